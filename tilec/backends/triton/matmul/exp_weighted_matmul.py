@@ -31,8 +31,9 @@ from tilec.backends.triton.matmul.logsumexp_matmul import (
     where_text,
 )
 from tilec.backends.triton.plan.lines import CodeLine, assign
+from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Float, Statement, reads
+from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, accesses_in, rebuild
 
 FINITE = "(tl.abs(acc) < float('inf'))"
 WITHIN = "row_in[:, None] & col_in[None, :]"
@@ -64,8 +65,6 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
     """The statement as such a sum, None where it is none or too small."""
     s = space.statement
     if s.aggregation != "sum" or s.default is not None or space.stored or len(space.classes) != 1:
-        return None
-    if repeated_among_uneven(s, view):
         return None
     split = split_factors(s.body, view.types)
     element = expression_type(s.body, view.types).dtype
@@ -111,8 +110,10 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
     least = LOST[dtype] * math.log(2) - math.log(max(space.count(space.reductions), FEW_POINTS))
     certified = Call("le", (lifted, Float(least)))
     lift = Call("select", (certified, Call("exp", (lifted,)), Float(math.nan)))
-    weights = tuple(Call(dtype, (f,)) for f in others)
+    weights = tuple(Call(dtype, (read_once(f, space, view),)) for f in others)
     left = product_of([*weights, lift])
+    if not known <= variables_outside(left):
+        return None
     spread = Call("exp", (Call("sub", (added_terms(right, dtype), finite_text(q))),))
     found = sides_of([left, spread], space)
     if found is None:
@@ -124,17 +125,34 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
     factor = Call("exp", (Call("sub", (near, finite_text(p))),))
     inside = added_terms(weight, dtype) if weight else None
     first = found.left == (left,)
-    return Weighted(dot, (tops[0], tops[1]), factor, tuple(split[0]), near, far, inside, weights, first, least)
+    exact = tuple(read_once(f, space, view) for f in split[0])
+    if repeated_among_uneven([*accesses_in(*exact, near, far, inside, *s.guards)], view):
+        return None
+    return Weighted(dot, (tops[0], tops[1]), factor, exact, near, far, inside, weights, first, least)
 
 
-def repeated_among_uneven(s: Statement, view: StridedView) -> bool:
-    """Whether a tensor repeats its elements (stride 0, as the cotangent of a sum has it) where tiles do not divide its
-    axes, or beside rows whose strides are no multiples of 16: Triton 3.6 does not compile products of such weights."""
-    read = [list(zip(view.strides[t], view.types[t].shape, strict=True)) for t in reads(s)]
-    repeated = [axes for axes in read if any(step == 0 and n > 1 for step, n in axes)]
-    if any(n % LARGEST_TILE and n not in SMALLER_TILES for axes in repeated for _, n in axes):
+def read_once(e: Expr, space: Space, view: StridedView) -> Expr:
+    """With elements that stride 0 repeats, as the cotangent of a sum has them, read at their first place."""
+    if not isinstance(e, Access):
+        return rebuild(e, lambda child: read_once(child, space, view))
+    shape, strides, box = view.types[e.tensor].shape, view.strides[e.tensor], space.box(0)
+
+    def inside(i: Expr, n: int) -> bool:
+        low, high = box.interval(linear(i))
+        return 0 <= low and high < n
+
+    axes = zip(e.index, shape, strides, strict=True)
+    return replace(e, index=tuple(Int(0) if step == 0 and inside(i, n) else i for i, n, step in axes))
+
+
+def repeated_among_uneven(accesses: Sequence[Access], view: StridedView) -> bool:
+    """Whether a tensor repeats its elements (stride 0) where tiles do not divide its axes, or beside rows whose
+    strides are no multiples of 16: Triton 3.6 does not compile products of such weights."""
+    read = [list(zip(a.index, view.strides[a.tensor], view.types[a.tensor].shape, strict=True)) for a in accesses]
+    repeated = [axes for axes in read if any(step == 0 and n > 1 and i != Int(0) for i, step, n in axes)]
+    if any(n % LARGEST_TILE and n not in SMALLER_TILES for axes in repeated for _, _, n in axes):
         return True
-    return bool(repeated) and any(step > 1 and step % 16 for axes in read for step, n in axes if n > 1)
+    return bool(repeated) and any(step > 1 and step % 16 for axes in read for _, step, n in axes if n > 1)
 
 
 class WeightedWriter(ExponentialWriter):
