@@ -19,16 +19,19 @@
 namespace tilec {
 
 // A thread that asks for the interpreter while it ends is ended where it stands, which a destructor does not survive.
-// Once `leaving`, threads give their references up without a word; those that `ask` are waited for before.
+// Once `leaving`, threads give their references up without a word; those that `ask` are waited for before. torch's own
+// threads give up tensors that Python knows too, an instant after the backward pass that they end: `instant` is theirs.
 struct Interpreter {
   static inline std::atomic<bool> leaving{false};
   static inline std::atomic<int> asking{0};
+  static constexpr int instant = 5, longest = 2000;  // milliseconds
 
   // At the beginning of the end, in the thread that holds the interpreter.
   static void leave() {
     leaving = true;
     py::gil_scoped_release release;
-    for (int waited = 0; asking && waited < 2000; ++waited) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int waited = 0; waited < instant || (asking && waited < longest); ++waited)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 };
 
