@@ -46,6 +46,9 @@ def kernel_gradient(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 STEPS = {
     "a product of a batch": (lambda a, b: torch.matmul(a, b.mT).contiguous(), [(2, 3, 4), (2, 5, 4)]),
+    "a scaled product": (lambda a, b: rt.scaled_product(a, b, 0.3), [(3, 4), (4, 5)]),
+    "scaled products of a batch": (lambda a, b: rt.scaled_product(a, b.mT, 0.3), [(2, 3, 4), (2, 5, 4)]),
+    "a scaled sum over nothing": (lambda a, b: rt.scaled_product(a, b, 0.3), [(3, 0), (0, 5)]),
     "a batch and one matrix": (lambda a, b: torch.matmul(a, b).contiguous(), [(2, 3, 4), (4, 5)]),
     "axes as one": (lambda a, b: torch.mm(a.flatten(0, 1), b).reshape(2, 3, 5).contiguous(), [(2, 3, 4), (4, 5)]),
     "a transposed result": (lambda a, b: torch.mm(a, b).t().contiguous(), [(3, 4), (4, 5)]),
@@ -100,6 +103,7 @@ def test_python_where_a_result_is_otherwise(library) -> None:
         pytest.param(lambda a: torch.zeros_like(a).add_(a), id="memory is written"),
         pytest.param(lambda a: a.view(torch.int32), id="another type"),
         pytest.param(lambda a: a * a.sum().item(), id="a number is read"),
+        pytest.param(lambda a: a * 3, id="a number where operators have a tensor"),
     ],
 )
 def test_left_to_python(library, function: Callable) -> None:

@@ -221,17 +221,25 @@ def multiply(a: Tensor, b: Tensor, float32_result: bool = False) -> Tensor:
 
     A CPU without 16-bit matrix instructions is faster in float32, and float16 has no fast product on any.
     """
-    native = a.device.type != "cpu" or a.dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
-    if native and not float32_result:
+    if _multiplied_as_stored(a) and not float32_result:
         return torch.matmul(a, b)
     result = torch.matmul(a.float(), b.float())
     return result if float32_result else result.to(a.dtype)
 
 
+def _multiplied_as_stored(a: Tensor) -> bool:
+    return (
+        a.device.type != "cpu"
+        or a.dtype not in (torch.float16, torch.bfloat16)
+        or a.dtype is torch.bfloat16
+        and torch.cpu._is_avx512_bf16_supported()
+    )
+
+
 def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     """Matrix product times a number: one pass over the result, rounded once, where torch has that."""
-    if a.device.type == "cpu" and a.dtype in (torch.float16, torch.bfloat16):
-        return multiply(a, b) * scale
+    if not _multiplied_as_stored(a):
+        return scaled_product(a.float(), b.float(), scale).to(a.dtype)
     if a.dim() != b.dim() or a.shape[:-2] != b.shape[:-2] or a.dim() > 3:
         return torch.matmul(a, b) * scale
     times = torch.addmm if a.dim() == 2 else torch.baddbmm

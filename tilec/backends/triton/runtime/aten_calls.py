@@ -86,6 +86,11 @@ class _Watch(TorchDispatchMode):
         schema = operator._schema
         arguments = [*args, *[given.get(a.name, a.default_value) for a in schema.arguments[len(args) :]]]
         try:
+            if any(
+                type(v) in (bool, int, float) and str(a.type) == "Tensor"
+                for a, v in zip(schema.arguments, arguments, strict=True)
+            ):
+                raise TypeError("a number in the place of a tensor")
             self._calls.append(
                 (schema.name, schema.overload_name, [self._argument(a) for a in arguments], [_strides(t) for t in made])
             )
