@@ -76,7 +76,9 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         axes = ((tuple(outputs[:-1]), 1), ((weighted,), bn))
         return PointwiseTiling(axes, max(1, min(power_of_two(points), WEIGHTED // bn)), 1, 4)
     else:
-        bo = min(power_of_two(count), 256 if many else 128)
+        width = power_of_two(space.largest(outputs[-1])) if outputs else 1
+        most = 256 if many else 128
+        bo = min(power_of_two(count), width if NARROWEST_BLOCK <= width <= most else most)
         br = max(1, min(power_of_two(points), 4096 // bo))
     programs = -(-count // bo) * len(space.classes)
     parts = 1
@@ -183,5 +185,7 @@ def combining(variables: tuple[str, ...], count: int, parts: int) -> PointwiseTi
 def passes_once(space: Space, types: Types) -> bool:
     """Whether all that a statement reads is read once, and large."""
     many = {v for v in (*space.outputs, *space.reductions) if space.largest(v) > 1}
-    read = accesses_in(space.statement.body, space.statement.guard)
-    return all(many <= set(index_variables(*a.index)) and size_in_bytes(types[a.tensor]) >= PASSING for a in read)
+    read = set(accesses_in(space.statement.body, space.statement.guard))
+    return len({a.tensor for a in read}) == len(read) and all(
+        many <= set(index_variables(*a.index)) and size_in_bytes(types[a.tensor]) >= PASSING for a in read
+    )
