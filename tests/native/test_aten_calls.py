@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,3 +148,32 @@ def test_a_first_call_imports_no_compiler(library) -> None:
     """Of torch's, which takes seconds."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+ENDING = """
+import atexit, torch
+from tilec.native import native
+assert native() is not None
+
+torch.set_num_threads(1)
+
+@torch.jit.script
+def total(x: torch.Tensor):
+    return torch.mm(x, x).sum()
+
+@torch.jit.script
+def start(x: torch.Tensor):
+    return torch.jit.fork(total, x)
+
+atexit.register(lambda: [start(torch.ones(9, 9)) for _ in range(20)] and None)
+"""
+
+
+@pytest.mark.slow  # most of such processes end in an abort where nobody waits, not all
+def test_threads_of_torch_give_tensors_up_while_python_ends(library, tmp_path: Path) -> None:
+    """The last reference to a tensor that Python knows, in a thread that asks for Python's lock for that."""
+    (tmp_path / "ending.py").write_text(ENDING)  # torch reads functions from files
+    for _ in range(4):
+        command = [sys.executable, "-W", "ignore", str(tmp_path / "ending.py")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
