@@ -25,13 +25,15 @@ REDUCE_TEXT = {a.name: a.triton.reduce for a in AGGREGATIONS.values() if a.trito
 @dataclass(frozen=True)
 class Accumulator:
     """`dtype`: what values are combined in, never a 16-bit float. `suffix`: of the names of the running values, where a
-    kernel has several. `names`: others than these, where it has more. `exponential`: what scales the terms of a sum."""
+    kernel has several. `names`: others than these, where it has more. `exponential`: what scales the terms of a sum.
+    `choosing`: a term takes one exponential, and a choice what it scales, in the place of two."""
 
     aggregation: str
     dtype: str
     suffix: str = ""
     names: tuple[tuple[str, str], ...] = ()
     exponential: str = "shifted_exp_"
+    choosing: bool = True
 
     @staticmethod
     def of(aggregation: str, result: str) -> Accumulator:
@@ -80,6 +82,13 @@ class Accumulator:
         """Lines that add a block of values, of the state's own shape."""
         if self.aggregation == "logsumexp":
             (top, total), new_top, scaled = self.state, self._name("new_top"), self._name("scaled")
+            if not self.choosing:
+                kept, added = (f"{self.exponential}({e}, {new_top})" for e in (top, value))
+                return [
+                    assign(new_top, f"maximum_({top}, {value})"),
+                    assign(total, f"{total} * {kept} + {added}"),
+                    assign(top, new_top),
+                ]
             return [  # of the two exponentials, that of the greater is 1
                 assign(new_top, f"maximum_({top}, {value})"),
                 assign(scaled, f"{self.exponential}(tl.minimum({top}, {value}), {new_top})"),
