@@ -54,6 +54,8 @@ class Function(Displayed):
     TileError subclasses.
     """
 
+    __name__ = "tile"  # which torch.jit.trace asks of what it traces
+
     def __init__(
         self,
         program: Program,

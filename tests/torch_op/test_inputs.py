@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 from torch.masked import masked_tensor
@@ -100,6 +102,20 @@ def test_jit_trace() -> None:
     y = traced(X, w)
     torch.testing.assert_close(y.detach(), X @ W)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), w)[0], X.sum(0))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jit_trace_of_a_function_with_leaves() -> None:
+    """The function itself is traced, of inputs that record; what comes out serves other sizes, and can be saved."""
+    traced = torch.jit.trace(tilec.compile(SOURCE), (X.clone().requires_grad_(), W.clone().requires_grad_()))
+    stored = io.BytesIO()
+    torch.jit.save(traced, stored)
+    stored.seek(0)
+    for module in (traced, torch.jit.load(stored)):
+        x = torch.cat([X, X]).requires_grad_()
+        y = module(x, W)
+        torch.testing.assert_close(y.detach(), torch.cat([X, X]) @ W)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], W.expand(2 * len(X), *W.shape))
 
 
 def test_inference_mode() -> None:

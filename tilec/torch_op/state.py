@@ -14,6 +14,7 @@ DEVICE_TYPES = ("cpu", "cuda")
 _VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
 _OLD_BATCH = torch._C._dispatch_key_parse("Batched")
 _PRE_DISPATCH = torch._C._dispatch_key_parse("PreDispatch")
+_TRACER = torch._C._dispatch_key_parse("Tracer")
 
 transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # is a torch.func transform under way?
 
@@ -25,8 +26,10 @@ included = torch._C._dispatch_tls_is_dispatch_key_included
 
 
 def exporting() -> bool:
-    """Does a trace want to see calls before transforms and autograd do, as torch.export's does?"""
-    return included(_PRE_DISPATCH)
+    """Does a trace want to see calls before transforms and autograd do, as torch.export's and torch.jit's do?"""
+    return included(_PRE_DISPATCH) or (
+        _traced() is not None and not torch._C._dispatch_tls_is_dispatch_key_excluded(_TRACER)
+    )
 
 
 def untouched() -> bool:
