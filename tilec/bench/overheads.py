@@ -112,7 +112,6 @@ def overheads() -> list[str]:
         *calls(),
         f"- A 512^3 log matrix product and its gradient raise the process's memory by at most "
         f"{int(done.stdout) / 1024:.0f} MiB; 512^3 floats would be 512 MiB.",
-        "- Recurrences are not part of this version, so the shuffling RNN has no figure.",
     ]
 
 
