@@ -145,7 +145,7 @@ def domains(
 
 def _domain(s, shapes: Shapes, around: IntegerSet, own: str | None, index, sizes, way: ConditionalPath) -> IntegerSet:
     inner = domain_of(way.accesses, shapes, s.constraints, index, sizes, own=own)
-    named = index_variables(*index, *_roots(s), *(c.expr for c in s.constraints))
+    named = index_variables(*index, *s.roots, *(c.expr for c in s.constraints))
     variables = dict.fromkeys((*around.variables, *named))
     conditions = dict.fromkeys((*around.conditions, *inner.conditions, *way.conditions))
     return IntegerSet(tuple(variables), tuple(conditions), (*around.dependent, *inner.dependent))
@@ -161,10 +161,6 @@ def _bounded(d: IntegerSet) -> bool:
 def _endless(box: Box) -> list[str]:
     """The variables that one-sided conditions alone bound."""
     return [v for v, ends in box.items() if max(map(abs, ends)) > ENDLESS // 4]
-
-
-def _roots(s: Statement | Aggregate) -> tuple[Expr, ...]:
-    return s.roots
 
 
 # conditions on indices
@@ -407,18 +403,18 @@ def _whole(form: Affine) -> bool:
 
 def _shares_constraints(s: Statement) -> bool:
     """Would a constraint of one nested aggregation, as text, belong to another that binds a variable of that name?"""
-    nested = [e for root in _roots(s) for e in walk(root) if isinstance(e, Aggregate)]
+    nested = [e for e in walk(*s.roots) if isinstance(e, Aggregate)]
     wanted = dict.fromkeys(c for e in nested for c in e.constraints)
     return any(c not in e.constraints and set(index_variables(c.expr)) & set(e.bound) for e in nested for c in wanted)
 
 
 def _regions(s: Statement) -> Iterator[tuple[Expr, ...]]:
-    stack: list[Expr] = list(_roots(s))
+    stack: list[Expr] = list(s.roots)
     yield tuple(stack)
     while stack:
         e = stack.pop()
         if isinstance(e, Aggregate):
-            yield _roots(e)
-            stack.extend(_roots(e))
+            yield e.roots
+            stack.extend(e.roots)
         elif isinstance(e, (Call, Pad)):
             stack.extend(e.args if isinstance(e, Call) else (e.value,))

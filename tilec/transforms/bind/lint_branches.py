@@ -49,7 +49,7 @@ def _in_region(
     accesses = tuple(always(demands(*index, s.guard, s.body)))
     written = tuple(c for c in s.constraints if c.span is not None)
     inner = domain_of(accesses, shapes, written, index, sizes)
-    named = index_variables(*index, *(e for e in s.roots), *(c.expr for c in written))
+    named = index_variables(*index, *s.roots, *(c.expr for c in written))
     conditions = dict.fromkeys((*around.conditions, *inner.conditions))
     base = IntegerSet(tuple(dict.fromkeys((*around.variables, *named))), tuple(conditions))
     if isinstance(s, Aggregate) and accesses and _large(accesses, shapes):
