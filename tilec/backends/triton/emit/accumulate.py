@@ -82,19 +82,14 @@ class Accumulator:
         """Lines that add a block of values, of the state's own shape."""
         if self.aggregation == "logsumexp":
             (top, total), new_top, scaled = self.state, self._name("new_top"), self._name("scaled")
-            if not self.choosing:
-                kept, added = (f"{self.exponential}({e}, {new_top})" for e in (top, value))
-                return [
-                    assign(new_top, f"maximum_({top}, {value})"),
-                    assign(total, f"{total} * {kept} + {added}"),
-                    assign(top, new_top),
+            kept, added = (f"{self.exponential}({e}, {new_top})" for e in (top, value))
+            lines = [assign(total, f"{total} * {kept} + {added}")]
+            if self.choosing:  # of the two exponentials, that of the greater is 1
+                lines = [
+                    assign(scaled, f"{self.exponential}(tl.minimum({top}, {value}), {new_top})"),
+                    assign(total, f"tl.where({value} > {top}, {total} * {scaled} + 1, {total} + {scaled})"),
                 ]
-            return [  # of the two exponentials, that of the greater is 1
-                assign(new_top, f"maximum_({top}, {value})"),
-                assign(scaled, f"{self.exponential}(tl.minimum({top}, {value}), {new_top})"),
-                assign(total, f"tl.where({value} > {top}, {total} * {scaled} + 1, {total} + {scaled})"),
-                assign(top, new_top),
-            ]
+            return [assign(new_top, f"maximum_({top}, {value})"), *lines, assign(top, new_top)]
         (acc,) = self.state
         combined = COMBINE_TEXT[self.aggregation].format(acc, value)
         return [assign(acc, f"({combined}).to({triton_type(self.dtype)})")]

@@ -163,14 +163,15 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     tensors = [e.tensor if isinstance(e, Access) and e.index == reader.index else "" for e in terms]
     if len(set(tensors)) < len(tensors) or set(tensors) != parts.keys():
         return None
-    spaces = [build_space(parts[t], types) for t in tensors]
-    summed = {tuple(x.extent[0][v] for v in x.reductions) for x in spaces if x is not None and len(x.classes) == 1}
-    if any(x is None or len(x.classes) != 1 for x in spaces) or len(summed) != 1:
+    built = (build_space(parts[t], types) for t in tensors)
+    spaces = [x for x in built if x is not None and len(x.classes) == 1]
+    summed = {tuple(x.extent[0][v] for v in x.reductions) for x in spaces}
+    if len(spaces) < len(tensors) or len(summed) != 1:
         return None
     used = {v for s in parts.values() for v in all_variables(s)} | set(names)
     (counts,) = summed
     fresh = [fresh_variable("k", used) for _ in counts]
-    found = [_part(parts[t], x, names, fresh, types) for t, x in zip(tensors, spaces, strict=True) if x is not None]
+    found = [_part(parts[t], x, names, fresh, types) for t, x in zip(tensors, spaces, strict=True)]
     values = [e for e in found if e is not None]
     if len(values) < len(tensors):
         return None
