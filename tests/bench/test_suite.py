@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.bench.suite import page
+from tilec.bench.suite import measure, page
 from tilec.bench.suite.catalog import MODULES, WORKLOADS
 from tilec.bench.suite.measure import (
     OUR_COLUMN,
@@ -60,6 +61,7 @@ def test_measured_gathered_and_shown(tmp_path: Path) -> None:
     record = measured_workload(names[0], settings)
     assert record["us"].keys() == {EAGER, OUR_COLUMN} and not record["failed"], record
     assert record["floor"] > 0 and ratio(record) is not None
+    assert record["step"].keys() == record["us"].keys() and min(record["step"].values()) > 0
     path = tmp_path / "results.json"
     found = dict(gather_workloads(names, settings, path, limit=100, deadline=time.monotonic() + 100))
     assert list(json.loads(path.read_text())) == names == list(found)
@@ -67,7 +69,30 @@ def test_measured_gathered_and_shown(tmp_path: Path) -> None:
         "nothing is left"
     )
     text = page.page(found)
-    assert all(f"| {name} |" in text for name in names) and "geometric mean" in text
+    assert all(f"| {name} |" in text for name in [*names, "softmax of rows, step"]) and "geometric mean" in text
+    assert "- step: geometric mean" in text and "argmax of rows, step" not in text
+
+
+@pytest.mark.parametrize("long_run", [0.001, measure.LONG_RUN])
+def test_a_step_runs_both_passes(long_run: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "LONG_RUN", long_run)
+    workload = WORKLOADS["softmax of rows"]
+    count = []
+
+    def formula(x: torch.Tensor) -> torch.Tensor:
+        count.append(x)
+        return torch.softmax(x, -1)
+
+    monkeypatch.setitem(WORKLOADS, workload.name, dataclasses.replace(workload, formula=formula))
+    record = measured_workload("softmax of rows, backward", SuiteSettings(size="tiny", device="cpu", compiled=False))
+    assert record["step"][EAGER] > 0 and record["step"][OUR_COLUMN] > 0
+    work = workload.work("backward")
+    inputs = [torch.randn(3, 8), torch.randn(3, 8)]
+    before = len(count)
+    step, backward = (work.backward(formula, inputs, step=both) for both in (True, False))
+    for _ in range(2):
+        assert torch.equal(step()[0], backward()[0])
+    assert len(count) == before + 4
 
 
 def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:

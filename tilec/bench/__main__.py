@@ -197,7 +197,7 @@ def _suite(given: argparse.Namespace) -> None:
     for name, record in suite.gather_workloads(names, settings, path, jobs=jobs, limit=given.limit, deadline=deadline):
         count += 1
         if not given.warm:
-            print(page.line(name, record), flush=True)
+            print(*(page.line(*shown) for shown in suite.with_steps({name: record}).items()), sep="\n", flush=True)
         for which, reason in record["failed"].items():
             print(f"    {name}, {which}: {reason}", flush=True)
     print(f"{count} of {len(names)} {'built' if given.warm else f'measured, in {path}'}", flush=True)

@@ -60,19 +60,29 @@ class Work:
         if name == EAGER and self.wrt and self.library is not None:
             library = self.library
             return lambda: library(*inputs)
-        formula = {EAGER: self.formula, COMPILED: None, **dict(self.others)}[name] or _compiled(self.formula)
-        return self.backward(formula, inputs) if self.wrt else lambda: formula(*inputs)
+        return self.run(self.torch_call(name), inputs)
+
+    def torch_call(self, name: str = EAGER) -> Callable[..., torch.Tensor]:
+        """The forward pass on the torch side, compiled once for all that is made of it."""
+        return {EAGER: self.formula, COMPILED: None, **dict(self.others)}[name] or _compiled(self.formula)
+
+    def run(self, call: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> Callable[[], TensorResults]:
+        """What is measured of a call, on these inputs."""
+        return self.backward(call, inputs) if self.wrt else lambda: call(*inputs)
 
     def backward(
-        self, call: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]
+        self, call: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], *, step: bool = False
     ) -> Callable[[], TensorResults]:
-        """The backward pass of a call that takes the work's inputs, which has been made, as calls like it before."""
+        """The backward pass of a call that takes the work's inputs, which has been made, as calls like it before.
+        `step`: the call and its backward pass, together."""
         *given, cotangent = inputs
         names = parse(self.source).input_names()
         leaves = [t.detach().requires_grad_(n in self.wrt) for n, t in zip(names, given, strict=False)]
+        by = [leaves[names.index(n)] for n in self.wrt]
+        if step:
+            return lambda: torch.autograd.grad(call(*leaves), by, cotangent)
         call(*leaves)
         value = call(*leaves)
-        by = [leaves[names.index(n)] for n in self.wrt]
         return lambda: torch.autograd.grad(value, by, cotangent, retain_graph=True)
 
 

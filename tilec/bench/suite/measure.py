@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import tilec
 from tilec.arguments import spec
 from tilec.bench import gpu, workers
 from tilec.bench.gpu import Record, copy_rate, load_records, machine, save, timed
+from tilec.bench.overheads import synchronize
 from tilec.bench.suite.catalog import WORKLOADS
 from tilec.bench.suite.workload import Workload
 from tilec.bench.works import EAGER, TensorResults, results_of
@@ -73,12 +75,15 @@ def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSetti
         inputs.append(torch.randn(value.shape, device=settings.device).to(value.dtype))
         del value
     exact = None if settings.warm or not workload.checked else _exact(workload, direction, inputs)
+    work = workload.work(direction)
+    calls: dict[str, Callable[..., torch.Tensor]] = {}
     runs: dict[str, Callable[[], TensorResults]] = {}
     failed: dict[str, str] = {}
     errors: dict[str, float] = {}
-    for name, build in _candidates(workload, direction, inputs, settings).items():
+    for name, build in _candidates(workload, settings).items():
         try:
-            run = build()
+            calls[name] = build()
+            run = work.run(calls[name], inputs)
             found = results_of(run())
             if exact is not None:
                 errors[name] = max(_error(f, e) for f, e in zip(found, exact, strict=True))
@@ -100,24 +105,24 @@ def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSetti
     achieved = ratio(record)
     if settings.device == "cuda" and OUR_COLUMN in sound and achieved is not None and achieved < SLOW_RATIO:
         record["kernel"] = _longest_kernel(sound[OUR_COLUMN])
+    if direction == "backward":
+        runs.clear()  # what their graphs keep makes room
+        sound.clear()
+        steps = {name: work.backward(calls[name], inputs, step=True) for name in record["us"]}
+        record["step"] = _step_microseconds(steps, record["us"], settings.device)
     return record
 
 
-def _candidates(
-    workload: Workload, direction: str, inputs: list[torch.Tensor], settings: SuiteSettings
-) -> dict[str, Callable[[], Callable[[], TensorResults]]]:
-    """How to build each candidate, torch's eager code first, since its error is the measure of ours."""
-    work = workload.work(direction)
+def _candidates(workload: Workload, settings: SuiteSettings) -> dict[str, Callable[[], Callable[..., torch.Tensor]]]:
+    """How to build each candidate's call, torch's eager code first, since its error is the measure of ours."""
+    work = workload.work("forward")
 
-    def ours(backend: str | None) -> Callable[[], TensorResults]:
+    def ours(backend: str | None) -> Callable[..., torch.Tensor]:
         f = tilec.compile(workload.source, backend=backend)
-        if direction == "backward":
-            return work.backward(lambda *tensors: f(*tensors, *workload.numbers), inputs)
-        arguments = [*inputs, *workload.numbers]
-        return lambda: f(*arguments)
+        return (lambda *tensors: f(*tensors, *workload.numbers)) if workload.numbers else f
 
     chosen = [name for name in workload.peers if settings.compiled or name == EAGER]
-    peers = {name: functools.partial(work.peer, inputs, name) for name in chosen}
+    peers = {name: functools.partial(work.torch_call, name) for name in chosen}
     alone = {OURS_ALONE: functools.partial(ours, "triton")} if settings.alone else {}
     return {**peers, OUR_COLUMN: functools.partial(ours, None), **alone}
 
@@ -140,13 +145,30 @@ def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
     return difference.amax().item() / (scale + 1e-30) if exact.numel() else 0.0
 
 
-def _microseconds(runs: dict[str, Callable[[], TensorResults]], device: str) -> dict[str, float]:
+def _microseconds(
+    runs: dict[str, Callable[[], TensorResults]], device: str, milliseconds: int = 25
+) -> dict[str, float]:
     """The lesser of two medians each, taken in turn; one of what takes so long that a moment does not matter."""
     found: dict[str, float] = {}
     for _ in range(2):
         for name, run in runs.items():
             if found.get(name, 0.0) < LONG_RUN:
-                found[name] = min(found.get(name, float("inf")), timed(run, device, 25))
+                found[name] = min(found.get(name, float("inf")), timed(run, device, milliseconds))
+    return found
+
+
+def _step_microseconds(
+    runs: dict[str, Callable[[], TensorResults]], backward: dict[str, float], device: str
+) -> dict[str, float]:
+    """Times of training steps, in fewer runs than those of one pass: of what is long backward, one by the clock."""
+    short = {name: run for name, run in runs.items() if backward[name] < LONG_RUN}
+    found = _microseconds(short, device, 10)
+    for name in runs.keys() - short.keys():
+        synchronize(device)
+        start = time.perf_counter()
+        runs[name]()
+        synchronize(device)
+        found[name] = (time.perf_counter() - start) * 1e6
     return found
 
 
@@ -171,6 +193,17 @@ def _longest_kernel(run: Callable[[], TensorResults]) -> str:
     longest = max(kernels, key=lambda e: e.device_time_total)
     share = longest.device_time_total / sum(e.device_time_total for e in kernels)
     return f"{longest.key[:80]} ({share:.0%} of {len(kernels)} kernels)"
+
+
+def with_steps(known: Mapping[str, Record]) -> dict[str, Record]:
+    """These records, each backward pass followed by the training step that was measured with it."""
+    found: dict[str, Record] = {}
+    for name, record in known.items():
+        found[name] = record
+        if record.get("step"):
+            step = {"dtype": record["dtype"], "failed": record["failed"], "us": record["step"]}
+            found[f"{split(name)[0].name}, step"] = step
+    return found
 
 
 def ratio(record: Record) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from tilec.bench.gpu import Record
 from tilec.bench.gpu_page import microseconds_text
-from tilec.bench.suite.measure import OUR_COLUMN, OURS_ALONE, ratio, split, tasks
+from tilec.bench.suite.measure import OUR_COLUMN, OURS_ALONE, ratio, split, tasks, with_steps
 
 WORST = 10
 TOP = """# Workloads
@@ -17,6 +17,7 @@ are measured in one run, in turn, without tuning, and compared with results in a
 
 - **ratio**: the time of the best peer divided by ours; above 1, tilec is faster.
 - **backward**: a pass of autograd on both sides.
+- **step**: a forward pass that records and its backward pass, together: what one of them does for the other counts.
 - **of floor**: the least time divided by ours. The least time is the larger of moving the least bytes at the rate of a
   copy and of doing the operations at the peak rate of matrix products.
 
@@ -27,6 +28,7 @@ Misses stay in the table. `python -m tilec.bench suite` writes this page.
 def page(known: Mapping[str, Record]) -> str:
     known = {name: known[name] for name in tasks() if name in known}
     machines = sorted({r["machine"] for r in known.values() if r["machine"]})
+    known = with_steps(known)
     ratios = {name: found for name, record in known.items() if (found := ratio(record)) is not None}
     parts = [TOP, "; ".join(machines) + ".\n", summary(ratios), worst(known, ratios)]
     kinds: dict[str, list[str]] = {}
@@ -39,7 +41,7 @@ def page(known: Mapping[str, Record]) -> str:
 
 def summary(ratios: Mapping[str, float]) -> str:
     lines = []
-    for direction in ("forward", "backward"):
+    for direction in ("forward", "backward", "step"):
         found = [r for name, r in ratios.items() if name.endswith(direction)]
         if found:
             below = sum(r < 0.9 for r in found)
@@ -55,7 +57,8 @@ def summary(ratios: Mapping[str, float]) -> str:
 
 def worst(known: Mapping[str, Record], ratios: Mapping[str, float]) -> str:
     lines = ["## The worst ten\n", "| workload | ratio | kernel that takes longest |", "| --- | ---: | --- |"]
-    for name in sorted(ratios, key=ratios.__getitem__)[:WORST]:
+    passes = [name for name in ratios if not name.endswith(", step")]
+    for name in sorted(passes, key=ratios.__getitem__)[:WORST]:
         lines.append(f"| {name} | {ratios[name]:.2f} | {known[name].get('kernel', '-').replace('|', ' ')} |")
     return "\n".join(lines) + "\n"
 
