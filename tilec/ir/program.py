@@ -9,7 +9,7 @@ structure (spans aside) and carry the span of the text they came from. Indices, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import attrgetter, is_
@@ -228,6 +228,18 @@ class Program:
 
     def input_names(self) -> tuple[str, ...]:
         return tuple(i.name for i in self.inputs)
+
+    def readers(self, name: str) -> Sequence[Statement]:
+        """The statements that read a name, in order."""
+        return self._readers.get(name, ())
+
+    @cached_property
+    def _readers(self) -> Mapping[str, Sequence[Statement]]:
+        found: dict[str, list[Statement]] = {}
+        for s in self.statements:
+            for name in reads(s):
+                found.setdefault(name, []).append(s)
+        return found
 
     def dimensions(self) -> frozenset[str]:
         """Names of the dimensions that the inputs bind."""

@@ -59,7 +59,7 @@ def gaps(program: Program) -> Iterator[SizeMistake]:
 
 def _read_alone(name: str, program: Program) -> bool:
     """Does every statement that reads the tensor read nothing else?"""
-    return all(set(reads(s)) == {name} for s in program.statements if name in reads(s))
+    return all(set(reads(s)) == {name} for s in program.readers(name))
 
 
 def _leaves_gaps(s: Statement, fractions: Sequence[InRange], shapes: Shapes) -> bool:

@@ -124,7 +124,7 @@ def _is_count(s: Statement) -> bool:
 
 def _divides(name: str, program: Program, types: Types) -> bool:
     """Whether a tensor is read as a divisor of float32 or float64 values alone."""
-    readers = [s for s in program.statements if name in reads(s)]
+    readers = program.readers(name)
     for s in readers:
         every = sum(isinstance(e, Access) and e.tensor == name for e in walk(*expressions(s)))
         if s.default == name or every != sum(_divisors(root, name, types) for root in expressions(s)):

@@ -99,8 +99,7 @@ def _add_made_in_place(program: Program, found: Matrices) -> None:
         if not fits or index is None or extent is None or not is_computable(s.body, s.guard) or 0 in extent.values():
             continue
         roles: set[tuple[str, str]] = set()
-        readers = [r for r in program.statements if s.output in reads(r)]
-        for r in readers:
+        for r in program.readers(s.output):
             own = found.roles.get(r.output) or roles_of(r, found)
             for a in accesses_in(r.body, r.guard):
                 if a.tensor == s.output:

@@ -26,7 +26,7 @@ def find_epilogue(
     anchor = program.statements[place]
     there = {*program.input_names(), *(s.output for s in program.statements[:place])}
     while anchor.output not in program.outputs:
-        readers = [s for s in program.statements if anchor.output in reads(s) and s.output != anchor.output]
+        readers = [s for s in program.readers(anchor.output) if s.output != anchor.output]
         if len(readers) != 1 or readers[0].output in barred:
             break
         reader = _as_assignment(readers[0], types)

@@ -173,8 +173,9 @@ def _assembled(
     made = {s.output for s in program.statements if s.aggregation != "assign"} - of.keys() - chains.members()
     scaled = (_scaled(s, made, program, types) for s in program.statements if s.output not in of)
     views |= {s.output: s for s in scaled if s is not None}
-    readers = {v: [statements[r] for r in around.readers.get(v, set())] for v in views}
+    readers = {v: [statements[r.output] for r in around.program.readers(v)] for v in views}
     views = {v: s for v, s in views.items() if all(r.output in of and _reads_within(r, v, types) for r in readers[v])}
+    compared = _compared(program.statements)
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
     for unit in order:
@@ -197,7 +198,7 @@ def _assembled(
         names = {s.output for s in (*members, *c.after)}
         stored = frozenset(around.stored_outside(names & around.place.keys()) | cut_rows) - views.keys()
         first_output = members[0].output
-        rounded = _compared(s for s in program.statements if s.output not in names) & stored
+        rounded = frozenset(t for t in stored if not compared.get(t, names) <= names)
         after = tuple(_through(s, elsewhere) for s in c.after)
         groups[first_output] = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, after, rounded)
         ordered += [*members, *after, *second]
@@ -264,13 +265,16 @@ def _through(s: Statement, views: Mapping[str, Statement]) -> Statement:
     return s if not views.keys() & set(reads(s)) else map_values(s, visit)
 
 
-def _compared(statements: Iterable[Statement]) -> frozenset[str]:
-    """Tensors from which these compute what they compare: whether a maximum is what it was a maximum of."""
-    comparisons = [
-        e for s in statements for e in walk(*expressions(s))
-        if isinstance(e, Call) and FUNCTIONS[e.function].result == "bool"
-    ]  # fmt: skip
-    return frozenset(a.tensor for e in comparisons for a in walk(e) if isinstance(a, Access))
+def _compared(statements: Iterable[Statement]) -> dict[str, set[str]]:
+    """Tensors from which statements compute what they compare (whether a maximum is what it was a maximum of), and the
+    outputs of those statements."""
+    found: dict[str, set[str]] = {}
+    for s in statements:
+        for e in walk(*expressions(s)):
+            if isinstance(e, Call) and FUNCTIONS[e.function].result == "bool":
+                for a in accesses_in(e):
+                    found.setdefault(a.tensor, set()).add(s.output)
+    return found
 
 
 def _cut(s: Statement, name: str, c: GroupCandidate, types: dict[str, TensorType]) -> tuple[Statement, Statement]:

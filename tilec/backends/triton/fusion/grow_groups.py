@@ -65,10 +65,6 @@ class Neighbourhood:
         self.program = program
         self.place = {s.output: k for k, s in enumerate(program.statements)}
         self.free = dict(free)
-        self.readers: dict[str, set[str]] = {}
-        for s in program.statements:
-            for n in reads(s):
-                self.readers.setdefault(n, set()).add(s.output)
         self.renamed: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Statement, Touched]] = {}
 
     def near(self, seed: LoopNest, distance: int) -> list[LoopNest]:
@@ -84,7 +80,7 @@ class Neighbourhood:
 
     def stored_outside(self, names: set[str]) -> set[str]:
         """Those that something else reads, or that the program returns."""
-        return {n for n in names if n in self.program.outputs or self.readers.get(n, set()) - names}
+        return {n for n in names if n in self.program.outputs or {s.output for s in self.program.readers(n)} - names}
 
 
 def form_of(s: Statement, types: Types) -> LoopNest | None:

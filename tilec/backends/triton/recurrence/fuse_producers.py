@@ -26,7 +26,6 @@ from tilec.ir.program import (
     Program,
     Statement,
     index_variables,
-    reads,
     reads_itself,
     rebuild,
     walk,
@@ -57,7 +56,7 @@ def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, Statement, 
     for s in flat.statements:
         if not _simple(s, types) or s.output in flat.outputs:
             continue
-        readers = [r for r in flat.statements if s.output in reads(r)]
+        readers = flat.readers(s.output)
         if len(readers) == 1 and reads_itself(readers[0]):
             combined = _combined(s, readers[0], types)
             if combined is not None:
