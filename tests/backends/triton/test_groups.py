@@ -7,6 +7,9 @@ import torch
 from support.layers import DROPOUT, LAYERS, inputs
 
 import tilec
+from tilec.backends.triton.fusion.fuse_producers import whole_places
+from tilec.ir.program import Call, value_accesses, walk
+from tilec.ir.types import TensorType
 from tilec.language import parse, show
 
 WIDTHS = (1000, 1023, 1024)
@@ -333,3 +336,11 @@ def test_steps_between_the_last_variables_places_stand_beside_it():
     source = "function (I[H, W]) -> (O) { O[j, i, y, x : 4, 4, H / 4, W / 4] = I[4*y + j, 4*x + i]; }"
     text = tilec.compile(source, backend="triton").lower(tilec.spec((512, 256), "bfloat16"), target="sm_90").source()
     assert "i = row % n_i" in text
+
+
+def test_whole_places_are_asked_for_once_each():
+    (reader,) = parse("function (T[8, 8]) -> (Y) { Y[i, j : 15, 15] = T[i/2, j/2]; }").statements
+    types = {"T": TensorType((8, 8), "float32"), "Y": TensorType((15, 15), "float32")}
+    (access,) = value_accesses(reader)
+    condition = whole_places(access, reader, types)
+    assert sum(isinstance(e, Call) and e.function == "eq" for e in walk(condition)) == 2

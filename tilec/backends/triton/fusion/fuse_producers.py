@@ -9,7 +9,6 @@ where the caches deliver what is read again sooner than memory takes and gives t
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -248,7 +247,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         return None
     if not all(e.function in CHEAP for e in values(s.body) if isinstance(e, Call)):
         return None
-    found = {a: _whole(a, reader, types) for a in accesses_in(reader.body, *reader.guards) if a.tensor == s.output}
+    found = {a: whole_places(a, reader, types) for a in accesses_in(*reader.roots) if a.tensor == s.output}
     places = {a: e for a, e in found.items() if e is not None}
     counted = {e.name for root in s.roots for e in values(root) if isinstance(e, Index)}
     at = {a: {v: linear(e) for v, e in zip(names, a.index, strict=True)} for a in places}
@@ -293,7 +292,7 @@ def _elementwise(s: Statement) -> tuple[str, ...] | None:
     return names if set(variables_of(s)) <= set(names) else None
 
 
-def _whole(access: Access, reader: Statement, types: Types) -> Expr | None:
+def whole_places(access: Access, reader: Statement, types: Types) -> Expr | None:
     """The condition that a place is one of whole numbers, as a value, where it then lies in the tensor; None where it
     may lie outside."""
     space = build_space(reader, types)
@@ -310,7 +309,7 @@ def _whole(access: Access, reader: Statement, types: Types) -> Expr | None:
             tests[Call("eq", (c.form.to_value(), ZERO))] = None  # that an argument of `%` or `clamp` is whole
         else:
             return None
-    return functools.reduce(lambda a, b: Call("and", (a, b)), tests, ONE if not tests else next(iter(tests)))
+    return all_of(tests) or ONE
 
 
 def _seconds(s: Statement, types: Types) -> float | None:
