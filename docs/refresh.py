@@ -12,6 +12,7 @@ import contextlib
 import io
 import re
 import sys
+import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -36,7 +37,8 @@ def refreshed(page: str) -> str:
 
     def run(match: re.Match[str]) -> str:
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pages show some, by name
             exec(compile(match["code"], "<documentation>", "exec"), names)
         output = "\n".join(line.rstrip() for line in printed.getvalue().strip("\n").split("\n"))
         return f"```python\n{match['code']}```\n\n```text\n{output}\n```\n"

@@ -20,7 +20,7 @@ PRINTING = [page for page in REFRESH["pages"]() if REFRESH["BLOCK"].search(page.
 def test_pages_print_what_they_show(page: Path) -> None:
     shown = page.read_text()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pages show some, by name
+        warnings.simplefilter("error")  # those of a page's own blocks are meant
         printed = REFRESH["refreshed"](shown)
     assert printed == shown, "run python docs/refresh.py"
 
