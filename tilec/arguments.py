@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from numbers import Number
 from typing import SupportsIndex
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from tilec.errors import InputMistake, TypeMistake
+from tilec.errors import InputMistake, TypeMistake, closest
 from tilec.errors.tracebacks import public
 from tilec.ir.types import DTYPES, TensorType
 
@@ -95,8 +94,8 @@ def by_name(names: Sequence[str], values: Sequence[object], named: Mapping[str, 
     unknown = [name for name in named if name not in names]
     if unknown:
         inputs = "inputs: " + ", ".join(names) if names else "the function has no inputs"
-        close = get_close_matches(unknown[0], names, n=1) or [n for n in names if n.lower() == unknown[0].lower()]
-        hint = f"did you mean `{close[0]}`? {inputs}" if close else inputs
+        close = closest(unknown[0], names)
+        hint = f"did you mean `{close}`? {inputs}" if close else inputs
         raise InputMistake(f"no input is called {unknown[0]}", hint=hint)
     if len(values) > len(names):
         _check_count(names, values, len(named))

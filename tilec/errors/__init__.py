@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,14 @@ class Hint(str):
         hint = super().__new__(cls, text)
         hint.edits = edits
         return hint
+
+
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name most like a mistaken one; None where none is as like as that."""
+    names = list(known)
+    return next(
+        iter(get_close_matches(name, names, 1, cutoff) or (n for n in names if n.lower() == name.lower())), None
+    )
 
 
 def edited(source: str, edits: Sequence[Edit]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tilec.errors import AggregationMistake, Edit, Hint, Span, UnboundIndex
 from tilec.ir.constraining import always, demands
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Int, Name, index_variables, walk
+from tilec.language.hints.misspelt import alike_hint
 from tilec.language.scope import FunctionScope
 from tilec.language.syntax import CallSyntax, aggregation_of, below, direct_variables, index_nodes
 
@@ -26,7 +27,9 @@ def check_list(e: CallSyntax, visible: frozenset[str] | set[str]) -> None:
             )
         if v.name not in inside:
             raise UnboundIndex(
-                f"`{v.name}` does not stand in what is aggregated", v.span, hint="is its name spelled right?"
+                f"`{v.name}` does not stand in what is aggregated",
+                v.span,
+                hint=alike_hint(v.name, inside, v.span) or "is its name spelled right?",
             )
         seen.add(v.name)
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
-from tilec.errors import AssignmentMistake, Edit, Hint, NameMistake, RankMistake, Span
+from tilec.errors import AssignmentMistake, Edit, Hint, NameMistake, RankMistake, Span, closest
 from tilec.ir.program import Access, Name, Statement
 from tilec.language.syntax import plural
 
 
 def nearest(name: str, known: Iterable[str], span: Span | None, cutoff: float = 0.6) -> Hint | None:
     """A hint that proposes the known name most like a mistaken one, which stands at `span`."""
-    names = list(known)
-    close = get_close_matches(name, names, n=1, cutoff=cutoff)
-    if not close:
-        close = [n for n in names if n.lower() == name.lower()]
-    if not close:
+    close = closest(name, known, cutoff)
+    if close is None:
         return None
-    return Hint(f"did you mean `{close[0]}`?", *(() if span is None else (Edit(span, close[0]),)))
+    return Hint(f"did you mean `{close}`?", *(() if span is None else (Edit(span, close),)))
 
 
 @dataclass(slots=True)

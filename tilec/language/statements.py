@@ -19,11 +19,12 @@ from tilec.errors import (
     UnboundIndex,
 )
 from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
+from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Statement, expressions, index_variables, walk
 from tilec.language import indices
 from tilec.language.binding import check_alone, check_list
 from tilec.language.desugar import EXPANSIONS, operand
-from tilec.language.hints.misspelt import no_variable
+from tilec.language.hints.misspelt import alike_hint, no_variable
 from tilec.language.hints.sizes import size_hint
 from tilec.language.inline import adopt
 from tilec.language.scope import FunctionScope, Symbol
@@ -92,7 +93,7 @@ def _whole(s: StatementSyntax, values: Values) -> None:
     values.constraints = _constraints_by_variable(s, values)
     since = len(scope.statements)
     value = values.value(body, Region(False, frozenset(), None, root=body))
-    _check_no_indices(s, scope.source)
+    _check_no_indices(s, scope)
     for c in _unplaced(s, values):
         _check_placeable(c, s, frozenset())
         raise AggregationMistake(
@@ -125,12 +126,13 @@ def _check_whole(s: StatementSyntax) -> None:
             )
 
 
-def _check_no_indices(s: StatementSyntax, source: str) -> None:
+def _check_no_indices(s: StatementSyntax, scope: FunctionScope) -> None:
     for node in index_nodes(s.body, nested=False):
-        raise no_variable(node.name, node.span, source) or AggregationMistake(
+        raise no_variable(node.name, node.span, scope.source) or AggregationMistake(
             f"the index variable `{node.name}` needs an aggregation or indices on the left",
             node.span,
-            hint=f"which aggregation? sum(...), max(...) and others bind it, "
+            hint=alike_hint(node.name, (*scope.symbols, *FUNCTIONS), node.span)
+            or f"which aggregation? sum(...), max(...) and others bind it, "
             f"or write {s.target.name}[{node.name} : N] = ... to assign each element",
         )
 
@@ -233,7 +235,7 @@ def _check_assigned(s: StatementSyntax, left: Collection[str], source: str) -> N
             raise no_variable(node.name, node.span, source) or AggregationMistake(
                 f"the index variable `{node.name}` stands on the right side only",
                 node.span,
-                hint=Hint(hint, *_summed(s, source)),
+                hint=alike_hint(node.name, left, node.span) or Hint(hint, *_summed(s, source)),
             )
 
 
@@ -272,7 +274,8 @@ def _check_placeable(c: Constraint, s: StatementSyntax, visible: frozenset[str])
         raise UnboundIndex(
             f"the index variable `{alone[0]}` stands in constraints alone",
             span,
-            hint="an index variable must stand in an index or in the body; is its name spelled right?",
+            hint=alike_hint(alone[0], (*visible, *used), span)
+            or "an index variable must stand in an index or in the body; is its name spelled right?",
         )
     together = ", ".join(f"`{v}`" for v in index_variables(c.expr))
     raise AggregationMistake(

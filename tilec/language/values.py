@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilec.errors import AggregationMistake, ArityMistake, Edit, Hint, NameMistake, RankMistake, Span, UnboundIndex
+from tilec.errors import (
+    AggregationMistake,
+    ArityMistake,
+    Edit,
+    Hint,
+    NameMistake,
+    RankMistake,
+    Span,
+    UnboundIndex,
+    closest,
+)
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import (
@@ -24,7 +34,7 @@ from tilec.ir.program import (
 from tilec.language import indices
 from tilec.language.binding import check_alone, check_list, left_out
 from tilec.language.bounded import unbounded_points
-from tilec.language.hints.functions import elsewhere, operand_text, reduction, replacement
+from tilec.language.hints.functions import EXTERNAL_FUNCTIONS, elsewhere, operand_text, reduction, replacement
 from tilec.language.hints.misspelt import no_variable
 from tilec.language.ranks import is_size, rank_of
 from tilec.language.scope import FunctionScope, Symbol, nearest
@@ -118,7 +128,8 @@ class Values:
             raise AggregationMistake(
                 f"`{e.function}` is no aggregation, so it binds no index variables",
                 e.name_span,
-                hint="sum[k](...), max[k](...) and the other aggregations take a list of what they bind",
+                hint=nearest(e.function, AGGREGATIONS, e.name_span, 0.7)
+                or "sum[k](...), max[k](...) and the other aggregations take a list of what they bind",
             )
         expansion = self.expansions.get(e.function)
         if expansion is not None:
@@ -151,14 +162,24 @@ class Values:
         elif e.function.startswith("prng"):
             hint = "random numbers are rand(S, e) and randn(S, e), from a seed and a counter"
         else:
-            callable_names = [f for f, row in FUNCTIONS.items() if not row.precedence]
-            hint = nearest(
-                e.function,
-                [*callable_names, *self.expansions, *AGGREGATIONS],
-                e.name_span,
-                0.66 if len(e.function) < 4 else 0.7,
-            )
+            hint = self.misspelt(e, args)
         return NameMistake(f"there is no function `{e.function}`", e.name_span, hint=hint)
+
+    def misspelt(self, e: CallSyntax, args: Sequence[str]) -> Hint | None:
+        """A hint that proposes the function most like the one called: one of Tile, or what to write for another's."""
+        callable_names = [f for f, row in FUNCTIONS.items() if not row.precedence]
+        own = [*callable_names, *self.expansions, *AGGREGATIONS]
+        short = len(e.function) < 4
+        close = closest(e.function, own if short else [*own, *EXTERNAL_FUNCTIONS], 0.66 if short else 0.7)
+        if close is None:
+            return None
+        told = f"did you mean `{close}`?"
+        if close in own:
+            return Hint(told, Edit(e.name_span, close))
+        text = replacement(close, args, self.scope.source, self.scope.current or "Y")
+        if text:
+            return self.proposal(f"{told} write `{text}`", text, e)
+        return Hint(f"{told} {place}" if (place := elsewhere(close)) is not None else told)
 
     def proposal(self, told: str, text: str, e: CallSyntax) -> Hint:
         """A hint to write something else for a call: an expression, or a statement where the call is all of one."""

@@ -109,7 +109,7 @@ def _name(text: str) -> str:
     return text
 
 
-def _softmax(args: Sequence[str]) -> str:
+def _softmax(args: Sequence[str], form: str = "exp({here} - max({first})) / sum(exp({first} - max({second})))") -> str:
     """Of a tensor over its last axis; of an element over its last index; otherwise the argument wants a name first."""
     element = re.fullmatch(r"([A-Z]\w*'?)(?:\[([^\[\]]*)\])?", args[0])
     if element is None:
@@ -117,7 +117,7 @@ def _softmax(args: Sequence[str]) -> str:
     indices = [i.strip() for i in (element[2] or "i, j").split(",")]
     free = [v for v in (*"klmn", *LETTERS) if v not in indices][:2]
     here, first, second = (f"{element[1]}[{', '.join([*indices[:-1], v])}]" for v in (indices[-1], *free))
-    text = f"exp({here} - max({first})) / sum(exp({first} - max({second})))"
+    text = form.format(here=here, first=first, second=second)
     return text if element[2] else f"Y[{', '.join(indices)}] = {text}"
 
 
@@ -141,6 +141,7 @@ WRITERS: dict[str, _Writer] = {
     "outer": lambda a: f"C[i, j] = {_name(a[0])}[i] * {_name(a[1])}[j]",
     "inner": lambda a: f"Y = sum({_name(a[0])}[i] * {_name(a[1])}[i])",
     "softmax": _softmax,
+    "log_softmax": lambda a: _softmax(a, "{here} - logsumexp({first})"),
     "t": lambda a: f"Y[i, j] = {_name(a[0])}[j, i]",
     "square": lambda a: f"{operand_text(a[0])} * {operand_text(a[0])}",
     "clamp": lambda a: _clamped(a[0], a[1:]),
@@ -233,6 +234,8 @@ IN_GALLERY = {
     "rnn": "tanh_network",
 }  # fmt: skip
 OUTSIDE = frozenset("sort argsort topk unique nonzero median mode svd eig inv inverse solve cholesky fft ifft".split())
+
+EXTERNAL_FUNCTIONS = frozenset((*FOREIGN_NAMES, *WRITERS, *IN_GALLERY, *OUTSIDE))
 
 
 def elsewhere(function: str) -> str | None:

@@ -4,12 +4,13 @@ other languages read as a part of a number, a constant or a function."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tilec.errors import Edit, Hint, NameMistake, Span
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Name, Program, Statement, expressions, walk
 from tilec.language.grammar import tokens
+from tilec.language.scope import nearest
 from tilec.language.syntax import token_span
 
 TRUTH = "comparisons give truth values, and 1 and 0 serve in their place"
@@ -71,6 +72,11 @@ def no_variable(name: str, span: Span | None, source: str) -> NameMistake | None
     if name in FUNCTIONS:
         return NameMistake(f"`{name}` is a function", span, hint=f"write `{name}(...)`")
     return None
+
+
+def alike_hint(name: str, known: Iterable[str], span: Span | None) -> Hint | None:
+    """A hint that proposes a known name almost like one that stands at `span`."""
+    return nearest(name, [n for n in known if alike(name, n)], span)
 
 
 def _renamed(old: str, new: str | None, source: str) -> Iterator[Edit]:

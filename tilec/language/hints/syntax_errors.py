@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from lark import Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
@@ -15,6 +14,7 @@ from tilec.ir.aggregations import BY_SYMBOL
 from tilec.ir.functions import FUNCTIONS
 from tilec.language.hints.constraints import chained_hint
 from tilec.language.hints.idioms import comment_in_brackets, explain_idiom
+from tilec.language.scope import nearest
 from tilec.language.syntax import token_span
 
 OPENING = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
@@ -101,7 +101,13 @@ def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxM
         if mistake is not None:
             return mistake
     message = f"unexpected `{token}`, expected {_expected(complaint.accepted)}"
-    return SyntaxMistake(message, complaint.span, hint=_still_open(complaint))
+    return SyntaxMistake(message, complaint.span, hint=_keyword(complaint) or _still_open(complaint))
+
+
+def _keyword(c: Complaint) -> Hint | None:
+    """The keyword that could stand here and that the token is most like."""
+    words = [name.lower() for name in c.accepted if name in ("FUNCTION", "DEFAULT", "INIT", "NO_DEFRACT")]
+    return nearest(str(c.token), words, c.span) if c.token.type == "LOWER" else None
 
 
 def _still_open(c: Complaint) -> str | None:
@@ -294,8 +300,7 @@ def _chained(c: Complaint) -> SyntaxMistake | None:
 def _name_case(c: Complaint) -> SyntaxMistake | None:
     if c.token.type != "LOWER" or "UPPER" not in c.accepted or "LOWER" in c.accepted:
         return None
-    if "FUNCTION" in c.accepted and get_close_matches(c.token, ["function"]):
-        hint = Hint("did you mean `function`?", Edit(c.span, "function"))
+    if (hint := _keyword(c)) is not None:
         return SyntaxMistake(f"unexpected `{c.token}`", c.span, hint=hint)
     name = str(c.token[0].upper() + c.token[1:])
     return SyntaxMistake(
@@ -351,7 +356,8 @@ def _multiplication(c: Complaint) -> SyntaxMistake | None:
         return None
     words = [w for w in (str(c.previous), str(c.token)) if len(w) > 2 and w.islower() and w not in FUNCTIONS]
     if words:
-        return SyntaxMistake(f"there is no word `{words[0]}` here", c.span, hint=f"expected {_expected(c.accepted)}")
+        hint = _keyword(c) or f"expected {_expected(c.accepted)}"
+        return SyntaxMistake(f"there is no word `{words[0]}` here", c.span, hint=hint)
     product = f"{c.previous}*{c.token}"
     if not (str(c.previous)[-1].isalnum() and str(c.token)[0].isalnum()):
         product = f"`...{c.previous} * {c.token}...`"
