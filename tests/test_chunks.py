@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from support.chunks import (
@@ -20,7 +25,7 @@ from support.tiers import slow_but
 
 import tilec
 from tests.support.saved import kept_bytes
-from tilec.backends.common.checkpoint_runner import ChunkedProgram
+from tilec.backends.common.tiled_program import TiledProgram
 
 BUDGET = "TILEC_STATE_BUDGET"
 ROUGH = {torch.float64: (1e-11, 1e-12), torch.float32: (2e-5, 2e-5), torch.bfloat16: (0.03, 0.03)}
@@ -38,8 +43,8 @@ def test_the_same_gradients(name: str, dtype: torch.dtype, monkeypatch) -> None:
     function = tilec.compile(source)
     assert kept_states(function, *inputs)
     runs = []
-    run = ChunkedProgram.__call__
-    monkeypatch.setattr(ChunkedProgram, "__call__", lambda self, given: runs.append(self) or run(self, given))
+    run = TiledProgram.__call__
+    monkeypatch.setattr(TiledProgram, "__call__", lambda self, given: runs.append(self) or run(self, given))
     found = gradients(function, inputs)
     assert len(runs) == 3, "values, the recorded gradient and the one called by hand"
     relative, absolute = ROUGH[dtype]
@@ -86,6 +91,50 @@ def test_what_does_not_fall_into_chunks_stays(name: str, monkeypatch) -> None:
     assert not kept_states(function, *inputs)
     for got, right in zip(gradients(function, inputs), wanted, strict=True):
         assert torch.equal(got, right)
+
+
+def results(found) -> tuple[torch.Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def printed(source: str) -> dict[str, str]:
+    """The files that `source()` of a program in chunks consists of."""
+    names = re.findall(r"^# (\w+)\.py$", source, re.MULTILINE)
+    texts = re.split(r"^# \w+\.py$", source, flags=re.MULTILINE)[1:]
+    return dict(zip(names, texts, strict=True))
+
+
+@pytest.mark.parametrize("name", ["a tanh network", "a Markov model", "two layers"])
+def test_the_text_runs_alone(name: str, tmp_path: Path, monkeypatch) -> None:
+    """The printed files give the call's own bits."""
+    source, shapes = CHUNKED[name]
+    inputs = [t.detach() for t in inputs_for(shapes(41))]
+    monkeypatch.setenv(BUDGET, "1")
+    function = tilec.compile(source)
+    given = [*inputs, *(torch.ones_like(o) for o in results(function(*inputs)))]
+    files = printed(function.grad().lower(*given).source())
+    assert len(files) > 2
+    for title, text in files.items():
+        (tmp_path / f"{title}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, title, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = runpy.run_path(str(tmp_path / "program.py"))["program"](*given)
+    for title in files:
+        monkeypatch.delitem(sys.modules, title, raising=False)
+    wanted = results(function.grad()(*given))
+    assert len(found) == len(wanted) and all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_chunks_of_one_program_are_a_loop(monkeypatch) -> None:
+    """The text does not grow with time, and what it does not hold any more is let go of."""
+    source, shapes = CHUNKED["a tanh network"]
+    monkeypatch.setenv(BUDGET, "1")
+    lines = []
+    for steps in (60, 600):
+        given = [tilec.spec(shape) for shape in [*shapes(steps), (2, 3)]]
+        lines.append(printed(tilec.compile(source).grad().lower(*given).source())["program"].splitlines())
+    assert len(lines[0]) == len(lines[1]) and sum("for " in line for line in lines[0]) == 2
+    assert any(line.startswith("        del ") and "_part" in line for line in lines[0])
 
 
 def test_where_sums_have_the_same_order_so_have_bits(monkeypatch) -> None:

@@ -63,8 +63,8 @@ class Lowered(PublicNames):
         """The generated code, with the Tile statements it comes from.
 
         Returns:
-            Python that runs when pasted into a file; of a program in chunks of time the chunks' programs, each by
-            itself.
+            Python that runs when pasted into a file; of a program in chunks of time several files, each after a comment
+            of its name: the chunks' programs, and `program.py`, which calls them.
         """
         return self._executable.source()
 

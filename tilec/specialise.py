@@ -13,7 +13,7 @@ from tilec import knobs
 from tilec.arguments import DTYPE_NAMES
 from tilec.backends import choose_backend
 from tilec.backends.base import Backend, Executable, Lowering, Options
-from tilec.backends.common.checkpoint_runner import ChunkedProgram
+from tilec.backends.common.tiled_program import TiledProgram
 from tilec.errors import InputMistake, NameMistake, TileError
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.infer import infer
@@ -33,8 +33,8 @@ from tilec.transforms.bind.bind import bind, size_inputs
 from tilec.transforms.bind.sizes import seed_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
 from tilec.transforms.checkpoint.chunks import Chunks
-from tilec.transforms.checkpoint.plan import Calls
 from tilec.transforms.simplify.simplify import simplify
+from tilec.transforms.util.tiled import Calls
 
 UNLIMITED = 2**62  # bytes
 
@@ -194,7 +194,7 @@ class Specialiser:
             elif recorder is not None:
                 raise Pinned(recorder.names)
             else:
-                executable = ChunkedProgram(calls, partial(_built, chosen, options))
+                executable = TiledProgram(calls, partial(_built, chosen, options))
             return lowering, Prepared(executable, special.results, special.replaced)
         except TileError as error:
             raise error.located(self.source, self.filename) from None

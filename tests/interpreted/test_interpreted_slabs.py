@@ -8,9 +8,10 @@ import torch
 from support import chains
 from support.pasted import pasted
 from support.tiers import slow_but
+from support.tiled import asks_for_rows, copies, tiling
 
 import tilec
-from tilec.backends.triton.plan.plan import Slabs
+from tilec.backends.triton.plan.plan import TiledLoop
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -53,12 +54,12 @@ def normal(*shape, dtype=torch.float32, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
-def slabs_of(plan) -> list[Slabs]:
+def slabs_of(plan) -> list[TiledLoop]:
     found = []
     for step in plan.steps:
-        if isinstance(step, Slabs):
+        if isinstance(step, TiledLoop):
             found.append(step)
-        for part in step.parts if isinstance(step, Slabs) else (step,) if hasattr(step, "plan") else ():
+        for part in step.parts if isinstance(step, TiledLoop) else (step,) if hasattr(step, "plan") else ():
             found += slabs_of(part.plan)
     return found
 
@@ -112,7 +113,7 @@ def test_attention(name, shape, budget, monkeypatch):
     inputs = normal(b, n, 8), normal(b, m, 8, seed=1), normal(b, m, 5, seed=2)
     f = check(source, inputs, 2e-5, monkeypatch, budget)
     cut = slabs_of(f.lower(*inputs)._executable.plan)
-    assert asks == any(s.start is not None for s in cut) or all(s.size == b for s in cut)
+    assert asks == any(map(asks_for_rows, cut)) or all(tiling(s)[0] == b for s in cut)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_sums_of_sixteen_bits_are_rounded_once(monkeypatch):
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", "200")
     f = tilec.compile(source, backend="triton")
     (slab,) = slabs_of(f.lower(x, w, c)._executable.plan)
-    assert slab.rows < 8
+    assert tiling(slab)[1] < 8
     assert torch.equal(f(x, w, c)[1].double(), x[:, 0].double().sum().half().double().expand(20))
 
 
@@ -159,7 +160,7 @@ def test_any_layout(monkeypatch):
     check(source, (q, k, v), 2e-5, monkeypatch, 900)
     odd = [normal(5, 7, 3, seed=s).half() for s in range(3)]
     f = check(source, odd, 5e-3, monkeypatch, 60)
-    assert any(g.copied for s in slabs_of(f.lower(*odd)._executable.plan) for g in s.given)
+    assert any(map(copies, slabs_of(f.lower(*odd)._executable.plan)))
 
 
 def test_columns_that_leave_one_over(monkeypatch):
@@ -170,7 +171,7 @@ def test_columns_that_leave_one_over(monkeypatch):
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", "1400")
     f = tilec.compile(source, backend="triton")
     (slab,) = slabs_of(f.lower(*inputs)._executable.plan)
-    assert (slab.size, slab.rows) == (21, 4) and slab.rest is not None and not any(g.copied for g in slab.given)
+    assert tiling(slab) == (21, 4) and len(slab.calls) == 2 and not copies(slab)
     close(f(*inputs), tilec.compile(source, backend="torch")(*inputs), 1e-12)
 
 
@@ -197,7 +198,7 @@ def test_a_bias_by_distance(monkeypatch):
     for length in (34, 24):  # one that every pair finds, one that ends before
         inputs = normal(14, 6) / 2, normal(21, 6, seed=1) / 2, normal(21, 6, seed=2), normal(length)
         f = check(source, inputs, 2e-5, monkeypatch, 800)
-        assert all(s.start for s in slabs_of(f.lower(*inputs)._executable.plan))
+        assert all(map(asks_for_rows, slabs_of(f.lower(*inputs)._executable.plan)))
 
 
 def test_a_window_over_what_is_given(monkeypatch):

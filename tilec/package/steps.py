@@ -14,10 +14,10 @@ from tilec.backends.triton.plan.plan import (
     Plan,
     Release,
     Repeat,
-    Slabs,
     Step,
     SubPlan,
     Table,
+    TiledLoop,
     TorchLines,
 )
 from tilec.backends.triton.plan.sizes import contiguous
@@ -135,7 +135,7 @@ class _Resolver:
                     + "; ".join(line.strip() for line in step.lines),
                     hint="call the function itself, or make that statement's output an input of what is built",
                 )
-            case Slabs():
+            case TiledLoop():
                 raise Unsupported("a package goes through no program slab by slab")
             case _:
                 raise AssertionError(f"no step: {step!r}")

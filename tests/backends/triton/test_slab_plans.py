@@ -4,16 +4,18 @@ import pytest
 from support import chains
 from support.layers import LAYERS
 from support.tiers import slow_but
+from support.tiled import asks_for_rows, tiling
 
 import tilec
 from tilec.backends.base import Options
-from tilec.backends.triton.plan.plan import Plan, Slabs
+from tilec.backends.triton.plan.plan import Plan, TiledLoop
 from tilec.backends.triton.schedule import axis_tiling as slabs
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.language.show import show
 from tilec.pipeline import lower
 from tilec.saving import partition
+from tilec.transforms.util.tiled import Combine
 
 MiB = 2**20
 ATTENTION = """function (Q[B, N, D], K[B, M, D], V[B, M, D]) -> (O) {
@@ -48,12 +50,12 @@ def lowered(name: str, n: int, gradient: bool, **how):
     return f.lower(*specs, target="sm_90")
 
 
-def loops(plan: Plan) -> list[Slabs]:
+def loops(plan: Plan) -> list[TiledLoop]:
     """The loops of a plan, outer ones first."""
     found = []
     for step in plan.steps:
-        found += [step] if isinstance(step, Slabs) else []
-        for part in step.parts[:1] if isinstance(step, Slabs) else (step,) if hasattr(step, "plan") else ():
+        found += [step] if isinstance(step, TiledLoop) else []
+        for part in step.parts[:1] if isinstance(step, TiledLoop) else (step,) if hasattr(step, "plan") else ():
             found += loops(part.plan)
     return found
 
@@ -81,12 +83,15 @@ def test_the_budget_is_kept(name: str, gradient: bool, budget: int, monkeypatch:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_heads_first_then_rows(name: str) -> None:
     (alone,) = loops(lowered(name, 8192, False)._executable.plan)
-    assert (alone.size, alone.rows) == (8, {"softmax": 2, "causal": 2}[name])
+    assert tiling(alone) == (8, {"softmax": 2, "causal": 2}[name])
     outer, inner = loops(lowered(name, 32768, True)._executable.plan)
-    assert (outer.size, outer.rows, inner.size) == (8, 1, 32768)
-    assert inner.rows % 128 == 0 and (inner.start is not None) == (name == "causal")
-    assert [r.name for r in inner.results if r.in_place] == ["DQ"]
-    assert all("float32" == inner.whole.types[r.name].dtype for r in inner.results if r.axis is None)
+    size, rows = tiling(inner)
+    assert tiling(outer) == (8, 1) and size == 32768 and rows % 128 == 0
+    assert asks_for_rows(inner) == (name == "causal")
+    (part, *_), (call, *_) = inner.parts, inner.calls
+    assert part.inputs[-1] == "DQ" and "DQ" not in part.plan.outputs
+    sums = [part.plan.outputs[k] for k, x in call.sinks if isinstance(x, Combine)]
+    assert sums and all("float32" == part.types[name].dtype for name in sums)
 
 
 def test_sums_over_slabs_are_not_the_library_s() -> None:
@@ -135,7 +140,7 @@ def test_costs_count_what_slabs_read_again(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", "4MiB")
     cut = lowered("softmax", 2048, False, heads=1)
     (loop,) = loops(cut._executable.plan)
-    again = (loop.count - 1) * 2 * 2048 * 64 * 2  # K and V
+    again = (sum(call.count for call in loop.calls) - 1) * 2 * 2048 * 64 * 2  # K and V
     assert cut.cost().bytes_moved == whole.cost().bytes_moved + again
     assert cut.cost().flops == whole.cost().flops and cut.temporary_bytes <= 4 * MiB < whole.temporary_bytes
 

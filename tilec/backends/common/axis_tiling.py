@@ -9,13 +9,13 @@ are combined in order. How large a slab is, and which runs are worth cutting, ea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.scalars import accumulation_dtype
+from tilec.backends.common.tiled_program import IN_PLACE
 from tilec.cost import size_in_bytes
 from tilec.errors import AffineMistake
-from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import ZERO, all_of
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import infer
@@ -39,9 +39,8 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.tiled import Combine, Into, P, Slice, Source, Start, TiledCall, Whole
 
-# the parts of two slabs as one, in place of the first
-IN_PLACE = {a.name: a.torch.in_place for a in AGGREGATIONS.values() if a.torch and a.torch.in_place}
 MOST_APART = 16  # statements between two of a run; what is looked at in vain stays a multiple of the program
 AXIS_ROUNDS = 4  # in which it is learnt which tensors have the axis
 
@@ -105,6 +104,28 @@ class Slab:
     types: Types
     given: tuple[TileInput, ...]
     start: str | None
+
+    def call(
+        self,
+        program: P,
+        results: Sequence[Into | Combine],
+        first: int = 0,
+        count: int = 1,
+        copied: Collection[str] = (),
+        provided: Sequence[Into] = (),
+    ) -> TiledCall[P]:
+        """The program for `count` slabs in turn, from row `first` on. `results`: what becomes of its outputs; `copied`:
+        inputs in memory of their own; `provided`: the memory that it is given for further outputs."""
+        rows = self.rows
+
+        def of_rows(tensor: str, axis: int | None, copy: bool = False) -> Source:
+            return Whole(tensor) if axis is None else Slice(tensor, axis, rows, first, rows, copy)
+
+        sources = [of_rows(g.tensor, g.axis, g.name in copied) for g in self.given]
+        sources += [] if self.start is None else [Start(first, rows)]
+        sources += [of_rows(r.tensor, r.axis) for r in provided]
+        sinks = [replace(r, length=rows, at=first, step=rows) if isinstance(r, Into) else r for r in results]
+        return TiledCall(program, tuple(sources), tuple(enumerate(sinks)), count)
 
 
 def run_over(statements: Sequence[Statement], types: Types, variable: str, dimension: int, rules: Rules) -> TileRegion:

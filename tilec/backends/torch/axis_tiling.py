@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilec.backends.base import Lowering, Options
-from tilec.backends.common.axis_tiling import IN_PLACE, Rules, TileInput, TileRegion, bytes_by_row, run_over, slab_of
-from tilec.backends.common.code import FreshNames, indented, tuple_text
+from tilec.backends.common.axis_tiling import Rules, Slab, TileRegion, bytes_by_row, run_over, slab_of
+from tilec.backends.common.code import FreshNames, tuple_text
+from tilec.backends.common.tiled_program import CallWriter
 from tilec.backends.torch.sharing import share
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import followed
@@ -22,6 +23,7 @@ from tilec.ir.program import Index, Statement, reads
 from tilec.ir.types import Types
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
+from tilec.transforms.util.tiled import Combine, Into
 
 PASS_RULES = Rules(products=False, wider=False, shifted=False, strict=True)
 PRODUCT_RULES = Rules(products=True, wider=False, shifted=False, strict=True)
@@ -109,48 +111,29 @@ def _rows_for_budget(run: TileRegion, types: Types, options: Options, outputs: S
 # their text
 
 
-def _lowering(
-    run: TileRegion, rows: int, types: Types, wanted: Sequence[str]
-) -> tuple[Lowering, tuple[TileInput, ...], bool]:
-    """The run over `rows` rows, what it is given, and whether it asks which row it is at."""
-    slab = slab_of(run, rows, types, wanted)
+def _lowering(slab: Slab) -> Lowering:
     flat = share(slab.program, slab.types)
     known = {name: slab.types[name] for name in flat.input_names()}
     reduced = reduce(flat)
-    stages = {"flat": flat, "reduced": reduced, "defracted": defract(reduced)}
-    return Lowering(stages, infer(flat, known)), slab.given, slab.start is not None
+    return Lowering({"flat": flat, "reduced": reduced, "defracted": defract(reduced)}, infer(flat, known))
 
 
 def slab_lines(
     slab: SlabPlan, types: Types, local: Mapping[str, str], names: FreshNames, function: Callable[[Lowering], str]
 ) -> list[str]:
     """Lines that carry out a run; `function` makes a function of a program and gives its name."""
-    run, rows, wanted = slab.run, slab.rows, slab.wanted
-    first, last = names.fresh("first"), names.fresh("last")
-    parts = {t: names.fresh(f"{local[t]}_part") for t in wanted}
-
-    def part(tensor: str, axis: int | None) -> str:
-        return local[tensor] if axis is None else f"{local[tensor]}[{':, ' * axis}{first}:{last}]"
-
-    def call(size: int) -> str:
-        lowering, given, asks = _lowering(run, size, types, wanted)
-        asked = [f"torch.full((), {first}, device=device)"] if asks else []
-        arguments = ", ".join([*(part(g.tensor, g.axis) for g in given), *asked])
-        return f"{', '.join(parts[t] for t in wanted)}, = {function(lowering)}({arguments})"
-
-    before, body = [], [f"{last} = min({first} + {rows}, {run.size})"]
-    remainder = run.size % rows
-    if remainder:
-        body += [f"if {last} - {first} == {rows}:", *indented([call(rows)]), "else:", *indented([call(remainder)])]
-    else:
-        body.append(call(rows))
-    combined = {s.output: IN_PLACE[s.aggregation] for s in run.columns}
+    run, wanted = slab.run, slab.wanted
+    combined = {s.output: Combine(s.output, s.aggregation) for s in run.columns}
+    results = [combined.get(t) or Into(t, run.axis[t], slab.rows) for t in wanted]
+    lines = []
     for t in wanted:
-        if t in combined:
-            before.append(f"{local[t]} = None")
-            body.append(f"{local[t]} = {parts[t]} if {local[t]} is None else {combined[t].format(local[t], parts[t])}")
-        else:
-            shape = tuple_text(types[t].shape)
-            before.append(f"{local[t]} = torch.empty({shape}, dtype=torch.{types[t].dtype}, device=device)")
-            body.append(f"{part(t, run.axis[t])} = {parts[t]}")
-    return [*before, f"for {first} in range(0, {run.size}, {rows}):", *indented(body)]
+        made = f"torch.empty({tuple_text(types[t].shape)}, dtype=torch.{types[t].dtype}, device=device)"
+        lines.append(f"{local[t]} = {None if t in combined else made}")
+    writer = CallWriter(local.__getitem__, names)
+    rest = run.size % slab.rows
+    for rows, first, count in ((slab.rows, 0, run.size // slab.rows), (rest, run.size - rest, 1)):
+        if rows:
+            part = slab_of(run, rows, types, wanted)
+            lowering = _lowering(part)
+            lines += writer.lines(part.call(lowering, results, first, count), function(lowering))
+    return lines

@@ -15,6 +15,7 @@ import torch
 from tilec.backends.base import KernelSource, Lowering, Options
 from tilec.backends.common.code import FreshNames, indented, python_name
 from tilec.backends.common.memory import FAILED, TensorMemory, with_memory_handler
+from tilec.backends.common.tiled_program import RESERVED_NAMES
 from tilec.backends.torch.axis_tiling import in_slabs, slab_lines
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
@@ -22,7 +23,7 @@ from tilec.ir.at_sizes import NAMESPACE
 from tilec.ir.program import Program, Statement, reads
 from tilec.language.show import show_statement
 
-RESERVED_IN_TORCH = ("torch", "np", "rt", "device", "part", "range", "min", "float", "True", "False", "None")
+RESERVED_IN_TORCH = (*RESERVED_NAMES, "np", "rt", "part", "min", "float", "True", "False", "None")
 TORCH_IMPORTS = "import torch\n\nimport tilec.backends.torch.runtime as rt\n"
 _count = 0
 

@@ -13,11 +13,11 @@ from tilec.errors import TileError
 from tilec.ir.program import Input, Program, reads
 from tilec.ir.types import Types
 from tilec.transforms.checkpoint.chunks import CheckpointSchedule, Chunks, independent
-from tilec.transforms.checkpoint.plan import Assign, Calls, ChunkCall, Sweep, Whole
 from tilec.transforms.checkpoint.program import Chunk, ChunkContext
 from tilec.transforms.checkpoint.timeline import Untimed, timeline
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.tiled import Assign, Calls, Sweep, TiledCall, Whole, folded
 
 
 def chunk_calls(program: Program, types: Types, chunks: Chunks | float, cotangents: Sequence[str] = ()) -> Calls | None:
@@ -52,7 +52,7 @@ class _Plan:
         self.types = self.frame.types
 
     def calls(self) -> Calls:
-        steps: list[ChunkCall | Sweep] = []
+        steps: list[Sweep] = []
         done: set[str] = set()
         for stage in range(self.schedule.stages + 1):
             steps += self._whole(stage, done)
@@ -60,7 +60,7 @@ class _Plan:
                 steps.append(sweep)
         return Calls(tuple(steps), self.program.input_names(), self.program.outputs)
 
-    def _whole(self, stage: int, done: set[str]) -> list[ChunkCall]:
+    def _whole(self, stage: int, done: set[str]) -> list[Sweep]:
         """The whole statements that can be computed before this stage's sweep."""
         parts = [p for p in self.line.parts if p.variable is None and p.output not in done]
         ready = [p.statement for p in parts if self.schedule.there[p.output] <= stage]
@@ -74,7 +74,8 @@ class _Plan:
         names = tuple(dict.fromkeys(n for s in ready for n in reads(s) if n in self.types and n not in inside))
         program = Program(None, tuple(Input(n, self.types[n].shape) for n in names), outputs, tuple(ready))
         sinks = tuple((k, Assign(n)) for k, n in enumerate(outputs))
-        return [ChunkCall(program, tuple(self.types[n] for n in names), tuple(map(Whole, names)), sinks)]
+        piece = program, tuple(self.types[n] for n in names)
+        return [Sweep((TiledCall(piece, tuple(map(Whole, names)), sinks),))]
 
     def _sweep(self, stage: int) -> Sweep | None:
         """Every chunk has a program made for it: which parts are active in it, and which ranges are cut off at an end,
@@ -89,4 +90,4 @@ class _Plan:
         whole = [p.output for p in parts if p.axis is not None and self.frame.is_whole(p.output)]
         made = tuple((n, self.types[n]) for n in (*kept, *whole))
         rounded = tuple((p.output, self.types[p.output].dtype) for p in parts if self.frame.summed_up(p))
-        return Sweep(tuple(calls), made, rounded)
+        return Sweep(folded(calls), made, rounded)

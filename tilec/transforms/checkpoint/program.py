@@ -29,23 +29,22 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType
 from tilec.transforms.checkpoint.chunks import CheckpointSchedule, Chunks, TimeRange, widened
-from tilec.transforms.checkpoint.plan import (
-    Carried,
-    CarriedSlice,
-    ChunkCall,
-    Combine,
-    Into,
-    Keep,
-    Kept,
-    Sink,
-    Source,
-    Start,
-    TimeSlice,
-    Whole,
-)
 from tilec.transforms.checkpoint.timeline import WHOLE, TimedStatement, Untimed, at_times
 from tilec.transforms.recurrence import outside_zero
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.tiled import (
+    Carried,
+    CarriedSlice,
+    Combine,
+    Into,
+    Sink,
+    Slice,
+    Source,
+    Start,
+    TiledCall,
+    TypedProgram,
+    Whole,
+)
 
 ROUNDED = ("float16", "bfloat16")  # of which sums are added up in float32 and rounded once
 
@@ -118,7 +117,7 @@ class Chunk:
         self.inputs = _Inputs()
         self.statements: list[Statement] = []
 
-    def call(self) -> ChunkCall | None:
+    def call(self) -> TiledCall[TypedProgram] | None:
         """None where nothing is to be done."""
         parts = self._ranges()
         if not parts:
@@ -135,7 +134,7 @@ class Chunk:
         i = self.inputs
         declared = tuple(Input(n, t.shape) for n, t in zip(i.names, i.types, strict=True))
         program = Program(None, declared, tuple(outputs), tuple(self.statements))
-        return ChunkCall(program, tuple(i.types), tuple(i.sources), tuple(sinks))
+        return TiledCall((program, tuple(i.types)), tuple(i.sources), tuple(sinks))
 
     # times
 
@@ -288,7 +287,7 @@ class Chunk:
             steps += self.span[p.output][0] - low
             name = self.frame.local((n, axis), f"{n}_part")
             shape = tuple(high - low if k == axis else size for k, size in enumerate(self.types[n].shape))
-            self.inputs.add(name, replace(self.types[n], shape=shape), TimeSlice(n, axis, low, high))
+            self.inputs.add(name, replace(self.types[n], shape=shape), Slice(n, axis, high - low, low))
         if axis == WHOLE:
             return access
         time = (Affine.variable(p.variable or "") + steps).to_expr()
@@ -311,7 +310,7 @@ class Chunk:
             states = self.frame.states[p.output]
             found = self.frame.local((states.kept, "k"), f"{p.output}_before")
             shape = self.types[states.kept].shape[1:]
-            self.inputs.add(found, TensorType(shape, self.types[p.output].dtype), Kept(states.kept, k))
+            self.inputs.add(found, TensorType(shape, self.types[p.output].dtype), Slice(states.kept, 0, None, k))
             before = self.schedule.rises[p.output]
         if found is None:
             return own
@@ -374,11 +373,13 @@ class Chunk:
         if self.frame.is_whole(name) and self.schedule.stage[name] == self.stage:
             a, b = self.frame.cut(p, self.k)
             if a < b:
-                found.append((name, Into(name, axis, a - low, b - low, a)))
+                inner = None if (a, b) == (low, high) else (axis, a - low, b - low)
+                found.append((name, Into(name, axis, b - a, a, part=inner)))
         if self.schedule.to_be_kept(p, self.stage) and (states := self._next_states(p)) is not None:
             k = self._kept_after(p.output)
             assert k is not None
-            found.append((name, Keep(self.frame.states[name].kept, k, axis, states[0] - low, states[1] - low)))
+            part = axis, states[0] - low, states[1] - low
+            found.append((name, Into(self.frame.states[name].kept, 0, None, k, part=part)))
         carry = self.schedule.carry.get(name, 0)
         if name in self.schedule.late and carry:
             holder, (first, last) = name, self.span[name]
@@ -388,7 +389,7 @@ class Chunk:
             if a < first or b > last:
                 raise Untimed
             if not (self._is_last if self.rising else self.k == 0):
-                found.append((holder, CarriedSlice(name, axis, a - first, b - first)))
+                found.append((holder, CarriedSlice(name, (axis, a - first, b - first))))
         return found
 
 

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from tilec.backends.common.code import FreshNames, python_name
+from tilec.backends.common.tiled_program import CallWriter
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, DeviceInfo
 from tilec.backends.triton.plan.source import KernelFile
 from tilec.cost import size_in_bytes
 from tilec.ir.program import Program, Statement
 from tilec.ir.types import TensorType
+from tilec.transforms.util.tiled import Combine, Slice, TiledCall, Whole
 
 
 def owner(tensor: str) -> str:
@@ -184,51 +187,17 @@ class SubPlan:
 
 
 @dataclass(frozen=True)
-class SlabInput:
-    """What a slab is given as `name`: a tensor, whole (`axis` None) or its rows of that dimension. `copied`: in memory
-    of its own, since the rows of some slabs would begin at an address that others' do not have the alignment of."""
+class TiledLoop:
+    """Parts carried out for the rows of an axis, a slab after the other. Their inputs stand in the order of sources."""
 
-    name: str
-    tensor: str
-    axis: int | None
-    copied: bool
-
-
-@dataclass(frozen=True)
-class SlabResult:
-    """What a slab makes: rows of a tensor (`axis`), written there (`in_place`) or copied afterwards, or a part of it
-    that the text `combined` adds."""
-
-    name: str
-    tensor: str
-    axis: int | None
-    combined: str = ""
-    in_place: bool = False
-
-
-@dataclass(frozen=True)
-class Slabs:
-    """A part carried out for `rows` rows of an axis after the other, `rest` for those that are left at the end.
-    `start`: the input that is the number of the first row, where it is asked for."""
-
-    size: int
-    rows: int
-    whole: SubPlan
-    rest: SubPlan | None
-    given: tuple[SlabInput, ...]
-    results: tuple[SlabResult, ...]
-    start: str | None
+    calls: tuple[TiledCall[SubPlan], ...]
 
     @property
     def parts(self) -> tuple[SubPlan, ...]:
-        return (self.whole,) if self.rest is None else (self.whole, self.rest)
-
-    @property
-    def count(self) -> int:
-        return -(-self.size // self.rows)
+        return tuple(call.program for call in self.calls)
 
 
-Step = Allocate | Request | Once | Launch | Repeat | Table | TorchLines | Release | SubPlan | Slabs
+Step = Allocate | Request | Once | Launch | Repeat | Table | TorchLines | Release | SubPlan | TiledLoop
 
 
 @dataclass(frozen=True)
@@ -241,7 +210,7 @@ class Plan:
     def parts(self) -> Iterator[SubPlan]:
         """The programs within the plan and within those, innermost first."""
         for s in self.steps:
-            for part in (s,) if isinstance(s, SubPlan) else s.parts if isinstance(s, Slabs) else ():
+            for part in (s,) if isinstance(s, SubPlan) else s.parts if isinstance(s, TiledLoop) else ():
                 yield from part.plan.parts()
                 yield part
 
@@ -256,7 +225,7 @@ class Plan:
                     found.append(launch)
                 case SubPlan(plan=plan):
                     found += plan.launches()
-                case Slabs():
+                case TiledLoop():
                     found += [launch for part in s.parts for launch in part.plan.launches()]
         return found
 
@@ -288,10 +257,11 @@ def _described(step: Step) -> Iterator[str]:
         case SubPlan():
             yield f"part({_names(step.inputs)}):"
             yield from (f"    {line}" for line in str(step.plan).splitlines())
-        case Slabs():
-            given = ", ".join(f"{g.tensor}{'' if g.axis is None else f' by axis {g.axis}'}" for g in step.given)
-            yield f"for each {step.rows} of {step.size} rows of ({given}) -> {_names(r.tensor for r in step.results)}:"
-            yield from (f"    {line}" for line in str(step.whole.plan).splitlines())
+        case TiledLoop(calls):
+            writer = CallWriter(python_name, FreshNames())
+            for call in calls:
+                yield from writer.lines(call, "part")
+                yield from (f"    {line}" for line in str(call.program.plan).splitlines())
         case _:
             yield repr(step)
 
@@ -319,9 +289,11 @@ def temporary_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
             case SubPlan(plan=own, types=known):
                 inner = temporary_bytes(own, known)
                 made = {n: size_in_bytes(known[n]) for n in own.outputs}
-            case Slabs():
-                copies = sum(size_in_bytes(step.whole.types[g.name]) for g in step.given if g.copied)
-                inner = copies + temporary_bytes(Plan(step.whole.plan.steps, ()), step.whole.types)
+            case TiledLoop((call, *_)):
+                own, known = call.program.plan, call.program.types
+                given = zip(call.program.inputs, call.sources, strict=True)
+                copies = sum(size_in_bytes(known[n]) for n, x in given if isinstance(x, Slice) and x.copied)
+                inner = copies + temporary_bytes(Plan(own.steps, ()), known)
             case Release(tensors):
                 for name in tensors:
                     alive.pop(name, None)
@@ -336,9 +308,11 @@ def repeated_bytes(plan: Plan) -> int:
     for step in plan.steps:
         if isinstance(step, SubPlan):
             total += repeated_bytes(step.plan)
-        elif isinstance(step, Slabs):
-            types = step.whole.types
-            again = sum(size_in_bytes(types[g.name]) for g in step.given if g.axis is None)
-            added = sum(size_in_bytes(types[r.name]) for r in step.results if r.axis is None)
-            total += (step.count - 1) * again + 3 * step.count * added + step.count * repeated_bytes(step.whole.plan)
+        elif isinstance(step, TiledLoop):
+            part, count = step.parts[0], sum(call.count for call in step.calls)
+            given = zip(part.inputs, step.calls[0].sources, strict=True)
+            again = sum(size_in_bytes(part.types[n]) for n, x in given if isinstance(x, Whole))
+            sinks = [(part.plan.outputs[k], x) for k, x in step.calls[0].sinks]
+            added = sum(size_in_bytes(part.types[n]) for n, x in sinks if isinstance(x, Combine))
+            total += (count - 1) * again + 3 * count * added + count * repeated_bytes(part.plan)
     return total

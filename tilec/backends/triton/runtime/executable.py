@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from tilec.backends.base import KernelSource
-from tilec.backends.common.checkpoint_runner import Tensors
-from tilec.backends.common.code import tensor_function
+from tilec.backends.common.code import FreshNames, indented, python_name
 from tilec.backends.common.memory import FAILED, TensorMemory
+from tilec.backends.common.tiled_program import RESERVED_NAMES, CallWriter, Tensors
 from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -22,9 +22,9 @@ from tilec.backends.triton.plan.plan import (
     Release,
     Repeat,
     Setting,
-    Slabs,
     SubPlan,
     Table,
+    TiledLoop,
     TorchLines,
     repeated_bytes,
     temporary_bytes,
@@ -49,6 +49,7 @@ from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.native import native
+from tilec.transforms.util.tiled import Start
 
 precision = torch.get_float32_matmul_precision
 
@@ -165,8 +166,8 @@ def _operation(step: object, device: torch.device) -> Operation:
             return torch_lines(step)
         case SubPlan():
             return _part(step, device)
-        case Slabs():
-            return _slabs(step, device)
+        case TiledLoop():
+            return _loop(step, device)
     raise AssertionError(f"no step: {step!r}")
 
 
@@ -195,58 +196,44 @@ class Repeated:
         self.launched.repeat(tensors, stream, self._place, self._count)
 
 
-def _part(step: SubPlan, device: torch.device) -> Operation:
-    operations = [_operation(s, device) for s in step.plan.steps]
+def _function(part: SubPlan, device: torch.device) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The part, of a stream and its inputs."""
+    operations = [_operation(s, device) for s in part.plan.steps]
 
-    def call(tensors: Tensors, stream: int) -> None:
-        own = {name: tensors[name] for name in step.inputs}
+    def call(stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = dict(zip(part.inputs, inputs, strict=True))
         for operation in operations:
             operation(own, stream)
-        tensors.update((name, own[name]) for name in step.plan.outputs)
+        return tuple([own[name] for name in part.plan.outputs])
 
     return call
 
 
-def _slabs(step: Slabs, device: torch.device) -> Operation:
-    """The loop. Operations that combine are compiled from their text."""
-    parts = [(step.rows, [_operation(s, device) for s in step.whole.plan.steps])] * (step.size // step.rows)
-    if step.rest is not None:
-        parts.append((step.size % step.rows, [_operation(s, device) for s in step.rest.plan.steps]))
-    starts = None if step.start is None else (step.start, first_rows(step.size, step.rows, device))
-    whole = [(g.name, g.tensor) for g in step.given if g.axis is None]
-    cut = [(g.name, g.tensor, g.axis, g.copied) for g in step.given if g.axis is not None]
-    rows = [(r.name, r.tensor, r.axis, r.in_place) for r in step.results if r.axis is not None]
-    sums = [(r.name, r.tensor, tensor_function(r.combined)) for r in step.results if r.axis is None]
+def _part(step: SubPlan, device: torch.device) -> Operation:
+    function = _function(step, device)
 
     def call(tensors: Tensors, stream: int) -> None:
-        first = 0
-        for number, (count, operations) in enumerate(parts):
-            own = {name: tensors[tensor] for name, tensor in whole}
-            for name, tensor, axis, copied in cut:
-                view = tensors[tensor].narrow(axis, first, count)
-                own[name] = view.clone(memory_format=torch.contiguous_format) if copied else view
-            if starts is not None:
-                own[starts[0]] = _captured_too(starts[1][number])
-            places = [tensors[tensor].narrow(axis, first, count) for _, tensor, axis, _ in rows]
-            for place, (name, _, _, in_place) in zip(places, rows, strict=True):
-                if in_place:
-                    own[name] = place
-            for operation in operations:
-                operation(own, stream)
-            for place, (name, _, _, in_place) in zip(places, rows, strict=True):
-                if not in_place:
-                    place.copy_(own[name])
-            for name, tensor, combine in sums:
-                combine(tensors[tensor], own[name])
-            first += count
+        results = function(stream, *[tensors[name] for name in step.inputs])
+        tensors.update(zip(step.plan.outputs, results, strict=True))
 
     return call
 
 
-def first_rows(size: int, rows: int, device: torch.device) -> list[torch.Tensor]:
-    """The number of each slab's first row, of rank 0, each at an aligned address. They are there when this returns, for
-    whichever stream reads them."""
-    return list(torch.tensor([(first, first) for first in range(0, size, rows)], device=device)[:, 0])
+def _loop(step: TiledLoop, device: torch.device) -> Operation:
+    """The loop, compiled from the lines that a program prints."""
+    names = FreshNames((*RESERVED_NAMES, "stream", "tensors"))
+    scope: dict[str, Any] = {"torch": torch, "device": device}
+    local: dict[str, str] = {}
+    for x in (x for call in step.calls for x in call.places if not isinstance(x, Start)):
+        local[x.tensor] = local.get(x.tensor) or names.fresh(python_name(x.tensor))
+    writer = CallWriter(local.__getitem__, names)
+    lines = [f"{name} = tensors[{tensor!r}]" for tensor, name in local.items()]
+    for call in step.calls:
+        title = names.fresh("part")
+        scope[title] = _function(call.program, device)
+        lines += writer.lines(call, title, "stream")
+    exec(compile("\n".join(["def run(tensors, stream):", *indented(lines)]), "<tilec slabs>", "exec"), scope)
+    return scope["run"]
 
 
 def _release(names: Sequence[str]) -> Operation:
@@ -411,7 +398,7 @@ def _typed(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[tuple[Launch
                 yield step, dtypes
             case Repeat(launch=launch):
                 yield launch, dtypes
-            case SubPlan() | Slabs():
+            case SubPlan() | TiledLoop():
                 for part in (step,) if isinstance(step, SubPlan) else step.parts:
                     yield from _typed(part.plan, part.types)
 

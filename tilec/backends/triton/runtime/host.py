@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from tilec.backends.common.code import indented, python_name, tuple_text
+from tilec.backends.common.code import FreshNames, python_name, tuple_text
+from tilec.backends.common.tiled_program import RESERVED_NAMES, CallWriter
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Descriptor,
@@ -13,10 +14,10 @@ from tilec.backends.triton.plan.plan import (
     Pointer,
     Release,
     Repeat,
-    Slabs,
     Step,
     SubPlan,
     Table,
+    TiledLoop,
     TorchLines,
 )
 from tilec.backends.triton.plan.source import IMPORTS
@@ -69,6 +70,7 @@ class _Writer:
     def function(self, name: str, inputs: Sequence[str], plan: Plan, statements: Mapping[str, str]) -> str:
         device = f"{python_name(inputs[0])}.device" if inputs else '"cuda"'
         body = [f"device = {device}"]
+        names = FreshNames((*RESERVED_NAMES, *self.titles.values(), *map(python_name, (*inputs, *_made(plan)))))
         told: set[str] = set()
         for step in plan.steps:
             if isinstance(step, Launch | Repeat | TorchLines):
@@ -76,20 +78,21 @@ class _Writer:
                 fresh = [s for s in carried if s in statements and s not in told]
                 told.update(fresh)
                 body += [f"# {line}" for s in fresh for line in statements[s].splitlines()]
-            body += self.lines(step)
+            body += self.lines(step, names)
         results = ", ".join(python_name(o) for o in plan.outputs)
         if plan.outputs:
             body.append(f"return ({results}{',' if len(plan.outputs) == 1 else ''})")
         host = [f"def {name}({', '.join(map(python_name, inputs))}):", *(f"    {line}" for line in body)]
         return "\n".join(host)
 
-    def lines(self, step: Step) -> list[str]:
+    def lines(self, step: Step, names: FreshNames) -> list[str]:
         match step:
             case SubPlan(plan, inputs):
                 call = f"{self.titles[id(step)]}({', '.join(map(python_name, inputs))})"
                 return [f"{', '.join(map(python_name, plan.outputs))}, = {call}"]
-            case Slabs():
-                return self.loop(step)
+            case TiledLoop(calls):
+                writer = CallWriter(python_name, names)
+                return [line for c in calls for line in writer.lines(c, self.titles[id(c.program)])]
             case Launch():
                 return [_launched(step, self.renamed[step.text], {})]
             case Repeat(launch, counter, count):
@@ -97,31 +100,15 @@ class _Writer:
                 return [f"for step in range({count}):", f"    {call}"]
         return _lines(step)
 
-    def loop(self, step: Slabs) -> list[str]:
-        def rows(tensor: str, axis: int | None) -> str:
-            return python_name(tensor) + ("" if axis is None else f"[{':, ' * axis}first:last]")
 
-        arguments = [
-            rows(g.tensor, g.axis) + (".clone(memory_format=torch.contiguous_format)" if g.copied else "")
-            for g in step.given
-        ]
-        arguments += [] if step.start is None else ["torch.tensor(first, device=device)"]
-        arguments += [rows(r.tensor, r.axis) for r in step.results if r.in_place]
-        title = self.titles[id(step.whole)]
-        if step.rest is not None:
-            title = f"({title} if last - first == {step.rows} else {self.titles[id(step.rest)]})"
-        returned = [r for r in step.results if not r.in_place]
-        call = f"{title}({', '.join(arguments)})"
-        body = [f"last = min(first + {step.rows}, {step.size})"]
-        body.append(f"parts = {call}" if returned else call)
-        for number, r in enumerate(returned):
-            part = f"parts[{number}]"
-            body.append(
-                r.combined.format(python_name(r.tensor), part) if r.combined else f"{rows(r.tensor, r.axis)} = {part}"
-            )
-        if returned:
-            body.append("del parts")
-        return [f"for first in range(0, {step.size}, {step.rows}):", *indented(body)]
+def _made(plan: Plan) -> Iterator[str]:
+    """The tensors that a plan's steps make."""
+    for step in plan.steps:
+        match step:
+            case Allocate(tensor) | Table(tensor):
+                yield tensor
+            case TorchLines(writes=names) | SubPlan(plan=Plan(outputs=names)):
+                yield from names
 
 
 def _lines(step: Step) -> list[str]:

@@ -9,11 +9,11 @@ after the run, and a slab that is still too large, are programs that may be cut 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.base import Lowering
-from tilec.backends.common.axis_tiling import IN_PLACE, Rules, TileRegion, accesses_of, read_at, run_over, slab_of
+from tilec.backends.common.axis_tiling import Rules, Slab, TileRegion, accesses_of, read_at, run_over, slab_of
 from tilec.backends.common.chains.values import extents_of
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.fusion.groups import Grouped, grouped
@@ -23,11 +23,9 @@ from tilec.backends.triton.plan.plan import (
     Plan,
     Release,
     Setting,
-    SlabInput,
-    SlabResult,
-    Slabs,
     Step,
     SubPlan,
+    TiledLoop,
     TorchLines,
     owner,
     temporary_bytes,
@@ -40,6 +38,7 @@ from tilec.ir.program import Index, Input, Program, Statement, reads
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
+from tilec.transforms.util.tiled import Combine, Into
 
 LEAST_BUDGET = 512 * 2**20  # bytes; slabs of so much take a few percent longer than the whole, of half as much twenty
 HEAVY_BUDGET = 128 * 2**20  # bytes, where a slab of so much has work for about a millisecond
@@ -227,19 +226,18 @@ class _Cutter:
         run, types = cut.run, self.types
         later = {n for s in run.after for n in reads(s)} | set(self.outputs)
         before = self._around(cut.before, later | {n for s in run.members for n in reads(s)})
-        slabs = self._slabs(cut, run.wanted(run.after, self.outputs))
+        loop, results = self._loop(cut, run.wanted(run.after, self.outputs))
         steps: list[Step] = [] if before is None else [before]
         totals: list[Step] = []
         gone = [] if before is None else [n for n in before.plan.outputs if n not in later]
-        aggregation = {s.output: s.aggregation for s in run.columns}
-        for r in slabs.results:
-            t, made = types[r.name], slabs.whole.types[r.name]
-            fill = None if r.axis is not None else identity(aggregation[r.name], made.dtype)
-            steps.append(Allocate(r.tensor, t.shape, made.dtype, fill))
-            if r.tensor != r.name:
-                totals.append(Allocate(r.name, t.shape, t.dtype, r.tensor))
-                gone.append(r.tensor)
-        steps += [slabs, *totals, *([Release(tuple(gone))] if gone else [])]
+        for name, (result, dtype) in results.items():
+            t = types[name]
+            fill = identity(result.aggregation, dtype) if isinstance(result, Combine) else None
+            steps.append(Allocate(result.tensor, t.shape, dtype, fill))
+            if result.tensor != name:
+                totals.append(Allocate(name, t.shape, t.dtype, result.tensor))
+                gone.append(result.tensor)
+        steps += [loop, *totals, *([Release(tuple(gone))] if gone else [])]
         after = self._around(run.after, set(self.outputs))
         return Plan((*steps, *([] if after is None else [after])), self.outputs)
 
@@ -260,45 +258,53 @@ class _Cutter:
         setting = replace(self.setting, misaligned=misaligned)
         return within(planned(lowering, [self.strides[n] for n in read], setting), self.budget).part()
 
-    def _slabs(self, cut: Cut, wanted: tuple[str, ...]) -> Slabs:
+    def _loop(self, cut: Cut, wanted: tuple[str, ...]) -> tuple[TiledLoop, Mapping[str, tuple[Into | Combine, str]]]:
+        """The loop; for each of what is wanted, where slabs put it, and of which type."""
         run = cut.run
         rows = _rounded(run.size, cut.rows)
-        given, whole, start = self._of_rows(run, rows, wanted)
+        slab, copied, whole = self._of_rows(run, rows, wanted)
         if whole.live_bytes > self.budget and rows > 1:
             rows = self._fewer(run, rows, whole.live_bytes, wanted)
-            given, whole, start = self._of_rows(run, rows, wanted)
-        whole = within(whole, self.budget)
+            slab, copied, whole = self._of_rows(run, rows, wanted)
         left = run.size % rows
-        rest = within(self._of_rows(run, left, wanted, rows)[1], self.budget) if left else None
-        plans = [whole] if rest is None else [whole, rest]
-        results = tuple(self._result(n, run, rows, plans) for n in wanted)
-        provided = [r.name for r in results if r.in_place]
-        last = None if rest is None else rest.part(provided)
-        return Slabs(run.size, rows, whole.part(provided), last, given, results, start)
+        slabs = [(slab, within(whole, self.budget), 0, run.size // rows)]
+        if left:
+            last, _, rest = self._of_rows(run, left, wanted, rows)
+            slabs.append((last, within(rest, self.budget), run.size - left, 1))
+        plans = [p for _, p, _, _ in slabs]
+        results = {name: self._result(name, run, plans[0]) for name in wanted}
+        own = {name: r for name, r in results.items() if isinstance(r, Into) and self._in_place(name, r, rows, plans)}
+        others = [r for name, r in results.items() if name not in own]
+        calls = [
+            s.call(p.part(tuple(own)), others, first, count, copied, tuple(own.values()))
+            for s, p, first, count in slabs
+        ]
+        dtypes = plans[0].together.types
+        return TiledLoop(tuple(calls)), {name: (r, dtypes[name].dtype) for name, r in results.items()}
 
     def _fewer(self, run: TileRegion, rows: int, live_bytes: int, wanted: tuple[str, ...]) -> int:
         """Rows that take as much as the budget, of which half is theirs whatever else a slab takes."""
         some = max(1, rows // 2)
-        less = self._of_rows(run, some, wanted)[1].live_bytes
+        less = self._of_rows(run, some, wanted)[2].live_bytes
         each = max(1, (live_bytes - less) // (rows - some))
         return _rounded(run.size, max(1, max(self.budget - (live_bytes - each * rows), self.budget // 2) // each))
 
     def _of_rows(
         self, run: TileRegion, rows: int, wanted: tuple[str, ...], apart: int = 0
-    ) -> tuple[tuple[SlabInput, ...], Planned, str | None]:
-        """A slab of so many rows, beginning at multiples of `apart` (0: of as many): what it is given, its plan, the
-        input that is the number of its first row."""
+    ) -> tuple[Slab, tuple[str, ...], Planned]:
+        """A slab of so many rows, beginning at multiples of `apart` (0: of as many): its program, which of its inputs
+        are copied, its plan."""
         slab = slab_of(run, rows, self.types, wanted)
-        given = tuple(
-            SlabInput(g.name, g.tensor, g.axis, self._misaligned(g.tensor, g.axis, apart or rows)) for g in slab.given
-        )
-        strides = [contiguous(slab.types[g.name].shape) if g.copied else self.strides[g.tensor] for g in given]
+        copied = tuple(g.name for g in slab.given if self._misaligned(g.tensor, g.axis, apart or rows))
+        strides = [
+            contiguous(slab.types[g.name].shape) if g.name in copied else self.strides[g.tensor] for g in slab.given
+        ]
         strides += [] if slab.start is None else [()]
         reduced = reduce(slab.program)
         stages = {"flat": slab.program, "reduced": reduced, "defracted": defract(reduced)}
-        misaligned = tuple(g.name for g in given if g.tensor in self.setting.misaligned and not g.copied)
+        misaligned = tuple(g.name for g in slab.given if g.tensor in self.setting.misaligned and g.name not in copied)
         setting = replace(self.setting, misaligned=misaligned)
-        return given, planned(Lowering(stages, slab.types), strides, setting), slab.start
+        return slab, copied, planned(Lowering(stages, slab.types), strides, setting)
 
     def _misaligned(self, tensor: str, axis: int | None, rows: int) -> bool:
         """Whether the alignment of rows' first elements differs from slab to slab."""
@@ -307,14 +313,18 @@ class _Cutter:
         element = size_in_bytes(replace(self.types[tensor], shape=()))
         return rows * self.strides[tensor][axis] * element % SLAB_ALIGNMENT != 0
 
-    def _result(self, name: str, run: TileRegion, rows: int, plans: Sequence[Planned]) -> SlabResult:
-        t, made = self.types[name], plans[0].together.types[name]
+    def _result(self, name: str, run: TileRegion, slab: Planned) -> Into | Combine:
         axis = run.axis.get(name)
-        if axis is None:
-            aggregation = next(s.aggregation for s in run.columns if s.output == name)
-            return SlabResult(name, name if made.dtype == t.dtype else f"{name}.total", None, IN_PLACE[aggregation])
-        whole = math.prod(t.shape[:axis]) == 1 and not self._misaligned(name, axis, rows)
-        return SlabResult(name, name, axis, in_place=whole and all(_allocates(p.plan, name) for p in plans))
+        if axis is not None:
+            return Into(name, axis, 0)
+        aggregation = next(s.aggregation for s in run.columns if s.output == name)
+        same = slab.together.types[name].dtype == self.types[name].dtype
+        return Combine(name if same else f"{name}.total", aggregation, in_place=True)
+
+    def _in_place(self, name: str, result: Into, rows: int, plans: Sequence[Planned]) -> bool:
+        """Can slabs write their rows where they belong?"""
+        whole = math.prod(self.types[name].shape[: result.axis]) == 1
+        return whole and not self._misaligned(name, result.axis, rows) and all(_allocates(p.plan, name) for p in plans)
 
 
 def _allocates(plan: Plan, name: str) -> bool:
