@@ -10,7 +10,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from tilec.arguments import by_name, size_value, spec, types_of
-from tilec.call_cache import CallCache
+from tilec.calls.call_cache import CallCache
 from tilec.cost import size_in_bytes
 from tilec.derived.axes import AxesSpec, in_axes, out_axes
 from tilec.derived.deferred import Deferred

@@ -18,6 +18,7 @@ from tilec.errors import InputMistake, NameMistake, TileError
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
+from tilec.ir.shape_class import ShapeClass
 from tilec.ir.symbolic import Pinned, Recorder, symbols_of
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.lowered import Lowered, dump_numbered
@@ -148,6 +149,10 @@ class Specialiser:
 
         found = self._classes.get((device,), types, values, self.divisor(device), make)
         return None if found is None else found[0].at(found[1])
+
+    def open_class(self, types: Types, device: str) -> ShapeClass[Prepared] | None:
+        """What was made with open sizes for such types, if anything was."""
+        return self._classes.known((device,), types)
 
     def may_leave_open(self) -> bool:
         """May sizes be left open? What is tuned or dumped has sizes."""
@@ -394,14 +399,14 @@ class AtSizes(Specialiser):
         self.__dict__.update(open_program.program.__dict__)
         del self.__dict__["program"]
         self._forget()
-        self._open, self._open_sizes = open_program, sizes
+        self.opened_program, self._open_sizes = open_program, sizes
 
     @cached_property
     def program(self) -> Program:  # type: ignore[override]
-        return with_numbers(self._open.program.program, self._open_sizes)
+        return with_numbers(self.opened_program.program.program, self._open_sizes)
 
     def _for_class(self, types: dict[str, TensorType], values: tuple[int, ...], device: str) -> Prepared | None:
-        return self._open.prepared(self._open_sizes, types, device) if self.may_leave_open() else None
+        return self.opened_program.prepared(self._open_sizes, types, device) if self.may_leave_open() else None
 
 
 def _built(backend: Backend, options: Options, program: Program, types: Sequence[TensorType]) -> Executable:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilec.ir.at_sizes import as_float, least, template, value_at, with_numbers
+from tilec.ir.at_sizes import Template, as_float, least, value_at, with_numbers
 from tilec.ir.program import Index, Int
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.shape_class import SMALLEST_OPEN, Opening, ShapeClass
@@ -183,9 +183,9 @@ def test_a_template_is_the_tree_with_numbers() -> None:
     n, m = recorder.symbol("n", 20), recorder.symbol("m", 30)
     closed = (1, Leaf(3), [2, None])
     tree = {"a": (n, 2 * m + 1, closed), "b": [Leaf(n * m), Leaf(4, "other")], "c": {"d": -(-n // 8)}, "e": closed}
-    filled = template(tree, recorder.names)
+    filled = Template(tree, recorder.names)
     for numbers in ({"n": 20, "m": 30}, {"n": 9, "m": 1000}):
         made = filled(numbers)
         assert made == with_numbers(tree, numbers) and made["e"] is closed
         assert type(made["b"][0].size) is int and type(made["a"]) is tuple
-    assert template(closed, recorder.names)({"n": 1, "m": 2}) is closed
+    assert Template(closed, recorder.names)({"n": 1, "m": 2}) is closed

@@ -85,6 +85,12 @@ x = torch.arange(6.0).view(2, 3)
 for _ in range(3):
     twice, once = plan(x)
     assert torch.equal(once, 3 * x + 6) and torch.equal(twice, 6 * x + 12) and x.sum() == 15
+open_steps = [("empty", 1, [(0,), 3], number), added(8, ("workspace", (1,)), ("tensor", 1), (2,), grid=(2, (3,), 4))]
+open_steps.insert(0, added(1, ("tensor", 0), ("workspace", (1,)), 3.0))
+open_plan = library.plan(byte, 0, 2, open_steps, [1])
+for own in ((2, 0, 1.0, 3), (2, 512, 2.0, 3), (5, 256, 1.0, 0)):  # with no programs nothing is launched
+    (found,) = open_plan.filled(1024, own, [])(x)
+    assert found.shape == (own[0], 3) and (not own[3] or torch.equal(found, own[2] * (3 * x + 2) + 2))
 mapped = [("map", (0, 8, bytes(127) + b"\\x05")), ("tensor", 1)]
 steps = [("empty", 1, [3], number), ("launch", 7, [1, 1, 1], 128, 0, False, mapped)]
 for x in (torch.arange(6.0), torch.arange(6.0) + 10):

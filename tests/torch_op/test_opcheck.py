@@ -11,7 +11,7 @@ import torch
 
 import tilec
 from tests.support.torch_programs import EXAMPLES
-from tilec import call_cache
+from tilec.calls import call_cache
 from tilec.specialise import Specialiser
 from tilec.torch_op.text import text_of
 

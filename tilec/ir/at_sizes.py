@@ -71,17 +71,32 @@ def with_numbers(x: Any, numbers: Mapping[str, int]) -> Any:
     return x
 
 
-Filled = Callable[[tuple[Any, ...]], Any]
+Filled = Callable[[Sequence[Any]], Any]
 
 
-def template(x: Any, names: Sequence[str]) -> Callable[[Mapping[str, int]], Any]:
-    """`with_numbers` of one tree for the sizes of many calls: what is open in it is looked for once."""
-    texts: dict[str, int] = {}
-    filled = _filled(x, texts)
-    if filled is None:
-        return lambda numbers: x
-    fill, values = filled, value_at(f"lambda {', '.join(names)}: ({', '.join(texts)},)", {})
-    return lambda numbers: fill(values(*[numbers[name] for name in names]))
+class Template:
+    """A tree for the sizes of many calls: what is open in it is looked for once. `texts` are its open numbers, in the
+    order in which it holds them."""
+
+    def __init__(self, x: Any, names: Sequence[str]):
+        self._places: dict[str, int] = {}
+        self._fill = self.part(x)
+        found = self.texts = tuple(self._places)
+        self._names = tuple(names)
+        text = f"lambda {', '.join(names)}: ({', '.join(found)}{',' * bool(found)})"
+        self._values: Callable[..., tuple] = value_at(text, {})
+
+    def values(self, sizes: Mapping[str, int]) -> tuple:
+        """The open numbers at these sizes."""
+        return self._values(*[sizes[name] for name in self._names])
+
+    def __call__(self, sizes: Mapping[str, int]) -> Any:
+        """`with_numbers` of the tree."""
+        return self._fill(self.values(sizes))
+
+    def part(self, x: Any) -> Filled:
+        """What gives a part of the tree with others in the places of its open numbers."""
+        return _filled(x, self._places) or (lambda values: x)
 
 
 def depends_on_sizes(x: Any) -> bool:

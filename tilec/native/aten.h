@@ -93,6 +93,16 @@ struct AtenCalls {
   std::vector<AtenCall> calls;
   std::vector<StridedView> results;
 
+  // `calls`: (name, overload, arguments, strides of results) each; `results`: the step's.
+  explicit AtenCalls(const py::object& given) {
+    for (auto call : given.attr("calls")) {
+      auto [name, overload, arguments, strides] =
+          call.cast<std::tuple<std::string, std::string, py::list, py::list>>();
+      calls.emplace_back(name, overload, arguments, strides);
+    }
+    for (auto result : given.attr("results")) results.emplace_back(result.cast<py::tuple>());
+  }
+
   Tensors operator()(Tensors there) const {
     at::AutoDispatchBelowADInplaceOrView plain;
     for (const AtenCall& call : calls)

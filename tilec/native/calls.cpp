@@ -20,15 +20,15 @@ struct Hash {
 constexpr size_t MOST = 64;  // tensors of a call, whose bits are one number
 constexpr uint64_t NUMBERS = uint64_t(1) << 62;
 
-// What a call depends on; false where it has to be looked at.
-bool key_of(PyObject* inputs, Key& key) {
+// What a call depends on, without sizes where these are `open`; false where it has to be looked at.
+bool key_of(PyObject* inputs, Key& key, bool open = false) {
   if (carrying_tangents() || PyTuple_GET_SIZE(inputs) > Py_ssize_t(MOST)) return false;
   add_state(key);
   bool cuda = false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
     PyObject* item = PyTuple_GET_ITEM(inputs, i);
     if (THPVariable_CheckExact(item)) {
-      if (!add_tensor(key, THPVariable_Unpack(item), cuda)) return false;
+      if (!add_tensor(key, THPVariable_Unpack(item), cuda, open)) return false;
     } else if (PyFloat_CheckExact(item)) {
       key.push_back(NUMBERS | 1);
     } else if (PyLong_CheckExact(item)) {
@@ -104,7 +104,19 @@ struct Calls {
   PyObject_HEAD
   vectorcallfunc call;
   std::unordered_map<Key, std::shared_ptr<Entry>, Hash>* entries;
+  std::unordered_map<Key, py::object, Hash>* classes;  // of (calls, inputs): adds what differs in sizes alone
 };
+
+// Add a call of a known class; false where Python has to look at it.
+bool added(PyObject* self, PyObject* inputs) {
+  Key key;
+  auto& classes = *reinterpret_cast<Calls*>(self)->classes;
+  if (classes.empty() || !key_of(inputs, key, true)) return false;
+  auto known = classes.find(key);
+  if (known == classes.end()) return false;
+  py::object add = known->second;
+  return checked(PyObject_CallFunctionObjArgs(add.ptr(), self, inputs, nullptr)).ptr() == Py_True;
+}
 
 PyObject* given_back(Tensors& results, size_t count) {
   if (count == 1) return wrapped(results[0]);
@@ -136,7 +148,11 @@ PyObject* called(PyObject* self, PyObject* const* args, size_t nargs, PyObject*)
   Key key;
   if (PyVectorcall_NARGS(nargs) != 1 || !PyTuple_CheckExact(args[0]) || !key_of(args[0], key)) return Py_NewRef(self);
   auto found = calls->entries->find(key);
-  if (found == calls->entries->end()) return Py_NewRef(self);
+  if (found == calls->entries->end()) {
+    if (!added(self, args[0])) return Py_NewRef(self);
+    found = calls->entries->find(key);
+    if (found == calls->entries->end()) return Py_NewRef(self);
+  }
   std::shared_ptr<Entry> entry = found->second;
   try {
     return run_entry(*entry, args[0]);
@@ -172,6 +188,16 @@ PyObject* add(PyObject* self, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+// add_class(inputs, what adds calls like this one)
+PyObject* add_class(PyObject* self, PyObject* args) {
+  HANDLE_TH_ERRORS
+  auto given = py::reinterpret_borrow<py::tuple>(args);
+  Key key;
+  if (key_of(given[0].ptr(), key, true)) reinterpret_cast<Calls*>(self)->classes->emplace(key, given[1]);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 Py_ssize_t length(PyObject* self) { return reinterpret_cast<Calls*>(self)->entries->size(); }
 
 PyObject* new_calls(PyTypeObject* type, PyObject*, PyObject*) {
@@ -179,15 +205,18 @@ PyObject* new_calls(PyTypeObject* type, PyObject*, PyObject*) {
   if (!calls) return nullptr;
   calls->call = called;
   calls->entries = new std::unordered_map<Key, std::shared_ptr<Entry>, Hash>();
+  calls->classes = new std::unordered_map<Key, py::object, Hash>();
   return reinterpret_cast<PyObject*>(calls);
 }
 
 void delete_calls(PyObject* self) {
   delete reinterpret_cast<Calls*>(self)->entries;
+  delete reinterpret_cast<Calls*>(self)->classes;
   Py_TYPE(self)->tp_free(self);
 }
 
-PyMethodDef methods[] = {{"add", add, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {
+    {"add", add, METH_VARARGS, nullptr}, {"add_class", add_class, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PySequenceMethods sequence = {};
 
 PyTypeObject calls_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
@@ -207,21 +236,24 @@ void add_calls(py::module_& module) {
   module.add_object("Calls", reinterpret_cast<PyObject*>(&calls_type));
 }
 
+// A number, or the place of one that is open, alone in a tuple.
+StepNumber number_of(py::handle given) {
+  if (PyTuple_CheckExact(given.ptr())) return {given.cast<py::tuple>()[0].cast<int64_t>(), true};
+  return {Plan::bits_of(given), false};
+}
+
 std::vector<Argument> arguments_of(const py::list& given) {
   std::vector<Argument> found;
   for (auto item : given) {
     auto [kind, value] = item.cast<std::pair<std::string, py::object>>();
-    Argument a{Argument::NUMBER, 0};
+    Argument a{Argument::NUMBER};
     if (kind == "map") {
       auto [slot, offset, bytes] = value.cast<std::tuple<int64_t, int64_t, std::string>>();
       TORCH_CHECK(bytes.size() == sizeof(TensorMap), "no tensor map");
-      a.kind = Argument::MAP, a.value = slot, a.offset = offset;
+      a.kind = Argument::MAP, a.value.value = slot, a.offset = offset;
       std::memcpy(&a.map, bytes.data(), sizeof a.map);
-    } else if (kind == "fp32") {
-      float number = value.cast<float>();
-      std::memcpy(&a.value, &number, sizeof number);
     } else {
-      a.value = value.cast<int64_t>();
+      a.value = number_of(kind == "fp32" && PyLong_Check(value.ptr()) ? py::object(py::float_(value)) : value);
       if (kind == "tensor") a.kind = Argument::TENSOR;
       if (kind == "workspace") a.kind = Argument::WORKSPACE;
     }
@@ -231,10 +263,10 @@ std::vector<Argument> arguments_of(const py::list& given) {
 }
 
 // A plan, of steps as tuples: ("empty", place, sizes, a tensor of its type), ("launch", kernel, grid, threads, bytes
-// of shared memory, cooperative, arguments), ("python", function, reads, writes), the same with what it calls of torch's
-// operators, ("free", places).
-std::shared_ptr<Run> plan(py::object like, int64_t workspace, int slots, py::list steps, std::vector<int> outputs) {
+// of shared memory, cooperative, arguments), ("python", function, reads, writes), ("free", places).
+std::shared_ptr<Plan> plan(py::object like, int64_t workspace, int slots, py::list steps, std::vector<int> outputs) {
   std::vector<Step> made;
+  Plan::Functions functions;
   for (auto item : steps) {
     auto given = item.cast<py::tuple>();
     auto kind = given[0].cast<std::string>();
@@ -242,31 +274,24 @@ std::shared_ptr<Run> plan(py::object like, int64_t workspace, int slots, py::lis
     if (kind == "empty") {
       step.kind = Step::EMPTY;
       step.slot = given[1].cast<int>();
-      step.sizes = given[2].cast<std::vector<int64_t>>();
+      for (auto n : given[2]) step.sizes.push_back(number_of(n));
       step.dtype = THPVariable_Unpack(given[3].ptr()).scalar_type();
     } else if (kind == "launch") {
       step.kind = Step::LAUNCH;
       step.kernel = reinterpret_cast<void*>(given[1].cast<uintptr_t>());
-      auto grid = given[2].cast<std::vector<unsigned>>();
-      std::copy(grid.begin(), grid.end(), step.grid);
+      auto grid = given[2].cast<py::list>();
+      for (int axis = 0; axis < 3; ++axis) step.grid[axis] = number_of(grid[axis]);
       step.threads = given[3].cast<unsigned>();
       step.shared = given[4].cast<unsigned>();
       step.cooperative = given[5].cast<bool>();
       step.arguments = arguments_of(given[6].cast<py::list>());
     } else if (kind == "python") {
       step.kind = Step::PYTHON;
-      step.function = Ref(given[1].ptr());
+      step.function = functions.size();
+      functions.push_back(std::make_shared<Function>(py::object(given[1]).ptr()));
+      functions.back()->look();
       step.reads = given[2].cast<std::vector<std::pair<std::string, int>>>();
       step.writes = given[3].cast<std::vector<std::pair<std::string, int>>>();
-      if (given.size() > 4) {  // (name, overload, arguments, strides of results) each, then the step's results
-        step.kind = Step::ATEN;
-        for (auto call : given[4]) {
-          auto [name, overload, arguments, results] =
-              call.cast<std::tuple<std::string, std::string, py::list, py::list>>();
-          step.calls.calls.emplace_back(name, overload, arguments, results);
-        }
-        for (auto result : given[5]) step.calls.results.emplace_back(result.cast<py::tuple>());
-      }
     } else {
       step.kind = Step::FREE;
       step.slots = given[1].cast<std::vector<int>>();
@@ -274,7 +299,8 @@ std::shared_ptr<Run> plan(py::object like, int64_t workspace, int slots, py::lis
     made.push_back(std::move(step));
   }
   at::Device device = THPVariable_Unpack(like.ptr()).device();
-  return std::make_shared<Plan>(device, workspace, slots, std::move(made), std::move(outputs));
+  auto shared = std::make_shared<const Steps>(device, slots, std::move(made), std::move(outputs));
+  return std::make_shared<Plan>(std::move(shared), workspace, std::vector<int64_t>(), std::move(functions));
 }
 
 std::shared_ptr<Recorded> recorded(
@@ -318,6 +344,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     for (size_t i = 0; i < results.size(); ++i) made[i] = checked(wrapped(results[i]));
     return made;
   });
+  py::class_<Plan, Run, std::shared_ptr<Plan>>(module, "Plan")
+      .def("filled", &Plan::filled)
+      .def("in_python", &Plan::in_python);
   py::class_<Recorded, std::shared_ptr<Recorded>>(module, "Recorded");
   add_calls(module);
   module.attr("MOST") = MOST;

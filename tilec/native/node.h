@@ -30,8 +30,8 @@ inline void add_state(Key& key) {
   key.append({keys.included_.raw_repr(), keys.excluded_.raw_repr(), uint64_t(c10::GradMode::is_enabled())});
 }
 
-// What a call depends on of a tensor; false for tensors that have to be looked at.
-inline bool add_tensor(Key& key, const Tensor& t, bool& cuda) {
+// What a call depends on of a tensor, without sizes where these are `open`; false for tensors that have to be looked at.
+inline bool add_tensor(Key& key, const Tensor& t, bool& cuda, bool open = false) {
   if (t.is_nested() || t.layout() != at::kStrided || !t.has_storage() ||
       t.unsafeGetTensorImpl()->has_symbolic_sizes_strides())
     return false;
@@ -39,10 +39,10 @@ inline bool add_tensor(Key& key, const Tensor& t, bool& cuda) {
   uint64_t word = uint64_t(t.scalar_type()) | uint64_t(device.type()) << 8 | uint64_t(uint8_t(device.index())) << 16 |
       uint64_t(t.requires_grad()) << 24 | uint64_t(t.dim()) << 32;
   key.append({word, t.key_set().raw_repr()});
-  for (int64_t n : t.sizes()) key.push_back(n);
+  if (!open) key.append(t.sizes().begin(), t.sizes().end());
   if (device.is_cuda()) {  // kernels are made for strides and alignments
     cuda = true;
-    for (int64_t n : t.strides()) key.push_back(n);
+    if (!open) key.append(t.strides().begin(), t.strides().end());
     key.push_back(reinterpret_cast<uintptr_t>(t.const_data_ptr()) & 15);
   }
   return true;
@@ -135,8 +135,14 @@ struct TileCallBackward final : ag::Node {
     }
     uint64_t bits = needed();
     Key key;
-    auto pass = pass_key(key, bits, kept, cotangents) ? recorded->find(key) : nullptr;
-    if (!pass) return in_python(recorded, kept, cotangents, bits);
+    bool usual = pass_key(key, bits, kept, cotangents);
+    auto pass = usual ? recorded->find(key) : nullptr;
+    if (!pass) {
+      auto found = in_python(recorded, kept, cotangents, bits, usual);
+      if (found) return *found;
+      pass = recorded->find(key);
+      TORCH_CHECK(pass, "a backward pass was not added");
+    }
     Tensors given;
     given.reserve(pass->sources.size());
     for (size_t place : pass->sources) {
@@ -149,7 +155,7 @@ struct TileCallBackward final : ag::Node {
     try {
       if (pass->run) results = (*pass->run)(given);
     } catch (const c10::OutOfMemoryError&) {  // Python says what it was for
-      return in_python(recorded, kept, cotangents, bits);
+      return *in_python(recorded, kept, cotangents, bits, false);
     }
     ag::variable_list gradients(recorded->inputs);
     for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = pass->gradients[i](results, kept, cotangents);
@@ -180,7 +186,7 @@ struct TileCallBackward final : ag::Node {
                         const ag::variable_list& inputs, const std::vector<c10::IValue>& given) {
       Tensors kept;
       for (const auto& value : given) kept.push_back(value.toTensor());
-      return in_python(recorded, kept, inputs, needed);
+      return *in_python(recorded, kept, inputs, needed, false);
     };
     auto metadata = dynamo::IValuePacker<std::vector<std::optional<ag::InputMetadata>>>::pack(
         dynamo::get_input_metadata(next_edges()));
@@ -199,8 +205,10 @@ struct TileCallBackward final : ag::Node {
     return bits;
   }
 
-  static ag::variable_list in_python(
-      const std::shared_ptr<Recorded>& recorded, const Tensors& kept, const Tensors& cotangents, uint64_t needed) {
+  // The gradients; nothing where Python has added the pass instead, which it may if that is `usual`.
+  static std::optional<ag::variable_list> in_python(
+      const std::shared_ptr<Recorded>& recorded, const Tensors& kept, const Tensors& cotangents, uint64_t needed,
+      bool usual) {
     py::gil_scoped_acquire gil;
     auto tuple = [](const Tensors& tensors) {
       py::tuple made(tensors.size());
@@ -210,8 +218,10 @@ struct TileCallBackward final : ag::Node {
     py::tuple wanted(recorded->inputs);
     for (size_t i = 0; i < recorded->inputs; ++i) wanted[i] = py::bool_(needed >> i & 1);
     try {
-      py::object found = py::handle(recorded->python.get())
-                             .attr("pulled_back")(py::cast(recorded), wanted, tuple(kept), tuple(cotangents));
+      py::object native = usual ? py::cast(recorded) : py::none();
+      py::object found =
+          py::handle(recorded->python.get()).attr("pulled_back")(native, wanted, tuple(kept), tuple(cotangents));
+      if (found.is_none()) return std::nullopt;
       return unwrapped(found.ptr());
     } catch (py::error_already_set& error) {
       error.restore();

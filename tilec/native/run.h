@@ -6,6 +6,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -163,83 +164,153 @@ struct alignas(64) TensorMap {
   char bytes[128];
 };
 
+// The bits of a number, or where they stand among those that a plan has of its own.
+struct StepNumber {
+  int64_t value = 0;
+  bool open = false;
+  int64_t operator()(const std::vector<int64_t>& numbers) const { return open ? numbers[value] : value; }
+};
+
 // One argument of a kernel: an address in a tensor or in the workspace, a number, or a tensor map.
 struct Argument {
   enum Kind { TENSOR, WORKSPACE, NUMBER, MAP } kind;
-  int64_t value;         // the tensor's place, the offset in the workspace, or the number's bits
+  StepNumber value;        // the tensor's place, the offset in the workspace, or the number
   int64_t offset = 0;    // of a map: bytes from the tensor's first element
   TensorMap map{};       // over another address
 };
 
+// A function of a dictionary of tensors, and of the stream; what it calls of torch's operators, once it says so.
+struct Function {
+  explicit Function(PyObject* function) : function(function) {}
+  ~Function() { delete calls.load(); }
+  Ref function;
+  std::atomic<const AtenCalls*> calls{nullptr};
+
+  // With Python's lock.
+  void look() {
+    if (calls.load()) return;
+    py::object found = py::getattr(py::handle(function.get()), "calls", py::none());
+    if (!found.is_none()) calls = new AtenCalls(found);
+  }
+};
+
 struct Step {
-  enum Kind { EMPTY, LAUNCH, ATEN, PYTHON, FREE } kind;
+  enum Kind { EMPTY, LAUNCH, PYTHON, FREE } kind;
   // EMPTY
   int slot = 0;
-  std::vector<int64_t> sizes{};
+  std::vector<StepNumber> sizes{};
   at::ScalarType dtype = at::kFloat;
   // LAUNCH
   void* kernel = nullptr;
-  unsigned grid[3] = {1, 1, 1}, threads = 0, shared = 0;
+  StepNumber grid[3] = {};
+  unsigned threads = 0, shared = 0;
   bool cooperative = false;
   std::vector<Argument> arguments{};
-  // ATEN: what `function` calls of torch's operators
-  AtenCalls calls{};
-  // PYTHON, ATEN: a function of a dictionary of tensors, and of the stream
-  Ref function{};
+  // PYTHON
+  size_t function = 0;
   std::vector<std::pair<std::string, int>> reads{}, writes{};
   // FREE
   std::vector<int> slots{};
 };
 
-class Plan final : public Run {
- public:
-  Plan(at::Device device, int64_t workspace, int slots, std::vector<Step> steps, std::vector<int> outputs)
-      : device_(device), workspace_(workspace), slots_(slots), steps_(std::move(steps)), outputs_(std::move(outputs)) {
-    for (const Step& step : steps_) {
-      if (step.kind == Step::LAUNCH && !context_) Driver::get().current(&context_);
+// What plans for other numbers have in common.
+struct Steps {
+  at::Device device;
+  int slots;
+  std::vector<Step> steps;
+  std::vector<int> outputs;
+  void* context = nullptr;
+
+  Steps(at::Device device, int slots, std::vector<Step> given, std::vector<int> outputs)
+      : device(device), slots(slots), steps(std::move(given)), outputs(std::move(outputs)) {
+    for (const Step& step : steps) {
+      if (step.kind == Step::LAUNCH && !context) Driver::get().current(&context);
       size_t maps = 0;
       for (const Argument& a : step.arguments) maps += a.kind == Argument::MAP;
       TORCH_CHECK(!maps || (maps <= MOST_MAPS && Driver::get().replace_address), "tensor maps that Python launches");
     }
   }
 
+};
+
+class Plan final : public Run {
+ public:
+  using Functions = std::vector<std::shared_ptr<Function>>;
+
+  Plan(std::shared_ptr<const Steps> steps, int64_t workspace, std::vector<int64_t> numbers, Functions functions)
+      : steps_(std::move(steps)),
+        workspace_(workspace),
+        numbers_(std::move(numbers)),
+        functions_(std::move(functions)) {}
+
+  // The same steps with other numbers and, where they are not None, functions of its own.
+  std::shared_ptr<Run> filled(int64_t workspace, const py::tuple& numbers, const py::list& functions) const {
+    std::vector<int64_t> bits;
+    bits.reserve(numbers.size());
+    for (auto number : numbers) bits.push_back(bits_of(number));
+    Functions own = functions_;
+    for (size_t i = 0; i < functions.size(); ++i)
+      if (py::object function = functions[i]; !function.is_none()) own[i] = std::make_shared<Function>(function.ptr());
+    return std::make_shared<Plan>(steps_, workspace, std::move(bits), std::move(own));
+  }
+
+  static int64_t bits_of(py::handle number) {
+    if (!PyFloat_Check(number.ptr())) return number.cast<int64_t>();
+    float value = number.cast<float>();
+    int64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof value);
+    return bits;
+  }
+
+  // How many steps are left to Python.
+  size_t in_python() const {
+    return std::count_if(functions_.begin(), functions_.end(), [](const auto& f) { return !f->calls.load(); });
+  }
+
   Tensors operator()(const Tensors& inputs) const override {
-    c10::DeviceGuard guard(device_);
-    c10::Stream current = c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_);
-    void* stream = device_.is_cuda() ? current.native_handle() : nullptr;
-    Tensors tensors(slots_);
+    at::Device device = steps_->device;
+    c10::DeviceGuard guard(device);
+    c10::Stream current = c10::impl::getDeviceGuardImpl(device.type())->getStream(device);
+    void* stream = device.is_cuda() ? current.native_handle() : nullptr;
+    Tensors tensors(steps_->slots);
     std::copy(inputs.begin(), inputs.end(), tensors.begin());
-    auto options = at::TensorOptions().device(device_);
+    auto options = at::TensorOptions().device(device);
     Tensor workspace;
     char* base = nullptr;
     if (workspace_) {
       workspace = at::empty({workspace_}, options.dtype(at::kByte));
       base = static_cast<char*>(workspace.data_ptr());
     }
-    for (const Step& step : steps_) switch (step.kind) {
+    for (const Step& step : steps_->steps) switch (step.kind) {
         case Step::EMPTY:
-          tensors[step.slot] = at::empty(step.sizes, options.dtype(step.dtype));
+          tensors[step.slot] = at::empty(sizes_of(step), options.dtype(step.dtype));
           break;
         case Step::LAUNCH:
-          if (step.grid[0] && step.grid[1] && step.grid[2]) launch(step, tensors, base, stream);
-          break;
-        case Step::ATEN:
-          if (!aten(step, tensors)) python(step, tensors, stream);
+          launch(step, tensors, base, stream);
           break;
         case Step::PYTHON:
-          python(step, tensors, stream);
+          if (!aten(step, tensors)) python(step, tensors, stream);
           break;
         case Step::FREE:
           for (int slot : step.slots) tensors[slot].reset();
       }
     Tensors results;
-    results.reserve(outputs_.size());
-    for (int slot : outputs_) results.push_back(tensors[slot]);
+    results.reserve(steps_->outputs.size());
+    for (int slot : steps_->outputs) results.push_back(tensors[slot]);
     return results;
   }
 
  private:
+  c10::SmallVector<int64_t, 8> sizes_of(const Step& step) const {
+    c10::SmallVector<int64_t, 8> found;
+    for (const StepNumber& n : step.sizes) found.push_back(n(numbers_));
+    return found;
+  }
+
   void launch(const Step& step, const Tensors& tensors, char* base, void* stream) const {
+    unsigned g[3];
+    for (int axis = 0; axis < 3; ++axis) g[axis] = step.grid[axis](numbers_);
+    if (!g[0] || !g[1] || !g[2]) return;
     const Driver& driver = Driver::get();
     size_t count = step.arguments.size();
     c10::SmallVector<int64_t, 32> values(count);
@@ -250,18 +321,17 @@ class Plan final : public Run {
       const Argument& a = step.arguments[i];
       if (a.kind == Argument::MAP) {
         places[i] = &(maps[used] = a.map);
-        auto* address = static_cast<char*>(tensors[a.value].data_ptr()) + a.offset;
+        auto* address = static_cast<char*>(tensors[a.value.value].data_ptr()) + a.offset;
         int code = driver.replace_address(&maps[used++], address);
         TORCH_CHECK(!code, "a tensor map takes no address: ", code);
         continue;
       }
-      values[i] = a.kind == Argument::NUMBER      ? a.value
-                  : a.kind == Argument::WORKSPACE ? reinterpret_cast<int64_t>(base) + a.value
-                                                  : reinterpret_cast<int64_t>(tensors[a.value].data_ptr());
+      values[i] = a.kind == Argument::NUMBER      ? a.value(numbers_)
+                  : a.kind == Argument::WORKSPACE ? reinterpret_cast<int64_t>(base) + a.value(numbers_)
+                                                  : reinterpret_cast<int64_t>(tensors[a.value.value].data_ptr());
       places[i] = &values[i];
     }
     auto go = [&] {
-      const unsigned* g = step.grid;
       return step.cooperative
           ? driver.cooperative(step.kernel, g[0], g[1], g[2], step.threads, 1, 1, step.shared, stream, places.data())
           : driver.launch(step.kernel, g[0], g[1], g[2], step.threads, 1, 1, step.shared, stream, places.data(),
@@ -269,7 +339,7 @@ class Plan final : public Run {
     };
     int code = go();
     if (code == 201) {  // no context in a thread that has used no device yet
-      driver.make_current(context_);
+      driver.make_current(steps_->context);
       code = go();
     }
     if (code) {
@@ -280,10 +350,12 @@ class Plan final : public Run {
   }
 
   bool aten(const Step& step, Tensors& tensors) const {
+    const AtenCalls* calls = functions_[step.function]->calls;
+    if (!calls) return false;
     Tensors given;
-    given.reserve(step.reads.size() + step.calls.calls.size());
+    given.reserve(step.reads.size() + calls->calls.size());
     for (const auto& [name, slot] : step.reads) given.push_back(tensors[slot]);
-    Tensors made = step.calls(std::move(given));
+    Tensors made = (*calls)(std::move(given));
     for (size_t i = 0; i < made.size(); ++i) tensors[step.writes[i].second] = std::move(made[i]);
     return !made.empty();
   }
@@ -292,16 +364,16 @@ class Plan final : public Run {
     py::gil_scoped_acquire gil;
     py::dict given;
     for (const auto& [name, slot] : step.reads) given[name.c_str()] = checked(wrapped(tensors[slot]));
-    py::handle(step.function.get())(given, reinterpret_cast<uintptr_t>(stream));
+    Function& function = *functions_[step.function];
+    py::handle(function.function.get())(given, reinterpret_cast<uintptr_t>(stream));
+    function.look();
     for (const auto& [name, slot] : step.writes) tensors[slot] = THPVariable_Unpack(given[name.c_str()].ptr());
   }
 
-  at::Device device_;
+  std::shared_ptr<const Steps> steps_;
   int64_t workspace_;
-  int slots_;
-  std::vector<Step> steps_;
-  std::vector<int> outputs_;
-  void* context_ = nullptr;
+  std::vector<int64_t> numbers_;
+  Functions functions_;
 };
 
 }  // namespace tilec

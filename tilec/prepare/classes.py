@@ -33,16 +33,19 @@ class Classes(Generic[Outcome]):
     def __init__(self) -> None:
         self._classes: dict[object, ShapeClass[Outcome]] = {}
 
+    def known(self, kind: tuple, types: Types) -> ShapeClass[Outcome] | None:
+        """The class of inputs of these types, if there is one."""
+        return self._classes.get(_key(kind, types))
+
     def get(
         self, kind: tuple, types: Types, values: tuple[int, ...], divisor: int, make: Callable[[Opened], Outcome]
     ) -> tuple[Outcome, dict[str, int]] | None:
         """What serves inputs of these types, and sizes of these values, which stay as they are: made by `make` where
         it is not there yet. None where sizes cannot be left open, and for the first of a kind."""
         sizes = (*[n for t in types.values() for n in t.shape], *values)
-        key = *kind, *[(t.dtype, t.weak, len(t.shape)) for t in types.values()]
-        known = self._classes.get(key)
+        known = self.known(kind, types)
         if known is None:
-            self._classes[key] = ShapeClass(sizes)
+            self._classes[_key(kind, types)] = ShapeClass(sizes)
             return None
         found = known.find(sizes)
         if found is not None:
@@ -70,6 +73,10 @@ class Classes(Generic[Outcome]):
             return None
 
 
+def _key(kind: tuple, types: Types) -> tuple:
+    return *kind, *[(t.dtype, t.weak, len(t.shape)) for t in types.values()]
+
+
 class OpenProgram(Generic[Outcome]):
     """A program whose inputs' types leave sizes open, derived from another in the same compilation. `lower` makes what
     runs of types and symbols on a device; where what it asked of the sizes does not hold, it is made once more."""
@@ -81,14 +88,23 @@ class OpenProgram(Generic[Outcome]):
         self._lower = lower
         self._made: dict[object, _MadePrograms] = {}
 
+    def find(self, sizes: Mapping[str, int], key: tuple) -> Prepared | None:
+        """What was made already and serves these sizes. `key`: the device, and each input's type and whether it is a
+        Python number."""
+        made = self._made.get(key)
+        if made is None:
+            return None
+        numbers = [sizes[name] for name in self.opened.symbols]
+        return next((prepared for prepared, holds in made.found if holds(*numbers)), None)
+
     def prepared(self, sizes: Mapping[str, int], types: Types, device: str) -> Prepared | None:
         """What runs for these sizes and inputs; None where sizes cannot be left open."""
         key = device, *[(t.dtype, t.weak) for t in types.values()]
+        known = self.find(sizes, key)
+        if known is not None:
+            return known.at(sizes)
         made = self._made.setdefault(key, _MadePrograms())
         numbers = [sizes[name] for name in self.opened.symbols]
-        for prepared, holds in made.found:
-            if holds(*numbers):
-                return prepared.at(sizes)
         if made.tries >= MOST_TRIES:
             return None
         made.tries += 1

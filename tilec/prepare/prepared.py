@@ -16,6 +16,9 @@ from tilec.ir.types import TensorType
 CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
 
 
+OpenRun = Callable[[Mapping[str, int], Sequence[torch.Tensor]], Any]  # None where that has not been made
+
+
 class Bounded(dict):
     """A cache that forgets its oldest entry beyond CACHED_CALLS."""
 
@@ -57,6 +60,12 @@ class Prepared:
         find = getattr(self.executable, "native", None) if self.plain else None
         plan = find(tensors) if find else None
         return self.direct if plan is None else plan
+
+    def open_run(self, tensors: Sequence[torch.Tensor]) -> OpenRun | None:
+        """Of a program with open sizes, what gives what the library runs at sizes, for tensors of the same types,
+        devices and alignments as these."""
+        find = getattr(self.executable, "open_run", None) if self.plain else None
+        return find(tensors) if find else None
 
     def at(self, sizes: Mapping[str, int]) -> Prepared:
         """For sizes that were left open."""

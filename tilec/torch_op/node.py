@@ -11,7 +11,7 @@ where torch traces and wants no more than to see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -80,16 +80,20 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
 
 
 @dataclass(frozen=True)
-class _Shared:
+class OpenRecord:
     """What recorded calls of a class of shapes share: sizes are left open in all of it. `forward`: where there are
     extras; `views`: gradients that are views of cotangents, where extras have none."""
 
     opened: Opened
+    wrt: tuple[str, ...]
     special: Specialised
     partition: Partition
     forward: OpenProgram | None
     views: dict[str, CotangentView]
     gradients: dict[object, OpenProgram] = field(default_factory=dict)
+
+
+OpenRecordAt = tuple[OpenRecord, Mapping[str, int]]
 
 
 def _for_class(
@@ -102,23 +106,25 @@ def _for_class(
         return None
     wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
 
-    def make(opened: Opened) -> _Shared:
+    def make(opened: Opened) -> OpenRecord:
         special, parts = function.partition(wrt, opened.types, dict(zip(function.sizes, values, strict=True)))
         if parts.chunks is not None:
             raise Pinned(opened.symbols)
         forward = None if parts.forward is None else function.open_program(opened, parts.forward)
-        assert parts.backward is not None
-        return _Shared(opened, special, parts, forward, _views(wrt, parts.backward))
+        return OpenRecord(opened, wrt, special, parts, forward, _views(wrt, parts.backward))
 
     types, divisor = function.types(tensors, weak), function.divisor(tensors[0].device.type)
     found = function.recorded_classes.get((asked, weak, divisor), types, values, divisor, make)
-    if found is None:
-        return None
-    shared, sizes = found
+    return None if found is None else recorded_at(function, found, weak, values)
+
+
+def recorded_at(function: Specialiser, known: OpenRecordAt, weak: Weak, values: SizeValues) -> Recorded:
+    """A recorded call of a class of shapes, at the sizes that are known with it."""
+    shared, sizes = known
     special = with_numbers(shared.special, sizes) if shared.special.replaced else shared.special
     forward = function if shared.forward is None else AtSizes(shared.forward, sizes)
     outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
-    return Recorded(forward, weak, values, wrt, outputs, special, shared.partition, function, (shared, sizes))
+    return Recorded(forward, weak, values, shared.wrt, outputs, special, shared.partition, function, known)
 
 
 def _views(wrt: tuple[str, ...], backward: Backward) -> dict[str, CotangentView]:
@@ -176,7 +182,7 @@ class Recorded:
     special: Specialised
     partition: Partition | None
     function: Specialiser
-    shared: tuple[_Shared, dict[str, int]] | None = None
+    shared: OpenRecordAt | None = None
     _gradients: dict[tuple[bool, tuple[str, ...]], tuple[Specialiser, Backward]] = field(default_factory=dict)
     _passes: dict[object, BackwardPass] = field(default_factory=dict)
     _views: dict[bool, dict[str, CotangentView]] = field(default_factory=dict)

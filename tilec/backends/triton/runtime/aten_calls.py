@@ -6,7 +6,7 @@ operators give as views is kept as sizes, strides and an offset, so that no more
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -33,29 +33,26 @@ class AtenCalls:
 
 class AtenStep:
     """A step of Python lines, whose results begin at multiples of 16 bytes, as kernels take them. `calls`: what it
-    calls, once it has run; None where that is more than can be done again."""
+    calls, once it has run twice, as watching it takes longer than running it; None where that is more than can be done
+    again."""
 
     def __init__(
         self, function: Callable[..., tuple], reads: Sequence[str], writes: Sequence[str], repeatable: bool
     ) -> None:
         self._function, self._reads, self._writes = function, tuple(reads), tuple(writes)
-        self._watched = not repeatable
+        self._left = 2 if repeatable else 0  # runs up to the one that is watched
         self.calls: AtenCalls | None = None
 
     def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
         given = [tensors[name] for name in self._reads]
-        if self._watched or native() is None:
-            results = self._aligned(given)
-        else:
+        if self._left == 1 and native() is not None:
             with _Watch(given) as watch:
                 results = self._aligned(given)
-            self.calls, self._watched = watch.found(results), True
+            self.calls, self._left = watch.found(results), 0
+        else:
+            results = self._aligned(given)
+            self._left = max(self._left - 1, 0)
         tensors.update(zip(self._writes, results, strict=True))
-
-    @property
-    def unseen(self) -> bool:
-        """Will its next call say what it calls?"""
-        return not self._watched and native() is not None
 
     def _aligned(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [t.clone() if t.data_ptr() & 15 else t for t in self._function(*given)]
@@ -150,9 +147,13 @@ def _lines_function(text: str, statements: str) -> Callable[..., tuple]:
 
 def torch_lines(step: TorchLines) -> AtenStep:
     """The lines as a function of the tensors they read, with their numbers."""
+    return lines_at(step)(step.numbers)
+
+
+def lines_at(step: TorchLines) -> Callable[[Iterable[tuple[str, int]]], AtenStep]:
+    """The same of other numbers."""
     results = ", ".join(map(python_name, step.writes))
     header = f"def lines({', '.join([*map(python_name, step.reads), *(name for name, _ in step.numbers)])}):"
     text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
     function = _lines_function(text, ", ".join(step.statements))
-    with_numbers = partial(function, **dict(step.numbers)) if step.numbers else function
-    return AtenStep(with_numbers, step.reads, step.writes, not step.switches)
+    return lambda numbers: AtenStep(partial(function, **dict(numbers)), step.reads, step.writes, not step.switches)

@@ -30,7 +30,7 @@ from tilec.backends.triton.plan.plan import (
     temporary_bytes,
 )
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.runtime.aten_calls import AtenStep, torch_lines
+from tilec.backends.triton.runtime.aten_calls import torch_lines
 from tilec.backends.triton.runtime.compiled import (
     check_device,
     compile_for,
@@ -40,8 +40,7 @@ from tilec.backends.triton.runtime.compiled import (
 )
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.native_plan import native_plan
-from tilec.backends.triton.runtime.open_native import FilledIn
-from tilec.backends.triton.runtime.open_plans import OpenPlans
+from tilec.backends.triton.runtime.open_plans import OpenPlans, placed_as
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.backends.triton.runtime.straight import Operation, Run, straight
 from tilec.errors import InputMistake, TileError, Unsupported
@@ -57,9 +56,7 @@ precision = torch.get_float32_matmul_precision
 class PlannedCall:
     """One plan on one device."""
 
-    def __init__(
-        self, plan: Plan | None, names: Sequence[str], device: torch.device, filled_in: FilledIn | None = None
-    ):
+    def __init__(self, plan: Plan | None, names: Sequence[str], device: torch.device, filled_in: Any | None = None):
         """`filled_in`: the plan as the library's, which needs no other."""
         self._plan = plan
         self._names = tuple(names)
@@ -67,8 +64,7 @@ class PlannedCall:
         self._cuda, self._index = device.type == "cuda", device.index or 0
         self._operations = [_operation(step, device) for step in plan.steps] if plan is not None else []
         self._straight: Run | None = None
-        self._native: Any | None = filled_in and filled_in.plan
-        self._again: Callable[[], Any | None] | None = filled_in.again if filled_in else None
+        self._native = filled_in
         self._first = filled_in is None
 
     @property
@@ -87,10 +83,7 @@ class PlannedCall:
 
     def _run(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
         if self._native is not None:
-            outputs = self._native(*inputs)
-            if (again := self._again) is not None:
-                self._native, self._again = again() or self._native, None
-            return outputs
+            return self._native(*inputs)
         if self._straight is not None:
             return self._straight(inputs, stream)
         if self._first:
@@ -99,8 +92,6 @@ class PlannedCall:
                 self._native = native_plan(self.plan, self._names, self._operations, self._device)
             if self._native is not None:
                 self._first = False
-                if any(isinstance(o, AtenStep) and o.unseen for o in self._operations):
-                    self._again = partial(native_plan, self.plan, self._names, self._operations, self._device)
                 return self._run(inputs, stream)
         outputs = self._steps(inputs, stream)
         if self._first:
@@ -310,6 +301,13 @@ class TritonProgram:
         call = self._calls.get(_key(inputs))
         return None if call is None else call.native
 
+    def open_run(self, inputs: Sequence[torch.Tensor]) -> Callable[..., Any] | None:
+        """What gives the library's plan at sizes that it leaves open, for inputs on these devices and so aligned."""
+        if self._opened is None or interpreting():
+            return None
+        setting = replace(_setting(inputs[0].device), misaligned=_misaligned(self._names, inputs))
+        return partial(self._opened.filled_in, setting, placed_as(inputs))
+
     def _prepare(self, key: tuple, inputs: Sequence[torch.Tensor]) -> PlannedCall:
         device = (
             inputs[0].device
@@ -330,7 +328,7 @@ class TritonProgram:
         call = self._calls[key] = PlannedCall(plan, self._names, device, filled_in)
         return call
 
-    def _filled_in(self, inputs: Sequence[torch.Tensor], setting: Setting, device: torch.device) -> FilledIn | None:
+    def _filled_in(self, inputs: Sequence[torch.Tensor], setting: Setting, device: torch.device) -> Any | None:
         """What a class of shapes runs, as the library's plan at these sizes; None where it has not run so yet."""
         if self._open_plans is None or interpreting() or native() is None:
             return None

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release
-from tilec.backends.triton.runtime.aten_calls import AtenStep
 from tilec.backends.triton.runtime.launcher import DriverLaunch, EncodedMap, Launched
 from tilec.backends.triton.runtime.straight import Operation, places, step_tensors
 from tilec.native import native
@@ -28,9 +27,10 @@ def native_plan(plan: Plan, names: Sequence[str], operations: Sequence[Operation
 
 
 class PlanMaker:
-    """Steps of a plan as the library takes them. `placed`: places of tensors in the shared allocation, and its size."""
+    """Steps of a plan as the library takes them. `placed`: places of tensors in the shared allocation, and its size. A
+    number that each call has of its own is its place among these, alone in a tuple."""
 
-    def __init__(self, plan: Plan, names: Sequence[str], device: torch.device, placed: tuple[Mapping[str, int], int]):
+    def __init__(self, plan: Plan, names: Sequence[str], device: torch.device, placed: tuple[Mapping[str, Any], int]):
         self._plan, self._device = plan, device
         self._places, self._workspace = placed
         self._slots: dict[str, int] = {name: place for place, name in enumerate(names)}
@@ -54,7 +54,7 @@ class PlanMaker:
                 return self.launch(launched, step.grid)
         return self.python(step, operation)
 
-    def empty(self, step: Allocate, shape: Sequence[int]) -> tuple | None:
+    def empty(self, step: Allocate, shape: Sequence[Any]) -> tuple | None:
         """An allocation, None where it has a place in the shared one."""
         if step.tensor in self._places:
             return None
@@ -63,12 +63,12 @@ class PlanMaker:
     def free(self, step: Release) -> tuple:
         return "free", [self._slot(t) for t in step.tensors if t not in self._places]
 
-    def launch(self, launched: DriverLaunch, grid: Sequence[int]) -> tuple:
+    def launch(self, launched: DriverLaunch, grid: Sequence[Any]) -> tuple:
         kernel, threads, shared, together, values = launched
         arguments = [self._argument(kind, value) for kind, value in values]
         return "launch", kernel, list(grid), threads, shared, together, arguments
 
-    def python(self, step: object, operation: Operation) -> tuple:
+    def python(self, step: object, operation: Operation | None) -> tuple:
         """A step as it is, over the tensors that it touches."""
         reads, writes = step_tensors(step) or ((), ())
         if isinstance(step, Launch):
@@ -76,8 +76,7 @@ class PlanMaker:
         if any(name in self._places for name in reads):
             raise RuntimeError("a kernel that Python launches reads the workspace")
         named = [[(name, self._slot(name)) for name in dict.fromkeys(group)] for group in (reads, writes)]
-        calls = operation.calls if isinstance(operation, AtenStep) else None  # which hold for these sizes
-        return "python", operation, *named, *(() if calls is None else (calls.calls, calls.results))
+        return "python", operation, *named
 
     def _argument(self, kind: str, value: Any) -> tuple[str, object]:
         if isinstance(value, EncodedMap):

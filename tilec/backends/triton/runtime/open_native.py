@@ -6,19 +6,19 @@ its sizes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Table, TorchLines
-from tilec.backends.triton.runtime.aten_calls import AtenStep
+from tilec.backends.triton.runtime.aten_calls import lines_at
 from tilec.backends.triton.runtime.launcher import CompiledKernel, compiled_kernel, kernel_key, specialised
 from tilec.backends.triton.runtime.native_plan import PlanMaker
 from tilec.backends.triton.runtime.straight import Operation, may_share, places_of
-from tilec.ir.at_sizes import depends_on_sizes, template
+from tilec.ir.at_sizes import Template, depends_on_sizes
 from tilec.native import native
 
 
@@ -42,11 +42,6 @@ def fits(plan: Plan, names: Sequence[str]) -> bool:
     return bool(names)
 
 
-def _numbers(launch: Launch) -> tuple:
-    """What of a launch may depend on sizes: its grid, its arguments, how it is compiled."""
-    return launch.grid, tuple([v for _, v in launch.arguments]), (launch.constants, launch.warps, launch.stages)
-
-
 def _made_by(step: object) -> Iterable[tuple[str, str]]:
     """The tensors that a step makes, with their types; all begin at multiples of 16 bytes."""
     match step:
@@ -57,14 +52,6 @@ def _made_by(step: object) -> Iterable[tuple[str, str]]:
         case TorchLines():
             return zip(step.writes, step.dtypes, strict=True)
     return ()
-
-
-@dataclass(frozen=True)
-class FilledIn:
-    """The library's `plan`; `again` makes it anew once it is known what its lines of torch call."""
-
-    plan: Any
-    again: Callable[[], Any | None] | None = None
 
 
 class OpenNative:
@@ -80,68 +67,75 @@ class OpenNative:
         self._plan, self._names = plan, tuple(inputs)
         self._device = next(iter(inputs.values())).device
         self._shared = may_share(plan)
-        self._allocated = [s.tensor for s in plan.steps if isinstance(s, Allocate)]
-        self._operation = operation
-        python = {k: s for k, s in enumerate(plan.steps) if isinstance(s, Table | TorchLines)}
-        self._python = {k: operation(s) for k, s in python.items() if not depends_on_sizes(s)}
-        self._sized = {k: s for k, s in python.items() if k not in self._python}
-        self._specialised: dict[str, object] = {name: specialised(t) for name, t in inputs.items()}
+        python = [s for s in plan.steps if isinstance(s, Table | TorchLines)]
+        self._makers = [lines_at(s) if isinstance(s, TorchLines) and depends_on_sizes(s) else None for s in python]
+        self._functions = [operation(s) if m is None else None for s, m in zip(python, self._makers, strict=True)]
+        self._kinds: dict[str, object] = {name: specialised(t) for name, t in inputs.items()}
         for s in plan.steps:
             for name, dtype in _made_by(s):
                 made = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
-                self._specialised[name] = specialised(made)
-        shapes = tuple([s.shape for s in plan.steps if isinstance(s, Allocate)])
-        launches = tuple([_numbers(s) for s in plan.steps if isinstance(s, Launch)])
-        self._numbers = template((shapes, launches, tuple(self._sized.values())), symbols)
-        self._kernels: dict[tuple, CompiledKernel] = {}
+                self._kinds[name] = specialised(made)
+        launches = [s for s in plan.steps if isinstance(s, Launch)]
+        how = tuple([(s.constants, s.warps, s.stages) for s in launches])
+        arguments = tuple([tuple([v for _, v in s.arguments]) for s in launches])
+        allocated = {s.tensor: s.shape for s in plan.steps if isinstance(s, Allocate)}
+        lines = tuple([s.numbers if isinstance(s, TorchLines) else () for s in python])
+        counts = {tensor: math.prod(allocated[tensor]) for tensor, *_ in self._shared}
+        launched = tuple([s.grid for s in launches]), arguments, how
+        self._numbers = Template((how, arguments, *launched, allocated, lines, counts), symbols)
+        self._how_count = len(Template(how, symbols).texts)
+        self._kind_count = len(Template((how, arguments), symbols).texts)
+        self._launched, self._allocated = self._numbers.part(launched), self._numbers.part(allocated)
+        self._lines, self._counts = self._numbers.part(lines), self._numbers.part(counts)
+        self._plans: dict[tuple, Any] = {}  # by what kernels are compiled for, and what is in the workspace
 
-    def at(self, sizes: Mapping[str, int]) -> FilledIn | None:
+    def at(self, sizes: Mapping[str, int]) -> Any | None:
         """The library's plan at these sizes; None where a kernel is not there yet, or no driver that it knows."""
-        shapes, launches, steps = self._numbers(sizes)
-        own = {k: self._operation(s) for k, s in zip(self._sized, steps, strict=True)}
-        operations = {**self._python, **own}
-        made = partial(self._made, dict(zip(self._allocated, shapes, strict=True)), launches, operations)
-        plan = made()
-        unseen = any(isinstance(o, AtenStep) and o.unseen for o in operations.values())
-        return None if plan is None else FilledIn(plan, made if unseen else None)
+        values = self._numbers.values(sizes)
+        placed, workspace = places_of(self._shared, self._counts(values)) if self._shared else ({}, 0)
+        kinds = map(specialised, values[self._how_count : self._kind_count])
+        key = (tuple(placed), values[: self._how_count], *kinds)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._made(values, tuple(placed))
+            if plan is None:
+                return None
+            self._plans[key] = plan
+        lines = zip(self._makers, self._lines(values), strict=True)
+        functions = [None if make is None else make(numbers) for make, numbers in lines]
+        return plan.filled(workspace, (*values, *placed.values()), functions)
 
-    def _made(
-        self,
-        shapes: Mapping[str, Sequence[int]],
-        launches: Sequence[tuple],
-        operations: Mapping[int, Operation],
-    ) -> Any | None:
-        maker = PlanMaker(self._plan, self._names, self._device, places_of(self._shared, shapes))
-        steps, left = list[tuple | None](), iter(launches)
-        for place, step in enumerate(self._plan.steps):
+    def _made(self, values: tuple, placed: tuple[str, ...]) -> Any | None:
+        """A plan of the kernels for these numbers whose own are left out."""
+        first, numbers = len(values), [(place,) for place in range(len(values))]
+        places = {name: (first + place,) for place, name in enumerate(placed)}
+        maker = PlanMaker(self._plan, self._names, self._device, (places, 0))
+        steps, functions = list[tuple | None](), iter(self._functions)
+        allocated = self._allocated(numbers)
+        launched = zip(*self._launched(numbers), *self._launched(values), strict=True)
+        for step in self._plan.steps:
             match step:
                 case Allocate(tensor):
-                    steps.append(maker.empty(step, shapes[tensor]))
+                    steps.append(maker.empty(step, allocated[tensor]))
                 case Release():
                     steps.append(maker.free(step))
                 case Launch():
-                    grid, values, how = next(left)
-                    kernel = self._kernel(place, step, values, how)
+                    grid, given, _, _, known, how = next(launched)
+                    kernel = self._kernel(step, known, how)
                     names = [name for name, _ in step.arguments]
-                    launched = kernel.given(zip(names, values, strict=True)) if kernel is not None else None
-                    if launched is None:
+                    driven = kernel.given(zip(names, given, strict=True)) if kernel is not None else None
+                    if driven is None:
                         return None
-                    steps.append(maker.launch(launched, grid))
+                    steps.append(maker.launch(driven, grid))
                 case _:
-                    steps.append(maker.python(step, operations[place]))
+                    steps.append(maker.python(step, next(functions)))
         try:
             return maker.plan(native(), steps)
         except RuntimeError:
             return None
 
-    def _kernel(self, place: int, launch: Launch, values: Sequence[Any], how: tuple) -> CompiledKernel | None:
-        kinds = [self._specialised[v.tensor] if isinstance(v, Pointer) else specialised(v) for v in values]
-        key = place, how, *kinds
-        found = self._kernels.get(key)
-        if found is None:
-            constants, warps, stages = how
-            made = replace(launch, constants=constants, warps=warps, stages=stages)
-            found = compiled_kernel(kernel_key(made, self._device.index or 0, kinds))
-            if found is not None:
-                self._kernels[key] = found
-        return found
+    def _kernel(self, launch: Launch, values: Sequence[Any], how: tuple) -> CompiledKernel | None:
+        constants, warps, stages = how
+        made = replace(launch, constants=constants, warps=warps, stages=stages)
+        kinds = [self._kinds[v.tensor] if isinstance(v, Pointer) else specialised(v) for v in values]
+        return compiled_kernel(kernel_key(made, self._device.index or 0, kinds))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -12,10 +13,10 @@ from tilec.backends.base import Lowering
 from tilec.backends.triton.plan.check_lines import MalformedKernel
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.runtime.open_native import FilledIn, OpenNative, fits
+from tilec.backends.triton.runtime.open_native import OpenNative, fits
 from tilec.backends.triton.runtime.straight import Operation
 from tilec.errors import TileError
-from tilec.ir.at_sizes import mentions, template, with_numbers
+from tilec.ir.at_sizes import Template, mentions, with_numbers
 from tilec.ir.program import reads
 from tilec.ir.shape_class import predicate
 from tilec.ir.symbolic import Pinned, is_symbolic
@@ -43,14 +44,19 @@ class OpenPlan:
         sizes: Mapping[str, int],
         inputs: Mapping[str, torch.Tensor],
         operation: Callable[[object], Operation],
-    ) -> FilledIn | None:
+    ) -> Any | None:
         """The library's plan for these sizes and for inputs like these, if it can be made of what has run."""
-        like = tuple([(t.device, t.data_ptr() & 15) for t in inputs.values()])
-        if like not in self.natives:
+        key = placed_as(inputs.values())
+        if key not in self.natives:
             able = fits(self.plan, tuple(inputs))
-            self.natives[like] = OpenNative(self.plan, self.symbols, inputs, operation) if able else None
-        found = self.natives[like]
+            self.natives[key] = OpenNative(self.plan, self.symbols, inputs, operation) if able else None
+        found = self.natives[key]
         return None if found is None else found.at(sizes)
+
+
+def placed_as(inputs: Iterable[torch.Tensor]) -> tuple:
+    """What the library's plans depend on beside sizes and strides."""
+    return tuple([(t.device, t.data_ptr() & 15) for t in inputs])
 
 
 class OpenPlans:
@@ -72,8 +78,8 @@ class OpenPlans:
         read = {*flat.outputs, *(n for s in flat.statements for n in reads(s))}
         self._read = [name in read for name in names]
         self._made: dict[object, OpenPlan | None] = {}
-        self._contiguous = template(tuple([contiguous(t.shape) for t in self._types]), self._recorder.names)
-        self._shapes = template(tuple([t.shape for t in self._types]), self._recorder.names)
+        self._contiguous = Template(tuple([contiguous(t.shape) for t in self._types]), self._recorder.names)
+        self._shapes = Template(tuple([t.shape for t in self._types]), self._recorder.names)
 
     def find(self, sizes: Mapping[str, int], strides: Sequence[tuple[int, ...]], setting: Setting) -> OpenPlan | None:
         """The plan that serves these sizes and strides, made where it is not there yet; None where that cannot be."""
@@ -87,6 +93,14 @@ class OpenPlans:
             self._open(setting, layout, given, sizes)
         made = self._made.get(key)
         return made if made is not None and made.holds(*[sizes[name] for name in self._recorder.names]) else None
+
+    def filled_in(
+        self, setting: Setting, placed: tuple, sizes: Mapping[str, int], tensors: Sequence[torch.Tensor]
+    ) -> Any | None:
+        """The library's plan for these sizes and tensors, if one for such tensors has been made."""
+        made = self.find(sizes, [t.stride() for t in tensors], setting)
+        native = None if made is None else made.natives.get(placed)
+        return None if native is None else native.at(sizes)
 
     def plan(
         self,
@@ -118,7 +132,7 @@ class OpenPlans:
         fixed = [n for t in self._types for n in t.shape if not is_symbolic(n)]
         symbols = self._recorder.names
         holds = predicate(self._recorder, symbols, fixed)
-        self._made[setting, layout] = OpenPlan(plan, symbols, template(plan, symbols), holds)
+        self._made[setting, layout] = OpenPlan(plan, symbols, Template(plan, symbols), holds)
 
     def _layout(self, strides: ManySizes, shapes: ManySizes) -> str:
         """Which strides follow from the sizes inside them, and those that do not."""

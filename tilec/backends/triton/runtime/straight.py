@@ -140,12 +140,12 @@ def may_share(plan: Plan) -> list[Lifetime]:
     ]
 
 
-def places_of(allocations: Sequence[Lifetime], shapes: Mapping[str, Sequence[int]]) -> tuple[Mapping[str, int], int]:
-    """Where in the shared allocation tensors of these shapes stand, in bytes, and its size: each at the lowest place
-    that is free for so long."""
+def places_of(allocations: Sequence[Lifetime], counts: Mapping[str, int]) -> tuple[Mapping[str, int], int]:
+    """Where in the shared allocation tensors of so many elements stand, in bytes, and its size: each at the lowest
+    place that is free for so long."""
     found: dict[str, tuple[int, int, int]] = {}  # place, bytes, end
     for tensor, item, at, last in allocations:
-        size = -(-max(math.prod(shapes[tensor]) * item, 1) // ALLOCATION_ALIGNMENT) * ALLOCATION_ALIGNMENT
+        size = -(-max(counts[tensor] * item, 1) // ALLOCATION_ALIGNMENT) * ALLOCATION_ALIGNMENT
         place = 0
         for low, taken, end in sorted(found.values()):
             if end > at and low < place + size and place < low + taken:
@@ -157,4 +157,4 @@ def places_of(allocations: Sequence[Lifetime], shapes: Mapping[str, Sequence[int
 
 def places(plan: Plan) -> tuple[Mapping[str, int], int]:
     """The same of a plan with numbers."""
-    return places_of(may_share(plan), {s.tensor: s.shape for s in plan.steps if isinstance(s, Allocate)})
+    return places_of(may_share(plan), {s.tensor: math.prod(s.shape) for s in plan.steps if isinstance(s, Allocate)})

@@ -31,7 +31,7 @@ class FastCall:
         self.recorded = recorded
         self.run = recorded.forward.prepared(tensors, recorded.weak, recorded.run.values).direct
         self.keep = _picker(recorded.kept)
-        self.device = _addressed(tensors)
+        self.device = addressed(tensors)
         self.passes: dict[object, FastPass] = {}
 
 
@@ -105,7 +105,7 @@ class FastTileCall(torch.autograd.Function):
             results = call.recorded.pulled_back(key[0][1:], kept, d_outputs)
             _add_fast_pass(call, key, kept, d_outputs)
             return (None, *results)
-        if not _plain(call.device, kept, d_outputs) or not fast.takes(kept):
+        if not plain(call.device, kept, d_outputs) or not fast.takes(kept):
             return (None, *call.recorded.pulled_back(key[0][1:], kept, d_outputs))
         given = (*kept, *d_outputs, *fast.beside)
         results = fast.run(*fast.pick(given))
@@ -125,18 +125,18 @@ def fast_call(recorded: Recorded, tensors: Sequence[torch.Tensor]) -> Callable[.
 def _add_fast_pass(call: FastCall, key: tuple, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> None:
     """Let later backward passes with such cotangents go straight to what they run."""
     needed, there = key[0][1:], key[1]
-    if any(needed) and any(there) and _plain(call.device, kept, d_outputs):
+    if any(needed) and any(there) and plain(call.device, kept, d_outputs):
         backward = call.recorded.backward(needed, there)
         if not backward.replaced and backward.unread:
             call.passes[key] = FastPass(backward, kept, d_outputs)
 
 
-def _addressed(tensors: Sequence[torch.Tensor]) -> torch.device | None:
+def addressed(tensors: Sequence[torch.Tensor]) -> torch.device | None:
     """Where addresses are handed over."""
     return tensors[0].device if tensors[0].is_cuda else None
 
 
-def _plain(device: torch.device | None, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> bool:
+def plain(device: torch.device | None, kept: Sequence[torch.Tensor], d_outputs: Outputs) -> bool:
     """May a backward pass of these go straight to what runs? Hooks may give back other tensors than were kept."""
     if torch.is_grad_enabled() or not untouched():
         return False
@@ -155,25 +155,26 @@ class NativeBackward:
     """What the library's node asks of Python: backward passes that are unusual, or the first of their kind."""
 
     def __init__(self, library: Any, recorded: Recorded, tensors: Sequence[torch.Tensor]):
-        self._library, self._recorded, self._device = library, recorded, _addressed(tensors)
+        self._library, self._recorded, self._device = library, recorded, addressed(tensors)
 
     @public
-    def pulled_back(self, native: Any, needed: tuple[bool, ...], kept: Any, d_outputs: Outputs) -> Outputs:
-        """The inputs' gradients from what was kept; `native` is the recorded call as the library has it."""
+    def pulled_back(self, native: Any, needed: tuple[bool, ...], kept: Any, d_outputs: Outputs) -> Outputs | None:
+        """The inputs' gradients from what was kept; `native` is the recorded call as the library has it, None
+        where nothing is to be added to it."""
         results = self._recorded.pulled_back(needed, kept, d_outputs)
         there = tuple([d is not None for d in d_outputs])
-        if any(needed) and any(there) and _plain(self._device, kept, d_outputs):
+        if native is not None and any(needed) and any(there) and plain(self._device, kept, d_outputs):
             backward = self._recorded.backward(needed, there)
             if not backward.replaced and backward.unread:
                 how = backward.run
                 sources, beside, tensors = backward.placed(kept, d_outputs)
                 run = None if how is None else how.function.prepared(tensors, how.weak, how.values).native(tensors)
-                gradients = [_gradient(r) for r in backward.results]
+                gradients = [gradient_of(r) for r in backward.results]
                 self._library.add_pass(native, needed, kept, d_outputs, run, sources, beside, gradients)
         return results
 
 
-def _gradient(source: GradientSource) -> tuple[int, bool, list[int], list[int]]:
+def gradient_of(source: GradientSource) -> tuple[int, bool, list[int], list[int]]:
     """A gradient's place among results (-1: none), or as a view of what has the place among what was kept and the
     cotangents: with the axes that it has there (-1: repeated), and its shape."""
     if not isinstance(source, tuple):

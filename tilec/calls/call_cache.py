@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from tilec.arguments import number_on, size_value, to_tensors
+from tilec.calls.fast_path import fast_call, native_call
+from tilec.calls.open_calls import OpenCalls
 from tilec.errors import Unsupported
 from tilec.native import native
 from tilec.prepare.prepared import CACHED_CALLS
 from tilec.specialise import Specialiser
 from tilec.torch_op import operator as operator
 from tilec.torch_op.autocast import autocast_inputs
-from tilec.torch_op.fast_path import fast_call, native_call
 from tilec.torch_op.node import record, recorded_call
 from tilec.torch_op.state import PLAIN, ordinary, recording, untouched
 
@@ -97,6 +98,8 @@ class CallCache:
         else:
             return False
         made = [(place, make, tensors[place]) for place, make in numbers]
+        if tensors and not numbers and (record_of is None or recorded.shared is not None):
+            self._native.add_class(tuple(inputs), OpenCalls(library, function, tensors, record_of and recorded))
         return self._native.add(tuple(inputs), run, record_of, len(function.outputs), made)
 
 
