@@ -111,6 +111,45 @@ def test_few_points_are_looked_at_by_each_element(name: str, points: int) -> Non
             assert len(f.lower(*tensors).kernels) <= 1
 
 
+ONE_OF_A_ROW = {
+    "a diagonal": "Y[n, n : N, N] = +(X[n]);",
+    "wide": "Y[n, n : N, 70] = +(X[n]);",
+    "high": "Y[n, n : N, 7] = >(X[n]);",
+    "beside": "Y[n, n + 1 : N, N] = +(X[n] > 0 ? X[n]);",
+    "in front, backwards": "Y[N - 1 - n, n : N, N] = X[n];",
+    "steps": "Y[n, 2*n - 3 : N, N] = <(X[n]);",
+    "between": "Y[n, k, n + k : N, 3, N] = *(X[n] + k);",
+    "of a matrix": "Y[n, k, n : N, 3, N] = +(X[n] * X[k]);",
+    "integers": "Y[n, n : N, N] = +(n - 4);",
+}
+
+
+@pytest.mark.parametrize("points", [1, 9, 65])
+@pytest.mark.parametrize("name", ONE_OF_A_ROW)
+def test_an_element_of_each_row(name: str, points: int) -> None:
+    source = f"function (X[N]) -> (Y) {{ {ONE_OF_A_ROW[name]} }}"
+    for dtype in (torch.float32, torch.float16):
+        x = torch.randn(points).to(dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tilec.TileWarning)  # of no point at all
+            f, plain = tilec.compile(source, backend="triton"), tilec.compile(source, backend="torch")
+            got, wanted = f(x), plain(x.double())
+            assert len(f.lower(x).kernels) <= 1
+            torch.testing.assert_close(got.double(), wanted.double(), rtol=2e-3, atol=1e-4)
+            if got.is_floating_point():
+                g = torch.randn(got.shape).to(dtype)
+                wanted = plain.grad()(x.double(), g.double())
+                torch.testing.assert_close(f.grad()(x, g).double(), wanted, rtol=1e-2, atol=2e-2)
+
+
+def test_the_gradient_of_a_diagonal_joins_that_of_its_rows() -> None:
+    source = "function (S[N, N]) -> (Y) { L[i] = logsumexp(S[i, j]); Y[i] = L[i] - S[i, i]; }"
+    s, g = torch.randn(33, 33), torch.randn(33)
+    f = tilec.compile(source, backend="triton").grad()
+    torch.testing.assert_close(f(s, g), tilec.compile(source, backend="torch").grad()(s, g))
+    assert [k.name for k in f.lower(s, g).kernels] == ["DS_rows"]
+
+
 def test_each_element_looks_at_the_points_of_its_row() -> None:
     f = tilec.compile(
         "function (X[N, K], T[N, K], Z[V]) -> (Y) { Y[n, T[n, k] : N, V] = +(X[n, k]); }", backend="triton"

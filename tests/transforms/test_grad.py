@@ -95,6 +95,13 @@ def test_forward_statements_are_repeated_only_where_needed():
     assert lines("function (X) -> (Y) { Y = exp(X); }") == ["Y = exp(X);", "DX = DY * Y;"]
 
 
+def test_an_exponential_among_factors_is_the_whole_value():
+    source = "function (X[N, D], S[N], G[D]) -> (Y) {{ Y[i, j] = {}; }}"
+    for body in ("exp(X[i, j]) / S[i] * G[j]", "G[j] / S[i] * exp(X[i, j])", "G[j] * exp(X[i, j]) / S[i]"):
+        assert "GX[i, j : N, D] = +(DY[i, j] * Y[i, j]);" in lines(source.format(body)), body
+    assert "exp" in lines(source.format("exp(X[i, j]) / S[i] + G[j]"))[0]
+
+
 def test_broadcast_dimensions_are_summed_and_others_are_not():
     assert lines("function (X[N, C], B[C]) -> (Y) { Y = X * B; }", ["B"]) == [
         "DB_1 = DY * X;",

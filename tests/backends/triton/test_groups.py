@@ -201,6 +201,18 @@ def test_the_gradient_of_a_cross_entropy_is_one_kernel():
     assert len(kernels(f.grad(), *given, tilec.spec(()))) == 1
 
 
+def test_what_rows_and_columns_read_is_read_through():
+    source = """function (S[N, N], K[N], G[N]) -> (Y) {
+        H[i] = +(G[i]);
+        D[i, i : N, N] = +(-G[i]);
+        B[i, j] = H[j] * exp(S[i, j] - K[j]);
+        A[i, j] = H[i] * exp(S[i, j]);
+        Y[i, j] = D[i, j] + A[i, j] + B[i, j];
+    }"""
+    f = tilec.compile(source, backend="triton")
+    assert len(kernels(f, tilec.spec((640, 640)), tilec.spec((640,)), tilec.spec((640,)))) == 1
+
+
 def test_rows_under_way_fit_into_shared_memory():
     layer = LAYERS["layer norm"]
     f = tilec.compile(layer.source, backend="triton").grad()

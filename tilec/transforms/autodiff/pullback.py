@@ -282,7 +282,8 @@ def _factors(e: Call, g: Cotangent, value: Expr, live: set[int]) -> Iterator[tup
     """The factors and divisors of `a * b / c * d` that lead to active tensors.
 
     What stands left of a factor is a product of its own and stays one where it holds a division: that of two integers
-    truncates. Once the factor itself is floating, so is everything that follows it.
+    truncates. Once the factor itself is floating, so is everything that follows it. An exponential is its own
+    derivative: where `value` is at hand, it takes the place of the exponential and all other factors.
     """
     chain: list[tuple[str, Expr, Call]] = []
     first: Expr = e
@@ -296,12 +297,20 @@ def _factors(e: Call, g: Cotangent, value: Expr, live: set[int]) -> Iterator[tup
             by = by.times(operand) if function == "mul" else by.over(operand)
         return by
 
+    def exponent(factor: Expr) -> Expr | None:
+        if value is not e and isinstance(factor, Call) and factor.function == "exp":
+            return factor.args[0]
+        return None
+
     if id(first) in live:
-        yield first, followed(g, 0)
+        power = exponent(first)
+        yield (first, followed(g, 0)) if power is None else (power, g.times(value))
     for k, (function, operand, node) in enumerate(chain):
         if id(operand) not in live:
             continue
-        if function == "div":
+        if function == "mul" and (power := exponent(operand)) is not None:
+            yield power, g.times(value)
+        elif function == "div":
             before = value if node is e else node
             scaled = followed(g, k + 1)
             yield operand, Cotangent(-(scaled.value * before / operand), scaled.masks)

@@ -46,6 +46,7 @@ from tilec.ir.program import (
     map_values,
     reads,
     rebuild,
+    value_accesses,
     variables_of,
     walk,
 )
@@ -116,6 +117,9 @@ def grouped(program: Program, types: Types) -> Grouped:
     kept = with_reads(program, chains.kernels.values())
     for output in (*taken_by_products(kept, types, forms), *members, *moments.pivots):
         forms.pop(output, None)
+    for s in program.statements:
+        if s.output in forms and _is_view(s, program, types) and _is_read_across(s.output, kept, forms):
+            del forms[s.output]
     found: list[GroupCandidate] = []
     around = Neighbourhood(kept, forms)
     kernels = [[s.output for s in kernel.statements] for kernel in chains.kernels.values()]
@@ -211,6 +215,19 @@ def _is_view(s: Statement, program: Program, types: Types) -> bool:
     return (
         isinstance(s.body, Access) and s.body.tensor in program.input_names() and _reorders(s, s.body, program, types)
     )
+
+
+def _is_read_across(name: str, program: Program, forms: Collection[str]) -> bool:
+    """Whether statements that may join a group read a tensor along different axes of what they write. No group has such
+    a tensor as a member and all of them beside it."""
+    places: dict[int, set[tuple[int, ...]]] = {}
+    for s in program.statements:
+        own = [linear(e).bare for e in s.index or ()]
+        for a in value_accesses(s) if name in reads(s) else ():
+            bare = [linear(e).bare for e in a.index]
+            if a.tensor == name and s.output in forms and all(v is not None and v in own for v in bare):
+                places.setdefault(len(own), set()).add(tuple(own.index(v) for v in bare))
+    return any(len(found) > 1 for found in places.values())
 
 
 def _scaled(s: Statement, made: Collection[str], program: Program, types: Types) -> Statement | None:

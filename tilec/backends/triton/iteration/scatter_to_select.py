@@ -1,8 +1,8 @@
-"""Writes to an element of each row that a tensor names, as selections.
+"""Writes to one element of each row, as selections.
 
 `G[r, T[r]] = +(D[r])` writes one element of each row at most. As `G[r, v] = +(T[r] == v ? D[r])` it needs no sorting,
 fills the rest of the row in the same pass, and can share a kernel with what else walks the rows: the gradient of a
-cross-entropy does.
+cross-entropy does. So it is with an element whose place is a sum of the row's variables: a diagonal, `G[r, r + 1]`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def _selection(s: Statement) -> Statement | None:
     if s.index is None or s.default is not None or s.init is not None or s.constraints:
         return None
     bare = [linear(e).bare for e in s.index]
-    named = [k for k, v in enumerate(bare) if v is None]
+    named = [k for k, v in enumerate(bare) if v is None or v in bare[:k]]
     if len(named) != 1 or not _is_plain(s.index[named[0]]):
         return None
-    rows = [v for v in bare if v is not None]
-    if len(set(rows)) != len(rows) or not set(index_variables(*s.index, *s.roots)) <= set(rows):
+    rows = {v for v in bare if v is not None}
+    if not set(index_variables(*s.index, *s.roots)) <= rows:
         return None
     column = Index(fresh_variable("v", all_variables(s)))
     here: Expr = Call("eq", (_as_int64(s.index[named[0]]), column))
@@ -39,7 +39,7 @@ def _selection(s: Statement) -> Statement | None:
 
 
 def _is_plain(e: Expr) -> bool:
-    """Whether an index is made of elements, variables and integers by sums and products, with some element in it."""
+    """Whether an index is made of elements, variables and integers by sums and products, and is no number."""
     parts = list(walk(e))
     inside = {id(x) for p in parts if isinstance(p, Access) for i in p.index for x in walk(i)}
     outer = [p for p in parts if id(p) not in inside]
@@ -47,7 +47,7 @@ def _is_plain(e: Expr) -> bool:
     return (
         calls
         and all(isinstance(p, (Call, Access, Index, Int)) for p in outer)
-        and any(isinstance(p, Access) for p in outer)
+        and any(isinstance(p, (Access, Index)) for p in outer)
     )
 
 
