@@ -109,7 +109,10 @@ def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSetti
         runs.clear()  # what their graphs keep makes room
         sound.clear()
         steps = {name: work.backward(calls[name], inputs, step=True) for name in record["us"]}
-        record["step"] = _step_microseconds(steps, record["us"], settings.device)
+        try:
+            record["step"] = _step_microseconds(steps, record["us"], settings.device)
+        except Exception as error:
+            failed["step"] = gpu.in_one_line(error)
     return record
 
 
