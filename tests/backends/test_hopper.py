@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from support.cubins import compile_launch
-from support.products import Case, Convolution, matmul, worked_example
+from support.products import Case, Convolution, einsum, matmul, worked_example
 
 from tilec.backends.triton.matmul.hopper.configs import configs, default_config
 from tilec.backends.triton.matmul.hopper.form import HopperConfig
@@ -19,6 +19,7 @@ from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 
 SAME = Convolution(8, (28, 28), 64, 128, (3, 3), pad=1)
+HEADS = {"b": 8, "h": 32, "n": 2048, "e": 64, "d": 2048}
 SEED = Convolution(32, (57, 57), 128, 128, (3, 3), stride=3, dilation=2)
 
 
@@ -59,6 +60,11 @@ CASES = {
         config({"n": 32, "q0": 4, "i": 128, "o": 64}, warps=4),
         "float16",
     ),
+    "rows in slabs": (
+        einsum("bhne", "bnd", "hed", HEADS),
+        config({"h": 2, "e": 64, "d": 256, "b": 8, "n": 8}),
+        "bfloat16",
+    ),
     "kernel gradient in shares": (
         SAME.kernel_gradient(),
         config({"i": 64, "o": 128, "y0": 8, "y1": 8}, warps=4, split=4),
@@ -75,6 +81,19 @@ def test_cubins(name: str, tmp_path: Path) -> None:
     compiled = [compile_launch(launch, {t: dtype for t in case.shapes}, tmp_path) for launch in launches]
     assert "wgmma.mma_async" in compiled[0].asm["ptx"] and "cp.async.bulk.tensor" in compiled[0].asm["ptx"]
     assert all(len(c.asm["cubin"]) > 1000 for c in compiled)
+
+
+@pytest.mark.parametrize("operands", [("bhne", "bnd", "hed"), ("bnd", "hed", "bhne")])
+def test_several_heads_of_64_share_a_tile(operands: tuple[str, str, str]) -> None:
+    case = einsum(*operands, HEADS)
+    chosen = default_config(case.dot, case.tensors("bfloat16"))
+    assert chosen is not None and dict(chosen.boxes)["e"] == 64 and dict(chosen.boxes)["h"] > 1
+
+
+def test_slabs_are_whole_rows_of_shared_memory() -> None:
+    case = einsum("bhne", "bnd", "hed", {**HEADS, "e": 32})
+    assert plan(case, config({"h": 2, "e": 64, "d": 128, "n": 64})) is not None
+    assert plan(case, config({"h": 4, "e": 32, "d": 128, "n": 64})) is None
 
 
 def test_sizes_do_not_stand_in_the_text() -> None:
@@ -173,6 +192,8 @@ CHOSEN = {
     "strided": (replace(SAME, stride=2).forward(), "float16"),
     "kernel gradient": (SAME.kernel_gradient(), "float16"),
     "matmul": (matmul(8192, 8192, 8192), "bfloat16"),
+    "heads": (einsum("bnd", "hed", "bhne", HEADS), "bfloat16"),
+    "gradient of heads": (einsum("bhne", "bnd", "hed", HEADS), "bfloat16"),
     "turned output": (matmul(512, 512, 512, out="nm"), "bfloat16"),
     "four dimensions": (Convolution(16, (8, 8, 8, 8), 16, 32, (3, 3, 3, 3)).forward(), "float16"),
     "three dimensions": (Convolution(2, (8, 8, 8), 16, 32, (3, 3, 3), pad=1).forward(), "float16"),

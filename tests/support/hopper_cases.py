@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.products import Convolution, matmul, worked_example
+from support.products import Convolution, einsum, matmul, worked_example
 
 from tilec.backends.triton.matmul.hopper.form import HopperConfig
 
@@ -59,6 +59,21 @@ CASES = {
         Convolution(2, (5, 6, 7), 16, 16, (3, 3, 3), pad=1).forward(),
         boxes(8, y0=4, y1=4, y2=8, o=16, i=16),
         "bfloat16",
+    ),
+}
+
+HEADS = {"b": 3, "h": 5, "n": 40, "e": 64, "d": 72}
+CASES |= {
+    "rows in slabs": (einsum("bhne", "bnd", "hed", HEADS), boxes(8, h=2, e=64, d=64, b=2, n=32), "bfloat16"),
+    "columns of several axes": (
+        einsum("bnd", "hed", "bhne", HEADS),
+        boxes(b=2, n=32, h=4, e=64, d=64),
+        "bfloat16",
+    ),
+    "columns in slabs, in shares": (
+        einsum("bnd", "bhne", "dhe", HEADS),
+        boxes(split=2, d=64, h=2, e=64, b=1, n=64),
+        "float16",
     ),
 }
 

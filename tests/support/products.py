@@ -47,29 +47,27 @@ def matmul(
     m: int, n: int, k: int, batch: int = 0, left: str = "mk", right: str = "kn", out: str = "mn", scale: float = 1.0
 ) -> Case:
     """C[m, n] = A[m, k] * B[k, n], each stored as its letters say."""
-    sizes = {"m": m, "n": n, "k": k}
-    many = ("b",) if batch else ()
+    sizes = {"m": m, "n": n, "k": k} | ({"b": batch} if batch else {})
+    left, right, out = ("b" * bool(batch) + letters for letters in (left, right, out))
+    return einsum(left, right, out, sizes, scale)
 
-    def tensor(letters: str) -> tuple[tuple[Affine, ...], tuple[int, ...], tuple[int, ...]]:
-        shape = (batch,) * bool(batch) + tuple(sizes[x] for x in letters)
-        return tuple(form(**{x: 1}) for x in (*many, *letters)), shape, contiguous(shape)
 
-    (ci, cs, ct), (li, ls, lt), (ri, rs, rt) = tensor(out), tensor(left), tensor(right)
-    dot = one_class(
-        dict(
-            output="C",
-            index=ci,
-            left=HopperOperand("A", li),
-            right=HopperOperand("B", ri),
-            batch=many,
-            rows=("m",),
-            columns=("n",),
-            summed=("k",),
-            scale=scale,
-        ),
-        sizes | ({"b": batch} if batch else {}),
-    )
-    return Case(dot, {"A": ls, "B": rs, "C": cs}, {"A": lt, "B": rt, "C": ct})
+def einsum(left: str, right: str, out: str, sizes: dict[str, int], scale: float = 1.0) -> Case:
+    """A product of A and B into C, each stored as its letters say."""
+
+    def index(letters: str) -> tuple[Affine, ...]:
+        return tuple(form(**{x: 1}) for x in letters)
+
+    roles = {
+        "batch": tuple(x for x in out if x in left and x in right),
+        "rows": tuple(x for x in out if x not in right),
+        "columns": tuple(x for x in out if x not in left),
+        "summed": tuple(x for x in left if x not in out),
+    }
+    operands = {"left": HopperOperand("A", index(left)), "right": HopperOperand("B", index(right))}
+    dot = one_class(dict(output="C", index=index(out), **operands, **roles, scale=scale), sizes)
+    shapes = {t: tuple(sizes[x] for x in letters) for t, letters in (("A", left), ("B", right), ("C", out))}
+    return Case(dot, shapes, {t: contiguous(shape) for t, shape in shapes.items()})
 
 
 @dataclass(frozen=True)

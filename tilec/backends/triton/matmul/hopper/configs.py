@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -87,7 +87,7 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
     size, out_size = tensors[dot.left.tensor].size, tensors[dot.output].size
     tf32 = tensors[dot.left.tensor].dtype == "float32"
     extent = {v: max(e[v] for e in dot.extent) for v in (*dot.batch, *dot.rows, *dot.columns, *dot.summed)}
-    dot, rows, columns, summed = _boxable(dot, tensors)
+    dot, rows, columns, summed, slabs = _boxable(dot, tensors)
     outer = math.prod(extent[v] for v in dot.batch) * len(dot.classes)
     walked = math.prod(extent[v] for v in dot.summed if v not in summed)
     elements = math.prod(extent[v] for v in (*dot.rows, *dot.columns)) * outer
@@ -100,7 +100,8 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
 
     for warps, depth in itertools.product(HOPPER_TILES, (LINE // size, 2 * LINE // size)):
         for m, n in HOPPER_TILES[warps]:
-            choices = (_boxes(group, extent, b) for group, b in ((rows, m), (columns, n), (summed, depth)))
+            wanted = ((rows, m, slabs[0]), (columns, n, slabs[1]), (summed, depth, None))
+            choices = (_boxes(group, extent, total, whole) for group, total, whole in wanted)
             for own in itertools.product(*choices):
                 across = count(dot.columns, own[1])
                 tiles = count(dot.rows, own[0]) * across * outer
@@ -130,7 +131,9 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
                             yield _time(config, fewer), config
 
 
-def _boxable(dot: HopperDot, tensors: HopperTensors) -> tuple[HopperDot, list[str], list[str], list[str]]:
+def _boxable(
+    dot: HopperDot, tensors: HopperTensors
+) -> tuple[HopperDot, list[str], list[str], list[str], tuple[int | None, int | None]]:
     """The Dot with the output's contiguous variable among its columns, and the rows, columns and summed variables that
     may be boxed: a contiguous one alone where there is one."""
 
@@ -142,11 +145,21 @@ def _boxable(dot: HopperDot, tensors: HopperTensors) -> tuple[HopperDot, list[st
     if out in dot.rows:
         dot = dot.turned()
     lead = {inner(o.tensor, o.index) for o in (dot.left, dot.right)}
-    rows, columns, summed = (
-        [v for v in group if v in lead] or list(group) for group in (dot.rows, dot.columns, dot.summed)
-    )
+    slab = LINE // tensors[dot.left.tensor].size
+
+    def boxable(group: Sequence[str], lead: Collection[str | None]) -> tuple[list[str], int | None]:
+        """A contiguous one alone, unless it is last and a row of shared memory holds all of it; how much of that."""
+        found = [v for v in group if v in lead]
+        forms = [form for index in (dot.index, dot.left.index, dot.right.index) for form in index]
+        lone = all(form.bare == v for v in group for form in forms if v in form.variables())
+        narrow = lone and len(group) > 1 and found == [group[-1]] and all(e[found[0]] == slab for e in dot.extent)
+        return (list(group), slab) if narrow else (found or list(group), None)
+
+    rows, down = boxable(dot.rows, lead)
+    columns, across = boxable(dot.columns, [out] if out in dot.columns else lead)
+    summed = [v for v in dot.summed if v in lead] or list(dot.summed)
     ranges = {v: {(low[v], e[v]) for low, e in zip(dot.low, dot.extent, strict=True)} for v in summed}
-    return dot, rows, [out] if out in columns else columns, [v for v in summed if len(ranges[v]) == 1]
+    return dot, rows, columns, [v for v in summed if len(ranges[v]) == 1], (down, across)
 
 
 def _unrolled(
@@ -196,9 +209,14 @@ def _time(config: HopperConfig, tile: _Tile) -> float:
     return time * (1 + 0.01 * tie)
 
 
-def _boxes(names: Sequence[str], extent: Mapping[str, int], total: int) -> list[tuple[tuple[str, int], ...]]:
+def _boxes(
+    names: Sequence[str], extent: Mapping[str, int], total: int, whole: int | None = None
+) -> list[tuple[tuple[str, int], ...]]:
     """Ways to share a power of two among variables: those that waste least, even ones first, and the one with the
-    longest box."""
+    longest box. `whole`: how much the last one takes in each, if that is said."""
+    if whole is not None and len(names) > 1:
+        beside = _boxes(names[:-1], extent, total // whole) if total >= whole else []
+        return [(*boxes, (names[-1], whole)) for boxes in beside]
     found: list[tuple[float, tuple[tuple[str, int], ...]]] = []
 
     def share(rest: Sequence[str], left: int, chosen: tuple[tuple[str, int], ...]) -> None:

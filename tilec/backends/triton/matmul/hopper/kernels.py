@@ -29,6 +29,7 @@ MAPPED = {"float16", "bfloat16", "float32"}  # types that tensor maps are made f
 PARTS = ".parts"  # the workspace of a shared sum: float32 [split, batch, rows, columns]
 TOTAL_BLOCK, SMALL_TOTAL_BLOCK = 1024, 256  # elements of a program that adds shares; where those are few
 MAX_COUNT = 2**31 - 1
+SWIZZLED = 128  # bytes of a row of shared memory
 SHARED_MEMORY = PLANNED_FOR.shared
 MOST_UNROLLED = 320  # columns of all of a program's sums, of 64 rows: 160 registers of a thread
 
@@ -177,13 +178,21 @@ def _operand_view(
     clip: Mapping[int, int],
 ) -> View | None:
     """The maps of an operand: its contiguous axis is walked by a summed variable and the others are its own, or the
-    other way round."""
-    for order, other in ((own, summed), (summed, own)):
+    other way round. Others of its own then count slabs of swizzled rows, which is how a wide matrix lies in shared
+    memory."""
+    needed = sorted(n for n in (*own, *summed) if boxes[n] > 1)
+    for order, other in ((own, summed), ((*own, *summed), own)):
         found = view(tensor, forms, problem, boxes, order, clip)
         if found is not None and found.inner in other:
-            needed = [n for n in (*own, *summed) if boxes[n] > 1]
-            return found if sorted(d.boxed for d in found.dims if d.boxed is not None) == sorted(needed) else None
+            if other is own and not _in_slabs(found.inner, [n for n in own if boxes[n] > 1], boxes, tensor.size):
+                return None
+            return found if sorted(d.boxed for d in found.dims if d.boxed is not None) == needed else None
     return None
+
+
+def _in_slabs(inner: str | None, own: Sequence[str], boxes: Mapping[str, int], size: int) -> bool:
+    """Whether an operand's own variables are the contiguous one, after others where it fills a swizzled row."""
+    return list(own) == [inner] or (own[-1] == inner and boxes[own[-1]] * size == SWIZZLED)
 
 
 def _output_view(

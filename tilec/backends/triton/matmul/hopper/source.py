@@ -9,6 +9,8 @@ may be look at their sums, and where one is not finite take them again from the 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilec.backends.triton.matmul.hopper.design import Design, Lines
 from tilec.backends.triton.matmul.hopper.finish import finish_tile, staging
 from tilec.backends.triton.matmul.hopper.tiles import (
@@ -21,6 +23,7 @@ from tilec.backends.triton.matmul.hopper.tiles import (
     start,
     tile_extents,
 )
+from tilec.backends.triton.matmul.hopper.views import View
 from tilec.backends.triton.plan.check_lines import check_defined
 from tilec.backends.triton.plan.lines import Effect, assign
 from tilec.backends.triton.plan.source import IMPORTS, PROGRAM, KernelFile, KernelFunction, called, hole
@@ -41,8 +44,10 @@ IMPORTED = (
     'copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared',
     'copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global',
 )
+SEEN_AS = """descriptor = gl.shared_memory_descriptor
+seen_as = descriptor.reinterpret if hasattr(descriptor, "reinterpret") else descriptor._reinterpret"""
 IMPORTED_NAMES = frozenset(
-    """gl range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
+    """seen_as gl range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
     warpgroup_mma_wait""".split()
 )
 
@@ -85,6 +90,8 @@ def hopper_file(d: Design) -> KernelFile:
 
 def gluon_file(kernel: KernelFunction, own: tuple[KernelFunction, ...]) -> KernelFile:
     file = KernelFile(kernel, own, imports=IMPORTED)
+    if "seen_as" in file.free:
+        file = replace(file, imports=(*IMPORTED, SEEN_AS))
     check_defined(kernel.name, file.free, IMPORTED_NAMES)
     return file
 
@@ -256,11 +263,22 @@ def _right_slot(d: Design, slot: str, k: int) -> str:
 
 
 def _multiply(w: Lines, d: Design) -> None:
-    summed = {v.name for v in d.problem.summed}
-    left = "left_ring.index(slot)" + (
-        ".reshape([BM, BK])" if d.left.inner in summed else ".reshape([BK, BM]).permute((1, 0))"
-    )
-    seen = ".reshape([BN, BK]).permute((1, 0))" if d.right.inner in summed else ".reshape([BK, BN])"
+    left = _seen(d, d.left, "left_ring", "slot")
     for k, acc in enumerate(d.sums):
-        right = f"right_ring.index({_right_slot(d, 'slot', k)}){seen}"
+        right = _seen(d, d.right, "right_ring", _right_slot(d, "slot", k))
         w.assign(acc, f"warpgroup_mma({left}, {right}, {acc}, is_async=True)")
+
+
+def _seen(d: Design, view: View, ring: str, slot: str) -> str:
+    """A buffer as a matrix: rows by summed points, or these by columns."""
+    summed = {v.name for v in d.problem.summed}
+    width, turned = ("BM", False) if ring == "left_ring" else ("BN", True)
+    turn, buffer = ".permute((1, 0))", f"{ring}.index({slot})"
+    if view.inner in summed:
+        return f"{buffer}.reshape([{width}, BK])" + turn * turned
+    own = [dim for dim in view.dims if dim.boxed is not None and dim.boxed not in summed]
+    if len(own) > 1:
+        matrix = f"[BK, {width}]"
+        layout = f"gl.NVMMASharedLayout.get_default_for({matrix}, {ring}.dtype)"
+        return f"seen_as({buffer}, {ring}.dtype, {matrix}, {layout})" + turn * (not turned)
+    return f"{buffer}.reshape([BK, {width}])" + turn * (not turned)
