@@ -17,6 +17,7 @@ from support.chains import VARIANTS, inputs_of
 from support.conditionals import CONDITIONALS
 from support.found import FOUND
 from support.recurrences import RECURRENCES
+from support.totals import TOTALS
 
 import tilec
 from tilec import gallery
@@ -65,6 +66,7 @@ def tables() -> dict[str, tuple[ConformanceCase, ...]]:
         "branches": _branches,
         "attention": _attention,
         "gallery": _gallery,
+        "totals": _totals,
     }
     return {table: tuple(make(table)) for table, make in made.items()}
 
@@ -228,3 +230,10 @@ def _gallery(table: str) -> Iterator[ConformanceCase]:
 
         source = gallery.entry(name).source
         yield ConformanceCase(f"{table}/{name}", source, draw, frozenset((TRITON,)), ("float32",), small=False)
+
+
+def _totals(table: str) -> Iterator[ConformanceCase]:
+    """With enough points that programs share them."""
+    for name, (source, shape) in TOTALS.items():
+        dtypes = ("bfloat16", "float32")
+        yield ConformanceCase(f"{table}/{name}", source, _normal(shape), frozenset((TRITON,)), dtypes, small=False)

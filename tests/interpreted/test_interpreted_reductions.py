@@ -6,8 +6,10 @@ import os
 
 import pytest
 import torch
+from support.totals import TOTALS
 
 import tilec
+from tilec.backends.triton.fusion import grow_groups
 from tilec.backends.triton.pointwise import tiling
 from tilec.backends.triton.rows import rows
 from tilec.backends.triton.rows.tiling import RowTiling
@@ -127,3 +129,38 @@ def test_walks_over_channels(pixels: int, monkeypatch: pytest.MonkeyPatch) -> No
     wanted = torch.autograd.grad(theirs, exact, cotangent.double())
     for mine, other in zip((value, *ours), (theirs, *wanted), strict=True):
         assert (mine - other).abs().max() < 1e-5 * max(1.0, other.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("name", TOTALS)
+@pytest.mark.one_in(2)
+def test_totals_share_one_walk(name: str, dtype: torch.dtype) -> None:
+    source, shape = TOTALS[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    f = tilec.compile(source, backend="triton")
+    _close(f(x), tilec.compile(source, backend="torch")(x.double()), 1e-5 if dtype is torch.float32 else 2e-2)
+    assert len(f.lower(tilec.spec(shape, str(dtype)[6:]), target="sm_90").kernels) == 2
+
+
+@pytest.mark.parametrize("name", TOTALS)
+@pytest.mark.one_in(2)
+def test_totals_of_few_points(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grow_groups, "LONG_ROW", 0)
+    source, shape = TOTALS[name]
+    for number, size in enumerate((3, 4, 5, 16)):
+        narrow = tuple(size if k == len(shape) - 1 else size + 1 for k in range(len(shape)))
+        x = torch.randn(narrow, generator=torch.Generator().manual_seed(number))
+        _close(tilec.compile(source, backend="triton")(x), tilec.compile(source, backend="torch")(x.double()), 1e-5)
+
+
+def test_totals_have_the_same_bits_twice() -> None:
+    source, shape = TOTALS["total variation"]
+    f, x = tilec.compile(source, backend="triton"), torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(f(x), f(x.clone()))
+
+
+def _close(got: object, exact: object, allowed: float) -> None:
+    results = zip(*(r if isinstance(r, tuple) else (r,) for r in (got, exact)), strict=True)
+    for mine, other in results:
+        assert mine.shape == other.shape
+        assert (mine.double() - other).abs().max() <= allowed * max(other.abs().max().item(), 1e-3)

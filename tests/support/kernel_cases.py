@@ -129,6 +129,17 @@ NEAREST = """function (X[N, D], Y[M, D]) -> (O) {
 MESSAGES = "function (X[N, D], W[M], A[M], B[M]) -> (Y) { Y[B[m], d : N, D] = +(X[A[m], d] * W[m]); }"
 
 
+VARIATION = """function (X[N, H, W]) -> (Y) {
+    A[n : N] = mean(abs(X[n, y + 1, x] - X[n, y, x]));
+    B[n : N] = mean(abs(X[n, y, x + 1] - X[n, y, x]));
+    Y[n : N] = A[n] + B[n];
+}"""
+MOMENTS = "function (X[N]) -> (S, Q, M) { S[] = sum(X[i]); Q[] = sum(X[i] * X[i]); M[] = >(X[i]); }"
+HEADS = """function (X[B, H, N, E], W[H, E, D]) -> (O) {
+    O[b, n, d : B, N, D] = +(X[b, h, n, e] * W[h, e, d]);
+}"""
+
+
 def _large():
     """Programs that go through their intermediates piece by piece, or never store them; and that sort."""
     for points in (4000, 40000):
@@ -143,3 +154,8 @@ def _large():
         inputs = (((8, length, 64), "bfloat16"),) * 3
         yield KernelCase(f"large/attention {length}", ATTENTION, inputs)
         yield KernelCase(f"large/gradient/attention {length}", ATTENTION, inputs, True)
+    for images in (1, 3):
+        yield KernelCase(f"large/variation of {images}", VARIATION, (((images, 512, 1000), "float32"),))
+    yield KernelCase("large/moments", MOMENTS, (((2**20 + 1,), "float32"),))
+    heads = (((4, 16, 512, 64), "bfloat16"), ((16, 64, 1024), "bfloat16"))
+    yield KernelCase("large/gradient/heads", HEADS, heads, True)

@@ -18,14 +18,8 @@ from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.fuse_producers import with_producers
-from tilec.backends.triton.fusion.grow_groups import (
-    GroupCandidate,
-    Neighbourhood,
-    form_of,
-    grown,
-    reduced,
-    taken_by_products,
-)
+from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown, taken_by_products
+from tilec.backends.triton.fusion.loop_nest import form_of, reduced
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.backends.triton.iteration.space import build_space
@@ -72,6 +66,17 @@ class Group:
 
     def count(self, variables: Sequence[str]) -> int:
         return math.prod(self.extent[v] for v in variables)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The variables of more than one value that its sums do not add up over, in order."""
+        written = {v for s in self.statements if s.output in self.sums for v in index_variables(*(s.index or ()))}
+        return tuple(v for v in (*self.rows, *self.columns) if v in written and self.extent[v] > 1)
+
+    @property
+    def totals(self) -> bool:
+        """Whether its sums add up over columns as well."""
+        return bool(self.sums) and not set(self.kept) & set(self.columns)
 
     def reductions(self, s: Statement) -> set[str]:
         """The variables of more than one value that a member aggregates over."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 
 from tilec.backends.triton.emit.epilogue import find_epilogue, reads_own_element
+from tilec.backends.triton.fusion.loop_nest import LoopNest, Touched, reduced, touched_by, walked, walked_by
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue
 from tilec.cost import size_in_bytes
-from tilec.ir.constraining import constraining
-from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
+from tilec.ir.index import Affine, substitute_affine
 from tilec.ir.program import (
     Access,
     Program,
@@ -34,27 +34,6 @@ ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
 PLACES_AROUND_SEED = 48  # places from a seed at which its group is sought first
 LEAST_FUSION_GAIN = 1.15  # bytes apart over bytes together, at least
 Members = tuple[list[Statement], list[Statement], set[str], set[str]]  # see `_members`
-
-
-Touched = tuple[tuple[str, tuple[str | None, ...]], ...]  # tensors, and which variables stand bare in their indices
-
-
-@dataclass(frozen=True)
-class LoopNest:
-    """A statement as a walk over a box: the extent of each variable."""
-
-    statement: Statement
-    extent: Mapping[str, int]
-
-    @cached_property
-    def touched(self) -> Touched:
-        return touched_by(self.statement)
-
-
-def touched_by(s: Statement) -> Touched:
-    """The output, then what is read."""
-    found = (Access(s.output, s.index or ()), *value_accesses(s))
-    return tuple((a.tensor, tuple(linear(e).bare for e in a.index)) for a in found)
 
 
 class Neighbourhood:
@@ -81,39 +60,6 @@ class Neighbourhood:
     def stored_outside(self, names: set[str]) -> set[str]:
         """Those that something else reads, or that the program returns."""
         return {n for n in names if n in self.program.outputs or {s.output for s in self.program.readers(n)} - names}
-
-
-def form_of(s: Statement, types: Types) -> LoopNest | None:
-    """None where the statement is no walk over a box, or reads less than it walks, as products do."""
-    if s.index is None or s.default is not None or s.init is not None or reads_itself(s):
-        return None
-    names = distinct_variables(s.index)
-    if names is None:
-        return None
-    extent = dict(zip(names, types[s.output].shape, strict=True))
-    reductions = tuple(v for v in variables_of(s) if v not in extent)
-    bounding = [a for r in s.roots for a in constraining(r)]
-    for v in reductions:
-        sizes = [
-            n for a in bounding for e, n in zip(a.index, types[a.tensor].shape, strict=True) if linear(e).bare == v
-        ]
-        if not sizes:
-            return None
-        extent[v] = min(sizes)
-    if 0 in extent.values() or any(0 in types[a.tensor].shape for a in value_accesses(s)):
-        return None
-    form = LoopNest(s, extent)
-    if any(extent[v] > 1 for v in reductions):
-        many = {v for v, n in extent.items() if n > 1}
-        if s.aggregation == "assign" or not any(many <= _bare(a) for a in bounding):
-            return None
-    return form
-
-
-def _bare(a: Access) -> set[str]:
-    found = [linear(e).bare for e in a.index]
-    bare = [v for v in found if v is not None]
-    return set(bare) if len(set(bare)) == len(bare) else set()
 
 
 def taken_by_products(program: Program, types: Types, forms: Mapping[str, LoopNest]) -> set[str]:
@@ -160,9 +106,10 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         before = len(left)
         left = [form for form in left if not shared.admit(form)]
         pending = len(left) < before
-    if len(shared.statements) < 2:
-        return None
     in_order = sorted(shared.statements.values(), key=lambda s: around.place[s.output])
+    found = _totals(around, in_order, shared.extent, types)
+    if found is not None or len(in_order) < 2:
+        return found
     split = _split(in_order, shared.extent)
     if split is None:
         return None
@@ -179,6 +126,36 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
             apart = {s.output for s in (*members[0], *members[1])} or {rest[0].output}
             rest = [s for s in rest if s.output not in apart]
     return found
+
+
+def _totals(
+    around: Neighbourhood, statements: Sequence[Statement], extent: Mapping[str, int], types: Types
+) -> GroupCandidate | None:
+    """The kernel of aggregations of all points, which programs share: of several, or of one that reads neighbours,
+    which are read once along the columns. None where they keep other variables than the first and few, or points are
+    few."""
+    many = {v for v, n in extent.items() if n > 1}
+    order = _memory_order(statements, extent)
+    sets = [r for s in statements if (r := reduced(s, extent))]
+    if order is None or not sets or any(r != sets[0] for r in sets):
+        return None
+    kept = many - sets[0]
+    varied = [v for v in order if v in many]
+    if math.prod(extent[v] for v in kept) >= MULTIPROCESSORS or math.prod(extent[v] for v in sets[0]) <= LONG_ROW:
+        return None
+    sums = (s for s in statements if reduced(s, extent))
+    if kept and (set(varied[: len(kept)]) != kept or any(_is_needed_again(s, statements, extent) for s in sums)):
+        return None
+    rows, columns = tuple(v for v in order if v not in varied[-1:]), tuple(varied[-1:])
+    found = _members(around, statements, rows, columns, extent, kept)
+    if len(found[2]) > 1:
+        return _candidate(around, found, rows, columns, extent, 1.0, types)
+    read = dict.fromkeys(a for s in found[0] for a in value_accesses(s) if many <= walked(a, many))
+    walks = Counter((a.tensor, tuple(walked_by(e, many) for e in a.index)) for a in read)
+    neighbours = len(many) > 1 and any(n > 1 for n in walks.values())
+    if not found[2] or not neighbours:
+        return None
+    return GroupCandidate(tuple(found[0]), tuple(found[1]), rows, columns, extent, frozenset(found[2]), frozenset())
 
 
 def _candidate(
@@ -270,12 +247,8 @@ class Shared:
                     continue
                 match[v] = w
                 linked = True
+            linked = linked or (not forms and (tensor, forms) in own)
         return match if linked else None
-
-
-def reduced(s: Statement, extent: Mapping[str, int]) -> set[str]:
-    written = index_variables(*(s.index or ()))
-    return {v for v in variables_of(s) if v not in written and extent[v] > 1}
 
 
 def _split(
@@ -319,8 +292,9 @@ def _memory_order(statements: Sequence[Statement], extent: Mapping[str, int]) ->
     """The variables as they stand in a tensor that has all of them; None where there is none."""
     many = {v for v, n in extent.items() if n > 1}
     for s in statements:
+        summed = reduced(s, extent)
         for a in (Access(s.output, s.index or ()), *value_accesses(s)):
-            names = [v for e in a.index if (v := linear(e).bare) is not None]
+            names = [v for e in a.index if (v := walked_by(e, summed)) is not None]
             if many <= set(names) and len(set(names)) == len(names) == len(a.index):
                 return (*(v for v in extent if v not in names), *names)
     return None
@@ -344,9 +318,10 @@ def _members(
     rows: tuple[str, ...],
     columns: tuple[str, ...],
     extent: Mapping[str, int],
+    kept: Collection[str] | None = None,
 ) -> Members:
-    """Those that a kernel over these rows can hold; those that follow its sums; which add up over rows; which are cut
-    in two."""
+    """Those that a kernel over these rows can hold; those that follow its sums; which add up over rows, and over
+    columns too where all of these `kept` are rows; which are cut in two."""
     by_name = {s.output: s for s in statements}
     across = {v for v in rows if extent[v] > 1}
     statistics = any(reduced(s, extent) == set(v for v in columns if extent[v] > 1) for s in statements)
@@ -359,8 +334,8 @@ def _members(
     for original in around.between(statements):
         s = by_name.get(original.output)
         if s is not None and not late & set(reads(s)) and _reads_in_place(s, members):
-            kind = _kind(s, across, along, extent)
-            if kind == "sum" and statistics and math.prod(extent[v] for v in along) > ON_CHIP:
+            kind = "sum" if kept is not None and reduced(s, extent) else _kind(s, across, along, extent)
+            if kind == "sum" and kept is None and statistics and math.prod(extent[v] for v in along) > ON_CHIP:
                 kind = None
             if kind is not None:
                 members[s.output] = s
@@ -371,8 +346,9 @@ def _members(
         needs = (late | members.keys()) & set(reads(original))
         if needs:
             late.add(original.output)
-        over_columns = s is not None and {v for v in variables_of(s) if extent[v] > 1} <= along
-        follows = s is not None and over_columns and not reduced(s, extent) and _reads_in_place(s, by_name)
+        own = set() if s is None else {v for v in variables_of(s) if extent[v] > 1}
+        over_kept = s is not None and own <= set(along if kept is None else kept)
+        follows = s is not None and over_kept and not reduced(s, extent) and _reads_in_place(s, by_name)
         if s is not None and follows and needs and needs <= sums | after.keys():
             after[s.output] = s
     return list(members.values()), list(after.values()), sums, cut

@@ -78,6 +78,7 @@ class RowWriter:
         k.constants = {"BM": t.rows, "BN": t.columns, **k.constants}
         alike = 1 if self.aligned is None else self.aligned.vector
         tiles = t.parts or -(-group.count(group.rows) // (t.rows * alike)) * alike
+        tiles *= group.count(group.kept) if group.totals else 1
         if t.form == "tiled":
             tiles *= -(-(group.count(group.columns) + alike - 1) // t.columns)
         outputs = tuple(s.output for s in group.statements)
@@ -113,16 +114,22 @@ class RowWriter:
             body(self._frame())
             return
         step = self.tiling.rows if self.aligned is None else self.aligned.vector
-        blocks = -(-group.count(group.rows) // step)
+        rows = tuple(v for v in group.rows if not group.totals or v not in group.kept)
+        blocks = -(-group.count(rows) // step)
         share = -(-blocks // (self.tiling.parts if self.aligned is None else self.tiling.parts // step)) * step
-        part = k.number("part", "part_size", share)
-        if self.aligned is None:
-            k.assign("start", f"down * {part}")
-            k.assign("end", f"tl.minimum(start + {part}, {k.count(group.rows)})")
-        else:  # rows that begin alike, so many of them
+        part, count = k.number("part", "part_size", share), k.count(rows)
+        if self.aligned is not None:  # rows that begin alike, so many of them
             k.assign("start", f"down // {step} * {part}")
-            k.assign("end", f"tl.minimum(start + {part}, {k.count(group.rows)})")
+            k.assign("end", f"tl.minimum(start + {part}, {count})")
             k.assign("start", f"down % {step}", "+=")
+        elif len(rows) < len(group.rows):
+            parts = k.number("parts", "parts", self.tiling.parts)
+            k.assign("batch", f"down // {parts}")
+            k.assign("start", f"batch * ({count}) + down % {parts} * {part}")
+            k.assign("end", f"tl.minimum(start + {part}, (batch + 1) * ({count}))")
+        else:
+            k.assign("start", f"down * {part}")
+            k.assign("end", f"tl.minimum(start + {part}, {count})")
         for s in group.statements:
             if s.output in group.sums:
                 accumulator = self.running.accumulators[s.output] = self._accumulator(s)
@@ -143,7 +150,8 @@ class RowWriter:
         after, there = self._read_ahead("first + BM")
         lines = [*after, *lines, *(assign(name, there[a]) for a, name in ahead.items())]
         stages, by = self.tiling.stages, "BM" if self.aligned is None else str(step)
-        walk = f"tl.range(start, end, {by}, num_stages={stages})" if stages > 1 else f"range(start, end, {by})"
+        how = f", num_stages={stages}" if stages > 1 else ", loop_unroll_factor=4" if group.totals else ""
+        walk = f"tl.range(start, end, {by}{how})" if how else f"range(start, end, {by})"
         k.scopes[0].lines.append(ForLoop("first", walk, tuple(lines)))
         for s in group.statements:
             if s.output in group.sums:
@@ -320,7 +328,8 @@ class RowWriter:
             value = evaluator.value(s.body)
             if s.output in self.group.sums:
                 accumulator = self.running.accumulators[s.output]
-                code = self._spread(s, evaluator, [*tests, frame.spread("row_in", "row")], accumulator)
+                inside = [frame.spread("row_in", "row"), *(ends if self.group.totals else ())]
+                code = self._spread(s, evaluator, [*tests, *inside], accumulator)
                 self.k.add(*accumulator.step(code))
             elif s.output in running:
                 accumulator = self.running.accumulators[s.output] = self._accumulator(s)
@@ -422,6 +431,11 @@ class RowWriter:
     def _store_part(self, s: Statement) -> None:
         k = self.k
         accumulator = self.running.accumulators[s.output]
+        parts = k.pointer(f"{s.output}.parts")
+        if self.group.totals:
+            k.scopes[0].lines += [*accumulator.reduce(1), *accumulator.reduce(0)]
+            k.store(f"{parts} + tile", accumulator.result())
+            return
         k.scopes[0].lines += accumulator.reduce(0)
-        parts, count = k.pointer(f"{s.output}.parts"), k.count(self.group.columns)
+        count = k.count(self.group.columns)
         k.store(f"{parts} + down.to(tl.int64) * ({count}) + col", accumulator.result(), "col_in")

@@ -57,13 +57,14 @@ def row_launch(
         kept = {**made.maxima, **made.places}
         if levels(about.group, kept, about.heads).depth < levels(made.group, kept).depth:
             made, heads = replace(made, group=about.group, types=about.types), about.heads
-    elif tiling.form == "tiled" and merged.sums:
+    elif tiling.form == "tiled" and merged.sums and not merged.totals:
         aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
         tiling, aligned = _by_vectors(tiling, aligned)
     writer = RowWriter(
         made.group, made.types, merged_strides, int64_index, tiling, made.maxima, heads, aligned, made.places
     )
-    partial, second = _second_stage(group, types, tiling.parts)
+    across = -(-merged.count(merged.columns) // tiling.columns) if merged.totals else 1
+    partial, second = _second_stage(group, types, tiling.parts * across)
     return Rows(writer.launch(group.statements if told is None else told), partial, second)
 
 
@@ -76,21 +77,24 @@ def _by_vectors(tiling: RowTiling, aligned: Alignment | None) -> tuple[RowTiling
 
 
 def _second_stage(group: Group, types: Types, parts: int) -> tuple[dict[str, TensorType], Group | None]:
-    """Partial sums, one row a program, and the group that combines them: their columns are its rows."""
+    """Partial sums, one row a program, or one column of totals, and the group that combines them: what they keep are
+    its rows."""
     partial: dict[str, TensorType] = {}
     statements: list[Statement] = []
-    columns = tuple(v for v in group.columns if group.extent[v] > 1)
+    columns = group.kept
     part = _unlike("p", group.extent)
     for s in group.statements:
         if s.output in group.sums:
             name = f"{s.output}.parts"
-            shape = (parts, *(group.extent[v] for v in columns))
+            names = (*columns, part) if group.totals else (part, *columns)
+            shape = tuple(parts if v == part else group.extent[v] for v in names)
             partial[name] = TensorType(shape, Accumulator.of(s.aggregation, types[s.output].dtype).dtype)
-            body = Access(name, (Index(part), *map(Index, columns)))
+            body = Access(name, tuple(map(Index, names)))
             statements.append(replace(s, body=body, guard=None, constraints=()))
     if not statements:
         return partial, None
-    extent = {part: parts, **{v: group.extent[v] for v in group.extent if v not in group.rows or group.extent[v] == 1}}
+    left = {v: n for v, n in group.extent.items() if v in columns or n == 1}
+    extent = {part: parts, **left}
     rows = tuple(v for v in extent if v != part)
     return partial, Group((*statements, *group.after), rows, (part,), extent, group.stored, frozenset())
 
@@ -110,12 +114,15 @@ def _coalesced(group: Group, types: Types, strides: Strides) -> tuple[Group, Typ
     all_of_it = Statement("", (), (), Call("tuple", tuple(parts)), constraints=constraints)
     view = StridedView(all_of_it, {**types, "": TensorType((), "float32")}, {**strides, "": ()})
     extent, rows, columns = dict(group.extent), list(group.rows), list(group.columns)
-    alike = not any(map(group.reductions, group.statements))  # rows and columns are all the same to it
+    statistics = any(map(group.reductions, group.statements))
+    alike = group.totals or not statistics  # rows and columns are all the same to it
     pending = True
     while pending:
         pending = False
         for outer, inner in coalescable(view.statement):
-            merged = merge(view, outer, inner) if alike or (outer in rows) == (inner in rows) else None
+            together = alike or (outer in rows) == (inner in rows)
+            together = together and (outer in group.kept) == (inner in group.kept)
+            merged = merge(view, outer, inner) if together else None
             if merged is not None:
                 view, pending = merged, True
                 extent[inner] *= extent.pop(outer)
@@ -130,5 +137,7 @@ def _coalesced(group: Group, types: Types, strides: Strides) -> tuple[Group, Typ
         body, guard = next(left), None if s.guard is None else next(left)
         sizes = tuple(map(Int, view.types[s.output].shape))
         statements.append(replace(s, index=target.index, sizes=sizes, body=body, guard=guard))
+    if group.totals and not any(extent[v] > 1 and v not in group.kept for v in rows):
+        rows, columns = [*rows, *columns], []  # programs share these
     found = replace(group, statements=tuple(statements), rows=tuple(rows), columns=tuple(columns), extent=extent)
     return found, view.types, view.strides

@@ -51,6 +51,8 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // across)
         if not group.sums:
             return RowTiling("tiled", down, block, 0, 4)
+        if group.totals:
+            return _total_tiling(group)
         stages = _stages(group, types, down * block, STAGED // 4)  # of four programs a multiprocessor
         return RowTiling("tiled", down, block, min(-(-rows // down), programs), 4, stages)
     full = _full_reads(group)
@@ -80,6 +82,15 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
+
+
+def _total_tiling(group: Group) -> RowTiling:
+    """Rows of a block are neighbours, which a multiprocessor reads again from its own cache."""
+    columns = min(power_of_two(group.count(group.columns)), 512)
+    rows = group.count([v for v in group.rows if v not in group.kept])
+    down = min(power_of_two(rows), 2048 // columns)
+    across = -(-group.count(group.columns) // columns) * group.count(group.kept)
+    return RowTiling("tiled", down, columns, min(-(-rows // down), max(1, 8 * MULTIPROCESSORS // across)), 4)
 
 
 def _stages(group: Group, types: Types, elements: int, most: int) -> int:
