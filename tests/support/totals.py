@@ -26,6 +26,14 @@ TOTALS = {
         }""",
         (3, 265, 261),
     ),
+    "of images with channels last": (
+        """function (X[N, H, W, C]) -> (Y) {
+            A[] = mean(abs(X[n, y + 1, x, c] - X[n, y, x, c]));
+            B[] = mean(abs(X[n, y, x + 1, c] - X[n, y, x, c]));
+            Y = A + B;
+        }""",
+        (4, 67, 61, 5),
+    ),
     "central differences": (
         """function (X[H, W]) -> (Y) {
             A[] = mean((X[y + 1, x] - X[y - 1, x]) * (X[y + 1, x] - X[y - 1, x]));
