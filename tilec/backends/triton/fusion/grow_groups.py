@@ -30,7 +30,7 @@ from tilec.ir.types import Types
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
 LAUNCH_BYTES = 2**25  # bytes that memory moves while one more kernel is launched, by the host too
-LEAST_COLUMNS = 128  # of a strip that a program goes down, where there are as many
+NARROWEST_STRIP = 128  # of a strip that a program goes down, where there are as many
 ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
 PLACES_AROUND_SEED = 48  # places from a seed at which its group is sought first
 LEAST_FUSION_GAIN = 1.15  # bytes apart over bytes together, at least
@@ -148,7 +148,7 @@ def _totals(
     if kept and (set(varied[: len(kept)]) != kept or any(_is_needed_again(s, statements, extent) for s in sums)):
         return None
     own = varied[len(kept) :]
-    wide = (n for n in range(1, len(own)) if math.prod(extent[v] for v in own[-n:]) >= LEAST_COLUMNS)
+    wide = (n for n in range(1, len(own)) if math.prod(extent[v] for v in own[-n:]) >= NARROWEST_STRIP)
     columns = tuple(own[-next(wide, max(len(own) - 1, 1)) :])
     rows = tuple(v for v in order if v not in columns)
     found = _members(around, statements, rows, columns, extent, kept)
