@@ -148,8 +148,8 @@ def _totals(
     if kept and (set(varied[: len(kept)]) != kept or any(_is_needed_again(s, statements, extent) for s in sums)):
         return None
     own = varied[len(kept) :]
-    wide = (n for n in range(1, len(own)) if math.prod(extent[v] for v in own[-n:]) >= NARROWEST_STRIP)
-    columns = tuple(own[-next(wide, max(len(own) - 1, 1)) :])
+    enough = (n for n in range(1, len(own)) if math.prod(extent[v] for v in own[-n:]) >= NARROWEST_STRIP)
+    columns = tuple(own[-next(enough, max(len(own) - 1, 1)) :])
     rows = tuple(v for v in order if v not in columns)
     found = _members(around, statements, rows, columns, extent, kept)
     if len(found[2]) > 1:
