@@ -25,6 +25,7 @@ CALLS = (
     (NORMALISED, ((3, 40),), (Shard(1),)),
 )
 LIES = (Shard(0), Replicate(), Replicate())
+ACROSS = "function (X[N, D], A[D]) -> (H) { H[n, d : N, D] = tanh(A[d] * H[n, d - 1] + X[n, d]); }"
 LAYER = "function (X[N, D], W[D, E], B[E]) -> (Y) { Y[n, e : N, E] = relu(sum(X[n, d] * W[d, e]) + B[e]); }"
 
 
@@ -68,10 +69,11 @@ def calls(mesh) -> None:
 
 
 def model(device: str) -> torch.nn.Module:
-    w, v, b = tensors((6, 8), (8, 4), (8,), device=device)
+    w, v, b, a = tensors((6, 8), (8, 4), (8,), (4,), device=device)
     return torch.nn.Sequential(
         nn.Tile(LAYER, parameters={"W": w, "B": b}),
         nn.Tile(LAYER, parameters={"W": v, "B": torch.zeros(4, device=device)}),
+        nn.Tile(ACROSS, parameters={"A": a}),  # which steps in NumPy on a CPU
     )
 
 

@@ -183,6 +183,20 @@ def test_in_place_on_an_output() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize(
+    "size", ["(N - 3)/2", "(N - 9)/2 + 4", "~N + 12", "((N == 3) == (N == 4)) + 1", "(N > 4 ? N : 3) - 7/N"]
+)
+def test_size_arithmetic_with_open_sizes(size: str) -> None:
+    """What may be negative, and what is compared, is decided as torch decides it: by the size at hand."""
+    f = tilec.compile(f"function (X[N]) -> (Y) {{ Y[i : {size}] = +(X[i + k]), k < 2; }}")
+    whole = torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (4, 3, 7, 11):
+        x = torch.arange(n).double().requires_grad_()
+        found, wanted = whole(x), f(x)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(wanted.sum(), x))
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_training_of_what_is_exported_with_open_sizes() -> None:
     f, example = compiled("softmax"), EXAMPLES["softmax"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.masked import masked_tensor
 
 import tilec
@@ -124,3 +126,21 @@ def test_inference_mode() -> None:
         y = f(X + 0, W)
         assert y.is_inference()
     torch.testing.assert_close(f(X, W), y.clone())
+
+
+def test_storages_can_be_resized() -> None:
+    """Whoever frees memory that a call has read or written may do so, as FSDP does."""
+    f = tilec.compile("function (X[T, D], A[D]) -> (H) { H[t, d : T, D] = tanh(A[d] * H[t - 1, d] + X[t, d]); }")
+    inputs = [X.clone().requires_grad_(), W.clone().requires_grad_()]
+    y = f(*inputs)
+    for t in (y, *torch.autograd.grad(y.sum(), inputs), *inputs):
+        assert t.untyped_storage().resizable()
+
+
+def test_a_number_is_a_size_beside_any_tensor() -> None:
+    """What was given is asked, and no tensor that it became, which a device or a tracer would have."""
+    f = tilec.compile("function (X[M], N) -> (Y) { Y[n : N] = X[(n + 1) % M] * N; }")
+    for number in (5, np.int32(5)):
+        assert f(X[0].to("meta"), number).shape == (5,)
+        with FakeTensorMode():
+            assert f(torch.ones(4, device="cuda"), number).device.type == "cuda"

@@ -172,6 +172,8 @@ def _with_numbers(run: Callable, numbers: Sequence[tuple[int, Numbers]]) -> Call
 
 def _size(name: str, given: object, tensor: torch.Tensor) -> int:
     """A size's value; what a compiler gives in the place of an integer stays what it is."""
+    if isinstance(given, (int, np.integer)):  # what became of it may lie on a device, or be traced
+        return int(given)
     return given if isinstance(given, torch.SymInt) else size_value(name, tensor)  # type: ignore[return-value]
 
 

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from tilec.arguments import DTYPE_NAMES
 from tilec.backends.torch.certainty import askable
 from tilec.backends.torch.certainty import below_infinity as below_infinity
 from tilec.backends.torch.certainty import finite as finite
@@ -78,9 +79,28 @@ def extend(t: Tensor, low: Sequence[int], high: Sequence[int], value: float) -> 
     return torch.nn.functional.pad(t, amounts, value=value)
 
 
+class _Memory:
+    """A tensor as NumPy asks for one: an array of it keeps this, and so the tensor."""
+
+    def __init__(self, t: Tensor):
+        self.owner = t
+        strides = tuple(n * t.element_size() for n in t.stride())
+        kind = np.dtype(DTYPE_NAMES[t.dtype]).str
+        self.__array_interface__ = {
+            **{"version": 3, "shape": tuple(t.shape), "typestr": kind, "strides": strides},
+            "data": (t.data_ptr(), False),
+        }
+
+
+def shared(t: Tensor) -> np.ndarray:
+    """An array in a tensor's memory on the CPU. `Tensor.numpy` leaves a storage behind that cannot be resized any more,
+    as FSDP does with that of parameters."""
+    return np.asarray(_Memory(t))
+
+
 def rows(t: Tensor, falling: bool = False) -> Sequence[np.ndarray]:
     """The rows of a tensor on the CPU as arrays that share its memory, from the last to the first where `falling`."""
-    array = t.detach().numpy()
+    array = shared(t)
     if array.ndim == 1:
         array = array[:, None]  # an element of a vector would be a number, not a view
     return list(array[::-1] if falling else array)

@@ -39,7 +39,12 @@ def _truncate(a: int, b: int) -> int:
     if b == 0:
         raise ZeroDivisionError
     quotient = abs(a) // abs(b)
-    return quotient if (a < 0) == (b < 0) else -quotient
+    return quotient if bool(a < 0) == bool(b < 0) else -quotient
+
+
+def _decided(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
+    """The comparison as a bool at once: torch computes nothing with one that it has yet to decide."""
+    return lambda a, b: bool(compare(a, b))
 
 
 def _same(*values):
@@ -62,16 +67,16 @@ SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "clamp": lambda e, low, high: min(max(e, low), high),
     "select": lambda c, a, b: a if c else b,
     "same": _same,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
+    "eq": _decided(operator.eq),
+    "ne": _decided(operator.ne),
+    "lt": _decided(operator.lt),
+    "le": _decided(operator.le),
+    "gt": _decided(operator.gt),
+    "ge": _decided(operator.ge),
     "and": operator.and_,
     "or": operator.or_,
     "xor": operator.xor,
-    "not": operator.invert,
+    "not": lambda a: -1 ^ a,
     "shl": operator.lshift,
     "shr": operator.rshift,
 }
