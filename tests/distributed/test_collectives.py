@@ -62,3 +62,17 @@ def test_several_tensors_by_one_collective():
             assert torch.equal(others, numbers[slice(*rows[rank][0])])
             own = (columns[rank][1][1] - columns[rank][1][0]) * others.shape[0]
             assert received == (1, 1, 0)[rank] + 8 * (others.numel() - own)
+
+
+def test_one_element_of_a_column():
+    """A tensor of one element is contiguous whatever its stride."""
+    held = ((0, 1),), ((1, 2),)
+
+    def body(mesh):
+        rank = mesh.get_local_rank()
+        own = torch.tensor([[5.0, 6.0], [7.0, 8.0]], dtype=torch.float64)[rank : rank + 1, 1]
+        assert own.stride() == (2,)
+        swapped, all_of = (Exchange(own, held, need) for need in (held[::-1], (((0, 2),),) * 2))
+        return torch.cat(exchange([swapped, all_of], rank, mesh.get_group())).tolist()
+
+    assert in_ranks(2, body) == [[8, 6, 8], [6, 6, 8]]

@@ -14,6 +14,7 @@ from support.packages import CASES
 
 import tilec
 from tilec.errors import InputMistake
+from tilec.ir.symbolic import Recorder
 from tilec.package import PackageError, launches, loader
 from tilec.package.loader import at_sizes
 
@@ -162,3 +163,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     entries = json.loads((tmp_path / "manifest.json").read_text())["entries"]
     assert [e["sizes"] for e in entries] == [{"size_N": 2048}, {"size_N": 1000}]
     assert launches.DEVICE == "cuda"
+
+
+def test_no_guard_asks_what_all_numbers_of_64_bits_are() -> None:
+    """C++ has no literal for it, and compilers warn of such comparisons."""
+    recorder = Recorder()
+    n = recorder.symbol("N", 5)
+    assert n < 2**63 and not n * n > 2**63 and not recorder.guards
+    assert n < 2**62 and recorder.guards

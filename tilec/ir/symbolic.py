@@ -439,6 +439,8 @@ def _compare(a: Size, other: Any, sign: str, operation: Callable[[Any, Any], boo
     elif not _whole(other):
         return NotImplemented
     found = operation(a.value, value_of(other))
+    if type(other) is int and abs(other) >= 2**63:  # which no size reaches: all have 64 bits
+        return found
     if type(other) is Size:
         difference = a - other
         if type(difference) is not Size:  # the same for all sizes

@@ -132,7 +132,8 @@ def _all_to_all(packed: torch.Tensor, taken: list[int], sent: list[int], group: 
 
 
 def _bytes(flat: torch.Tensor) -> torch.Tensor:
-    return flat.contiguous().view(torch.uint8)
+    """A dimension more has stride 1, which a contiguous one of a single element need not have."""
+    return flat.contiguous().unsqueeze(-1).view(torch.uint8).flatten()
 
 
 def _cut(t: torch.Tensor, owned: IndexBox, box: IndexBox) -> torch.Tensor:
