@@ -10,7 +10,6 @@ from typing import cast
 import numpy as np
 import torch
 
-from tilec.arguments import DTYPE_NAMES
 from tilec.backends.torch.certainty import askable
 from tilec.backends.torch.certainty import below_infinity as below_infinity
 from tilec.backends.torch.certainty import finite as finite
@@ -85,7 +84,7 @@ class _Memory:
     def __init__(self, t: Tensor):
         self.owner = t
         strides = tuple(n * t.element_size() for n in t.stride())
-        kind = np.dtype(DTYPE_NAMES[t.dtype]).str
+        kind = np.dtype(str(t.dtype).removeprefix("torch.")).str
         self.__array_interface__ = {
             **{"version": 3, "shape": tuple(t.shape), "typestr": kind, "strides": strides},
             "data": (t.data_ptr(), False),
