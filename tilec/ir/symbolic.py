@@ -439,8 +439,6 @@ def _compare(a: Size, other: Any, sign: str, operation: Callable[[Any, Any], boo
     elif not _whole(other):
         return NotImplemented
     found = operation(a.value, value_of(other))
-    if type(other) is int and abs(other) >= 2**63:  # which no size reaches: all have 64 bits
-        return found
     if type(other) is Size:
         difference = a - other
         if type(difference) is not Size:  # the same for all sizes
@@ -448,5 +446,6 @@ def _compare(a: Size, other: Any, sign: str, operation: Callable[[Any, Any], boo
         text = f"{difference.text} {sign} 0"
     else:
         text = f"{a.text} {sign} {other!r}"
-    a.recorder.ask(text if found else f"not {text}")
+    if type(other) is Size or abs(other) < 2**63:  # all sizes have 64 bits
+        a.recorder.ask(text if found else f"not {text}")
     return found

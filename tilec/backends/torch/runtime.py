@@ -91,7 +91,7 @@ class _Memory:
         }
 
 
-def shared(t: Tensor) -> np.ndarray:
+def array_in(t: Tensor) -> np.ndarray:
     """An array in a tensor's memory on the CPU. `Tensor.numpy` leaves a storage behind that cannot be resized any more,
     as FSDP does with that of parameters."""
     return np.asarray(_Memory(t))
@@ -99,7 +99,7 @@ def shared(t: Tensor) -> np.ndarray:
 
 def rows(t: Tensor, falling: bool = False) -> Sequence[np.ndarray]:
     """The rows of a tensor on the CPU as arrays that share its memory, from the last to the first where `falling`."""
-    array = shared(t)
+    array = array_in(t)
     if array.ndim == 1:
         array = array[:, None]  # an element of a vector would be a number, not a view
     return list(array[::-1] if falling else array)

@@ -252,7 +252,7 @@ class _Loop:
             elif moves:
                 lists.append((x, texts[name]))
             else:
-                host.before.append(f"{x} = rt.shared({name})")
+                host.before.append(f"{x} = rt.array_in({name})")
         for pair in self._margins(self._slice()):
             target, source = (names.fresh("edge") for _ in pair)
             lists += zip((target, source), pair, strict=True)
