@@ -315,10 +315,9 @@ def gcd(*numbers: int) -> int:
     return found
 
 
-def symbols_of(sizes: Iterable[int]) -> frozenset[str]:
+def symbols_of(sizes: Iterable[Any]) -> frozenset[str]:
     """The names of what is left open in these sizes."""
-    every: Iterable[Any] = sizes
-    return frozenset(s for n in every if type(n) is Size for s in n.symbols())
+    return frozenset(s for n in sizes if type(n) is Size for s in n.symbols())
 
 
 def value_of(x: Any) -> int:
