@@ -24,7 +24,7 @@ def test_a_softmax_and_its_gradient_walk_each_row_only() -> None:
         "Y_sum[i : N] = +(exp(X[i, k] - Y_max[i]));",
         "Y[i, j] = exp(X[i, j] - Y_max[i]) / Y_sum[i];",
         "DY_sum[i : N] = +(-(DY[i, j] * Y[i, j] / Y_sum[i]));",
-        "GX[i, j : N, D] = +(DY[i, j] / Y_sum[i] * exp(X[i, j] - Y_max[i]));",
+        "GX[i, j : N, D] = +(DY[i, j] * Y[i, j]);",
         "GX_1[i, k : N, D] = +(DY_sum[i] * exp(X[i, k] - Y_max[i]));",
         "DX = GX + GX_1;",
     ]
