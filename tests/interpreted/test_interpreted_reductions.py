@@ -153,6 +153,26 @@ def test_totals_of_few_points(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         _close(tilec.compile(source, backend="triton")(x), tilec.compile(source, backend="torch")(x.double()), 1e-5)
 
 
+@pytest.mark.parametrize("shape", ((11, 797, 785), (3, 850, 851), (29, 203, 353), (2, 70000, 3)))
+@pytest.mark.parametrize("name", ("of each image", "moments of rows"))
+def test_no_part_of_totals_begins_past_the_end(
+    name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unrolled loop whose end is before its start has iterations on a device."""
+    chosen, found = rows.choose_row_tiling, []
+
+    def seen(group, *given) -> RowTiling:
+        found.append((group, chosen(group, *given)))
+        return found[-1][1]
+
+    monkeypatch.setattr(rows, "choose_row_tiling", seen)
+    text = tilec.compile(TOTALS[name][0]).lower(tilec.spec(shape), target="sm_90").source()
+    ((group, tiling),) = [(g, t) for g, t in found if g.totals]
+    blocks = -(-group.count([v for v in group.rows if v not in group.kept]) // tiling.rows)
+    assert (tiling.parts - 1) * -(-blocks // tiling.parts) < blocks
+    assert "end = tl.maximum(start, end)" in text.split("loop_unroll_factor=4")[0]
+
+
 def test_totals_have_the_same_bits_twice() -> None:
     source, shape = TOTALS["total variation"]
     f, x = tilec.compile(source, backend="triton"), torch.randn(shape, generator=torch.Generator().manual_seed(0))

@@ -130,6 +130,8 @@ class RowWriter:
         else:
             k.assign("start", f"down * {part}")
             k.assign("end", f"tl.minimum(start + {part}, {count})")
+        if group.totals:  # a loop that is unrolled is wrong where its end is before its start
+            k.assign("end", "tl.maximum(start, end)")
         for s in group.statements:
             if s.output in group.sums:
                 accumulator = self.running.accumulators[s.output] = self._accumulator(s)

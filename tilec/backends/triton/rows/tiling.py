@@ -90,7 +90,9 @@ def _total_tiling(group: Group) -> RowTiling:
     rows = group.count([v for v in group.rows if v not in group.kept])
     down = min(power_of_two(rows), 2048 // columns)
     across = -(-group.count(group.columns) // columns) * group.count(group.kept)
-    return RowTiling("tiled", down, columns, min(-(-rows // down), max(1, 8 * MULTIPROCESSORS // across)), 4)
+    blocks = -(-rows // down)
+    each = -(-blocks // max(1, min(blocks, 8 * MULTIPROCESSORS // across)))
+    return RowTiling("tiled", down, columns, -(-blocks // each), 4)
 
 
 def _stages(group: Group, types: Types, elements: int, most: int) -> int:
