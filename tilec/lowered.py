@@ -182,8 +182,10 @@ def _typed(name: str, t: TensorType) -> str:
 
 
 def dump_numbered(lowered: Lowered, folder: Path) -> None:
-    """Dump to a subfolder of its own: 0001-name, 0002-name, ... in the order of calls; those that are there stay."""
-    title = re.sub(r"\W+", "_", lowered.stages["source"].name or "program")
+    """Dump to a subfolder of its own: 0001-name, 0002-name, ... in the order of calls; those that are there stay. A
+    program without a name, such as a backward pass, has those of its outputs."""
+    program = lowered.stages["source"]
+    title = re.sub(r"\W+", "_", program.name or "_".join(program.outputs))[:60]
     folder.mkdir(parents=True, exist_ok=True)
     taken = {path.name.split("-")[0] for path in folder.iterdir()}
     lowered.dump(folder / f"{next(n for k in count(1) if (n := f'{k:04}') not in taken)}-{title}")
