@@ -127,7 +127,7 @@ class Regions:
                 if (inner := known[r.layers]) is not None:
                     self._add(found, r.access, inner)
         if self.statement.init is not None:
-            self._add_init(found, part, intervals)
+            self._add_init(found, part)
         if (default := self.statement.default) is not None:
             self._add_default(found, default, part)
         return found
@@ -140,7 +140,7 @@ class Regions:
         if all(start < stop for start, stop in box):
             found[access.tensor] = hull(found.get(access.tensor), box)
 
-    def _add_init(self, found: dict[str, IndexBox], part: Sequence[Limit], intervals: Intervals | None) -> None:
+    def _add_init(self, found: dict[str, IndexBox], part: Sequence[Limit]) -> None:
         """`init` is read at coordinates that the recurrence reads: the part's own along the dimension that it divides,
         any along the others."""
         s = self.statement

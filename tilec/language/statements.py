@@ -94,7 +94,7 @@ def _whole(s: StatementSyntax, values: Values) -> None:
     since = len(scope.statements)
     value = values.value(body, Region(False, frozenset(), None, root=body))
     _check_no_indices(s, scope)
-    for c in _unplaced(s, values):
+    for c in _unplaced(values):
         _check_placeable(c, s, frozenset())
         raise AggregationMistake(
             "there is no aggregation for this constraint", c.span, hint="write it in an indexed statement"
@@ -154,7 +154,7 @@ def _indexed(s: StatementSyntax, values: Values) -> None:
     region = Region(True, visible, [])
     value = values.value(body, region)
     _check_assigned(s, left, scope.source)
-    constraints = tuple(_unplaced(s, values))
+    constraints = tuple(_unplaced(values))
     for c in constraints:
         _check_placeable(c, s, visible)
     constraints = (*constraints, *(c for c in values.implied if c not in values.all_constraints))
@@ -258,7 +258,7 @@ def _constraints_by_variable(s: StatementSyntax, values: Values) -> dict[str, li
     return by_variable
 
 
-def _unplaced(s: StatementSyntax, values: Values) -> list[Constraint]:
+def _unplaced(values: Values) -> list[Constraint]:
     return [c for c in values.all_constraints if id(c) not in values.placed]
 
 

@@ -20,10 +20,6 @@ def identity_matrix(n: int) -> Integers:
     return [[int(i == j) for j in range(n)] for i in range(n)]
 
 
-def matrix_product(a: Rationals, b: Rationals) -> list[list]:
-    return [[sum(x * y for x, y in zip(row, column, strict=True)) for column in zip(*b, strict=True)] for row in a]
-
-
 def hermite(matrix: Sequence[Sequence[int]], columns: int | None = None) -> tuple[Integers, Integers]:
     """(H, U) with matrix U = H, U unimodular, H in column Hermite form: its nonzero columns come first, the first
     nonzero entry (pivot) of each is positive and lies below that of the column before, and the entries left of a pivot

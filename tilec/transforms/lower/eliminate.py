@@ -29,11 +29,11 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
-    accesses_in,
     children,
     index_variables,
     reads,
     reads_itself,
+    value_accesses,
     walk,
 )
 from tilec.ir.types import Types, is_floating, kind
@@ -92,7 +92,7 @@ def _sum_of(s: Statement, types: Types) -> _Sum | None:
         return None
     extent = dict(zip(names, types[s.output].shape, strict=True))
     outputs = set(extent)
-    for a in accesses_in(s.body, *s.guards):
+    for a in value_accesses(s):
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):
             v = linear(e).bare
             if v is None or v in extent and extent[v] != n:

@@ -31,7 +31,18 @@ from tilec.backends.common.chains.zeros import where, zero_outside
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, reads, walk
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Program,
+    Statement,
+    accesses_in,
+    index_variables,
+    reads,
+    value_accesses,
+    walk,
+)
 from tilec.ir.types import NARROW, TensorType, Types, kind
 
 REDUCED = ("sum", "max", "min", "logsumexp")
@@ -101,7 +112,7 @@ def _add_made_in_place(program: Program, found: Matrices) -> None:
         roles: set[tuple[str, str]] = set()
         for r in program.readers(s.output):
             own = found.roles.get(r.output) or roles_of(r, found)
-            for a in accesses_in(r.body, r.guard):
+            for a in value_accesses(r):
                 if a.tensor == s.output:
                     place = {linear(e).bare: v for v, e in zip(index, a.index, strict=True)}
                     both = None if own is None or not set(own) <= place.keys() else (place[own[0]], place[own[1]])
@@ -115,7 +126,7 @@ def roles_of(s: Statement, matrices: Matrices) -> tuple[str, str] | None:
     """The variables of the matrix's rows and columns in a statement that reads matrix values; None where it reads none
     or reads them in several ways."""
     found: set[tuple[str, str]] = set()
-    for a in accesses_in(s.body, s.guard):
+    for a in value_accesses(s):
         if a.tensor in matrices.roles:
             names = distinct_variables(a.index)
             if names is None:

@@ -24,6 +24,7 @@ from tilec.ir.program import (
     index_variables,
     reads_itself,
     rebuild,
+    value_accesses,
     variables_of,
     walk,
 )
@@ -75,7 +76,7 @@ def extents_of(s: Statement, types: Types) -> dict[str, int] | None:
     for v in reduction_variables(s):
         found = [
             n
-            for a in accesses_in(s.body, s.guard)
+            for a in value_accesses(s)
             for e, n in zip(a.index, types[a.tensor].shape, strict=True)
             if linear(e).bare == v
         ]

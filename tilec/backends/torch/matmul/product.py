@@ -125,7 +125,7 @@ def class_lines(
             last = _Result(task, domain, kept, dtype, semiring, chosen, scale)
             return [*lines, *last.store(direct)]
         later = {v for o in operands for v in o.variables} | set(kept)
-        order = _intermediate_order(chosen, later, domain)
+        order = _intermediate_order(chosen, later)
         if math.prod(domain.extent[v] for v in order) > task.options.memory_budget // 16:
             return None
         name = task.names.fresh("p")
@@ -142,7 +142,7 @@ def contraction_path(operands: Sequence[Operand], kept: Sequence[str], domain: D
     return [tuple(p) for p in opt_einsum.paths.auto(inputs, frozenset(kept), dict(domain.extent))]
 
 
-def _intermediate_order(chosen: Sequence[Operand], later: set[str], domain: Domain) -> tuple[str, ...]:
+def _intermediate_order(chosen: Sequence[Operand], later: set[str]) -> tuple[str, ...]:
     first, second = chosen
     both = [v for v in first.variables if v in second.variables and v in later]
     rows = [v for v in first.variables if v not in both and v in later]

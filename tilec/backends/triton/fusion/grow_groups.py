@@ -114,7 +114,7 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
     split = _split(in_order, shared.extent)
     if split is None:
         return None
-    busy = _share_of_programs(in_order, *split, shared.extent)
+    busy = _share_of_programs(in_order, split[0], shared.extent)
     found = _candidate(around, _members(around, in_order, *split, shared.extent), *split, shared.extent, busy, types)
     if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
         # few long rows: walk along memory instead, statistics being sums over the programs
@@ -382,9 +382,7 @@ def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, 
     return None
 
 
-def _share_of_programs(
-    statements: Sequence[Statement], rows: tuple[str, ...], columns: tuple[str, ...], extent: Mapping[str, int]
-) -> float:
+def _share_of_programs(statements: Sequence[Statement], rows: tuple[str, ...], extent: Mapping[str, int]) -> float:
     """The share of the device that a kernel keeps busy whose programs walk whole rows, each a block of neighbouring
     rows where memory runs along these."""
     order = _memory_order(statements, extent)

@@ -67,7 +67,7 @@ def dot_steps(
     return [
         Allocate(parts, shape, accumulator.dtype, unwritten(space, accumulator)),
         *steps,
-        *combine_parts(space, view, flat, config.parts, accumulator, int64_index),
+        *combine_parts(space, view, config.parts, accumulator, int64_index),
         Release((parts,)),
     ]
 

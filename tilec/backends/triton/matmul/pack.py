@@ -20,7 +20,7 @@ from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Index, Int, Statement, accesses_in, rebuild
+from tilec.ir.program import Access, Expr, Index, Int, Statement, rebuild, value_accesses
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
@@ -69,7 +69,7 @@ def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -
     after: list[Step] = []
     copies: dict[Access, Access] = {}
     s = space.statement
-    for access in dict.fromkeys(accesses_in(s.body, s.guard)):
+    for access in dict.fromkeys(value_accesses(s)):
         used = free_of(access)
         if reductions[0] not in used or not used & set(columns):
             continue

@@ -85,7 +85,7 @@ def pointwise(
     return [
         Allocate(parts, shape, accumulator.dtype, content),
         *made,
-        *combine_parts(space, view, flat, number, accumulator, int64_index, epilogue),
+        *combine_parts(space, view, number, accumulator, int64_index, epilogue),
         Release((parts,)),
     ]
 
@@ -401,7 +401,6 @@ def unwritten(space: Space, accumulator: Accumulator) -> bool | int | float | No
 def combine_parts(
     space: Space,
     view: StridedView,
-    flat: Statement,
     parts: int,
     accumulator: Accumulator,
     int64_index: bool,

@@ -28,7 +28,7 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import LIBRARY_FUNCTIONS
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, accesses_in, walk
+from tilec.ir.program import Access, Call, value_accesses, walk
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
 
@@ -48,7 +48,7 @@ def sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
     """Rows and columns, where no access along the reduction depends on all outputs: the variables of the one with most,
     and the others. What does not depend on the reduction is read before it."""
     s = space.statement
-    accesses = list(accesses_in(s.body, *s.guards))
+    accesses = value_accesses(s)
     sets = [free_of(a) & set(outputs) for a in accesses if free_of(a) & set(space.reductions)]
     if not sets or any(len(found) == len(outputs) for found in sets) or not set().union(*sets) >= set(outputs):
         return [], []
@@ -61,7 +61,7 @@ def sides(space: Space, outputs: Sequence[str]) -> tuple[list[str], list[str]]:
 def whole_blocks(space: Space) -> list[Access]:
     """Accesses that depend on all outputs and not on the reduction: reading them decides how a block is laid out."""
     s = space.statement
-    accesses = list(accesses_in(s.body, *s.guards))
+    accesses = value_accesses(s)
     varying = {v for v in space.outputs if space.largest(v) > 1}
     return [a for a in accesses if free_of(a) >= varying and not free_of(a) & set(space.reductions)]
 

@@ -14,7 +14,7 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.semiring_matmul import KVector, block_sizes, laid_out, lanes_of, sides
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Call, accesses_in, index_variables, walk
+from tilec.ir.program import Call, index_variables, value_accesses, walk
 from tilec.ir.types import NARROW, Types
 
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
@@ -86,7 +86,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         parts = max(1, min(4 * TWO_A_MULTIPROCESSOR // max(programs, 1), -(-points // (4 * br))))
         parts = -(-points // part_of(points, parts, br))
     warps = 4 if bo * br < 4096 else 16 if br == 8192 else 8
-    read = accesses_in(space.statement.body, space.statement.guard)
+    read = value_accesses(space.statement)
     if many and not along and all(view.types[a.tensor].dtype in NARROW for a in read):
         return PointwiseTiling(((tuple(outputs), bo),), br, parts, 4, stages=3)  # half the bytes: more under way
     return PointwiseTiling(((tuple(outputs), bo),), br, parts, warps)
@@ -112,14 +112,14 @@ def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequ
     if len(outputs) < 2 or space.largest(outputs[-1]) < MANY_NEIGHBOURS or len(space.classes) != 1:
         return False
     many = {v for v in (*outputs, *reductions) if space.largest(v) > 1}
-    read = [set(index_variables(*a.index)) & many for a in accesses_in(space.statement.body, space.statement.guard)]
+    read = [set(index_variables(*a.index)) & many for a in value_accesses(space.statement)]
     return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
 
 
 def _map_block(space: Space, view: StridedView) -> int:
     """Elements of a program of four warps: more of 16 bits, where one tensor or two are read and programs are many."""
     s = space.statement
-    read = {a.tensor for a in accesses_in(s.body, s.guard) if len(index_variables(*a.index)) >= len(space.outputs)}
+    read = {a.tensor for a in value_accesses(s) if len(index_variables(*a.index)) >= len(space.outputs)}
     types = [view.types[name] for name in (s.output, *read)]
     block = WIDEST_MAP if len(read) <= 1 else WIDEST_MAP // 2
     many = space.count(space.outputs) >= LEAST_MAPS * block
@@ -144,7 +144,7 @@ def _between_last(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:
     """The output variables but the last; at their end those that step through the places that it leaves out where it
     is read (`I[4*x + i]`), so that a program reads all of a line."""
     last, rest = outputs[-1], outputs[:-1]
-    forms = [linear(e) for a in accesses_in(space.statement.body, space.statement.guard) for e in a.index]
+    forms = [linear(e) for a in value_accesses(space.statement) for e in a.index]
     near = {v for f in forms for v in f.variables() if abs(f.coefficient(v)) < abs(f.coefficient(last))}
     return (*(v for v in rest if v not in near), *(v for v in rest if v in near))
 
@@ -157,7 +157,7 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> PointwiseTiling | No
     many = {v for v in outputs if space.largest(v) > 1}
     reductions = {v for v in space.reductions if not space.single(v)}
     beside = many - {outputs[-1]}
-    read = accesses_in(space.statement.body, space.statement.guard)
+    read = value_accesses(space.statement)
     together = [set(linear(e).variables()) for a in read for e in a.index]
     overlap = any(variables & reductions and variables & beside for variables in together)
     if not overlap or space.largest(outputs[-1]) < NARROWEST_BLOCK:
@@ -185,7 +185,7 @@ def combining(variables: tuple[str, ...], count: int, parts: int) -> PointwiseTi
 def passes_once(space: Space, types: Types) -> bool:
     """Whether all that a statement reads is read once, and large."""
     many = {v for v in (*space.outputs, *space.reductions) if space.largest(v) > 1}
-    read = set(accesses_in(space.statement.body, space.statement.guard))
+    read = set(value_accesses(space.statement))
     return len({a.tensor for a in read}) == len(read) and all(
         many <= set(index_variables(*a.index)) and size_in_bytes(types[a.tensor]) >= PASSING for a in read
     )

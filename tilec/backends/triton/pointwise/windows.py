@@ -20,7 +20,7 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.pointwise.unrolled import Element, OutputsKernel, inside_tile, tiled
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Statement, accesses_in
+from tilec.ir.program import Access, Statement, accesses_in, value_accesses
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable
@@ -57,7 +57,7 @@ def window_axes(space: Space) -> tuple[list[str], list[str]] | None:
 def index_forms(space: Space) -> list[Affine] | None:
     """Every index that the statement reads at; None where one is not affine with integers."""
     s = space.statement
-    forms = [linear(e) for a in accesses_in(s.body, s.guard) for e in a.index]
+    forms = [linear(e) for a in value_accesses(s) for e in a.index]
     return forms if all(form.is_affine and form.is_integral for form in forms) else None
 
 

@@ -54,7 +54,7 @@ def fuse_step_inputs(flat: Program, types: Types) -> Program:
 def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, Statement, Statement]]:
     """A producer, the recurrence that it can be written into, and what that becomes."""
     for s in flat.statements:
-        if not _simple(s, types) or s.output in flat.outputs:
+        if not _simple(s) or s.output in flat.outputs:
             continue
         readers = flat.readers(s.output)
         if len(readers) == 1 and reads_itself(readers[0]):
@@ -63,7 +63,7 @@ def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, Statement, 
                 yield s, readers[0], combined
 
 
-def _simple(s: Statement, types: Types) -> bool:
+def _simple(s: Statement) -> bool:
     """One expression for each element."""
     own = distinct_variables(s.index)
     if s.aggregation != "assign" or s.default is not None or own is None:
