@@ -167,7 +167,7 @@ def test_ctrl_c_of_a_process() -> None:
 
 def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing on standard error at first; then a line, and others at intervals."""
-    with progress("compiling", first=5.0):
+    with progress("compiling", first=3600.0):
         pass
     assert capsys.readouterr().err == ""
     with progress("compiling", first=0.01, following=0.01):
@@ -177,7 +177,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
             time.sleep(0.01)
             found += capsys.readouterr().err
     assert found.count("tilec: compiling, 0 s\n") >= 2
-    with pytest.raises(tilec.TileError), progress("compiling", first=5.0):
+    with pytest.raises(tilec.TileError), progress("compiling", first=3600.0):
         raise tilec.TileError("an error ends it")
 
 
