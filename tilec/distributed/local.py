@@ -33,6 +33,7 @@ from tilec.ir.program import (
     rebuild,
 )
 from tilec.ir.types import TensorType
+from tilec.lattice.sets import sizes_of
 from tilec.transforms.bind.bind import size_inputs
 from tilec.transforms.util.naming import Names, all_variables
 
@@ -278,7 +279,7 @@ class _Rank:
     def _with_default(self, s: Statement, owned: Mapping[str, tuple[str, IndexBox]], own: Mapping[int, int]):
         """The statement with a default of its own shape."""
         assert s.default is not None
-        shape = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+        shape = sizes_of(s)
         if s.default not in owned:  # of no elements
             name = self._stand_in(s.default)
             box: IndexBox = tuple((0, n) for n in self.shapes[s.default])

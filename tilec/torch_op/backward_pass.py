@@ -15,6 +15,7 @@ import torch
 
 from tilec.ir.program import Access, Index, Int, Program, Statement
 from tilec.ir.types import TensorType, Types
+from tilec.lattice.sets import sizes_of
 from tilec.torch_op import dtensors
 from tilec.torch_op.levels import Outputs
 
@@ -74,12 +75,12 @@ def _view(s: Statement, cotangents: tuple[str, ...], types: Types) -> CotangentV
         elif n != 1 or e != Int(0):
             return None
     names = [e.name if isinstance(e, Index) else "" for e in s.index or ()]
-    return CotangentView(source.tensor, tuple([axes.get(v) for v in names]), _shape(s))
+    return CotangentView(source.tensor, tuple([axes.get(v) for v in names]), sizes_of(s))
 
 
 def _extents(s: Statement) -> dict[str, int] | None:
     """The sizes of the output's variables where these, each once, and zeros in axes of size 1 are its index."""
-    shape = _shape(s)
+    shape = sizes_of(s)
     if s.index is None or len(shape) != len(s.index):
         return None
     extents: dict[str, int] = {}
@@ -89,10 +90,6 @@ def _extents(s: Statement) -> dict[str, int] | None:
         elif n != 1 or e != Int(0):
             return None
     return extents
-
-
-def _shape(s: Statement) -> tuple[int, ...]:
-    return tuple([n.value for n in s.sizes or () if isinstance(n, Int)])
 
 
 GradientSource = int | tuple[int, CotangentView] | None

@@ -17,7 +17,7 @@ from tilec.ir.index import Affine, distinct_variables
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType
-from tilec.lattice.sets import bounds
+from tilec.lattice.sets import bounds, sizes_of
 
 CUMULATIVE = {a.name: a.torch.cumulative for a in AGGREGATIONS.values() if a.torch and a.torch.cumulative}
 FEWEST_SCANNED = 4  # elements along the scan, below which the points are as few
@@ -85,7 +85,7 @@ def _scan(s: Statement, domain: Domain) -> TorchScan | None:
     (i,) = set(pair) - {k}
     if i in index_variables(*s.roots) or any(i in free(d.form) for d in domain.conditions if d is not c):
         return None
-    size = dict(zip(index, (n.value for n in s.sizes or () if isinstance(n, Int)), strict=True))
+    size = dict(zip(index, sizes_of(s), strict=True))
     if domain.extent[k] < FEWEST_SCANNED or any(
         (domain.low[v], domain.extent[v]) != (0, n) for v, n in size.items() if v != i
     ):

@@ -46,7 +46,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import TensorType
-from tilec.lattice.sets import Box, InRange, IntegerSet, Shapes, bounds_of, depends_on_data, domain_of
+from tilec.lattice.sets import Box, InRange, IntegerSet, Shapes, bounds_of, depends_on_data, domain_of, sizes_of
 from tilec.transforms.simplify.keep_variables import combined_condition, keep_aggregate, keep_variables
 from tilec.transforms.util.naming import separate
 
@@ -244,7 +244,7 @@ class _Resolver:
 
     def statement(self) -> Statement:
         s = self.s
-        sizes = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+        sizes = sizes_of(s)
         if not any(conditional(demands(*roots, own=self.own)) for roots in _regions(s)):
             return s
         nothing = IntegerSet((), ())

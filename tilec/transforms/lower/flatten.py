@@ -116,7 +116,7 @@ class _Flattener:
     def hoisted(self, s: Statement) -> Statement:
         """The statement with its nested aggregations replaced by accesses to statements that are emitted first; those
         that read the statement's own output stay."""
-        sizes = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+        sizes = sizes_of(s)
         layer = _Layer(s.roots, s.constraints, s.index or (), sizes, s.output)
         init = s.init
         if init is not None:  # its variables are the coordinates of what is read

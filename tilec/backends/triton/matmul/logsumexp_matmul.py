@@ -33,6 +33,7 @@ from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Constraint, Expr, Float, Int, Statement, index_variables
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import FLOATS, TensorType, Types
+from tilec.lattice.sets import sizes_of
 
 CANCELLED = 31  # below 32 three roundings of a logarithm are 2.9e-6; beside a larger result they are of its last place
 FINITE_LOWEST = "-1.0e38"  # stands for -inf among the greatest terms of blocks; three times as much is still finite
@@ -118,7 +119,7 @@ def top_of(
 def with_tops(tops: Sequence[Statement], view: StridedView) -> StridedView:
     """With the types and strides of the greatest terms' tensors."""
     for t in tops:
-        shape = tuple(n.value for n in t.sizes or () if isinstance(n, Int))
+        shape = sizes_of(t)
         view = view.with_tensor(t.output, TensorType(shape, expression_type(t.body, view.types).dtype))
     return view
 

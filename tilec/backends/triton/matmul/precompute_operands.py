@@ -26,6 +26,7 @@ from tilec.ir.index import Affine
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, rebuild, walk
 from tilec.ir.types import FLOATS, NARROW, TensorType
+from tilec.lattice.sets import sizes_of
 
 
 def hoisted(
@@ -69,7 +70,7 @@ class Precomputed:
     def take(self, s: Statement, dtype: str, together: bool = False) -> bool:
         """Take in what a statement assigns, of this type; False where that is not all of its output. `together`: others
         may ask for the same."""
-        t = TensorType(tuple(n.value for n in s.sizes or () if isinstance(n, Int)), dtype)
+        t = TensorType(sizes_of(s), dtype)
         view = self.view.with_tensor(s.output, t)
         own = build_space(s, view.types)
         if own is None or own.valid or not own.covers:

@@ -45,8 +45,9 @@ from tilec.backends.triton.scatter.scatter import scattered
 from tilec.backends.triton.schedule.candidates import MatmulProblem, steps_of
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Int, Statement, reads
+from tilec.ir.program import Access, Statement, reads
 from tilec.ir.types import TensorType, Types
+from tilec.lattice.sets import sizes_of
 
 
 @dataclass(frozen=True)
@@ -366,7 +367,7 @@ def _in_turn(stages: list[Statement], flat: Statement, view: StridedView, settin
     types, strides = dict(view.types), dict(view.strides)
     steps: list[Step] = []
     for s in stages[:-1]:
-        shape = tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+        shape = sizes_of(s)
         types[s.output] = TensorType(shape, expression_type(s.body, types).dtype)
         strides[s.output] = contiguous(shape)
         steps.append(Allocate(s.output, shape, types[s.output].dtype))
