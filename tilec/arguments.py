@@ -86,6 +86,11 @@ class Arguments:
     numpy: bool
 
 
+def chosen_inputs(wrt: str | Sequence[str] | None, names: Sequence[str]) -> tuple[str, ...]:
+    """The inputs that `wrt` asks for: one, several, or all."""
+    return tuple(names) if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
+
+
 def by_name(names: Sequence[str], values: Sequence[object], named: Mapping[str, object]) -> tuple[object, ...]:
     """All arguments in order, of which the first few are given by position and others by name.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from tilec.arguments import by_name, size_value, spec, types_of
+from tilec.arguments import by_name, chosen_inputs, size_value, spec, types_of
 from tilec.calls.call_cache import CallCache
 from tilec.cost import size_in_bytes
 from tilec.derived.axes import AxesSpec, in_axes, out_axes
@@ -171,7 +171,7 @@ class Function(Displayed):
         Raises:
             NameMistake: There is no input of that name.
         """
-        names = self.inputs if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
+        names = chosen_inputs(wrt, self.inputs)
         if ("grad", names) not in self._derived:
             self._derived["grad", names] = Function.of(self._specialiser.grad(names))
         return self._derived["grad", names]
@@ -194,7 +194,7 @@ class Function(Displayed):
         Raises:
             NameMistake: There is no input of that name.
         """
-        names = self.inputs if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
+        names = chosen_inputs(wrt, self.inputs)
         return self._derive(("jvp", names), lambda: Tangents(self._specialiser, names))
 
     @public

@@ -301,7 +301,7 @@ class Specialiser:
             found = infer(bind(special.program, special.types, values), special.types)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
-        return tuple(None if r is None else found[special.program.outputs[r]] for r in special.results)
+        return tuple(None if n is None else found[n] for n in special.result_names)
 
     def there(self, dtypes: Sequence[torch.dtype]) -> tuple[bool, ...]:
         """Which outputs there are for inputs of these element types: a gradient has none by what is not floating."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilec.arguments import Spec, by_name
+from tilec.arguments import Spec, by_name, chosen_inputs
 from tilec.derived.axes import out_axes
 from tilec.display.people import PublicNames
 from tilec.errors import InputMistake
@@ -74,13 +74,13 @@ class Deferred(PublicNames):
 
     def grad(self, wrt: str | Sequence[str] | None = None) -> Deferred:
         """As `Function.grad`."""
-        names = self.inputs if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
+        names = chosen_inputs(wrt, self.inputs)
         seeds, results = (tuple(f"D{n}" for n in found) for found in (self.outputs, names))
         return Deferred(self, "grad", (names,), (*self.inputs, *seeds), results)
 
     def jvp(self, wrt: str | Sequence[str] | None = None) -> Deferred:
         """As `Function.jvp`."""
-        names = self.inputs if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
+        names = chosen_inputs(wrt, self.inputs)
         given, results = (tuple(f"T{n}" for n in found) for found in (names, self.outputs))
         return Deferred(self, "jvp", (names,), (*self.inputs, *given), (*self.outputs, *results))
 

@@ -105,3 +105,8 @@ class Specialised:
     types: dict[str, TensorType]
     results: tuple[int | None, ...]
     replaced: dict[int, Replaced]
+
+    @property
+    def result_names(self) -> tuple[str | None, ...]:
+        """The program's output that each result is."""
+        return tuple(None if r is None else self.program.outputs[r] for r in self.results)

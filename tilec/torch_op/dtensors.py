@@ -230,8 +230,7 @@ def _share(function: Specialiser, tensors, weak, values, device: str) -> Share:
         raise error.located(function.source, function.filename) from None
     local = [shard_boxes(tuple(t.shape), p, extents)[rank] for t, p in zip(tensors, layout.placements, strict=True)]
     shapes = tuple(torch.Size(shape_of(box)) for box in local)
-    names = [None if r is None else special.program.outputs[r] for r in special.results]
-    wrappings = tuple(None if n is None else (plan.results[n], _spec_of(plan, n, layout)) for n in names)
+    wrappings = tuple(None if n is None else (plan.results[n], _spec_of(plan, n, layout)) for n in special.result_names)
     return Share(special, plan, rank, own, shapes, prepared, wrappings, mesh, _groups(mesh))
 
 

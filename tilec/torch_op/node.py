@@ -75,8 +75,7 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
     forward = function
     if parts.forward is not None:
         forward = function.made(parts.forward, parts.chunks)
-    outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
-    return Recorded(forward, weak, values, wrt, outputs, special, parts, function)
+    return Recorded(forward, weak, values, wrt, special.result_names, special, parts, function)
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def recorded_at(function: Specialiser, known: OpenRecordAt, weak: Weak, values: 
     shared, sizes = known
     special = with_numbers(shared.special, sizes) if shared.special.replaced else shared.special
     forward = function if shared.forward is None else AtSizes(shared.forward, sizes)
-    outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
+    outputs = special.result_names
     return Recorded(forward, weak, values, shared.wrt, outputs, special, shared.partition, function, known)
 
 
@@ -138,16 +137,14 @@ def _open(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, va
     """A call whose sizes a compiler leaves open."""
     types = symbolic.example_types(function, tensors, weak)
     special = function.specialised(types, dict(zip(function.sizes, map(symbolic.example, values), strict=True)))
-    outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
     results = symbolic.result_types(function, tensors, weak, values)
-    return Open(function, weak, values, (), outputs, special, None, function, types=results)
+    return Open(function, weak, values, (), special.result_names, special, None, function, types=results)
 
 
 def unrecorded(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Recorded:
     """A call that no gradient is asked of."""
     special = function.specialised(function.types(tensors, weak), dict(zip(function.sizes, values, strict=True)))
-    outputs = tuple([None if r is None else special.program.outputs[r] for r in special.results])
-    return Recorded(function, weak, values, (), outputs, special, None, function)
+    return Recorded(function, weak, values, (), special.result_names, special, None, function)
 
 
 def over_batch(

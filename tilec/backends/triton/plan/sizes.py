@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from tilec.ir.program import Statement, reads
+from tilec.ir.types import Types
+
 Strides = Mapping[str, tuple[int, ...]]  # of tensors, by name, in elements
 NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
@@ -27,3 +30,9 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
     """The furthest position, in elements, of a tensor's element from its first, or the number of its elements."""
     span = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True) if n)
     return max(span, math.prod(shape))
+
+
+def needs_int64_positions(statements: Sequence[Statement], types: Types, strides: Strides) -> bool:
+    """Whether some tensor that the statements touch needs 64-bit positions."""
+    touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
+    return any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched)

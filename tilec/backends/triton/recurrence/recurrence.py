@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from tilec.backends.torch.recurrence.recurrence import assigned
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
-from tilec.backends.triton.plan.sizes import NARROWEST, Strides, reach
+from tilec.backends.triton.plan.sizes import Strides, needs_int64_positions
 from tilec.backends.triton.recurrence.coupled_lanes import choose_blocks, swept
 from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue, over, times_read
 from tilec.backends.triton.recurrence.parallel_lanes import choose_local, local_steps, recognise_local
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
-from tilec.ir.program import Program, Statement, reads, reads_itself
+from tilec.ir.program import Program, Statement, reads_itself
 from tilec.ir.types import Types
 
 
@@ -29,7 +29,7 @@ def check_recurrences(flat: Program) -> None:
 def recurrence_steps(flat: Statement, types: Types, strides: Strides, setting: Setting) -> list[Step]:
     """Steps that compute a recurrence into its allocated output, which has elements."""
     loop = chart(flat, types)
-    return sequential(loop, strides, _needs_int64_index((flat,), types, strides), setting)
+    return sequential(loop, strides, needs_int64_positions((flat,), types, strides), setting)
 
 
 def sequential(loop: SkewedLoop, strides: Strides, int64_index: bool, setting: Setting) -> list[Step]:
@@ -57,11 +57,5 @@ def with_epilogue(
     local = replace(local, epilogue=tuple(over(loop, r) for r in epilogue), kept=kept)
     made = [r.output for r in epilogue] + ([] if kept is None else [s.output])
     steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in made]
-    int64_index = _needs_int64_index((s, *epilogue), types, strides)
+    int64_index = needs_int64_positions((s, *epilogue), types, strides)
     return (s, *epilogue), [*steps, *local_steps(local, strides, int64_index, choose_local(local))]
-
-
-def _needs_int64_index(statements: tuple[Statement, ...], types: Types, strides: Strides) -> bool:
-    """Whether some tensor that the statements touch needs 64-bit positions."""
-    touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
-    return any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched)

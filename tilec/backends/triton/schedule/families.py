@@ -37,7 +37,7 @@ from tilec.backends.triton.matmul.precompute_operands import hoisted, shared
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import Parts, fitted, in_parts
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
-from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous, reach
+from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous, needs_int64_positions
 from tilec.backends.triton.pointwise.pointwise import fill, pointwise
 from tilec.backends.triton.scan.form import recognise_scan, terms_first
 from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
@@ -45,7 +45,7 @@ from tilec.backends.triton.scatter.scatter import scattered
 from tilec.backends.triton.schedule.candidates import MatmulProblem, steps_of
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Statement, reads
+from tilec.ir.program import Access, Statement
 from tilec.ir.types import TensorType, Types
 from tilec.lattice.sets import sizes_of
 
@@ -383,7 +383,5 @@ def _over_views(view: StridedView, setting: Setting) -> list[Step]:
 
 def needs_int64_index(statements: Sequence[Statement], types: Types, strides: Strides, space: Space | None) -> bool:
     """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
-    touched = {n for s in statements for n in (s.output, *reads(s)) if n in types}
-    if any(reach(types[n].shape, strides[n]) > NARROWEST for n in touched):
-        return True
-    return space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
+    many = space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
+    return many or needs_int64_positions(statements, types, strides)
