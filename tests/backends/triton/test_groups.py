@@ -356,3 +356,34 @@ def test_whole_places_are_asked_for_once_each():
     (access,) = value_accesses(reader)
     condition = whole_places(access, reader, types)
     assert sum(isinstance(e, Call) and e.function == "eq" for e in walk(condition)) == 2
+
+
+COSINE = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {
+    A[b, i, e : B, N, E] = Q[b, i, e] * rsqrt(sum(Q[b, i, d] * Q[b, i, d]));
+    C[b, j, e : B, M, E] = K[b, j, e] * rsqrt(sum(K[b, j, d] * K[b, j, d]));
+    S[b, i, j : B, N, M] = 10 * sum(A[b, i, e] * C[b, j, e]);
+    L[b, i : B, N] = logsumexp(S[b, i, j]);
+    O[b, i, f : B, N, F] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+}"""
+
+
+def test_rows_before_a_chain_and_rows_after_it_are_two_kernels():
+    """What lies between is a chain, of which no statement reads what its kernel reads."""
+    f = tilec.compile(COSINE, backend="triton").grad()
+    given = [tilec.spec((64, 1024, 64), "bfloat16")] * 4
+    found = kernels(f, *given)
+    rows = [[line.split("[")[0] for line in lines] for lines in found if any("_sum" in line for line in lines)]
+    assert len(found) == 7 and all(any(name in lines for lines in rows) for name in ("A", "C", "DQ", "DK")), rows
+
+
+NORMED = """function (X[M, K], U[K, N], C[N], R[M, N]) -> (Y) {
+    S[i, j : M, N] = sum(X[i, k] * U[k, j]) + C[j] + R[i, j];
+    V[i : M] = mean(S[i, j] * S[i, j]);
+    Y[i, j : M, N] = S[i, j] * rsqrt(V[i]);
+}"""
+
+
+def test_what_stands_between_a_product_and_statistics_is_in_the_kernel_of_these():
+    f = tilec.compile(NORMED, backend="triton")
+    given = [tilec.spec(s, "bfloat16") for s in ((4096, 1024), (1024, 4096), (4096,), (4096, 4096))]
+    assert len(kernels(f, *given)) == 2

@@ -126,9 +126,10 @@ def grouped(program: Program, types: Types) -> Grouped:
         if s.output in forms and _is_view(s, program, types) and _is_read_across(s.output, kept, forms):
             del forms[s.output]
     found: list[GroupCandidate] = []
-    around = Neighbourhood(kept, forms)
+    read = _reads(program, chains)
+    around = Neighbourhood(kept, forms, read)
     kernels = [[s.output for s in kernel.statements] for kernel in chains.kernels.values()]
-    units = Units(program, kernels, _reads(program, chains))
+    units = Units(program, kernels, read)
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):
         if seed.statement.output not in around.free:
             continue

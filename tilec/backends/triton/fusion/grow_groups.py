@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
+from tilec.backends.common.units import Reads
 from tilec.backends.triton.emit.epilogue import find_epilogue, reads_own_element
 from tilec.backends.triton.fusion.loop_nest import LoopNest, Touched, reduced, touched_by, walked, walked_by
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
@@ -41,8 +42,9 @@ class Neighbourhood:
     """A program's statements by place and by reader, and those that are free to join a group. Built once: growing a
     group looks at what is near its seed, however long the program is."""
 
-    def __init__(self, program: Program, free: Mapping[str, LoopNest]):
-        self.program = program
+    def __init__(self, program: Program, free: Mapping[str, LoopNest], read: Reads):
+        """`read`: what each statement reads; one of a chain, all that its kernel does."""
+        self.program, self.read = program, read
         self.place = {s.output: k for k, s in enumerate(program.statements)}
         self.free = dict(free)
         self.renamed: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Statement, Touched]] = {}
@@ -64,13 +66,19 @@ class Neighbourhood:
 
 
 def taken_by_products(program: Program, types: Types, forms: Mapping[str, LoopNest]) -> set[str]:
-    """Outputs of the epilogues of products and recurrences."""
+    """Outputs of the epilogues of products and recurrences; those of products that end in statistics of rows are for
+    the kernel of these, unless they read the product alone, which several kernels may compute again."""
     taken: set[str] = set()
     for place, s in enumerate(program.statements):
         if reads_itself(s):
             taken |= {r.output for r in find_recurrence_epilogue(program, place, types)}
         elif s.output not in forms and s.aggregation != "assign":
-            taken |= {r.output for r in find_epilogue(program, place, types)}
+            epilogue = find_epilogue(program, place, types)
+            read = {n for r in epilogue for n in reads(r)} - {s.output, *(r.output for r in epilogue)}
+            last = epilogue[-1].output if epilogue else s.output
+            readers = (forms[r.output] for r in program.readers(last) if r.output in forms)
+            if not read or not any(reduced(r.statement, r.extent) for r in readers):
+                taken |= {r.output for r in epilogue}
     return taken
 
 
@@ -347,7 +355,7 @@ def _members(
                     late.add(s.output)
                     (sums if kind == "sum" else cut).add(s.output)
                 continue
-        needs = (late | members.keys()) & set(reads(original))
+        needs = (late | members.keys()) & set(around.read[original.output])
         if needs:
             late.add(original.output)
         own = set() if s is None else {v for v in variables_of(s) if extent[v] > 1}
