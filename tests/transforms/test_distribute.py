@@ -84,3 +84,54 @@ def test_what_is_infinite_stays_so():
     dx, dy = tilec.compile(SQUARES).grad()(x, y, torch.ones(10, 11))
     assert dx[3, 2] == torch.inf and not dy[:, 2].isfinite().any()
     assert (dx.isfinite().sum(), dy.isfinite().sum()) == (119, 121)
+
+
+BESIDE = {
+    "a complex product": "sum(A[b, i, k] * C[b, k, j] - B[b, i, k] * D[b, k, j])",
+    "three terms, each way round": "sum(C[b, k, j] * A[b, i, k] + B[b, i, k] * D[b, k, j] - A[b, i, k] * D[b, k, j])",
+    "of functions": "sum(exp(A[b, i, k]) * C[b, k, j] + B[b, i, k] * sin(D[b, k, j]))",
+}
+NOT_BESIDE = {
+    "other variables": "sum(A[b, i, k] * C[b, k, j] + B[b, i, k] * E[i, j])",
+    "a guard": "sum(k > i ? A[b, i, k] * C[b, k, j] - B[b, i, k] * D[b, k, j])",
+    "the greatest": ">(A[b, i, k] * C[b, k, j] - B[b, i, k] * D[b, k, j])",
+}
+BESIDE_SHAPES = {"A": (2, 33, 34), "B": (2, 33, 34), "C": (2, 34, 35), "D": (2, 34, 35), "E": (33, 35)}
+
+
+def beside(body, dtype, columns=35):
+    text = f"""function (A[N, I, K], B[N, I, K], C[N, K, J], D[N, K, J], E[I, J]) -> (P) {{
+        P[b, i, j : N, I, J] = {body};
+    }}"""
+    g = torch.Generator().manual_seed(0)
+    shapes = [(*s[:-1], columns if s[-1] == 35 else s[-1]) for s in BESIDE_SHAPES.values()]
+    given = [torch.randn(s, generator=g).to(dtype) for s in shapes]
+    statements = tilec.compile(text).lower(*given).stages["flat"].statements
+    return text, given, [s for s in statements if "_beside" in s.output]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", BESIDE)
+def test_products_side_by_side_are_one(name, dtype):
+    text, given, operands = beside(BESIDE[name], dtype)
+    assert len(operands) == 2
+    exact = torch.as_tensor(tilec.interpret(text, *(t.double().numpy() for t in given)))
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 1e-2}[dtype]
+    scale = tolerance * exact.abs().max().item()
+    torch.testing.assert_close(tilec.compile(text)(*given).double(), exact, rtol=tolerance, atol=scale)
+
+
+@pytest.mark.parametrize("name", NOT_BESIDE)
+def test_what_is_not_side_by_side(name):
+    assert not beside(NOT_BESIDE[name], torch.float32)[2]
+
+
+def test_few_columns_are_not_worth_copies():
+    assert not beside(BESIDE["a complex product"], torch.float32, columns=31)[2]
+
+
+def test_an_infinite_term_side_by_side_stays_one():
+    text, given, _ = beside(BESIDE["a complex product"], torch.float32)
+    given[1][0, 3, 5] = torch.inf
+    found = tilec.compile(text)(*given)
+    assert not found[0, 3].isfinite().any() and found[0, :3].isfinite().all() and found[1].isfinite().all()

@@ -39,3 +39,22 @@ def test_a_gradient_reads_the_product_that_another_has() -> None:
     found = torch.autograd.grad(tilec.compile(GATED)(x, p, w), (x, p, w), d)
     wanted = torch.autograd.grad(torch.einsum("me,ehj,mh->mj", p.exp(), w, x), (x, p, w), d)
     torch.testing.assert_close(found, wanted)
+
+
+OVER_CHANNELS = """function (Q[E, N], K[E, N], V[E, N]) -> (O) {
+    S[e, f : E, E] = sum(Q[e, n] * K[f, n]);
+    L[e : E] = logsumexp(S[e, f]);
+    O[e, n : E, N] = sum(exp(S[e, f] - L[e]) * V[f, n]);
+}"""
+
+
+def test_a_product_with_factors_outside_is_another_ones() -> None:
+    """The gradient of the scores multiplies DO and V once, for its sum over rows and for itself."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v, d = (torch.randn(6, 300, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(4))
+    program = lowered(grad(parse(OVER_CHANNELS), ("Q", "K", "V")), q, k, v, d)
+    bodies = [[a.tensor for a in walk(s.body) if isinstance(a, Access)] for s in program.statements]
+    assert sum({"DO", "V"} <= set(read) for read in bodies) == 1, program
+    found = torch.autograd.grad(tilec.compile(OVER_CHANNELS)(q, k, v), (q, k, v), d)
+    wanted = torch.autograd.grad(torch.softmax(q @ k.T, -1) @ v, (q, k, v), d)
+    torch.testing.assert_close(found, wanted)

@@ -8,6 +8,10 @@ The difference of two large numbers may be small. What both parts have in common
 `C[d] = Y[0, d]` the value is `(X[i, d] - C[d]) * T[i] - +(G[i, j] * (Y[j, d] - C[d]))`, so that rounding is relative to
 the spread of the points and not to their distance from the origin (torch's gradient of `cdist` is this without C).
 Products of 16-bit elements are exact as they are, and are not shifted.
+
+`P[i, j] = +(A[i, k] * C[k, j] - B[i, k] * D[k, j])`, a product of complex matrices or of rotated pairs, has no shared
+factor. Its terms are products of matrices over the same rows and columns, so it is one product over twice as many
+terms: of `A` beside `-B` and of `C` beside `D`.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import call
+from tilec.ir.functions import ZERO, call
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
-from tilec.ir.infer import infer, statement_type
+from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
     Call,
@@ -31,6 +35,7 @@ from tilec.ir.program import (
     Statement,
     index_variables,
     reads_itself,
+    rebuild,
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating
@@ -39,6 +44,7 @@ from tilec.transforms.lower.factor import Factor, added, as_float32, factors_of,
 from tilec.transforms.util.naming import Names
 
 _FEWEST = 9  # rows, columns and terms from which a product is one of matrices
+_FEWEST_BESIDE = 32  # of those whose operands are copied
 DistributedTerms = list[tuple[bool, Expr]]
 
 
@@ -63,7 +69,7 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     """The statement, or those that take its place."""
     cut = _cut(s, types)
     if cut is None:
-        return [s]
+        return _beside(s, types, names)
     sizes = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
     halved = types[s.output].dtype in NARROW
     factors = [as_float32(f, halved) for f in cut.shared]
@@ -100,7 +106,8 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     return [*made, last] if alike and statement_type(last, known) == types[s.output] else [s]
 
 
-def _cut(s: Statement, types: Types) -> _Cut | None:
+def _plain_sum(s: Statement, types: Types) -> tuple[tuple[str, ...], dict[str, int]] | None:
+    """The variables of the output and the extent of each variable of a floating sum over all points of a box."""
     if s.aggregation != "sum" or s.index is None or s.default is not None or s.guard is not None or s.constraints:
         return None
     outputs = distinct_variables(s.index)
@@ -109,8 +116,14 @@ def _cut(s: Statement, types: Types) -> _Cut | None:
     if any(isinstance(e, (Inside, Pad)) for e in walk(s.body)):
         return None
     extent = _extents(s, types)
-    if extent is None or points_per_element(s, types) is None:
+    return None if extent is None or points_per_element(s, types) is None else (outputs, extent)
+
+
+def _cut(s: Statement, types: Types) -> _Cut | None:
+    plain = _plain_sum(s, types)
+    if plain is None:
         return None
+    outputs, extent = plain
     factors = factors_of(s.body, False)
     for place, f in enumerate(factors):
         inner = _uncast(f.value)
@@ -121,6 +134,61 @@ def _cut(s: Statement, types: Types) -> _Cut | None:
         if found is not None:
             return found
     return None
+
+
+def _beside(s: Statement, types: Types, names: Names) -> list[Statement]:
+    """A sum of products of two matrices each as one product of these side by side; the statement where it is none."""
+    found = _plain_sum(s, types)
+    terms = terms_of(s.body, False)
+    if found is None or len(terms) < 2:
+        return [s]
+    outputs, extent = found
+    varying = {v for v, n in extent.items() if n > 1}
+    summed = varying - set(outputs)
+    pairs = [factors_of(e, False) for _, e in terms]
+    if len(summed) != 1 or any(len(p) != 2 or any(f.divides for f in p) for p in pairs):
+        return [s]
+    (k,) = summed
+    sides = [set(index_variables(f.value)) & varying for f in pairs[0]]
+    counts = [math.prod(extent[v] for v in side) for side in (sides[0] - sides[1], sides[1] - sides[0], {k})]
+    if sides[0] | sides[1] != varying or k not in sides[0] & sides[1] or min(counts) < _FEWEST_BESIDE:
+        return [s]
+    operands: list[list[Expr]] = [[], []]
+    for (negative, _), pair in zip(terms, pairs, strict=True):
+        own = [set(index_variables(f.value)) & varying for f in pair]
+        if own not in (sides, sides[::-1]):
+            return [s]
+        first, second = (f.value for f in (pair if own == sides else pair[::-1]))
+        operands[0].append(call("neg", first) if negative else first)
+        operands[1].append(second)
+    if len({expression_type(e, types) for side in operands for e in side}) > 1:
+        return [s]
+    made = [_stacked(s, names, side, own, k, extent) for side, own in zip(operands, sides, strict=True)]
+    known = {**types, **{m.output: statement_type(m, types) for m in made}}
+    last = replace(s, body=call("mul", *(Access(m.output, m.index or ()) for m in made)))
+    return [*made, last] if statement_type(last, known) == types[s.output] else [s]
+
+
+def _stacked(
+    s: Statement, names: Names, parts: list[Expr], variables: set[str], k: str, extent: Mapping[str, int]
+) -> Statement:
+    """The values of these parts one after the other along k."""
+    order = [v for v in extent if v in variables and v != k]
+    body: Expr | None = None
+    for place, part in reversed([*enumerate(parts)]):
+        here = replace_indices(part, {k: Affine.of([(Index(k), 1)], -place * extent[k])})
+        here = _padded(here)
+        inside = call("lt", Index(k), Int((place + 1) * extent[k]))
+        body = here if body is None else call("select", inside, here, body)
+    assert body is not None
+    sizes = (*(extent[v] for v in order), len(parts) * extent[k])
+    index = tuple(map(Index, (*order, k)))
+    name = names.fresh(f"{s.output}_beside")
+    return Statement(name, index, tuple(map(Int, sizes)), body, "assign", None, span=s.span)
+
+
+def _padded(e: Expr) -> Expr:
+    return Pad(e, ZERO) if isinstance(e, Access) else rebuild(e, _padded)
 
 
 def _uncast(e: Expr) -> Expr:

@@ -123,8 +123,10 @@ def _eliminated(
     s: Statement, before: Sequence[Statement], types: Types, names: Names, inputs: frozenset[str]
 ) -> list[Statement]:
     whole = _sum_of(s, types)
-    if whole is None or len(whole.summed) < 2 or not _is_computed(whole, inputs):
+    if whole is None or not whole.summed or not _is_computed(whole, inputs):
         return [s]
+    if len(whole.summed) == 1:
+        return [_product_reused(whole, before, types) or s]
     choices: list[tuple[int, str]] = []
     for v in whole.summed:
         inside, outside, index = _parted(whole, v)
@@ -178,6 +180,15 @@ def _rest(whole: _Sum, v: str, inner: Access, outside: Sequence[Factor]) -> Stat
 
 
 # what is there already
+
+
+def _product_reused(whole: _Sum, before: Sequence[Statement], types: Types) -> Statement | None:
+    """A sum over one variable of what an earlier product adds up, times other factors, as these times that product."""
+    (v,) = whole.summed
+    inside, outside, index = _parted(whole, v)
+    if not outside or any(f.divides for f in inside) or not _is_product(inside, index, v):
+        return None
+    return _reused(whole, v, before, types)
 
 
 def _reused(whole: _Sum, v: str, before: Sequence[Statement], types: Types) -> Statement | None:
