@@ -33,6 +33,7 @@ class FastCall:
         self.keep = _picker(recorded.kept)
         self.device = addressed(tensors)
         self.passes: dict[object, FastPass] = {}
+        self.constant: tuple[int, ...] | None = None  # outputs without a derivative, once it has run
 
 
 class FastPass:
@@ -44,13 +45,17 @@ class FastPass:
         sources, self.beside, tensors = backward.placed(kept, d_outputs)
         self.run = _nothing if how is None else how.function.prepared(tensors, how.weak, how.values).direct
         self.pick = _picker(sources)
-        self.shapes, self.dtypes = [t.shape for t in kept], [t.dtype for t in kept]
-        self.places = (None, *(r if isinstance(r, int) else None for r in backward.results))
+        self.kinds = [(t.shape, t.dtype) for t in kept]
+        places = (0, *(r + 1 if isinstance(r, int) else 0 for r in backward.results))
+        self.found = itemgetter(*places)  # in nothing and the results
         self.gradients = backward.gradients if any(isinstance(r, tuple) for r in backward.results) else None
 
     def takes(self, kept: Sequence[torch.Tensor]) -> bool:
         """Are these what it was made for? Hooks may give back others, and `x.data` may be set."""
-        return self.shapes == [t.shape for t in kept] and self.dtypes == [t.dtype for t in kept]
+        for t, (shape, dtype) in zip(kept, self.kinds, strict=True):
+            if t.shape != shape or t.dtype is not dtype:
+                return False
+        return True
 
 
 def _nothing() -> tuple:
@@ -79,12 +84,13 @@ class FastTileCall(torch.autograd.Function):
                 results = tuple([r if r is None or not r._is_view() else r.detach() for r in results])
                 break
         ctx.call = call
-        ctx.recorded = recorded = call.recorded
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*call.keep((*results, *tensors)))
-        integers = [r for r in results if r is not None and not r.is_floating_point()]
-        if integers or recorded.constant:
-            ctx.mark_non_differentiable(*integers, *[results[place] for place in recorded.constant])
+        ctx.materialize_grads = False  # what torch's methods set, as they stand
+        ctx.to_save = call.keep((*results, *tensors))
+        if call.constant is None:
+            integers = [place for place, r in enumerate(results) if r is not None and not r.is_floating_point()]
+            call.constant = (*integers, *call.recorded.constant)
+        if call.constant:
+            ctx.non_differentiable = tuple([results[place] for place in call.constant])
         return results
 
     @staticmethod
@@ -111,7 +117,7 @@ class FastTileCall(torch.autograd.Function):
         results = fast.run(*fast.pick(given))
         if fast.gradients is not None:
             return (None, *fast.gradients(results, given))
-        return tuple([None if place is None else results[place] for place in fast.places])
+        return fast.found((None, *results))
 
 
 _apply = super(torch.autograd.Function, FastTileCall).apply  # torch's own binds the arguments to a signature each time

@@ -127,12 +127,19 @@ PyObject* given_back(Tensors& results, size_t count) {
 
 PyObject* run_entry(Entry& entry, PyObject* inputs) {
   PyObject* function = entry.run->function();
-  if (function && !entry.recorded && entry.numbers.empty()) {  // no tensor needs to be looked at again
-    auto results = checked(PyObject_Call(function, inputs, nullptr));
+  Py_ssize_t count = PyTuple_GET_SIZE(inputs);
+  if (function && !entry.recorded) {  // no tensor needs to be looked at again
+    c10::SmallVector<PyObject*, 8> given(count);
+    c10::SmallVector<py::object, 2> made;
+    for (Py_ssize_t i = 0; i < count; ++i) given[i] = PyTuple_GET_ITEM(inputs, i);
+    for (auto& number : entry.numbers) {
+      made.push_back(checked(wrapped(number(given[number.place]))));
+      given[number.place] = made.back().ptr();
+    }
+    auto results = checked(PyObject_Vectorcall(function, given.data(), count, nullptr));
     if (PyTuple_GET_SIZE(results.ptr()) != 1) return results.release().ptr();
     return Py_NewRef(PyTuple_GET_ITEM(results.ptr(), 0));
   }
-  Py_ssize_t count = PyTuple_GET_SIZE(inputs);
   Tensors tensors(count);
   for (auto& number : entry.numbers) tensors[number.place] = number(PyTuple_GET_ITEM(inputs, number.place));
   for (Py_ssize_t i = 0; i < count; ++i)
