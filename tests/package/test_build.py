@@ -129,6 +129,7 @@ class Simulated:
         monkeypatch.setenv("STUB_LOG", str(log))
         monkeypatch.setenv("STUB_CAPABILITY", str(capability))
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "current_stream", lambda index: Stream())
         self.log = log
@@ -241,6 +242,8 @@ def test_several_sets_of_shapes(stub: Path, tmp_path: Path, monkeypatch: pytest.
         assert (y.shape, y.dtype) == (x.shape, dtype)
         (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
         assert (dx.shape, dx.dtype) == (x.shape, dtype)
+        unaligned = torch.ones(y.numel() + 1, dtype=dtype)[1:].view(y.shape)  # as the gradient of a `cat` may be
+        torch.autograd.grad(p(x), x, unaligned)
         assert p.grad(X=x, **{manifest["entries"][1]["inputs"][1]["name"]: y}).shape == x.shape
     built = r"X float32\[64, 200\]; or X float32\[96, 200\]; or X float64\[64, 200\]; got X float32\[65, 200\]"
     with pytest.raises(PackageError, match=f"rows was built for {built}"):
@@ -264,6 +267,19 @@ def test_no_package(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format": 7}')
     with pytest.raises(PackageError, match="has format 7, and this loader reads format 3"):
         loader.Package(tmp_path)
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(PackageError, match="its manifest is no object"):
+        loader.Package(tmp_path)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", 7])
+def test_no_such_device(
+    device: object, softmax: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Simulated(stub, monkeypatch, tmp_path / "log")
+    with pytest.raises(PackageError, match="a package runs on a CUDA device, of which there are 1; got c"):
+        tilec.package.load(softmax, device)
 
 
 def test_the_loader_needs_torch_alone() -> None:

@@ -149,3 +149,22 @@ def test_the_example_in_c_plus_plus(tmp_path: Path) -> None:
     print(made.stdout, f"{time.perf_counter() - start:.2f} s")
     assert made.returncode == 0, made.stderr
     assert float(made.stdout.split()[-1]) < 1e-6
+
+
+def test_open_sizes_in_c_plus_plus(tmp_path: Path) -> None:
+    """A program of its own calls two packages with many sizes, and sees others refused."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ to compile the program with")
+    pool = "function (X[B, L, C]) -> (Y) { Y[b, l, c : B, (L + 1)/2, C] = >(X[b, 2*l + k - 1, c]), k < 3; }"
+    scan = "function (A[T, D], X[T, D]) -> (H) { H[t, d : T, D] = A[t, d] * H[t - 1, d] + X[t, d]; }"
+    sets = {"pool": (pool, [(3, "L", 17)], False), "scan": (scan, [(65, "D")] * 2, True)}
+    for name, (source, shapes, gradients) in sets.items():
+        specs = [tilec.spec(shape) for shape in shapes]
+        folder = tmp_path / name
+        tilec.build(tilec.compile(source), *specs, target=target(), directory=folder, gradients=gradients, name=name)
+    sources = [str(Path(__file__).parent / "many_sizes.cpp"), *(str(tmp_path / n / f"{n}.cpp") for n in sets)]
+    flags = ["-O2", "-Wall", "-Wextra", "-Werror", *(f"-I{tmp_path / n}" for n in sets), "-l:libcuda.so.1"]
+    subprocess.run(["g++", *sources, *flags, "-o", str(tmp_path / "main")], check=True)
+    made = subprocess.run([str(tmp_path / "main"), str(tmp_path)], capture_output=True, text=True)
+    print(made.stdout)
+    assert made.returncode == 0, made.stdout + made.stderr

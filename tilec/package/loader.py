@@ -50,14 +50,15 @@ def load(directory: str | Path, device: int | str | torch.device | None = None) 
         torch's autograd works through calls, and `.grad(*inputs, *d_outputs)` calls it by hand.
 
     Raises:
-        PackageError: The directory holds no package, or the device is of another architecture than the kernels.
+        PackageError: The directory holds no package, or the device is none of CUDA's or of another architecture than
+            the kernels.
     """
     package = Package(Path(directory))
-    if device is None:
-        index = torch.cuda.current_device()
-    else:
-        chosen = device if isinstance(device, int) else torch.device(device).index
-        index = torch.cuda.current_device() if chosen is None else chosen
+    count = torch.cuda.device_count()
+    chosen = torch.device(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
+    if chosen.type != "cuda" or (chosen.index or 0) >= count:
+        raise PackageError(f"a package runs on a CUDA device, of which there are {count}; got {chosen}")
+    index = torch.cuda.current_device() if chosen.index is None else chosen.index
     package.kernels(index)
     return package
 
@@ -71,6 +72,8 @@ class Package:
             self.manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise PackageError(f"{directory} holds no package: {error}") from None
+        if not isinstance(self.manifest, dict):
+            raise PackageError(f"{directory} holds no package: its manifest is no object")
         if self.manifest.get("format") != PACKAGE_FORMAT:
             found = self.manifest.get("format")
             raise PackageError(f"{directory} has format {found}, and this loader reads format {PACKAGE_FORMAT}")
@@ -138,11 +141,17 @@ class _Recorded(torch.autograd.Function):
     def backward(ctx, *d_outputs):  # type: ignore[override]
         gradient, inputs = ctx.gradient, ctx.saved_tensors
         wanted = gradient.inputs[len(inputs) :]
-        given = [d if w["ignored"] else d.contiguous() for d, w in zip(d_outputs, wanted, strict=True)]
+        given = [d if w["ignored"] else _aligned(d) for d, w in zip(d_outputs, wanted, strict=True)]
         every = [*inputs, *given]
         here = gradient.at({i["name"]: t for i, t in zip(gradient.inputs, every, strict=True)})
         found = dict(zip(gradient.wrt, here.run(every), strict=True))
         return (None, None, *[found.get(i["name"]) for i in gradient.inputs[: len(inputs)]])
+
+
+def _aligned(t: torch.Tensor) -> torch.Tensor:
+    """The tensor as kernels take it: contiguous, at a multiple of 16 bytes."""
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
 class _Entry:
