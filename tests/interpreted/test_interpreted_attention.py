@@ -57,6 +57,30 @@ def test_one_kernel_forward_and_two_backward():
     assert [k.statements[-1] for k in gradient.kernels][-2:] == ["DQ", "DV"]
 
 
+PAIRS = """function (A[B, N, E], X[B, N, E], C[B, M, E], Y[B, M, E], V[B, M, F]) -> (O) {
+    S[b, i, j : B, N, M] = 0.25 * sum(A[b, i, e] * C[b, j, e] + X[b, i, e] * Y[b, j, e]);
+    L[b, i : B, N] = logsumexp(i >= j ? S[b, i, j]);
+    O[b, i, f : B, N, F] = sum(i >= j ? exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+}"""
+
+
+def test_scores_of_two_products_are_one_chain():
+    """Rotated pairs: their first elements and their second ones."""
+    f = tilec.compile(PAIRS, backend="triton")
+    g = torch.Generator().manual_seed(0)
+    shapes = [(2, n, e) for n, e in ((40, 32), (40, 32), (33, 32), (33, 32), (33, 17))]
+    given = [torch.randn(s, generator=g).requires_grad_() for s in shapes]
+    wide = [t.detach().double().requires_grad_() for t in given]
+    a, x, c, y, v = wide
+    hidden = torch.ones(40, 33, dtype=torch.bool).triu(1)
+    exact = torch.softmax(((a @ c.mT + x @ y.mT) / 4).masked_fill(hidden, -torch.inf), -1) @ v
+    value = f(*given)
+    cotangent = torch.randn(value.shape, generator=g)
+    assert f.lower(*given).kernels[-1].name == "O_chain"
+    mine = [value, *torch.autograd.grad(value, given, cotangent)]
+    check(mine, [exact, *torch.autograd.grad(exact, wide, cotangent.double())], 3e-6)
+
+
 def test_rows_that_see_nothing():
     """Zero where no column is seen, as the sum of no terms is; -inf where the logsumexp is asked for."""
     text = VARIANTS["causal"].text.replace("-> (O)", "-> (O, L)").replace("i >= j", "i >= j + 7")
