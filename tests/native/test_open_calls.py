@@ -69,6 +69,7 @@ def both_passes(f: tilec.Function, inputs: list[torch.Tensor], transposed: bool)
 @pytest.mark.parametrize("case", slow_but(LENGTH_CASES, FIRST), ids=lambda case: case.name)
 def test_agrees(library, counted, case: LengthCase, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, for inputs of any layout that some or none of which need gradients, at once and again."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     f, other, draw = tilec.compile(case.source), tilec.compile(case.source), Random(case.name)
     for step, n in enumerate(lengths(case.name)):
         if step == 16:
