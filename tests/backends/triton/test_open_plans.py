@@ -15,6 +15,7 @@ from tilec.backends.triton import TritonBackend
 from tilec.backends.triton.plan.plan import Launch, Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime import open_plans
+from tilec.ir.at_sizes import Template
 from tilec.ir.symbolic import Pinned, Recorder
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
@@ -43,13 +44,12 @@ def test_open_plans_are_the_plans_of_their_sizes(name: str, monkeypatch: pytest.
     served = []
 
     def counting(x: object, names: tuple[str, ...]) -> Callable:
-        filled = template(x, names)
+        filled = Template(x, names)
         if not isinstance(x, Plan):
             return filled
         return lambda sizes: served.append(sizes) or filled(sizes)
 
-    template = open_plans.template
-    monkeypatch.setattr(open_plans, "template", counting)
+    monkeypatch.setattr(open_plans, "Template", counting)
     recorder, random = Recorder(), Random(name)
     letters = [letter for letter in "nm" if letter in "".join(PROGRAMS[name][1])]
     values = dict(zip("nm", (OPEN, OPEN + 60), strict=True))
