@@ -60,18 +60,19 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     halves = all(types[name].dtype in NARROW for name in full if name in types)
     deep = levels(group).depth > 1
     again = deep or needed <= 1024
+    exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
     if group.sums or (again and max(1, together) * needed <= ON_CHIP):
         elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
         down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
         few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then
         each = 1024 if deep or together == 1 else 2048  # elements of a warp; what only adds up rows needs few
+        each = 512 if heavy and exponentials else each  # which take instructions and registers
         warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
         stages = _stages(group, types, down * needed, STAGED) if parts else 1
         return RowTiling("whole", down, needed, parts, warps, stages)
     down = min(power_of_two(rows), together)
-    exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
     elements = 8192 if down > 1 and not heavy else 4096 if exponentials or few else 1024
     block = min(needed, max(1, elements // down))
