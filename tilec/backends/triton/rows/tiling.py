@@ -89,10 +89,10 @@ def _total_tiling(group: Group) -> RowTiling:
     """Rows of a block are neighbours, which a multiprocessor reads again from its own cache."""
     columns = min(power_of_two(group.count(group.columns)), 512)
     rows = group.count([v for v in group.rows if v not in group.kept])
-    down = min(power_of_two(rows), 2048 // columns)
+    down = min(power_of_two(rows), 1024 // columns)
     across = -(-group.count(group.columns) // columns) * group.count(group.kept)
     blocks = -(-rows // down)
-    each = -(-blocks // max(1, min(blocks, 8 * MULTIPROCESSORS // across)))
+    each = -(-blocks // max(1, min(blocks, 16 * MULTIPROCESSORS // across)))
     return RowTiling("tiled", down, columns, -(-blocks // each), 4)
 
 
