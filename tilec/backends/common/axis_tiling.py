@@ -9,7 +9,7 @@ are combined in order. How large a slab is, and which runs are worth cutting, ea
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.scalars import accumulation_dtype
@@ -39,7 +39,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
-from tilec.transforms.util.tiled import Combine, Into, P, Slice, Source, Start, TiledCall, Whole
+from tilec.transforms.util.tiled import Combine, Into, P, Slice, Start, TiledCall, Whole
 
 MOST_APART = 16  # statements between two of a run; what is looked at in vain stays a multiple of the program
 AXIS_ROUNDS = 4  # in which it is learnt which tensors have the axis
@@ -86,24 +86,14 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class TileInput:
-    """What a slab is given as `name`: a tensor, whole or (`axis`) its part of that dimension."""
-
-    name: str
-    tensor: str
-    axis: int | None
-
-
-@dataclass(frozen=True)
 class Slab:
     """The program of `rows` rows, its types (sums over rows in the type that they are added up in), what its inputs
-    are. `start`: the input, the last one, that is the number of the first row; None where nothing asks for it."""
+    are: last, where anything asks for it, the number of the first row."""
 
     rows: int
     program: Program
     types: Types
-    given: tuple[TileInput, ...]
-    start: str | None
+    given: Mapping[str, Whole | Slice | Start]
 
     def call(
         self,
@@ -111,20 +101,14 @@ class Slab:
         results: Sequence[Into | Combine],
         first: int = 0,
         count: int = 1,
-        copied: Collection[str] = (),
         provided: Sequence[Into] = (),
     ) -> TiledCall[P]:
-        """The program for `count` slabs in turn, from row `first` on. `results`: what becomes of its outputs; `copied`:
-        inputs in memory of their own; `provided`: the memory that it is given for further outputs."""
-        rows = self.rows
-
-        def of_rows(tensor: str, axis: int | None, copy: bool = False) -> Source:
-            return Whole(tensor) if axis is None else Slice(tensor, axis, rows, first, rows, copy)
-
-        sources = [of_rows(g.tensor, g.axis, g.name in copied) for g in self.given]
-        sources += [] if self.start is None else [Start(first, rows)]
-        sources += [of_rows(r.tensor, r.axis) for r in provided]
-        sinks = [replace(r, length=rows, at=first, step=rows) if isinstance(r, Into) else r for r in results]
+        """The program for `count` slabs in turn, from row `first` on. `results`: what becomes of its outputs;
+        `provided`: the memory that it is given for further outputs."""
+        own = [Slice(r.tensor, r.axis, self.rows, 0) for r in provided]
+        sources = [x if isinstance(x, Whole) else replace(x, at=first, step=self.rows) for x in self.given.values()]
+        sources += [replace(x, at=first, step=self.rows) for x in own]
+        sinks = [replace(r, length=self.rows, at=first, step=self.rows) if isinstance(r, Into) else r for r in results]
         return TiledCall(program, tuple(sources), tuple(enumerate(sinks)), count)
 
 
@@ -327,18 +311,19 @@ def slab_of(run: TileRegion, rows: int, types: Types, wanted: Sequence[str]) -> 
     given: dict[tuple[str, int | None], str] = {}
     members = [_at_rows(s, run, rows, start, given, names, types) for s in run.members]
     inner = {name: _cut(types[t], axis, rows) for (t, axis), name in given.items()}
-    inputs = [Input(name, inner[name].shape) for name in given.values()]
-    asked = any(start in reads(s) for s in members)
-    if asked:
-        inputs.append(Input(start, ()))
+    inputs: dict[str, Whole | Slice | Start] = {
+        name: Whole(t) if axis is None else Slice(t, axis, rows, 0) for (t, axis), name in given.items()
+    }
+    if any(start in reads(s) for s in members):
+        inputs[start] = Start(0)
         inner[start] = TensorType((), "int64", weak=True)
-    program = Program(None, tuple(inputs), tuple(wanted), tuple(members))
+    declared = tuple(Input(name, inner[name].shape) for name in inputs)
+    program = Program(None, declared, tuple(wanted), tuple(members))
     found = dict(infer(program, inner))
     for s in run.columns:
         t = found[s.output]
         found[s.output] = replace(t, dtype=accumulation_dtype(s.aggregation, t.dtype))
-    parts = tuple(TileInput(name, t, axis) for (t, axis), name in given.items())
-    return Slab(rows, program, found, parts, start if asked else None)
+    return Slab(rows, program, found, inputs)
 
 
 def _cut(t: TensorType, axis: int | None, rows: int) -> TensorType:

@@ -38,7 +38,7 @@ from tilec.ir.program import Index, Input, Program, Statement, reads
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
-from tilec.transforms.util.tiled import Combine, Into
+from tilec.transforms.util.tiled import Combine, Into, Slice, Start
 
 LEAST_BUDGET = 512 * 2**20  # bytes; slabs of so much take a few percent longer than the whole, of half as much twenty
 HEAVY_BUDGET = 128 * 2**20  # bytes, where a slab of so much has work for about a millisecond
@@ -262,54 +262,50 @@ class _Cutter:
         """The loop; for each of what is wanted, where slabs put it, and of which type."""
         run = cut.run
         rows = _rounded(run.size, cut.rows)
-        slab, copied, whole = self._of_rows(run, rows, wanted)
+        slab, whole = self._of_rows(run, rows, wanted)
         if whole.live_bytes > self.budget and rows > 1:
             rows = self._fewer(run, rows, whole.live_bytes, wanted)
-            slab, copied, whole = self._of_rows(run, rows, wanted)
+            slab, whole = self._of_rows(run, rows, wanted)
         left = run.size % rows
         slabs = [(slab, within(whole, self.budget), 0, run.size // rows)]
         if left:
-            last, _, rest = self._of_rows(run, left, wanted, rows)
+            last, rest = self._of_rows(run, left, wanted, rows)
             slabs.append((last, within(rest, self.budget), run.size - left, 1))
         plans = [p for _, p, _, _ in slabs]
         results = {name: self._result(name, run, plans[0]) for name in wanted}
         own = {name: r for name, r in results.items() if isinstance(r, Into) and self._in_place(name, r, rows, plans)}
         others = [r for name, r in results.items() if name not in own]
-        calls = [
-            s.call(p.part(tuple(own)), others, first, count, copied, tuple(own.values()))
-            for s, p, first, count in slabs
-        ]
+        memory = tuple(own.values())
+        calls = [s.call(p.part(tuple(own)), others, first, count, memory) for s, p, first, count in slabs]
         dtypes = plans[0].together.types
         return TiledLoop(tuple(calls)), {name: (r, dtypes[name].dtype) for name, r in results.items()}
 
     def _fewer(self, run: TileRegion, rows: int, live_bytes: int, wanted: tuple[str, ...]) -> int:
         """Rows that take as much as the budget, of which half is theirs whatever else a slab takes."""
         some = max(1, rows // 2)
-        less = self._of_rows(run, some, wanted)[2].live_bytes
+        less = self._of_rows(run, some, wanted)[1].live_bytes
         each = max(1, (live_bytes - less) // (rows - some))
         return _rounded(run.size, max(1, max(self.budget - (live_bytes - each * rows), self.budget // 2) // each))
 
-    def _of_rows(
-        self, run: TileRegion, rows: int, wanted: tuple[str, ...], apart: int = 0
-    ) -> tuple[Slab, tuple[str, ...], Planned]:
-        """A slab of so many rows, beginning at multiples of `apart` (0: of as many): its program, which of its inputs
-        are copied, its plan."""
+    def _of_rows(self, run: TileRegion, rows: int, wanted: tuple[str, ...], apart: int = 0) -> tuple[Slab, Planned]:
+        """A slab of so many rows, beginning at multiples of `apart` (0: of as many), and its plan."""
         slab = slab_of(run, rows, self.types, wanted)
-        copied = tuple(g.name for g in slab.given if self._misaligned(g.tensor, g.axis, apart or rows))
-        strides = [
-            contiguous(slab.types[g.name].shape) if g.name in copied else self.strides[g.tensor] for g in slab.given
-        ]
-        strides += [] if slab.start is None else [()]
+        given, strides, misaligned = dict(slab.given), list[tuple[int, ...]](), list[str]()
+        for name, x in slab.given.items():
+            if isinstance(x, Slice) and self._misaligned(x.tensor, x.axis, apart or rows):
+                given[name] = replace(x, copied=True)
+                strides.append(contiguous(slab.types[name].shape))
+                continue
+            strides.append(() if isinstance(x, Start) else self.strides[x.tensor])
+            if not isinstance(x, Start) and x.tensor in self.setting.misaligned:
+                misaligned.append(name)
         reduced = reduce(slab.program)
         stages = {"flat": slab.program, "reduced": reduced, "defracted": defract(reduced)}
-        misaligned = tuple(g.name for g in slab.given if g.tensor in self.setting.misaligned and g.name not in copied)
-        setting = replace(self.setting, misaligned=misaligned)
-        return slab, copied, planned(Lowering(stages, slab.types), strides, setting)
+        setting = replace(self.setting, misaligned=tuple(misaligned))
+        return replace(slab, given=given), planned(Lowering(stages, slab.types), strides, setting)
 
-    def _misaligned(self, tensor: str, axis: int | None, rows: int) -> bool:
+    def _misaligned(self, tensor: str, axis: int, rows: int) -> bool:
         """Whether the alignment of rows' first elements differs from slab to slab."""
-        if axis is None:
-            return False
         element = size_in_bytes(replace(self.types[tensor], shape=()))
         return rows * self.strides[tensor][axis] * element % SLAB_ALIGNMENT != 0
 
