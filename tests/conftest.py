@@ -13,9 +13,10 @@ os.environ.setdefault("TILEC_NATIVE", "0")  # results must not depend on what is
 GOLDEN = Path(__file__).parent / "golden"
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from support import quick_interpreter
+    from support import quick_interpreter, races
 
     quick_interpreter.hasten()
+    races.look_for_races()
 
 settings.register_profile(
     "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]

@@ -323,8 +323,8 @@ class DotWriter:
         if windows:
             k.assign("window", f"at_step // {steps}")
             k.decode(Axis("window", windows, None))
-        place = f"at_step % {steps}" if windows else "at_step"
-        k.assign("red", f"{place} * {block} + lane")
+        turn = f" % {steps}" if windows else ""
+        k.assign("red", f"at_step{turn} * {block} + lane")
         k.decode(Axis("red", inner, None))
         loop = frozenset((*dot.summed, "red", "window"))
         frame = Frame(k, (rows, "col"), {rows: f"{rows}_in", "col": "col_in"}, *around, loop)
@@ -336,7 +336,8 @@ class DotWriter:
         lines = tuple(k.scopes.pop().lines)
         whole = f"{steps} * ({k.count(windows)})" if windows else steps
         span = "start, end" if self.config.parts > 1 else f"0, {whole}"
-        return ForLoop("step", f"range({span})", (ForLoop("lane", f"range(0, {block})", lines),))
+        left = f"{count} - step{turn} * {block}"  # behind the last point nothing may be read
+        return ForLoop("step", f"range({span})", (ForLoop("lane", f"range(0, tl.minimum({left}, {block}))", lines),))
 
     def _finish(self, frame: Frame) -> None:
         """What is done to the sums before they are stored."""

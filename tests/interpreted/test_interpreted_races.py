@@ -1,0 +1,83 @@
+"""Each interpreted kernel of these tests is looked at for what it touches outside of its tensors, and for elements that
+two programs write, or one reads that another writes (`support/races.py`). Here, that such kernels are found."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+
+
+@triton.jit
+def shifted(X, distance, BLOCK: tl.constexpr):
+    """Each program reads its block, `distance` elements further on, and writes it at its own place."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(X + at, tl.load(X + at + distance))
+
+
+@triton.jit
+def overlapping(X, step, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * step + tl.arange(0, BLOCK)
+    tl.store(X + at, at)
+
+
+@triton.jit
+def counted(X, Count, BLOCK: tl.constexpr):
+    """Programs that count up to wait for each other may read what others write."""
+    tl.atomic_add(Count, 1)
+    at = tl.arange(0, BLOCK)
+    tl.store(X + at, tl.load(X + at) + 1)
+
+
+@triton.jit
+def copied(X, Y, distance, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(Y + at, tl.load(X + at + distance))
+
+
+@pytest.mark.parametrize("distance, found", [(0, False), (8, True), (1, True), (32, False)])
+def test_elements_that_another_program_writes(distance: int, found: bool) -> None:
+    x = torch.zeros(128)[:64]
+    if not found:
+        shifted[(4,)](x, distance, BLOCK=8)
+        return
+    with pytest.raises(AssertionError, match="shifted: an element is read that another program writes"):
+        shifted[(4,)](x, distance, BLOCK=8)
+
+
+@pytest.mark.parametrize("step", [8, 7, 0])
+def test_elements_that_two_programs_write(step: int) -> None:
+    x = torch.zeros(32, dtype=torch.int32)
+    if step == 8:
+        overlapping[(4,)](x, step, BLOCK=8)
+        return
+    with pytest.raises(AssertionError, match="overlapping: an element is written by two programs"):
+        overlapping[(4,)](x, step, BLOCK=8)
+
+
+def test_programs_that_wait_are_not_looked_at() -> None:
+    counted[(4,)](torch.zeros(8), torch.zeros(1, dtype=torch.int32), BLOCK=8)
+
+
+@pytest.mark.parametrize("distance, found", [(0, False), (3, False), (4, True), (-1, True), (1000, True)])
+def test_what_is_no_tensor_s(distance: int, found: bool) -> None:
+    """Of 13 elements of four bytes the next three lie in 16 bytes with the last one."""
+    memory = torch.zeros(16)[:13].clone()
+    assert memory.data_ptr() % 16 == 0
+    if not found:
+        copied[(1,)](memory, torch.zeros(8), 5 + distance, BLOCK=8)
+        return
+    with pytest.raises(AssertionError, match="copied: what is no tensor's is read"):
+        copied[(1,)](memory, torch.zeros(8), distance if distance < 0 else 5 + distance, BLOCK=8)
+
+
+def test_nothing_is_written_behind_a_tensor() -> None:
+    with pytest.raises(AssertionError, match="copied: what is no tensor's is written"):
+        copied[(1,)](torch.zeros(8), torch.zeros(7), 0, BLOCK=8)
