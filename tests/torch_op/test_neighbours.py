@@ -12,6 +12,7 @@ from torch._inductor.decomposition import select_decomp_table
 
 import tilec
 from tests.support.torch_programs import EXAMPLES, compiled
+from tilec.language import show
 from tilec.torch_op.neighbours import FuseNeighbours
 from tilec.torch_op.text import function_of
 
@@ -172,6 +173,20 @@ def test_what_torch_types_otherwise_stays() -> None:
     y = torch.compile(f, backend=graphs.backend)(a, b)
     assert y.dtype == torch.float32
     torch.testing.assert_close(y, f(a, b))
+
+
+def test_powers_are_torchs() -> None:
+    """A root of -inf is NaN, which the power of Tile, and of two tensors, is not."""
+    graphs, x = Graphs(), torch.tensor([[-torch.inf, 4.0], [0.0, torch.inf]])
+    copied = tilec.compile("function (X[N, D]) -> (Y) { Y[i, j : N, D] = X[i, j]; }")
+
+    def f(x):
+        y = copied(x)
+        return y**0.5, y**-0.5, y**2
+
+    torch.testing.assert_close(torch.compile(f, backend=graphs.backend)(x), f(x), equal_nan=True)
+    text = show(graphs.programs()[0].program)
+    assert " sqrt(" in text and " rsqrt(" in text, text
 
 
 def test_the_knob(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,8 @@ def power(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand) -> Term:
     if isinstance(a, Term) and isinstance(b, int | float) and b in (2, 3):
         a = w.named(a)
         return built(w, meta, " * ".join([a.text] * int(b)), BINDING["*"])
+    if isinstance(b, float) and abs(b) == 0.5:  # for which torch takes roots: those of -inf are NaN
+        return _call("sqrt" if b > 0 else "rsqrt")(w, meta, a)
     return _call("pow")(w, meta, a, b)
 
 

@@ -29,7 +29,7 @@ def _table() -> dict[Any, str | Callable[..., Expr]]:
         made[getattr(aten, name).Tensor] = _scaled(name)
     for name in ("mul", "div"):
         made[getattr(aten, name).Tensor] = name
-    made[aten.pow.Tensor_Scalar] = made[aten.pow.Tensor_Tensor] = "pow"
+    made[aten.pow.Tensor_Scalar], made[aten.pow.Tensor_Tensor] = _power, "pow"
     for name in _COMPARED.split():
         made[getattr(aten, name).Tensor] = made[getattr(aten, name).Scalar] = name
     for name, ours in (("and", "and"), ("or", "or"), ("xor", "xor"), ("not", "not")):
@@ -49,6 +49,12 @@ def _scaled(name: str) -> Callable[..., Expr]:
         return Call(name, (a, b if alpha is None else Call("mul", (b, alpha))))
 
     return made
+
+
+def _power(x: Expr, n: Expr) -> Expr:
+    """torch takes roots for these numbers, which a power differs from at -inf."""
+    roots = {_literal(0.5): "sqrt", _literal(-0.5): "rsqrt"}
+    return Call(roots[n], (x,)) if n in roots else Call("pow", (x, n))
 
 
 def _clamped(x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
