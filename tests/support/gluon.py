@@ -46,6 +46,8 @@ class Address:
 class Shared:
     """A view of shared memory."""
 
+    dtype = None  # of elements as they are here
+
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
 
@@ -60,6 +62,13 @@ class Shared:
 
     def store(self, x: np.ndarray) -> None:
         self.array[...] = x
+
+
+def seen_as(slabs: Shared, dtype: object, shape: Sequence[int], layout: object) -> Shared:
+    """A matrix whose columns lie in slabs, one after the other, as a swizzled layout has them."""
+    rows, columns = map(int, shape)
+    split = slabs.array.reshape(-1, rows, slabs.array.shape[-1])
+    return Shared(split.transpose(1, 0, 2).reshape(rows, columns))
 
 
 class Barrier:
@@ -249,6 +258,7 @@ def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
         allocate_shared_memory=allocate,
         warp_specialize=specialise,
         NVMMADistributedLayout=nothing,
+        NVMMASharedLayout=SimpleNamespace(get_default_for=nothing),
         BlockedLayout=nothing,
         SliceLayout=nothing,
         DotOperandLayout=nothing,
@@ -265,6 +275,7 @@ def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
         "triton": language,
         "mbarrier": barriers,
         "tma": SimpleNamespace(store_wait=nothing),
+        "seen_as": seen_as,
         "copy_in": copy_in,
         "copy_out": copy_out,
         "fence_async_shared": nothing,
