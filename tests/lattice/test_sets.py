@@ -13,10 +13,12 @@ from random_statements import scatters, statements
 from support.effort import counted
 
 from tilec.errors import UnboundIndex
+from tilec.ir.at_sizes import value_at, with_numbers
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Index, Int, Pad
+from tilec.ir.symbolic import Recorder, is_symbolic
 from tilec.language import parse
-from tilec.lattice import sets
+from tilec.lattice import questions, sets
 from tilec.lattice.sets import IntegerSet, bounds, bounds_of, covers, domain, is_box, writes_conflict
 
 
@@ -192,7 +194,20 @@ def test_a_seven_dimensional_convolution_is_no_effort():
         f"O[n, {index}, ci : 4, {', '.join(['15'] * 7)}, 7] ="
         f" +(D[n, {', '.join(ys)}, co] * K[{', '.join(js)}, ci, co]); }}"
     )
-    sets._ranges.cache_clear()
+    questions._ranges.cache_clear()
     box, calls = counted(lambda: bounds(s, shapes))
     assert calls < 20_000  # some 5 ms
     assert box["y3"] == (0, 4) and box["j6"] == (0, 2) and box["ci"] == (0, 6)
+
+
+def test_questions_are_asked_again_at_other_sizes():
+    recorder = Recorder()
+    n, i = recorder.symbol("n", 12), linear(Index("i"))
+    writer = questions.Writer({"i": "x0"}, (0, 11))
+    text = writer.text([sets.InRange(i, n)], [i])
+    assert questions.fills(1, 1, questions.box_text("o", 1), text, *writer.numbers)
+    (asked,) = recorder.guards
+    assert value_at(asked, {"n": 12}) and value_at(asked, {"n": 13}) and not value_at(asked, {"n": 11})
+    writer = questions.Writer({"i": "x0"})
+    end = questions.end_of(0, 1, 1, writer.text([sets.InRange(i * 2 + 1, n)]), *writer.numbers)
+    assert is_symbolic(end) and end.value == 5 and with_numbers(end, {"n": 21}) == 9

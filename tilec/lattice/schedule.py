@@ -12,12 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 
+from tilec.ir.at_sizes import followed
 from tilec.ir.index import Affine
+from tilec.ir.symbolic import value_of
 from tilec.lattice import isl, projection
 from tilec.lattice.hermite import hermite, inverse
 from tilec.lattice.projection import Inexact
-from tilec.lattice.sets import InRange, writer_text
+from tilec.lattice.questions import Writer, images
+from tilec.lattice.sets import InRange
 
 MOST_ROUNDS = 500  # of the search; each adds a difference that the vector before fails
 
@@ -47,8 +51,13 @@ def find_schedule(dependences: Sequence[Dependence], rank: int) -> Vector | Conf
     unit = _unit(dependences, rank)
     if unit is not None:
         return unit
-    texts = tuple((len(d.variables), _text(d)) for d in dependences)
-    return _find(texts, rank)
+    numbers: list[int] = []
+    texts = tuple((len(d.variables), _text(d, numbers)) for d in dependences)
+    found = _find(texts, rank, tuple(map(value_of, numbers)))
+    if isinstance(found, Conflict):
+        return _find(texts, rank, tuple(map(index, numbers)))
+    assert _finds(found, texts, rank, *numbers)
+    return found
 
 
 def _unit(dependences: Sequence[Dependence], rank: int) -> Vector | None:
@@ -72,15 +81,23 @@ def _advances(d: Dependence, tau: Vector) -> bool:
     return ends is None or ends[0] is not None and ends[0] >= 1
 
 
-def _text(d: Dependence) -> str:
+def _text(d: Dependence, numbers: list[int]) -> str:
+    """What `questions` asks about; the numbers in it are added to those that are there."""
     differences = [w - r for w, r in zip(d.writes, d.reads, strict=True)]
-    names = {v: f"x{i}" for i, v in enumerate(d.variables)}
-    return writer_text(names, d.conditions, differences)
+    writer = Writer({v: f"x{i}" for i, v in enumerate(d.variables)}, numbers)
+    text = writer.text(d.conditions, differences)
+    numbers[:] = writer.numbers
+    return text
+
+
+@followed
+def _finds(tau: Vector, texts: tuple[tuple[int, str], ...], rank: int, *numbers: int) -> bool:
+    return _find(texts, rank, numbers) == tau
 
 
 @lru_cache(maxsize=1024)
-def _find(texts: tuple[tuple[int, str], ...], rank: int) -> Vector | Conflict:
-    sets = [_differences(n, text, rank) for n, text in texts]
+def _find(texts: tuple[tuple[int, str], ...], rank: int, numbers: tuple[int, ...]) -> Vector | Conflict:
+    sets = [images(n, rank, text, numbers) for n, text in texts]
     seen: list[list[Vector]] = [[] for _ in sets]
     for _ in range(MOST_ROUNDS):
         tau = _least([d for found in seen for d in found], rank)
@@ -95,12 +112,6 @@ def _find(texts: tuple[tuple[int, str], ...], rank: int) -> Vector | Conflict:
         if not failed:
             return tau
     return _conflict(seen, rank)
-
-
-def _differences(n: int, text: str, rank: int) -> isl.Set:
-    domain = "[" + ", ".join(f"x{i}" for i in range(n)) + "]"
-    image = "[" + ", ".join(f"o{i}" for i in range(rank)) + "]"
-    return isl.Map(f"{{ {domain} -> {image} : {text} }}").range()
 
 
 def _half_space(tau: Vector) -> isl.Set:

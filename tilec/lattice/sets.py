@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from operator import index
+from itertools import chain
 
 from tilec.errors import InternalMistake, UnboundIndex
 from tilec.ir.constraining import constraining
-from tilec.ir.index import QUASI_AFFINE, Affine, linear
+from tilec.ir.index import Affine, linear
 from tilec.ir.program import (
     Access,
-    Call,
     Constraint,
     Expr,
-    Index,
     Int,
     Program,
     Statement,
@@ -28,10 +25,20 @@ from tilec.ir.program import (
     index_variables,
     walk,
 )
-from tilec.ir.rational import as_int
-from tilec.lattice import isl, projection
+from tilec.lattice import projection
 from tilec.lattice.hermite import rank
 from tilec.lattice.projection import Inequality, Inexact
+from tilec.lattice.questions import (
+    Writer,
+    box_text,
+    contained,
+    end_of,
+    fills,
+    image_contained,
+    injective,
+    is_bounded,
+    is_empty,
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 Box = dict[str, tuple[int, int]]
@@ -152,8 +159,9 @@ def points_meet(parts: Sequence[IntegerSet], s: Statement) -> bool:
     if any(map(depends_on_data, rows)):
         return True
     names = {v: f"x{i}" for i, v in enumerate(parts[0].variables)}
-    text = " or ".join(f"({writer_text(names, d.conditions, rows)})" for d in parts)
-    return not _injective(len(names), text, len(rows))
+    writer = Writer(names)
+    text = " or ".join(f"({writer.text(d.conditions, rows)})" for d in parts)
+    return not injective(len(names), len(rows), text, *writer.numbers)
 
 
 def covers(s: Statement, shapes: Shapes) -> bool:
@@ -176,11 +184,9 @@ def reaches(d: IntegerSet, other: IntegerSet, index: Sequence[Expr]) -> bool:
     """Does some point of `d` write every element that a point of `other`, over the same variables, does? `index` is
     the output's, without data."""
     names, rows = {v: f"x{i}" for i, v in enumerate(d.variables)}, [linear(e) for e in index]
-    space = f"{_space('x', len(names))} -> {_space('o', len(rows))}"
-    written, wanted = (
-        isl.Map(f"{{ {space} : {writer_text(names, part.conditions, rows)} }}").range() for part in (d, other)
-    )
-    return wanted.is_subset(written)
+    writer = Writer(names)
+    wanted, written = (writer.text(part.conditions, rows) for part in (other, d))
+    return image_contained(len(names), len(rows), wanted, written, *writer.numbers)
 
 
 def _fix(d: IntegerSet, fixed: Mapping[str, int] | None) -> IntegerSet:
@@ -207,22 +213,23 @@ class _Component:
         try:
             return projection.ranges(self._inequalities(), self.variables)
         except Inexact:
-            result = _ranges(len(self.variables), self._text())
-        if result is not None and None in result:
-            free = [v for v, r in zip(self.variables, result, strict=True) if r is None]
+            asked = len(self.variables), *self._text()
+        if is_empty(*asked):
+            return None
+        if free := [v for i, v in enumerate(self.variables) if not is_bounded(i, *asked)]:
             raise UnboundIndex(f"nothing bounds the index variable{'s' * (len(free) > 1)} {', '.join(free)}")
-        return result  # type: ignore[return-value]
+        return [(end_of(i, 0, *asked), end_of(i, 1, *asked)) for i in range(len(self.variables))]
 
     def contains(self, box: list[tuple[int, int]]) -> bool:
         try:
             return projection.holds_on(self._inequalities(), dict(zip(self.variables, box, strict=True)))
         except Inexact:
-            return _contains(len(self.variables), self._text(), _numbers(box))
+            return contained(len(self.variables), box_text("x", len(box)), *self._text((), chain.from_iterable(box)))
 
     def injective(self, rows: Sequence[Affine]) -> bool:
         if rank([[row.coefficient(v) for v in self.variables] for row in rows if row.is_affine]) == len(self.variables):
             return True
-        return _injective(len(self.variables), self._text(rows), len(rows))
+        return injective(len(self.variables), len(rows), *self._text(rows))
 
     def fills(self, rows: Sequence[Affine], sizes: Sequence[int]) -> bool:
         written = {row.bare: (0, n - 1) for row, n in zip(rows, sizes, strict=True)}
@@ -232,61 +239,17 @@ class _Component:
             left = projection.project_out(self._inequalities(), [v for v in self.variables if v not in written])
             return projection.holds_on(left, written)  # type: ignore[arg-type]
         except Inexact:
-            return _fills(len(self.variables), self._text(rows), tuple(map(index, sizes)))
+            box = chain.from_iterable((0, n - 1) for n in sizes)
+            return fills(len(self.variables), len(rows), box_text("o", len(rows)), *self._text(rows, box))
 
     def _inequalities(self) -> list[Inequality]:
         return projection.inequalities((c.form, c.bound) for c in self.conditions)
 
-    def _text(self, rows: Sequence[Affine] = ()) -> str:
-        return writer_text({v: f"x{i}" for i, v in enumerate(self.variables)}, self.conditions, rows)
-
-
-def writer_text(names: dict[str, str], conditions: Iterable[InRange], rows: Sequence[Affine] = ()) -> str:
-    """What isl reads: conditions on the variables under their names and, as o0, o1, ..., the rows."""
-    writer = _Writer(names)
-    for c in conditions:
-        writer.facts.append(f"0 <= {writer.integer(c.form)} < {index(c.bound)}")
-    for k, row in enumerate(rows):
-        writer.facts.append(f"o{k} = {writer.integer(row)}")
-    facts = " and ".join(dict.fromkeys(writer.facts)) or "true"
-    return f"exists {', '.join(writer.fresh)}: {facts}" if writer.fresh else facts
-
-
-class _Writer:
-    """Turns forms into isl text; quotients and atoms become existential variables."""
-
-    def __init__(self, names: dict[str, str]):
-        self.names, self.facts, self.fresh = names, [], []  # type: ignore[var-annotated]
-        self.known: dict[object, str] = {}
-
-    def integer(self, form: Affine) -> str:
-        scale = form.denominator
-        terms = [f"{index(as_int(c * scale))}*{self.atom(a)}" for a, c in form.terms]
-        text = " + ".join([*terms, str(index(as_int(form.constant * scale)))])
-        return f"({text})" if scale == 1 else self.define(form, f"{scale}*{{0}} = {text}")
-
-    def atom(self, e: Expr) -> str:
-        if isinstance(e, Index):
-            return self.names[e.name]
-        if isinstance(e, Call) and e.function in QUASI_AFFINE:
-            first, *rest = (self.integer(linear(a)) for a in e.args)
-            if e.function == "clamp":
-                return self.define(e, f"{{0}} = min(max({first}, {rest[0]}), {rest[1]})")
-            if e.function in ("max", "min"):
-                return self.define(e, f"{{0}} = {e.function}({first}, {rest[0]})")
-            divisor = linear(e.args[1])
-            if not divisor.terms and divisor.is_integral:
-                n = int(divisor.constant)
-                quotient = f"floor({first}/{n})" if n > 0 else f"floor((0 - {first})/{-n})"
-                return self.define(e, f"{{0}} = {first} - ({n}*{quotient})" if n else "false")
-        raise InternalMistake("an index holds what integer sets do not know", e.span)
-
-    def define(self, key: object, fact: str) -> str:
-        if key not in self.known:
-            self.known[key] = f"e{len(self.fresh)}"
-            self.fresh.append(self.known[key])
-            self.facts.append(fact.format(self.known[key]))
-        return self.known[key]
+    def _text(self, rows: Sequence[Affine] = (), numbers: Iterable[int] = ()) -> tuple[object, ...]:
+        """What is asked about, and the numbers that stand in it: those given come first."""
+        writer = Writer({v: f"x{i}" for i, v in enumerate(self.variables)})
+        writer.numbers += numbers
+        return writer.text(self.conditions, rows), *writer.numbers
 
 
 def _components(d: IntegerSet, rows: Iterable[Affine] = ()) -> list[_Component]:
@@ -314,46 +277,3 @@ def _components(d: IntegerSet, rows: Iterable[Affine] = ()) -> list[_Component]:
             groups[find(names[0])][2].append(row)
     parts = [_Component(tuple(v), tuple(c), tuple(r)) for v, c, r in groups.values()]
     return [_Component((), tuple(constant), ()), *parts] if constant else parts
-
-
-def _numbers(box: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((index(low), index(high)) for low, high in box)
-
-
-def _space(prefix: str, n: int) -> str:
-    return "[" + ", ".join(f"{prefix}{i}" for i in range(n)) + "]"
-
-
-@lru_cache(maxsize=4096)
-def _ranges(n: int, text: str) -> list[tuple[int, int] | None] | None:
-    points = isl.Set(f"{{ {_space('x', n)} : {text} }}")
-    if points.is_empty():
-        return None
-    result: list[tuple[int, int] | None] = []
-    for i in range(n):
-        ends = points.dim_min_val(i), points.dim_max_val(i)
-        finite = all(end.is_int() for end in ends)
-        result.append((ends[0].to_python(), ends[1].to_python()) if finite else None)
-    return result
-
-
-def _box(prefix: str, ranges: Iterable[tuple[int, int]]) -> isl.Set:
-    ranges = list(ranges)
-    facts = [f"{low} <= {prefix}{i} <= {high}" for i, (low, high) in enumerate(ranges)]
-    return isl.Set(f"{{ {_space(prefix, len(ranges))} : {' and '.join(facts) or 'true'} }}")
-
-
-@lru_cache(maxsize=4096)
-def _contains(n: int, text: str, box: tuple[tuple[int, int], ...]) -> bool:
-    return _box("x", box).is_subset(isl.Set(f"{{ {_space('x', n)} : {text} }}"))
-
-
-@lru_cache(maxsize=4096)
-def _injective(n: int, text: str, outputs: int) -> bool:
-    return isl.Map(f"{{ {_space('x', n)} -> {_space('o', outputs)} : {text} }}").is_injective()
-
-
-@lru_cache(maxsize=4096)
-def _fills(n: int, text: str, sizes: tuple[int, ...]) -> bool:
-    written = isl.Map(f"{{ {_space('x', n)} -> {_space('o', len(sizes))} : {text} }}").range()
-    return _box("o", [(0, size - 1) for size in sizes]).is_subset(written)
