@@ -127,6 +127,7 @@ def test_the_launcher_computes_sizes(softmax: Path, stub: Path) -> None:
         ("gcd(size_N, 12, (size_N+6))", {"size_N": 30}),
         ("(1<<(-1+size_N).bit_length())", {"size_N": 1000}),
         ("_inverse_of(_single(size_N))", {"size_N": 49}),
+        ("_isqrt((3*size_N+1))", {"size_N": 2**61}),
         ("(size_N / 3) ** 1.5 * 2.5 - 1.0", {"size_N": 49}),
         ("not (size_N * 3) > 40 or size_N == 2", {"size_N": 49}),
     ],
@@ -153,6 +154,20 @@ def test_what_is_refused(tmp_path: Path) -> None:
     roll = tilec.compile("function (X[N]) -> (Y) { Y[i : N] = X[(i + 3) % N]; }")
     with pytest.raises(InputMistake, match="the size N cannot be left open"):
         tilec.build(roll, tilec.spec(("N",)), target="sm_90", directory=tmp_path)
+
+
+def test_kernels_for_the_power_of_two_above_an_open_count(tmp_path: Path) -> None:
+    """The gradient by weights adds up as many parts as there are rows in fours, all at once."""
+    normalise = tilec.compile("function (X[N, D], W[D]) -> (Y) { Y[n, d : N, D] = X[n, d] / sum(X[n, e]) * W[d]; }")
+    tilec.build(
+        normalise, tilec.spec(("N:1000", 64)), tilec.spec((64,)), target="sm_90", directory=tmp_path, gradients=True
+    )
+    entry = json.loads((tmp_path / "manifest.json").read_text())["entries"][1]
+
+    def serves(n: int) -> bool:
+        return all(eval(text, {**loader.OPEN_SIZE_FUNCTIONS, "size_N": n}) for text in entry["conditions"])
+
+    assert [n for n in (504, 984, 1000, 1016, 1032, 2008) if serves(n)] == [984, 1000, 1016]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,10 +15,12 @@ from tilec.backends.triton.runtime.compiled import compile_for, kernel_function,
 from tilec.backends.triton.runtime.launcher import TFLOAT32
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.errors import InternalMistake
-from tilec.ir.symbolic import Pinned, symbols_of
+from tilec.ir.at_sizes import value_at
+from tilec.ir.symbolic import Pinned, is_symbolic, specialised
 from tilec.ir.types import TensorType
 from tilec.package.steps import Copy, Fill, KernelRun, MemoryPlace, Resolved
 
+NEARBY = (-16, 16)  # of an open size: the next of the same divisibility
 MAP_TYPES = {8: 10, 9: 8, 10: 9}  # Triton's number of an element type -> the driver's, where they differ
 
 
@@ -44,8 +46,6 @@ class Kernels:
     def steps(self, resolved: Resolved) -> tuple[list[dict[str, Any]], int]:
         """Steps as the manifest has them, and the bytes of workspace that they need in all."""
         runs = [s for s in resolved.steps if isinstance(s, KernelRun)]
-        if made_for := symbols_of(v for run in runs for _, v in run.launch.constants if isinstance(v, int)):
-            raise Pinned(made_for)
         jobs: list[Callable[[], Any]] = [_job(run, self.target) for run in runs]
         compiled = dict(zip(map(id, runs), in_parallel(jobs), strict=True))
         size = resolved.workspace
@@ -101,7 +101,22 @@ class Kernels:
 
 
 def _job(run: KernelRun, target: str) -> Callable[[], Any]:
-    return lambda: compile_for(run.launch, dict(run.dtypes), target)
+    constants = tuple([(name, _constant(value)) for name, value in run.launch.constants])
+    launch = replace(run.launch, constants=constants, warps=_constant(run.launch.warps))
+    return lambda: compile_for(launch, dict(run.dtypes), target)
+
+
+def _constant(value: Any) -> Any:
+    """A number that a kernel is compiled for. Of one that follows from an open size, such as the power of two above a
+    count, the package serves the sizes that give the same; Pinned where that is no other."""
+    if not is_symbolic(value):
+        return value
+    size = value.recorder.value
+    for name in value.symbols():
+        known = {n: size(n) for n in value.symbols()}
+        if all(value_at(value.text, {**known, name: known[name] + step}) != value.value for step in NEARBY):
+            raise Pinned((name,))
+    return specialised(value)
 
 
 def _arguments(run: KernelRun, kernel: Any) -> tuple[list[tuple[str, Any]], int | None]:

@@ -29,6 +29,7 @@ PACKAGE_FORMAT = 3
 # what numbers of the manifest that depend on open sizes are computed with
 OPEN_SIZE_FUNCTIONS: dict[str, Callable] = {
     "gcd": math.gcd,
+    "_isqrt": math.isqrt,
     "_as_float": float,
     "_fit": lambda n, dtype: float(n) if dtype.startswith("float") else n,
     "_single": lambda n: ctypes.c_float(n).value,

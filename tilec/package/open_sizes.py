@@ -36,6 +36,12 @@ C_FUNCTIONS = r"""
   }
   return a < 0 ? -a : a;
 }
+[[maybe_unused]] int64_t _isqrt(int64_t n) {
+  int64_t root = (int64_t)std::sqrt((double)n);
+  while (root * root > n) --root;
+  while ((root + 1) * (root + 1) <= n) ++root;
+  return root;
+}
 [[maybe_unused]] double _as_float(int64_t n) { return (double)n; }
 [[maybe_unused]] double _fit(double n) { return n; }
 [[maybe_unused]] double _single(double n) { return (double)(float)n; }

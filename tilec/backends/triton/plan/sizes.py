@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from tilec.ir.at_sizes import followed
 from tilec.ir.program import Statement, reads
 from tilec.ir.types import Types
 
@@ -15,6 +16,9 @@ NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhan
 def power_of_two(n: int) -> int:
     """The least power of two that is at least n, and at least 1."""
     return 1 << max(0, n - 1).bit_length()
+
+
+isqrt = followed(math.isqrt)
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
