@@ -31,6 +31,21 @@ PROGRAMS = {
     "windows": ("function (I[N]) -> (O) { O[n : N] = +(I[n + j - 2]), j < 5; }", ("n",)),
     "cumulative": ("function (X[N, T]) -> (Y) { Y[n, t : N, T] = +(s <= t ? X[n, s]); }", ("p n",)),
     "recurrence": ("function (B[T, D]) -> (H) { H[t, i : T, D] = tanh(B[t, i] + H[t - 1, (i - 1) % D]); }", ("p n",)),
+    "lanes": (
+        "function (A[T, D], X[T, D]) -> (H) { H[t, d : T, D] = A[t, d] * H[t - 1, d] + X[t, d]; }",
+        ("p n", "p n"),
+    ),
+    "steps": ("function (X[T, D]) -> (H) { H[t, d : T, D] = 0.5 * H[t - 1, d] + X[t, d]; }", ("n 3",)),
+    "distance": (
+        "function (C[N, M]) -> (D) { D[i, j : N, M] = C[i, j] + min(D[i-1, j], min(D[i, j-1], D[i-1, j-1])); }",
+        ("n m",),
+    ),
+    "groups": (
+        """function (X[N, H, W]) -> (Y) {
+            G = reshape(X, N/4, 4, H, W); M[g : N/4] = mean(G[g, c, h, w]); Y[g, c, h, w] = G[g, c, h, w] - M[g];
+        }""",
+        ("8 n m",),
+    ),
     "roll": ("function (X[N]) -> (Y) { Y[i : N] = X[(i + 3) % N]; }", ("n",)),
     "reversed": ("function (X[N, M]) -> (Y) { Y[i, j : N, M] = X[N - 1 - i, j]; }", ("n m",)),
     "transpose": ("function (X[N, M]) -> (Y, Z) { Y[j, i : M, N] = X[i, j]; Z[i : N] = X[i, i]; }", ("n n",)),

@@ -132,6 +132,9 @@ class Affine:
             return Affine()
         return Affine(tuple((a, c * factor) for a, c in self.terms), self.constant * factor)
 
+    def __truediv__(self, divisor: Fraction | int) -> Affine:
+        return Affine(tuple((a, c / divisor) for a, c in self.terms), self.constant / divisor)
+
     def substitute(self, mapping: Mapping[str, Affine]) -> Affine:
         """The form with variables replaced at once, inside atoms too."""
         total: list[tuple[Expr, Fraction]] = []

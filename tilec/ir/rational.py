@@ -33,8 +33,14 @@ class Fraction(fractions.Fraction):
 
     def __mul__(self, other: Any) -> Any:
         if isinstance(other, _Rational):
-            if self._denominator == 1 == other.denominator:  # type: ignore[attr-defined]
-                return _integer(self._numerator * other.numerator)  # type: ignore[attr-defined]
+            a, b = self._numerator, other.numerator  # type: ignore[attr-defined]
+            over, under = self._denominator, other.denominator  # type: ignore[attr-defined]
+            if over == 1 == under:
+                return _integer(a * b)
+            if under == 1 and b % over == 0:
+                return _integer(b // over * a)
+            if over == 1 and a % under == 0:
+                return _integer(a // under * b)
             return _of(fractions.Fraction.__mul__(self, other))
         return fractions.Fraction.__mul__(self, other)
 
@@ -42,8 +48,14 @@ class Fraction(fractions.Fraction):
 
     def __truediv__(self, other: Any) -> Any:
         if isinstance(other, _Rational):
-            if other.denominator == 1 and other.numerator == 1:
-                return self
+            if self._denominator == 1 == other.denominator:  # type: ignore[attr-defined]
+                a, b = self._numerator, other.numerator  # type: ignore[attr-defined]
+                if b == 1:
+                    return self
+                if a % b == 0:
+                    return _integer(a // b)
+                if a and b % a == 0:
+                    return Fraction(1, b // a)
             return _of(fractions.Fraction.__truediv__(self, other))
         return fractions.Fraction.__truediv__(self, other)
 
@@ -55,6 +67,12 @@ class Fraction(fractions.Fraction):
         if isinstance(other, _Rational) and self._denominator == 1 == other.denominator:  # type: ignore[attr-defined]
             return _integer(self._numerator % other.numerator)  # type: ignore[attr-defined]
         found = fractions.Fraction.__mod__(self, other)
+        return _of(found) if isinstance(found, fractions.Fraction) else found
+
+    def __rmod__(self, other: Any) -> Any:
+        if isinstance(other, _Rational) and self._denominator == 1 == other.denominator:  # type: ignore[attr-defined]
+            return _integer(other.numerator % self._numerator)  # type: ignore[attr-defined]
+        found = fractions.Fraction.__rmod__(self, other)
         return _of(found) if isinstance(found, fractions.Fraction) else found
 
     def __neg__(self) -> Fraction:

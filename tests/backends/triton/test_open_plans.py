@@ -21,9 +21,16 @@ from tilec.ir.types import TensorType
 from tilec.pipeline import lower
 
 OPEN = 200  # the sizes that plans are made for
-FIXED = {"recurrence", "fractional", "reshape", "flattened"}  # index sets and quotients ask for these sizes
+FIXED = {"reshape", "flattened"}  # quotients ask for these sizes
 IN_TEXT = {"roll"}  # kernels hold a size in an index
-AS_VALUES = {"triangle", "mean", "argmax", "random", "indices"}  # sizes are parameters where they are open, else text
+AS_VALUES = {
+    "triangle",
+    "mean",
+    "groups",
+    "argmax",
+    "random",
+    "indices",
+}  # sizes are parameters where they are open, else text
 
 
 def types_of(name: str, sizes: dict[str, int]) -> dict[str, TensorType]:

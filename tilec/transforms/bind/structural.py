@@ -109,7 +109,7 @@ def reshape_indices(shape: Shape, source: Shape, variables: Sequence[Index]) -> 
     indices, above = [], position
     for size, stride in zip(source, _strides(source), strict=True):
         below = above if size == 1 else _modulo(position, stride, sizes)
-        indices.append((above - below) * Fraction(1, stride))
+        indices.append((above - below) / stride)
         above = below
     return indices
 
@@ -121,7 +121,8 @@ def _strides(shape: Shape) -> list[int]:
 def _modulo(form: Affine, modulus: int, sizes: Mapping[Expr, int]) -> Affine:
     """`form % modulus`, coefficients reduced, over as few variables as may be: `(20*i + 5*j + k) % 40` is
     `20*(i % 2) + 5*j + k` where `5*j + k` stays below 20. Without `%` where nothing can wrap."""
-    terms = sorted(((v, c % modulus) for v, c in form.terms if c % modulus), key=lambda term: term[1])
+    reduced = ((v, c if 0 <= c < modulus else c % modulus) for v, c in form.terms)
+    terms = sorted(((v, c) for v, c in reduced if c), key=lambda term: term[1])
     low, unit, greatest = (
         0,
         1,

@@ -29,6 +29,7 @@ from tilec.ir.program import (
     index_variables,
     reads_itself,
 )
+from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType
 from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, shapes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
@@ -79,7 +80,7 @@ def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names:
     assert s.index is not None and s.sizes is not None
     clamp = linear(s.index[axis]).terms[0][0]
     assert isinstance(clamp, Call)
-    form, first, last = linear(clamp.args[0]), *(int(linear(e).constant) for e in clamp.args[1:])
+    form, first, last = linear(clamp.args[0]), *(as_int(linear(e).constant) for e in clamp.args[1:])
     least, most = _interval(form, box)
     if first > last:
         return [s]
@@ -157,4 +158,4 @@ def _interval(form: Affine, box: Mapping[str, tuple[int, int]]) -> tuple[int, in
     for v in form.variables():
         ends = [form.coefficient(v) * n for n in box[v]]
         low, high = low + min(ends), high + max(ends)
-    return int(low // 1), int(-(-high // 1))
+    return low // 1, -(-high // 1)

@@ -20,6 +20,7 @@ from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_variables
 from tilec.ir.rational import as_int
+from tilec.ir.symbolic import specialised
 from tilec.ir.types import Types, kind
 
 INT64 = "int64"
@@ -116,7 +117,7 @@ class _Lists:
         self.visits, self.kernel, self.types, self.tiling = visits, kernel, types, tiling
         self.row, self.column = kernel.blocked[0], kernel.looped
         self.count = block_shapes(visits, kernel, tiling)[visits.blocks][-1]
-        chunk = min(CHUNK, 1 << (self.count - 1).bit_length())
+        chunk = specialised(min(CHUNK, 1 << (self.count - 1).bit_length()))
         self.b = Builder({"rows": tiling.block, "blocks": chunk, "columns": tiling.step})
         self.ends: dict[str, tuple[Value, Value]] = {}
         self.positions: dict[str, Value] = {}
@@ -143,7 +144,7 @@ class _Lists:
         place = [*(self.positions[v] for v in self.visits.batch), tile]
         chunk = b.axes["blocks"]
         counts = b.loop(
-            b.number(0), b.number(self.count), chunk, [b.number(0)] * 2, lambda first, c: self._chunk(first, c, place)
+            b.number(0), self._count(), chunk, [b.number(0)] * 2, lambda first, c: self._chunk(first, c, place)
         )
         for which, count in enumerate(counts):
             b.store(self.visits.counts, [*place, b.number(which)], count)
@@ -171,6 +172,10 @@ class _Lists:
     def _size(self, v: str) -> Value:
         return self.b.size(size_name(v), self.kernel.extent[v])
 
+    def _count(self) -> Value:
+        """Blocks of columns."""
+        return self.b.size("column_blocks", self.count)
+
     def _as_int64(self, v: Value) -> Value:
         return self.b.cast(v, INT64)
 
@@ -181,7 +186,7 @@ class _Lists:
         """The lists' part of some blocks of columns."""
         b, step = self.b, self.tiling.step
         number = b.apply("add", first, b.positions("blocks"))
-        there = b.apply("lt", number, b.number(self.count))
+        there = b.apply("lt", number, self._count())
         start = b.apply("mul", number, b.number(step))
         n = self._size(self.column)
         last = b.apply("sub", n, b.number(1))
@@ -199,7 +204,7 @@ class _Lists:
             one = b.cast(chosen, INDEX_TYPE)
             up_to = b.apply("add", count, b.running_sum("blocks", one))
             front = b.apply("sub", up_to, b.number(1))
-            back = b.apply("sub", b.number(self.count - 1), b.apply("sub", number, up_to))
+            back = b.apply("sub", b.apply("sub", self._count(), b.number(1)), b.apply("sub", number, up_to))
             index = [*place, b.number(which), b.apply("select", chosen, front, back)]
             b.store(self.visits.blocks, index, number, there)
             after.append(b.apply("add", count, b.reduce("sum", "blocks", one)))

@@ -126,8 +126,8 @@ class Frame:
         low, high = min((a for a, _ in spans), default=0), max((b for _, b in spans), default=0)
         if not -NARROWEST < low <= high < NARROWEST:
             return None
-        form = form - math.floor(low / n) * n
-        high -= math.floor(low / n) * n
+        before = as_int(low // n) * n
+        form, high = form - before, high - before
         if high < n:
             return self.assign("at", self.index(form), free(form))
         along = any(self.kernel.runs_fast(v) and abs(form.coefficient(v)) == 1 for v in form.variables())

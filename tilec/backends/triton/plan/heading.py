@@ -13,12 +13,14 @@ LITERAL = 16  # constants up to this stand in the text; larger ones come from sh
 def without_sizes(s: Statement) -> Statement:
     """The statement with numbers that come from shapes left out."""
 
+    def is_open(e: Expr) -> bool:
+        return isinstance(e, Int | Float) and is_open_number(e.value)
+
     def hide(e: Expr) -> Expr:
-        return Name("SIZE") if isinstance(e, Int) and e.value > LITERAL else rebuild(e, hide)
+        return Name("SIZE") if is_open(e) or isinstance(e, Int) and e.value > LITERAL else rebuild(e, hide)
 
     def hide_indices(e: Expr) -> Expr:
-        open_size = isinstance(e, Int | Float) and is_open_number(e.value)
-        return hide(e) if isinstance(e, Access) or open_size else rebuild(e, hide_indices)
+        return hide(e) if isinstance(e, Access) or is_open(e) else rebuild(e, hide_indices)
 
     return replace(
         s,

@@ -16,7 +16,7 @@ from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.open_native import OpenNative, fits
 from tilec.backends.triton.runtime.straight import Operation
 from tilec.errors import TileError
-from tilec.ir.at_sizes import Template, mentions, with_numbers
+from tilec.ir.at_sizes import NAMESPACE, Template, mentions, with_numbers
 from tilec.ir.program import reads
 from tilec.ir.shape_class import predicate
 from tilec.ir.symbolic import Pinned, is_symbolic
@@ -124,8 +124,9 @@ class OpenPlans:
         try:
             plan = self._planner(self._lowering)(strides, setting, None)
         except MalformedKernel as error:
-            if error.undefined <= {*self._recorder.names}:
-                raise Pinned(error.undefined) from error  # a kernel's text holds these sizes
+            held = error.undefined & {*self._recorder.names}
+            if held and error.undefined <= held | NAMESPACE.keys():
+                raise Pinned(held) from error  # a kernel's text holds these sizes
             raise
         if named := [name for name in self._recorder.names if mentions(plan, (name,))]:
             raise Pinned(named)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import Strides, power_of_two
+from tilec.backends.triton.plan.sizes import Strides, isqrt, power_of_two
 from tilec.backends.triton.scan.blocks import BlockWriter
 from tilec.backends.triton.scan.form import Scan, recognise_steps
 from tilec.backends.triton.scan.kernel import ScanTiling, workspaces
@@ -48,7 +48,7 @@ def choose_scan_tiling(scan: Scan, view: StridedView) -> ScanTiling:
         written = max(1, min(UNROLLED_STEPS, power_of_two(MOST_WRITTEN // operators + 1) // 2))
         warps = min(4, power_of_two(rows // 32 + 1) // 2)
         programs, blocks = -(-rows // 32), -(-steps // written)
-        chunks = min(-(-WARPS // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[True] // rows))
+        chunks = min(-(-WARPS // programs), blocks, MOST_CHUNKS, isqrt(MOST_TOTALS[True] // rows))
         return ScanTiling(written, 32 * warps, along, None if chunks <= 1 else -(-blocks // chunks), warps, True)
     block = HEAVY_COMPOSITION if heavy else SCAN_BLOCK[commutes]
     if along:
@@ -67,7 +67,7 @@ def choose_scan_tiling(scan: Scan, view: StridedView) -> ScanTiling:
     blocks = -(-steps // length)
     if programs >= TWO_A_MULTIPROCESSOR or blocks <= 2:
         return ScanTiling(length, lanes, along)
-    chunks = min(-(-WANTED[commutes] // programs), blocks, MOST_CHUNKS, math.isqrt(MOST_TOTALS[False] // rows))
+    chunks = min(-(-WANTED[commutes] // programs), blocks, MOST_CHUNKS, isqrt(MOST_TOTALS[False] // rows))
     return ScanTiling(length, lanes, along, -(-blocks // chunks))
 
 

@@ -16,6 +16,7 @@ from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import BARRIER, RELAXED, CodeLine, ForLoop, If, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
+from tilec.ir.symbolic import specialised
 
 FEW = 4096  # points of which all pairs are compared
 MOST_COMPARED = 2**23  # pairs of points and keys
@@ -59,7 +60,8 @@ class Sort:
     @property
     def digits(self) -> tuple[int, int]:
         """Passes, and bits of each: the fewest passes."""
-        return min((-(-self.count.bit_length() // bits), bits) for bits in BITS)
+        length = specialised(self.count.bit_length())
+        return min((-(-length // bits), bits) for bits in BITS)
 
     def name(self, what: str) -> str:
         return f"{self.output}.{what}"
