@@ -24,6 +24,10 @@ def matrices(draw, entries=ENTRIES, square=False):
     return [[draw(entries) for _ in range(width)] for _ in range(height)]
 
 
+def product(a, b):
+    return [[sum(x * y for x, y in zip(row, column, strict=True)) for column in zip(*b, strict=True)] for row in a]
+
+
 def determinant(matrix):
     return sympy.Matrix(matrix).det()
 
@@ -32,7 +36,7 @@ def determinant(matrix):
 @given(matrices())
 def test_transform_is_unimodular_and_gives_the_form(f):
     form, u = h.hermite(f)
-    assert h.matrix_product(f, u) == form
+    assert product(f, u) == form
     assert abs(determinant(u)) == 1
     pivots = []
     for column in zip(*form, strict=True):
@@ -85,7 +89,7 @@ def test_inverse_and_rank(f):
         with pytest.raises(ZeroDivisionError):
             h.inverse(f)
     else:
-        assert h.matrix_product(f, h.inverse(f)) == h.identity_matrix(len(f))
+        assert product(f, h.inverse(f)) == h.identity_matrix(len(f))
 
 
 @settings(max_examples=100)
