@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from tilec.ir.symbolic import is_open_number, is_symbolic
+from tilec.ir.symbolic import is_open_number, is_symbolic, value_of
 
 Item = TypeVar("Item")
 NAMESPACE: dict[str, Callable] = {"gcd": math.gcd}  # what texts name beside sizes
@@ -29,6 +29,13 @@ def followed(function: Callable) -> Callable:
         return function(*args) if known is None else known.recorder.called(function, args)
 
     return call
+
+
+def specialised(x: Any) -> int:
+    """The number that a size, symbolic or not, has: what is made serves the sizes for which it is the same."""
+    value = value_of(x)
+    assert x == value
+    return value
 
 
 def least(items: Sequence[Item], key: Callable[[Item], Any]) -> Item:

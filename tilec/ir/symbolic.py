@@ -320,13 +320,6 @@ def symbols_of(sizes: Iterable[Any]) -> frozenset[str]:
     return frozenset(s for n in sizes if type(n) is Size for s in n.symbols())
 
 
-def specialised(x: Any) -> int:
-    """The number that a size, symbolic or not, has: what is made serves the sizes for which it is the same."""
-    value = value_of(x)
-    assert x == value
-    return value
-
-
 def value_of(x: Any) -> int:
     """The number that a size, symbolic or not, has in the call that is compiled for."""
     return x.value if type(x) is Size else x

@@ -15,8 +15,8 @@ from tilec.backends.triton.runtime.compiled import compile_for, kernel_function,
 from tilec.backends.triton.runtime.launcher import TFLOAT32
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.errors import InternalMistake
-from tilec.ir.at_sizes import value_at
-from tilec.ir.symbolic import Pinned, is_symbolic, specialised
+from tilec.ir.at_sizes import specialised, value_at
+from tilec.ir.symbolic import Pinned, is_symbolic
 from tilec.ir.types import TensorType
 from tilec.package.steps import Copy, Fill, KernelRun, MemoryPlace, Resolved
 

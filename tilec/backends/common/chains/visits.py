@@ -16,11 +16,11 @@ from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, size_name
 from tilec.backends.common.code import python_name
+from tilec.ir.at_sizes import specialised
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_variables
 from tilec.ir.rational import as_int
-from tilec.ir.symbolic import specialised
 from tilec.ir.types import Types, kind
 
 INT64 = "int64"

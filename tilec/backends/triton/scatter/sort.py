@@ -16,7 +16,7 @@ from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import BARRIER, RELAXED, CodeLine, ForLoop, If, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
-from tilec.ir.symbolic import specialised
+from tilec.ir.at_sizes import specialised
 
 FEW = 4096  # points of which all pairs are compared
 MOST_COMPARED = 2**23  # pairs of points and keys
