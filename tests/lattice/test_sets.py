@@ -203,11 +203,11 @@ def test_a_seven_dimensional_convolution_is_no_effort():
 def test_questions_are_asked_again_at_other_sizes():
     recorder = Recorder()
     n, i = recorder.symbol("n", 12), linear(Index("i"))
-    writer = questions.Writer({"i": "x0"}, (0, 11))
+    writer = questions.IslText({"i": "x0"}, (0, 11))
     text = writer.text([sets.InRange(i, n)], [i])
-    assert questions.fills(1, 1, questions.box_text("o", 1), text, *writer.numbers)
+    assert questions.fills(1, 1, questions.box_facts("o", 1), text, *writer.numbers)
     (asked,) = recorder.guards
     assert value_at(asked, {"n": 12}) and value_at(asked, {"n": 13}) and not value_at(asked, {"n": 11})
-    writer = questions.Writer({"i": "x0"})
+    writer = questions.IslText({"i": "x0"})
     end = questions.end_of(0, 1, 1, writer.text([sets.InRange(i * 2 + 1, n)]), *writer.numbers)
     assert is_symbolic(end) and end.value == 5 and with_numbers(end, {"n": 21}) == 9

@@ -31,7 +31,7 @@ def followed(function: Callable) -> Callable:
     return call
 
 
-def specialised(x: Any) -> int:
+def fixed_value(x: Any) -> int:
     """The number that a size, symbolic or not, has: what is made serves the sizes for which it is the same."""
     value = value_of(x)
     assert x == value

@@ -21,7 +21,7 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.lattice import isl
 
 
-class Condition(Protocol):
+class Ranged(Protocol):
     """`form` is an integer, at least 0 and below `bound`."""
 
     @property
@@ -31,7 +31,7 @@ class Condition(Protocol):
     def bound(self) -> int: ...
 
 
-class Writer:
+class IslText:
     """Turns conditions and forms into isl text; quotients and atoms become existential variables. `names`: those of
     index variables in texts. `numbers`: what $0, $1, ... stand for."""
 
@@ -41,7 +41,7 @@ class Writer:
         self.fresh: list[str] = []
         self.known: dict[object, str] = {}
 
-    def text(self, conditions: Iterable[Condition], rows: Sequence[Affine] = ()) -> str:
+    def text(self, conditions: Iterable[Ranged], rows: Sequence[Affine] = ()) -> str:
         """What isl reads: conditions on the variables under their names and, as o0, o1, ..., the rows."""
         self.facts, self.fresh, self.known = [], [], {}
         for c in conditions:
@@ -90,7 +90,7 @@ class Writer:
         return self.known[key]
 
 
-def box_text(prefix: str, count: int) -> str:
+def box_facts(prefix: str, count: int) -> str:
     """The points between numbers that come first in a question."""
     return " and ".join(f"(${2 * i}) <= {prefix}{i} <= (${2 * i + 1})" for i in range(count)) or "true"
 

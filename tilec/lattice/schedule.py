@@ -20,7 +20,7 @@ from tilec.ir.symbolic import value_of
 from tilec.lattice import isl, projection
 from tilec.lattice.hermite import hermite, inverse
 from tilec.lattice.projection import Inexact
-from tilec.lattice.questions import Writer, images
+from tilec.lattice.questions import IslText, images
 from tilec.lattice.sets import InRange
 
 MOST_ROUNDS = 500  # of the search; each adds a difference that the vector before fails
@@ -84,7 +84,7 @@ def _advances(d: Dependence, tau: Vector) -> bool:
 def _text(d: Dependence, numbers: list[int]) -> str:
     """What `questions` asks about; the numbers in it are added to those that are there."""
     differences = [w - r for w, r in zip(d.writes, d.reads, strict=True)]
-    writer = Writer({v: f"x{i}" for i, v in enumerate(d.variables)}, numbers)
+    writer = IslText({v: f"x{i}" for i, v in enumerate(d.variables)}, numbers)
     text = writer.text(d.conditions, differences)
     numbers[:] = writer.numbers
     return text

@@ -29,8 +29,8 @@ from tilec.lattice import projection
 from tilec.lattice.hermite import rank
 from tilec.lattice.projection import Inequality, Inexact
 from tilec.lattice.questions import (
-    Writer,
-    box_text,
+    IslText,
+    box_facts,
     contained,
     end_of,
     fills,
@@ -159,7 +159,7 @@ def points_meet(parts: Sequence[IntegerSet], s: Statement) -> bool:
     if any(map(depends_on_data, rows)):
         return True
     names = {v: f"x{i}" for i, v in enumerate(parts[0].variables)}
-    writer = Writer(names)
+    writer = IslText(names)
     text = " or ".join(f"({writer.text(d.conditions, rows)})" for d in parts)
     return not injective(len(names), len(rows), text, *writer.numbers)
 
@@ -184,7 +184,7 @@ def reaches(d: IntegerSet, other: IntegerSet, index: Sequence[Expr]) -> bool:
     """Does some point of `d` write every element that a point of `other`, over the same variables, does? `index` is
     the output's, without data."""
     names, rows = {v: f"x{i}" for i, v in enumerate(d.variables)}, [linear(e) for e in index]
-    writer = Writer(names)
+    writer = IslText(names)
     wanted, written = (writer.text(part.conditions, rows) for part in (other, d))
     return image_contained(len(names), len(rows), wanted, written, *writer.numbers)
 
@@ -224,7 +224,7 @@ class _Component:
         try:
             return projection.holds_on(self._inequalities(), dict(zip(self.variables, box, strict=True)))
         except Inexact:
-            return contained(len(self.variables), box_text("x", len(box)), *self._text((), chain.from_iterable(box)))
+            return contained(len(self.variables), box_facts("x", len(box)), *self._text((), chain.from_iterable(box)))
 
     def injective(self, rows: Sequence[Affine]) -> bool:
         if rank([[row.coefficient(v) for v in self.variables] for row in rows if row.is_affine]) == len(self.variables):
@@ -240,14 +240,14 @@ class _Component:
             return projection.holds_on(left, written)  # type: ignore[arg-type]
         except Inexact:
             box = chain.from_iterable((0, n - 1) for n in sizes)
-            return fills(len(self.variables), len(rows), box_text("o", len(rows)), *self._text(rows, box))
+            return fills(len(self.variables), len(rows), box_facts("o", len(rows)), *self._text(rows, box))
 
     def _inequalities(self) -> list[Inequality]:
         return projection.inequalities((c.form, c.bound) for c in self.conditions)
 
     def _text(self, rows: Sequence[Affine] = (), numbers: Iterable[int] = ()) -> tuple[object, ...]:
         """What is asked about, and the numbers that stand in it: those given come first."""
-        writer = Writer({v: f"x{i}" for i, v in enumerate(self.variables)})
+        writer = IslText({v: f"x{i}" for i, v in enumerate(self.variables)})
         writer.numbers += numbers
         return writer.text(self.conditions, rows), *writer.numbers
 

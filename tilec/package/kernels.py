@@ -15,7 +15,7 @@ from tilec.backends.triton.runtime.compiled import compile_for, kernel_function,
 from tilec.backends.triton.runtime.launcher import TFLOAT32
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.errors import InternalMistake
-from tilec.ir.at_sizes import specialised, value_at
+from tilec.ir.at_sizes import fixed_value, value_at
 from tilec.ir.symbolic import Pinned, is_symbolic
 from tilec.ir.types import TensorType
 from tilec.package.steps import Copy, Fill, KernelRun, MemoryPlace, Resolved
@@ -116,7 +116,7 @@ def _constant(value: Any) -> Any:
         known = {n: size(n) for n in value.symbols()}
         if all(value_at(value.text, {**known, name: known[name] + step}) != value.value for step in NEARBY):
             raise Pinned((name,))
-    return specialised(value)
+    return fixed_value(value)
 
 
 def _arguments(run: KernelRun, kernel: Any) -> tuple[list[tuple[str, Any]], int | None]:

@@ -16,7 +16,7 @@ from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.places import Tiling, size_name
 from tilec.backends.common.code import python_name
-from tilec.ir.at_sizes import specialised
+from tilec.ir.at_sizes import fixed_value
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_variables
@@ -117,7 +117,7 @@ class _Lists:
         self.visits, self.kernel, self.types, self.tiling = visits, kernel, types, tiling
         self.row, self.column = kernel.blocked[0], kernel.looped
         self.count = block_shapes(visits, kernel, tiling)[visits.blocks][-1]
-        chunk = specialised(min(CHUNK, 1 << (self.count - 1).bit_length()))
+        chunk = fixed_value(min(CHUNK, 1 << (self.count - 1).bit_length()))
         self.b = Builder({"rows": tiling.block, "blocks": chunk, "columns": tiling.step})
         self.ends: dict[str, tuple[Value, Value]] = {}
         self.positions: dict[str, Value] = {}

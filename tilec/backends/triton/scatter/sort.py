@@ -16,7 +16,7 @@ from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import BARRIER, RELAXED, CodeLine, ForLoop, If, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
-from tilec.ir.at_sizes import specialised
+from tilec.ir.at_sizes import fixed_value
 
 FEW = 4096  # points of which all pairs are compared
 MOST_COMPARED = 2**23  # pairs of points and keys
@@ -60,7 +60,7 @@ class Sort:
     @property
     def digits(self) -> tuple[int, int]:
         """Passes, and bits of each: the fewest passes."""
-        length = specialised(self.count.bit_length())
+        length = fixed_value(self.count.bit_length())
         return min((-(-length // bits), bits) for bits in BITS)
 
     def name(self, what: str) -> str:
