@@ -124,9 +124,9 @@ class OpenPlans:
         try:
             plan = self._planner(self._lowering)(strides, setting, None)
         except MalformedKernel as error:
-            held = error.undefined & {*self._recorder.names}
-            if held and error.undefined <= held | NAMESPACE.keys():
-                raise Pinned(held) from error  # a kernel's text holds these sizes
+            sizes = error.undefined & {*self._recorder.names}
+            if sizes and error.undefined <= sizes | NAMESPACE.keys():
+                raise Pinned(sizes) from error  # a kernel's text holds these sizes
             raise
         if named := [name for name in self._recorder.names if mentions(plan, (name,))]:
             raise Pinned(named)
