@@ -56,3 +56,11 @@ def test_recurrences_with_repeated_cotangents_compile(lane: str, strides: tuple[
     executable = lowered._executable
     executable._shown[Setting()] = executable._make_plan([(2, 1), (1,), strides], Setting(), {})
     assert lowered.asm("ptx")
+
+
+@pytest.mark.parametrize(("strides", "apart"), [((64, 1), False), ((1, 256), True)])
+def test_transposed_cotangents(strides: tuple[int, int], apart: bool) -> None:
+    """A weight of tensors that memory runs along differently keeps the layout that it is computed in, without which
+    Triton 3.6 does not compile its kernel."""
+    (text,) = gradient_kernels((256, 64, 64), [(64, 1), (64, 1), strides])
+    assert ("expand_dims(weight, 2)" in text) is apart

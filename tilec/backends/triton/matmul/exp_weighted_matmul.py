@@ -47,7 +47,8 @@ class Weighted:
     """`dot` is the product of matrices; `tops` the statements of the greatest terms; `beside` what its result is
     multiplied by; `exact` the statement's own factors. The exponent is the sum of `near` (of the output's element),
     `far` (of the operand that is exponentials alone) and `inside` (of the weight); `weights` are the weight's factors
-    without it, `first` says that it is the left operand, and `least` how far it may lift what underflow loses."""
+    without it, `first` says that it is the left operand, and `least` how far it may lift what underflow loses.
+    `transposed`: memory runs along different axes of the weight's tensors."""
 
     dot: Dot
     tops: tuple[Statement, Statement]
@@ -59,6 +60,7 @@ class Weighted:
     weights: tuple[Expr, ...]
     first: bool
     least: float
+    transposed: bool
 
 
 def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
@@ -128,7 +130,15 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
     exact = tuple(read_once(f, space, view) for f in split[0])
     if repeated_among_uneven([*accesses_in(*exact, near, far, inside, *s.guards)], view):
         return None
-    return Weighted(dot, (tops[0], tops[1]), factor, exact, near, far, inside, weights, first, least)
+    transposed = len({v for a in accesses_in(*weights, inside) if (v := fastest_variable(a, view)) is not None}) > 1
+    return Weighted(dot, (tops[0], tops[1]), factor, exact, near, far, inside, weights, first, least, transposed)
+
+
+def fastest_variable(a: Access, view: StridedView) -> Expr | None:
+    """The index that memory runs along, of an access with several."""
+    axes = zip(view.strides[a.tensor], view.types[a.tensor].shape, a.index, strict=True)
+    moving = [(step, place, i) for place, (step, n, i) in enumerate(axes) if step and n > 1]
+    return min(moving)[2] if len(moving) > 1 else None
 
 
 def read_once(e: Expr, space: Space, view: StridedView) -> Expr:
@@ -179,6 +189,9 @@ class WeightedWriter(ExponentialWriter):
             k.assign("far_top", f"tl.maximum(tl.max({far}, {axis}), {FINITE_LOWEST})")
             spread = f"libdevice.exp({far} - far_top{ours})"
             weight = self._weight(weighing, f"near_top{ours} + far_top{theirs}")
+            if found.transposed:
+                # Triton 3.6 does not compile these in an operand's layout, which a sum over one element keeps away
+                weight = f"tl.sum(tl.expand_dims({weight}, 2), 2)"
             operands = (weight, spread) if found.first else (spread, weight)
             k.assign("total", f"tl.dot({operands[0]}, {operands[1]}, total{self._options()})")
 
