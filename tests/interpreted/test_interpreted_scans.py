@@ -9,7 +9,7 @@ import torch
 from support.recurrences import RECURRENCES
 
 import tilec
-from tilec.backends.triton.recurrence import recurrence
+from tilec.backends.triton.plan import sizes
 from tilec.backends.triton.scan import kernel as scan_text
 from tilec.backends.triton.scan import scan as scans
 from tilec.backends.triton.scan.kernel import ScanTiling
@@ -342,7 +342,7 @@ def test_a_state_space_model_and_its_gradient(cut):
 def test_positions_of_64_bits(tiling, monkeypatch):
     for module in (families, planner):
         monkeypatch.setattr(module, "needs_int64_index", lambda *given: True)
-    monkeypatch.setattr(recurrence, "NARROWEST", -1)
+    monkeypatch.setattr(sizes, "NARROWEST", -1)
     agree("function (X[B, N]) -> (O) { O[b, i : B, N] = +(X[b, k]), k - i < N; }", normal(3, 9), kernels="_scan")
     f = tilec.compile(stepping("A[t, i] * H[t - 1, (i - 1) % D] + B[t, i]"), backend="triton")
     assert ".to(tl.int64)" in f.lower(*states()).kernels[-1].source
