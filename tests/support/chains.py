@@ -18,6 +18,14 @@ from tilec.ir.types import TensorType
 from tilec.pipeline import lower
 from tilec.saving import partition
 
+COSINE = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {
+    A[b, i, e : B, N, E] = Q[b, i, e] * rsqrt(sum(Q[b, i, d] * Q[b, i, d]));
+    C[b, j, e : B, M, E] = K[b, j, e] * rsqrt(sum(K[b, j, d] * K[b, j, d]));
+    S[b, i, j : B, N, M] = 10 * sum(A[b, i, e] * C[b, j, e]);
+    L[b, i : B, N] = logsumexp(S[b, i, j]);
+    O[b, i, f : B, N, F] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+}"""
+
 
 @dataclass(frozen=True)
 class Attention:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
-from typing import Protocol
 
 from tilec.errors import InternalMistake
 from tilec.ir.at_sizes import followed
@@ -21,14 +21,12 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.lattice import isl
 
 
-class Ranged(Protocol):
-    """`form` is an integer, at least 0 and below `bound`."""
+@dataclass(frozen=True)
+class InRange:
+    """`form` is an integer and 0 <= form < bound."""
 
-    @property
-    def form(self) -> Affine: ...
-
-    @property
-    def bound(self) -> int: ...
+    form: Affine
+    bound: int
 
 
 class IslText:
@@ -41,7 +39,7 @@ class IslText:
         self.fresh: list[str] = []
         self.known: dict[object, str] = {}
 
-    def text(self, conditions: Iterable[Ranged], rows: Sequence[Affine] = ()) -> str:
+    def text(self, conditions: Iterable[InRange], rows: Sequence[Affine] = ()) -> str:
         """What isl reads: conditions on the variables under their names and, as o0, o1, ..., the rows."""
         self.facts, self.fresh, self.known = [], [], {}
         for c in conditions:

@@ -20,8 +20,7 @@ from tilec.ir.symbolic import value_of
 from tilec.lattice import isl, projection
 from tilec.lattice.hermite import hermite, inverse
 from tilec.lattice.projection import Inexact
-from tilec.lattice.questions import IslText, images
-from tilec.lattice.sets import InRange
+from tilec.lattice.questions import InRange, IslText, images
 
 MOST_ROUNDS = 500  # of the search; each adds a difference that the vector before fails
 
@@ -54,7 +53,7 @@ def find_schedule(dependences: Sequence[Dependence], rank: int) -> Vector | Conf
     numbers: list[int] = []
     texts = tuple((len(d.variables), _text(d, numbers)) for d in dependences)
     found = _find(texts, rank, tuple(map(value_of, numbers)))
-    if isinstance(found, Conflict):
+    if isinstance(found, Conflict):  # which is told of sizes that are numbers
         return _find(texts, rank, tuple(map(index, numbers)))
     assert _finds(found, texts, rank, *numbers)
     return found

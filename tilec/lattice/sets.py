@@ -29,6 +29,7 @@ from tilec.lattice import projection
 from tilec.lattice.hermite import rank
 from tilec.lattice.projection import Inequality, Inexact
 from tilec.lattice.questions import (
+    InRange,
     IslText,
     box_facts,
     contained,
@@ -42,14 +43,6 @@ from tilec.lattice.questions import (
 
 Shapes = Mapping[str, tuple[int, ...]]
 Box = dict[str, tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class InRange:
-    """`form` is an integer and 0 <= form < bound."""
-
-    form: Affine
-    bound: int
 
 
 @dataclass(frozen=True)

@@ -111,9 +111,8 @@ def _constant(value: Any) -> Any:
     count, the package serves the sizes that give the same; Pinned where that is no other."""
     if not is_symbolic(value):
         return value
-    size = value.recorder.value
-    for name in value.symbols():
-        known = {n: size(n) for n in value.symbols()}
+    known = {name: value.recorder.value(name) for name in value.symbols()}
+    for name in known:
         if all(value_at(value.text, {**known, name: known[name] + step}) != value.value for step in NEARBY):
             raise Pinned((name,))
     return fixed_value(value)

@@ -4,7 +4,7 @@ against torch."""
 import numpy as np
 import pytest
 import torch
-from support.chains import run
+from support.chains import COSINE, run
 
 import tilec
 from tilec.backends.common.blocks.interpret import rounded
@@ -68,15 +68,6 @@ def test_values_of_derivatives(name, guard, dtype):
     for output, y in zip(f.program.outputs, theirs, strict=True):
         x, y = ran.values[output], y.numpy()
         assert np.linalg.norm(x - y) <= (2e-2 if dtype == "bfloat16" else 1e-5) * np.linalg.norm(y)
-
-
-COSINE = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {
-    A[b, i, e : B, N, E] = Q[b, i, e] * rsqrt(sum(Q[b, i, d] * Q[b, i, d]));
-    C[b, j, e : B, M, E] = K[b, j, e] * rsqrt(sum(K[b, j, d] * K[b, j, d]));
-    S[b, i, j : B, N, M] = 10 * sum(A[b, i, e] * C[b, j, e]);
-    L[b, i : B, N] = logsumexp(S[b, i, j]);
-    O[b, i, f : B, N, F] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
-}"""
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

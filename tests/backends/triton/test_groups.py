@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from support.chains import COSINE
 from support.layers import DROPOUT, LAYERS, inputs
 
 import tilec
@@ -356,15 +357,6 @@ def test_whole_places_are_asked_for_once_each():
     (access,) = value_accesses(reader)
     condition = whole_places(access, reader, types)
     assert sum(isinstance(e, Call) and e.function == "eq" for e in walk(condition)) == 2
-
-
-COSINE = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {
-    A[b, i, e : B, N, E] = Q[b, i, e] * rsqrt(sum(Q[b, i, d] * Q[b, i, d]));
-    C[b, j, e : B, M, E] = K[b, j, e] * rsqrt(sum(K[b, j, d] * K[b, j, d]));
-    S[b, i, j : B, N, M] = 10 * sum(A[b, i, e] * C[b, j, e]);
-    L[b, i : B, N] = logsumexp(S[b, i, j]);
-    O[b, i, f : B, N, F] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
-}"""
 
 
 def test_rows_before_a_chain_and_rows_after_it_are_two_kernels():

@@ -10,6 +10,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear
+from tilec.ir.program import Access, Expr
 
 LARGEST_WINDOW = 64  # points of a window that is walked point by point
 
@@ -33,6 +34,13 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
                 _, v, form = min(steps, key=lambda step: step[:2], default=(0, "", Affine()))
                 answer = v in reductions and not (short and _slides(form, v, space))
     return answer
+
+
+def fastest_variable(a: Access, view: StridedView) -> Expr | None:
+    """The index that memory runs along, of an access with several."""
+    axes = zip(view.strides[a.tensor], view.types[a.tensor].shape, a.index, strict=True)
+    moving = [(step, place, i) for place, (step, n, i) in enumerate(axes) if step and n > 1]
+    return min(moving)[2] if len(moving) > 1 else None
 
 
 def _slides(form: Affine, v: str, space: Space) -> bool:

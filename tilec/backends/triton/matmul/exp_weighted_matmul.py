@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import literal
 from tilec.backends.common.terms import product_of, split_factors, split_terms
+from tilec.backends.triton.emit.contiguity import fastest_variable
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
@@ -132,13 +133,6 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
         return None
     transposed = len({v for a in accesses_in(*weights, inside) if (v := fastest_variable(a, view)) is not None}) > 1
     return Weighted(dot, (tops[0], tops[1]), factor, exact, near, far, inside, weights, first, least, transposed)
-
-
-def fastest_variable(a: Access, view: StridedView) -> Expr | None:
-    """The index that memory runs along, of an access with several."""
-    axes = zip(view.strides[a.tensor], view.types[a.tensor].shape, a.index, strict=True)
-    moving = [(step, place, i) for place, (step, n, i) in enumerate(axes) if step and n > 1]
-    return min(moving)[2] if len(moving) > 1 else None
 
 
 def read_once(e: Expr, space: Space, view: StridedView) -> Expr:
