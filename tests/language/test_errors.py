@@ -150,6 +150,7 @@ BODIES = [
     ("SyntaxMistake", "O[i : N] = +(B[i]) «*» B[i];", "nothing can follow"),
     ("SyntaxMistake", "O[i : N] «+=» B[i];", "as in `= +(...)`"),
     ("SyntaxMistake", "O[i : N] = +«B»[i];", "needs parentheses"),
+    ("SyntaxMistake", "O[i : M] = B[i] - «b»[i];", "write `B`"),
     ("SyntaxMistake", "O[i : N] = +(B[i]«,» B[i]);", "takes one expression"),
     ("SyntaxMistake", "O = A < B «<» A;", "do not chain"),
     ("SyntaxMistake", "O = A == B «==» A;", "do not chain"),

@@ -10,7 +10,7 @@ from lark import Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from tilec.errors import Edit, Hint, Span, SyntaxMistake
-from tilec.ir.aggregations import BY_SYMBOL
+from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.functions import FUNCTIONS
 from tilec.language.hints.constraints import chained_hint
 from tilec.language.hints.idioms import comment_in_brackets, explain_idiom
@@ -244,6 +244,17 @@ def _extent(source: str, start: int) -> int:
     return len(source)
 
 
+def _lower_case_tensor(c: Complaint) -> SyntaxMistake | None:
+    """`x[i]`, which reads as an aggregation over i, without what it aggregates."""
+    if set(c.accepted) != {"LPAR"} or c.previous is None or c.previous.type != "RSQB":
+        return None
+    opening = max((k for k, t in enumerate(c.before) if t.type == "LSQB"), default=0)
+    name = c.before[opening - 1]
+    if not opening or name.type != "LOWER" or name in AGGREGATIONS:
+        return None
+    return _upper_case(name)
+
+
 def _around_aggregation(c: Complaint) -> SyntaxMistake | None:
     """`= +A[i]` and `= +(A[i], B[i])`."""
     if set(c.accepted) == {"LPAR"} and c.previous is not None and c.previous.type != "FUNCTION":
@@ -302,11 +313,15 @@ def _name_case(c: Complaint) -> SyntaxMistake | None:
         return None
     if (hint := _keyword(c)) is not None:
         return SyntaxMistake(f"unexpected `{c.token}`", c.span, hint=hint)
-    name = str(c.token[0].upper() + c.token[1:])
+    return _upper_case(c.token)
+
+
+def _upper_case(token: Token) -> SyntaxMistake:
+    name, span = str(token[0].upper() + token[1:]), token_span(token)
     return SyntaxMistake(
-        f"names of tensors and dimensions begin with an upper-case letter, and `{c.token}` does not",
-        c.span,
-        hint=Hint(f"index variables and functions are lower-case; write `{name}`", Edit(c.span, name)),
+        f"names of tensors and dimensions begin with an upper-case letter, and `{token}` does not",
+        span,
+        hint=Hint(f"index variables and functions are lower-case; write `{name}`", Edit(span, name)),
     )
 
 
@@ -414,6 +429,7 @@ COMPLAINT_RULES: tuple[Callable[[Complaint], SyntaxMistake | None], ...] = (
     _empty,
     _empty_statement,
     _braces,
+    _lower_case_tensor,
     _end,
     _reserved,
     _closer,
