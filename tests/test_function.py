@@ -215,6 +215,23 @@ def test_lower_without_running() -> None:
     assert lowered.asm("ptx") == "" and lowered.kernels and "torch" in lowered.source()
 
 
+def test_least_operations() -> None:
+    """Products of three factors in pairs, what no inner index changes once, intermediates where they are read."""
+    n, m = 16, 64
+
+    def least(source: str, *shapes: tuple[int, ...]) -> int:
+        return tilec.compile(source).lower(*[tilec.spec(shape) for shape in shapes]).cost().least_flops
+
+    assert least("O[i, l] = +(A[i, j] * B[j, k] * C[k, l]);", (m, n), (n, m), (m, n)) == 4 * m * n * n
+    assert least("O[i, k] = +(exp(A[i, j]) * B[j, k]);", (m, n), (n, m)) == 2 * m * n * m + m * n
+    scores = "S[i, j] = +(A[i, e] * B[j, e]); "
+    whole = least(scores + "O[i, f] = +(S[i, j] * B[j, f]);", (m, n), (m, n))
+    lower = least(scores + "O[i, f] = +(i >= j ? S[i, j] * B[j, f]);", (m, n), (m, n))
+    assert whole == 4 * m * m * n and 0.5 * whole <= lower <= 0.52 * whole
+    masked = least(scores + "T[i, j] = +(i >= j ? S[i, j]); O[i, f] = +(T[i, j] * B[j, f]);", (m, n), (m, n))
+    assert 0.5 * whole <= masked <= 0.55 * whole
+
+
 def test_generated_source_runs_when_pasted() -> None:
     a, b = torch.randn(20, 30), torch.randn(30, 40)
     f = tilec.compile(MATMUL)

@@ -92,7 +92,7 @@ HOMES = {
         *("tilec.function", "tilec.api", "tilec.nn", "tilec.gallery", "tilec.torch_import", "tilec.package"),
         *("tilec.prepare", "tilec.bench", "tilec.cli.doctor", "tilec.cli.bench", "tilec.cli.compare"),
     ),
-    "opt_einsum": ("tilec.backends",),
+    "opt_einsum": ("tilec.backends", "tilec.cost"),
 }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+import opt_einsum
 
 from tilec.ir.program import Access, Call, Expr, Pad, Program, Statement, index_variables, reads, walk
 from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType
@@ -21,11 +22,14 @@ class Cost:
     """`flops`: scalar operations, one a function or operator and one an aggregation step, over the bounding box of the
     valid points of each statement, of which conditions on indices leave a share. `bytes_moved`: every tensor a
     statement reads, once, and the one it writes; of statements marked `[[kernel(k)]]`, which share a kernel, what comes
-    from outside and what goes there. `least_bytes`: the inputs that are read and the outputs, once each."""
+    from outside and what goes there. `least_bytes`: the inputs that are read and the outputs, once each. `least_flops`:
+    operations that the outputs need, with an intermediate computed only where a statement that reads it needs it, and a
+    sum of products of three factors or more by the cheapest pairs."""
 
     flops: int
     bytes_moved: int
     least_bytes: int
+    least_flops: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,65 @@ def cost(
     moved = sum(size[name] for unit in units for name in _touched(program, unit, units))
     read = {r for unit in units for s in unit for r in reads(s)} & set(program.input_names())
     least = sum(size[name] for name in read) + sum(size[name] for name in dict.fromkeys(program.outputs))
-    return Cost(flops, moved, least)
+    return Cost(flops, moved, least, _least_flops(flat or program, shapes))
+
+
+def _least_flops(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    boxes = {s.output: bounds(s, dict(shapes)) or {} for s in program.statements}
+    shares: dict[str, float] = {}  # of the points of each statement, those that count
+    filled: dict[str, float] = {}  # of the elements of each value, those that may differ from zero
+    for s in program.statements:
+        box, kept = boxes[s.output], {*index_variables(*s.index or ())}
+        guarded, value = _share(s.guard, box), _filled(s.body, filled)
+        shares[s.output] = min(guarded, value)
+        if s.aggregation in ("sum", "assign") and s.default is None:
+            tested = {*index_variables(s.guard)} if s.guard is not None else set()
+            filled[s.output] = min(guarded if tested <= kept else 1.0, value if box.keys() <= kept else 1.0)
+    needed = dict.fromkeys(program.outputs, 1.0)
+    found = 0
+    for s in reversed(program.statements):
+        share = min(needed.get(s.output, 0.0), shares[s.output])
+        needed.update((name, max(needed.get(name, 0.0), share)) for name in reads(s))
+        found += round(share * _least_operations(s, {v: 1 + high - low for v, (low, high) in boxes[s.output].items()}))
+    return found
+
+
+def _filled(e: Expr, filled: Mapping[str, float]) -> float:
+    """Of the points at which an expression is read, the share at which it may differ from zero."""
+    if isinstance(e, Access):
+        return filled.get(e.tensor, 1.0)
+    if isinstance(e, Call) and e.function == "mul":
+        return min(_filled(arg, filled) for arg in e.args)
+    if isinstance(e, Call) and e.function in ("add", "sub", "neg", *FLOATS):
+        return max(_filled(arg, filled) for arg in e.args)
+    return 1.0
+
+
+def _least_operations(s: Statement, extents: Mapping[str, int]) -> int:
+    """Operations of a statement, each at the points that it tells apart, products summed in pairs of factors."""
+
+    def points(variables: Iterable[str]) -> int:
+        return prod(extents[v] for v in variables if v in extents)
+
+    factors = _multiplied(s.body) if s.aggregation == "sum" else [s.body]
+    found = sum(points(index_variables(e)) for f in factors for e in _calls(f))
+    if len(factors) < 3:
+        return found + (len(factors) - 1 + (s.aggregation != "assign")) * points(extents)
+    left = [frozenset(index_variables(f)) & extents.keys() for f in factors]
+    kept = frozenset(index_variables(*s.index or ())) & {v for f in left for v in f}
+    for pair in opt_einsum.paths.auto(left, kept, dict(extents)):
+        chosen = [left[k] for k in pair]
+        variables: frozenset[str] = frozenset().union(*chosen)
+        left = [f for k, f in enumerate(left) if k not in pair]
+        left.append(variables.intersection(kept.union(*left)))
+        found += 2 * points(variables)
+    return found
+
+
+def _multiplied(e: Expr) -> list[Expr]:
+    if isinstance(e, Call) and e.function == "mul":
+        return [f for arg in e.args for f in _multiplied(arg)]
+    return [e]
 
 
 def kernel_costs(
@@ -167,7 +229,8 @@ def _share(guard: Expr | None, box: Box) -> float:
         return prod(_share(part, box) for part in guard.args)
     names = [v for v in index_variables(guard) if v in box]
     if not 0 < len(names) <= MOST_VARIABLES:
-        return 1.0
+        both = guard.args if isinstance(guard, Call) and guard.function == "and" else ()
+        return min((_share(part, box) for part in both), default=1.0)
     axes = [np.unique(np.linspace(*box[v], GRID).round()) for v in names]
     grid = dict(zip(names, np.meshgrid(*axes, indexing="ij"), strict=True))
     return _holds(guard, grid)
@@ -188,7 +251,9 @@ def _holds(guard: Expr, grid: Mapping[str, np.ndarray]) -> float:
 
 def _operations(s: Statement) -> int:
     """Operations of one point: those of the body and the guard; index arithmetic is free."""
-    values = s.roots
-    inside_indices = {id(x) for v in values for e in walk(v) if isinstance(e, Access) for i in e.index for x in walk(i)}
-    calls = sum(1 for v in values for e in walk(v) if isinstance(e, (Call, Pad)) and id(e) not in inside_indices)
-    return calls + (s.aggregation != "assign")
+    return len(_calls(*s.roots)) + (s.aggregation != "assign")
+
+
+def _calls(*values: Expr) -> list[Expr]:
+    inside_indices = {id(x) for e in walk(*values) if isinstance(e, Access) for i in e.index for x in walk(i)}
+    return [e for e in walk(*values) if isinstance(e, (Call, Pad)) and id(e) not in inside_indices]

@@ -17,7 +17,7 @@ def cost_section(lowered: Lowered) -> str:
     c = lowered.cost()
     units = lowered.kernel_costs()
     dtype = min((u.dtype for u in units), key=lambda d: H200.operations[d] * -1, default="float32")
-    floor = H200.seconds(c.flops, c.least_bytes, dtype)
+    floor = H200.seconds(c.least_flops, c.least_bytes, dtype)
     repeated = max(0, c.bytes_moved - sum(u.bytes_moved for u in units))
     seconds = [H200.seconds(u.flops, u.bytes_moved, u.dtype) for u in units]
     total = sum(seconds) + repeated / H200.memory
@@ -28,7 +28,7 @@ def cost_section(lowered: Lowered) -> str:
         ("operations", _against(_count, c.flops, 0), ""),
         ("bytes moved", _against(bytes_text, c.bytes_moved, c.least_bytes), "inputs and outputs, once each"),
         ("memory held", _against(bytes_text, live, needed), "inputs and outputs"),
-        (f"time on an {H200.device}", _against(time_text, total, floor), _bound(c.flops, c.least_bytes, dtype)),
+        (f"time on an {H200.device}", _against(time_text, total, floor), _bound(c.least_flops, c.least_bytes, dtype)),
     ]
     head = "<tr><th></th><th>this program</th><th>floor</th><th>ratio</th><th>what the floor is</th></tr>"
     table = "".join(f"<tr><th>{a}</th>{b}<td>{d}</td></tr>" for a, b, d in rows)

@@ -19,7 +19,9 @@ are measured in one run, in turn, without tuning, and compared with results in a
 - **backward**: a pass of autograd on both sides.
 - **step**: a forward pass that records and its backward pass, together: what one of them does for the other counts.
 - **of floor**: the least time divided by ours. The least time is the larger of moving the least bytes at the rate of a
-  copy and of doing the operations at the peak rate of matrix products.
+  copy and of doing the operations that the outputs need at the peak rate of matrix products. Above 1 are inputs that
+  stay in the cache, gathers that do not read all of their table, and backward passes that use what the forward pass
+  kept, since the least time is that of the gradient alone.
 
 Misses stay in the table. `python -m tilec.bench suite` writes this page.
 """
