@@ -30,6 +30,7 @@ from tilec.bench.works import CUDNN_PEER, TensorResults, results_of
 
 Record = dict[str, Any]
 SMALLEST = 1e-300  # added to allowed errors, so that none is zero
+REST = 0.05  # seconds before each measurement
 # the facts take seconds, so they come right after the rows that this project exists for
 ORDER: tuple[Row | Fact, ...] = (*ROWS[:4], *FACTS, *ROWS[4:])
 TASKS = {task.name: task for task in ORDER}
@@ -161,19 +162,22 @@ def _allowed(tolerance: float | str | None, exact: torch.Tensor, torchs: torch.T
 
 
 def _microseconds(runs: dict[str, Callable[[], TensorResults]], settings: GpuSettings) -> dict[str, float]:
-    """Median over turns, each candidate timed once a turn."""
+    """Median over turns, each candidate timed once a turn, in one order and then in the other."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(1 if settings.quick else 3):
-        for name, run in runs.items():
-            times[name].append(timed(run, settings.device, 10 if settings.quick else 40))
+    for turn in range(1 if settings.quick else 3):
+        for name in list(runs)[:: (-1) ** turn]:
+            times[name].append(timed(runs[name], settings.device, 10 if settings.quick else 40))
     return {name: statistics.median(t) for name, t in times.items()}
 
 
 def timed(run: Callable[[], object], device: str, milliseconds: int) -> float:
-    """Microseconds of one run, the median of `do_bench`; on a CPU, which only tests of this file use, of three."""
+    """Microseconds of one run, the median of `do_bench` after a rest, since a device that has worked runs at lower
+    clocks; on a CPU, which only tests of this file use, of three."""
     if device == "cuda":
         from triton.testing import do_bench
 
+        torch.cuda.synchronize()
+        time.sleep(REST)
         return 1e3 * do_bench(run, warmup=10, rep=milliseconds, quantiles=[0.5])
     taken = []
     for _ in range(3):

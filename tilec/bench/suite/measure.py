@@ -24,7 +24,6 @@ from tilec.cost import H200
 OUR_COLUMN = "tilec"
 OURS_ALONE = "tilec alone"
 LONG_RUN = 2e4  # microseconds, beyond which one median is enough
-REST = 0.05  # seconds before each median
 SLOW_RATIO = 0.9  # below this ratio to the best peer a record names the kernel that takes longest
 
 
@@ -153,14 +152,12 @@ def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
 def _microseconds(
     runs: dict[str, Callable[[], TensorResults]], device: str, milliseconds: int = 25
 ) -> dict[str, float]:
-    """The lesser of two medians each, taken in turn, then in the reverse order, each after a rest: a device that has
-    worked runs at lower clocks. One median of what takes so long that a moment does not matter."""
+    """The lesser of two medians each, taken in turn, then in the reverse order; one of what takes so long that a moment
+    does not matter."""
     found: dict[str, float] = {}
     for names in (list(runs), list(runs)[::-1]):
         for name in names:
             if found.get(name, 0.0) < LONG_RUN:
-                synchronize(device)
-                time.sleep(REST)
                 found[name] = min(found.get(name, float("inf")), timed(runs[name], device, milliseconds))
     return found
 
