@@ -58,3 +58,37 @@ def test_a_product_with_factors_outside_is_another_ones() -> None:
     found = torch.autograd.grad(tilec.compile(OVER_CHANNELS)(q, k, v), (q, k, v), d)
     wanted = torch.autograd.grad(torch.softmax(q @ k.T, -1) @ v, (q, k, v), d)
     torch.testing.assert_close(found, wanted)
+
+
+CASTS = """function (Q[N, E], K[M, E], V[M, F]) -> (O) {
+    S[i, j : N, M] = 0.25 * sum(Q[i, e] * K[j, e]);
+    L[i : N] = logsumexp(float32(S[i, j]));
+    O[i, f : N, F] = sum(bfloat16(exp(S[i, j] - L[i])) * V[j, f]);
+}"""
+
+
+def test_the_product_of_16_bits_goes_first() -> None:
+    """Of the orders that the gradient of L can be summed in, one multiplies DO by V, the other V by float32."""
+    specs = [tilec.spec(shape, "bfloat16") for shape in ((64, 8), (48, 8), (48, 8), (64, 8))]
+    lowered = tilec.compile(CASTS).grad().lower(*specs)
+    program = lowered.stages["flat"]
+    bodies = [{a.tensor for a in walk(s.body) if isinstance(a, Access)} for s in program.statements]
+    assert sum({"DO", "V"} <= read for read in bodies) == 1, program
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, 8, generator=g).bfloat16().requires_grad_() for n in (64, 48, 48))
+    d = torch.randn(64, 8, generator=g).bfloat16()
+
+    def formula(*tensors: torch.Tensor) -> torch.Tensor:
+        q, k, v = tensors
+        scores = 0.25 * (q @ k.T)
+        narrow = v.dtype if v.dtype is torch.bfloat16 else torch.float64
+        return (scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)).to(narrow) @ v
+
+    exact = torch.autograd.grad(
+        formula(*(wide := [t.detach().double().requires_grad_() for t in (q, k, v)])), wide, d.double()
+    )
+    ours = torch.autograd.grad(tilec.compile(CASTS)(q, k, v), (q, k, v), d)
+    torchs = torch.autograd.grad(formula(q, k, v), (q, k, v), d)
+    for own, other, e in zip(ours, torchs, exact, strict=True):
+        assert own.dtype is torch.bfloat16
+        assert (own - e).norm() <= 2 * (other - e).norm()

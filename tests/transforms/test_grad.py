@@ -86,6 +86,15 @@ def test_one_input_and_no_cast_end_without_a_cast():
     assert lines("function (X) -> (Y) { Y = float32(X); }") == ["DX = as_type(DY, X);"]
 
 
+def test_a_cast_gives_each_cotangent_the_type_of_its_tensor():
+    """As torch's: what is added up for a tensor is rounded to it. An output's own cotangent has its type already."""
+    source = "function (X[N]) -> (Y) { A = X * X; Y = sin(float32(A)) + float32(A); }"
+    assert lines(source)[1] == "DA = as_type(DY * cos(float32(A)) + DY, A);"
+    assert lines("function (X[N]) -> (A, Y) { A = X * X; Y = float32(A); }")[1] == "DA_1 = as_type(DA + DY, A);"
+    assert lines("function (X[N]) -> (A) { A = float32(X) * X; }")[0] == "GX = DA * X + DA * float32(X);"
+    assert not any("as_type" in line for line in lines("function (X[N]) -> (Y) { A = X * X; Y = sin(A) + A; }"))
+
+
 def test_forward_statements_are_repeated_only_where_needed():
     assert lines("function (X) -> (Y) { T = 2 * X; U = sin(T); Y = U + T; }") == [
         "T = 2 * X;",

@@ -74,12 +74,14 @@ class _Reverse:
         program = replace(program, statements=cut(program, self.names))
         self.program = replace(program, statements=split_scans(program, self.names))
         self.wanted = wanted
+        self.casts = _has_cast(program)
         self.extents: dict[str, Extent] = extents(self.program)
         self.active = depend_on(self.program, frozenset(wanted), cancelling(self.program, self.extents))
         self.statements: list[Statement] = []
         # What each tensor has received: elementwise expressions of its shape, and statements still to be named.
         self.received: dict[str, list[Expr | Statement]] = {}
         self.seeds = tuple(Input(self.names.fresh(f"D{o}"), None) for o in program.outputs)
+        self.seeded = [(o, Name(seed.name)) for o, seed in zip(program.outputs, self.seeds, strict=True)]
         self.results = tuple(self.names.fresh(f"D{i}") for i in wanted)
 
     def run(self) -> Program:
@@ -91,7 +93,7 @@ class _Reverse:
         for s in reversed(program.statements):
             if s.output in self.active and s.output in self.received:
                 self._reverse(s)
-        cast = len(program.inputs) > 1 or _has_cast(program)
+        cast = len(program.inputs) > 1 or self.casts
         for name, result in zip(self.wanted, results, strict=True):
             self._result(name, result, cast)
         statements = (*program.statements, *self.statements)
@@ -126,12 +128,14 @@ class _Reverse:
         return _sum(terms)
 
     def _cotangent(self, tensor: str) -> str:
-        """The name of a tensor's whole cotangent; there must be one."""
-        whole = self._collect(tensor, f"D{tensor}")
+        """The name of a tensor's whole cotangent, which has the tensor's type; there must be one."""
+        base = f"G{tensor}" if self.casts else f"D{tensor}"
+        whole = self._collect(tensor, base)
         if isinstance(whole, Statement):
-            name = self._emit(replace(whole, output=f"D{tensor}"))
-        else:
-            name = self._assign(f"D{tensor}", whole)
+            whole = Name(self._emit(replace(whole, output=base)))
+        if self.casts and (tensor, whole) not in self.seeded:
+            whole = as_type(whole, tensor)
+        name = self._assign(f"D{tensor}", whole)
         self.extents[name] = self.extents[tensor]
         return name
 

@@ -3,7 +3,8 @@
 `L[i] = +(A[i, f] * V[j, f] * exp(P[i, j]))` adds up over j and f term by term. Summed over j first, it is a product of
 matrices and a sum of rows: `T[i, f] = +(V[j, f] * exp(P[i, j])); L[i] = +(A[i, f] * T[i, f])`. Which variable goes
 first is a question of variable elimination over a sum of products (Dechter 1999); here the one that leaves an
-intermediate that the program has already, up to the names of variables and the order of factors, or else the smallest.
+intermediate that the program has already, up to the names of variables and the order of factors, or else one whose
+factors have 16 bits, and of these the smallest.
 So the gradient of an attention's normalisation becomes the sum over its rows of what comes in times what went out.
 
 Exact as sums of products are that are added up in another order: factors are floating, every element has the points
@@ -36,7 +37,7 @@ from tilec.ir.program import (
     value_accesses,
     walk,
 )
-from tilec.ir.types import Types, is_floating, kind
+from tilec.ir.types import ITEM_BYTES, Types, is_floating, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
@@ -127,7 +128,7 @@ def _eliminated(
         return [s]
     if len(whole.summed) == 1:
         return [_product_reused(whole, before, types) or s]
-    choices: list[tuple[int, str]] = []
+    choices: list[tuple[bool, int, str]] = []
     for v in whole.summed:
         inside, outside, index = _parted(whole, v)
         if any(f.divides for f in inside) or not any(not f.divides for f in outside):
@@ -137,10 +138,13 @@ def _eliminated(
         reused = _reused(whole, v, before, types)
         if reused is not None:
             return [reused]
-        choices.append((math.prod(whole.extent[w] for w in index), v))
+        in_float32 = any(
+            ITEM_BYTES[expression_type(f.value, types).dtype] > 2 for f in inside if not _is_number(f.value)
+        )
+        choices.append((in_float32, math.prod(whole.extent[w] for w in index), v))
     if not choices:
         return [s]
-    _, v = min(choices)
+    *_, v = min(choices)
     inside, outside, index = _parted(whole, v)
     name = names.fresh(f"{s.output}_over_{v.rstrip(chr(39))}")
     guards = [g for g in whole.guards if v in index_variables(g)]
