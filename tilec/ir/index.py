@@ -26,6 +26,7 @@ from tilec.ir.program import (
     Pad,
     Statement,
     index_variables,
+    map_values,
     rebuild,
     walk,
 )
@@ -292,9 +293,8 @@ def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False)
             return rebuild(e, lambda x: replace_indices(x, mapping))
         case Aggregate():
             free = {name: form for name, form in mapping.items() if name not in e.bound}
-            guard = None if e.guard is None else replace_indices(e.guard, free)
-            constraints = replace_constraints(e.constraints, free)
-            return replace(e, guard=guard, body=replace_indices(e.body, free), constraints=constraints)
+            inner = map_values(e, lambda x: replace_indices(x, free))
+            return replace(inner, constraints=replace_constraints(e.constraints, free))
         case Call("div", (a, Int(divisor))) if divisor and not exact and _is_whole(a):
             quotient = linear(a).substitute(mapping) * Fraction(1, divisor)
             if quotient.is_integral:

@@ -20,6 +20,7 @@ from tilec.ir.program import (
     Pad,
     Statement,
     children,
+    map_values,
     rebuild,
     substitute,
     walk,
@@ -154,9 +155,7 @@ def padded(s: Statement) -> Statement:
             return Pad(e, initial(s, e), span=e.span)
         return e
 
-    s = separate(s)
-    guard = None if s.guard is None else visit(s.guard)
-    return replace(s, body=visit(s.body), guard=guard, init=None)
+    return replace(map_values(separate(s), visit), init=None)
 
 
 def initial(s: Statement, access: Access) -> Expr:

@@ -17,6 +17,7 @@ from tilec.ir.program import (
     Statement,
     children,
     index_variables,
+    map_values,
     node_count,
     rebuild,
     substitute,
@@ -116,6 +117,4 @@ def _using(s: Statement, key: Expr, made: Statement, keys: _Keys) -> Statement:
             return Access(made.output, tuple(map(Index, index_variables(e))), span=e.span)
         return e if isinstance(e, Access) or not children(e) else rebuild(e, visit)
 
-    body = visit(s.body)
-    guard = None if s.guard is None else visit(s.guard)
-    return s if body == s.body and guard == s.guard else replace(s, body=body, guard=guard)
+    return map_values(s, visit)

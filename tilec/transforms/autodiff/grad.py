@@ -46,13 +46,7 @@ def grad(program: Program, wrt: Sequence[str] | None = None) -> Program:
     Raises NameMistake for a name that is no input, InputMistake if there is nothing to differentiate by. A recurrence
     is computed again and all its states are kept, wherever a derivative reads them.
     """
-    wanted = program.input_names() if wrt is None else tuple(wrt)
-    if not wanted:
-        raise InputMistake("a gradient needs an input to differentiate by")
-    for name in wanted:
-        if name not in program.input_names():
-            raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(program.input_names()))
-    reverse = _Reverse(program, wanted)
+    reverse = _Reverse(program, wanted_inputs(program, wrt))
     return simplify(reverse.run(), reverse.results)
 
 
@@ -65,14 +59,31 @@ def grad_with_outputs(program: Program, wrt: Sequence[str]) -> Program:
     return simplify(reverse.run())
 
 
+def wanted_inputs(program: Program, wrt: Sequence[str] | None) -> tuple[str, ...]:
+    """The inputs to differentiate by, all by default. Raises NameMistake for a name that is no input, InputMistake
+    where there is none."""
+    wanted = program.input_names() if wrt is None else tuple(wrt)
+    if not wanted:
+        raise InputMistake("there is no input to differentiate by")
+    for name in wanted:
+        if name not in program.input_names():
+            raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(program.input_names()))
+    return wanted
+
+
+def differentiable(program: Program, names: Names) -> Program:
+    """The same program in the form in which it is differentiated."""
+    for rewritten in (lift, cut, split_scans):
+        program = replace(program, statements=rewritten(program, names))
+    return program
+
+
 class _Reverse:
     """One pass from the outputs back to the inputs."""
 
     def __init__(self, program: Program, wanted: tuple[str, ...]):
         self.names = Names.of(program)
-        program = replace(program, statements=lift(program, self.names))
-        program = replace(program, statements=cut(program, self.names))
-        self.program = replace(program, statements=split_scans(program, self.names))
+        self.program = differentiable(program, self.names)
         self.wanted = wanted
         self.casts = _has_cast(program)
         self.extents: dict[str, Extent] = extents(self.program)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tilec.errors import InputMistake, NameMistake
+from tilec.errors import InputMistake
 from tilec.ir.constraining import Demand, as_factor, demands
 from tilec.ir.functions import STRUCTURAL
 from tilec.ir.program import (
@@ -40,12 +40,10 @@ from tilec.transforms.autodiff.adjoint import (
     Contraction,
     parts,
 )
-from tilec.transforms.autodiff.grad import as_type, depend_on
-from tilec.transforms.autodiff.limit_depth import cut
-from tilec.transforms.autodiff.outline_reductions import lift
+from tilec.transforms.autodiff.grad import as_type, depend_on, differentiable, wanted_inputs
 from tilec.transforms.autodiff.pullback import Cotangent, conjunction, product
 from tilec.transforms.autodiff.pushforward import TANGENT, added_tangents, addends, push_forward, signed_factors
-from tilec.transforms.autodiff.scans import scan_tangent, split_scans
+from tilec.transforms.autodiff.scans import scan_tangent
 from tilec.transforms.autodiff.shift_invariance import cancelling
 from tilec.transforms.recurrence import initial, padded
 from tilec.transforms.simplify.simplify import simplify
@@ -59,12 +57,7 @@ def jvp(program: Program, wrt: Sequence[str] | None = None) -> Program:
     `wrt` defaults to all inputs. The tangent of X is called TX, or like it where that is taken. Raises NameMistake for
     a name that is no input, InputMistake for one that is named twice and where there is none.
     """
-    wanted = program.input_names() if wrt is None else tuple(wrt)
-    if not wanted:
-        raise InputMistake("a derivative needs an input to differentiate by")
-    for name in wanted:
-        if name not in program.input_names():
-            raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(program.input_names()))
+    wanted = wanted_inputs(program, wrt)
     if len(set(wanted)) < len(wanted):
         raise InputMistake("an input has one tangent; " + ", ".join(wanted) + " names one twice")
     return simplify(_Forward(program, wanted).run())
@@ -78,9 +71,7 @@ class _Forward:
         inputs = {i.name: i for i in program.inputs}
         given = [replace(inputs[n], name=self.names.fresh(f"T{n}"), span=None) for n in wanted]
         self.results = {o: self.names.fresh(f"T{o}") for o in program.outputs}
-        program = replace(program, statements=lift(program, self.names))
-        program = replace(program, statements=cut(program, self.names))
-        self.program = replace(program, statements=split_scans(program, self.names))
+        self.program = differentiable(program, self.names)
         self.extents: dict[str, Extent] = extents(self.program)
         self.active = depend_on(self.program, frozenset(wanted), cancelling(self.program, self.extents))
         self.tangents: dict[str, str] = {}

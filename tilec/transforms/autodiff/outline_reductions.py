@@ -18,11 +18,10 @@ from tilec.ir.program import (
     index_variables,
     reads_itself,
     rebuild,
-    substitute,
     walk,
 )
 from tilec.transforms.util.extents import Extent, extents
-from tilec.transforms.util.naming import Names
+from tilec.transforms.util.naming import Names, canonical_aggregate
 
 
 def lift(program: Program, names: Names) -> tuple[Statement, ...]:
@@ -55,11 +54,8 @@ def _lifted(s: Statement, extent: Extent, names: Names, shared: dict[tuple, str]
         return Access(_statement(inner, free), tuple(map(Index, free)), span=e.span)
 
     def _statement(e: Aggregate, free: tuple[str, ...]) -> str:
-        new: dict[str, Expr] = {v: Index(f"v{k}") for k, v in enumerate((*free, *e.bound))}
-        guard = None if e.guard is None else substitute(e.guard, new)
-        constraints = tuple(replace(c, expr=substitute(c.expr, new)) for c in e.constraints)
         ranges = tuple(sizes[v] for v in free)
-        key = (e.aggregation, substitute(e.body, new), guard, constraints, ranges)
+        key = (*canonical_aggregate(e, free), ranges)
         if key not in shared:
             shared[key] = name = names.fresh(f"{s.output}_{e.aggregation}")
             index = tuple(map(Index, free))

@@ -28,6 +28,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     index_variables,
+    map_values,
     reads_itself,
     rebuild,
     walk,
@@ -96,8 +97,7 @@ def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> State
                 return call(types[e.tensor].dtype, Int(counts[e.tensor]))
         return e if isinstance(e, (Access, Inside)) else rebuild(e, visit)
 
-    guard = None if s.guard is None else visit(s.guard)
-    return s if reads_itself(s) else replace(s, body=visit(s.body), guard=guard)
+    return s if reads_itself(s) else map_values(s, visit)
 
 
 # factors

@@ -33,7 +33,6 @@ from tilec.ir.program import (
     map_expressions,
     reads_itself,
     rebuild,
-    substitute,
     walk,
 )
 from tilec.ir.types import NARROW, TensorType
@@ -42,7 +41,7 @@ from tilec.transforms.bind.legality import check_writes
 from tilec.transforms.lower.decompose import DECOMPOSITIONS, in_type
 from tilec.transforms.lower.reduce import reduce_statement
 from tilec.transforms.recurrence import own_reach
-from tilec.transforms.util.naming import Names
+from tilec.transforms.util.naming import Names, canonical_aggregate
 
 
 def flatten(program: Program, types: Mapping[str, TensorType]) -> Program:
@@ -168,10 +167,7 @@ class _Flattener:
         scale them all by exp of what rounding takes off, and gradients of recurrences by its power."""
         if normalises and e.aggregation == "logsumexp" and expression_type(e.body, self.types).dtype in NARROW:
             e = replace(e, body=self._widened(e.body))
-        new: dict[str, Expr] = {v: Index(f"v{k}") for k, v in enumerate((*free, *e.bound))}
-        body, guard = substitute(e.body, new), None if e.guard is None else substitute(e.guard, new)
-        constraints = tuple(replace(c, expr=substitute(c.expr, new)) for c in e.constraints)
-        key = (e.aggregation, body, guard, constraints, ranges)
+        key = (*canonical_aggregate(e, free), ranges)
         if key not in self.shared:
             self.shared[key] = name = self.names.fresh(f"{s.output}_{e.aggregation}")
             statement = Statement(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from tilec.ir.program import (
@@ -15,8 +15,10 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     map_expressions,
+    map_values,
     reads,
     rebuild,
+    substitute,
     walk,
 )
 
@@ -74,6 +76,18 @@ def rename(e: Expr, names: dict[str, str]) -> Expr:
     if isinstance(e, Aggregate):
         names = {old: new for old, new in names.items() if old not in e.bound}
     return rebuild(e, lambda x: rename(x, names))
+
+
+def canonical_aggregate(e: Aggregate, free: Iterable[str]) -> tuple[Hashable, ...]:
+    """What aggregations have in common that differ in the names of their variables alone, those `free` in order."""
+    new: dict[str, Expr] = {v: Index(f"v{k}") for k, v in enumerate((*free, *e.bound))}
+    moved = map_values(e, lambda x: substitute(x, new))
+    return (
+        e.aggregation,
+        moved.body,
+        moved.guard,
+        tuple(replace(c, expr=substitute(c.expr, new)) for c in e.constraints),
+    )
 
 
 def rename_constraint(c: Constraint, names: dict[str, str]) -> Constraint:

@@ -39,6 +39,7 @@ from tilec.ir.program import (
     Statement,
     children,
     index_variables,
+    map_values,
     reads_itself,
     rebuild,
 )
@@ -104,7 +105,7 @@ def assigned(s: Statement) -> Statement:
         bound = tuple(v for v in index_variables(*inside) if v not in left)
         body: Expr = Aggregate(s.aggregation, s.body, bound, s.guard, s.constraints, span=s.span)
         s = replace(s, aggregation="assign", body=body, guard=None, constraints=())
-    return replace(s, body=_spelled(s.body, s.output), guard=None if s.guard is None else _spelled(s.guard, s.output))
+    return map_values(s, lambda e: _spelled(e, s.output))
 
 
 def _spelled(e: Expr, own: str) -> Expr:

@@ -47,6 +47,13 @@ TRITON_REDUCTIONS: Mapping[tuple[str, bool], str] = {
 }
 
 
+def template_of(function: str) -> str:
+    """The text of a function of blocks, with places for its operands."""
+    template = TRITON_FUNCTIONS.get(function) or FUNCTIONS[function].triton
+    assert template is not None, function
+    return template
+
+
 def stride_name(tensor: str, dimension: int) -> str:
     """The kernel's argument that is the distance of neighbours along a dimension of a tensor, in elements."""
     return f"{python_name(tensor)}_s{dimension}"
@@ -202,11 +209,8 @@ class BlockText:
         return text if box.axes == out.type.axes else f"{self.language}.trans({text})"
 
     def _apply(self, op: Apply) -> str:
-        template = TRITON_FUNCTIONS.get(op.function) or FUNCTIONS[op.function].triton
-        assert template is not None, op.function
+        template = template_of(op.function)
         axes = op.out.type.axes
-        if op.out.type.dtype == "bool" and op.function in ("and", "or", "xor"):
-            template = FUNCTIONS[op.function].triton or ""
         plain = template.startswith("({0}") or op.function in ("larger", "smaller")
         all_numbers = all(v.number in self.numbers for v in op.args)
         texts = []

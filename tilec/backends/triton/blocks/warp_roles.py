@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.blocks.ir import (
+    COMPARED,
     Apply,
     BlockProgram,
     Cast,
@@ -26,36 +27,16 @@ from tilec.backends.common.blocks.ir import (
     results,
 )
 from tilec.backends.triton.blocks.boxes import BoxLoad, every_operation
+from tilec.backends.triton.blocks.text import TRITON_FUNCTIONS
 from tilec.ir.types import NARROW
 
 GROUPS_OF_WARPS = 2  # groups of warps that multiply
 GROUP_ROWS = 64  # of each: what a group's wgmma has
-# functions of blocks as Gluon writes them
-GLUON_FUNCTIONS: Mapping[str, str] = {
-    "add": "({0} + {1})",
-    "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
-    "neg": "(-{0})",
-    "quotient": "({0} / {1})",
-    "div": "gl.div_rn({0}, {1})",
-    "exp2": "gl.exp2({0})",
-    "log2": "gl.log2({0})",
-    "floordiv": "({0} // {1})",
-    "rest": "({0} % {1})",
-    "larger": "gl.maximum({0}, {1})",
-    "smaller": "gl.minimum({0}, {1})",
-    "select": "gl.where({0}, {1}, {2})",
-    "and": "({0} & {1})",
-    "or": "({0} | {1})",
-    "not": "({0} == 0)",
-    "eq": "({0} == {1})",
-    "ne": "({0} != {1})",
-    "lt": "({0} < {1})",
-    "le": "({0} <= {1})",
-    "gt": "({0} > {1})",
-    "ge": "({0} >= {1})",
-}
-GLUON_REDUCTIONS: Mapping[str, str] = {"sum": "gl.sum({0}, {1})", "max": "gl.max({0}, {1})"}
+# functions of blocks that a group of warps computes
+GLUON_FUNCTIONS = (
+    "add", "sub", "mul", "neg", "div", "select", "and", "or", "not", *COMPARED, *TRITON_FUNCTIONS,
+)  # fmt: skip
+GLUON_REDUCTIONS = ("sum", "max")
 
 
 @dataclass(frozen=True)

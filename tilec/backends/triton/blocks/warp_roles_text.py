@@ -27,10 +27,8 @@ from tilec.backends.common.blocks.ir import (
 )
 from tilec.backends.common.code import literal, python_name
 from tilec.backends.triton.blocks.boxes import every_operation
-from tilec.backends.triton.blocks.text import BlockText, stride_name
+from tilec.backends.triton.blocks.text import TRITON_REDUCTIONS, BlockText, stride_name, template_of
 from tilec.backends.triton.blocks.warp_roles import (
-    GLUON_FUNCTIONS,
-    GLUON_REDUCTIONS,
     GROUP_ROWS,
     GROUPS_OF_WARPS,
     Walk,
@@ -59,6 +57,7 @@ BARRIERS = {  # and how many arrive
     "mixture_full": 1,
     "mixture_free": GROUPS_OF_WARPS,
 }
+GLUON_ONLY = {"div": "gl.div_rn({0}, {1})", "not": "({0} == 0)"}  # where its text is not Triton's
 RINGS = ("stationary", "streamed", "mixture")
 
 
@@ -173,7 +172,8 @@ class _Part(BlockText):
 
     def _apply(self, op: Apply) -> str:
         axes = op.out.type.axes
-        return GLUON_FUNCTIONS[op.function].format(*(self.spread(v, axes) for v in op.args))
+        template = GLUON_ONLY.get(op.function) or template_of(op.function).replace("tl.", "gl.")
+        return template.format(*(self.spread(v, axes) for v in op.args))
 
 
 class _Producer(_Part):
@@ -362,7 +362,8 @@ class _Consumer(_Part):
                 layout = self._layout(out.type.axes)
                 return f"gl.full([{shape}], {literal(value)}, gl.{out.type.dtype}, layout={layout})"
             case Reduce(out, aggregation, axis, value):
-                found = GLUON_REDUCTIONS[aggregation].format(self.names[value.number], value.type.axes.index(axis))
+                template = TRITON_REDUCTIONS[aggregation, False].replace("tl.", "gl.")
+                found = template.format(self.names[value.number], value.type.axes.index(axis))
                 if value.type.axes == (s.rows, s.columns) and out.type.axes == (s.rows,):
                     return f"gl.convert_layout({found}, by_rows)"
                 return found

@@ -37,6 +37,7 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
+    map_values,
     reads_itself,
     rebuild,
     variables_of,
@@ -121,8 +122,7 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
 
     extent = dict(zip(found, types[s.output].shape, strict=True))
     ranges = _unbounded(value if filled else None, extent, types)
-    guard = None if reader.guard is None else computed(reader.guard)
-    return replace(reader, body=computed(reader.body), guard=guard, constraints=(*reader.constraints, *ranges))
+    return replace(map_values(reader, computed), constraints=(*reader.constraints, *ranges))
 
 
 def _fills(s: Statement, extent: Mapping[str, int], types: Types) -> bool:

@@ -22,6 +22,7 @@ from tilec.ir.program import (
     accesses_in,
     children,
     index_variables,
+    map_values,
     rebuild,
     walk,
 )
@@ -105,17 +106,9 @@ def merge(view: StridedView, outer: str, inner: str) -> StridedView | None:
     drop = {t: a for t, a in dropped.items() if a is not None}
     index = _dropped(Access(s.output, s.index), drop, outer)
     assert isinstance(index, Access)
-    return StridedView(
-        replace(
-            s,
-            index=index.index,
-            sizes=tuple(map(Int, types[s.output].shape)),
-            body=_dropped(s.body, drop, outer),
-            guard=None if s.guard is None else _dropped(s.guard, drop, outer),
-        ),
-        types,
-        strides,
-    )
+    merged = map_values(s, lambda e: _dropped(e, drop, outer))
+    merged = replace(merged, index=index.index, sizes=tuple(map(Int, types[s.output].shape)))
+    return StridedView(merged, types, strides)
 
 
 def _walked(a: Access, outer: str, inner: str, view: StridedView) -> int | None:

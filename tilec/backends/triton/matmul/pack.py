@@ -20,7 +20,7 @@ from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Index, Int, Statement, rebuild, value_accesses
+from tilec.ir.program import Access, Expr, Index, Int, Statement, map_values, rebuild, value_accesses
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
@@ -48,7 +48,7 @@ def packed(dot: Dot, space: Space, view: StridedView, int64_index: bool = False)
         swapped = replace(access, tensor=name)
         copies: dict[Access, Access] = {access: swapped}
         s = view.statement
-        view = StridedView(replace(s, body=renamed(s.body, copies)), view.types, view.strides)
+        view = replace(view, statement=replace(s, body=renamed(s.body, copies)))
         dot = replace(dot, left=_side(dot.left, copies), right=_side(dot.right, copies))
     if not before:
         return None
@@ -80,8 +80,7 @@ def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -
         before += made
         after += released
         copies[access] = replace(access, tensor=name)
-    guard = None if s.guard is None else renamed(s.guard, copies)
-    s = replace(s, body=renamed(s.body, copies), guard=guard)
+    s = map_values(s, lambda e: renamed(e, copies))
     view, space = replace(view, statement=s), replace(space, statement=s)
     if not copies or choose_pointwise_tiling(space, view).lanes is None:
         return None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tilec.backends.common.domain import boxed
 from tilec.backends.triton.emit.epilogue import reads_own_element
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop
-from tilec.ir.index import distinct_variables, linear, replace_constraints, replace_indices
+from tilec.ir.index import distinct_variables, linear, substitute_affine
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -91,10 +91,4 @@ def over(loop: SkewedLoop, r: Statement) -> Statement:
     """The statement over the loop's variables."""
     index = loop.statement.index or ()
     mapping = dict(zip(distinct_variables(r.index) or (), map(linear, index), strict=True))
-    return replace(
-        r,
-        index=index,
-        body=replace_indices(r.body, mapping),
-        guard=None if r.guard is None else replace_indices(r.guard, mapping),
-        constraints=replace_constraints(r.constraints, mapping),
-    )
+    return replace(substitute_affine(r, mapping), index=index)

@@ -26,6 +26,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     index_variables,
+    map_values,
     reads_itself,
     rebuild,
     walk,
@@ -103,8 +104,7 @@ def _combined(s: Statement, into: Statement, types: Types) -> Statement | None:
             return values[e.access]
         return values[e] if e in values else rebuild(e, visit)
 
-    guard = None if into.guard is None else visit(into.guard)
-    combined = replace(into, body=visit(into.body), guard=guard, constraints=(*into.constraints, *bounds))
+    combined = replace(map_values(into, visit), constraints=(*into.constraints, *bounds))
     operators = set(walk(*combined.roots))
     return combined if sum(isinstance(e, Call | Pad) for e in operators) <= MOST_OPERATORS else None
 
