@@ -53,6 +53,19 @@ def _results(value: object) -> tuple[torch.Tensor, ...]:
     return tuple(v for v in values if isinstance(v, torch.Tensor))
 
 
+def peak_bytes(run: Candidate, device: str) -> int | None:
+    """Bytes that a call holds at most beside what is there already, its result included; None on a CPU, which has no
+    count of them."""
+    if device != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def header() -> list[str]:
     """What it ran on, and the table's head."""
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"

@@ -13,6 +13,7 @@ from torch.utils.benchmark import Timer
 
 from tilec.arguments import Spec
 from tilec.bench.gpu import copy_rate, timed
+from tilec.bench.measure import peak_bytes
 from tilec.errors import InputMistake
 from tilec.function import Function
 
@@ -97,7 +98,7 @@ def compare(function: Function, peers: dict[str, Callable[..., object]], inputs:
                 raise InputMistake(f"{name}: {wrong.message}") from None
             except Exception as wrong:
                 raise InputMistake(f"{name} fails: {type(wrong).__name__}: {wrong}") from wrong
-            peak, microseconds = _peak(once, device), _microseconds(once, device)
+            peak, microseconds = peak_bytes(once, device), _microseconds(once, device)
             least = _least(function, inputs, wanted, backward)
             floor = least / rate * 1e6 / microseconds
             yield Figures(name, direction, microseconds, error, peak, floor)
@@ -168,17 +169,6 @@ def _error(got: Results, wanted: Results) -> float:
             scale = b.double().abs().max().clamp(min=1e-300)
             worst = max(worst, float(((a.double() - b.double()).abs().max() / scale).item()))
     return worst
-
-
-def _peak(once: Callable[[], Results], device: str) -> int | None:
-    if device != "cuda":
-        return None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    once()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def _least(function: Function, inputs: list[object], outputs: Results, backward: bool) -> int:

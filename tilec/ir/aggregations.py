@@ -74,7 +74,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
             "logsumexp", None, -math.inf, "float", "add", False,
             Code(
                 "torch.logaddexp({0}, {1})", "torch.logsumexp({0}, {1})",
-                "torch.logaddexp({0}, {1}, out={0})", "rt.log_cumulative({0}, {1})",
+                "torch.logaddexp({0}, {1}, out={0})", "torch.logcumsumexp({0}, {1})",
             ),
         ),
         Aggregation(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter, is_
 from typing import Any, TypeVar
@@ -387,16 +387,6 @@ def self_reads(s: Statement) -> tuple[Access, ...]:
 def reads_itself(s: Statement) -> bool:
     """Is the statement a recurrence?"""
     return s._reads_itself
-
-
-def strip_spans(e):
-    """A node without spans, all the way down: what a pass keeps when the text it came from no longer says the same."""
-    if isinstance(e, tuple):
-        return tuple(map(strip_spans, e))
-    if hasattr(e, "__dataclass_fields__"):
-        changes = {f.name: strip_spans(getattr(e, f.name)) for f in fields(e) if f.name != "span"}
-        return replace(e, **changes, **({"span": None} if "span" in e.__dataclass_fields__ else {}))
-    return e
 
 
 def is_zero(e: Expr) -> bool:

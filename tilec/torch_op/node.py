@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from tilec.errors.tracebacks import public
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.symbolic import Pinned
-from tilec.ir.types import TensorType, kind
+from tilec.ir.types import TensorType
 from tilec.prepare.classes import Opened, OpenProgram
 from tilec.prepare.prepared import Prepared, Specialised
 from tilec.saving import Backward, Partition
@@ -369,7 +369,7 @@ class Open(Recorded):
         places = [p for p, t in enumerate(self.types) if t is not None]
         cotangents: list[int | TensorType] = []
         for place, t in zip(places, types, strict=True):
-            missing = t if kind(t.dtype) == 2 else replace(nothing, shape=t.shape)
+            missing = t if is_floating(t.dtype) else replace(nothing, shape=t.shape)
             cotangents.append(count + place if there[place] else missing)
         weak = (*self.weak, *[False] * len(cotangents))
         return BackwardPass(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Callable, Iterable, Sequence
-
-import torch
+from collections.abc import Iterable, Sequence
 
 from tilec.ir.symbolic import is_open_number
 
@@ -70,8 +68,3 @@ def part_text(text: str, parts: Sequence[str]) -> str:
 
 def tuple_text(items: Sequence[object]) -> str:
     return "(" + ", ".join(map(str, items)) + ("," if len(items) == 1 else "") + ")"
-
-
-def tensor_function(text: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A text over two tensors, {0} and {1}, as a function."""
-    return eval(f"lambda a, b: {text.format('a', 'b')}", {"torch": torch})

@@ -20,7 +20,7 @@ from tilec.lattice.hermite import inverse
 from tilec.lattice.schedule import completed
 from tilec.lattice.sets import Box, bounds
 from tilec.transforms.recurrence import schedule
-from tilec.transforms.util.naming import all_variables
+from tilec.transforms.util.naming import all_variables, unlike
 
 MARGIN_LIMIT = 4  # a buffer with margins may be this many times the box of the states, plus MARGIN_SLACK elements
 MARGIN_SLACK = 2**14
@@ -92,9 +92,7 @@ def _name(row: Sequence[int], names: Sequence[str], k: int, taken: set[str]) -> 
     ones = [v for v, c in zip(names, row, strict=True) if c]
     if len(ones) == 1 and sum(row) == 1:
         return ones[0]
-    name = f"w{k}"
-    while name in taken:
-        name += "_"
+    name = unlike(f"w{k}", taken)
     taken.add(name)
     return name
 

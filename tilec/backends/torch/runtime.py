@@ -327,11 +327,6 @@ def _format(t: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def log_cumulative(t: Tensor, dim: int) -> Tensor:
-    """logsumexp of all elements up to each, 16-bit ones in float32; what follows +inf is +inf, what follows NaN NaN."""
-    return torch.logcumsumexp(t, dim)
-
-
 def elements_at(t: Tensor, *index: Tensor | int) -> Tensor:
     """`t[index]`, for which torch would ask a device for the value of an index of rank 0."""
     if t.device.type == "cpu":

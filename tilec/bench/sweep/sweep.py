@@ -17,6 +17,7 @@ import torch
 
 from tilec.bench import workers
 from tilec.bench.gpu import Record, load_records, machine, save, timed
+from tilec.bench.measure import peak_bytes
 from tilec.bench.sweep.points import POINTS
 from tilec.bench.sweep.setup import Point, TimedRun, TooLarge
 
@@ -32,7 +33,7 @@ def measured(point: Point, device: str, seed: int = 0) -> Record:
         try:
             run = build()
             record["error"][name] = setup.check(run())
-            record["bytes"][name] = peak(run, device)
+            record["bytes"][name] = peak_bytes(run, device) or 0
             record["us"][name] = point_microseconds(run, device)
         except TooLarge as why:
             record["failed"][name] = f"would need {why}"
@@ -51,19 +52,6 @@ def measured(point: Point, device: str, seed: int = 0) -> Record:
 
 def _nothing() -> None:
     return None
-
-
-def peak(run: TimedRun, device: str) -> int:
-    """Bytes that a call holds at most beside what is there already, its result included; 0 on a CPU, which has no
-    count of them."""
-    if device != "cuda":
-        return 0
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def point_microseconds(run: TimedRun, device: str) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilec.errors import SizeMistake, Span
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Expr, Index, Int
+from tilec.transforms.util.naming import unlike
 
 Shape = tuple[int, ...]
 
@@ -88,10 +89,4 @@ class Axes:
 def axes(shape: Shape, taken: Collection[str] = (), first: int = 0) -> Axes:
     """Variables i0, i1, ... (from `first`) over a shape, other than those taken."""
     names = (f"i{first + k}" for k in range(len(shape)))
-    return Axes(tuple(Index(_free(name, taken)) for name in names), shape)
-
-
-def _free(name: str, taken: Collection[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
+    return Axes(tuple(Index(unlike(name, taken)) for name in names), shape)

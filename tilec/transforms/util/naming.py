@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 from dataclasses import replace
 
 from tilec.ir.program import (
@@ -43,6 +43,13 @@ class Names:
             name = f"{base}_{count}"
         self._taken.add(name)
         return name
+
+
+def unlike(name: str, taken: Container[str]) -> str:
+    """The name, with as many `_` behind it as make it another than those taken."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def fresh_variable(base: str, used: set[str]) -> str:

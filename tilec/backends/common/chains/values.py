@@ -28,7 +28,7 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.types import NARROW, Types, kind
+from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
@@ -218,10 +218,6 @@ def _sides(parts: Sequence[Expr], axis: str, extent: Mapping[str, int]) -> tuple
     longest = [max(sorted(g), key=lambda v: extent[v]) for g in (rows, columns)]
     sides = [quotient_of([Factor(x, False) for x in side]) for side in (left, right)]
     return sides[0], sides[1], longest[0], longest[1]
-
-
-def floating(e: Expr, types: Types) -> bool:
-    return kind(expression_type(e, types).dtype) == 2
 
 
 def conjuncts(e: Expr) -> Iterator[Expr]:

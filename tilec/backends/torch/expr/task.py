@@ -15,6 +15,7 @@ from tilec.backends.torch.expr.scalar import identity_text
 from tilec.ir.index import Affine, substitute_affine
 from tilec.ir.program import Statement
 from tilec.ir.types import TensorType, Types
+from tilec.transforms.util.naming import unlike
 from tilec.transforms.util.roles import roles
 
 MOST_WRITTEN_CLASSES = 64  # residue classes written out one by one; beyond that values are added where they belong
@@ -79,10 +80,7 @@ class Task:
 
     def unused(self, suffix: str) -> str:
         """A tensor's name that begins with the output's."""
-        name = self.flat.output + suffix
-        while name in self.types:
-            name += "_"
-        return name
+        return unlike(self.flat.output + suffix, self.types)
 
     def before(self, s: Statement, t: TensorType, suffix: str) -> Task:
         """The task of a statement that makes an intermediate of this type, called after the output."""

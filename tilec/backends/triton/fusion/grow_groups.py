@@ -27,6 +27,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import Types
+from tilec.transforms.util.naming import unlike
 
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
@@ -235,9 +236,7 @@ class Shared:
 
     def _unit(self, v: str) -> str:
         """A new variable of one value."""
-        name = v
-        while name in self.extent:
-            name += "_"
+        name = unlike(v, self.extent)
         self.extent[name] = 1
         return name
 

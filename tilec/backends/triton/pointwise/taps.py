@@ -9,12 +9,10 @@ Zeros that are read outside are treated as in `windows.py`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tilec.backends.common.code import python_name
-from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -23,10 +21,9 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, tiled
-from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, window_axes
+from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, window_axes, zero_factors
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement
-from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 PLACES_AT_ONCE = (8, 7, 6, 5, 4)  # neighbours that are written out
@@ -81,8 +78,9 @@ class TapWriter(UnrolledKernel):
         s = space.statement
         self.tile = fresh_variable(how.across, all_variables(s))
         own = tiled(space, {how.across: (self.tile, how.count)})
-        name, exact = python_name(s.output) + "_taps", not _reads_zeros_alone(s, view.types)
-        super().__init__(name, own, view, int64_index, how.taps, exact)
+        factors = zero_factors(s, view.types)  # each of them reads zeros where a point does not count
+        exact = not factors or not all(isinstance(f, Access) for f in factors)
+        super().__init__(python_name(s.output) + "_taps", own, view, int64_index, how.taps, exact)
 
     def launch(self, flat: Statement, target: str) -> Launch:
         """Partial results go to the tensor `target`, one share after the other."""
@@ -139,14 +137,3 @@ class TapWriter(UnrolledKernel):
             forms = [frame.form(e.to_expr()) for e in index]
             address = frame.part_address(s.output, target, forms, frozenset(frame.axes))
             k.store(address, a.result(), "col_in")
-
-
-def _reads_zeros_alone(s: Statement, types: Mapping[str, TensorType]) -> bool:
-    """Whether each point that does not count is one at which a factor of a floating product is read as zero."""
-    if s.aggregation != "sum" or s.guard is not None or s.constraints or not is_floating(types[s.output].dtype):
-        return False
-    split = split_factors(s.body, types)
-    if split is None or not split[0]:
-        return False
-    factors: Sequence[object] = split[0]
-    return math.isfinite(split[1]) and all(isinstance(f, Access) for f in factors)

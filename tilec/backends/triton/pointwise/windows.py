@@ -20,7 +20,7 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.pointwise.unrolled import Element, OutputsKernel, inside_tile, tiled
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Statement, accesses_in, value_accesses
+from tilec.ir.program import Access, Expr, Statement, accesses_in, value_accesses
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable
@@ -153,13 +153,16 @@ class RegisterBlockWriter(OutputsKernel):
         return substitute_affine(self.whole.statement, change)
 
 
+def zero_factors(s: Statement, types: Mapping[str, TensorType]) -> Sequence[Expr]:
+    """The factors of a floating product of which a sum without conditions of its own adds up; none for others."""
+    if s.aggregation != "sum" or s.guard is not None or s.constraints or not is_floating(types[s.output].dtype):
+        return ()
+    split = split_factors(s.body, types)
+    return () if split is None or not math.isfinite(split[1]) else split[0]
+
+
 def _may_read_zeros(space: Space, types: Mapping[str, TensorType]) -> bool:
     """Whether a point that does not count is one at which a factor of a floating product is read as zero."""
-    s = space.statement
-    if s.aggregation != "sum" or s.guard is not None or s.constraints or not is_floating(types[s.output].dtype):
-        return False
-    split = split_factors(s.body, types)
-    if split is None or not space.valid:
-        return False
-    read = {c for f in split[0] if isinstance(f, Access) for c in access_conditions(f, types)}
-    return math.isfinite(split[1]) and set(space.valid) <= read and len(split[0]) > 1
+    factors = zero_factors(space.statement, types)
+    read = {c for f in factors if isinstance(f, Access) for c in access_conditions(f, types)}
+    return bool(space.valid) and set(space.valid) <= read and len(factors) > 1

@@ -23,6 +23,7 @@ from tilec.backends.triton.rows.shifted_variance import centred
 from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, choose_row_tiling, levels
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType, Types
+from tilec.transforms.util.naming import unlike
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _second_stage(group: Group, types: Types, parts: int) -> tuple[dict[str, Ten
     partial: dict[str, TensorType] = {}
     statements: list[Statement] = []
     columns = group.kept
-    part = _unlike("p", group.extent)
+    part = unlike("p", group.extent)
     for s in group.statements:
         if s.output in group.sums:
             name = f"{s.output}.parts"
@@ -97,12 +98,6 @@ def _second_stage(group: Group, types: Types, parts: int) -> tuple[dict[str, Ten
     extent = {part: parts, **left}
     rows = tuple(v for v in extent if v != part)
     return partial, Group((*statements, *group.after), rows, (part,), extent, group.stored, frozenset())
-
-
-def _unlike(name: str, taken: Collection[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _coalesced(group: Group, types: Types, strides: Strides) -> tuple[Group, Types, Mapping[str, tuple[int, ...]]]:
