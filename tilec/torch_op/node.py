@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from tilec.errors.tracebacks import public
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.symbolic import Pinned
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, is_floating
 from tilec.prepare.classes import Opened, OpenProgram
 from tilec.prepare.prepared import Prepared, Specialised
 from tilec.saving import Backward, Partition

@@ -47,11 +47,11 @@ TRITON_REDUCTIONS: Mapping[tuple[str, bool], str] = {
 }
 
 
-def template_of(function: str) -> str:
-    """The text of a function of blocks, with places for its operands."""
+def template_of(function: str, language: str) -> str:
+    """The text of a function of blocks in Triton (`tl`) or Gluon (`gl`), with places for its operands."""
     template = TRITON_FUNCTIONS.get(function) or FUNCTIONS[function].triton
     assert template is not None, function
-    return template
+    return template.replace("tl.", f"{language}.")
 
 
 def stride_name(tensor: str, dimension: int) -> str:
@@ -187,9 +187,9 @@ class BlockText:
                 mask = self.spread(condition, axes)
                 return f"{self.language}.load({place}, mask={mask}, other={literal(other)})"
             case Reduce(_, aggregation, axis, value, careful):
-                dimension = value.type.axes.index(axis)
                 template = TRITON_REDUCTIONS[aggregation, careful and aggregation != "sum"]
-                return template.format(self.names[value.number], dimension)
+                template = template.replace("tl.", f"{self.language}.")
+                return template.format(self.names[value.number], value.type.axes.index(axis))
             case CumulativeSum(_, axis, value):
                 return f"{self.language}.cumsum({self.names[value.number]}, {value.type.axes.index(axis)})"
             case DotOp(out, axis, left, right, accumulator, precision):
@@ -209,7 +209,7 @@ class BlockText:
         return text if box.axes == out.type.axes else f"{self.language}.trans({text})"
 
     def _apply(self, op: Apply) -> str:
-        template = template_of(op.function)
+        template = template_of(op.function, self.language)
         axes = op.out.type.axes
         plain = template.startswith("({0}") or op.function in ("larger", "smaller")
         all_numbers = all(v.number in self.numbers for v in op.args)

@@ -27,7 +27,7 @@ from tilec.backends.common.blocks.ir import (
 )
 from tilec.backends.common.code import literal, python_name
 from tilec.backends.triton.blocks.boxes import every_operation
-from tilec.backends.triton.blocks.text import TRITON_REDUCTIONS, BlockText, stride_name, template_of
+from tilec.backends.triton.blocks.text import BlockText, stride_name, template_of
 from tilec.backends.triton.blocks.warp_roles import (
     GROUP_ROWS,
     GROUPS_OF_WARPS,
@@ -172,7 +172,7 @@ class _Part(BlockText):
 
     def _apply(self, op: Apply) -> str:
         axes = op.out.type.axes
-        template = GLUON_ONLY.get(op.function) or template_of(op.function).replace("tl.", "gl.")
+        template = GLUON_ONLY.get(op.function) or template_of(op.function, self.language)
         return template.format(*(self.spread(v, axes) for v in op.args))
 
 
@@ -361,12 +361,8 @@ class _Consumer(_Part):
                 shape = ", ".join(str(GROUP_ROWS if a == s.rows else s.program.axes[a]) for a in out.type.axes)
                 layout = self._layout(out.type.axes)
                 return f"gl.full([{shape}], {literal(value)}, gl.{out.type.dtype}, layout={layout})"
-            case Reduce(out, aggregation, axis, value):
-                template = TRITON_REDUCTIONS[aggregation, False].replace("tl.", "gl.")
-                found = template.format(self.names[value.number], value.type.axes.index(axis))
-                if value.type.axes == (s.rows, s.columns) and out.type.axes == (s.rows,):
-                    return f"gl.convert_layout({found}, by_rows)"
-                return found
+            case Reduce(out, _, _, value) if value.type.axes == (s.rows, s.columns) and out.type.axes == (s.rows,):
+                return f"gl.convert_layout({super().right_side(op)}, by_rows)"
         return super().right_side(op)
 
     def _layout(self, axes: tuple[str, ...]) -> str:
