@@ -62,6 +62,17 @@ def test_files_that_pages_name_exist() -> None:
             assert any(path.endswith(f"/{name}") for path in there), f"{page.name} names {name}"
 
 
+def test_the_drawing_of_a_gradient_is_true() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawing = page.split("## From an access to its gradient")[1].split("```")[1]
+    forward, written, *stages = (line for line in drawing.splitlines() if re.match(r"[A-Z]+\[", line))
+    gradient = tilec.compile(f"function (A[M], W[K]) -> (O) {{ {forward}; }}").grad("A")
+    assert f"{written};" in gradient.tile
+    lowered = gradient.lower(*(tilec.spec((n,)) for n in (11, 3, 5)))
+    for stage, line in zip(("bound", "reduced", "defracted"), stages, strict=True):
+        assert f"{line};" in str(lowered.stages[stage])
+
+
 def test_the_architecture_names_every_package() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     packages = {p.parent.relative_to(ROOT / "tilec") for p in (ROOT / "tilec").glob("*/**/__init__.py")}

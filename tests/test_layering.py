@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -180,6 +180,49 @@ def test_no_circles() -> None:
 
     for module in graph:
         visit(module, ())
+
+
+def _package(module: str) -> str | None:
+    """The folder or file directly below `tilec`; the lowest layer is one."""
+    name = None if module == "tilec" else module.split(".")[1]
+    return "errors" if f"tilec.{name}" in LAYERS[0] else name
+
+
+def _backend_package(module: str) -> str | None:
+    """The same below `tilec.backends`, and below its `triton`."""
+    _, *parts = module.split(".")
+    if parts[:1] != ["backends"] or len(parts) < 2:
+        return None
+    return parts[2] if parts[1] == "triton" and len(parts) > 2 else parts[1]
+
+
+def drawn(package: Callable[[str], str | None]) -> list[str]:
+    """Packages from the top down, each with what it imports; not what those import anyhow."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, path in MODULES.items():
+        if (name := package(module)) is not None:
+            graph[name] |= {p for o in imports(path) if o in MODULES and (p := package(o)) not in (None, name)}
+
+    @cache
+    def below(name: str) -> frozenset[str]:
+        return frozenset().union(*({o, *below(o)} for o in graph[name]))
+
+    @cache
+    def height(name: str) -> int:
+        return 1 + max(map(height, graph[name]), default=0)
+
+    lines = []
+    for name in sorted(graph, key=lambda n: (-height(n), n)):
+        direct = sorted(o for o in graph[name] if not any(o in below(x) for x in graph[name]))
+        lines.append(f"{name} -> {', '.join(direct)}" if direct else name)
+    return lines
+
+
+def test_the_drawing_of_packages_is_true() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    for package in (_package, _backend_package):
+        wanted = "\n".join(drawn(package))
+        assert f"```\n{wanted}\n```" in page, f"docs/architecture.md, Packages and their arrows:\n{wanted}"
 
 
 def test_files_stay_readable() -> None:
