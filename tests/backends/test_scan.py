@@ -76,10 +76,34 @@ def test_types(aggregation, dtype):
 
 def test_what_is_no_scan():
     (x,) = tensors((9,))
-    for body in ("X[k]), i - k < 3", "X[k] * X[i]), i - k < N", "X[k]), i - 2*k < N", "X[k]), k - i - 2 < 5"):
+    for body in ("X[k]), i - k < 3", "sin(X[k] * X[i])), i - k < N", "X[k]), i - 2*k < N", "X[k]), k - i - 2 < 5"):
         source = f"function (X[N]) -> (O) {{ O[i : N] = +({body}; }}"
         agree(source, x)
         assert "cum" not in run(source, [x])[1]
+
+
+FACTORS = {
+    "a factor of the element": "X[k] * sin(X[i])), k - i < N",
+    "a divisor of the element": "X[k] / (2 + X[i])), i - k < N",
+    "a negative term": "-(X[k] * Y[i])), i - k < N",
+    "several terms": "X[k] * Y[i] - X[k] * X[i] * 2), i - k < N",
+}
+
+
+@pytest.mark.parametrize("form", FACTORS)
+def test_factors_of_the_element_leave_a_sum(form):
+    x, y = tensors((9,), (9,))
+    agree(f"function (X[N], Y[N]) -> (O) {{ O[i : N] = +({FACTORS[form]}; }}", x, y, contains="cum")
+
+
+def test_terms_of_other_lengths_stay():
+    """Where an element may have no point a factor may be infinite, and the sum of none is 0."""
+    x, y = tensors((9,), (6,))
+    y[0] = torch.inf
+    for body in ("Y[k] * X[i]), i - k < N", "X[k + 1] * X[i]), k - i < N"):
+        source = f"function (X[N], Y[M]) -> (O) {{ O[i : N] = +({body}; }}"
+        agree(source, x, y)
+        assert "cum" not in run(source, [x, y])[1]
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

@@ -27,6 +27,25 @@ def test_first_and_second_order(aggregation):
     check_gradient(source % aggregation, normal(2, 4, 2), normal(2))
 
 
+@pytest.mark.parametrize("aggregation", ("*", "logsumexp"))
+@pytest.mark.parametrize("gap", (1, 2, 6))
+def test_scans_without_the_last_elements(aggregation, gap):
+    for constraint in (f"i - k - {gap} < N", f"k - i - {gap} < N"):
+        source = f"function (X[N]) -> (O) {{ O[i : N] = {aggregation}(X[k]), {constraint}; }}"
+        text = show(grad(parse(source)))
+        assert "Received" in text and "_prod" not in text
+        x = np.array([1.5, 0, -2, 0, 1, 3])
+        if aggregation == "*":
+            check_gradient(source, x)
+        program, d = parse(source), np.array([0.0] * gap + [1, -2, 3, 0.5, 2][: 6 - gap])
+        d = d[::-1].copy() if "k - i" in constraint else d
+        (got,) = evaluate(grad(program), [x, d])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scans, "KINDS", ())
+            (wanted,) = evaluate(grad(program), [x, d])
+        np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
 VALUES = (
     [1, 1, 2, 2, 1, 2, 3],
     [0, 1, 0, 2, 0, 3, 0],

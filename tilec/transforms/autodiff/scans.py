@@ -25,10 +25,12 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
+from tilec.ir.rational import as_int
 from tilec.transforms.util.extents import Extent, extents, sizes
 from tilec.transforms.util.naming import Names, rename, rename_constraint
 
 KINDS = ("prod", "max", "min", "logsumexp")
+IDENTITY = {"prod": ONE, "logsumexp": -INFINITY}  # of those that have the same one for each type of element
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ class _Scan:
 
 
 def split_scans(program: Program, names: Names) -> tuple[Statement, ...]:
-    """The program's statements, each such scan over the elements of one tensor at its own index."""
+    """The program's statements, each such scan over the elements of one tensor at its own index, up to its place."""
     known = extents(program)
     result: list[Statement] = []
-    for s in program.statements:
+    for s in (part for whole in program.statements for part in _up_to_itself(whole, known, names)):
         found = _scan(s, known)
         if found is not None and not _plain(s, found):
             moved = {found.summed: found.output}
@@ -63,6 +65,26 @@ def split_scans(program: Program, names: Names) -> tuple[Statement, ...]:
             s = replace(s, constraints=joint)
         result.append(s)
     return tuple(result)
+
+
+def _up_to_itself(s: Statement, known: Mapping[str, Extent], names: Names) -> tuple[Statement, ...]:
+    """A scan of all k up to i - 1, or any number before (from i + 1 on), as one of all up to i and what reads it there,
+    the first elements being of no points; any other statement as it is."""
+    if s.aggregation not in IDENTITY or s.index is None or len(s.constraints) != 1 or _scan(s, known) is not None:
+        return (s,)
+    (c,) = s.constraints
+    try:
+        form = linear(c.expr)
+    except AffineMistake:
+        return (s,)
+    gap = -as_int(form.constant) if form.is_affine and form.constant.denominator == 1 else 0
+    whole = replace(s, output=names.fresh(f"{s.output}_scan"), constraints=(replace(c, expr=(form + gap).to_expr()),))
+    found = _scan(whole, known) if gap > 0 else None
+    if found is None:
+        return (s,)
+    place = (Affine.variable(found.output) + (-gap if found.rising else gap)).to_expr()
+    before = Pad(Access(whole.output, _at(s, found.output, place)), IDENTITY[s.aggregation])
+    return whole, replace(s, body=before, aggregation="assign", constraints=(), attributes=())
 
 
 def _scan(s: Statement, known: Mapping[str, Extent]) -> _Scan | None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.functions import ONE, call
-from tilec.ir.index import distinct_variables, linear
+from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -25,6 +25,7 @@ from tilec.ir.program import (
     Index,
     Inside,
     Int,
+    Pad,
     Program,
     Statement,
     index_variables,
@@ -113,7 +114,7 @@ class Factor:
 
 def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     """The statement, or two that take its place."""
-    cut = _cut(s, types)
+    cut = _cut(s, types) or _running_cut(s, types)
     if cut is None:
         return [s]
     terms, outer, kept = cut
@@ -175,6 +176,51 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
     if points_per_element(replace(s, guard=None), types) is None:
         return None
     return inner, outer, tuple(v for v in outputs if v in needed or not large)
+
+
+def _running_cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ...]] | None:
+    """The same of a sum over all k up to i, or from i on, whose terms hold factors of i: what is left is a scan. Each
+    element has a point, k = i, since all that the scan reads is as long as the output."""
+    if s.aggregation != "sum" or s.guard is not None or s.default is not None or len(s.constraints) != 1:
+        return None
+    outputs = distinct_variables(s.index)
+    if outputs is None or reads_itself(s) or not is_floating(types[s.output].dtype):
+        return None
+    size = dict(zip(outputs, types[s.output].shape, strict=True))
+    reduced = [v for v in index_variables(s.body) if v not in size]
+    (c,) = s.constraints
+    form, pair = linear(c.expr), index_variables(c.expr)
+    if len(reduced) != 1 or len(pair) != 2 or reduced[0] not in pair or not isinstance(c.bound, Int):
+        return None
+    (k,), (i,) = reduced, {*pair} - {*reduced}
+    difference = Affine.variable(i) - Affine.variable(k)
+    if i not in size or form not in (difference, -difference) or c.bound.value < size[i]:
+        return None
+    terms = [(negative, factors_of(e, False)) for negative, e in terms_of(s.body, False)]
+    inner = [[f for f in factors if k in index_variables(f.value)] for _, factors in terms]
+    if any(f != inner[0] for f in inner) or all(f.divides for f in inner[0]):
+        return None
+    scanned = [f.value for f in inner[0]]
+    known = {**size, k: size[i]}
+    whole = (
+        linear(e).bare is not None and known.get(linear(e).bare or "") == n
+        for a in walk(*scanned)
+        if isinstance(a, Access)
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True)
+    )
+    own = [(negative, _less(factors, inner[0])) for negative, factors in terms]
+    if i in index_variables(*scanned) or not any(i in index_variables(f.value) for _, fs in own for f in fs):
+        return None
+    if not all(whole) or any(isinstance(e, (Inside, Pad)) for e in walk(s.body)):
+        return None
+    values = [f.value for _, factors in terms for f in factors if not is_number(f.value)]
+    if any(not is_floating(expression_type(e, types).dtype) for e in values):
+        return None
+    if len(own) == 1:
+        return [(own[0][0], inner[0])], own[0][1], outputs
+    one = Factor(Float(1.0), False)
+    sums = [(negative, quotient_of([*fs, *([one] if all(f.divides for f in fs) else [])])) for negative, fs in own]
+    return [(False, inner[0])], [Factor(added(sums), False)], outputs
 
 
 def terms_of(e: Expr, negative: bool) -> list[tuple[bool, Expr]]:
