@@ -44,6 +44,14 @@ CASES = {  # source, kernels
         PASSED,
     ),
     "logsumexp at a remainder": ("function (X[M, D]) -> (Y) { Y[m % 7, d : 7, D] = logsumexp(X[m, d]); }", SORTED),
+    "columns before the places": (
+        "function (X[M, D], T[M]) -> (Y) { Y[d, T[m] : D, 9] = +(X[m, d]); }",
+        SORTED,
+    ),
+    "columns around the places": (
+        "function (X[M, D], T[M], A[M]) -> (Y) { Y[k, T[m], d, A[m] : 3, 9, D, 50] = >(X[m, d] * k), k < 3; }",
+        SORTED,
+    ),
     "any": ("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 9, D] = >(X[m, d] > 2); }", SORTED),
     "histogram": ("function (T[M]) -> (Y) { Y[T[m] : 9] = +(1); }", ["Y_counts"]),
     "histogram of some": ("function (T[M], A[M]) -> (Y) { Y[T[m]  : 9] = +(A[m] > 4 ? 3), m < 700; }", ["Y_counts"]),
@@ -250,6 +258,13 @@ EPILOGUES = {  # source, shapes of what has elements of its own
             Y[n, d : N, D] = A[n, d] > 0 ? A[n, d] - Z[n, d] : 0;
         }""",
         ((POINTS,), None, (40, 5)),
+    ),
+    "of columns before the places": (
+        """function (U[M, B, D], T[M], Z[B, N, D]) -> (Y) {
+            A[b, T[m], d : B, N, D] = +(U[m, b, d]);
+            Y[b, n, d : B, N, D] = A[b, n, d] * Z[b, n, d] + 10*n + b;
+        }""",
+        ((POINTS, 2, 3), None, (2, 40, 3)),
     ),
     "of several columns": (
         """function (U[M, B, D], T[M], Z[N, B, D]) -> (Y) {

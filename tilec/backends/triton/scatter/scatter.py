@@ -2,8 +2,9 @@
 
 Deterministic, for every aggregation. Integer sums and greatest or least integers come out the same in whatever order
 they are combined: atomics (`exact.py`). Elsewhere each point's position in the output is computed, the points are
-sorted by it (stably), and each output element combines its run of points in order (`segments.py`). Trailing output axes
-that are variables of their own stay axes; variables that the output index lacks are aggregated first.
+sorted by it (stably), and each output element combines its run of points in order (`segments.py`). Output axes that
+are variables of their own stay axes: the trailing ones, and where points are sorted all of them. Variables that the
+output index lacks are aggregated first.
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ def scattered(
     int64_index: bool,
     carry: StatementPlanner,
     epilogue: Sequence[Statement] = (),
+    *,
+    sort: bool = False,
 ) -> list[Step] | None:
     """Steps that compute the flat statement `s` and its epilogue into the last one's allocated output; None where it
-    can have none. `carry` carries out an ordinary one."""
+    can have none. `carry` carries out an ordinary one; `sort`: points are sorted, whatever else there is."""
     domain = build_domain(s, types)
     out = types[s.output]
     if domain is None:
@@ -75,16 +78,20 @@ def scattered(
     s = domain.statement
     rows = tuple(map(linear, s.index or ()))
     # with a default it matters which elements were reached, so every point has a position of its own
-    plain = _plain_axes(rows, out.shape, domain) if s.default is None else ()
+    every = _plain_axes(rows, out.shape, domain) if s.default is None else ()
+    trailing = tuple(a for a in every if every[-(len(rows) - a) :] == tuple(range(a, len(rows))))
+    plain = every if sort else trailing
+    axes = (*(a for a in range(len(rows)) if a not in plain), *plain)
+    rows, shape = tuple(rows[a] for a in axes), tuple(out.shape[a] for a in axes)
     split = len(rows) - len(plain)
     keyed = tuple(v for v in domain.low if s.default is not None or any(v in free(row) for row in rows[:split]))
-    columns = tuple(rows[a].variables()[0] for a in plain)
+    columns = tuple(row.variables()[0] for row in rows[split:])
     order = (*keyed, *columns)
     shifted = {v: (Affine.variable(v) - domain.low[v]).to_expr() for v in order}
-    limits = tuple(Constraint(row.to_expr(), Int(n)) for row, n in zip(rows, out.shape, strict=True))
+    limits = tuple(Constraint(row.to_expr(), Int(n)) for row, n in zip(rows, shape, strict=True))
     whole_guard = s.guard is not None and bool(free_guard(s) - set(keyed))
     aggregation = "any" if s.aggregation == "assign" and out.dtype == "bool" else s.aggregation
-    count, points = math.prod(out.shape[:split]), math.prod(domain.extent[v] for v in keyed)
+    count, points = math.prod(shape[:split]), math.prod(domain.extent[v] for v in keyed)
     term = replace(
         s,
         output=f"{s.output}.values",
@@ -94,30 +101,35 @@ def scattered(
         default=None,
     )
     dtype = accumulation_dtype(aggregation, out.dtype)
+    given, given_strides = types, strides
     types = {**types, term.output: TensorType(tuple(domain.extent[v] for v in order), dtype)}
     strides = {**strides, term.output: contiguous(types[term.output].shape)}
     before: list[Step] = []
     after: tuple[str, ...] = ()
-    width = math.prod(out.shape[split:])
+    width = math.prod(shape[split:])
     int64_index = int64_index or points > NARROWEST
     accumulator = Accumulator.of(aggregation, out.dtype)
     roots = (s.body, *s.guards, *(s.index or ()))
     wanted = point_conditions(roots, (*s.constraints, *limits), types)
-    place = row_major(rows[:split], out.shape[:split])
+    place = row_major(rows[:split], shape[:split])
     summed = set(order) < set(domain.low)
     space = build_space(term, types)
     assert space is not None
     view, later = StridedView(term, types, strides), tuple(epilogue)
-    runs = Runs(s, space, view, keyed, columns, points, count, width, accumulator, int64_index, later)
-    kept = [_whole(row, n, domain) for row, n in zip(rows[:split], out.shape[:split], strict=True)]
+    sides = axes[:split], axes[split:]
+    runs = Runs(s, space, view, keyed, columns, points, count, width, accumulator, int64_index, later, *sides)
+    kept = [_whole(row, n, domain) for row, n in zip(rows[:split], shape[:split], strict=True)]
     seen = math.prod(n for v, n in domain.extent.items() if v not in (*kept, *columns))
     terms = FEW_TERMS + TERMS_OF_A_POINT * points * math.prod(domain.extent[v] for v in columns)
-    if seen <= FEW_AT_AN_ELEMENT and seen * count * width <= terms and s.default is None and aggregation != "assign":
+    looked = seen <= FEW_AT_AN_ELEMENT and seen * count * width <= terms
+    if looked and s.default is None and aggregation != "assign" and not sort:
         chosen = _selected(s, [row for row, v in zip(rows, kept, strict=False) if v is None], wanted)
         return None if epilogue else carry(chosen, chosen, types, strides)
-    exact = None if summed else exact_steps(runs, place, wanted)
+    exact = None if summed or sort else exact_steps(runs, place, wanted)
     if exact is not None:
         return None if epilogue else exact
+    if plain != every:
+        return scattered(s, given, given_strides, int64_index, carry, epilogue, sort=True)
     if summed:
         before = [Allocate(term.output, types[term.output].shape, dtype), *carry(term, term, types, strides)]
         after = (term.output,)
@@ -222,14 +234,9 @@ def _contiguous_default(s: Statement, content: str, types: Mapping[str, TensorTy
 
 
 def _plain_axes(rows: tuple[Affine, ...], shape: tuple[int, ...], domain: Domain) -> tuple[int, ...]:
-    """Trailing axes that are one variable each, which walks all of the axis and stands nowhere else in the index."""
-    found: list[int] = []
-    for a in reversed(range(len(rows))):
-        v = _whole(rows[a], shape[a], domain)
-        if v is None or sum(v in free(row) for row in rows) != 1:
-            break
-        found.insert(0, a)
-    return tuple(found)
+    """Axes that are one variable each, which walks all of the axis and stands nowhere else in the index."""
+    whole = ((a, _whole(row, n, domain)) for a, (row, n) in enumerate(zip(rows, shape, strict=True)))
+    return tuple(a for a, v in whole if v is not None and sum(v in free(row) for row in rows) == 1)
 
 
 def _whole(row: Affine, size: int, domain: Domain) -> str | None:

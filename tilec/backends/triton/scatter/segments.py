@@ -24,12 +24,13 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.program import Index, Int, Statement
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
 BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of narrow rows and of wide ones
+APART = 8  # columns of a program where memory walks runs first
 PIECE_TERMS = 1024  # at a time, of a piece's narrow rows: a program has more of them to wait for
 
 
@@ -37,7 +38,7 @@ PIECE_TERMS = 1024  # at a time, of a piece's narrow rows: a program has more of
 class Runs:
     """`statement` as written. The terms of `space` are those of one point, which `keyed` number in order, in a row of
     `columns`. `points` in all, `count` runs of them; `placed`, `order` and `starts` name the sorted places, the points
-    that are there, and where each run begins."""
+    that are there, and where each run begins. `run_axes` and `column_axes` are the output's."""
 
     statement: Statement
     space: Space
@@ -50,6 +51,19 @@ class Runs:
     accumulator: Accumulator
     int64_index: bool
     epilogue: tuple[Statement, ...] = ()
+    run_axes: tuple[int, ...] = ()
+    column_axes: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The output's."""
+        return self.view.types[self.statement.output].shape
+
+    @property
+    def in_order(self) -> bool:
+        """Whether memory walks the columns of a run before the next run."""
+        axes = (*self.run_axes, *self.column_axes)
+        return axes == tuple(range(len(axes)))
 
     def name(self, what: str) -> str:
         return f"{self.statement.output}.{what}"
@@ -72,7 +86,7 @@ class RunBlocks:
 
     @staticmethod
     def of(runs: Runs) -> RunBlocks:
-        columns = min(power_of_two(runs.width), 256)
+        columns = min(power_of_two(runs.width), 256 if len(runs.shape) - 1 in runs.column_axes else APART)
         mean = -(-runs.points // max(runs.count, 1))
         terms = LARGE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
         points = min(power_of_two(mean), max(4, min(terms // (2 * columns), runs.piece)))
@@ -139,7 +153,7 @@ class _Writer:
         k.scopes[0].lines += runs.accumulator.reduce(1)
         k.assign("row", f"{program} * BM + tl.arange(0, BM)")
         k.assign("value", runs.accumulator.result())
-        place, mask = f"row[:, None] * {self.width} + col[None, :]", f"(row < {count})[:, None] & col_in[None, :]"
+        place, mask = self._place(), f"(row < {count})[:, None] & col_in[None, :]"
         if s.default is not None:
             other = f"tl.load({k.pointer(runs.name('default'))} + {place}, mask={mask}, other=0)"
             starts = k.pointer(runs.name("starts"))
@@ -158,8 +172,6 @@ class _Writer:
         """The epilogue's value; its variables are the output's axes."""
         k, s = self.k, self.runs.statement
         shape = self.types[s.output].shape
-        split = next(a for a in range(len(shape) + 1) if math.prod(shape[:a]) == self.runs.count)
-        split = len(shape) if self.runs.width == 1 else split
         variables = tuple(f"{s.output}.{a}" for a in range(len(shape)))
         element = replace(s, index=tuple(map(Index, variables)), sizes=tuple(map(Int, shape)), body=Int(0), guard=None)
         element = replace(element, aggregation="assign", constraints=(), default=None)
@@ -167,10 +179,34 @@ class _Writer:
         assert space is not None
         k.space = space
         k.assign("row_in", f"row < {count}")
-        k.decode(Axis("row", variables[:split], "BM"))
-        k.decode(Axis("col", variables[split:], "BN"))
+        k.decode(Axis("row", tuple(variables[a] for a in self.runs.run_axes), "BM"))
+        k.decode(Axis("col", tuple(variables[a] for a in self.runs.column_axes), "BN"))
         frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
         return finish(frame, space, "value", self.runs.accumulator.dtype, self.runs.epilogue)[0]
+
+    def _place(self) -> str:
+        """Where the elements of rows and columns are in memory."""
+        runs = self.runs
+        if runs.in_order:
+            return f"row[:, None] * {self.width} + col[None, :]"
+        strides = contiguous(runs.shape)
+        row, column = self._offset("row", runs.run_axes, strides), self._offset("col", runs.column_axes, strides)
+        return f"({row})[:, None] + ({column})[None, :]"
+
+    def _offset(self, name: str, axes: Sequence[int], strides: Sequence[int]) -> str:
+        """The text of what positions along some axes, those that memory walks as one taken together, add up to."""
+        whole = [n for n, a in enumerate(axes) if n + 1 == len(axes) or axes[n + 1] != a + 1]
+        first = [0, *(n + 1 for n in whole[:-1])]
+        rest = f"{name}.to(tl.int64)" if self.runs.int64_index else name
+        terms: list[str] = []
+        for n in range(len(whole) - 1, -1, -1):
+            together = axes[first[n] : whole[n] + 1]
+            size = self.k.number((together, "size"), "size", math.prod(self.runs.shape[a] for a in together))
+            stride = self.k.number((together, "stride"), "stride", strides[together[-1]])
+            terms.append(f"{rest} * {stride}" if n == 0 else f"{rest} % {size} * {stride}")
+            if n:
+                rest = self.k.line(f"{name}_rest", f"{rest} // {size}")
+        return " + ".join(terms)
 
     def pieces(self) -> _Writer:
         """Parts of long runs: in row 2 * p what those points of piece p add to the run of its first point, in the next
