@@ -12,6 +12,7 @@ from tilec.backends.triton.fusion.fuse_producers import whole_places
 from tilec.ir.program import Call, value_accesses, walk
 from tilec.ir.types import TensorType
 from tilec.language import parse, show
+from tilec.saving import partition
 
 WIDTHS = (1000, 1023, 1024)
 
@@ -379,3 +380,51 @@ def test_what_stands_between_a_product_and_statistics_is_in_the_kernel_of_these(
     f = tilec.compile(NORMED, backend="triton")
     given = [tilec.spec(s, "bfloat16") for s in ((4096, 1024), (1024, 4096), (4096,), (4096, 4096))]
     assert len(kernels(f, *given)) == 2
+
+
+MOVING = """function (A[N, D], B[N, D]) -> (C) {
+    M[d : D] = mean(A[n, d]);
+    P[d : D] = mean(B[n, d]);
+    X[n, d : N, D] = (A[n, d] - M[d]) * rsqrt(mean((A[n', d] - M[d]) * (A[n', d] - M[d])));
+    Y[n, d : N, D] = (B[n, d] - P[d]) * rsqrt(mean((B[n', d] - P[d]) * (B[n', d] - P[d])));
+    C[d, e : D, D] = sum(X[n, d] * Y[n, e]);
+}"""
+RELATED = """function (Q[B, N, E], K[B, N, E], V[B, N, E], G[E]) -> (O) {
+    A[b, i, e : B, N, E] = Q[b, i, e] * rsqrt(mean(Q[b, i, d] * Q[b, i, d])) * G[e];
+    S[b, i, j : B, N, N] = sum(A[b, i, e] * K[b, j, e]);
+    L[b, i : B, N] = logsumexp(S[b, i, j]);
+    O[b, i, e : B, N, E] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, e]);
+}"""
+
+
+@pytest.mark.parametrize("source, sizes, dtype, members", [
+    (MOVING, 2 * [(2000, 2048)], "float32", {"DA": "DX_mean", "DB": "DY_mean"}),
+    (RELATED, [*3 * [(32, 2048, 128)], (128,)], "bfloat16", {"DQ": "DA_mean"}),
+])  # fmt: skip
+def test_a_normalisation_s_gradient_is_one_kernel_whatever_else_reads_what_it_computes_again(
+    source, sizes, dtype, members
+):
+    """The normalised tensor is computed again for a product that the cotangent comes from: it stays outside."""
+    program = parse(source)
+    names = program.input_names()
+    types = {name: TensorType(size, dtype) for name, size in zip(names, sizes, strict=True)}
+    backward = partition(program, names, types, {}, True).backward
+    f = tilec.Function(backward.program, source, backend="triton")
+    given = [tilec.spec(backward.types[n].shape, dtype) for n in backward.program.input_names()]
+    found = kernels(f, *given)
+    for name, statistic in members.items():
+        (own,) = [lines for lines in found if name in lines]
+        assert any(line.startswith(statistic) for line in own), own
+
+
+def test_a_sum_of_two_terms_of_which_one_is_elementwise_is_one_kernel():
+    source = """function (P[B, N, E], Z[B, E], W[B, N], U[B, N, F], V[B, E, F]) -> (Y) {
+        T[b, i, e : B, N, E] = W[b, i] * Z[b, e];
+        S[b, i, e : B, N, E] = sum(U[b, i, f] * V[b, e, f]);
+        X = T + S;
+        Y = X * P;
+    }"""
+    f = tilec.compile(source)
+    given = [tilec.spec(s, "bfloat16") for s in ((8, 512, 64), (8, 64), (8, 512), (8, 512, 64), (8, 64, 64))]
+    text = f.lower(*given, backend="triton", target="sm_90").source()
+    assert "torch.empty((8, 512, 64)" in text and not re.search(r"\bT = torch.empty", text)

@@ -110,12 +110,8 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     if any(a.tensor == s.output for e in walk(*reader.roots) if isinstance(e, Access) for a in _inside(e)):
         return None
     filled = _fills(s, dict(zip(names, types[s.output].shape, strict=True)), types)
-    if filled:
-        value = replace_indices(s.body, {v: linear(e) for v, e in zip(names, place, strict=True)})
-        if types[s.output].dtype in NARROW:
-            value = Call(types[s.output].dtype, (value,))
-    else:
-        value = element_at(s, Access(s.output, place), types)
+    read = Access(s.output, place)
+    value = _filled_at(s, read, names, types) if filled else element_at(s, read, types)
 
     def computed(e: Expr) -> Expr:
         return value if isinstance(e, Access) and e.tensor == s.output else rebuild(e, computed)
@@ -123,6 +119,12 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     extent = dict(zip(found, types[s.output].shape, strict=True))
     ranges = _unbounded(value if filled else None, extent, types)
     return replace(map_values(reader, computed), constraints=(*reader.constraints, *ranges))
+
+
+def _filled_at(s: Statement, read: Access, names: Sequence[str], types: Types) -> Expr:
+    """An element of a statement that writes each."""
+    value = replace_indices(s.body, {v: linear(e) for v, e in zip(names, read.index, strict=True)})
+    return Call(types[s.output].dtype, (value,)) if types[s.output].dtype in NARROW else value
 
 
 def _fills(s: Statement, extent: Mapping[str, int], types: Types) -> bool:
@@ -245,19 +247,22 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         return None
     if any(s.output in (a.tensor for a in _inside(e)) for e in walk(*reader.roots) if isinstance(e, Access)):
         return None
-    if not all(e.function in CHEAP for e in values(s.body) if isinstance(e, Call)):
-        return None
     found = {a: whole_places(a, reader, types) for a in accesses_in(*reader.roots) if a.tensor == s.output}
     places = {a: e for a, e in found.items() if e is not None}
     counted = {e.name for root in s.roots for e in values(root) if isinstance(e, Index)}
     at = {a: {v: linear(e) for v, e in zip(names, a.index, strict=True)} for a in places}
-    if len(places) < max(len(found), 2) or not all(at[a][v].is_integral for a in places for v in counted):
+    if len(places) < max(len(found), 1) or not all(at[a][v].is_integral for a in places for v in counted):
+        return None
+    if len(places) > 1 and not all(e.function in CHEAP for e in values(s.body) if isinstance(e, Call)):
         return None
 
     asked: dict[Constraint, None] = {}
+    filled = s.guard is None and _fills(s, dict(zip(names, types[s.output].shape, strict=True)), types)
 
     def visit(e: Expr) -> Expr:
         match e:
+            case Access() if e.tensor == s.output and filled and places[e] == ONE:
+                return _filled_at(s, e, names, types)
             case Pad(Access() | Inside() as read, other) if (a := _access(read)).tensor == s.output:
                 inner = element_at(s, a, types) if isinstance(read, Access) else ONE
                 return Call("select", (places[a], inner, visit(other))) if places[a] != ONE else inner

@@ -19,7 +19,7 @@ from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.fuse_producers import with_producers
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown, taken_by_products
-from tilec.backends.triton.fusion.loop_nest import form_of, reduced
+from tilec.backends.triton.fusion.loop_nest import LoopNest, form_of, reduced
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.backends.triton.iteration.space import build_space
@@ -46,6 +46,8 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names
+
+MOST_WITHOUT = 8  # members that a group gives up so that kernels can stand in an order
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,8 @@ def grouped(program: Program, types: Types) -> Grouped:
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):
         if seed.statement.output not in around.free:
             continue
-        candidate = grown(seed, around, types)
-        if candidate is not None and units.join([s.output for s in (*candidate.members, *candidate.after)]):
+        candidate = _joined(seed, around, types, units)
+        if candidate is not None:
             found.append(candidate)
             for s in (*candidate.members, *candidate.after):
                 del around.free[s.output]
@@ -145,6 +147,24 @@ def grouped(program: Program, types: Types) -> Grouped:
     program, computing = with_producers(made.program, made.types, barred, reading)
     rewritten = made.rewritten | selected | moments.rewritten | chains.rewritten | computing
     return replace(made, program=program, rewritten=rewritten, chains=chains.kernels)
+
+
+def _joined(seed: LoopNest, around: Neighbourhood, types: Types, units: Units) -> GroupCandidate | None:
+    """The group of a seed, as one unit; where other kernels need a member before they give others what those read,
+    without that member."""
+    without: set[str] = set()
+    while len(without) <= MOST_WITHOUT:
+        candidate = grown(seed, around, types, without)
+        if candidate is None:
+            return None
+        outputs = [s.output for s in (*candidate.members, *candidate.after)]
+        if units.join(outputs):
+            return candidate
+        first = next((n for n in outputs if n != seed.statement.output), None)
+        if first is None:
+            return None
+        without.add(first)
+    return None
 
 
 # putting the program together

@@ -96,11 +96,12 @@ class GroupCandidate:
     cut: frozenset[str]
 
 
-def grown(seed: LoopNest, around: Neighbourhood, types: Types) -> GroupCandidate | None:
-    """The group of a seed: sought near it, and farther where its members come near the edge of that."""
+def grown(seed: LoopNest, around: Neighbourhood, types: Types, without: Collection[str] = ()) -> GroupCandidate | None:
+    """The group of a seed, `without` these: sought near it, and farther where its members come near that's edge."""
     distance = PLACES_AROUND_SEED
     while True:
-        found = _grown(seed, around.near(seed, distance), around, types)
+        near = [form for form in around.near(seed, distance) if form.statement.output not in without]
+        found = _grown(seed, near, around, types)
         places = [] if found is None else [around.place[s.output] for s in (*found.members, *found.after)]
         seat = around.place[seed.statement.output]
         if all(2 * abs(p - seat) <= distance for p in places) or distance >= len(around.place):
@@ -118,23 +119,40 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         pending = len(left) < before
     in_order = sorted(shared.statements.values(), key=lambda s: around.place[s.output])
     found = _totals(around, in_order, shared.extent, types)
-    if found is not None or len(in_order) < 2:
-        return found
-    split = _split(in_order, shared.extent)
-    if split is None:
-        return None
-    busy = _share_of_programs(in_order, split[0], shared.extent)
-    found = _candidate(around, _members(around, in_order, *split, shared.extent), *split, shared.extent, busy, types)
-    if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
-        # few long rows: walk along memory instead, statistics being sums over the programs
-        rows, columns = _along_memory(in_order, shared.extent)
-        rest = in_order if set(columns) != set(split[1]) else []
-        while found is None and len(rest) > 1:
-            members = _members(around, rest, rows, columns, shared.extent)
-            found = _candidate(around, members, rows, columns, shared.extent, 1.0, types)
-            # each by itself, where one does not pay
-            apart = {s.output for s in (*members[0], *members[1])} or {rest[0].output}
-            rest = [s for s in rest if s.output not in apart]
+    while found is None and len(in_order) > 1:
+        split = _split(in_order, shared.extent)
+        if split is None:
+            return None
+        busy = _share_of_programs(in_order, split[0], shared.extent)
+        members = _members(around, in_order, *split, shared.extent)
+        found = _candidate(around, members, *split, shared.extent, busy, types)
+        if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
+            found = _few_long_rows(around, in_order, split[1], shared.extent, types)
+        # what stands before the seed, and before something elsewhere that the seed needs, goes without it
+        early = {s.output for s in (*members[0], *members[1])}
+        if not early or seed.statement.output in early:
+            break
+        in_order = [s for s in in_order if s.output not in early]
+    return found
+
+
+def _few_long_rows(
+    around: Neighbourhood,
+    statements: Sequence[Statement],
+    rows_of: Collection[str],
+    extent: Mapping[str, int],
+    types: Types,
+) -> GroupCandidate | None:
+    """The kernel of few long rows (along `rows_of`), which walks along memory; statistics are sums over programs."""
+    rows, columns = _along_memory(statements, extent)
+    rest = statements if set(columns) != set(rows_of) else []
+    found = None
+    while found is None and len(rest) > 1:
+        members = _members(around, rest, rows, columns, extent)
+        found = _candidate(around, members, rows, columns, extent, 1.0, types)
+        # each by itself, where one does not pay
+        apart = {s.output for s in (*members[0], *members[1])} or {rest[0].output}
+        rest = [s for s in rest if s.output not in apart]
     return found
 
 
