@@ -126,6 +126,56 @@ def test_what_becomes_of_it(name: str) -> None:
         assert show_statement(flat) == wanted
 
 
+MOVED = {  # by elements of integers; shapes, the first of them of floats; the text of the flat statement
+    "each row by its own": (
+        "function (A[N, M], S[N]) -> (O) { O[n, m + S[n] - 1 : N, M] = +(A[n, m]); }",
+        ((3, 5), (3,)),
+        "O[n, m : 3, 5] = +(A[n, m - S[n] + 1]);",
+    ),
+    "mirrored, elements beyond the end": (
+        "function (A[N, M], S[K], D[N, M]) -> (O) { O[n, S[n] - m : N, M] = >(A[n, m]) default D; }",
+        ((3, 5), (2,), (3, 5)),
+        "O[n, m : 3, 5] = >(A[n, -m + S[n]]) default D;",
+    ),
+    "two axes": (
+        "function (A[N, M], S[N], T[N]) -> (O) { O[m + S[n], n, k - T[n] : M, N, M] = +(A[n, m] * A[n, k]); }",
+        ((3, 5), (3,), (3,)),
+        "O[m, n, k : 5, 3, 5] = +(A[n, m - S[n]] * A[n, k + T[n]]);",
+    ),
+    "by elements of the row that moves": (
+        "function (A[N, M], S[M]) -> (O) { O[n, m + S[m] : N, M] = +(A[n, m]); }", ((3, 5), (5,)), None,
+    ),
+    "of a row that is moved": (
+        "function (A[N, M], S[N]) -> (O) { O[n + 1, m + S[n] : N, M] = +(A[n, m]); }", ((3, 5), (3,)), None,
+    ),
+    "a constraint": (
+        "function (A[N, M], S[N]) -> (O) { O[n, m + S[n] : N, M] = +(A[n, m]), m - 1 < 3; }", ((3, 5), (3,)), None,
+    ),
+    "branches": (
+        "function (A[N, M], S[N]) -> (O) { O[n, m + S[n] : N, M] = +(m > 2 ? A[n, m] : A[n, m - 2]); }",
+        ((3, 5), (3,)),
+        None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_rows_moved_by_elements(name: str) -> None:
+    source, shapes, wanted = MOVED[name]
+    random = np.random.default_rng(0)
+    program = parse(source)
+    whole = {"S", "T"}
+    arrays = [
+        random.integers(-3, 4, s).astype("int64" if n in whole else "float64")
+        for n, s in zip(program.input_names(), shapes, strict=True)
+    ]
+    check(program, arrays)
+    setting = setting_of(program, arrays)
+    lowered = lower(program, setting.types, setting.values)
+    (bound,), (flat,) = (lowered.stages[k].statements for k in ("bound", "flat"))
+    assert flat == bound if wanted is None else show_statement(flat) == wanted
+
+
 def test_a_long_body_is_walked_once():
     """Not for each of its reads: derivatives of conditionals have thousands."""
 

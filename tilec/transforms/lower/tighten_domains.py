@@ -8,7 +8,7 @@ which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from tilec.errors import UnboundIndex
@@ -28,6 +28,7 @@ from tilec.ir.program import (
     Statement,
     children,
     expressions,
+    index_variables,
     reads_itself,
     rebuild,
     walk,
@@ -241,16 +242,29 @@ def _holds(e: Expr, v: str) -> bool:
     return any(v in linear(x).variables() for atom in linear(e).atoms() if isinstance(atom, Call) for x in atom.args)
 
 
+def _own_variable(row: Affine, bare: Collection[str | None]) -> str:
+    """The variable that alone moves an output index; beside it may stand elements at indices that are rows of the
+    output, which say how far. "" where there is none."""
+    variables, elements = row.variables(), row.atoms()
+    known = all(isinstance(a, Access) and {linear(e).bare for e in a.index} <= {*bare} - {None} for a in elements)
+    if len(variables) != 1 or not known or (elements and abs(row.coefficient(variables[0])) != 1):
+        return ""
+    return variables[0]
+
+
 def _moved_back(s: Statement) -> Statement:
     """The statement over its elements where each output index is a variable of its own, moved, mirrored or divided:
     what walks the same elements, such as the parts of a stencil's gradient, then does so by the same index."""
     rows = [linear(e) for e in s.index or ()]
-    own = [row.variables()[0] if len(row.terms) == 1 and row.is_affine else "" for row in rows]
+    bare = {row.bare for row in rows}
+    own = [_own_variable(row, bare) for row in rows]
     if "" in own or len(set(own)) < len(own) or all(row.bare is not None for row in rows):
         return s
-    moved = {
-        v: (Affine.variable(v) - row.constant) * (1 / row.coefficient(v)) for row, v in zip(rows, own, strict=True)
-    }
+    still = {v: row - Affine.variable(v) * row.coefficient(v) for row, v in zip(rows, own, strict=True)}
+    data = {v for v, rest in still.items() if not rest.is_affine}
+    if data & set(index_variables(*(c.expr for c in s.constraints))) or (data and asks_in_branches(s)):
+        return s
+    moved = {v: (Affine.variable(v) - still[v]) * (1 / row.coefficient(v)) for row, v in zip(rows, own, strict=True)}
     return (
         keep_constraint_variables(substitute_affine(s, moved))
         if all(form.is_integral for form in moved.values())
