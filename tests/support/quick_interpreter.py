@@ -1,6 +1,7 @@
 """Triton's interpreter makes the types of blocks anew at each operation, and reads and rewrites each function of each
 kernel's file, which takes most of its time. Here what follows from the name of a type, or from a function's text, is
-made once; what operations compute remains the interpreter's, but that `fma` rounds once with every version."""
+made once. What operations compute remains the interpreter's, but that with every version `fma` rounds once and `~`
+takes unsigned types."""
 
 from __future__ import annotations
 
@@ -117,6 +118,12 @@ def _fma(self: Any, x: Any, y: Any, z: Any) -> Any:
     return interpreter.TensorHandle(total.astype(dtype), z.dtype.scalar)
 
 
+def _all_ones(self: Any, type: tl.dtype) -> Any:
+    """Triton 3.6 asks NumPy for the -1 of unsigned types, which there is none of."""
+    dtype = interpreter._get_np_dtype(type)
+    return interpreter.TensorHandle(np.full(1, ~dtype.type(0), dtype), type.scalar)
+
+
 def hasten() -> None:
     tl.block_type.__init__, tl.tensor.__init__ = _block, _tensor
     tl.dtype.__eq__ = _equal
@@ -126,3 +133,4 @@ def hasten() -> None:
     interpreter.InterpretedFunction.__call__ = _call
     if not hasattr(interpreter._interpreter, "fma_fp32"):
         interpreter.InterpreterBuilder.create_fma = _fma
+        interpreter.InterpreterBuilder.get_all_ones_value = _all_ones

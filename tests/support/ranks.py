@@ -113,12 +113,14 @@ def _threads():
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     threaded._install_threaded_pg()
     threaded.ProcessLocalGroup.reset()
-    # CPython 3.11 miscounts its depth where threads switch in ast.parse; torch 2.11 may crash where one thread enters a
-    # mode of fake tensors while another does, which torch 2.13 has a lock for in tests such as these
+    # CPython 3.11 miscounts its depth where threads switch in ast.parse. torch 2.11 may crash where one thread enters a
+    # mode of fake tensors while another does, which torch 2.13 has a lock for in tests such as these, and where a build
+    # for CUDA without a device then replaces the guard of the process
     propagate = "_propagate_tensor_meta_non_cached"
     try:
         with (
             mock.patch.object(ast, "parse", _alone(ast.parse)),
+            mock.patch.object(torch._C, "_ensureCUDADeviceGuardSet", lambda: None),
             mock.patch.object(ShardingPropagator, propagate, _alone(getattr(ShardingPropagator, propagate))),
         ):
             yield
