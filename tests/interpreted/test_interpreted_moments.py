@@ -65,13 +65,19 @@ def test_what_is_not_finite_stays_so() -> None:
     assert mean[0] == torch.inf and mean[1].isnan() and mean[2] == -torch.inf and variance.isnan().all()
 
 
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norm_and_gradient(dtype: torch.dtype) -> None:
+def test_norm_and_gradient(dtype: torch.dtype, activation: str | None) -> None:
+    """The gradient's first kernel sums over rows what its last one computes again."""
+    source = NORM
+    if activation is not None:
+        source = NORM.replace("Y[n", "Z[n").replace(" + B[c];", f" + B[c]; Y = {activation}(Z);")
     given = [t.to(dtype).requires_grad_() for t in (drawn((6, 50, 24)), drawn((24,)), drawn((24,)))]
-    value = tilec.compile(NORM, backend="triton")(*given)
+    value = tilec.compile(source, backend="triton")(*given)
     exact = [t.detach().double().requires_grad_() for t in given]
     theirs = torch.nn.functional.batch_norm(exact[0].flatten(0, 1), None, None, exact[1], exact[2], True)
     theirs = theirs.view_as(value)
+    theirs = theirs if activation is None else getattr(torch.nn.functional, activation)(theirs)
     cotangent = drawn(tuple(value.shape), 1).to(dtype)
     ours = torch.autograd.grad(value, given, cotangent)
     wanted = torch.autograd.grad(theirs, exact, cotangent.double())

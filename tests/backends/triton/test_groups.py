@@ -92,6 +92,45 @@ def test_columns_are_what_is_needed_again():
     assert launches(source, (640, 1000)) == [("Z", "S", "Y")]
 
 
+NORM_OF_COLUMNS = """function (X[N, C], G[C], DY[N, C]) -> (DX, DG) {
+    P[n, c] = ACTIVATION;
+    M[c] = +(P[n, c] * X[n, c]);
+    DG[c] = +(P[n, c]);
+    Q[n, c] = P[n, c] * G[c];
+    DX[n, c] = Q[n, c] + M[c] * X[n, c];
+}"""
+COMPUTED_AGAIN = {  # by what is summed and read after the sums: types in which it is stored between the kernels
+    "DY[n, c] * rsqrt(G[c])": (),
+    "X[n, c] > 0 ? DY[n, c] : 0": (),
+    "sigmoid(X[n, c]) * DY[n, c]": (),
+    "gelu(X[n, c]) * tanh(DY[n, c])": ("bfloat16",),  # which takes longer than reading two bytes
+    "DY[n, c] == X[n, c] ? 1.0 : 0": ("bfloat16", "float32"),  # what was equal must be so again
+    "rand(7, 256 * n + c) < 0.5 ? DY[n, c] : 0": ("bfloat16", "float32"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("body", COMPUTED_AGAIN)
+def test_what_follows_sums_computes_again_what_others_read_for_them(body, dtype):
+    f = tilec.compile(NORM_OF_COLUMNS.replace("ACTIVATION", body), backend="triton")
+    made = f.lower(*(tilec.spec(shape, dtype) for shape in ((4096, 256), (256,), (4096, 256))), target="sm_90")
+    assert (made.source().count("torch.empty((4096, 256)") == 1) == (dtype not in COMPUTED_AGAIN[body])
+
+
+def test_what_would_read_as_much_again_is_stored():
+    source = """function (X[N, C], Z[N, C], U[N, C]) -> (M, Y) {
+        P[n, c] = X[n, c] + Z[n, c];
+        M[c] = +(P[n, c] * U[n, c]);
+        Y[n, c] = P[n, c] - M[c];
+    }"""
+    made = tilec.compile(source, backend="triton").lower(*[tilec.spec((4096, 256))] * 3, target="sm_90")
+    assert made.source().count("torch.empty((4096, 256)") == 2
+    # an output is there anyhow
+    source = source.replace("(M, Y)", "(M, Y, P)").replace("X[n, c] + Z[n, c]", "relu(X[n, c])")
+    made = tilec.compile(source, backend="triton").lower(*[tilec.spec((4096, 256))] * 3, target="sm_90")
+    assert "P = torch.empty" in made.source() and "load(P" in made.source()
+
+
 def test_what_needs_sums_over_rows_beside_those_of_rows_stays_apart():
     source = """function (X[N, N]) -> (Y) {
         A[i] = max(X[i, j]);

@@ -20,16 +20,21 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.fuse_producers import with_producers
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown, taken_by_products
 from tilec.backends.triton.fusion.loop_nest import LoopNest, form_of, reduced
+from tilec.backends.triton.fusion.read_through import (
+    computed_again,
+    is_view,
+    read_through,
+    reads_within,
+    scaled_sums,
+)
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
-from tilec.backends.triton.iteration.space import build_space
 from tilec.ir.functions import FUNCTIONS
-from tilec.ir.index import linear, replace_indices
+from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
     Attribute,
     Call,
-    Expr,
     Index,
     Int,
     Program,
@@ -37,14 +42,12 @@ from tilec.ir.program import (
     accesses_in,
     expressions,
     index_variables,
-    map_values,
     reads,
-    rebuild,
     value_accesses,
-    variables_of,
     walk,
 )
-from tilec.ir.types import NARROW, TensorType, Types
+from tilec.ir.types import TensorType, Types
+from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
 
 MOST_WITHOUT = 8  # members that a group gives up so that kernels can stand in an order
@@ -125,7 +128,7 @@ def grouped(program: Program, types: Types) -> Grouped:
     for output in (*taken_by_products(kept, types, forms), *members, *moments.pivots):
         forms.pop(output, None)
     for s in program.statements:
-        if s.output in forms and _is_view(s, program, types) and _is_read_across(s.output, kept, forms):
+        if s.output in forms and is_view(s, program, types) and _is_read_across(s.output, kept, forms):
             del forms[s.output]
     found: list[GroupCandidate] = []
     read = _reads(program, chains)
@@ -199,25 +202,32 @@ def _assembled(
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
     known = dict(types)
     fresh_names = Names.of(program)
-    views = {s.output: s for s in program.statements if _is_view(s, program, types)}
+    views = {s.output: s for s in program.statements if is_view(s, program, types)}
     made = {s.output for s in program.statements if s.aggregation != "assign"} - of.keys() - chains.members()
-    scaled = (_scaled(s, made, program, types) for s in program.statements if s.output not in of)
+    scaled = (scaled_sums(s, made, program, types) for s in program.statements if s.output not in of)
     views |= {s.output: s for s in scaled if s is not None}
-    readers = {v: [statements[r.output] for r in around.program.readers(v)] for v in views}
-    views = {v: s for v, s in views.items() if all(r.output in of and _reads_within(r, v, types) for r in readers[v])}
     compared = _compared(program.statements)
+    again = computed_again(program, types, candidates, around, compared, views)
+    views |= again
+    readers = {v: [statements[r.output] for r in around.program.readers(v)] for v in views}
+    views = {
+        v: s
+        for v, s in views.items()
+        if all((r.output in of or v in again) and reads_within(r, v, types) for r in readers[v])
+    }
+    through = {r.output for v in views.keys() & again.keys() for r in readers[v]} - of.keys()
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
     for unit in order:
         if unit[0] not in of:
-            ordered += [statements[name] for name in unit if name not in views]
+            ordered += [read_through(statements[name], views) for name in unit if name not in views]
             continue
         c = of[unit[0]]
         elsewhere = {v: s for v, s in views.items() if of.get(v) is not c}
         members: list[Statement] = []
         cut_rows: set[str] = set()
         second: list[Statement] = []
-        for s in (_through(s, elsewhere) for s in c.members):
+        for s in (read_through(s, elsewhere) for s in c.members):
             if s.output in c.cut:
                 first, rest = _cut(s, fresh_names.fresh(f"{s.output}_rows"), c, known)
                 cut_rows.add(first.output)
@@ -227,20 +237,18 @@ def _assembled(
                 members.append(s)
         names = {s.output for s in (*members, *c.after)}
         stored = frozenset(around.stored_outside(names & around.place.keys()) | cut_rows) - views.keys()
-        first_output = members[0].output
+        after = tuple(read_through(s, elsewhere) for s in c.after)
+        live = {s.output for s in drop_dead([*members, *after], tuple(stored))}
+        members = [s for s in members if s.output in live]
         rounded = frozenset(t for t in stored if not compared.get(t, names) <= names)
-        after = tuple(_through(s, elsewhere) for s in c.after)
-        groups[first_output] = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, after, rounded)
+        if len(members) > 1:
+            group = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, after, rounded)
+            groups[members[0].output] = group
+        else:
+            through |= {s.output for s in (*members, *after)}
         ordered += [*members, *after, *second]
-    cut = frozenset().union(*(c.cut for c in candidates))
-    return Grouped(replace(program, statements=tuple(ordered)), known, groups, cut)
-
-
-def _is_view(s: Statement, program: Program, types: Types) -> bool:
-    """Whether a statement only gives all of an input another shape or order, which several groups may read through."""
-    return (
-        isinstance(s.body, Access) and s.body.tensor in program.input_names() and _reorders(s, s.body, program, types)
-    )
+    rewritten = frozenset(through).union(*(c.cut for c in candidates))
+    return Grouped(replace(program, statements=tuple(ordered)), known, groups, rewritten)
 
 
 def _is_read_across(name: str, program: Program, forms: Collection[str]) -> bool:
@@ -254,58 +262,6 @@ def _is_read_across(name: str, program: Program, forms: Collection[str]) -> bool
             if a.tensor == name and s.output in forms and all(v is not None and v in own for v in bare):
                 places.setdefault(len(own), set()).add(tuple(own.index(v) for v in bare))
     return any(len(found) > 1 for found in places.values())
-
-
-def _scaled(s: Statement, made: Collection[str], program: Program, types: Types) -> Statement | None:
-    """A statement that applies one cheap function to all of a tensor in 16 bits, such as a product's sums, which cost
-    no more to read; its value rounded as what is stored would be."""
-    accesses, calls = [*accesses_in(s.body)], [e for e in walk(s.body) if isinstance(e, Call)]
-    if len(accesses) != 1 or len(calls) != 1 or calls[0].function not in ("mul", "div", "add", "sub", "neg"):
-        return None
-    (read,), dtype = accesses, types[s.output].dtype
-    if dtype not in NARROW or read.tensor not in made or not _reorders(s, read, program, types):
-        return None
-    return replace(s, body=Call(dtype, (s.body,)))
-
-
-def _reorders(s: Statement, read: Access, program: Program, types: Types) -> bool:
-    """Whether each element of a tensor that is no output is made of one element of the tensor read, and each element of
-    that is read."""
-    own = [linear(e).bare for e in s.index or ()]
-    plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
-    source = types.get(read.tensor)
-    if not plain or s.output in program.outputs or None in own:
-        return False
-    if source is None or source.dtype != types[s.output].dtype:
-        return False
-    if not set(variables_of(s)) <= set(own) or not all(
-        linear(e).is_affine and linear(e).is_integral for e in read.index
-    ):
-        return False
-    space = build_space(s, types)
-    whole = math.prod(source.shape) == math.prod(types[s.output].shape)
-    return whole and space is not None and space.covers and not space.valid
-
-
-def _reads_within(s: Statement, tensor: str, types: Types) -> bool:
-    """Whether a statement reads nothing outside of the tensor: there may be an element of what it is a view of."""
-    accesses = [a for a in walk(*expressions(s)) if isinstance(a, Access) and a.tensor == tensor]
-    space = build_space(s, types)
-    affine = all(linear(e).is_affine for a in accesses for e in a.index)
-    return affine and space is not None and not space.valid
-
-
-def _through(s: Statement, views: Mapping[str, Statement]) -> Statement:
-    """The statement with what these views are of in their place."""
-
-    def visit(e: Expr) -> Expr:
-        if not isinstance(e, Access) or e.tensor not in views:
-            return rebuild(e, visit)
-        view = views[e.tensor]
-        change = {v: linear(i) for v, i in zip(index_variables(*(view.index or ())), map(visit, e.index), strict=True)}
-        return replace_indices(view.body, change)
-
-    return s if not views.keys() & set(reads(s)) else map_values(s, visit)
 
 
 def _compared(statements: Iterable[Statement]) -> dict[str, set[str]]:

@@ -1,0 +1,173 @@
+"""Elementwise statements that others read through: what they read is computed again in the place of their values.
+
+Views of inputs, what scales a product's sums, and what a group's kernel would store for kernels that follow it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood
+from tilec.backends.triton.iteration.space import build_space
+from tilec.cost import size_in_bytes
+from tilec.ir.functions import COSTLY_FUNCTIONS, RANDOM
+from tilec.ir.index import distinct_variables, linear, replace_indices
+from tilec.ir.infer import expression_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Inside,
+    Pad,
+    Program,
+    Statement,
+    accesses_in,
+    expressions,
+    index_variables,
+    map_values,
+    reads,
+    reads_itself,
+    rebuild,
+    variables_of,
+    walk,
+)
+from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, Types
+
+LONGEST_AGAIN = 256  # of a body that several kernels compute
+
+
+def is_view(s: Statement, program: Program, types: Types) -> bool:
+    """Whether a statement only gives all of an input another shape or order, which several groups may read through."""
+    return (
+        isinstance(s.body, Access) and s.body.tensor in program.input_names() and _reorders(s, s.body, program, types)
+    )
+
+
+def scaled_sums(s: Statement, made: Collection[str], program: Program, types: Types) -> Statement | None:
+    """A statement that applies one cheap function to all of a tensor in 16 bits, such as a product's sums, which cost
+    no more to read; its value rounded as what is stored would be."""
+    accesses, calls = [*accesses_in(s.body)], [e for e in walk(s.body) if isinstance(e, Call)]
+    if len(accesses) != 1 or len(calls) != 1 or calls[0].function not in ("mul", "div", "add", "sub", "neg"):
+        return None
+    (read,), dtype = accesses, types[s.output].dtype
+    if dtype not in NARROW or read.tensor not in made or not _reorders(s, read, program, types):
+        return None
+    return replace(s, body=Call(dtype, (s.body,)))
+
+
+def computed_again(
+    program: Program,
+    types: Types,
+    candidates: Sequence[GroupCandidate],
+    around: Neighbourhood,
+    compared: Collection[str],
+    views: Mapping[str, Statement],
+) -> dict[str, Statement]:
+    """Elementwise members that other groups, or elementwise statements, compute again from what these read anyhow, or
+    from fewer bytes than storing and reading them takes; each in terms of what is stored. Nothing looks for their
+    values by equality, and they call fewer costly functions an element than it has bytes."""
+    found: dict[str, Statement] = {}
+    free = (s for s in program.statements if s.output in around.free)
+    kernel_of = {s.output: s.output for s in free if set(variables_of(s)) <= set(index_variables(*(s.index or ())))}
+    kernel_of |= {s.output: c.members[0].output for c in candidates for s in (*c.members, *c.after)}
+    reading: dict[str, set[str]] = {}
+    for s in program.statements:
+        reading.setdefault(kernel_of.get(s.output, ""), set()).update(reads(s))
+    for c in candidates:
+        kernel = c.members[0].output
+        members = {s.output for s in (*c.members, *c.after)}
+        inside: dict[str, Statement] = {}  # what nothing stores
+        for s in program.statements:
+            if s.output not in members or not _is_elementwise(s, c, program, types):
+                continue
+            made = read_through(s, {**views, **inside})
+            if sum(1 for _ in walk(made.body)) > LONGEST_AGAIN:
+                continue
+            readers = [r for r in around.program.readers(s.output) if kernel_of.get(r.output) != kernel]
+            others = {kernel_of.get(r.output, "") for r in readers}
+            needed = set(reads(made))
+            if others:
+                if "" in others or needed & members or s.output in compared or _is_costly(made, types):
+                    continue
+                if not all(_reads_in_turn(r, s.output) for r in readers):
+                    continue
+                extra = sum(size_in_bytes(types[n]) for k in others for n in needed - reading[k])
+                if extra >= size_in_bytes(types[s.output]) * (1 + len(others)):
+                    continue
+                found[s.output] = made
+                for k in others:
+                    reading[k] |= needed
+            inside[s.output] = made
+    return found
+
+
+def _is_elementwise(s: Statement, c: GroupCandidate, program: Program, types: Types) -> bool:
+    """Whether a statement gives a value to each point of its group, of the type that its body has; no output."""
+    plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
+    names, t = distinct_variables(s.index or ()), types[s.output]
+    if not plain or s.init is not None or reads_itself(s) or s.output in program.outputs or names is None:
+        return False
+    if set(variables_of(s)) - set(names) or math.prod(t.shape) < math.prod(c.extent.values()):
+        return False
+    if t.dtype not in FLOATS or expression_type(s.body, types).dtype != t.dtype:
+        return False
+    space = build_space(s, types)
+    return space is not None and space.covers and not space.valid
+
+
+def _reads_in_turn(s: Statement, tensor: str) -> bool:
+    """Whether a statement reads one element of a tensor at each of its points, another one at each."""
+    places = (e for e in walk(*expressions(s)) if isinstance(e, Access | Inside | Pad))
+    asked = {e for e in places if any(a.tensor == tensor for a in accesses_in(e))}
+    names = {distinct_variables(e.index) if isinstance(e, Access) else None for e in asked}
+    return len(asked) == 1 and all(n is not None and set(variables_of(s)) <= set(n) for n in names)
+
+
+def _is_costly(s: Statement, types: Types) -> bool:
+    """Whether each element takes many instructions, draws or compares: what was found equal must stay so."""
+    calls = {e for e in walk(s.body) if isinstance(e, Call)}
+    many = {v for v, n in zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True) if n > 1}
+    each = sum(e.function in COSTLY_FUNCTIONS and many <= set(index_variables(e)) for e in calls)
+    return each >= ITEM_BYTES[types[s.output].dtype] or any(e.function in ("eq", "ne", *RANDOM) for e in calls)
+
+
+def _reorders(s: Statement, read: Access, program: Program, types: Types) -> bool:
+    """Whether each element of a tensor that is no output is made of one element of the tensor read, and each element of
+    that is read."""
+    own = [linear(e).bare for e in s.index or ()]
+    plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
+    source = types.get(read.tensor)
+    if not plain or s.output in program.outputs or None in own:
+        return False
+    if source is None or source.dtype != types[s.output].dtype:
+        return False
+    if not set(variables_of(s)) <= set(own) or not all(
+        linear(e).is_affine and linear(e).is_integral for e in read.index
+    ):
+        return False
+    space = build_space(s, types)
+    whole = math.prod(source.shape) == math.prod(types[s.output].shape)
+    return whole and space is not None and space.covers and not space.valid
+
+
+def reads_within(s: Statement, tensor: str, types: Types) -> bool:
+    """Whether a statement reads nothing outside of the tensor: there may be an element of what it is a view of."""
+    accesses = [a for a in walk(*expressions(s)) if isinstance(a, Access) and a.tensor == tensor]
+    space = build_space(s, types)
+    affine = all(linear(e).is_affine for a in accesses for e in a.index)
+    return affine and space is not None and not space.valid
+
+
+def read_through(s: Statement, views: Mapping[str, Statement]) -> Statement:
+    """The statement with what these views are of in their place."""
+
+    def visit(e: Expr) -> Expr:
+        if not isinstance(e, Access) or e.tensor not in views:
+            return rebuild(e, visit)
+        view = views[e.tensor]
+        change = {v: linear(i) for v, i in zip(index_variables(*(view.index or ())), map(visit, e.index), strict=True)}
+        return replace_indices(view.body, change)
+
+    return s if not views.keys() & set(reads(s)) else map_values(s, visit)
