@@ -467,3 +467,9 @@ def test_a_sum_of_two_terms_of_which_one_is_elementwise_is_one_kernel():
     given = [tilec.spec(s, "bfloat16") for s in ((8, 512, 64), (8, 64), (8, 512), (8, 512, 64), (8, 64, 64))]
     text = f.lower(*given, backend="triton", target="sm_90").source()
     assert "torch.empty((8, 512, 64)" in text and not re.search(r"\bT = torch.empty", text)
+
+
+def test_one_element_that_one_other_reads_has_a_kernel():
+    source = "function (A[], X[N]) -> (U, Y) { T[] = exp(A[]); U[] = pad(T[], 0.5) + A[]; Y[] = +(X[i]); }"
+    made = tilec.compile(source, backend="triton").lower(tilec.spec(()), tilec.spec((4,)), target="sm_90")
+    assert {s for k in made.kernels for s in k.statements} >= {"U", "Y"}

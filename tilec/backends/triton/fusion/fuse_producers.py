@@ -321,7 +321,9 @@ def _seconds(s: Statement, types: Types) -> float | None:
     """Time of an elementwise statement, in that of a byte of memory; None where it has no kernel of its own, or one
     that reads too much."""
     space = build_space(s, types)
-    if space is None or space.reductions or not space.covers or period(s, space.outputs[-1]) > 1:
+    if space is None or space.reductions or not space.covers or not space.outputs:
+        return None
+    if period(s, space.outputs[-1]) > 1:
         return None
     view = StridedView(s, types, {name: contiguous(t.shape) for name, t in types.items()})
     accesses, elements = reads_of_elements(space, view)
