@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tilec.package.open_sizes import C_FUNCTIONS, SizeText, c_text
@@ -52,99 +53,7 @@ int {name}({package}_package *package,
     {parameters}void *workspace, void *stream);
 """
 
-RUNTIME = r"""
-// The driver's own entry points, declared here so that no CUDA headers are needed.
-extern "C" {
-typedef int CUresult;
-typedef int CUdevice;
-typedef unsigned long long CUdeviceptr;
-typedef struct CUctx_st *CUcontext;
-typedef struct CUmod_st *CUmodule;
-typedef struct CUfunc_st *CUfunction;
-typedef struct CUstream_st *CUstream;
-CUresult cuInit(unsigned);
-CUresult cuGetErrorString(CUresult, const char **);
-CUresult cuDeviceGet(CUdevice *, int);
-CUresult cuDeviceGetName(char *, int, CUdevice);
-CUresult cuDeviceGetAttribute(int *, int, CUdevice);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
-CUresult cuCtxPushCurrent_v2(CUcontext);
-CUresult cuCtxPopCurrent_v2(CUcontext *);
-CUresult cuModuleLoadData(CUmodule *, const void *);
-CUresult cuModuleUnload(CUmodule);
-CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
-CUresult cuFuncSetAttribute(CUfunction, int, int);
-CUresult cuFuncSetCacheConfig(CUfunction, int);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, size_t, CUstream);
-CUresult cuMemsetD8Async(CUdeviceptr, unsigned char, size_t, CUstream);
-CUresult cuMemsetD16Async(CUdeviceptr, unsigned short, size_t, CUstream);
-CUresult cuMemsetD32Async(CUdeviceptr, unsigned, size_t, CUstream);
-CUresult cuMemsetD2D32Async(CUdeviceptr, size_t, unsigned, size_t, size_t, CUstream);
-CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
-                        void **, void **);
-CUresult cuLaunchCooperativeKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                   CUstream, void **);
-@MAPS@}
-
-namespace {
-
-thread_local std::string message;
-
-int failed(const char *what, CUresult code) {
-  const char *text = nullptr;
-  cuGetErrorString(code, &text);
-  message = std::string(what) + ": " + (text ? text : "unknown error");
-  return code;
-}
-
-#define CHECK(call)                          \
-  do {                                       \
-    if (CUresult code = (call)) {            \
-      return failed(#call, code);            \
-    }                                        \
-  } while (0)
-
-struct Described {
-  const char *file, *symbol;
-  int shared;
-};
-
-struct Current {  // makes a context current for as long as it lives
-  explicit Current(CUcontext context) { code = cuCtxPushCurrent_v2(context); }
-  ~Current() {
-    CUcontext popped;
-    if (!code) cuCtxPopCurrent_v2(&popped);
-  }
-  CUresult code;
-};
-
-[[maybe_unused]] int fill(CUdeviceptr to, unsigned long long pattern, int item, size_t count, CUstream stream) {
-  switch (item) {
-    case 1: CHECK(cuMemsetD8Async(to, (unsigned char)pattern, count, stream)); break;
-    case 2: CHECK(cuMemsetD16Async(to, (unsigned short)pattern, count, stream)); break;
-    case 4: CHECK(cuMemsetD32Async(to, (unsigned)pattern, count, stream)); break;
-    default:  // two words, each written with a pitch of two
-      CHECK(cuMemsetD2D32Async(to, 8, (unsigned)pattern, 1, count, stream));
-      CHECK(cuMemsetD2D32Async(to + 4, 8, (unsigned)(pattern >> 32), 1, count, stream));
-  }
-  return 0;
-}
-
-[[maybe_unused]] int launch(CUfunction f, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared,
-                            bool cooperative, CUstream stream, void **parameters) {
-  if (cooperative) {
-    CHECK(cuLaunchCooperativeKernel(f, x, y, z, threads, 1, 1, shared, stream, parameters));
-  } else {
-    CHECK(cuLaunchKernel(f, x, y, z, threads, 1, 1, shared, stream, parameters, nullptr));
-  }
-  return 0;
-}
-@ENCODE@@SIZES@
-"""
+LAUNCHER = Path(__file__).with_name("launcher.cpp.in")  # what is filled in stands between two `@`
 
 MAPS = r"""CUresult cuTensorMapEncodeTiled(void *, int, unsigned, void *, const uint64_t *, const uint64_t *,
                                 const uint32_t *, const uint32_t *, int, int, int, int);
@@ -161,98 +70,6 @@ int encode(Map *map, CUdeviceptr address, int type, unsigned rank, const uint64_
   CHECK(cuTensorMapEncodeTiled(map, type, rank, (void *)address, shape, strides, box, ones, 0, swizzle, 2, 0));
   return 0;
 }
-"""
-
-LOADING = r"""
-const Described KERNELS[] = {
-@KERNELS@};
-const int COUNT = @COUNT@;
-@TABLES@
-int read_file(const std::string &path, std::vector<char> *bytes) {
-  FILE *file = fopen(path.c_str(), "rb");
-  if (!file) {
-    message = "cannot read " + path;
-    return -1;
-  }
-  char block[65536];
-  for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;) bytes->insert(bytes->end(), block, block + n);
-  fclose(file);
-  return 0;
-}
-
-}  // namespace
-
-struct @NAME@_package {
-  CUdevice device;
-  CUcontext context;
-  std::vector<CUmodule> modules;
-  std::vector<CUfunction> functions;
-  std::vector<CUdeviceptr> tables;
-};
-
-static int load_all(const char *directory, @NAME@_package *p) {
-  int major = 0, minor = 0;
-  CHECK(cuDeviceGetAttribute(&major, 75, p->device));
-  CHECK(cuDeviceGetAttribute(&minor, 76, p->device));
-  if (!(@RUNS@)) {
-    char name[128] = "";
-    cuDeviceGetName(name, sizeof name, p->device);
-    message = std::string("@NAME@ was built for @TARGET@, and this device, ") + name + ", is sm_" +
-              std::to_string(major) + std::to_string(minor);
-    return -1;
-  }
-  for (int k = 0; k < COUNT; ++k) {
-    std::vector<char> image;
-    if (int error = read_file(std::string(directory) + "/" + KERNELS[k].file, &image)) return error;
-    CUmodule module;
-    CUfunction function;
-    CHECK(cuModuleLoadData(&module, image.data()));
-    p->modules.push_back(module);
-    CHECK(cuModuleGetFunction(&function, module, KERNELS[k].symbol));
-    p->functions.push_back(function);
-    if (KERNELS[k].shared > 48 * 1024) {
-      CHECK(cuFuncSetCacheConfig(function, 1));
-      CHECK(cuFuncSetAttribute(function, 8, KERNELS[k].shared));
-    }
-  }
-@UPLOADS@  return 0;
-}
-
-int @NAME@_load(const char *directory, int device, @NAME@_package **package) {
-  *package = nullptr;
-  CHECK(cuInit(0));
-  @NAME@_package *p = new @NAME@_package();
-  CUresult code = cuDeviceGet(&p->device, device);
-  if (!code) code = cuDevicePrimaryCtxRetain(&p->context, p->device);
-  if (code) {
-    delete p;
-    return failed("the device", code);
-  }
-  int error;
-  {
-    Current current(p->context);
-    error = current.code ? failed("the device's context", current.code) : load_all(directory, p);
-  }
-  if (error) {
-    @NAME@_unload(p);
-    return error;
-  }
-  *package = p;
-  return 0;
-}
-
-void @NAME@_unload(@NAME@_package *p) {
-  if (!p) return;
-  {
-    Current current(p->context);
-    for (CUdeviceptr table : p->tables) cuMemFree_v2(table);
-    for (CUmodule module : p->modules) cuModuleUnload(module);
-  }
-  cuDevicePrimaryCtxRelease_v2(p->device);
-  delete p;
-}
-
-const char *@NAME@_error(void) { return message.c_str(); }
 """
 
 
@@ -309,11 +126,6 @@ def launcher_text(manifest: Mapping[str, Any]) -> str:
     name = manifest["name"]
     maps = any(kind == "map" for e in manifest["entries"] for s in e["steps"] for kind, _ in s.get("arguments", ()))
     open_sizes = any("sizes" in e for e in manifest["entries"])
-    runtime = (
-        RUNTIME.replace("@SIZES@", C_FUNCTIONS if open_sizes else "")
-        .replace("@MAPS@", MAPS if maps else "")
-        .replace("@ENCODE@", ENCODE if maps else "")
-    )
     kernels = "".join(f'  {{"{k["file"]}", "{k["symbol"]}", {k["shared"]}}},\n' for k in manifest["kernels"])
     tables, uploads = "", ""
     for number, rows in enumerate(manifest["tables"]):
@@ -327,15 +139,25 @@ def launcher_text(manifest: Mapping[str, Any]) -> str:
     wanted = int(manifest["target"].removeprefix("sm_"))
     major, minor = divmod(wanted, 10)
     runs = f"major == {major} && minor {'==' if wanted >= 90 else '>='} {minor}"
-    loading = LOADING.replace("@KERNELS@", kernels or '  {"", "", 0},\n').replace(
-        "@COUNT@", str(len(manifest["kernels"]))
-    )
-    loading = loading.replace("@TABLES@", tables).replace("@UPLOADS@", uploads).replace("@RUNS@", runs)
-    loading = loading.replace("@NAME@", name).replace("@TARGET@", manifest["target"])
+    filled = {
+        "SIZES": C_FUNCTIONS if open_sizes else "",
+        "MAPS": MAPS if maps else "",
+        "ENCODE": ENCODE if maps else "",
+        "KERNELS": kernels or '  {"", "", 0},\n',
+        "COUNT": str(len(manifest["kernels"])),
+        "TABLES": tables,
+        "UPLOADS": uploads,
+        "RUNS": runs,
+        "NAME": name,
+        "TARGET": manifest["target"],
+    }
+    loading = "\n" + LAUNCHER.read_text(encoding="utf-8")
+    for hole, text in filled.items():
+        loading = loading.replace(f"@{hole}@", text)
     top = f'// Launches the kernels of {name}; see the header.\n#include "{name}.h"\n\n'
     headers = ("cmath", "cstdio", "initializer_list", "string", "utility", "vector")
     top += "".join(f"#include <{h}>\n" for h in headers if open_sizes or h in ("cstdio", "string", "vector"))
-    return top + runtime + loading + "".join(_function(name, e) for e in manifest["entries"])
+    return top + loading + "".join(_function(name, e) for e in manifest["entries"])
 
 
 def _function(package: str, entry: Mapping[str, Any]) -> str:

@@ -16,8 +16,9 @@ import tilec
 from tilec.backends.common.python_text import parsing
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat
 from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
-from tilec.backends.triton.runtime import executable, launcher
+from tilec.backends.triton.runtime import launcher
 from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.operations import operation_of
 from tilec.backends.triton.runtime.straight import SHARED_BYTES, places, straight
 
 NORM = """function (X[N, D], W[D]) -> (Y) {
@@ -56,7 +57,7 @@ def test_every_launch_gets_what_its_plan_says(name: str) -> None:
     plan, names, inputs = planned(*CASES[name])
     launches: list[tuple[Any, ...]] = []
     device = torch.device("cpu")
-    operations = [executable._operation(step, device) for step in plan.steps]
+    operations = [operation_of(step, device) for step in plan.steps]
     for operation in operations:
         if isinstance(operation, Launched):
             operation._run = lambda *given: launches.append(given)
@@ -118,7 +119,7 @@ def test_steps_of_their_own_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
     operations = [
         (lambda tensors, stream: told.append(dict(tensors)))
         if isinstance(s, Repeat)
-        else executable._operation(s, torch.device("cpu"))
+        else operation_of(s, torch.device("cpu"))
         for s in plan.steps
     ]
     for operation in operations:

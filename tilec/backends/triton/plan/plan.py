@@ -133,8 +133,8 @@ class Table:
 @dataclass(frozen=True)
 class TorchLines:
     """Python lines over torch: `reads` and `writes` name the tensors, which are local variables of the lines as are
-    `numbers`, sizes that are left open; `dtypes`: of `writes`. `switches`: while they run they set what torch keeps for
-    all."""
+    `numbers`, sizes that are left open; `dtypes`: of `writes`; `statements`: outputs of those carried out. `switches`:
+    while they run they set what torch keeps for all."""
 
     lines: tuple[str, ...]
     reads: tuple[str, ...]

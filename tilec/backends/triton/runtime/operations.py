@@ -1,0 +1,126 @@
+"""Steps of a plan as what runs them, over the tensors that there are by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tilec.backends.common.code import FreshNames, indented, python_name
+from tilec.backends.common.tiled_program import RESERVED_NAMES, CallWriter, Tensors
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, SubPlan, Table, TiledLoop, TorchLines
+from tilec.backends.triton.runtime.aten_calls import torch_lines
+from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.straight import Operation
+from tilec.transforms.util.tiled import Start
+
+
+def operation_of(step: object, device: torch.device) -> Operation:
+    match step:
+        case Allocate():
+            return _allocation(step, device)
+        case Launch():
+            return Launched(step)
+        case Repeat():
+            return Repeated(step)
+        case Table(tensor, rows):
+            return _table(tensor, torch.tensor(rows, dtype=torch.int32, device=device))
+        case Release(names):
+            return _release(names)
+        case TorchLines():
+            return torch_lines(step)
+        case SubPlan():
+            return _part(step, device)
+        case TiledLoop():
+            return _loop(step, device)
+    raise AssertionError(f"no step: {step!r}")
+
+
+_captured: list[torch.Tensor] = []  # constants that CUDA graphs read by address, which may outlive their plans
+
+
+def _captured_too(constant: torch.Tensor) -> torch.Tensor:
+    """A constant that a call reads, kept for good where the call is captured."""
+    if constant.is_cuda and torch.cuda.is_current_stream_capturing():
+        _captured.append(constant)
+    return constant
+
+
+def _table(name: str, table: torch.Tensor) -> Operation:
+    return lambda tensors, stream: tensors.__setitem__(name, _captured_too(table))
+
+
+class Repeated:
+    """A kernel launched so many times in turn."""
+
+    def __init__(self, step: Repeat):
+        self.launched, self._count = Launched(step.launch), step.count
+        self._place = [name for name, _ in step.launch.arguments].index(step.counter)
+
+    def __call__(self, tensors: Tensors, stream: int) -> None:
+        self.launched.repeat(tensors, stream, self._place, self._count)
+
+
+def _function(part: SubPlan, device: torch.device) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The part, of a stream and its inputs."""
+    operations = [operation_of(s, device) for s in part.plan.steps]
+
+    def call(stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = dict(zip(part.inputs, inputs, strict=True))
+        for operation in operations:
+            operation(own, stream)
+        return tuple([own[name] for name in part.plan.outputs])
+
+    return call
+
+
+def _part(step: SubPlan, device: torch.device) -> Operation:
+    function = _function(step, device)
+
+    def call(tensors: Tensors, stream: int) -> None:
+        results = function(stream, *[tensors[name] for name in step.inputs])
+        tensors.update(zip(step.plan.outputs, results, strict=True))
+
+    return call
+
+
+def _loop(step: TiledLoop, device: torch.device) -> Operation:
+    """The loop, compiled from the lines that a program prints."""
+    names = FreshNames((*RESERVED_NAMES, "stream", "tensors"))
+    scope: dict[str, Any] = {"torch": torch, "device": device}
+    local: dict[str, str] = {}
+    for x in (x for call in step.calls for x in call.places if not isinstance(x, Start)):
+        local[x.tensor] = local.get(x.tensor) or names.fresh(python_name(x.tensor))
+    writer = CallWriter(local.__getitem__, names)
+    lines = [f"{name} = tensors[{tensor!r}]" for tensor, name in local.items()]
+    for call in step.calls:
+        title = names.fresh("part")
+        scope[title] = _function(call.program, device)
+        lines += writer.lines(call, title, "stream")
+    exec(compile("\n".join(["def run(tensors, stream):", *indented(lines)]), "<tilec slabs>", "exec"), scope)
+    return scope["run"]
+
+
+def _release(names: Sequence[str]) -> Operation:
+    def release(tensors: Tensors, stream: int) -> None:
+        for name in names:
+            del tensors[name]
+
+    return release
+
+
+def _allocation(step: Allocate, device: torch.device) -> Operation:
+    name, shape, fill, dtype = step.tensor, step.shape, step.fill, getattr(torch, step.dtype)
+    if fill is None:
+        empty = torch.empty
+
+        def allocate(tensors: Tensors, stream: int) -> None:
+            tensors[name] = empty(shape, dtype=dtype, device=device)
+
+        return allocate
+    if isinstance(fill, str):
+        return lambda tensors, stream: tensors.__setitem__(
+            name, tensors[fill].to(dtype, copy=True, memory_format=torch.contiguous_format).expand(shape).contiguous()
+        )
+    return lambda tensors, stream: tensors.__setitem__(name, torch.full(shape, fill, dtype=dtype, device=device))
