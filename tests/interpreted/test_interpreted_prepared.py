@@ -7,7 +7,7 @@ import torch
 
 import tilec
 from tilec.backends.triton.emit.device_text import kernel_file
-from tilec.backends.triton.fusion.horizontal_fusion import fusable, together, touched
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, touched
 from tilec.backends.triton.matmul import precompute_operands as hoist
 from tilec.backends.triton.matmul import split as parts
 from tilec.backends.triton.plan.lines import If, Return, StoreLine, assign
@@ -114,7 +114,7 @@ def test_launches_of_any_grid_become_one():
     third = launch("three", "R", "A", (4, 1, 1))
     a, b = normal(100), normal(100)
     tensors = {"A": a, "B": b, **{n: torch.zeros(100) for n in "PQR"}}
-    joined = together([first, second, third], "all")
+    joined = fuse_launches([first, second, third], "all")
     assert joined.grid == (12, 1, 1) and joined.statements == ("P", "Q", "R")
     Launched(joined)(tensors, 0)
     for name, source in (("P", a), ("Q", b), ("R", a)):

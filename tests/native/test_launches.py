@@ -136,7 +136,7 @@ def test_parameters(source: str, inputs: list) -> None:
         found = launched.compiled()
         assert found is not None
         function, threads, shared, together, values = found
-        assert (function, threads, together) == (7, 32 * launch.warps, launch.together)
+        assert (function, threads, together) == (7, 32 * launch.warps, launch.cooperative)
         assert shared == kernel.metadata.shared
         addresses = [v.tensor for _, v in values if isinstance(v, Pointer)]
         assert addresses == [v.tensor for _, v in launch.arguments if isinstance(v, Pointer)]

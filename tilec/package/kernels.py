@@ -83,7 +83,7 @@ class Kernels:
             "grid": list(launch.grid),
             "threads": 32 * metadata.num_warps,
             "shared": metadata.shared,
-            "cooperative": launch.together,
+            "cooperative": launch.cooperative,
             "repeat": run.repeat,
             "counter": counter,
             "arguments": arguments,

@@ -1,7 +1,8 @@
 """Statements that share an axis are carried out together, a slab of that axis at a time.
 
-A slab of rows that fits in cache goes through all of a run (`backends.slabs`) before the next one comes. A run of
-matrix products is cut up too, though in larger slabs, where an intermediate would pass the memory budget (attention).
+A slab of rows that fits in cache goes through all of a run (`common/axis_tiling.py`) before the next one comes. A run
+of matrix products is cut up too, though in larger slabs, where an intermediate would pass the memory budget
+(attention).
 """
 
 from __future__ import annotations

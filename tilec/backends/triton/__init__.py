@@ -39,7 +39,7 @@ class TritonBackend:
         flat = lowering.stages["flat"]
         check_recurrences(flat)
         names = flat.input_names()
-        together = grouped(fuse_step_inputs(flat, lowering.types), lowering.types)
+        grouping = grouped(fuse_step_inputs(flat, lowering.types), lowering.types)
         title = python_name(flat.name) if flat.name else "program"
         chosen = options or Options.from_environment()
         opened = None
@@ -47,21 +47,21 @@ class TritonBackend:
             opened = OpenPlans(lowering, names, partial(self._planner, chosen=chosen), _nothing_tuned)
             opened.make(target_setting(self.target))
         return TritonProgram(
-            self._planner(lowering, chosen, together),
+            self._planner(lowering, chosen, grouping),
             names,
             [lowering.types[n].shape for n in names],
-            together.types,
-            lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in together.program.statements}),
+            grouping.types,
+            lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in grouping.program.statements}),
             self.target,
             TensorMemory(flat, lowering.types),
-            (together.marked(), together.types) if together.groups or together.chains else None,
+            (grouping.marked(), grouping.types) if grouping.groups or grouping.chains else None,
             opened,
         )
 
-    def _planner(self, lowering: Lowering, chosen: Options, together: Grouped | None = None) -> MakePlan:
+    def _planner(self, lowering: Lowering, chosen: Options, grouping: Grouped | None = None) -> MakePlan:
         """What makes plans of a lowered program for strides and a setting."""
         flat = lowering.stages["flat"]
-        groups = together or grouped(fuse_step_inputs(flat, lowering.types), lowering.types)
+        groups = grouping or grouped(fuse_step_inputs(flat, lowering.types), lowering.types)
         library, tunes = self.library and chosen.library, chosen.tune
         budget = budget_of(lowering, chosen.device_budget)
         slab = slab_budget(lowering, budget, chosen.device_budget)

@@ -234,13 +234,13 @@ class Kernel(LineBuilder):
         stages: int,
         *statements: Statement,
         fusion: bool = True,
-        together: bool = False,
+        cooperative: bool = False,
     ) -> Launch:
         """A launch of the kernel, which computes the outputs of these statements, as written."""
         parameters, constants = tuple(self.parameters.items()), tuple(self.constants.items())
         outputs = tuple(s.output for s in statements)
         file = self.file(*statements)
-        return Launch(file, grid, parameters, constants, warps, stages, outputs, fusion=fusion, together=together)
+        return Launch(file, grid, parameters, constants, warps, stages, outputs, fusion=fusion, cooperative=cooperative)
 
     def launches(self, grid: tuple[int, int, int], warps: int, stages: int, *statements: Statement) -> list[Step]:
         """The same, and before it the table of its classes, where it has one."""

@@ -21,14 +21,14 @@ def fusable(launches: Sequence[Launch]) -> bool:
     first = launches[0]
     return all(
         (one.warps, one.stages, one.contracts) == (first.warps, first.stages, first.contracts)
-        and not one.together
+        and not one.cooperative
         and not one.file.kernel.leaves_early
         and one.file.kernel.dialect == "triton"
         for one in launches
     )
 
 
-def together(launches: Sequence[Launch], name: str) -> Launch:
+def fuse_launches(launches: Sequence[Launch], name: str) -> Launch:
     """One launch of them all, called that; see `fusable`."""
     functions: list[KernelFunction] = []
     arguments: list[tuple[str, object]] = []

@@ -143,7 +143,7 @@ class ExponentialWriter(DotWriter):
     """A product of exponentials, with other ways to compute the elements of a block that it does not make certain.
 
     `plain`: the product as it was recognised, with the conditions of its terms; `product`: as it is carried out, of
-    operands that may be computed beforehand, in `parts` perhaps (`parts.py`)."""
+    operands that may be computed beforehand, in `parts` perhaps (`split.py`)."""
 
     def __init__(
         self,

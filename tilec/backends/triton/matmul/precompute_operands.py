@@ -35,10 +35,10 @@ def hoisted(
     view: StridedView,
     int64_index: bool = False,
     last: str | None = None,
-    together: bool = False,
+    requested: bool = False,
 ) -> OperandRewrite | None:
     """The product over operands that are computed beforehand; None where nothing is gained. `last`: the variable along
-    which operands that know it shall lie. `together`: others may ask for the same."""
+    which operands that know it shall lie. `requested`: others may ask for the same."""
     if len(space.classes) != 1 or dot.dtype == "int8":
         return None
     made = Precomputed(view, int64_index)
@@ -49,7 +49,7 @@ def hoisted(
         s = operand_of(side, factors, dot.dtype, space, made.view, last)
         if s is None:
             continue
-        if not made.take(s, dot.dtype, together):
+        if not made.take(s, dot.dtype, requested):
             return None
         read = (Access(s.output, s.index or ()),)
         dot = replace(dot, left=read) if side == "left" else replace(dot, right=read)
@@ -67,16 +67,16 @@ class Precomputed:
     before: list[Step] = field(default_factory=list)
     after: list[Step] = field(default_factory=list)
 
-    def take(self, s: Statement, dtype: str, together: bool = False) -> bool:
-        """Take in what a statement assigns, of this type; False where that is not all of its output. `together`: others
-        may ask for the same."""
+    def take(self, s: Statement, dtype: str, requested: bool = False) -> bool:
+        """Take in what a statement assigns, of this type; False where that is not all of its output. `requested`:
+        others may ask for the same."""
         t = TensorType(sizes_of(s), dtype)
         view = self.view.with_tensor(s.output, t)
         own = build_space(s, view.types)
         if own is None or own.valid or not own.covers:
             return False
         steps = partial(assignment, own, view, s, self.int64_index)
-        self.before += [Request(s, view.types, view.strides, self.int64_index, steps)] if together else steps()
+        self.before += [Request(s, view.types, view.strides, self.int64_index, steps)] if requested else steps()
         self.after.append(Release((s.output,)))
         self.view = view
         return True

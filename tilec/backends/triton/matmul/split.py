@@ -64,7 +64,7 @@ def in_parts(dot: Dot, space: Space, view: StridedView, int64_index: bool) -> tu
         reads = []
         for place, body in enumerate(_thirds(whole.body)):
             s = replace(whole, output=f"{whole.output}{place}_{COUNT}", body=body)
-            if not made.take(s, PART, together=True):
+            if not made.take(s, PART, requested=True):
                 return None
             reads.append(Access(s.output, s.index or ()))
         found.append(tuple(reads))

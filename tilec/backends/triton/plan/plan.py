@@ -61,9 +61,9 @@ class Pointer:
 class Launch:
     """One kernel launch. `file`: files of equal text are compiled once, so sizes are arguments. `arguments` and then
     `constants` (tl.constexpr) are the parameters in the order of the signature. `fusion`: may a product and a sum be
-    rounded once? `together`: all programs run at once, as they wait for each other. `horizontal`: one launch with its
-    neighbours is wanted, where none needs another (horizontal fusion). `block`: makes the lines of the block program
-    that the text is written from, where there is one, each with the output that it serves."""
+    rounded once? `cooperative`: all programs run at once, as they wait for each other. `horizontal`: one launch with
+    its neighbours is wanted, where none needs another (horizontal fusion). `block`: makes the lines of the block
+    program that the text is written from, where there is one, each with the output that it serves."""
 
     file: KernelFile
     grid: tuple[int, int, int]
@@ -73,7 +73,7 @@ class Launch:
     stages: int
     statements: tuple[str, ...]
     fusion: bool = True
-    together: bool = False
+    cooperative: bool = False
     horizontal: bool = False
     block: Callable[[], list[tuple[str, str]]] | None = field(default=None, compare=False, repr=False)
 
@@ -155,8 +155,8 @@ class Release:
 @dataclass(frozen=True)
 class Request:
     """A tensor that a statement's kernel reads beside inputs. Others may ask for the same, or for one over the same
-    points, so how it is made is said when all steps are there (`prepared.py`): none is left in a plan. `alone`: steps
-    that make it by itself; types and strides are those of the views that its statement indexes."""
+    points, so how it is made is said when all steps are there (`materialize.py`): none is left in a plan. `alone`:
+    steps that make it by itself; types and strides are those of the views that its statement indexes."""
 
     statement: Statement
     types: Mapping[str, TensorType]
@@ -242,7 +242,7 @@ def _described(step: Step) -> Iterator[str]:
             yield f"{tensor} = {dtype}{list(shape)}" + ("" if fill is None else f" filled with {fill}")
         case Launch():
             given = ", ".join(f"{n}={_argument(v)}" for n, v in (*step.arguments, *step.constants))
-            how = f"warps={step.warps}, stages={step.stages}" + (", grid-wide sync" if step.together else "")
+            how = f"warps={step.warps}, stages={step.stages}" + (", grid-wide sync" if step.cooperative else "")
             yield f"launch {step.kernel}[{_names(step.grid)}]({given}; {how}) for {_names(step.statements)}"
         case Repeat(launch, counter, count):
             yield f"for {counter} in range({count}):"

@@ -1,7 +1,7 @@
 """Steps that mix lanes: earlier states are read back from the output tensor itself.
 
 `resident`: one launch. A program owns whole sets of lanes that depend on each other, and a barrier stands between its
-steps. `together`: one launch of as many programs as run at once, each with a part of all lanes, and a barrier of all
+steps. `cooperative`: one launch of as many programs as run at once, each with a part of all lanes, and a barrier of all
 of them between steps. `stepwise`: a launch for each step, over as many programs as its lanes fill.
 """
 
@@ -37,12 +37,12 @@ AHEAD = 4  # steps before the one that uses it, what other tensors hold is loade
 @dataclass(frozen=True)
 class Blocks:
     """`lanes` of a block, `span` lanes that a program owns (0: it owns its block, and time is an argument), warps.
-    `together`: the programs wait for each other after each step, so that any lanes may be a program's own."""
+    `cooperative`: the programs wait for each other after each step, so that any lanes may be a program's own."""
 
     lanes: int
     span: int
     warps: int
-    together: bool = False
+    cooperative: bool = False
 
 
 def choose_blocks(loop: SkewedLoop, setting: Setting) -> Blocks:
@@ -53,7 +53,7 @@ def choose_blocks(loop: SkewedLoop, setting: Setting) -> Blocks:
     span = -(-coupled * parallel // setting.device.multiprocessors)
     if points > 1 and setting.device.capability and span * points + WAITING_WORK < coupled * points:
         lanes = min(power_of_two(span), most)
-        return Blocks(lanes, span, _warps(lanes * min(power_of_two(points), MOST_IN_BLOCK // lanes)), together=True)
+        return Blocks(lanes, span, _warps(lanes * min(power_of_two(points), MOST_IN_BLOCK // lanes)), cooperative=True)
     least = LAUNCH_WORK + span * points
     if coupled > RESIDENT_LANES or points > 1 and coupled * points > least:
         lanes = min(power_of_two(coupled * parallel), 16 if points > 1 else most)
@@ -102,7 +102,7 @@ class _Sweep(StepWriter):
             self.kernel.close("lanes_at", f"range(0, {self._span()}, BM)")
             self._next()
         launch = self._launch(-(-loop.count(loop.lanes) // blocks.span))
-        if not blocks.together:
+        if not blocks.cooperative:
             return [launch]
         return [Allocate(self.arrived, (1,), "int32", 0), launch, Release((self.arrived,))]
 
@@ -146,7 +146,7 @@ class _Sweep(StepWriter):
 
     def _frame(self, *inner: frozenset[str]) -> StepFrame:
         frame = self.frame(["row"], {"row": "row_in"}, inner, None)
-        if self.tiling.together:  # what other multiprocessors have stored is not in this one's cache
+        if self.tiling.cooperative:  # what other multiprocessors have stored is not in this one's cache
             frame.shared = ', cache_modifier=".cg"'
         return frame
 
@@ -158,7 +158,7 @@ class _Sweep(StepWriter):
     def _next(self) -> None:
         """End the loop over time: what a step has stored, the next one reads."""
         self.kernel.add(BARRIER)
-        if self.tiling.together:
+        if self.tiling.cooperative:
             arrived = self.kernel.pointer(self.arrived)
             self.kernel.store(arrived, "1", call="atomic_add", how=', sem="release"')
             waits = f'tl.atomic_add({arrived}, 0, sem="acquire") < (at_step + 1) * tl.num_programs(0)'
@@ -175,14 +175,14 @@ class _Sweep(StepWriter):
         """All lanes in the order of their positions. Where a program has a part of a set, sets stand side by side in
         it: what coupled lanes weigh their sums with is then read by few programs."""
         parallel, coupled = self.loop.parallel, self.loop.coupled
-        return (*parallel, *coupled) if self.tiling.span and not self.tiling.together else (*coupled, *parallel)
+        return (*parallel, *coupled) if self.tiling.span and not self.tiling.cooperative else (*coupled, *parallel)
 
     def _lanes(self, lane: str) -> None:
         """A block of the program's own lanes. Parallel lanes have one value where a program owns one set of coupled
         ones."""
         k, loop = self.kernel, self.loop
         k.assign("lane", lane)
-        if self.tiling.span == loop.count(loop.coupled) and not self.tiling.together:
+        if self.tiling.span == loop.count(loop.coupled) and not self.tiling.cooperative:
             batch = k.line("batch", f"{self.program} + tl.full((), 0, tl.int32)", 0)
             k.decode(Axis(batch, loop.parallel, None), 0)
             self._decode("lane", loop.coupled, [])
@@ -199,6 +199,6 @@ class _Sweep(StepWriter):
         k.decode(Axis("row", tuple(variables), "BM"))
 
     def _launch(self, programs: int) -> Launch:
-        fusion, together = bool(self.loop.aggregates()), self.tiling.together
+        fusion, cooperative = bool(self.loop.aggregates()), self.tiling.cooperative
         grid, warps = (programs, 1, 1), self.tiling.warps
-        return self.kernel.launch(grid, warps, 1, self.loop.flat, fusion=fusion, together=together)
+        return self.kernel.launch(grid, warps, 1, self.loop.flat, fusion=fusion, cooperative=cooperative)

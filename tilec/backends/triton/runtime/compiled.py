@@ -168,7 +168,7 @@ _functions: dict[tuple[str, str, bool], Any] = {}
 def options_of(launch: Launch) -> dict[str, Any]:
     """How Triton compiles the kernel."""
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": launch.contracts}
-    return {**options, "launch_cooperative_grid": True} if launch.together else options
+    return {**options, "launch_cooperative_grid": True} if launch.cooperative else options
 
 
 def loses_halves(ptx: str) -> bool:

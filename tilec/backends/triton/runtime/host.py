@@ -136,7 +136,7 @@ def _launched(launch: Launch, kernel: str, given: Mapping[str, str]) -> str:
     values += [f"{c}={v}" for c, v in launch.constants]
     values += [f"num_warps={launch.warps}", f"num_stages={launch.stages}"]
     values += [] if launch.contracts else ["enable_fp_fusion=False"]
-    values += ["launch_cooperative_grid=True"] if launch.together else []
+    values += ["launch_cooperative_grid=True"] if launch.cooperative else []
     return f"{kernel}[{launch.grid}]({', '.join(values)})"
 
 

@@ -259,8 +259,8 @@ def compiled_kernel(key: tuple) -> CompiledKernel | None:
 
 def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tuple:
     """What Triton compiles a kernel for, of arguments as `specialised` says."""
-    how = (launch.text, launch.kernel, launch.constants, launch.warps, launch.stages, launch.contracts, launch.together)
-    return *how, device, *arguments
+    how = (launch.text, launch.kernel, launch.constants, launch.warps, launch.stages)
+    return *how, launch.contracts, launch.cooperative, device, *arguments
 
 
 def _loaded(kernel: Any) -> int | None:

@@ -64,9 +64,9 @@ class PlanMaker:
         return "free", [self._slot(t) for t in step.tensors if t not in self._places]
 
     def launch(self, launched: DriverLaunch, grid: Sequence[Any]) -> tuple:
-        kernel, threads, shared, together, values = launched
+        kernel, threads, shared, cooperative, values = launched
         arguments = [self._argument(kind, value) for kind, value in values]
-        return "launch", kernel, list(grid), threads, shared, together, arguments
+        return "launch", kernel, list(grid), threads, shared, cooperative, arguments
 
     def python(self, step: object, operation: Operation | None) -> tuple:
         """A step as it is, over the tensors that it touches."""

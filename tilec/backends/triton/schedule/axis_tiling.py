@@ -1,9 +1,9 @@
 """Programs whose intermediates pass a budget go slab by slab.
 
 Scores of an attention are N x N, its inputs and outputs N x D. Where a plan's intermediates take more than the budget,
-a run of statements that share an axis (`backends.slabs`) becomes a loop over slabs of it: the plan of a slab is that of
-a program like any other, made once, and views of the inputs and outputs are what it is given. What comes before and
-after the run, and a slab that is still too large, are programs that may be cut in turn.
+a run of statements that share an axis (`common/axis_tiling.py`) becomes a loop over slabs of it: the plan of a slab is
+that of a program like any other, made once, and views of the inputs and outputs are what it is given. What comes before
+and after the run, and a slab that is still too large, are programs that may be cut in turn.
 """
 
 from __future__ import annotations
@@ -79,29 +79,29 @@ class Planned:
     lowering: Lowering
     strides: Sequence[tuple[int, ...]]
     setting: Setting
-    together: Grouped
+    grouping: Grouped
     plan: Plan
 
     @property
     def live_bytes(self) -> int:
         """The most bytes of intermediates at a time."""
-        return temporary_bytes(self.plan, self.together.types)
+        return temporary_bytes(self.plan, self.grouping.types)
 
     def part(self, provided: Sequence[str] = ()) -> SubPlan:
         """The plan as a part of another one, which provides memory for these of its outputs."""
         steps = (s for s in self.plan.steps if not (isinstance(s, Allocate) and s.tensor in provided))
         plan = Plan(tuple(steps), tuple(o for o in self.plan.outputs if o not in provided))
         inputs = self.lowering.stages["flat"].input_names()
-        return SubPlan(plan, (*inputs, *provided), self.together.types, self.together.program)
+        return SubPlan(plan, (*inputs, *provided), self.grouping.types, self.grouping.program)
 
 
 def planned(
-    lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting, together: Grouped | None = None
+    lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting, grouping: Grouped | None = None
 ) -> Planned:
     """The plan of the whole program."""
     flat, types = lowering.stages["flat"], lowering.types
-    together = together or grouped(fuse_step_inputs(flat, types), types)
-    return Planned(lowering, strides, setting, together, make_plan(lowering, together, strides, setting))
+    grouping = grouping or grouped(fuse_step_inputs(flat, types), types)
+    return Planned(lowering, strides, setting, grouping, make_plan(lowering, grouping, strides, setting))
 
 
 def within(whole: Planned, budget: int, slab: int | None = None) -> Planned:
@@ -277,7 +277,7 @@ class _Cutter:
         others = [r for name, r in results.items() if name not in own]
         memory = tuple(own.values())
         calls = [s.call(p.part(tuple(own)), others, first, count, memory) for s, p, first, count in slabs]
-        dtypes = plans[0].together.types
+        dtypes = plans[0].grouping.types
         return TiledLoop(tuple(calls)), {name: (r, dtypes[name].dtype) for name, r in results.items()}
 
     def _fewer(self, run: TileRegion, rows: int, live_bytes: int, wanted: tuple[str, ...]) -> int:
@@ -314,7 +314,7 @@ class _Cutter:
         if axis is not None:
             return Into(name, axis, 0)
         aggregation = next(s.aggregation for s in run.columns if s.output == name)
-        same = slab.together.types[name].dtype == self.types[name].dtype
+        same = slab.grouping.types[name].dtype == self.types[name].dtype
         return Combine(name if same else f"{name}.total", aggregation, in_place=True)
 
     def _in_place(self, name: str, result: Into, rows: int, plans: Sequence[Planned]) -> bool:

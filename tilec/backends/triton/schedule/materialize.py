@@ -1,6 +1,6 @@
 """What several statements read, made once: what products of exponentials ask for, and the order of scattered points.
 
-Each product asks for its own (`Prepared`). A logsumexp and its gradients ask for the same greatest terms, and what they
+Each product asks for its own (`Request`). A logsumexp and its gradients ask for the same greatest terms, and what they
 ask for walks the same points: so equal ones are one tensor, and where a row's greatest term and the exponentials
 relative to it fit on the chip, one kernel makes both and reads the operand once. Launches that are neighbours then and
 need nothing of each other are one.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.grow_groups import Shared
-from tilec.backends.triton.fusion.horizontal_fusion import fusable, together, touched
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, touched
 from tilec.backends.triton.fusion.loop_nest import form_of, reduced
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -266,7 +266,7 @@ def _neighbours(steps: Sequence[Step]) -> list[Step]:
 
     def close() -> None:
         if len(batch) > 1:
-            result.append(together(batch, f"{batch[0].kernel}_and_{len(batch) - 1}"))
+            result.append(fuse_launches(batch, f"{batch[0].kernel}_and_{len(batch) - 1}"))
         else:
             result.extend(batch)
         result.extend(let_go)

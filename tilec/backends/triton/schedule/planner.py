@@ -12,7 +12,7 @@ from tilec.backends.common.chains.recognise import kernel_reads, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
-from tilec.backends.triton.fusion.horizontal_fusion import fusable, together
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Release, Setting, Step, TorchLines
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
@@ -28,26 +28,26 @@ from tilec.ir.types import TensorType
 MOST_DOWN = 65_535  # programs along the second and third axis of a grid
 
 
-def make_plan(lowering: Lowering, together: Grouped, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
+def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
     """The plan of a lowered program, whose statements are in groups, for inputs of these strides (elements)."""
-    flat, types = together.program, dict(together.types)
-    kept = with_reads(flat, together.chains.values())
+    flat, types = grouping.program, dict(grouping.types)
+    kept = with_reads(flat, grouping.chains.values())
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
-    defracted |= {s.output: s for s in flat.statements if s.output in together.rewritten}
-    members = {s.output for g in together.groups.values() for s in (*g.statements, *g.after)}
-    members |= {s.output for kernel in together.chains.values() for s in kernel.statements}
+    defracted |= {s.output: s for s in flat.statements if s.output in grouping.rewritten}
+    members = {s.output for g in grouping.groups.values() for s in (*g.statements, *g.after)}
+    members |= {s.output for kernel in grouping.chains.values() for s in kernel.statements}
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
     units: list[Unit] = []
     done: set[str] = set()
     for place, s in enumerate(flat.statements):
         if s.output in done:
             continue
-        if s.output in together.chains:
-            units.append(_chain_unit(together.chains[s.output], types, known, setting))
+        if s.output in grouping.chains:
+            units.append(_chain_unit(grouping.chains[s.output], types, known, setting))
             done |= {m.output for m in units[-1].statements}
             continue
-        if s.output in together.groups:
-            units.append(_row_unit(together.groups[s.output], types, known, setting))
+        if s.output in grouping.groups:
+            units.append(_row_unit(grouping.groups[s.output], types, known, setting))
             done |= {m.output for m in units[-1].statements}
             continue
         if reads_itself(s):
@@ -174,7 +174,7 @@ def _launchable(step: Step) -> Iterator[Step]:
         if any(n == 0 for n in step.grid if not is_symbolic(n)):
             return
         if (down > MOST_DOWN or deep > MOST_DOWN) and fusable([step]):
-            step = together([step], f"{step.kernel}_in_line")
+            step = fuse_launches([step], f"{step.kernel}_in_line")
     yield step
 
 
