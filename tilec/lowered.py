@@ -32,8 +32,9 @@ class Stages(dict[str, Program]):
 class Lowered(PublicNames):
     """A function lowered for given shapes, types and backend: what runs, and how it came about.
 
-    `stages`: pass name -> Program, in order; where statements share kernels, "grouped" is the program that generated
-    kernels carry out, with `[[kernel(k)]]` before each statement of the k-th such kernel. `kernels`: one a launch.
+    `stages`: pass name -> Program, in order; where generated kernels carry out another program than the flat one,
+    "grouped" is that program, with `[[kernel(k)]]` before each statement of the k-th kernel that several share.
+    `kernels`: one a launch.
     """
 
     def __init__(self, stages: dict[str, Program], types: dict[str, TensorType], executable: Executable):

@@ -24,7 +24,7 @@ _STAGES = {
     "flat": "one aggregation a statement; common parts are computed once",
     "reduced": "each output index is a variable of its own, so that every element is written once; indices may divide",
     "defracted": "residue classes in the place of divisions: indices have integer coefficients again",
-    "grouped": "statements that share a kernel, marked with its number",
+    "grouped": "what generated kernels carry out; statements that share one are marked with its number",
 }
 
 

@@ -73,6 +73,14 @@ def launches(source, *shapes):
     return kernels(tilec.compile(source, backend="triton"), *(tilec.spec(s) for s in shapes))
 
 
+def test_the_program_that_runs_is_shown():
+    """A write to one element of each row is carried out as a selection, by itself too."""
+    f = tilec.compile("function (D[R], T[R], Z[R, V]) -> (G) { G[r, T[r] : R, V] = +(D[r]); }", backend="triton")
+    lowered = f.lower(*map(tilec.spec, ((64,), (64,), (64, 512)), ("float32", "int64", "float32")), target="sm_90")
+    text = show(lowered.stages["grouped"])
+    assert "int64(T[r]) == v" in text and parse(text) == lowered.stages["grouped"]
+
+
 def test_what_reads_a_neighbour_stays_apart():
     source = """function (X[64, 1000]) -> (Y, Z) {
         E[i, j : 64, 1000] = exp(X[i, j]);

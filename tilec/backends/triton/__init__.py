@@ -54,7 +54,7 @@ class TritonBackend:
             lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in grouping.program.statements}),
             self.target,
             TensorMemory(flat, lowering.types),
-            (grouping.marked(), grouping.types) if grouping.groups or grouping.chains else None,
+            (grouping.marked(), grouping.types) if grouping.program != flat or grouping.groups else None,
             opened,
         )
 
