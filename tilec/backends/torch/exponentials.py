@@ -34,7 +34,7 @@ def log_product(a: Tensor, b: Tensor, budget: int) -> Tensor:
     result = torch.log(total).add_(first).add_(last)
     certain = (total >= count * CERTAIN[a.dtype]) & (total < float("inf"))
     if not certain.all():
-        _log_again(a, b, result, ~certain, budget)
+        _recompute_log(a, b, result, ~certain, budget)
     return result
 
 
@@ -119,7 +119,7 @@ def _log_directly(a: Tensor, b: Tensor, budget: int) -> Tensor:
     return result
 
 
-def _log_again(a: Tensor, b: Tensor, result: Tensor, failed: Tensor, budget: int) -> None:
+def _recompute_log(a: Tensor, b: Tensor, result: Tensor, failed: Tensor, budget: int) -> None:
     """Compute the failed elements of a log product term by term, into `result`."""
     if below_infinity(a, b):
         support = torch.matmul((a != float("-inf")).to(a.dtype), (b != float("-inf")).to(a.dtype))

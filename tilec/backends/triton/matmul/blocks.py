@@ -37,13 +37,18 @@ LEAST_REUSE = 64  # times that each element must be used for a copy of an operan
 MOST_TERMS = 2**16  # products of 8-bit integers that a 32-bit accumulator surely holds
 
 
+def fitted(config: Config, size: int, shared: int) -> Config:
+    """With as many stages of terms of `size` bytes as on-chip memory holds."""
+    while config.stages > 1 and config.stages * (config.bm + config.bn) * config.bk * size > shared:
+        config = replace(config, stages=config.stages - 1)
+    return config
+
+
 def choose_config(dot: Dot, space: Space, shared: int = PLANNED_FOR.shared) -> Config:
     """The largest tile that still gives every multiprocessor one, else the one that wastes least with the reduction
     split; with as many stages as `shared` bytes of on-chip memory hold."""
-    config = _untuned(dot, space)
     size = ITEM_BYTES[dot.dtype]
-    while config.stages > 1 and config.stages * (config.bm + config.bn) * config.bk * size > shared:
-        config = replace(config, stages=config.stages - 1)
+    config = fitted(_untuned(dot, space), size, shared)
     while config.bm * config.bk > LEAST**2 and (config.bm + config.bn) * config.bk * size > shared:
         config = replace(config, bm=max(LEAST, config.bm // 2), bk=max(LEAST, config.bk // 2))
     if dot.dtype == "int8":

@@ -104,7 +104,7 @@ class DistanceWriter(ExponentialWriter):
         self.found = found
         self.squares = [Access(s.output, s.index or ()) for s in squares]
 
-    def _again(self) -> None:
+    def _recompute(self) -> None:
         k = self.kernel
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         evaluator = TritonScalars(frame, *self.squares)

@@ -164,7 +164,7 @@ class WeightedWriter(ExponentialWriter):
         super().__init__("_weighted_dot", found.dot, *how)
         self.found = found
 
-    def _again(self) -> None:
+    def _recompute(self) -> None:
         k, found = self.kernel, self.found
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         factor = TritonScalars(frame, found.beside).text(found.beside, found.dot.dtype)

@@ -37,7 +37,7 @@ from tilec.ir.types import CASTS, FLOATS, NARROW
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
 SOME_NOT_FINITE = "tl.max(tl.max((tl.abs({}) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0"
 REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
-AGAIN = 8  # rows of such a block that are computed again at a time
+RECOMPUTED_ROWS = 8  # rows of such a block that are computed again at a time
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
 
@@ -132,7 +132,7 @@ class DotWriter:
         self._place()
         self._loop()
         if self._must_look():
-            self._again()
+            self._recompute()
         self._store()
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, "BK": self.config.bk, **k.constants}
 
@@ -149,14 +149,14 @@ class DotWriter:
         k.assign(
             "value", f"tl.load({frame.element_address(s)}, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})"
         )
-        k.add(If(SOME_NOT_FINITE.format("value"), (self._again_by_rows(),)))
+        k.add(If(SOME_NOT_FINITE.format("value"), (self._recompute_rows(),)))
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
 
     @property
     def _at_once(self) -> int:
-        return min(AGAIN, self.config.bm)
+        return min(RECOMPUTED_ROWS, self.config.bm)
 
-    def _again_by_rows(self) -> CodeLine:
+    def _recompute_rows(self) -> CodeLine:
         """A loop that computes some rows of the block again and stores them: few at a time, since what this holds in
         registers counts for programs that only look, too."""
         k, dot = self.kernel, self.dot
@@ -298,7 +298,7 @@ class DotWriter:
         conditions = [z for z in zeros if isinstance(z, Condition)]
         return [*frame.tests(conditions), *map(evaluator.test, guards_among(zeros))]
 
-    def _again(self) -> None:
+    def _recompute(self) -> None:
         """Lines that compute the block again, point by point, if some element is not finite."""
         self.kernel.add(If(SOME_NOT_FINITE.format("acc"), self._exact_sums()))
 

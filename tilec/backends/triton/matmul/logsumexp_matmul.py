@@ -24,7 +24,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot, guards_among, sides_of, worthwhile
 from tilec.backends.triton.matmul.kernel import BLOCKS, DotWriter
-from tilec.backends.triton.matmul.split import PART, SMALLER, Parts
+from tilec.backends.triton.matmul.split import PART, SMALLER, SplitOperands
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.pointwise.semiring_matmul import NEVER, reads_first
 from tilec.ir.constraining import constraining
@@ -143,7 +143,7 @@ class ExponentialWriter(DotWriter):
     """A product of exponentials, with other ways to compute the elements of a block that it does not make certain.
 
     `plain`: the product as it was recognised, with the conditions of its terms; `product`: as it is carried out, of
-    operands that may be computed beforehand, in `parts` perhaps (`split.py`)."""
+    operands that may be computed beforehand, `split` perhaps (`split.py`)."""
 
     def __init__(
         self,
@@ -156,13 +156,13 @@ class ExponentialWriter(DotWriter):
         precision: str,
         config,
         epilogue,
-        parts: Parts | None,
+        split: SplitOperands | None,
     ):
         super().__init__(product, space, view, int64_index, precision, config, suffix, epilogue)
-        self.plain, self.parts = plain, parts
+        self.plain, self.split = plain, split
 
     def _loop(self) -> None:
-        if self.parts is None:
+        if self.split is None:
             super()._loop()
             return
         self.kernel.assign("rest", "tl.full((BM, BN), 0, tl.float32)")
@@ -171,12 +171,12 @@ class ExponentialWriter(DotWriter):
         self.kernel.assign("acc", "rest", "+=")
 
     def _multiplied(self, rows: Frame, columns: Frame) -> None:
-        if self.parts is None:
+        if self.split is None:
             super()._multiplied(rows, columns)
             return
         left, right = (
             [self._operand(frame, (read,), (), PART) for read in reads]
-            for frame, reads in ((rows, self.parts.left), (columns, self.parts.right))
+            for frame, reads in ((rows, self.split.left), (columns, self.split.right))
         )
         for i, j in SMALLER:
             self.kernel.assign("rest", f"tl.dot({left[i]}, {right[j]}, rest)")
@@ -242,7 +242,7 @@ class LogWriter(ExponentialWriter):
         super().__init__("_log_dot", log.dot, *how)
         self.log = log
 
-    def _again(self) -> None:
+    def _recompute(self) -> None:
         """The logarithm where it is certain, NaN elsewhere; then one way after the other while some NaN is left."""
         k, log = self.kernel, self.log
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})

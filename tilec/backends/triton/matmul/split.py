@@ -15,18 +15,19 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE
 from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, variables_outside
 from tilec.backends.triton.matmul.precompute_operands import Precomputed, operand_of
 from tilec.backends.triton.plan.plan import Release
 from tilec.ir.program import Access, Call, Expr
 
 PART, COUNT = "bfloat16", 3
+SPLIT_BYTES = 2 * COUNT  # of a term
 SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
 
 
 @dataclass(frozen=True)
-class Parts:
+class SplitOperands:
     """How the parts of both operands are read."""
 
     left: tuple[Access, ...]
@@ -43,7 +44,9 @@ def _thirds(e: Expr) -> list[Expr]:
     return found
 
 
-def in_parts(dot: Dot, space: Space, view: StridedView, int64_index: bool) -> tuple[OperandRewrite, Parts] | None:
+def split_operands(
+    dot: Dot, space: Space, view: StridedView, int64_index: bool
+) -> tuple[OperandRewrite, SplitOperands] | None:
     """The product over both operands' parts, and how these are read. None where an operand is no tensor of its own, or
     too seldom used."""
     if dot.dtype != "float32" or len(space.classes) != 1:
@@ -70,11 +73,4 @@ def in_parts(dot: Dot, space: Space, view: StridedView, int64_index: bool) -> tu
         found.append(tuple(reads))
     left, right = found
     after = (Release(tuple(a.tensor for a in (*left, *right))),)
-    return OperandRewrite(made.view, space, tuple(made.before), after, dot), Parts(left, right)
-
-
-def fitted(config: Config, shared: int) -> Config:
-    """With as many stages as the on-chip memory holds."""
-    while config.stages > 1 and config.stages * (config.bm + config.bn) * config.bk * 2 * COUNT > shared:
-        config = replace(config, stages=config.stages - 1)
-    return config
+    return OperandRewrite(made.view, space, tuple(made.before), after, dot), SplitOperands(left, right)

@@ -55,7 +55,7 @@ class BlockWriter(ScanWriter):
             k.scopes.append(Scope())
             self._store(frame, "head", self._tests)
             k.assign(carry, self._last(["head"])[0])
-            self._certified_or(" & ".join(self._tests), lambda: self._steps_again(carry))
+            self._certified_or(" & ".join(self._tests), lambda: self._recompute_steps(carry))
         k.close("first", "range(start, end, BT)")
         return self._launch(flat, chunks)
 
@@ -138,7 +138,7 @@ class BlockWriter(ScanWriter):
         test = "tl.max(unsure.to(tl.int32), 0)"
         k.add(If(f"{test if self.flat_lanes else f'tl.max({test}, 0)'} > 0", redone, lines))
 
-    def _steps_again(self, carry: str) -> tuple[CodeLine, ...]:
+    def _recompute_steps(self, carry: str) -> tuple[CodeLine, ...]:
         """The block's steps, one by one."""
         k = self.kernel
         steps = k.number("steps", "steps", self.scan.steps, False)

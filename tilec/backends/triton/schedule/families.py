@@ -13,7 +13,7 @@ from typing import Any
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, inner_variables
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, fitted, inner_variables
 from tilec.backends.triton.matmul.chain import pairwise
 from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.columns import columns
@@ -35,7 +35,7 @@ from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, rec
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, shared
 from tilec.backends.triton.matmul.side_by_side import side_by_side
-from tilec.backends.triton.matmul.split import Parts, fitted, in_parts
+from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous, needs_int64_positions
 from tilec.backends.triton.pointwise.pointwise import fill, pointwise
@@ -342,16 +342,16 @@ def _exponential_steps(
     last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
     much = work(product, space) >= LEAST_WORK
     divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
-    divided = in_parts(product, space, view, int64_index) if divisible else None
+    divided = split_operands(product, space, view, int64_index) if divisible else None
     computed = hoisted(product, space, view, int64_index, last, True) if much and divided is None else None
     config = replace(choose_config(product, space, setting.device.shared), parts=1)
-    parts: Parts | None = None
+    split: SplitOperands | None = None
     over = OperandRewrite(view, space, dot=product) if computed is None else computed
     if divided is not None:
-        over, parts = divided
-        config = fitted(config, setting.device.shared)
+        over, split = divided
+        config = fitted(config, SPLIT_BYTES, setting.device.shared)
     product, view = over.product, replace(over.view, statement=view.statement)
-    how = (product, space, view, int64_index, PRECISION[setting.precision], config, epilogue, parts)
+    how = (product, space, view, int64_index, PRECISION[setting.precision], config, epilogue, split)
     own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
     steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in own]
     return [*head, *over.around(steps), Release(tuple(s.output for s in found.tops))]

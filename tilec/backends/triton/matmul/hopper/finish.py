@@ -33,10 +33,10 @@ def finish_tile(w: Lines, d: Design) -> None:
             _look(w, d)
     with w.branch("wrong != 0"):
         if d.unrolled is None:
-            _again(w, d)
+            _recompute(w, d)
         else:
             with w.loop("value", f"range({len(d.results)})"):
-                _again(w, d)
+                _recompute(w, d)
                 w.assign(d.unrolled[0], "1", "+=")
     with w.otherwise():
         _store_all(w, d)
@@ -143,7 +143,7 @@ def _offsets(d: Design, side: str, names: Mapping[str, str]) -> tuple[str, str, 
     return " + ".join(scalar), " + ".join(row), " + ".join(column)
 
 
-def _again(w: Lines, d: Design) -> None:
+def _recompute(w: Lines, d: Design) -> None:
     """The tile once more from its valid points alone, one by one, a few columns at a time: it shall not take registers
     from the usual way."""
     side_of = {"left": "r", "right": "c"}
