@@ -108,7 +108,7 @@ def test_what_is_a_scan():
         "O[b, i : B, N] = +(X[b, k] * b), k - i - 3 < 2 * N": True,
         "O[b, i : B, N] = +(X[b, k]), i - k < N - 1": False,  # a window, though a long one
         "O[b, i : B, N] = +(X[b, k]), i - k < N, i < N - 1": False,
-        "O[b, i : B, N] = +(X[b, k] * X[b, i]), i - k < N": False,
+        "O[b, i : B, N] = +(exp(X[b, k] * X[b, i])), i - k < N": False,
         "O[b, i : B, N] = +(X[c, k]), i - k < N, b - c < B": False,
     }.items():
         assert (scan_of(f"function (X[B, N]) -> (O) {{ {text}; }}", (7, 9))[0] is not None) == found, text
