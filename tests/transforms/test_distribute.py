@@ -1,9 +1,11 @@
 """Sums of products with a sum among the factors: which are taken apart, and what that costs in accuracy."""
 
+import numpy as np
 import pytest
 import torch
 
 import tilec
+from tilec.ir.evaluate import evaluate
 
 SQUARES = "function (X[N, D], Y[M, D]) -> (S) { S[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d])); }"
 
@@ -135,3 +137,66 @@ def test_an_infinite_term_side_by_side_stays_one():
     given[1][0, 3, 5] = torch.inf
     found = tilec.compile(text)(*given)
     assert not found[0, 3].isfinite().any() and found[0, :3].isfinite().all() and found[1].isfinite().all()
+
+
+PAIRS = "function (X[B, N, D]) -> (S) { S[b, i, j : B, N, N] = +(X[b, i, d] * X[b, j, d]); }"
+BOTH = {  # source, shapes, whether the two products of the sum are one
+    "all pairs of rows": (PAIRS, [(3, 9, 20)], True),
+    "rows of more elements than pairs have": (PAIRS, [(3, 30, 20)], False),
+    "a difference": (
+        """function (A[N, N], X[N, D]) -> (O) {
+            P[i, d : N, D] = +(A[i, j] * X[j, d]);
+            Q[j, d : N, D] = +(X[i, d] * A[i, j]);
+            O = Q - P;
+        }""",
+        [(20, 20), (20, 20)],
+        True,
+    ),
+    "three terms": (
+        """function (A[N, N], C[N, N], X[N, D], Y[N, D]) -> (O) {
+            P[i, d : N, D] = +(A[i, j] * X[j, d]);
+            Q[i, d : N, D] = +(C[i, j] * X[j, d]);
+            R[i, d : N, D] = +(C[j, i] * X[j, d]);
+            O = P + Y - Q + R;
+        }""",
+        [(20, 20), (20, 20), (20, 20), (20, 20)],
+        True,
+    ),
+    "another matrix": (
+        """function (A[N, N], X[N, D], Y[N, D]) -> (O) {
+            P[i, d : N, D] = +(A[i, j] * X[j, d]);
+            Q[j, d : N, D] = +(Y[i, d] * A[i, j]);
+            O = Q + P;
+        }""",
+        [(20, 20), (20, 20), (20, 20)],
+        False,
+    ),
+    "read twice": (
+        """function (A[N, N], X[N, D]) -> (O, P) {
+            P[i, d : N, D] = +(A[i, j] * X[j, d]);
+            Q[j, d : N, D] = +(X[i, d] * A[i, j]);
+            O = Q + P;
+        }""",
+        [(20, 20), (20, 20)],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", BOTH)
+def test_two_products_by_one_matrix(name, dtype):
+    source, shapes, taken = BOTH[name]
+    f, g = tilec.compile(source), torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=g).to(dtype) for s in shapes]
+    if "S[" in source:
+        f = f.grad()
+        given.append(torch.randn((*shapes[0][:2], shapes[0][1]), generator=g).to(dtype))
+    statements = f.lower(*given).stages["flat"].statements
+    products = [s for s in statements if s.aggregation == "sum"]
+    assert any(s.output.endswith("_both") for s in statements) == taken
+    assert not taken or len(products) == 1
+    got, wanted = f(*given), evaluate(f.program, [t.double().numpy() for t in given])
+    for x, y in zip(got if isinstance(got, tuple) else (got,), wanted, strict=True):
+        tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+        assert (x.double() - torch.as_tensor(y)).abs().max() <= tolerance * np.abs(y).max()

@@ -12,6 +12,9 @@ Products of 16-bit elements are exact as they are, and are not shifted.
 `P[i, j] = +(A[i, k] * C[k, j] - B[i, k] * D[k, j])`, a product of complex matrices or of rotated pairs, has no shared
 factor. Its terms are products of matrices over the same rows and columns, so it is one product over twice as many
 terms: of `A` beside `-B` and of `C` beside `D`.
+
+`D = P + Q` of two products by one matrix, `P[i, d] = +(G[i, j] * X[j, d])` and `Q[j, d] = +(G[i, j] * X[i, d])`, the
+gradient of all pairs of rows of X, is one product of a sum: `P[i, d] = +((G[i, j] + G[j, i]) * X[j, d])`.
 """
 
 from __future__ import annotations
@@ -33,17 +36,19 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
+    expressions,
     index_variables,
     reads_itself,
     rebuild,
     walk,
 )
-from tilec.ir.types import NARROW, Types, is_floating
+from tilec.ir.types import NARROW, TensorType, Types, is_floating
 from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.factor import Factor, added, as_float32, factors_of, is_number, quotient_of, terms_of
 from tilec.transforms.util.naming import Names
 
 _FEWEST = 9  # rows, columns and terms from which a product is one of matrices
+_LEAST_SHARED = 16  # columns of an operand that two products share; its square where their other operands are larger
 _FEWEST_BESIDE = 32  # of those whose operands are copied
 DistributedTerms = list[tuple[bool, Expr]]
 
@@ -52,7 +57,86 @@ def distribute(program: Program, inputs: Types) -> Program:
     """The program with such sums taken apart. `inputs`: types of the inputs."""
     types = dict(infer(program, inputs))
     names = Names.of(program)
+    program = _with_shared_operands(program, types, names)
     return replace(program, statements=tuple(m for s in program.statements for m in _apart(s, types, names)))
+
+
+def _with_shared_operands(program: Program, types: dict[str, TensorType], names: Names) -> Program:
+    """The program with one product in the place of two that only one sum of both reads."""
+    statements, inputs = list(program.statements), set(program.input_names())
+    for s in program.statements:
+        own = tuple(s.index or ())
+        if (
+            s.aggregation != "assign"
+            or s.guard is not None
+            or s.constraints
+            or s.default is not None
+            or s.init is not None
+        ):
+            continue
+        terms = terms_of(s.body, False)
+        parts = [(t, e.tensor) for t in terms if isinstance(e := t[1], Access) and e.index == own]
+        made = {m.output: m for m in statements}
+        alone = [(t, made[n]) for t, n in parts if n in made and _is_read_once(n, program)]
+        for k, (first, p) in enumerate(alone):
+            for second, q in alone[k + 1 :]:
+                found = _of_both(p, q, first[0] != second[0], types, names, inputs)
+                if found is None or p not in statements or q not in statements:
+                    continue
+                both, product = found
+                types[both.output] = statement_type(both, types)
+                statements.remove(p)
+                statements[statements.index(q) : statements.index(q) + 1] = [both, product]
+                terms.remove(second)
+                here = next(n for n, m in enumerate(statements) if m.output == s.output)
+                statements[here] = replace(s, body=added(terms))
+                alone[k] = first, product
+                p = product
+    return replace(program, statements=tuple(statements))
+
+
+def _is_read_once(name: str, program: Program) -> bool:
+    read = sum(a.tensor == name for s in program.statements for a in walk(*expressions(s)) if isinstance(a, Access))
+    return read == 1 and name not in program.outputs
+
+
+def _of_both(
+    p: Statement, q: Statement, minus: bool, types: Types, names: Names, inputs: set[str]
+) -> tuple[Statement, Statement] | None:
+    """The sum (or difference) of the operands that two products do not share, and their product with the one that they
+    share; None where there is none, or where it would not pay."""
+    plain, other = _plain_sum(p, types), _plain_sum(q, types)
+    if plain is None or other is None or types[p.output] != types[q.output]:
+        return None
+    (outputs, extent), (left, others) = plain, other
+    factors = [factors_of(m.body, False) for m in (p, q)]
+    if any(len(fs) != 2 or any(f.divides or not isinstance(f.value, Access) for f in fs) for fs in factors):
+        return None
+    sides = [[f.value for f in fs] for fs in factors]
+    summed, moved = [v for v in extent if v not in outputs], [v for v in others if v not in left]
+    if len(summed) != 1 or len(moved) != 1 or [extent[v] for v in summed] != [others[v] for v in moved]:
+        return None
+    change = {v: Affine.variable(w) for v, w in zip((*left, *moved), (*outputs, *summed), strict=True)}
+    renamed = [replace_indices(e, change) for e in sides[1]]
+    for place, shared in enumerate(sides[0]):
+        if shared not in renamed:
+            continue
+        one, two = sides[0][1 - place], renamed[1 - renamed.index(shared)]
+        rows, columns = set(index_variables(one)), set(index_variables(shared))
+        if set(index_variables(two)) != rows or expression_type(one, types) != expression_type(two, types):
+            return None
+        kept = [v for v in extent if v in rows]
+        points = math.prod(extent[v] for v in kept)
+        deep = math.prod(extent[v] for v in columns - rows)
+        larger = points > math.prod(types[p.output].shape)
+        given = isinstance(one, Access) and isinstance(two, Access) and {one.tensor, two.tensor} <= inputs
+        if deep < _LEAST_SHARED * (_LEAST_SHARED if larger else 1) or (larger and not given):
+            return None  # what is computed need not be stored as it is
+        index, sizes = tuple(map(Index, kept)), tuple(Int(extent[v]) for v in kept)
+        body = one - two if minus else one + two
+        both = Statement(names.fresh(f"{p.output}_both"), index, sizes, body, "assign", None, span=p.span)
+        return both, replace(p, body=call("mul", Access(both.output, index), shared))
+    return None
 
 
 @dataclass(frozen=True)
