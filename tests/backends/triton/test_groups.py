@@ -21,6 +21,16 @@ def kernels(f, *specs):
     return [k.statements for k in f.lower(*specs, target="sm_90").kernels]
 
 
+def backward_kernels(source, sizes, dtype):
+    """Those of the backward pass of a call that keeps what it should."""
+    program = parse(source)
+    names = program.input_names()
+    types = {name: TensorType(size, dtype) for name, size in zip(names, sizes, strict=True)}
+    backward = partition(program, names, types, {}, True).backward
+    f = tilec.Function(backward.program, source, backend="triton")
+    return kernels(f, *(tilec.spec(backward.types[n].shape, dtype) for n in backward.program.input_names()))
+
+
 def specs(tensors):
     return [tilec.spec(tuple(t.shape), str(t.dtype)[6:]) for t in tensors]
 
@@ -452,13 +462,7 @@ def test_a_normalisation_s_gradient_is_one_kernel_whatever_else_reads_what_it_co
     source, sizes, dtype, members
 ):
     """The normalised tensor is computed again for a product that the cotangent comes from: it stays outside."""
-    program = parse(source)
-    names = program.input_names()
-    types = {name: TensorType(size, dtype) for name, size in zip(names, sizes, strict=True)}
-    backward = partition(program, names, types, {}, True).backward
-    f = tilec.Function(backward.program, source, backend="triton")
-    given = [tilec.spec(backward.types[n].shape, dtype) for n in backward.program.input_names()]
-    found = kernels(f, *given)
+    found = backward_kernels(source, sizes, dtype)
     for name, statistic in members.items():
         (own,) = [lines for lines in found if name in lines]
         assert any(line.startswith(statistic) for line in own), own
@@ -481,3 +485,18 @@ def test_one_element_that_one_other_reads_has_a_kernel():
     source = "function (A[], X[N]) -> (U, Y) { T[] = exp(A[]); U[] = pad(T[], 0.5) + A[]; Y[] = +(X[i]); }"
     made = tilec.compile(source, backend="triton").lower(tilec.spec(()), tilec.spec((4,)), target="sm_90")
     assert {s for k in made.kernels for s in k.statements} >= {"U", "Y"}
+
+
+RESPONSE = """function (X[N, P, C], G[C], B[C]) -> (Y) {
+    S[n, c : N, C] = sqrt(sum(X[n, p, c] * X[n, p, c]) + 0.000001);
+    M[n : N] = mean(S[n, c]);
+    Y[n, p, c : N, P, C] = G[c] * (X[n, p, c] * (S[n, c] / (M[n] + 0.000001))) + B[c] + X[n, p, c];
+}"""
+
+
+@pytest.mark.parametrize("rows, together", [(32, False), (2048, True)])
+def test_few_long_rows_are_walked_along_memory(rows, together):
+    """A kernel of 32 programs has a quarter of the device, however many small statements it spares a launch."""
+    found = backward_kernels(RESPONSE, [(rows, 784, 768), (768,), (768,)], "bfloat16")
+    (own,) = [lines for lines in found if "DX" in lines]
+    assert any(line.startswith("DM_total") for line in own) == together, found

@@ -18,8 +18,8 @@ from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.fuse_producers import with_producers
-from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown, taken_by_products
-from tilec.backends.triton.fusion.loop_nest import LoopNest, form_of, reduced
+from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown
+from tilec.backends.triton.fusion.loop_nest import LoopNest, form_of, reduced, taken_by_products
 from tilec.backends.triton.fusion.read_through import (
     computed_again,
     is_view,

@@ -9,10 +9,9 @@ from copy import copy
 from dataclasses import dataclass
 
 from tilec.backends.common.units import Reads
-from tilec.backends.triton.emit.epilogue import find_epilogue, reads_own_element
+from tilec.backends.triton.emit.epilogue import reads_own_element
 from tilec.backends.triton.fusion.loop_nest import LoopNest, Touched, reduced, touched_by, walked, walked_by
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, substitute_affine
 from tilec.ir.program import (
@@ -21,7 +20,6 @@ from tilec.ir.program import (
     Statement,
     index_variables,
     reads,
-    reads_itself,
     value_accesses,
     variables_of,
     walk,
@@ -64,23 +62,6 @@ class Neighbourhood:
     def stored_outside(self, names: set[str]) -> set[str]:
         """Those that something else reads, or that the program returns."""
         return {n for n in names if n in self.program.outputs or {s.output for s in self.program.readers(n)} - names}
-
-
-def taken_by_products(program: Program, types: Types, forms: Mapping[str, LoopNest]) -> set[str]:
-    """Outputs of the epilogues of products and recurrences; those of products that end in statistics of rows are for
-    the kernel of these, unless they read the product alone, which several kernels may compute again."""
-    taken: set[str] = set()
-    for place, s in enumerate(program.statements):
-        if reads_itself(s):
-            taken |= {r.output for r in find_recurrence_epilogue(program, place, types)}
-        elif s.output not in forms and s.aggregation != "assign":
-            epilogue = find_epilogue(program, place, types)
-            read = {n for r in epilogue for n in reads(r)} - {s.output, *(r.output for r in epilogue)}
-            last = epilogue[-1].output if epilogue else s.output
-            readers = (forms[r.output] for r in program.readers(last) if r.output in forms)
-            if not read or not any(reduced(r.statement, r.extent) for r in readers):
-                taken |= {r.output for r in epilogue}
-    return taken
 
 
 @dataclass(frozen=True)
@@ -206,7 +187,7 @@ def _candidate(
     few = math.prod(extent[v] for v in rows) < FEW_ROWS
     if statistics and few and math.prod(extent[v] for v in columns) > LONG_ROW:
         return None
-    if not _pays(around, members, sums | cut, types, busy if statistics else 1.0):
+    if not _pays(around, members, sums | cut, rows, extent, types, busy if statistics else 1.0):
         return None
     return GroupCandidate(tuple(members), tuple(after), rows, columns, extent, frozenset(sums), frozenset(cut))
 
@@ -410,18 +391,43 @@ def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, 
 def _share_of_programs(statements: Sequence[Statement], rows: tuple[str, ...], extent: Mapping[str, int]) -> float:
     """The share of the device that a kernel keeps busy whose programs walk whole rows, each a block of neighbouring
     rows where memory runs along these."""
-    order = _memory_order(statements, extent)
-    fastest = next((v for v in reversed(order or ()) if extent[v] > 1), None)
-    programs = math.prod(extent[v] for v in rows) / (NEIGHBOURS if fastest in rows else 1)
+    programs = math.prod(extent[v] for v in rows) / (NEIGHBOURS if _fastest(statements, extent) in rows else 1)
     return min(1.0, max(1.0, programs) / MULTIPROCESSORS)
 
 
-def _pays(around: Neighbourhood, members: Sequence[Statement], late: set[str], types: Types, busy: float) -> bool:
-    """Whether one kernel over a share of the device takes less time than one for each member, which has all of it:
-    memory traffic counts, and the launches of those that read much."""
+def _fastest(statements: Sequence[Statement], extent: Mapping[str, int]) -> str | None:
+    """The variable along which memory runs."""
+    order = _memory_order(statements, extent)
+    return next((v for v in reversed(order or ()) if extent[v] > 1), None)
+
+
+def _pays(
+    around: Neighbourhood,
+    members: Sequence[Statement],
+    late: set[str],
+    rows: Sequence[str],
+    extent: Mapping[str, int],
+    types: Types,
+    busy: float,
+) -> bool:
+    """Whether one kernel over a share of the device takes less time than several, which have all of it: memory traffic
+    counts, and launches. Whole rows along which memory runs are many bytes for each program, so that these are counted
+    as others would read them: once for each statistic, once for all that is left at each point."""
     names = {s.output for s in members}
-    each = [sum(size_in_bytes(types[n]) for n in (s.output, *reads(s)) if n in types) for s in members]
+    each = {s.output: sum(size_in_bytes(types[n]) for n in (s.output, *reads(s)) if n in types) for s in members}
     read = {n for s in members for n in reads(s) if n in types} - names
-    together = sum(size_in_bytes(types[n]) for n in read | around.stored_outside(names) | late)
-    saves = sum(each) >= LEAST_FUSION_GAIN * together
-    return saves and sum(each) + LAUNCH_BYTES * (len(members) - 1) >= together / busy
+    stored = around.stored_outside(names) | late
+    together = sum(size_in_bytes(types[n]) for n in read | stored)
+    apart, launches = sum(each.values()), len(members)
+    if apart < LEAST_FUSION_GAIN * together:
+        return False
+    if busy < 1 and _fastest(members, extent) not in rows:
+        many = {v for v, n in extent.items() if n > 1}
+        whole = [s for s in members if many <= set(variables_of(s))]
+        statistics = [s.output for s in whole if reduced(s, extent)]
+        at_points = {s.output: s for s in whole if s.output not in statistics}
+        walked_once = {n for s in at_points.values() for n in reads(s) if n in types} - at_points.keys()
+        walked_once |= at_points.keys() & stored
+        apart = sum(each[n] for n in statistics) + sum(size_in_bytes(types[n]) for n in walked_once)
+        launches = len(statistics) + bool(at_points) + (len(members) > len(whole))
+    return apart + LAUNCH_BYTES * (launches - 1) >= together / busy

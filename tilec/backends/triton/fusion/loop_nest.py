@@ -7,9 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilec.backends.common.domain import build_domain
+from tilec.backends.triton.emit.epilogue import find_epilogue
+from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue
 from tilec.ir.constraining import constraining
 from tilec.ir.index import distinct_variables, linear
-from tilec.ir.program import Access, Expr, Statement, index_variables, reads_itself, value_accesses, variables_of
+from tilec.ir.program import (
+    Access,
+    Expr,
+    Program,
+    Statement,
+    index_variables,
+    reads,
+    reads_itself,
+    value_accesses,
+    variables_of,
+)
 from tilec.ir.types import Types
 
 Touched = tuple[tuple[str, tuple[str | None, ...]], ...]  # tensors, and which variables walk along their axes
@@ -80,3 +92,20 @@ def reduced(s: Statement, extent: Mapping[str, int]) -> set[str]:
     """The variables of more than one value that it aggregates over."""
     written = index_variables(*(s.index or ()))
     return {v for v in variables_of(s) if v not in written and extent[v] > 1}
+
+
+def taken_by_products(program: Program, types: Types, forms: Mapping[str, LoopNest]) -> set[str]:
+    """Outputs of the epilogues of products and recurrences; those of products that end in statistics of rows are for
+    the kernel of these, unless they read the product alone, which several kernels may compute again."""
+    taken: set[str] = set()
+    for place, s in enumerate(program.statements):
+        if reads_itself(s):
+            taken |= {r.output for r in find_recurrence_epilogue(program, place, types)}
+        elif s.output not in forms and s.aggregation != "assign":
+            epilogue = find_epilogue(program, place, types)
+            read = {n for r in epilogue for n in reads(r)} - {s.output, *(r.output for r in epilogue)}
+            last = epilogue[-1].output if epilogue else s.output
+            readers = (forms[r.output] for r in program.readers(last) if r.output in forms)
+            if not read or not any(reduced(r.statement, r.extent) for r in readers):
+                taken |= {r.output for r in epilogue}
+    return taken
