@@ -120,8 +120,8 @@ NORM_OF_COLUMNS = """function (X[N, C], G[C], DY[N, C]) -> (DX, DG) {
 COMPUTED_AGAIN = {  # by what is summed and read after the sums: types in which it is stored between the kernels
     "DY[n, c] * rsqrt(G[c])": (),
     "X[n, c] > 0 ? DY[n, c] : 0": (),
-    "sigmoid(X[n, c]) * DY[n, c]": (),
-    "gelu(X[n, c]) * tanh(DY[n, c])": ("bfloat16",),  # which takes longer than reading two bytes
+    "sigmoid(X[n, c]) * DY[n, c]": ("bfloat16",),  # which takes longer than reading two bytes
+    "gelu(X[n, c]) * tanh(DY[n, c])": ("bfloat16",),
     "DY[n, c] == X[n, c] ? 1.0 : 0": ("bfloat16", "float32"),  # what was equal must be so again
     "rand(7, 256 * n + c) < 0.5 ? DY[n, c] : 0": ("bfloat16", "float32"),
 }

@@ -67,7 +67,7 @@ def computed_again(
 ) -> dict[str, Statement]:
     """Elementwise members that other groups, or elementwise statements, compute again from what these read anyhow, or
     from fewer bytes than storing and reading them takes; each in terms of what is stored. Nothing looks for their
-    values by equality, and they call fewer costly functions an element than it has bytes."""
+    values by equality, and an element of 16 bits takes no costly function, others fewer than they have bytes."""
     found: dict[str, Statement] = {}
     free = (s for s in program.statements if s.output in around.free)
     kernel_of = {s.output: s.output for s in free if set(variables_of(s)) <= set(index_variables(*(s.index or ())))}
@@ -130,7 +130,9 @@ def _is_costly(s: Statement, types: Types) -> bool:
     calls = {e for e in walk(s.body) if isinstance(e, Call)}
     many = {v for v, n in zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True) if n > 1}
     each = sum(e.function in COSTLY_FUNCTIONS and many <= set(index_variables(e)) for e in calls)
-    return each >= ITEM_BYTES[types[s.output].dtype] or any(e.function in ("eq", "ne", *RANDOM) for e in calls)
+    dtype = types[s.output].dtype
+    most = 0 if dtype in NARROW else ITEM_BYTES[dtype] - 1
+    return each > most or any(e.function in ("eq", "ne", *RANDOM) for e in calls)
 
 
 def _reorders(s: Statement, read: Access, program: Program, types: Types) -> bool:
