@@ -183,3 +183,96 @@ def test_drawn_at_random(seed: int) -> None:
         found.append((value, torch.autograd.grad(value, leaf, finite)[0]))
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+SIDE_BY_SIDE = {  # over X[N, E], Y[N, E], P[N, M, 2], Q[N, M, 2], U[N, M, 4], V[N, M, 4], A[N, M, 3], B[N, M, 3]
+    "rotated pairs": """function (X[N, E], Y[N, E]) -> (O) {
+        O[n, e : N, E] = e % 2 == 0 ? X[n, e] * Y[n, e/2] - X[n, e + 1] * Y[n, e/2 + 1]
+            : X[n, e] * Y[n, (e - 1)/2] + X[n, e - 1] * Y[n, (e + 1)/2];
+    }""",
+    "wavelet": """function (X[N, E], Y[N, E]) -> (O) {
+        A[n, 2*k : N, 2*E] = +(X[n, k] + Y[n, k]); B[n, 2*k + 1 : N, 2*E] = +(X[n, k] - Y[n, k]); O = A + B;
+    }""",
+    "an odd length": """function (X[N, E], Y[N, E]) -> (O) {
+        O[n, e : N, 2*E - 1] = e % 2 == 0 ? X[n, e/2] * Y[n, e/2] : X[n, (e - 1)/2] - Y[n, (e + 1)/2];
+    }""",
+    "four": """function (X[N, E], Y[N, E]) -> (O) {
+        O[n, e : N, E] = e % 4 == 0 ? X[n, e/4] : (e % 4 == 1 ? Y[n, e - 1]
+            : (e % 4 == 2 ? X[n, e] * Y[n, e] : -X[n, e]));
+    }""",
+    "both axes": """function (X[N, E], Y[N, E]) -> (O) {
+        O[n, e : 2*N, E] = n % 2 == 0 ? (e % 2 == 0 ? X[n/2, e/2] : Y[n/2, e - 1])
+            : (e % 2 == 0 ? Y[(n - 1)/2, e] : -X[(n - 1)/2, e]);
+    }""",
+    "with an epilogue": """function (X[N, E], Y[N, E]) -> (O) {
+        A[n, e : N, E] = +(e % 2 == 0 ? X[n, e] - Y[n, e/2 + j] : X[n, e - 1] * Y[n, e]), j < 2; O = relu(A) + Y;
+    }""",
+    "complex products": """function (P[N, M, 2], Q[N, M, 2]) -> (O) {
+        O[n, m, j : N, M, 2] = j == 0 ? P[n, m, 0] * Q[n, m, 0] - P[n, m, 1] * Q[n, m, 1]
+            : P[n, m, 0] * Q[n, m, 1] + P[n, m, 1] * Q[n, m, 0];
+    }""",
+    "quaternions": """function (U[N, M, 4], V[N, M, 4]) -> (O) {
+        O[n, m, j : N, M, 4] = j == 0 ? U[n, m, 0] * V[n, m, 0] - U[n, m, 1] * V[n, m, 1]
+                - U[n, m, 2] * V[n, m, 2] - U[n, m, 3] * V[n, m, 3]
+            : (j == 1 ? U[n, m, 0] * V[n, m, 1] + U[n, m, 2] * V[n, m, 3] - U[n, m, 3] * V[n, m, 2]
+            : (j == 2 ? U[n, m, 2] * V[n, m, 0] + U[n, m, 3] * V[n, m, 1] : U[n, m, 3] * V[n, m, 0]));
+    }""",
+    "cross products": """function (A[N, M, 3], B[N, M, 3]) -> (O) {
+        O[n, m, j : N, M, 3] = j == 0 ? A[n, m, 1] * B[n, m, 2] - A[n, m, 2] * B[n, m, 1]
+            : (j == 1 ? A[n, m, 2] * B[n, m, 0] - A[n, m, 0] * B[n, m, 2]
+            : A[n, m, 0] * B[n, m, 1] - A[n, m, 1] * B[n, m, 0]);
+    }""",
+    "slabs": """function (P[N, M, 2], Q[N, M, 2]) -> (O) {
+        O[m, j : M, 2] = P[0, m, j] * Q[1, m, j] + P[1, m, j] * Q[0, m, j];
+    }""",
+    "taken apart": """function (X[N, E], Y[N, E]) -> (O) {
+        O[n, e : N, E] = e % 2 == 0 ? X[n, e] + Y[n, e + 1] : Y[n, e - 1] - X[n, e];
+    }""",
+}
+JOINS = {
+    "rotated pairs": 1,
+    "four": 3,
+    "both axes": 2,
+    "cross products": 0,
+    "quaternions": 3,
+    "slabs": 0,
+    "taken apart": 0,
+}
+
+
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
+def test_neighbours_in_memory_are_stored_together(name: str) -> None:
+    """One kernel forward, and one for the gradient of each operand whose parts are read a step or a number apart."""
+    source = SIDE_BY_SIDE[name]
+    wide = "X[" in source
+    f = tilec.compile(source, backend="triton")
+    for shape in ((2, 132), (1, 128)) if wide else ((2, 33), (3, 40)):
+        full = shape if wide else (*shape, 4 if "quat" in name else 3 if "cross" in name else 2)
+        found = []
+        for backend, dtype in (("triton", torch.float32), ("torch", torch.float64), ("triton", torch.bfloat16)):
+            leaves = [
+                image(full, dtype).requires_grad_(),
+                image((*full[:-1], full[-1]), dtype).flip(0).requires_grad_(),
+            ]
+            value = tilec.compile(source, backend=backend)(*leaves)
+            found.append((value, *torch.autograd.grad(value, leaves, image(tuple(value.shape), dtype))))
+        for got, wanted, half in zip(*found, strict=True):
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(half.double(), wanted, rtol=2e-2, atol=2e-1)
+    inputs = [image(full), image(full)]
+    (kernel,) = f.lower(*inputs).kernels
+    assert kernel.source.count("tl.join(") == JOINS.get(name, 1)
+    assert kernel.source.count("tl.store(") == (2 if name == "both axes" else 1)
+
+
+@pytest.mark.parametrize("name", ("complex products", "quaternions", "cross products", "slabs"))
+def test_parts_at_numbers(name: str) -> None:
+    """The gradient of what is read at 0, 1, ... along an axis is one kernel an operand, with no part filled with
+    zeros."""
+    f = tilec.compile(SIDE_BY_SIDE[name], backend="triton")
+    full = (3, 40, 4 if "quat" in name else 3 if "cross" in name else 2)
+    gradient = f.grad(f.program.input_names())
+    lowered = gradient.lower(
+        image(full), image(full), *(image(t.shape) for t in f.lower(image(full), image(full)).outputs)
+    )
+    assert len(lowered.kernels) == 2 and "torch.full" not in lowered.source()

@@ -19,7 +19,7 @@ from tilec.backends.common.terms import sum_of
 from tilec.backends.triton.iteration.coalesce import StridedView, values
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.pointwise.residues import choose_residues, period, reads_of_elements
+from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS, choose_residues, period, reads_of_elements
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import ONE, ZERO, all_of
@@ -183,8 +183,11 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     if space is None or sum(1 for _ in walk(body)) > LONGEST_BODY:
         return None
     view = StridedView(made, types, {name: contiguous(t.shape) for name, t in types.items()})
-    in_classes = choose_residues(space, view) is not None
-    return made if in_classes or not fresh and period(made, names[-1]) > 1 else None
+    if choose_residues(space, view) is not None:
+        return made
+    numbered = any(linear(e).terms == () for s in parts.values() for e in s.index or ())
+    few = math.prod(counts) <= MOST_CLASS_ELEMENTS
+    return made if numbered and few or not fresh and period(made, names[-1]) > 1 else None
 
 
 def _summands(e: Expr) -> list[Expr]:
@@ -193,10 +196,17 @@ def _summands(e: Expr) -> list[Expr]:
 
 def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str], types: Types) -> Expr | None:
     """A part's value at the element that `names` give, 0 where it writes none, its own sums over `summed`."""
-    plain = s.guard is None and s.default is None and s.init is None and not reads_itself(s)
+    plain = s.default is None and s.init is None and not reads_itself(s)
     rows = [linear(e) for e in s.index or ()]
-    own = [row.variables()[0] if len(row.terms) == 1 and row.is_affine and row.is_integral else "" for row in rows]
-    if not plain or s.aggregation not in ("assign", "sum") or "" in own or len(set(own)) < len(own):
+    if (
+        not plain
+        or s.aggregation not in ("assign", "sum")
+        or not all(row.is_affine and row.is_integral for row in rows)
+    ):
+        return None
+    own = [row.variables()[0] if row.terms else "" for row in rows]
+    moved = [v for v in own if v]
+    if any(len(row.terms) > 1 for row in rows) or len(set(moved)) < len(moved):
         return None
     low, extent = space.low[0], space.extent[0]
     if space.stored or space.steps or any(low[v] for v in space.reductions):
@@ -204,6 +214,9 @@ def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str
     change = {v: linear(Index(w)) for v, w in zip(space.reductions, summed, strict=True)}
     tests: list[Expr] = []
     for v, w, row, size in zip(own, names, rows, types[s.output].shape, strict=True):
+        if not v:
+            tests += [Call("eq", (Index(w), Int(as_int(row.constant))))] if size > 1 else []
+            continue
         step, place = as_int(row.coefficient(v)), linear(Index(w)) - row.constant
         if step < 1:
             return None
@@ -214,10 +227,11 @@ def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str
         tests += [Call("le", (Index(w), Int(last)))] if last + step < size else []
     for c in space.valid:
         form = c.form.substitute(change)
-        if not c.form.is_integral or set(c.form.variables()) - set(own) or not form.is_affine:
+        if not c.form.is_integral or set(c.form.variables()) - set(moved) or not form.is_affine:
             return None
         form, bound = form * form.denominator, c.bound * form.denominator
         tests += [Call("ge", (form.to_value(), ZERO)), Call("lt", (form.to_value(), Int(bound)))]
+    tests += [] if s.guard is None else [unconstrained(replace_indices(s.guard, change), types)]
     valid = all_of(tests)
     if valid is None:
         return None

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Domain
 from tilec.backends.triton.emit.contiguity import is_transposed
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
@@ -33,15 +35,18 @@ MOST_CLASS_POINTS = 64  # of all of them together, which are written out
 LEAST_PROGRAMS = MULTIPROCESSORS  # fewer, and some multiprocessors have none
 CLASS_BLOCK = 1024  # places of a block, for up to eight elements each
 LEAST_COLUMNS = 32
+MOST_TESTED = 4  # values of a variable that conditions tell apart
+JOINED = (2, 4)  # neighbours in memory that are joined in registers before they are stored
 
 
 @dataclass(frozen=True)
 class Residues:
     """`periods`: by output variable, after how many values its formulas are the same again; other residues are those
-    of the space."""
+    of the space. `joined`: how many of the elements, the last variable's, are stored side by side."""
 
     periods: Mapping[str, int]
     elements: int
+    joined: int = 1
 
 
 def unrolled_outputs(
@@ -60,21 +65,47 @@ def choose_residues(space: Space, view: StridedView) -> Residues | None:
     s = space.statement
     every = [v for v in space.outputs if space.largest(v) > 1]
     outputs = [v for v in every if v not in space.steps]
-    if s.default is not None or not space.classes or not outputs or space.largest(outputs[-1]) < LEAST_COLUMNS:
+    if s.default is not None or not space.classes or not outputs:
         return None
     classes = {*space.residues, *space.steps}
+    known = len(space.classes) * math.prod(space.extent[0][v] for v in space.steps)
+    counts = {v: _texts(space, v) for v in outputs} if known == 1 else {}
+    joined = counts.pop(outputs[-1], 1)
+    joined = joined if joined in JOINED and (joined == space.largest(outputs[-1]) or _shares(s, outputs[-1])) else 1
+    columns = [v for v in outputs if v != outputs[-1] or joined < space.largest(v)]
+    if not columns or space.largest(columns[-1]) < LEAST_COLUMNS * (joined if columns == outputs else 1):
+        return None
     if any({outputs[-1]} < set(row.variables()) & {outputs[-1], *classes} for row in space.rows):
         return None  # elements a step apart would be stored one by one
-    known = len(space.classes) * math.prod(space.extent[0][v] for v in space.steps)
-    periods = {v: p for v in outputs[:-1] if 1 < (p := period(s, v)) <= MOST_CLASS_ELEMENTS} if known == 1 else {}
+    periods = {v: p for v, p in counts.items() if 1 < p <= MOST_CLASS_ELEMENTS and v != columns[-1]}
+    periods |= {outputs[-1]: joined} if joined > 1 else {}
     elements = known * math.prod(periods.values())
     points = sum(math.prod(e[v] for v in space.reductions) for e in space.extent) * elements // len(space.classes)
     if not 1 < elements <= MOST_CLASS_ELEMENTS or points > MOST_CLASS_POINTS:
         return None
-    if is_transposed(space, view, outputs) or is_transposed(space, view, every):
+    if is_transposed(space, view, columns) or columns == outputs and is_transposed(space, view, every):
         return None  # classes that lie beside each other in memory are read together, not one after the other
     programs = space.count(tuple(outputs)) // (math.prod(periods.values()) * _places(elements))
-    return Residues(periods, elements) if programs >= LEAST_PROGRAMS else None
+    return Residues(periods, elements, joined) if programs >= LEAST_PROGRAMS else None
+
+
+def _shares(s: Statement, v: str) -> bool:
+    """Whether neighbours along a variable read the same elements, at a fraction of their places: others are read in
+    whole vectors where each has its own text, and two apart where they do not."""
+    return any(
+        _form(e).coefficient(v).denominator > 1
+        for a in walk(s.body, *s.guards)
+        if isinstance(a, Access)
+        for e in a.index
+    )
+
+
+def _texts(space: Space, v: str) -> int:
+    """How many formulas a variable's values have."""
+    s, n = space.statement, space.largest(v)
+    compared = (_difference(*e.args) for e in walk(s.body, *s.guards) if isinstance(e, Call) and e.function in _SPANS)
+    tested = n <= MOST_TESTED and any(form is not None and set(form.variables()) == {v} for form in compared)
+    return n if tested else period(s, v)
 
 
 def period(s: Statement, v: str) -> int:
@@ -109,11 +140,13 @@ def _places(elements: int) -> int:
 @dataclass(frozen=True)
 class WrittenOut:
     """What a program writes at each place of `space`: `elements`, and for each point the element that it belongs to,
-    and the statement there."""
+    and the statement there. `joined`: the elements where those that are stored side by side are one, whose place among
+    them the last variable names."""
 
     space: Space
     elements: tuple[Element, ...]
     points: tuple[tuple[int, Statement], ...]
+    joined: tuple[Element, ...] = ()
 
 
 def class_elements(found: Residues, space: Space, types: Types) -> WrittenOut:
@@ -127,10 +160,16 @@ def class_elements(found: Residues, space: Space, types: Types) -> WrittenOut:
     box = places.box(0)
     elements: list[Element] = []
     points: list[tuple[int, Statement]] = []
+    joined: list[Element] = []
+    last = next(reversed(tiles), "")
     for n, (change, limits, summed) in enumerate(_elements(space, own, tiles)):
         elements.append(Element(substitute_affine(s, change), limits))
         points += [(n, _folded_statement(substitute_affine(s, {**change, **p}), box, types)) for p in summed]
-    return WrittenOut(places, tuple(elements), tuple(points))
+        if found.joined > 1 and n % found.joined == 0:
+            together = {**change, last: change[last] + Affine.variable(last)}
+            end = Constraint((together[last] - own.low[0][last]).to_expr(), Int(own.extent[0][last]))
+            joined.append(Element(substitute_affine(s, together), (*limits[:-1], end)))
+    return WrittenOut(places, tuple(elements), tuple(points), tuple(joined))
 
 
 def reads_of_elements(space: Space, view: StridedView) -> tuple[frozenset[Access], int]:
@@ -158,6 +197,7 @@ class ResidueWriter(OutputsKernel):
     ):
         made = class_elements(found, space, view.types)
         super().__init__(made.space, view, int64_index, made.elements, epilogue, exact=True)
+        self.joined, self.last = made.joined, next(reversed([*found.periods]), "")
         self.points = made.points
         self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))
         self.fit(_places(len(made.elements)), 64)
@@ -166,6 +206,27 @@ class ResidueWriter(OutputsKernel):
         if not self.alone:
             return super().results()
         return [self.k.line("value", self.value(self.frame(), self.sums[n], s, True)) for n, s in self.points]
+
+    def stores(self, values: Sequence[str]) -> None:
+        """Lines that store the elements, neighbours in memory as one block."""
+        if not self.joined:
+            super().stores(values)
+            return
+        n = len(values) // len(self.joined)
+        end = f"{self.k.count(self.columns)} * {n}"
+        self.axis("joint", f"(tile % across) * (BN * {n})", (*self.columns, self.last), f"BN * {n}", end)
+        frame = Frame(self.k, ["row", "joint"], {"row": "row_in", "joint": "joint_in"})
+        dtype, cast = self.sums[0].dtype, ""
+        if not self.epilogue:
+            dtype = self.view.types[self.space.statement.output].dtype
+            cast = f".to({triton_type(dtype)})" if dtype != self.sums[0].dtype else ""
+        for g, element in enumerate(self.joined):
+            blocks = [f"tl.broadcast_to({v}, (BM, BN)){cast}" for v in values[g * n : g * n + n]]
+            while len(blocks) > 1:
+                half = len(blocks) // 2
+                blocks = [f"tl.join({a}, {b})" for a, b in zip(blocks[:half], blocks[half:], strict=True)]
+            shape = f"(BM, BN * {n})"
+            self.store(element, f"tl.reshape({blocks[0]}, {shape})", dtype, frame, shape)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
         return iter(())

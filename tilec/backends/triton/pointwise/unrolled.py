@@ -165,23 +165,28 @@ class OutputsKernel(UnrolledKernel):
         self.axis("row", "(tile // across) * BM", self.rows, "BM")
         self.axis("col", "(tile % across) * BN", self.columns, "BN")
         self.bind_single((*space.outputs, *space.reductions))
-        for n, value in enumerate(self.results()):
-            self._store(self.elements[n], value, self.sums[n].dtype)
+        self.stores(self.results())
         rows, columns = k.constants["BM"], k.constants["BN"]
         tiles = -(-space.count(self.rows) // rows) * -(-space.count(self.columns) // columns)
         return k.launch((tiles, 1, 1), 4, 2, flat, *self.epilogue)
 
-    def _store(self, element: Element, value: str, dtype: str) -> None:
-        k, s, frame = self.k, element.statement, self.frame()
+    def stores(self, values: Sequence[str]) -> None:
+        """Lines that store the elements."""
+        for element, value, a in zip(self.elements, values, self.sums, strict=True):
+            self.store(element, value, a.dtype, self.frame(), "(BM, BN)")
+
+    def store(self, element: Element, value: str, dtype: str, frame: Frame, shape: str) -> None:
+        """A line that stores an element's block."""
+        k, s = self.k, element.statement
         limits = (Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True) if size_of(n))
-        tests = [frame.spread("row_in", "row"), frame.spread("col_in", "col")]
+        tests = [frame.spread(test, axis) for axis, test in frame.tails.items()]
         tests += frame.tests(point_conditions((), (*limits, *element.limits), self.view.types))
         value, compute_dtype = finish(frame, replace(self.space, statement=s), value, dtype, self.epilogue)
         output = self.epilogue[-1].output if self.epilogue else s.output
         dtype = self.view.types[output].dtype
         cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
         address = frame.element_address(s, output)
-        k.store(address, f"tl.broadcast_to({value}, (BM, BN)){cast}", f"tl.broadcast_to({all_text(tests)}, (BM, BN))")
+        k.store(address, f"tl.broadcast_to({value}, {shape}){cast}", f"tl.broadcast_to({all_text(tests)}, {shape})")
 
 
 def inside_tile(tile: str, count: int, place: int, extent: int) -> Constraint:
