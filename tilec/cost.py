@@ -106,6 +106,8 @@ def _filled(e: Expr, filled: Mapping[str, float]) -> float:
         return filled.get(e.tensor, 1.0)
     if isinstance(e, Call) and e.function == "mul":
         return min(_filled(arg, filled) for arg in e.args)
+    if isinstance(e, Call) and e.function == "div":
+        return _filled(e.args[0], filled)
     if isinstance(e, Call) and e.function in ("add", "sub", "neg", *FLOATS):
         return max(_filled(arg, filled) for arg in e.args)
     return 1.0

@@ -106,7 +106,7 @@ def _row(row: Row, settings: GpuSettings) -> Record:
         "us": _microseconds(sound, settings),
         "failed": failed,
         "errors": errors,
-        "flops": cost.flops,
+        "flops": cost.least_flops,
         "bytes": cost.least_bytes,
         "copy": copy_rate(settings.device),
     }
