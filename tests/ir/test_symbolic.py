@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tilec.ir.at_sizes import Template, as_float, least, value_at, with_numbers
 from tilec.ir.program import Index, Int
 from tilec.ir.rational import Fraction, as_int
-from tilec.ir.shape_class import SMALLEST_OPEN, Opening, ShapeClass
+from tilec.ir.shape_class import SMALLEST_OPEN, Opening, ShapeClass, guard
 from tilec.ir.symbolic import Pinned, Recorder, Size, gcd, is_symbolic
 from tilec.ir.types import TensorType
 
@@ -189,3 +189,12 @@ def test_a_template_is_the_tree_with_numbers() -> None:
         assert made == with_numbers(tree, numbers) and made["e"] is closed
         assert type(made["b"][0].size) is int and type(made["a"]) is tuple
     assert Template(closed, recorder.names)({"n": 1, "m": 2}) is closed
+
+
+def test_a_guard_without_an_answer_does_not_hold() -> None:
+    """Sizes at which a remainder by zero was asked for are of another class."""
+    recorder = Recorder()
+    size = recorder.symbol("size0", 46)
+    recorder.guards.setdefault("12 % (size0 - 44) == 0")
+    fits = guard(Opening(recorder, {0: "size0"}, (size,)))
+    assert not fits((44,)) and not fits((49,)) and fits((50,))

@@ -117,7 +117,10 @@ def guard(opening: Opening) -> Callable[[SizeTuple], bool]:
         for k, other in equal:
             if given[k] != given[other]:
                 return False
-        return test(*[given[k] for k in positions])
+        try:
+            return test(*[given[k] for k in positions])
+        except ArithmeticError:  # what was asked has no answer here: a remainder by zero, the end of an empty set
+            return False
 
     return fits
 
