@@ -32,6 +32,8 @@ QUESTIONS: dict[str, Callable[[int, int], object]] = {
     "float": lambda n, m: n * 1.5 > m and n / m < 2.25 and 3.0 - n < 0,
     "truth": lambda n, m: bool(n - m) and n not in (1, 2, 3, m),
     "sorted": lambda n, m: sorted([(n, "a"), (m, "b"), (30, "c")])[0][1],
+    "shifted": lambda n, m: (n << 2) - m > 50,
+    "divided": lambda n, m: (divmod(n + m, 8), divmod(500, n)),
     "power": lambda n, m: n**2 > 8 * m,
     "least": lambda n, m: least([0, 1, 2], [n / 3.0, 7.5, (m * 0.25) ** 1.5].__getitem__),
     "least pair": lambda n, m: least("abc", {"a": (n, 2), "b": (m, 1), "c": (n, 1)}.__getitem__),

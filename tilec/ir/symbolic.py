@@ -197,6 +197,15 @@ class Size:
     def __rmod__(self, other: Any) -> Any:
         return _atom(self, "%", other, self, lambda a, b: a % b) if _whole(other) else NotImplemented
 
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __lshift__(self, other: Any) -> Any:
+        return self * (1 << other)
+
     def __rlshift__(self, other: Any) -> Any:
         if self < 0:  # type: ignore[operator]
             raise ValueError("negative shift count")
@@ -219,8 +228,8 @@ class Size:
         return _real(other, "/", self, lambda a, b: a / b)
 
 
-for _name in ("__divmod__", "__rdivmod__", "__lshift__", "__rshift__", "__rrshift__", "__rpow__", "__and__", "__rand__",
-              "__or__", "__ror__", "__xor__", "__rxor__", "__invert__"):  # fmt: skip
+for _name in ("__rshift__", "__rrshift__", "__rpow__", "__and__",
+              "__rand__", "__or__", "__ror__", "__xor__", "__rxor__", "__invert__"):  # fmt: skip
 
     def _pinned(self: Size, *_: Any) -> Any:
         raise self.recorder.pin(self)
