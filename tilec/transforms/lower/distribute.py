@@ -20,6 +20,7 @@ gradient of all pairs of rows of X, is one product of a sum: `P[i, d] = +((G[i, 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -36,6 +37,7 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
+    accesses_in,
     expressions,
     index_variables,
     reads_itself,
@@ -64,6 +66,8 @@ def distribute(program: Program, inputs: Types) -> Program:
 def _with_shared_operands(program: Program, types: dict[str, TensorType], names: Names) -> Program:
     """The program with one product in the place of two that only one sum of both reads."""
     statements, inputs = list(program.statements), set(program.input_names())
+    times = Counter(a.tensor for s in statements for a in accesses_in(*expressions(s)))
+    once = {s.output: s for s in statements if times[s.output] == 1 and s.output not in program.outputs}
     for s in program.statements:
         own = tuple(s.index or ())
         if (
@@ -76,8 +80,7 @@ def _with_shared_operands(program: Program, types: dict[str, TensorType], names:
             continue
         terms = terms_of(s.body, False)
         parts = [(t, e.tensor) for t in terms if isinstance(e := t[1], Access) and e.index == own]
-        made = {m.output: m for m in statements}
-        alone = [(t, made[n]) for t, n in parts if n in made and _is_read_once(n, program)]
+        alone = [(t, once[n]) for t, n in parts if n in once]
         for k, (first, p) in enumerate(alone):
             for second, q in alone[k + 1 :]:
                 found = _of_both(p, q, first[0] != second[0], types, names, inputs)
@@ -93,11 +96,6 @@ def _with_shared_operands(program: Program, types: dict[str, TensorType], names:
                 alone[k] = first, product
                 p = product
     return replace(program, statements=tuple(statements))
-
-
-def _is_read_once(name: str, program: Program) -> bool:
-    read = sum(a.tensor == name for s in program.statements for a in walk(*expressions(s)) if isinstance(a, Access))
-    return read == 1 and name not in program.outputs
 
 
 def _of_both(
