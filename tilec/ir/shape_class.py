@@ -117,23 +117,19 @@ def guard(opening: Opening) -> Callable[[SizeTuple], bool]:
         for k, other in equal:
             if given[k] != given[other]:
                 return False
-        try:
-            return test(*[given[k] for k in positions])
-        except ArithmeticError:  # what was asked has no answer here: a remainder by zero, the end of an empty set
-            return False
+        return test(*[given[k] for k in positions])
 
     return fits
 
 
 def predicate(recorder: Recorder, names: Sequence[str], fixed: Iterable[int]) -> Callable[..., bool]:
-    """Of the open sizes in this order: do all guards hold, and are they and what was hashed apart from the sizes that
-    are `fixed`?"""
-    texts = [f"{name} >= {SMALLEST_OPEN}" for name in names]
+    """Of the open sizes in this order: do all guards hold, and then, since what was hashed may have no value elsewhere,
+    are they and it apart from the sizes that are `fixed`?"""
+    texts = [*(f"{name} >= {SMALLEST_OPEN}" for name in names), *recorder.guards]
     if numbers := sorted(set(fixed)):
         texts.append(
             f"{{{', '.join(map(str, numbers))}}}.isdisjoint(({', '.join(apart_from_fixed(recorder, names))},))"
         )
-    texts += recorder.guards
     return value_at(f"lambda {', '.join(names)}: {' and '.join(texts)}", {})
 
 

@@ -141,11 +141,9 @@ def is_bounded(i: int, n: int, text: str, *numbers: int) -> bool:
 
 @followed
 def end_of(i: int, side: int, n: int, text: str, *numbers: int) -> int:
-    """The least (side 0) or greatest value of the i-th variable. Raises ArithmeticError where there is none."""
+    """The least (side 0) or greatest value of the i-th variable."""
     ranges = _ranges(n, text, numbers)
-    ends = None if ranges is None else ranges[i]
-    if ends is None:
-        raise ArithmeticError(f"variable {i} of {text} has no end")
+    assert ranges is not None and (ends := ranges[i]) is not None
     return ends[side]
 
 
