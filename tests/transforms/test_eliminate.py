@@ -78,15 +78,12 @@ def test_the_product_of_16_bits_goes_first() -> None:
     q, k, v = (torch.randn(n, 8, generator=g).bfloat16().requires_grad_() for n in (64, 48, 48))
     d = torch.randn(64, 8, generator=g).bfloat16()
 
-    def formula(*tensors: torch.Tensor) -> torch.Tensor:
-        q, k, v = tensors
+    def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         scores = 0.25 * (q @ k.T)
-        narrow = v.dtype if v.dtype is torch.bfloat16 else torch.float64
-        return (scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)).to(narrow) @ v
+        return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1).to(v.dtype) @ v
 
-    exact = torch.autograd.grad(
-        formula(*(wide := [t.detach().double().requires_grad_() for t in (q, k, v)])), wide, d.double()
-    )
+    wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    exact = torch.autograd.grad(formula(*wide), wide, d.double())
     ours = torch.autograd.grad(tilec.compile(CASTS)(q, k, v), (q, k, v), d)
     torchs = torch.autograd.grad(formula(q, k, v), (q, k, v), d)
     for own, other, e in zip(ours, torchs, exact, strict=True):

@@ -21,10 +21,10 @@ from tilec.backends.triton.fusion.fuse_producers import with_producers
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown
 from tilec.backends.triton.fusion.loop_nest import LoopNest, form_of, reduced, taken_by_products
 from tilec.backends.triton.fusion.read_through import (
-    computed_again,
     is_view,
     read_through,
     reads_within,
+    recomputed_by_readers,
     scaled_sums,
 )
 from tilec.backends.triton.iteration.column_moments import with_moments
@@ -207,15 +207,15 @@ def _assembled(
     scaled = (scaled_sums(s, made, program, types) for s in program.statements if s.output not in of)
     views |= {s.output: s for s in scaled if s is not None}
     compared = _compared(program.statements)
-    again = computed_again(program, types, candidates, around, compared, views)
-    views |= again
+    recomputed = recomputed_by_readers(program, types, candidates, around, compared, views)
+    views |= recomputed
     readers = {v: [statements[r.output] for r in around.program.readers(v)] for v in views}
     views = {
         v: s
         for v, s in views.items()
-        if all((r.output in of or v in again) and reads_within(r, v, types) for r in readers[v])
+        if all((r.output in of or v in recomputed) and reads_within(r, v, types) for r in readers[v])
     }
-    through = {r.output for v in views.keys() & again.keys() for r in readers[v]} - of.keys()
+    through = {r.output for v in views.keys() & recomputed.keys() for r in readers[v]} - of.keys()
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
     for unit in order:

@@ -35,7 +35,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, Types
 
-LONGEST_AGAIN = 256  # of a body that several kernels compute
+LONGEST_RECOMPUTED = 256  # of a body that several kernels compute
 
 
 def is_view(s: Statement, program: Program, types: Types) -> bool:
@@ -57,7 +57,7 @@ def scaled_sums(s: Statement, made: Collection[str], program: Program, types: Ty
     return replace(s, body=Call(dtype, (s.body,)))
 
 
-def computed_again(
+def recomputed_by_readers(
     program: Program,
     types: Types,
     candidates: Sequence[GroupCandidate],
@@ -83,7 +83,7 @@ def computed_again(
             if s.output not in members or not _is_elementwise(s, c, program, types):
                 continue
             made = read_through(s, {**views, **inside})
-            if sum(1 for _ in walk(made.body)) > LONGEST_AGAIN:
+            if sum(1 for _ in walk(made.body)) > LONGEST_RECOMPUTED:
                 continue
             readers = [r for r in around.program.readers(s.output) if kernel_of.get(r.output) != kernel]
             others = {kernel_of.get(r.output, "") for r in readers}
