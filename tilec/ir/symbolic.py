@@ -214,10 +214,7 @@ class Size:
     def __pow__(self, other: Any) -> Any:
         if type(other) is not int or not 0 <= other <= 4:
             raise self.recorder.pin(self)
-        found: Any = 1
-        for _ in range(other):
-            found = found * self
-        return found
+        return math.prod([self] * other)
 
     # with floats
 
