@@ -138,4 +138,4 @@ def check_at(
 
 def bits(t: torch.Tensor) -> torch.Tensor:
     """The elements as bytes: zeros of either sign are told apart, and NaN equals itself."""
-    return t.detach().reshape(-1).view(torch.uint8)
+    return t.detach().reshape(-1).contiguous().view(torch.uint8)  # a view of one axis may have a stride
