@@ -173,3 +173,31 @@ def test_points_stay_apart_where_memory_runs_otherwise():
     assert "BR: tl.constexpr" not in agree(source, whole(32, 40), whole(32, 40)).source()
     source = "function (A[M, K], B[N, K]) -> (C) { C[i, j : M, N] = >(A[i, k] + B[j, k]); }"
     assert "BR: tl.constexpr" not in agree(source, whole(40, 32), whole(40, 32)).source()
+
+
+LONG = {
+    "one loop": "C[i, j : M, N] = +(abs(A[i, 0, k] - B[0, k, j]))",
+    "side by side": "C[i, j : M, N] = >(A[i, 0, k] + B[0, k, j])",
+    "windows": "C[i, j : M, N] = +(abs(A[i, r, k] - B[r, k, j]))",
+    "logsumexp": "C[i, j : M, N] = logsumexp(min(A[i, r, k], B[r, k, j]))",
+    "banded": "C[i, j : M, N] = <(A[i, r, k] * B[r, k, j]), i + k < 250",
+    "residues": "C[2*i + j % 2, j : 2*M, N] = +(abs(A[i, r, k] - B[r, k, j]))",
+    "epilogue": "D[i, j : M, N] = +(abs(A[i, r, k] - B[r, k, j])); C = sqrt(1 + D)",
+    "some elements": "C[2*i, j : 2*M + 1, N] = +(abs(A[i, r, k] - B[r, k, j]))",
+}
+
+
+@pytest.mark.parametrize("body", LONG)
+@pytest.mark.parametrize("m", [0, 1, 3, 20])
+def test_few_programs_divide_a_long_walk(body, m):
+    source = f"function (A[M, R, K], B[R, K, N]) -> (C) {{ {LONG[body]}; }}"
+    lowered = agree(source, whole(m, 3, 300), whole(3, 300, 33), rtol=1e-4)
+    assert not m or "C_parts" in lowered.source() or "D_parts" in lowered.source()
+
+
+def test_a_short_walk_and_one_of_many_programs_stay_whole():
+    source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = +(abs(A[i, k] - B[k, j])); }"
+    f = tilec.compile(source)
+    for m, k, split in ((20, 255, False), (20, 256, True), (600, 256, True), (800, 256, False)):
+        specs = tilec.spec((m, k)), tilec.spec((k, 66))
+        assert ("C_parts" in f.lower(*specs, backend="triton", target="sm_90").source()) == split

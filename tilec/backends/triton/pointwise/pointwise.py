@@ -29,7 +29,6 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
     HALVES,
     NEVER,
-    calls_library,
     reads_first,
     tests_of_reads,
     whole_blocks,
@@ -41,9 +40,9 @@ from tilec.backends.triton.pointwise.tiling import (
     combining,
     part_of,
     passes_once,
+    point_walk,
 )
 from tilec.ir.program import Access, Call, Index, Int, Statement
-from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType, Types
 
 
@@ -214,7 +213,10 @@ def _reduction(
     alone = tiling.outer and not whole_blocks(k.space)
     if alone:
         whole = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], {})
-        place = whole.address(stored, [whole.form(e) for e in s.index or ()], frozenset(a.name for a in axes))
+        forms, over = [whole.form(e) for e in s.index or ()], frozenset(a.name for a in axes)
+        split = tiling.parts > 1
+        parts = f"{s.output}.parts"
+        place = whole.part_address(s.output, parts, forms, over) if split else whole.address(stored, forms, over)
         never = NEVER if lanes is None else f"(row[:, None, None] < 0) & (col[None, None, :] < 0) & ({BESIDE} < 0)"
         place += "" if lanes is None else f" + {BESIDE} * 0"
         body.append(assign("zeros", f"tl.load({place}, mask={never}, other=0)"))
@@ -278,8 +280,8 @@ def _tiled(
     k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: PointwiseTiling
 ) -> ReductionWalk:
     """Block by block of all summed variables together; in parts where the reduction is split over programs."""
-    count = k.count(reductions)
-    start, end = ("red_from", "red_end") if tiling.parts > 1 else ("0", count)
+    assert tiling.reduction is not None
+    start, end, before = _bounds(k, tiling, k.count(reductions), k.space.count(tuple(reductions)), tiling.reduction)
 
     def enter(_: int) -> Frame:
         position = "first + tl.arange(0, BR)"
@@ -291,18 +293,20 @@ def _tiled(
             frame.how = ', eviction_policy="evict_first"'
         return frame
 
-    before: list[CodeLine] = []
-    if tiling.parts > 1:
-        assert tiling.reduction is not None
-        points = part_of(k.space.count(tuple(reductions)), tiling.parts, tiling.reduction)
-        part = k.number("part", "part_size", points)
-        before = [
-            assign("red_from", f"{k.program(2)} * {part}"),
-            assign("red_end", f"tl.minimum(red_from + {part}, {count})"),
-        ]
     stages = tiling.stages
     over = f"tl.range({start}, {end}, BR, num_stages={stages})" if stages > 1 else f"range({start}, {end}, BR)"
-    return ReductionWalk(tuple(before), ((("first", over),),), enter)
+    return ReductionWalk(before, ((("first", over),),), enter)
+
+
+def _bounds(
+    k: Kernel, tiling: PointwiseTiling, count: str, points: int, block: int
+) -> tuple[str, str, tuple[CodeLine, ...]]:
+    """Where a walk over so many points, in whole blocks, starts and ends in this program, and lines that say so."""
+    if tiling.parts == 1:
+        return "0", count, ()
+    part = k.number("part", "part_size", part_of(points, tiling.parts, block))
+    start = assign("red_from", f"{k.program(2)} * {part}")
+    return "red_from", "red_end", (start, assign("red_end", f"tl.minimum(red_from + {part}, {count})"))
 
 
 def _pointed(
@@ -311,24 +315,25 @@ def _pointed(
     """Point by point, or a few side by side: one summed variable innermost, several of its values at a time so that
     their reads overlap."""
     outer, lanes = tiling.outer, tiling.lanes
-    inner = max(reductions, key=lambda v: (_unroll(k.space, v), reductions.index(v))) if lanes is None else lanes.inner
-    windows = tuple(v for v in reductions if v != inner)
+    inner, windows, block = point_walk(k.space, reductions, lanes)
     integer = "tl.int64" if k.int64_index else "tl.int32"
     loops: list[tuple[tuple[str, str], ...]] = []
     scopes: list[frozenset[str]] = []
+    count, points = (k.count(windows), k.space.count(windows)) if windows else (k.extent(inner), k.space.largest(inner))
+    start, end, before = _bounds(k, tiling, count, points, 1 if windows else block)
     if windows:
         k.scopes.append(Scope())
         k.assign("window", f"tl.full((), 0, {integer}) + at_window")
         k.decode(Axis("window", windows, None))
-        loops.append((("at_window", f"range(0, {k.count(windows)})"),))
+        loops.append((("at_window", f"range({start}, {end})"),))
+        start, end = "0", k.extent(inner)
         scopes.append(frozenset((*windows, "window")))
-    unroll = _unroll(k.space, inner) if lanes is None else lanes.times
+    unroll = block if lanes is None else lanes.times
     if lanes is not None:
         k.constants["BR"] = lanes.count
     if not outer:
         k.constants["UNROLL"] = unroll
-    block = "UNROLL" if not outer else str(unroll if lanes is None else unroll * lanes.count)
-    loop = ("first", f"range(0, {k.extent(inner)}, {block})")
+    loop = ("first", f"range({start}, {end}, {block if outer else 'UNROLL'})")
     loops.append((loop,) if outer else (loop, ("step", "tl.static_range(UNROLL)")))
 
     def enter(number: int) -> Frame:
@@ -345,19 +350,7 @@ def _pointed(
             frame.untested = k.line("some", f"{k.count(columns)} > 0", 0)
         return frame
 
-    return ReductionWalk((), tuple(loops), enter, unroll if outer else 1)
-
-
-MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
-
-
-def _unroll(space: Space, v: str) -> int:
-    """The largest number up to that many which divides the variable's extent in every class. A body that calls the
-    device's library has work enough to wait behind, and its text eight times over is too much for registers."""
-    if calls_library(space):
-        return 1
-    extent = gcd(*(e[v] for e in space.extent))
-    return next(n for n in range(MOST_AT_ONCE, 0, -1) if extent % n == 0)
+    return ReductionWalk(before, tuple(loops), enter, unroll if outer else 1)
 
 
 def _store(

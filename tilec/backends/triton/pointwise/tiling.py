@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,16 +12,26 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.pointwise.semiring_matmul import KVector, block_sizes, laid_out, lanes_of, sides
+from tilec.backends.triton.pointwise.semiring_matmul import (
+    KVector,
+    block_sizes,
+    calls_library,
+    laid_out,
+    lanes_of,
+    sides,
+)
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Call, index_variables, value_accesses, walk
+from tilec.ir.symbolic import gcd
 from tilec.ir.types import NARROW, Types
 
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
+MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
+LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after the other, and of a part, at least
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
@@ -57,7 +68,8 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         bm, bn, warps = block_sizes(space, rows, columns)
         tiling = PointwiseTiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
         lanes = lanes_of(space, view, columns, bm, bn, warps) if tiling.outer else None
-        return tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
+        tiling = tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
+        return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
     if not along and points <= LARGEST_WINDOW:
         return replace(_window_tiling(space, outputs) or _map_tiling(space, outputs), reduction=None)
@@ -166,6 +178,39 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> PointwiseTiling | No
     blocks = [n for n in (128, 64) if -(-columns // n) * n <= LEAST_USED * columns]
     bn = min(blocks[0] if blocks else NARROWEST_BLOCK, power_of_two(columns))
     return PointwiseTiling(((tuple(outputs[:-1]), min(power_of_two(m), 1024 // bn)), ((outputs[-1],), bn)), None)
+
+
+def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) -> int:
+    """Parts of a walk point by point: where blocks are fewer than multiprocessors, and each would walk for long."""
+    blocks = math.prod(-(-space.count(variables) // size) for variables, size in tiling.axes) * len(space.classes)
+    inner, windows, block = point_walk(space, reductions, tiling.lanes)
+    each = space.largest(inner) if windows else 1  # points of a step of the loop that is split
+    steps, block = (space.count(windows), 1) if windows else (space.largest(inner), block)
+    if blocks >= MULTIPROCESSORS or steps * each < LONGEST_WALK or space.statement.default is not None:
+        return 1
+    least = -(-SHORTEST_WALK // (each * block)) * block  # steps of a part
+    parts = max(1, min(TWO_A_MULTIPROCESSOR // max(blocks, 1), steps // least))
+    return -(-steps // part_of(steps, parts, block))
+
+
+def point_walk(space: Space, reductions: Sequence[str], lanes: KVector | None) -> tuple[str, tuple[str, ...], int]:
+    """The summed variable that a walk point by point takes innermost, those of the loop around it, and so many values
+    of the former at once."""
+    if lanes is not None:
+        inner, block = lanes.inner, lanes.times * lanes.count
+    else:
+        inner = max(reductions, key=lambda v: (_unroll(space, v), reductions.index(v)))
+        block = _unroll(space, inner)
+    return inner, tuple(v for v in reductions if v != inner), block
+
+
+def _unroll(space: Space, v: str) -> int:
+    """The largest number up to that many which divides the variable's extent in every class. A body that calls the
+    device's library has work enough to wait behind, and its text eight times over is too much for registers."""
+    if calls_library(space):
+        return 1
+    extent = gcd(*(e[v] for e in space.extent))
+    return next(n for n in range(MOST_AT_ONCE, 0, -1) if extent % n == 0)
 
 
 def part_of(points: int, parts: int, block: int) -> int:
