@@ -109,7 +109,7 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
         return None  # no reduction
     if any(a.tensor == s.output for e in walk(*reader.roots) if isinstance(e, Access) for a in _inside(e)):
         return None
-    filled = _fills(s, dict(zip(names, types[s.output].shape, strict=True)), types)
+    filled = writes_all(s, dict(zip(names, types[s.output].shape, strict=True)), types)
     read = Access(s.output, place)
     value = _filled_at(s, read, names, types) if filled else element_at(s, read, types)
 
@@ -127,7 +127,7 @@ def _filled_at(s: Statement, read: Access, names: Sequence[str], types: Types) -
     return Call(types[s.output].dtype, (value,)) if types[s.output].dtype in NARROW else value
 
 
-def _fills(s: Statement, extent: Mapping[str, int], types: Types) -> bool:
+def writes_all(s: Statement, extent: Mapping[str, int], types: Types) -> bool:
     """Does an elementwise statement write every element? Where it does not, the element is 0."""
     domain = build_domain(s, types)
     if domain is None or domain.conditions:
@@ -157,7 +157,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     """A sum of tensors that are written a step apart, such as the even elements and the odd ones, as one statement:
     no part is filled with zeros, stored and read. None where a part is of another form, or no program takes all
     residue classes."""
-    names = _elementwise(reader)
+    names = elementwise(reader)
     if names is None or reader.guard is not None or types[reader.output].dtype == "bool":
         return None
     terms = _summands(reader.body)
@@ -256,8 +256,8 @@ CHEAP = frozenset((
 def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     """An elementwise statement with what it reads of another computed at each place; None where that is of another
     form or takes longer."""
-    names = _elementwise(s)
-    if names is None or _elementwise(reader) is None or types[s.output].dtype == "bool":
+    names = elementwise(s)
+    if names is None or elementwise(reader) is None or types[s.output].dtype == "bool":
         return None
     if any(s.output in (a.tensor for a in _inside(e)) for e in walk(*reader.roots) if isinstance(e, Access)):
         return None
@@ -271,7 +271,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         return None
 
     asked: dict[Constraint, None] = {}
-    filled = s.guard is None and _fills(s, dict(zip(names, types[s.output].shape, strict=True)), types)
+    filled = s.guard is None and writes_all(s, dict(zip(names, types[s.output].shape, strict=True)), types)
 
     def visit(e: Expr) -> Expr:
         match e:
@@ -301,7 +301,7 @@ def _access(e: Access | Inside) -> Access:
     return e if isinstance(e, Access) else e.access
 
 
-def _elementwise(s: Statement) -> tuple[str, ...] | None:
+def elementwise(s: Statement) -> tuple[str, ...] | None:
     """The variables of a statement with a value for each element of its output; None where it is none."""
     names = distinct_variables(s.index)
     if s.aggregation not in ("assign", "sum") or s.index is None or reads_itself(s) or s.constraints:

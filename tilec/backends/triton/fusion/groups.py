@@ -19,6 +19,7 @@ from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.fuse_producers import with_producers
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown
+from tilec.backends.triton.fusion.invariants import costly, with_invariants
 from tilec.backends.triton.fusion.loop_nest import LoopNest, form_of, reduced, taken_by_products
 from tilec.backends.triton.fusion.read_through import (
     is_view,
@@ -123,6 +124,7 @@ def grouped(program: Program, types: Types) -> Grouped:
     chains = chained(program, types)
     program, types = chains.program, chains.types
     members = chains.members()
+    program, types, shared = with_invariants(program, types, members)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
     kept = with_reads(program, chains.kernels.values())
     for output in (*taken_by_products(kept, types, forms), *members, *moments.pivots):
@@ -132,7 +134,7 @@ def grouped(program: Program, types: Types) -> Grouped:
             del forms[s.output]
     found: list[GroupCandidate] = []
     read = _reads(program, chains)
-    around = Neighbourhood(kept, forms, read)
+    around = Neighbourhood(kept, forms, read, costly(program, types))
     kernels = [[s.output for s in kernel.statements] for kernel in chains.kernels.values()]
     units = Units(program, kernels, read)
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):
@@ -148,7 +150,7 @@ def grouped(program: Program, types: Types) -> Grouped:
     barred = {*members, *grouped_outputs}
     reading = _reads(made.program, chains)
     program, computing = with_producers(made.program, made.types, barred, reading)
-    rewritten = made.rewritten | selected | moments.rewritten | chains.rewritten | computing
+    rewritten = made.rewritten | selected | shared | moments.rewritten | chains.rewritten | computing
     return replace(made, program=program, rewritten=rewritten, chains=chains.kernels)
 
 

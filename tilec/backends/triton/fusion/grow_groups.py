@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tilec.backends.common.units import Reads
 from tilec.backends.triton.emit.epilogue import reads_own_element
+from tilec.backends.triton.fusion.invariants import LEAST_SHARED
 from tilec.backends.triton.fusion.loop_nest import LoopNest, Touched, reduced, touched_by, walked, walked_by
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.cost import size_in_bytes
@@ -41,9 +42,10 @@ class Neighbourhood:
     """A program's statements by place and by reader, and those that are free to join a group. Built once: growing a
     group looks at what is near its seed, however long the program is."""
 
-    def __init__(self, program: Program, free: Mapping[str, LoopNest], read: Reads):
-        """`read`: what each statement reads; one of a chain, all that its kernel does."""
-        self.program, self.read = program, read
+    def __init__(self, program: Program, free: Mapping[str, LoopNest], read: Reads, costly: Collection[str]):
+        """`read`: what each statement reads; one of a chain, all that its kernel does. `costly`: outputs that are not
+        to be computed again for each row."""
+        self.program, self.read, self.costly = program, read, costly
         self.place = {s.output: k for k, s in enumerate(program.statements)}
         self.free = dict(free)
         self.renamed: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Statement, Touched]] = {}
@@ -347,6 +349,8 @@ def _members(
             kind = "sum" if kept is not None and reduced(s, extent) else _kind(s, across, along, extent)
             if kind == "sum" and kept is None and statistics and math.prod(extent[v] for v in along) > ON_CHIP:
                 kind = None
+            if s.output in around.costly and _is_repeated(s, across, along, extent):
+                kind = None
             if kind is not None:
                 members[s.output] = s
                 if kind != "plain":
@@ -386,6 +390,12 @@ def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, 
     if along and along < summed and across <= summed | written and not written & along and s.aggregation != "assign":
         return "cut"
     return None
+
+
+def _is_repeated(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> bool:
+    """Whether many rows have the same value of a statement in each column."""
+    own = set(variables_of(s))
+    return bool(own & along) and math.prod(extent[v] for v in across - own) >= LEAST_SHARED
 
 
 def _share_of_programs(statements: Sequence[Statement], rows: tuple[str, ...], extent: Mapping[str, int]) -> float:

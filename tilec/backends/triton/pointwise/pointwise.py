@@ -213,10 +213,10 @@ def _reduction(
     alone = tiling.outer and not whole_blocks(k.space)
     if alone:
         whole = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], {})
-        forms, over = [whole.form(e) for e in s.index or ()], frozenset(a.name for a in axes)
+        forms, both = [whole.form(e) for e in s.index or ()], frozenset(a.name for a in axes)
         split = tiling.parts > 1
         parts = f"{s.output}.parts"
-        place = whole.part_address(s.output, parts, forms, over) if split else whole.address(stored, forms, over)
+        place = whole.part_address(s.output, parts, forms, both) if split else whole.address(stored, forms, both)
         never = NEVER if lanes is None else f"(row[:, None, None] < 0) & (col[None, None, :] < 0) & ({BESIDE} < 0)"
         place += "" if lanes is None else f" + {BESIDE} * 0"
         body.append(assign("zeros", f"tl.load({place}, mask={never}, other=0)"))

@@ -1,0 +1,81 @@
+"""Costly values that many elements share are computed once."""
+
+import os
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton.fusion import invariants
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+HEAD = "function (X[N, T, D], W[T, D], I[D]) -> (Y) { Y[n, t, d : N, T, D] = "
+SHARED = {
+    "of positions": "X[n, t, d] + (d % 2 == 0 ? sin(t * 0.5 + d) : cos(t * 0.5 + d))",
+    "of a tensor": "X[n, t, d] * erf(W[t, d]) + tanh(W[t, d])",
+    "of columns": "X[n, t, d] * pow(2.0, W[0, d])",
+    "of neighbours": "X[n, t, d] - sin(pad(W[t, d - 1], 0.5) * 2)",
+    "compared": "X[n, t, d] > sin(t * 0.5) * W[t, d] ? X[n, t, d] : 1 + sin(t * 0.5) * W[t, d]",
+}
+WHOLE = {
+    "drawn": "X[n, t, d] + rand(3, t) * W[t, d]",
+    "of each element": "X[n, t, d] + sin(X[n, t, d] * W[t, d])",
+    "under a guard": "t > 2 ? X[n, t, d] + sin(W[t, d])",
+    "at places that are data": "X[n, t, d] - sin(W[t, I[d]])",
+    "not everywhere": "X[n, t, d] + sin(W[t + 1, d])",
+}
+
+
+def given(n, dtype):
+    torch.manual_seed(0)
+    return torch.randn(n, 7, 10).to(dtype), torch.randn(7, 10).to(dtype), torch.arange(10).flip(0)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("body", [*SHARED, *WHOLE])
+@pytest.mark.parametrize("n", [1, 8])
+def test_values(body, n, dtype, monkeypatch):
+    monkeypatch.setattr(invariants, "INSTRUCTIONS", 1.0)
+    source = HEAD + {**SHARED, **WHOLE}[body] + "; }"
+    f, inputs = tilec.compile(source, backend="triton"), given(n, dtype)
+    wanted = tilec.compile(source, backend="torch")(*inputs)
+    found = f(*inputs)
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=2e-3 if dtype == torch.float16 else 1e-5, atol=1e-3)
+    positions = "t * 0.5" in SHARED.get(body, "")  # in float64 whatever the tensors' type
+    many = n == 8 or body == "compared"  # with a value that columns share too
+    expected = many and body in SHARED and (dtype != torch.float16 or positions)
+    assert ("Y_shared" in f.lower(*inputs).source()) == expected
+
+
+def planned(source, *shapes):
+    f = tilec.compile(source)
+    lowered = f.lower(*(tilec.spec(s) for s in shapes), backend="triton", target="sm_90")
+    return [k.statements for k in lowered.kernels]
+
+
+def test_a_table_pays_where_instructions_take_longer_than_memory():
+    body = "function (X[N, D], W[D]) -> (Y) {{ Y[n, d : N, D] = X[n, d] {}; }}"
+    large, small = ((65536, 512), (512,)), ((64, 512), (512,))
+    assert planned(body.format("* sin(d * 0.1)"), *large) == [("Y_shared",), ("Y",)]
+    assert planned(body.format("* sin(d * 0.1)"), *small) == [("Y",)]
+    assert planned(body.format("* exp(W[d])"), *large) == [("Y",)]
+
+
+def test_statements_share_a_table():
+    source = """function (X[N, T], Z[N, T]) -> (Y, V) {
+        Y[n, t : N, T] = X[n, t] + sin(t * 0.01); V[m, s : N, T] = Z[m, s] - sin(s * 0.01);
+    }"""
+    assert planned(source, (65536, 512), (65536, 512)) == [("Y_shared",), ("Y",), ("V",)]
+
+
+def test_a_group_of_rows_reads_the_table():
+    source = """function (X[N, T, D]) -> (Y) {
+        P[t, d : T, D] = sin(t * 0.01 + d) + cos(t * 0.02);
+        H[n, t, d : N, T, D] = X[n, t, d] + P[t, d];
+        Y[n, t, d : N, T, D] = H[n, t, d] - mean(H[n, t, e]);
+    }"""
+    assert planned(source, (32, 1000, 768))[0] == ("P",)
