@@ -38,6 +38,7 @@ BODIES = ["A[i, j]", "A[i, j] * B[j]", "A[i, j] + B[j]", "sin(A[i, j]) / (2 + B[
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("aggregation", ["sum", "prod", "max", "min", "logsumexp", "mean"])
+@pytest.mark.covering
 def test_aggregation(aggregation: str, body: str) -> None:
     assert aggregation in AGGREGATIONS
     if aggregation == "logsumexp" and "2*i" in body:

@@ -16,7 +16,7 @@ from tilec.bench.overheads import LENGTH_CASES, LengthCase
 FIRST = [c for c in LENGTH_CASES if c.name not in ("convolution", "log product", "bias + gelu")]
 
 
-@pytest.mark.parametrize("first, others", [(24, 24), pytest.param(40, 100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first, others", [(24, 12), pytest.param(40, 100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", slow_but(LENGTH_CASES, FIRST), ids=lambda case: case.name)
 def test_many_lengths(case: LengthCase, first: int, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.VERIFY.name, "1")

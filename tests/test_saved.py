@@ -60,8 +60,9 @@ def test_what_is_kept(name: str) -> None:
     assert {s.name: torch.Size(s.shape).numel() for s in said} == wanted
     assert sum(s.bytes for s in said) == 8 * sum(wanted.values()) == kept_bytes(lambda: function(*inputs))
     assert function.saved(*(tilec.spec(s, "float64") for s in shapes)) == said
-    assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+    few = [double(*(min(n, 12) for n in s)) for s in shapes]
+    assert torch.autograd.gradcheck(function, few)
+    assert torch.autograd.gradgradcheck(function, few, fast_mode=True)
 
 
 @pytest.mark.parametrize(

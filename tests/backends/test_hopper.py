@@ -201,6 +201,7 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.one_in(2)
 def test_first_guesses_and_candidates_fit(name: str) -> None:
     case, dtype = CHOSEN[name]
     candidates = configs(case.dot, case.tensors(dtype))

@@ -79,6 +79,7 @@ HIDDEN = """function (P[S, S], E[T, N, S], F0[N, S]) -> (F) {
 
 
 @pytest.mark.parametrize("change", ["none", "banded", "an impossible step", "infinite", "wide"])
+@pytest.mark.one_in(2)
 def test_the_gradient_of_a_log_step_is_a_matrix_product_of_exponentials(change):
     p, e, f, d = tensors((40, 40), (5, 3, 40), (3, 40), (5, 3, 40))
     if change == "banded":

@@ -47,6 +47,7 @@ def test_at_every_stage(case: ConformanceCase) -> None:
 @pytest.mark.parametrize(
     "case, dtype", [pytest.param(c, d, id=f"{c.name} {d}") for c in cases(TORCH) for d in c.dtypes]
 )
+@pytest.mark.one_in(3)
 def test_on_torch(case: ConformanceCase, dtype: str, options) -> None:
     inputs = drawn(case, dtype)
     whole = not any(t.is_floating_point() for t in inputs)  # what floating values are made of integers is float32

@@ -95,6 +95,7 @@ def test_two_steps_of_a_resize_in_one_kernel(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 5, 6, 33), (1, 8, 8, 32), (1, 3, 2, 64)])
 @pytest.mark.parametrize("name", POOLS)
+@pytest.mark.covering
 def test_gradients_of_pools(name: str, shape: tuple[int, ...]) -> None:
     source = f"function (I[N, H, W, C]) -> (O) {{ {POOLS[name]} }}"
     found = []
@@ -123,6 +124,7 @@ INTERLEAVED = {  # read a step apart, so that parts of the gradient are written 
 
 
 @pytest.mark.parametrize("name", INTERLEAVED)
+@pytest.mark.one_in(2)
 def test_parts_a_step_apart(name: str) -> None:
     source = f"function (I[N, H, W, C]) -> (O) {{ {INTERLEAVED[name]} }}"
     for shape in ((2, 6, 4, 34), (1, 12, 2, 64)):

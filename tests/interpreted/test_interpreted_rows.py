@@ -211,6 +211,7 @@ def test_an_element_of_each_row_that_a_tensor_names():
 
 
 @pytest.mark.parametrize("aggregation", ["+", ">", "*", "logsumexp"])
+@pytest.mark.one_in(2)
 def test_columns_in_many_parts_that_are_combined_at_once(aggregation, monkeypatch):
     for name in ("MANY_POINTS", "PASSING"):
         monkeypatch.setattr(pointwise_tiling, name, 1)

@@ -80,6 +80,7 @@ def inputs(source: str, dtype: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.one_in(2)
 def test_runs(name: str, dtype: torch.dtype) -> None:
     source, kernels = CASES[name]
     tensors = inputs(source, dtype)
@@ -105,6 +106,7 @@ FEW = {
 
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("points", [1, 40])
+@pytest.mark.covering
 def test_few_points_are_looked_at_by_each_element(name: str, points: int) -> None:
     source = FEW[name]
     for dtype in (torch.float64, torch.float16, torch.int32) if "X" in source else (torch.float32,):
@@ -134,6 +136,7 @@ ONE_OF_A_ROW = {
 
 @pytest.mark.parametrize("points", [1, 9, 65])
 @pytest.mark.parametrize("name", ONE_OF_A_ROW)
+@pytest.mark.covering
 def test_an_element_of_each_row(name: str, points: int) -> None:
     source = f"function (X[N]) -> (Y) {{ {ONE_OF_A_ROW[name]} }}"
     for dtype in (torch.float32, torch.float16):

@@ -98,6 +98,7 @@ def test_parts(monkeypatch, case, dtype, rows):
 @interpreted
 @pytest.mark.parametrize("columns", (1100, 2600))
 @pytest.mark.parametrize("name", ("attention", "window", "statistics"))
+@pytest.mark.covering
 def test_one_row(name, columns):
     """One query of a head at a time, in a chain of its own."""
     ours, theirs = programs(name)

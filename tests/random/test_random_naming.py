@@ -25,6 +25,7 @@ def interpreted(source, arrays):
 
 @pytest.mark.parametrize("run", [compiled, interpreted])
 @pytest.mark.parametrize("indexed", [False, True], ids=["elementwise", "bodies"])
+@pytest.mark.covering
 def test_named_parts(run, indexed):
     assert agree(run, indexed, range(80 * SCALE)) > 15 * SCALE
 

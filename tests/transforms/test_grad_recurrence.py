@@ -123,6 +123,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.one_in(2)
 def test_first_and_second_order(case):
     source, *inputs = CASES[case]
     check_gradient(source, *inputs, order=2)
@@ -135,6 +136,7 @@ def on_the_backend(case):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.one_in(2)
 def test_on_the_backend(case):
     assert torch.autograd.gradcheck(*on_the_backend(case), fast_mode=True)
 

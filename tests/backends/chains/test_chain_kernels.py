@@ -177,6 +177,7 @@ def test_a_condition_on_a_statistic_of_the_kernel_waits_for_it():
 
 
 @pytest.mark.parametrize("guard", ["", "i >= j ? ", "i >= j & D[i] == D[j] ? ", "i >= j - 5 * r ? "])
+@pytest.mark.one_in(2)
 def test_heads_that_share_keys(guard):
     """Gradients of keys and values walk over several heads, each by its own blocks or by those of a list."""
     declared = ", D[N]" if "D" in guard else ""
@@ -207,6 +208,7 @@ def test_heads_that_share_keys(guard):
 
 
 @pytest.mark.parametrize("widths", [(136, 40), (24, 200), (200, 144), (255, 129)], ids=str)
+@pytest.mark.one_in(2)
 def test_wide_heads_lie_in_blocks_side_by_side(widths, monkeypatch):
     """A width that would leave half of a block of a power of two empty has two blocks: no product multiplies much
     more than there is."""

@@ -48,6 +48,7 @@ def test_what_does_not_compile_is_told_of_launches_in_one() -> None:
 
 @pytest.mark.parametrize("lane", ["n", "(n - 1) % N"])
 @pytest.mark.parametrize("strides", [(0, 0), (1, 0), (0, 1)])
+@pytest.mark.covering
 def test_recurrences_with_repeated_cotangents_compile(lane: str, strides: tuple[int, int]) -> None:
     """Their steps have tests of their own beside those of a block's tails."""
     source = f"function (X[T, N], W[N]) -> (H) {{ H[t, n : T, N] = tanh(H[t - 1, {lane}] * W[n] + X[t, n]); }}"
