@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from support.tiers import slow_but
 
 import tilec
 from tilec import spec
+from tilec.backends.triton.runtime.parallel import in_parallel
 
 knobs = pytest.importorskip("triton").knobs
 
@@ -175,3 +177,19 @@ def test_triton_reads_its_library_once(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         found.append(done.stdout.strip())
     assert found == ["1", "0"]
+
+
+def test_what_fails_beside_others_runs_once_more_alone() -> None:
+    """Triton's front end promises nothing about threads; an error that stays is raised."""
+    runs: list[str] = []
+
+    def job(name: str, failures: int) -> str:
+        runs.append(name)
+        if runs.count(name) <= failures:
+            raise ValueError(name)
+        return name
+
+    jobs = [partial(job, name, failures) for name, failures in (("a", 0), ("b", 1), ("c", 0))]
+    assert in_parallel(jobs) == ["a", "b", "c"] and sorted(runs) == ["a", "b", "b", "c"]
+    with pytest.raises(ValueError, match="d"):
+        in_parallel([partial(job, "d", 2), partial(job, "e", 0)])

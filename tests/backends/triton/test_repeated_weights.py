@@ -44,6 +44,10 @@ def test_what_does_not_compile_is_told_of_launches_in_one() -> None:
     launch = next(launch for launch in plan.launches() if len(launch.statements) > 1 and launch.file.own)
     message = str(explained(launch, RuntimeError("reason")))
     assert all(f"{name}[" in message for name in launch.statements)
+    try:
+        raise RuntimeError("at a call:\n    ^") from TypeError("the cause")
+    except RuntimeError as error:
+        assert "does not compile: the cause" in str(explained(launch, error))
 
 
 @pytest.mark.parametrize("lane", ["n", "(n - 1) % N"])

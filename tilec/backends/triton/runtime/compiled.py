@@ -238,8 +238,13 @@ def explained(launch: Launch, error: Exception) -> TileError:
     what = ", ".join(launch.statements)
     if type(error).__name__ == "OutOfResources":
         return Unsupported(f"the kernel of {what} needs more of the device than it has: {error}", hint=where)
-    message = str(error).strip().splitlines()
-    return InternalMistake(f"the kernel of {what} does not compile: {message[-1] if message else error!r}", hint=where)
+    cause: BaseException = error
+    while cause.__cause__ is not None:  # the error of a function is about its call; its cause says what is wrong
+        cause = cause.__cause__
+    message = str(cause).strip().splitlines()
+    return InternalMistake(
+        f"the kernel of {what} does not compile: {message[-1] if message else repr(cause)}", hint=where
+    )
 
 
 def guarded(launch: Launch, action: Callable[[], Any]) -> Any:
