@@ -19,6 +19,7 @@ SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.one_in(2)
 def test_outputs_share_no_memory(name):
     source = PROGRAMS[name]
     f = tilec.compile(source)

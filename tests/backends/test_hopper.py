@@ -74,6 +74,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.one_in(2)
 def test_cubins(name: str, tmp_path: Path) -> None:
     case, chosen, dtype = CASES[name]
     launches = plan(case, chosen, dtype)
@@ -201,7 +202,7 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_first_guesses_and_candidates_fit(name: str) -> None:
     case, dtype = CHOSEN[name]
     candidates = configs(case.dot, case.tensors(dtype))

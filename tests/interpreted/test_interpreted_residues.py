@@ -243,6 +243,7 @@ JOINS = {
 
 
 @pytest.mark.parametrize("name", SIDE_BY_SIDE)
+@pytest.mark.one_in(2)
 def test_neighbours_in_memory_are_stored_together(name: str) -> None:
     """One kernel forward, and one for the gradient of each operand whose parts are read a step or a number apart."""
     source = SIDE_BY_SIDE[name]

@@ -80,7 +80,7 @@ def inputs(source: str, dtype: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_runs(name: str, dtype: torch.dtype) -> None:
     source, kernels = CASES[name]
     tensors = inputs(source, dtype)
@@ -318,6 +318,7 @@ ORDERS = {
         (301, 200000, torch.int64, 5000),
     ],
 )
+@pytest.mark.one_in(2)
 def test_sorted(
     name: str, points: int, count: int, dtype: torch.dtype, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +335,7 @@ def test_sorted(
 
 @pytest.mark.parametrize("few", [0, 1000])
 @pytest.mark.parametrize(("count", "wide"), [(2, False), (900, True), (3000, False)])
+@pytest.mark.one_in(2)
 def test_the_sort_is_stable_in_any_number_of_passes(
     count: int, wide: bool, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

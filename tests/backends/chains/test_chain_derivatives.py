@@ -55,6 +55,7 @@ def test_derivatives_are_chains(name, guard, dtype):
 @pytest.mark.parametrize("guard", GUARDS)
 @pytest.mark.parametrize("name", DERIVATIVES)
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_values_of_derivatives(name, guard, dtype):
     derived = DERIVATIVES[name]
     f, g = derived(attention(guard, "triton")), np.random.default_rng(0)
