@@ -153,10 +153,28 @@ class Inputs:
             return self.pick(exact)
         if known and self.chance(15):
             name, n = self.pick(known)
+            if self.chance(20):
+                truth, holds = self.truth(name, n)
+                return f"{truth} + {size - holds}" if size >= holds else str(size)
             if n == 2 * size or n == 2 * size + 1:
                 return f"{name}/2"
             return f"{name} + {size - n}" if size >= n else f"{name} - {n - size}"
         return str(size)
+
+    def truth(self, name: str, n: int) -> tuple[str, bool]:
+        """A truth value made of others about a size, and whether it holds."""
+        a, b = self.integer(0, 5), self.integer(0, 5)
+        self.features.add("truth values in sizes")
+        return self.pick(
+            (
+                (f"~({name} > {a})", not n > a),
+                (f"(({name} > {a}) + ({name} < {b}))", n > a or n < b),
+                (f"(({name} != {a}) * ~({name} == {b}))", n != a and n != b),
+                (f"~(({name} > {a}) ^ ({name} < {b}) & ~({name} == 2))", not ((n > a) ^ (n < b and n != 2))),
+                (f"~max({name} > {a}, {name} > {b})", not n > min(a, b)),
+                (f"~({name} > {a} ? {name} < {b} : {name} < 2)", not (n < b if n > a else n < 2)),
+            )
+        )
 
     def new_input(self, category: str, shape: tuple[int, ...], values: tuple[int, int] | None = None) -> str:
         """Declare an input and draw its elements."""

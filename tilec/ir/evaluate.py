@@ -160,7 +160,7 @@ class _Run(PointEvaluator):
         assert s.index is not None
         if s.sizes is None:
             return [self.implied_size(s, e) for e in s.index]
-        sizes = [self.size(e) for e in s.sizes]
+        sizes = [int(self.size(e)) for e in s.sizes]
         for size, e in zip(sizes, s.sizes, strict=True):
             if size < 0:
                 raise SizeMistake(f"{s.output} would have the size {size}", e.span)

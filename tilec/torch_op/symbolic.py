@@ -19,15 +19,15 @@ from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Program, Statement, accesses_in, expressions
 from tilec.ir.types import TensorType
 from tilec.specialise import Specialiser
-from tilec.transforms.bind.sizes import SIZE_FUNCTIONS, size_inputs
+from tilec.transforms.bind.sizes import SIZE_FUNCTIONS, promoting, size_inputs
 
 OpenSize = Any  # int or torch.SymInt
 OpenShape = tuple[OpenSize, ...]
 SYMBOLIC_FUNCTIONS: dict[str, Callable[..., OpenSize]] = {
     **SIZE_FUNCTIONS,
-    "max": lambda *a: reduce(torch.sym_max, a),
-    "min": lambda *a: reduce(torch.sym_min, a),
-    "clamp": lambda e, low, high: torch.sym_min(torch.sym_max(e, low), high),
+    "max": promoting(lambda *a: reduce(torch.sym_max, a)),
+    "min": promoting(lambda *a: reduce(torch.sym_min, a)),
+    "clamp": promoting(lambda e, low, high: torch.sym_min(torch.sym_max(e, low), high)),
     "same": lambda first, *_: first,
 }
 

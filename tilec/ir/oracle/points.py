@@ -63,6 +63,11 @@ def form(e: Expr, extent: int | None, size: Callable[[Expr], int]) -> LinearForm
     return LinearForm(scaled, int(constant * denominator), denominator, extent)
 
 
+def _truths(*parts: tuple[dict, Fraction | int]) -> bool:
+    """Are these truth values, which together make one?"""
+    return all(not terms and isinstance(constant, bool) for terms, constant in parts)
+
+
 def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]:
     constant: Fraction | int
     match e:
@@ -80,12 +85,16 @@ def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]
             terms, constant = _linear(a, size)
             sign = 1 if e.function == "add" else -1
             others, other = _linear(b, size)
+            if sign == 1 and _truths((terms, constant), (others, other)):
+                return {}, bool(constant or other)
             terms = dict(terms)
             for key, c in others.items():
                 terms[key] = terms.get(key, 0) + sign * c
             return terms, constant + sign * other
         case Call("mul", (a, b)):
             x, y = _linear(a, size), _linear(b, size)
+            if _truths(x, y):
+                return {}, bool(x[1] and y[1])
             if not any(x[0].values()):
                 return _scaled(y, x[1])
             if not any(y[0].values()):
@@ -105,7 +114,8 @@ def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]
                 return {}, max(first, -first)
             if e.function != "mod":
                 extreme = min(first, rest[0]) if e.function == "min" else max(first, rest[0])
-                return {}, min(extreme, rest[1]) if e.function == "clamp" else extreme
+                extreme = min(extreme, rest[1]) if e.function == "clamp" else extreme
+                return {}, extreme if _truths(*parts) else extreme + 0
             if rest[0]:
                 return {}, first - rest[0] * math.floor(Fraction(first) / rest[0])
             raise AffineMistake("modulo zero in an index", e.span)

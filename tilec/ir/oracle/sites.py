@@ -16,6 +16,12 @@ from tilec.ir.oracle.points import Columns, LinearForm, enumerate_points, form, 
 from tilec.ir.program import Access, Call, Constraint, Expr, Int, Name, Pad, index_variables, walk
 from tilec.ir.types import is_integer
 
+NUMBERS = ("neg", "sub", "mod", "abs", "shl", "shr", "shape", "same")  # of truth values these take 0 and 1 in a size
+
+
+def _literal(value: int) -> Expr:
+    return Call("ne", (Int(int(value)), Int(0))) if isinstance(value, bool) else Int(value)
+
 
 @dataclass
 class Site:
@@ -65,7 +71,8 @@ class Sites(Memory):
         self.initial: tuple[tuple[str, ...], Expr] | None = None
 
     def size(self, e: Expr) -> int:
-        """The integer that a size expression stands for; division truncates, operation by operation."""
+        """The integer that a size expression stands for, or the truth value, which counts as 0 or 1; division
+        truncates, operation by operation."""
         match e:
             case Int(value):
                 return value
@@ -75,16 +82,19 @@ class Sites(Memory):
                 t = self.tensor(name, e.span)
                 if t.data.ndim or not (is_integer(t.dtype) or t.dtype == "bool" and name not in self.given):
                     raise SizeMistake(f"{name} is no size: it is {t.dtype} of shape {t.data.shape}", e.span)
-                return int(t.data)
+                return bool(t.data) if t.dtype == "bool" else int(t.data)
             case Call("shl" | "shr", (_, shift)) if self.size(shift) < 0:
                 raise SizeMistake(f"a shift by {self.size(shift)} bits, which is less than 0", e.span)
             case Call("div" | "mod", (_, divisor)) if self.size(divisor) == 0:
                 raise SizeMistake("division by zero in a size", e.span)
             case Call(function, args) if function not in STRUCTURAL + RANDOM:
-                # a comparison is the integer 0 or 1 here
-                numbers = e if function == "shape" else replace(e, args=tuple(Int(self.size(a)) for a in args))
-                result = self.value(numbers, Points({}, Site((), (), [], None)))
-                if (is_integer(result.type.dtype) or result.type.dtype == "bool") and np.ndim(result.data) == 0:
+                if function != "shape":
+                    numbers = [int(self.size(a)) if function in NUMBERS else self.size(a) for a in args]
+                    e = replace(e, args=tuple(map(_literal, numbers)))
+                result = self.value(e, Points({}, Site((), (), [], None)))
+                if np.ndim(result.data) == 0 and result.type.dtype == "bool":
+                    return bool(result.data)
+                if np.ndim(result.data) == 0 and is_integer(result.type.dtype):
                     return int(result.data)
         raise SizeMistake("a size is an integer, made of dimensions, integers and integer scalars", e.span)
 

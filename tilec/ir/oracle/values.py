@@ -192,7 +192,7 @@ class PointEvaluator(Sites):
         return whole.add_slices(wrap(x.data, element.dtype), rest[0].data, np.shape(rest[1].data), e.span)
 
     def axis(self, e: Call, shape: tuple[int, ...]) -> int:
-        axis = self.size(e.args[1])
+        axis = int(self.size(e.args[1]))
         if not 0 <= axis < len(shape):
             raise SizeMistake(f"there is no dimension {axis}: the tensor has {len(shape)}", e.span)
         return axis
@@ -201,4 +201,4 @@ class PointEvaluator(Sites):
         match sizes:
             case (Call("shape", (like,)),):
                 return np.shape(self.value(like, Points({}, Site((), (), [], None), whole=True)).data)
-        return [self.size(e) for e in sizes]
+        return [int(self.size(e)) for e in sizes]

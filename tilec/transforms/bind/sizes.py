@@ -47,25 +47,38 @@ def _decided(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
     return lambda a, b: bool(compare(a, b))
 
 
+def promoting(compute: Callable[..., Any], among: int = 0) -> Callable[..., Any]:
+    """A function of which truth values make a truth value, and anything else an integer; of its operands from `among`
+    on."""
+
+    def function(*args):
+        result = compute(*args)
+        if all(isinstance(a, bool) for a in args[among:]):
+            return bool(result)
+        return int(result) if isinstance(result, bool) else result
+
+    return function
+
+
 def _same(*values):
     if len(set(values)) > 1:
         raise ValueError
-    return values[0]
+    return as_int(values[0])
 
 
 SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
+    "add": promoting(operator.add),
     "sub": operator.sub,
-    "mul": operator.mul,
+    "mul": promoting(operator.mul),
     "div": _truncate,
     "mod": operator.mod,
     "neg": operator.neg,
     "abs": abs,
     "ident": lambda a: a,
-    "max": max,
-    "min": min,
-    "clamp": lambda e, low, high: min(max(e, low), high),
-    "select": lambda c, a, b: a if c else b,
+    "max": promoting(max),
+    "min": promoting(min),
+    "clamp": promoting(lambda e, low, high: min(max(e, low), high)),
+    "select": promoting(lambda c, a, b: a if c else b, among=1),
     "same": _same,
     "eq": _decided(operator.eq),
     "ne": _decided(operator.ne),
@@ -76,10 +89,11 @@ SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "and": operator.and_,
     "or": operator.or_,
     "xor": operator.xor,
-    "not": lambda a: -1 ^ a,
+    "not": lambda a: not a if isinstance(a, bool) else -1 ^ a,
     "shl": operator.lshift,
     "shr": operator.rshift,
 }
+_TRUTHS = ("add", "mul", "max", "min", "clamp")  # affine of numbers; of truth values alone none
 AFFINE_FUNCTIONS = ("add", "sub", "mul", "div", "neg", *QUASI_AFFINE)
 
 
@@ -112,7 +126,8 @@ class Sizes:
         raise NameMistake(f"no dimension is called {name}", e.span)
 
     def evaluate(self, e: Expr) -> int:
-        """Size arithmetic: an integer, division truncating toward zero operation by operation."""
+        """Size arithmetic: an integer, or a truth value, which counts as 0 or 1; division truncates toward zero,
+        operation by operation."""
         match e:
             case Int(value):
                 return value
@@ -121,7 +136,8 @@ class Sizes:
             case Call("shape", (Name() as tensor, axis)):
                 return self.dimension(tensor, axis, e.span)
             case Call(function, args) if function in SIZE_FUNCTIONS:
-                return as_int(self.apply(e, [self.evaluate(a) for a in args]))
+                result = self.apply(e, [self.evaluate(a) for a in args])
+                return result if isinstance(result, bool) else as_int(result)
             case Float():
                 raise TypeMistake(f"a size is an integer; {show_expr(e, tight=True)} is floating", e.span)
         raise TypeMistake(f"`{show_expr(e, tight=True)}` cannot be worked out when only shapes are known", e.span)
@@ -163,7 +179,7 @@ class Sizes:
             raise SizeMistake(
                 f"{what} is `{show_expr(e, tight=True)}` = {value}, a negative size", e.span, hint=self.explain(e)
             )
-        return Int(value, span=e.span)
+        return Int(int(value) if isinstance(value, bool) else value, span=e.span)
 
     def dimension(self, tensor: Name, axis: Expr, span: Span | None) -> int:
         """The size of one dimension of a tensor."""
@@ -209,20 +225,26 @@ class Sizes:
     def _numbers(self, e: Expr, read: Callable[[Expr], Expr]) -> Expr:
         match e:
             case Name():
-                return Affine((), Fraction(self.value(e))).to_expr()
+                return self._number(self.value(e))
             case Access() | Pad() | Inside() | Aggregate():
                 return read(e)
             case Call("shape", (Name() as tensor, axis)):
                 return Int(self.dimension(tensor, axis, e.span), span=e.span)
-            case Call(function, args) if function in AFFINE_FUNCTIONS:
-                new = Call(function, tuple(self._numbers(a, read) for a in args), span=e.span)
-                return self._checked_modulus(e, new) if function == "mod" else new
             case Call(function, args) if function in SIZE_FUNCTIONS:
-                forms = [linear(self._numbers(a, read)) for a in args]
+                new = Call(function, tuple(self._numbers(a, read) for a in args), span=e.span)
+                truths = [isinstance(a, Int) and isinstance(a.value, bool) for a in new.args]
+                if function in AFFINE_FUNCTIONS and not (function in _TRUTHS and all(truths)):
+                    return self._checked_modulus(e, new) if function == "mod" else new
+                forms = [linear(a) for a in new.args]
                 if all(not form.terms for form in forms):
                     numbers = [as_int(c) if (c := form.constant).denominator == 1 else c for form in forms]
-                    return Affine((), Fraction(self.apply(e, numbers))).to_expr()
+                    numbers = [bool(n) if truth else n for n, truth in zip(numbers, truths, strict=True)]
+                    return self._number(self.apply(e, numbers))
         return e
+
+    @staticmethod
+    def _number(value: Any) -> Expr:
+        return Int(value) if isinstance(value, bool) else Affine((), Fraction(value)).to_expr()
 
     def _checked_modulus(self, old: Call, new: Call) -> Expr:
         """`e % 0` has no value at any point, and a fraction in an index says just that."""
