@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from support.stages import check, gradient
 
-from tilec.errors import AggregationMistake, UnboundIndex
+from tilec.errors import AggregationMistake, SyntaxMistake, TileError, UnboundIndex
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.language import parse, show
 
 _random = np.random.default_rng(0)
@@ -77,3 +78,22 @@ def test_mistakes(text, mistake, part):
 def test_one_point_each_stays_legal():
     for text in ("A[i : N] = +(X[i, 0])", "A[i, d : N, D] = 2*sum(X[i, d])", "A[i : N] = +(sum(X[i, d]))"):
         parse(f"function (X[N, D]) -> (A) {{ {text}; }}")
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+@pytest.mark.parametrize(
+    "text", ["Y[i] = «{}[j]»", "Y[i] = «{}[j]»;", "Y[i] = 2 * «{}[j, k]» + X[i];", "Y = exp(«{}[]»);"]
+)
+def test_a_list_without_a_body(name: str, text: str) -> None:
+    marked = text.format(name)
+    with pytest.raises(SyntaxMistake, match="needs parentheses") as found:
+        parse(marked.replace("«", "").replace("»", ""))
+    span, written = found.value.span, marked[marked.index("«") + 1 : marked.index("»")]
+    assert (span.start, span.stop - span.start) == (marked.index("«"), len(written))
+    assert f"write {written}(...)" in str(found.value)
+
+
+@pytest.mark.parametrize("text", ["Y[i] = sum();", "Y = max[i]();", "Y[i] = 2 * mean() + X[i];"])
+def test_an_aggregation_of_nothing(text: str) -> None:
+    with pytest.raises(TileError):
+        parse(text)

@@ -43,7 +43,7 @@ def replacement(function: str, args: Sequence[str], source: str = "", output: st
 
 def reduction(function: str, args: Sequence[str], source: str, output: str) -> str | None:
     """`sum(X, axis=1)` as `Y[i] = sum(X[i, j])`."""
-    tensor, *options = args
+    tensor, *options = args or ("",)
     if not re.fullmatch(r"[A-Z]\w*'?", tensor):
         return None
     axes = [int(n) for option in options if (found := _axis(option)) is not None for n in re.findall(r"-?\d+", found)]

@@ -245,14 +245,20 @@ def _extent(source: str, start: int) -> int:
 
 
 def _lower_case_tensor(c: Complaint) -> SyntaxMistake | None:
-    """`x[i]`, which reads as an aggregation over i, without what it aggregates."""
+    """`x[i]` and `sum[i]`: an aggregation over i, without what it aggregates."""
     if set(c.accepted) != {"LPAR"} or c.previous is None or c.previous.type != "RSQB":
         return None
     opening = max((k for k, t in enumerate(c.before) if t.type == "LSQB"), default=0)
     name = c.before[opening - 1]
-    if not opening or name.type != "LOWER" or name in AGGREGATIONS:
+    if not opening or name.type != "LOWER":
         return None
-    return _upper_case(name)
+    if name not in AGGREGATIONS:
+        return _upper_case(name)
+    assert name.start_pos is not None and c.previous.end_pos is not None
+    span = Span(name.start_pos, c.previous.end_pos)
+    written = c.source[span.start : span.stop]
+    hint = f"write {written}(...), with all that is aggregated inside"
+    return SyntaxMistake(f"the aggregation `{written}` needs parentheses", span, hint=hint)
 
 
 def _around_aggregation(c: Complaint) -> SyntaxMistake | None:
