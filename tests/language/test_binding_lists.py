@@ -97,3 +97,10 @@ def test_a_list_without_a_body(name: str, text: str) -> None:
 def test_an_aggregation_of_nothing(text: str) -> None:
     with pytest.raises(TileError):
         parse(text)
+
+
+@pytest.mark.parametrize("name", [a for a in AGGREGATIONS if a not in ("max", "min")])
+@pytest.mark.parametrize("text", ["Y[i] = {} + X[i];", "Y = {};"])
+def test_an_aggregation_that_is_not_called(name: str, text: str) -> None:
+    with pytest.raises(TileError, match=f"`{name}` is an aggregation"):
+        parse(text.format(name))

@@ -16,7 +16,16 @@ from tilec.ir.oracle.points import Columns, LinearForm, enumerate_points, form, 
 from tilec.ir.program import Access, Call, Constraint, Expr, Int, Name, Pad, index_variables, walk
 from tilec.ir.types import is_integer
 
-NUMBERS = ("neg", "sub", "mod", "abs", "shl", "shr", "shape", "same")  # of truth values these take 0 and 1 in a size
+INTEGER_ONLY = (
+    "neg",
+    "sub",
+    "mod",
+    "abs",
+    "shl",
+    "shr",
+    "shape",
+    "same",
+)  # of truth values these take 0 and 1 in a size
 
 
 def _literal(value: int) -> Expr:
@@ -89,7 +98,7 @@ class Sites(Memory):
                 raise SizeMistake("division by zero in a size", e.span)
             case Call(function, args) if function not in STRUCTURAL + RANDOM:
                 if function != "shape":
-                    numbers = [int(self.size(a)) if function in NUMBERS else self.size(a) for a in args]
+                    numbers = [int(self.size(a)) if function in INTEGER_ONLY else self.size(a) for a in args]
                     e = replace(e, args=tuple(map(_literal, numbers)))
                 result = self.value(e, Points({}, Site((), (), [], None)))
                 if np.ndim(result.data) == 0 and result.type.dtype == "bool":

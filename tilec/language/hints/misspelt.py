@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from tilec.errors import Edit, Hint, NameMistake, Span
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Name, Program, Statement, expressions, walk
 from tilec.language.grammar import tokens
@@ -71,6 +72,8 @@ def no_variable(name: str, span: Span | None, source: str) -> NameMistake | None
         return NameMistake("there is no constant `e`", span, hint=Hint(f"write `{text}`", edit))
     if name in FUNCTIONS:
         return NameMistake(f"`{name}` is a function", span, hint=f"write `{name}(...)`")
+    if name in AGGREGATIONS:
+        return NameMistake(f"`{name}` is an aggregation", span, hint=f"write `{name}(...)`, with what it aggregates")
     return None
 
 

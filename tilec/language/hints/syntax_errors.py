@@ -70,8 +70,7 @@ class Complaint:
 
     @property
     def span(self) -> Span:
-        assert self.token.start_pos is not None and self.token.end_pos is not None
-        return Span(self.token.start_pos, self.token.end_pos)
+        return token_span(self.token)
 
 
 def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxMistake:
@@ -172,13 +171,10 @@ def _end(c: Complaint) -> SyntaxMistake | None:
     last = c.before[-1]
     if c.open:
         opener = c.open[-1]
-        assert opener.start_pos is not None and opener.end_pos is not None
-        span = Span(opener.start_pos, opener.end_pos)
         hint = f"the text ends where {_expected(c.accepted)} is expected"
-        return SyntaxMistake(f"`{opener}` is never closed", span, hint=hint)
-    assert last.end_pos is not None
+        return SyntaxMistake(f"`{opener}` is never closed", token_span(opener), hint=hint)
     message = f"the text ends after `{last}`, where {_expected(c.accepted)} is expected"
-    return SyntaxMistake(message, Span(last.end_pos, last.end_pos + 1))
+    return SyntaxMistake(message, Span(token_span(last).stop, token_span(last).stop + 1))
 
 
 def _closer(c: Complaint) -> SyntaxMistake | None:
@@ -252,22 +248,21 @@ def _lower_case_tensor(c: Complaint) -> SyntaxMistake | None:
     name = c.before[opening - 1]
     if not opening or name.type != "LOWER":
         return None
-    if name not in AGGREGATIONS:
-        return _upper_case(name)
-    assert name.start_pos is not None and c.previous.end_pos is not None
-    span = Span(name.start_pos, c.previous.end_pos)
+    span = Span(token_span(name).start, token_span(c.previous).stop)
     written = c.source[span.start : span.stop]
-    hint = f"write {written}(...), with all that is aggregated inside"
+    return _needs_parentheses(written, span) if name in AGGREGATIONS else _upper_case(name)
+
+
+def _needs_parentheses(written: str, span: Span, more: str = "") -> SyntaxMistake:
+    hint = f"write {written}(...), with all that is aggregated inside{more}"
     return SyntaxMistake(f"the aggregation `{written}` needs parentheses", span, hint=hint)
 
 
 def _around_aggregation(c: Complaint) -> SyntaxMistake | None:
     """`= +A[i]` and `= +(A[i], B[i])`."""
     if set(c.accepted) == {"LPAR"} and c.previous is not None and c.previous.type != "FUNCTION":
-        hint = f"write {c.previous}(...), with all that is aggregated inside"
-        if c.token.type in ("UPPER", "INT", "FLOAT") and c.previous.type == "PLUS":
-            hint += "; there is no unary `+`"
-        return SyntaxMistake(f"the aggregation `{c.previous}` needs parentheses", c.span, hint=hint)
+        unary = c.token.type in ("UPPER", "INT", "FLOAT") and c.previous.type == "PLUS"
+        return _needs_parentheses(c.previous, c.span, "; there is no unary `+`" if unary else "")
     if c.token.type == "COMMA" and "RPAR" in c.accepted and "SEMICOLON" not in c.accepted:
         hint = "combine the operands with an operator; constraints stand after the closing parenthesis"
         return SyntaxMistake("an aggregation takes one expression", c.span, hint=hint)
@@ -413,8 +408,7 @@ def _header(c: Complaint) -> SyntaxMistake | None:
 def _empty_statement(c: Complaint) -> SyntaxMistake | None:
     if c.token.type != "SEMICOLON" or c.previous is not None and c.previous.type not in ("SEMICOLON", "LBRACE"):
         return None
-    hint = Hint("leave it out", Edit(c.span, ""))
-    return SyntaxMistake("there is no statement before this `;`", c.span, hint=hint)
+    return SyntaxMistake("there is no statement before this `;`", c.span, hint=Hint("leave it out", Edit(c.span, "")))
 
 
 def _braces(c: Complaint) -> SyntaxMistake | None:
