@@ -69,7 +69,8 @@ class Expressions(Inputs):
             return f"{at} - 1 - {v}", {v: Fraction(-1)}, None
         if shape < 88:
             w = self._variable(scope)
-            a, b = self.pick((1, 1, 2, 3, -1)), self.pick((1, -1, 2, -2, 0))
+            # by its text a bound `A[k + 0*q]` is `A[k]`, which constrains a k that the list of `sum[q](...)` leaves out
+            a, b = self.pick((1, 1, 2, 3, -1)), self.pick((1, -1, 2, -2, 1 if scope.depth else 0))
             row = {v: Fraction(a)}
             row[w] = row.get(w, Fraction(0)) + b
             text = f"{a}*{v} {'-' if b < 0 else '+'} {abs(b)}{w}{tail}"

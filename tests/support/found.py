@@ -307,4 +307,8 @@ FOUND = {
         }""",
         [F[:2], np.zeros((3, 0), int), np.ones((3, 3)), F[:3].reshape(1, 3)],
     ),
+    "a size among integers of rank 0": (
+        "function (A[N], B[M]) -> (T) { T = argmax(B[p + 2]) * shape(A, 0) * A; }",
+        [np.array([1, -2, 3], np.int8), F[:4]],
+    ),
 }

@@ -169,7 +169,8 @@ class PointEvaluator(Sites):
         first = e.args[0]
         x = self.value(first, at if e.function != "shape" else Points(at.columns, at.site, whole=True))
         rest = [] if e.function in ("index", "shape", "reshape") else [self.value(a, at) for a in e.args[1:]]
-        element = call_type(e.function, [x.type, *(r.type for r in rest)], e.span)
+        types = [r.type for r in rest] or [WEAK_INT] * len(e.args[1:])  # an axis, or sizes
+        element = call_type(e.function, [x.type, *types], e.span)
         data = self.moved(e, x, rest, element)
         if e.function == "simple_reduce":  # a sum, as strong as one
             element = ElementType(element.dtype, element.weak, not np.ndim(data))
