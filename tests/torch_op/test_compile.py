@@ -185,7 +185,11 @@ def test_in_place_on_an_output() -> None:
 
 
 @pytest.mark.parametrize(
-    "size", ["(N - 3)/2", "(N - 9)/2 + 4", "~N + 12", "((N == 3) == (N == 4)) + 1", "(N > 4 ? N : 3) - 7/N"]
+    "size",
+    [
+        *("(N - 3)/2", "(N - 9)/2 + 4", "~N + 12", "((N == 3) == (N == 4)) + 1", "(N > 4 ? N : 3) - 7/N"),
+        *("N == 4", "(N > 3) + (N > 5)", "~max(N > 3, N > 5) + 2", "max(N > 3, N - 5)"),
+    ],
 )
 def test_size_arithmetic_with_open_sizes(size: str) -> None:
     """What may be negative, and what is compared, is decided as torch decides it: by the size at hand."""

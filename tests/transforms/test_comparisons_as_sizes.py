@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.stages import check
 
 import tilec
+from tilec.language import parse
 
 A, K = np.arange(1.0, 4.0), np.array(1)
 SIZES = {
@@ -44,7 +46,8 @@ SIZES = {
 @pytest.mark.parametrize("text", SIZES)
 def test_it_counts_as_a_number(text: str) -> None:
     source = f"function (A[N], K[]) -> (O) {{ {text} }}"
-    assert np.asarray(tilec.interpret(source, A, K)).tolist() == SIZES[text]
+    (result,) = check(parse(source), [A, K])
+    assert result.tolist() == SIZES[text]
     assert tilec.compile(source, backend="torch")(torch.from_numpy(A), torch.from_numpy(K)).tolist() == SIZES[text]
 
 

@@ -104,8 +104,11 @@ class _Shapes:
                 pass
             return self.of(s.body)
         if s.sizes is not None:
-            return tuple(map(self.evaluate, s.sizes))
+            return self._sizes(s.sizes)
         return tuple(self._left_out(s, e) for e in s.index)
+
+    def _sizes(self, sizes: Sequence[Expr]) -> OpenShape:
+        return tuple(int(n) if isinstance(n, bool) else n for n in map(self.evaluate, sizes))
 
     def _left_out(self, s: Statement, e: Expr) -> OpenSize:
         """The size of an output index, from where the variable stands bare."""
@@ -133,7 +136,7 @@ class _Shapes:
             case Call("reshape", (_, Call("shape", (Name(like),)))):
                 return self.shapes[like]
             case Call("reshape", (_, *sizes)):
-                return tuple(map(self.evaluate, sizes))
+                return self._sizes(sizes)
             case Call("gather", (x, i)):
                 return (*self.of(i), *self.of(x)[1:])
             case Call("scatter", (_, _, like)) | Call("simple_reduce", (_, like)):

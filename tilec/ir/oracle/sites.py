@@ -16,16 +16,8 @@ from tilec.ir.oracle.points import Columns, LinearForm, enumerate_points, form, 
 from tilec.ir.program import Access, Call, Constraint, Expr, Int, Name, Pad, index_variables, walk
 from tilec.ir.types import is_integer
 
-INTEGER_ONLY = (
-    "neg",
-    "sub",
-    "mod",
-    "abs",
-    "shl",
-    "shr",
-    "shape",
-    "same",
-)  # of truth values these take 0 and 1 in a size
+# of truth values these take 0 and 1 in a size
+INTEGER_ONLY = ("neg", "sub", "mod", "abs", "shl", "shr", "shape", "same")
 
 
 def _literal(value: int) -> Expr:

@@ -52,10 +52,9 @@ def promoting(compute: Callable[..., Any], among: int = 0) -> Callable[..., Any]
     on."""
 
     def function(*args):
-        result = compute(*args)
         if all(isinstance(a, bool) for a in args[among:]):
-            return bool(result)
-        return int(result) if isinstance(result, bool) else result
+            return bool(compute(*args))
+        return compute(*(int(a) if isinstance(a, bool) else a for a in args))
 
     return function
 
