@@ -147,7 +147,7 @@ class Values:
     def unknown(self, e: CallSyntax) -> NameMistake:
         source = self.scope.source
         args = [source[a.span.start : a.span.stop] for a in e.args if a.span is not None]
-        text = replacement(e.function, args, source, self.scope.current or "Y")
+        text = replacement(e.function, args, source, self.assigned())
         if e.function in self.scope.symbols:
             hint: str | None = f"`{e.function}` is a tensor; its elements are read with {e.function}[...]"
         elif e.function[0].isupper():
@@ -176,10 +176,14 @@ class Values:
         told = f"did you mean `{close}`?"
         if close in own:
             return Hint(told, Edit(e.name_span, close))
-        text = replacement(close, args, self.scope.source, self.scope.current or "Y")
+        text = replacement(close, args, self.scope.source, self.assigned())
         if text:
             return self.proposal(f"{told} write `{text}`", text, e)
         return Hint(f"{told} {place}" if (place := elsewhere(close)) is not None else told)
+
+    def assigned(self) -> str:
+        """The left side of the statement, as written."""
+        return self.scope.source[self.span.start : self.span.stop].partition("=")[0].strip() or "Y"
 
     def proposal(self, told: str, text: str, e: CallSyntax) -> Hint:
         """A hint to write something else for a call: an expression, or a statement where the call is all of one."""
@@ -238,10 +242,10 @@ class Values:
     def aggregated(self, e: CallSyntax, whole: bool = False) -> Expr:
         """The body of an aggregation's call. One that is a statement's whole right side may do without indices, where
         it is no elementwise function's name: the indices on the left say what its points are."""
-        source, name = self.scope.source, self.scope.current or "Y"
+        source = self.scope.source
         given = [source[a.span.start : a.span.stop] for a in e.args if a.span is not None]
         if len(e.args) != 1:
-            text = reduction(e.function, given, source, name)
+            text = reduction(e.function, given, source, self.assigned())
             hint = self.proposal(f"the indices say what is aggregated: write `{text}`", text, e) if text else None
             raise ArityMistake(f"`{e.function}` aggregates one expression, not {len(e.args)}", e.span, hint=hint)
         (body,) = e.args

@@ -21,7 +21,7 @@ ELEMENTWISE_PAIRS = {
 
 def replacement(function: str, args: Sequence[str], source: str = "", output: str = "Y") -> str | None:
     """What to write in the place of `function(args)`, None where nothing is known. `source` tells the ranks of tensors,
-    `output` names what is assigned."""
+    `output` is what is assigned, with the indices that it has."""
     pair = ELEMENTWISE_PAIRS.get(function)
     if pair is not None and len(args) == 2 and "=" not in args[1]:
         return f"{pair}({args[0]}, {args[1]})"
@@ -42,17 +42,47 @@ def replacement(function: str, args: Sequence[str], source: str = "", output: st
 
 
 def reduction(function: str, args: Sequence[str], source: str, output: str) -> str | None:
-    """`sum(X, axis=1)` as `Y[i] = sum(X[i, j])`."""
+    """`sum(X, axis=1)` as `Y[i] = sum(X[i, j])`, and `Y[b] = sum(X[b, :])` as `Y[b] = sum(X[b, j])`."""
     tensor, *options = args or ("",)
-    if not re.fullmatch(r"[A-Z]\w*'?", tensor):
+    read, assigned = subscripted(tensor), subscripted(assigned_element(output))
+    if read is None or assigned is None or not all(_axis(option) or "=" in option for option in options):
         return None
     axes = [int(n) for option in options if (found := _axis(option)) is not None for n in re.findall(r"-?\d+", found)]
-    rank = rank_in(source, tensor) or max([2, *(a + 1 for a in axes), *(-a for a in axes)])
-    places = {a % rank for a in axes} if axes else set(range(rank))
-    letters = LETTERS[: min(rank, len(LETTERS))]
-    kept = [v for place, v in enumerate(letters) if place not in places]
-    left = f"{output}[{', '.join(kept)}]" if kept else output
-    return f"{left} = {function}({tensor}[{', '.join(letters)}])"
+    (name, places), (target, wanted) = read, assigned
+    rank = rank_in(source, name) or 0
+    if not places:
+        rank = rank or max([2, *(a + 1 for a in axes), *(-a for a in axes), len(wanted) + len(axes) if axes else 0])
+    elif ":" not in places:
+        rank = max(rank, len(places) + 1)
+    places = [*places, *[":"] * (rank - len(places))]
+    whole = [k for k, e in enumerate(places) if e == ":"]
+    if len(places) + len(wanted) > len(LETTERS) or not all(-len(whole) <= a < len(whole) for a in axes):
+        return None
+    kept = [k for n, k in enumerate(whole) if axes and not {n, n - len(whole)}.intersection(axes)]
+    fixed = list(dict.fromkeys(v for e in places for v in re.findall(r"\b[a-z]\w*'?", e)))
+    named = [v for v in wanted if v not in fixed]
+    as_written = len(named) == len(kept) and {*fixed, *named} == set(wanted)
+    letters = [v for v in LETTERS if v not in (*fixed, *(named if as_written else ()))]
+    filled = {k: letters[k] for k in whole} | (dict(zip(kept, named, strict=True)) if as_written else {})
+    left = [*fixed, *(filled[k] for k in kept)]
+    if as_written:
+        target = output
+    elif left:
+        target = f"{target}[{', '.join(left)}]"
+    return f"{target} = {function}({name}[{', '.join(filled.get(k, e) for k, e in enumerate(places))}])"
+
+
+def subscripted(text: str) -> tuple[str, list[str]] | None:
+    """A tensor's name and its indices; None for anything else, and where an index takes some of a dimension."""
+    found = re.fullmatch(r"([A-Z]\w*'?)(?:\[([^\[\]]*)\])?", text)
+    indices = [e.strip() for e in found[2].split(",")] if found is not None and found[2] else []
+    if found is None or any(not e or e[0] in "-." or ":" in e and e != ":" for e in indices):
+        return None
+    return found[1], indices
+
+
+def assigned_element(left: str) -> str:
+    return re.sub(r"\s*:[^\]]*", "", left)
 
 
 def rank_in(source: str, tensor: str) -> int | None:

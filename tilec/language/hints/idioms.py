@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tilec.errors import Edit, Hint, Span, SyntaxMistake
 from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.functions import FUNCTIONS
-from tilec.language.hints.functions import LETTERS, einsum, replacement
+from tilec.language.hints.functions import LETTERS, assigned_element, einsum, replacement, subscripted
 from tilec.language.hints.notation import AGGREGATION, NOTATION
 from tilec.language.hints.rewrites import (
     NAME,
@@ -64,10 +64,14 @@ def suggestion(text: str) -> Callable[[Match, str], str]:
     return lambda m, source: text.format(**m.groupdict())
 
 
-def _output(m: Match) -> str:
-    """The name on the left of the statement that a match stands in."""
-    found = re.findall(rf"({NAME})\s*(?:\[[^\]]*\])?\s*=(?!=)", m.string[: m.start()])
+def _assigned(m: Match) -> str:
+    """The left side of the statement that a match stands in."""
+    found = re.findall(rf"({NAME}(?:\[[^\]]*\])?)\s*=(?!=)", m.string[: m.start()])
     return found[-1] if found else "Y"
+
+
+def _output(m: Match) -> str:
+    return _assigned(m).partition("[")[0]
 
 
 def _arguments(text: str) -> list[str]:
@@ -83,9 +87,13 @@ def _arguments(text: str) -> list[str]:
 
 def _call(m: Match, source: str, function: str, args: list[str]) -> str | None:
     """A hint for a call of another library's function."""
-    text = replacement(function, args, source, _output(m))
-    if text is None or not text:
-        return None
+    text = replacement(function, args, source, _assigned(m))
+    return _proposal(m, text) if text else None
+
+
+def _proposal(m: Match, text: str) -> Hint:
+    """A hint that proposes an expression, or a statement; of one whose left side stands there, what is on its right."""
+    text = text.removeprefix(f"{_assigned(m)} = ")
     return whole_statement(m, f"write `{text}`", text) if "= " in text.replace("==", "") else operand_hint(m, text)
 
 
@@ -97,7 +105,7 @@ def _module(m: Match, source: str) -> str:
 
 
 def _attribute(m: Match, source: str) -> str:
-    x, name = m["x"], m["f"]
+    x, element, name = m["x"], m["x"] + (m["indices"] or ""), m["f"]
     args = _arguments(m["args"] or "")
     if name in ("T", "mT", "t"):
         return f"the indices say what is transposed: {x}[j, i] in the place of {x}[i, j]"
@@ -106,7 +114,11 @@ def _attribute(m: Match, source: str) -> str:
         text = f"shape({x}, {axis})"
         further = f", or name the dimensions in the function's head: {x}[N, M]" if not m["args"] else ""
         return Hint(f"write {text}{further}", instead(m, text))
-    return _call(m, source, name, [x, *args]) or f"functions take the tensor as an argument: {name}({x})"
+    hint = _call(m, source, name, [element, *args])
+    if hint is not None and not (":" in element and element in hint):
+        return hint
+    told = _without_slices(element) if subscripted(element) is not None else x
+    return f"functions take the tensor as an argument: {name}({told})"
 
 
 def _einsum(m: Match, source: str) -> str:
@@ -138,8 +150,16 @@ def _slice(m: Match, source: str) -> str:
             size = high if low in ("", "0") else f"{high} - {low}"
             text = f"{_output(m)}[i : {size}] = {x}[i{'' if low in ('', '0') else f' + {low}'}]"
             return whole_statement(m, f"write `{text}`", text)
-    rank = inner.count(",") + 1
-    return f"write an index for each dimension, as in {x}[{', '.join(LETTERS[:rank])}]; sizes stand on the left side"
+    return f"write an index for each dimension, as in {_without_slices(f'{x}[{inner}]')}; sizes stand on the left side"
+
+
+def _without_slices(element: str) -> str:
+    """`X[b, :]` as `X[b, j]`."""
+    name, bracket, inner = element.rstrip("]").partition("[")
+    entries = [e.strip() for e in inner.split(",")]
+    letters = [v for v in LETTERS if v not in entries]
+    shown = ", ".join(letters[k] if ":" in e or "." in e else e for k, e in enumerate(entries[: len(letters)]))
+    return f"{name}[{shown}]" if bracket else name
 
 
 def _declaration(m: Match, source: str) -> str:
@@ -163,13 +183,19 @@ def _named(m: Match) -> str:
 
 
 def _reduction(m: Match, source: str) -> str:
-    text = replacement(m["f"], [m["x"], m["at"]], source, _output(m))
+    text = replacement(m["f"], [m["x"], m["at"]], source, _assigned(m))
     told = "the indices say what is aggregated"
-    return whole_statement(m, f"{told}: write `{text}`", text) if text else told
+    if text is None:
+        return told
+    hint = _proposal(m, text)
+    return Hint(f"{told}: {hint}", *hint.edits)
 
 
 def _matrix_product(m: Match, source: str) -> str:
-    text = f"{_output(m)}[i, j] = sum({m['a']}[i, k] * {m['b']}[k, j])"
+    _, indices = subscripted(assigned_element(_assigned(m))) or ("", [])
+    i, j = indices if len(indices) == 2 else "ij"
+    k = next(v for v in "klm" if v not in (i, j))
+    text = f"{_output(m)}[{i}, {j}] = sum({m['a']}[{i}, {k}] * {m['b']}[{k}, {j}])"
     told = f"{PRODUCT.partition(':')[0]}: {text}"
     return whole_statement(m, told, text) if re.fullmatch(NAME, m["a"]) and re.fullmatch(NAME, m["b"]) else told
 
@@ -277,13 +303,14 @@ IDIOMS: tuple[Idiom, ...] = (
         _module,
     ),
     idiom_of(
-        rf"(?P<x>{NAME})(?:\[[^\[\]]*\])?(?P<at>\.(?P<f>[A-Za-z_]\w*))(?:\((?P<args>[^()]*)\))?(?P<item>\[[^\]]*\])?",
+        rf"(?P<x>{NAME})(?P<indices>\[[^\[\]]*\])?(?P<at>\.(?P<f>[A-Za-z_]\w*))"
+        r"(?:\((?P<args>[^()]*(?:\([^()]*\)[^()]*)*)\))?(?P<item>\[[^\]]*\])?",
         "a tensor has no attributes or methods, but here is `{at}`",
         _attribute,
     ),
     idiom_of(r"(?P<at>\.\.\.).*?", "there is no `...`: every dimension has its index", _ellipsis),
     idiom_of(
-        rf"\b(?P<f>[a-z]\w*)\(\s*(?P<x>{NAME})\s*,\s*(?P<at>(?:axis|dim)\s*=\s*[^()]*(?:\([^()]*\))?)\)",
+        rf"\b(?P<f>[a-z]\w*)\(\s*(?P<x>{NAME}(?:\[[^\[\]]*:[^\[\]]*\])?)\s*,\s*(?P<at>(?:axis|dim)\s*=\s*[^()]*(?:\([^()]*\))?)\)",
         "an aggregation has no axis",
         _reduction,
     ),
