@@ -104,6 +104,12 @@ def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "failed: wrong" in page.line("softmax of rows, forward", record)
 
 
+def test_errors_are_the_same_in_each_run() -> None:
+    task = "forward algorithm of a hidden Markov model, backward"
+    first, second = (measured_workload(task, SuiteSettings(size="tiny", device="cpu", compiled=False)) for _ in "12")
+    assert first["errors"] == second["errors"] and first["errors"][OUR_COLUMN] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", range(3))
 def test_no_workload_is_warned_of(size: int) -> None:

@@ -73,7 +73,8 @@ def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSetti
     inputs = workload.tensors(settings.size, settings.device, settings.seed, getattr(torch, dtype))
     if direction == "backward":
         value = workload.formula(*inputs)
-        inputs.append(torch.randn(value.shape, device=settings.device).to(value.dtype))
+        generator = torch.Generator(settings.device).manual_seed(settings.seed + 1)  # the seed's own are the inputs
+        inputs.append(torch.randn(value.shape, generator=generator, device=settings.device).to(value.dtype))
         del value
     exact = None if settings.warm or not workload.checked else _exact(workload, direction, inputs)
     work = workload.work(direction)
