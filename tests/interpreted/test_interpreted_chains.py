@@ -60,3 +60,25 @@ def test_pairs(monkeypatch, name):
     gradients = ours.grad()(*given, cotangent), theirs.grad()(*wide, cotangent.double())
     for mine, exact in zip(*gradients, strict=True):
         torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("name", CASES)
+def test_what_follows_pairs(monkeypatch, name):
+    """An elementwise statement after the sum leaves it divided."""
+    monkeypatch.setattr(chain, "GAIN", 0.0)
+    inputs, statement, shapes = CASES[name]
+    source = f"function ({inputs}) -> (U) {{ {statement}; U = relu(O) - 2 * O + 1; }}"
+    ours, theirs = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
+    given = [torch.randn(s) for s in shapes]
+    if name not in ("nothing to sum", "one column"):
+        assert len(ours.lower(*given).kernels) > 1
+    torch.testing.assert_close(ours(*given).double(), theirs(*(t.double() for t in given)), rtol=1e-5, atol=1e-4)
+
+
+def test_a_product_of_three_matrices_rides_its_factor():
+    source = "function (X[N, D], A[D, R], B[R, F], S) -> (Y) { Y[n, f : N, F] = S * sum(X[n, d] * A[d, r] * B[r, f]); }"
+    specs = (tilec.spec(s) for s in ((4096, 1024), (1024, 16), (16, 1024), ()))
+    lowered = tilec.compile(source).lower(*specs, backend="triton", target="sm_90")
+    assert [k.statements for k in lowered.kernels if not k.name.endswith("packed0_kernel")][-1] == ("Y_sum", "Y")
+    assert len(lowered.kernels) > 1

@@ -258,6 +258,23 @@ def _merged(p: Problem) -> tuple[Space, StridedView]:
     return space, view
 
 
+def _in_turn(p: Problem, stages: list[Statement]) -> list[Step] | None:
+    """Steps of a statement that was cut into several, the last of which takes the epilogue or has none."""
+    types, strides, setting = dict(p.view.types), dict(p.view.strides), replace(p.setting, library=False)
+    steps: list[Step] = []
+    for s in stages[:-1]:
+        shape = sizes_of(s)
+        types[s.output] = TensorType(shape, expression_type(s.body, types).dtype)
+        strides[s.output] = contiguous(shape)
+        steps.append(Allocate(s.output, shape, types[s.output].dtype))
+        steps += statement_steps(s, s, types, strides, p.setting)
+    if p.epilogue:
+        last = fused_steps(stages[-1], p.flat, p.epilogue, types, strides, setting)
+    else:
+        last = statement_steps(stages[-1], p.flat, types, strides, setting)
+    return None if last is None else [*steps, *last, Release(tuple(s.output for s in stages[:-1]))]
+
+
 FAMILIES = (
     Family(
         "scan",
@@ -271,8 +288,8 @@ FAMILIES = (
     Family("library", _of_library, _alone, lambda p, steps: not _ours_is_faster(p), fills=False),
     Family(
         "chain of products",
-        _plain(lambda p: pairwise(p.space, p.view.types, variables_outside) if p.dot is None else None),
-        lambda p, stages: _in_turn(stages, p.flat, p.view, p.setting),
+        lambda p: pairwise(p.space, p.view.types, variables_outside) if p.dot is None else None,
+        _in_turn,
         fills=False,
     ),
     Family("product", lambda p: p.dot, _product, lambda p, dot: worthwhile(dot, p.space)),
@@ -360,20 +377,6 @@ def _exponential_steps(
 def _allocated_steps(s: Statement, view: StridedView, setting: Setting) -> list[Step]:
     t = view.types[s.output]
     return [Allocate(s.output, t.shape, t.dtype), *statement_steps(s, s, view.types, view.strides, setting)]
-
-
-def _in_turn(stages: list[Statement], flat: Statement, view: StridedView, setting: Setting) -> list[Step]:
-    """Steps of a statement that was cut into several."""
-    types, strides = dict(view.types), dict(view.strides)
-    steps: list[Step] = []
-    for s in stages[:-1]:
-        shape = sizes_of(s)
-        types[s.output] = TensorType(shape, expression_type(s.body, types).dtype)
-        strides[s.output] = contiguous(shape)
-        steps.append(Allocate(s.output, shape, types[s.output].dtype))
-        steps += statement_steps(s, s, types, strides, setting)
-    steps += statement_steps(stages[-1], flat, types, strides, replace(setting, library=False))
-    return [*steps, Release(tuple(s.output for s in stages[:-1]))]
 
 
 def _over_views(view: StridedView, setting: Setting) -> list[Step]:
