@@ -311,4 +311,14 @@ FOUND = {
         "function (A[N], B[M]) -> (T) { T = argmax(B[p + 2]) * shape(A, 0) * A; }",
         [np.array([1, -2, 3], np.int8), F[:4]],
     ),
+    "an output that is a view of what another one's source reads": (
+        "function (X[N, M]) -> (Z, Y) { S[i : N] = sum(X[i, j]); U[i : N] = sum(X[i, j] * S[i]);"
+        " Z = reshape(U, N, 1); Y = reshape(S, N, 1); }",
+        [F.reshape(3, 2)],
+    ),
+    "a place on the left that its variable drops out of": (
+        "function (A[N, M]) -> (T, U) { T[(M - 2)*i + j : 2] = argmax(A[i, j]);"
+        " U[i % 1, -1*j + 1*j : 1, 1] = argmin(A[i, j]); }",
+        [F.reshape(3, 2)[::-1].copy()],
+    ),
 }

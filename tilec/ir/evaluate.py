@@ -28,7 +28,7 @@ from tilec.ir.oracle.branches import identity_of
 from tilec.ir.oracle.memory import StoredTensor
 from tilec.ir.oracle.points import form
 from tilec.ir.oracle.values import PointEvaluator, Points
-from tilec.ir.program import Access, Expr, Index, Program, Statement, index_variables, reads_itself, walk
+from tilec.ir.program import Access, Expr, Index, Program, Statement, reads_itself, walk
 from tilec.ir.types import MOST_ELEMENTS, ElementType, TensorType, is_floating, promote
 
 
@@ -114,7 +114,8 @@ class _Run(PointEvaluator):
         place = [form(e, size, self.size) for e, size in zip(index, sizes, strict=True)]
         exact = s.aggregation == "assign" and not any(f.dynamic for f in place)
         total = int(np.prod(sizes, dtype=object))
-        numbered = tuple(v for v in site.variables if v not in index_variables(*index))
+        kept = {v for f in place for v in f.variables}
+        numbered = tuple(v for v in site.variables if v not in kept)
         accumulator = PointAccumulator(s.aggregation, total)
         writers = np.zeros(total if exact else 0, np.int64)
         for columns in self.candidates(site, {"": np.zeros(1, np.int64)}):

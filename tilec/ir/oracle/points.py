@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 
 from tilec.errors import AffineMistake, UnboundIndex, Unsupported
-from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Pad, walk
+from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Pad, index_variables, walk
 
 Columns = dict[str, np.ndarray]  # values of index variables, one row a point; "" holds the number of the starting row
 IntegerInterval = tuple[int | None, int | None]  # inclusive; None is unbounded
@@ -47,6 +47,12 @@ class LinearForm:
     def affine(self) -> bool:
         """No atoms: index variables alone."""
         return all(isinstance(key, str) for key, _ in self.terms)
+
+    @property
+    def variables(self) -> set[str]:
+        """Those that it depends on, at these sizes."""
+        atoms = [key for key, _ in self.terms if not isinstance(key, str)]
+        return {key for key, _ in self.terms if isinstance(key, str)}.union(index_variables(*atoms))
 
     @property
     def dynamic(self) -> bool:
@@ -108,7 +114,9 @@ def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]
         case Call("mod" | "clamp" | "max" | "min" | "abs", args):
             parts = [_linear(a, size) for a in args]
             if any(any(terms.values()) for terms, _ in parts):
-                return {e: 1}, 0
+                by_one = e.function == "mod" and not parts[1][0] and parts[1][1] == 1
+                whole = all(isinstance(key, str) and c == int(c) for key, c in parts[0][0].items())
+                return ({}, 0) if by_one and whole and parts[0][1] == int(parts[0][1]) else ({e: 1}, 0)
             first, *rest = (part[1] for part in parts)
             if e.function == "abs":
                 return {}, max(first, -first)

@@ -6,7 +6,7 @@ point of a reduction that alone reads it, as a gradient's is before it is summed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.constraining import always, demands
@@ -131,7 +131,7 @@ def _read_through(
 def _written_through(
     s: Statement,
     statements: dict[str, Statement],
-    known: Mapping[str, Iterable[str]],
+    known: Mapping[str, dict[str, None]],
     program: Program,
     types: Mapping[str, TensorType],
 ) -> dict[str, Statement]:
@@ -149,6 +149,8 @@ def _written_through(
         return statements
     index = tuple(at.get(e.name, Int(0)) if isinstance(e, Index) else Int(0) for e in s.index or ())
     direct = replace(made, output=s.output, index=index, sizes=s.sizes)
+    for name in reads(direct):
+        known.get(name, {})[s.output] = None
     moved = ((direct if o is made else o) for o in statements.values() if o is not s)
     return {o.output: o for o in moved}
 

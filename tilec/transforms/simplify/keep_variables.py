@@ -27,7 +27,7 @@ def keep_variables(new: Statement, old: Statement) -> Statement:
     anchored = _missing(outside_variables(*before, *constraints), (*still, *left_out))
     if new.aggregation in NUMBERED:
         written = index_variables(*(new.index or ()))
-        wanted = [v for v in index_variables(*before) if v not in index_variables(*(old.index or ()))]
+        wanted = [v for v in index_variables(*before) if v not in written]
         if [v for v in index_variables(*after) if v not in written] != wanted:
             anchored = wanted
     return anchor(new, anchored) if anchored else new
