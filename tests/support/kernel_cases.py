@@ -139,6 +139,12 @@ HEADS = """function (X[B, H, N, E], W[H, E, D]) -> (O) {
     O[b, n, d : B, N, D] = +(X[b, h, n, e] * W[h, e, d]);
 }"""
 
+BUCKETS = """function (Q[B, H, N, E], K[B, H, M, E], V[B, H, M, F], Table[U, H], Bucket[N, M]) -> (O) {
+    S[b, h, i, j : B, H, N, M] = sum(Q[b, h, i, e] * K[b, h, j, e]) + Table[Bucket[i, j], h];
+    L[b, h, i : B, H, N] = logsumexp(S[b, h, i, j]);
+    O[b, h, i, f : B, H, N, F] = sum(exp(S[b, h, i, j] - L[b, h, i]) * V[b, h, j, f]);
+}"""
+
 
 def _large():
     """Programs that go through their intermediates piece by piece, or never store them; and that sort."""
@@ -154,6 +160,9 @@ def _large():
         inputs = (((8, length, 64), "bfloat16"),) * 3
         yield KernelCase(f"large/attention {length}", ATTENTION, inputs)
         yield KernelCase(f"large/gradient/attention {length}", ATTENTION, inputs, True)
+    given = *((((4, 8, 1024, 64), "bfloat16"),) * 3), ((32, 8), "bfloat16"), ((1024, 1024), "int64")
+    yield KernelCase("large/attention with buckets", BUCKETS, given)
+    yield KernelCase("large/gradient/attention with buckets", BUCKETS, given, True)
     for images in (1, 3):
         yield KernelCase(f"large/variation of {images}", VARIATION, (((images, 512, 1000), "float32"),))
     yield KernelCase("large/moments", MOMENTS, (((2**20 + 1,), "float32"),))

@@ -15,13 +15,16 @@ ATOMS = (
     "D[b, i] <= C[b, j]", "D[b, i] - C[b, j] < 1", "D[b, i] != C[b, j]", "j < Len[b]", "Seen[b, j]", "T[i] == U[j]",
     "max(D[b, i], 1) >= C[b, j]",
 )  # fmt: skip
-BODIES = ("0.3 * S", "0.3 * S + 0.02 * Slope[b] * (i - j)", "2 * tanh(S / 4)", "0.3 * S + Bias[i, j]", "Z * S")
+BODIES = (
+    "0.3 * S", "0.3 * S + 0.02 * Slope[b] * (i - j)", "2 * tanh(S / 4)", "0.3 * S + Bias[i, j]", "Z * S",
+    "0.3 * S + Table[At[i, j], b]", "S * Table[At[0, j], b]",
+)  # fmt: skip
 WEIGHTS = ("softmax", "softmax", "softmax", "sigmoid", "linear", "statistics")
 INPUTS = {
     "Q": "B N E", "K": "B M E", "V": "B M F", "D": "B N", "C": "B M", "Len": "B", "Seen": "B M", "T": "N", "U": "M",
-    "Slope": "B", "Bias": "N M", "Z": "",
+    "Slope": "B", "Bias": "N M", "Z": "", "Table": "W B", "At": "N M",
 }  # fmt: skip
-INTEGERS = ("D", "C", "Len", "T", "U")
+INTEGERS = ("D", "C", "Len", "T", "U", "At")
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,10 @@ def draw(rng: random.Random, largest: int = 70) -> Drawn:
     product = "S[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e]);"
     source = f"function ({declared}) -> ({outputs}) {{ {product}\n{text} }}"
     sizes = {"B": rng.choice((1, 2)), "N": rng.randrange(16, largest), "M": rng.randrange(16, largest)}
-    sizes |= {"E": rng.choice((3, 8, 16)), "F": rng.choice((1, 8, 20))}
+    sizes |= {"E": rng.choice((3, 8, 16)), "F": rng.choice((1, 8, 20)), "W": 4}
     g = np.random.default_rng(rng.getrandbits(32))
     arrays = {n: _array(n, [sizes[d] for d in INPUTS[n].split()], g, rng) for n in names}
-    wrt = tuple(n for n in names if n in ("Q", "K", "V", "Bias", "Slope"))
+    wrt = tuple(n for n in names if n in ("Q", "K", "V", "Bias", "Slope", "Table"))
     return Drawn(source, arrays, wrt)
 
 

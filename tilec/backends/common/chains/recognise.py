@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
-from tilec.backends.common.chains.parts import by_rows
+from tilec.backends.common.chains.rewrites import by_rows, with_gathers_apart
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.splits import split_of
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
@@ -75,11 +75,19 @@ def chained(program: Program, types: Types) -> Chained:
         found = _chained(parted, known)
         if found.kernels:
             return replace(found, rewritten=rewritten)
-    return _chained(program, types)
+    found = _chained(program, types)
+    if found.kernels:
+        return found
+    apart = with_gathers_apart(program, types)
+    if apart.rewritten:
+        beside = _chained(apart.program, apart.types, apart.summed)
+        if beside.kernels:
+            return replace(beside, rewritten=apart.rewritten)
+    return found
 
 
-def _chained(program: Program, types: Types) -> Chained:
-    matrices = matrices_of(program, types)
+def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Chained:
+    matrices = matrices_of(program, types, stored)
     targets = _canonical(targets_of(program, matrices), matrices)
     kernels = _kernels(program, targets, matrices) if targets else []
     if not kernels or not _pays(kernels, matrices, types):

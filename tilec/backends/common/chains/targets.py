@@ -70,11 +70,13 @@ class Matrices:
         return rebuilt(e, change)
 
 
-def matrices_of(program: Program, types: Types) -> Matrices:
-    """All statements that could be matrix values: inner sums, and elementwise statements of such."""
+def matrices_of(program: Program, types: Types, stored: Collection[str] = ()) -> Matrices:
+    """All statements that could be matrix values: inner sums, and elementwise statements of such; but outputs, those of
+    the program and `stored`."""
     found = Matrices(dict(types))
+    stored = {*program.outputs, *stored}
     for s in program.statements:
-        if s.output in program.outputs or kind(types[s.output].dtype) != 2:
+        if s.output in stored or kind(types[s.output].dtype) != 2:
             continue
         s = written_apart(s, types, 1)
         inner = as_inner(s, types)
@@ -97,16 +99,16 @@ def matrices_of(program: Program, types: Types) -> Matrices:
             if roles is not None and index is not None and extents is not None and set(roles) <= set(index):
                 found.roles[s.output] = roles
                 found.values[s.output] = index, as_value(s, extents, types)
-    _add_made_in_place(program, found)
+    _add_made_in_place(program, found, stored)
     return found
 
 
-def _add_made_in_place(program: Program, found: Matrices) -> None:
+def _add_made_in_place(program: Program, found: Matrices, stored: Collection[str]) -> None:
     """Take in elementwise statements of rows, columns and indices that matrix values and their readers alone read, each
     of them for a row and a column."""
     for s in reversed(program.statements):
         index, extent = plain_index(s), extents_of(s, found.types)
-        fits = s.output not in found.values and s.output not in program.outputs and is_elementwise(s)
+        fits = s.output not in found.values and s.output not in stored and is_elementwise(s)
         if not fits or index is None or extent is None or not is_computable(s.body, s.guard) or 0 in extent.values():
             continue
         roles: set[tuple[str, str]] = set()

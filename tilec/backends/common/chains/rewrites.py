@@ -1,0 +1,200 @@
+"""Programs written otherwise where that makes chains of them: aggregations of whole matrices as aggregations of rows,
+and then of what these gave, since a kernel has a block of rows; reads at computed positions as statements of their own,
+which a kernel then reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
+from tilec.backends.common.chains.values import DOT_DTYPES, extents_of, plain_index, reduction_variables
+from tilec.backends.common.scalars import NARROW
+from tilec.ir.constraining import constraining
+from tilec.ir.functions import ONE, ZERO, all_of, call
+from tilec.ir.index import linear
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Program,
+    Statement,
+    index_variables,
+    rebuild,
+    value_accesses,
+)
+from tilec.ir.types import TensorType, Types, kind
+from tilec.transforms.util.naming import Names
+
+
+def by_rows(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
+    """The program with aggregations over both sides of a matrix in two steps, types of it, and the outputs of the
+    statements that are not the old ones. What a row gives is held in float32."""
+    matrices = matrices_of(program, types)
+    names = Names.of(program)
+    known = dict(types)
+    made: list[Statement] = []
+    changed: set[str] = set()
+    for s in program.statements:
+        roles = None if s.output in matrices.values or s.aggregation not in REDUCED else roles_of(s, matrices)
+        index, extent = plain_index(s), extents_of(s, types)
+        summed = reduction_variables(s)
+        whole = roles is not None and set(roles) <= set(summed) and types[s.output].dtype in DOT_DTYPES
+        if not whole or roles is None or index is None or extent is None:
+            made.append(s)
+            continue
+        _, column = roles
+        kept = (*index, *(v for v in summed if v != column))
+        dtype = types[s.output].dtype
+        t = TensorType(tuple(extent[v] for v in kept), "float32" if dtype in NARROW else dtype)
+        name = names.fresh(f"{s.output}_rows")
+        known[name] = t
+        place = tuple(map(Index, kept))
+        made.append(replace(s, output=name, index=place, sizes=tuple(map(Int, t.shape))))
+        made.append(
+            replace(
+                s, body=Access(name, place), guard=None, constraints=(), sizes=tuple(map(Int, types[s.output].shape))
+            )
+        )
+        changed |= {name, s.output}
+    return replace(program, statements=tuple(made)), known, frozenset(changed)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """`rewritten`: outputs of statements that are not the given program's, of which `summed` are the sums that
+    scatters read."""
+
+    program: Program
+    types: Types
+    rewritten: frozenset[str] = frozenset()
+    summed: frozenset[str] = frozenset()
+
+
+def with_gathers_apart(program: Program, types: Types) -> Apart:
+    """The program in which floats are read at computed positions through statements of their own, and scatters of
+    matrix values have their sums at each place first. Both have the variables of the positions alone, so at most as
+    many elements as the matrix values, which would be stored otherwise."""
+    positions = [i for s in program.statements for a in value_accesses(s) for i in a.index]
+    positions += [i for s in program.statements for i in s.index or ()]
+    if all(linear(i).is_affine for i in positions):
+        return Apart(program, types)
+    made = _Rewriter(program, types)
+    statements: list[Statement] = []
+    for s in program.statements:
+        statements += made.read_apart(s)
+    parted = replace(program, statements=tuple(statements))
+    matrices = matrices_of(parted, made.types)
+    statements = []
+    for s in parted.statements:
+        statements += made.summed_first(s, matrices)
+    found = replace(parted, statements=tuple(statements))
+    return Apart(found, made.types, frozenset(made.changed), frozenset(made.summed))
+
+
+class _Rewriter:
+    def __init__(self, program: Program, types: Types):
+        self.names = Names.of(program)
+        self.types = dict(types)
+        self.changed: set[str] = set()
+        self.summed: set[str] = set()
+        self.found: dict[tuple[Expr, tuple[int, ...]], str] = {}
+
+    def read_apart(self, s: Statement) -> list[Statement]:
+        """The statement after those of its reads at computed positions."""
+        index, extent = plain_index(s), extents_of(s, self.types)
+        floats = kind(self.types[s.output].dtype) == 2
+        if index is None or extent is None or not floats or 0 in extent.values() or s.aggregation == "argmax":
+            return [s]
+        every = [e for e in _outermost(s.body) if _is_computed(e)]
+        constrain = set(constraining(s.body))
+        if not every or any(_access(e) not in constrain or not set(index_variables(e)) <= extent.keys() for e in every):
+            return [s]
+        before: list[Statement] = []
+        inside: dict[Expr, None] = {} if s.guard is None else {s.guard: None}
+        reads: dict[Expr, Access] = {}
+        for e in every:
+            a = _access(e)
+            fixed = tuple(ZERO if _is_whole(i, n, extent) else i for i, n in zip(a.index, self._shape(a), strict=True))
+            within = call("ne", Inside(replace(a, index=fixed)), ZERO)
+            inside[self._stored(s, within, "bool", "inside", extent, before)] = None
+            if isinstance(e, Access):
+                reads[e] = self._stored(s, a, self.types[a.tensor].dtype, "read", extent, before)
+        self.changed.add(s.output)
+        return [*before, replace(s, body=_replaced(s.body, reads), guard=all_of(inside))]
+
+    def _shape(self, a: Access) -> tuple[int, ...]:
+        return self.types[a.tensor].shape
+
+    def _stored(
+        self, s: Statement, value: Expr, dtype: str, suffix: str, extent: Mapping[str, int], before: list[Statement]
+    ) -> Access:
+        """The element of a new statement, or of one that has the value: laid out as the statement where it has no other
+        variables, else as what is read."""
+        variables = tuple(dict.fromkeys(index_variables(value)))
+        written = index_variables(*(s.index or ()))
+        if set(variables) <= set(written):
+            variables = tuple(v for v in dict.fromkeys(written) if v in variables)
+        place, shape = tuple(map(Index, variables)), tuple(extent[v] for v in variables)
+        if (value, shape) not in self.found:
+            name = self.found[value, shape] = self.names.fresh(f"{s.output}_{suffix}")
+            self.types[name] = TensorType(shape, dtype)
+            self.changed.add(name)
+            before.append(Statement(name, place, tuple(map(Int, shape)), value, span=s.span))
+        return Access(self.found[value, shape], place)
+
+    def summed_first(self, s: Statement, matrices: Matrices) -> list[Statement]:
+        """A scatter of sums of matrix values after the sums."""
+        plain = s.index is None or s.guard is not None or s.constraints or s.default is not None or s.init is not None
+        if plain or s.aggregation != "sum" or plain_index(s) is not None or roles_of(s, matrices) is None:
+            return [s]
+        kept = tuple(dict.fromkeys(index_variables(*(s.index or ()))))
+        whole = replace(s, index=tuple(map(Index, kept)))
+        extent: dict[str, int] = {}
+        for a in value_accesses(replace(s, index=whole.index)):
+            for i, n in zip(a.index, matrices.types[a.tensor].shape, strict=True):
+                v = linear(i).bare
+                if v is not None:
+                    extent[v] = min(n, extent.get(v, n))
+        if not set(kept) <= extent.keys() or 0 in extent.values() or any(map(_is_computed, _outermost(s.body))):
+            return [s]
+        dtype = self.types[s.output].dtype
+        name = self.names.fresh(f"{s.output}_points")
+        t = TensorType(tuple(extent[v] for v in kept), "float32" if kind(dtype) == 2 and dtype != "float64" else dtype)
+        self.types[name] = t
+        self.changed |= {name, s.output}
+        self.summed.add(name)
+        first = replace(whole, output=name, sizes=tuple(map(Int, t.shape)))
+        if not reduction_variables(first):
+            first = replace(first, aggregation="assign")
+        return [first, replace(s, body=Access(name, whole.index or ()))]
+
+
+def _outermost(e: Expr) -> list[Access | Inside]:
+    """The accesses of a body that no other access computes with."""
+    if isinstance(e, (Access, Inside)):
+        return [e]
+    return [a for x in (e.args if isinstance(e, Call) else ()) for a in _outermost(x)]
+
+
+def _access(e: Access | Inside) -> Access:
+    return e if isinstance(e, Access) else e.access
+
+
+def _is_computed(e: Access | Inside) -> bool:
+    return any(not linear(i).is_affine for i in _access(e).index)
+
+
+def _is_whole(i: Expr, n: int, extent: Mapping[str, int]) -> bool:
+    """Whether a position is inside at every point."""
+    v = linear(i).bare
+    return v is not None and extent[v] <= n
+
+
+def _replaced(e: Expr, reads: Mapping[Expr, Access]) -> Expr:
+    if isinstance(e, (Access, Inside)):
+        return reads.get(e, ONE if _is_computed(e) else e)
+    return rebuild(e, lambda x: _replaced(x, reads)) if isinstance(e, Call) else e
