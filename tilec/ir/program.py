@@ -286,6 +286,11 @@ def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
     return e
 
 
+def access_of(e: Access | Inside) -> Access:
+    """The access that is read, or that `in(...)` asks about."""
+    return e if isinstance(e, Access) else e.access
+
+
 def _access(e: Expr) -> Access:
     assert isinstance(e, Access), "an access stays an access"
     return e

@@ -22,6 +22,7 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
+    access_of,
     index_variables,
     rebuild,
     value_accesses,
@@ -111,13 +112,15 @@ class _Rewriter:
             return [s]
         every = [e for e in _outermost(s.body) if _is_computed(e)]
         constrain = set(constraining(s.body))
-        if not every or any(_access(e) not in constrain or not set(index_variables(e)) <= extent.keys() for e in every):
+        if not every or any(
+            access_of(e) not in constrain or not set(index_variables(e)) <= extent.keys() for e in every
+        ):
             return [s]
         before: list[Statement] = []
         inside: dict[Expr, None] = {} if s.guard is None else {s.guard: None}
         reads: dict[Expr, Access] = {}
         for e in every:
-            a = _access(e)
+            a = access_of(e)
             fixed = tuple(ZERO if _is_whole(i, n, extent) else i for i, n in zip(a.index, self._shape(a), strict=True))
             within = call("ne", Inside(replace(a, index=fixed)), ZERO)
             inside[self._stored(s, within, "bool", "inside", extent, before)] = None
@@ -180,12 +183,8 @@ def _outermost(e: Expr) -> list[Access | Inside]:
     return [a for x in (e.args if isinstance(e, Call) else ()) for a in _outermost(x)]
 
 
-def _access(e: Access | Inside) -> Access:
-    return e if isinstance(e, Access) else e.access
-
-
 def _is_computed(e: Access | Inside) -> bool:
-    return any(not linear(i).is_affine for i in _access(e).index)
+    return any(not linear(i).is_affine for i in access_of(e).index)
 
 
 def _is_whole(i: Expr, n: int, extent: Mapping[str, int]) -> bool:

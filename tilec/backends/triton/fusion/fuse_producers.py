@@ -35,6 +35,7 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
+    access_of,
     accesses_in,
     index_variables,
     map_values,
@@ -277,10 +278,10 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         match e:
             case Access() if e.tensor == s.output and filled and places[e] == ONE:
                 return _filled_at(s, e, names, types)
-            case Pad(Access() | Inside() as read, other) if (a := _access(read)).tensor == s.output:
+            case Pad(Access() | Inside() as read, other) if (a := access_of(read)).tensor == s.output:
                 inner = element_at(s, a, types) if isinstance(read, Access) else ONE
                 return Call("select", (places[a], inner, visit(other))) if places[a] != ONE else inner
-            case Access() | Inside() if (a := _access(e)).tensor == s.output:
+            case Access() | Inside() if (a := access_of(e)).tensor == s.output:
                 sizes = types[s.output].shape if places[a] != ONE else ()
                 asked.update((Constraint(i, Int(n)), None) for i, n in zip(a.index, sizes, strict=False))
                 return element_at(s, a, types) if isinstance(e, Access) else ONE
@@ -295,10 +296,6 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     together = _seconds(made, types)
     pays = together is not None and None not in apart and sum(x or 0 for x in apart) >= LEAST_GAIN * together
     return made if pays else None
-
-
-def _access(e: Access | Inside) -> Access:
-    return e if isinstance(e, Access) else e.access
 
 
 def elementwise(s: Statement) -> tuple[str, ...] | None:
