@@ -93,3 +93,15 @@ def test_a_sum_in_blocks_that_another_factor_follows(dtype):
     source = "DI[k + x - 1, c : 9, 3] = +(DO[x, o] * K[k, c, o] * cos(I[k + x - 1, c]));"
     (got,) = agree(source, *tensors((9, 4), (3, 3, 4), (9, 3), dtype=dtype), tolerance=4e-2, options=Options(block=40))
     assert got.dtype is dtype
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_division_of_the_extremes_of_integers(dtype):
+    """torch's own division of the least int32 or int64 by -1 ends the process."""
+    least, greatest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    a = torch.tensor([least, least, greatest, 7, 0, 5, least, least], dtype=dtype)
+    b = torch.tensor([-1 if least else 255, 1, -1 if least else 255, 2, 0, 0, 0, 3], dtype=dtype)
+    source = "function (A[N], B[N]) -> (O, P, Q) { O = A / B; P = A % B; Q = 100 / B; }"
+    quotients, *_ = agree(source, a, b)
+    assert quotients[[0, 1, 6]].tolist() == [least, least, 0]
+    assert quotients[7] == -(-least // 3)

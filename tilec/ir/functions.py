@@ -74,8 +74,9 @@ def _trunc_divide(a, b):
     if np.issubdtype(np.result_type(a, b), np.floating):
         return np.true_divide(a, b)
     a, b = np.asarray(a, np.int64), np.asarray(b, np.int64)
-    quotient = np.abs(a) // np.where(b == 0, 1, np.abs(b))
-    return np.where(b == 0, 0, np.sign(a) * np.sign(b) * quotient)
+    divisor = np.where((b == 0) | (b == -1), 1, b)
+    quotient = a // divisor + ((a % divisor != 0) & ((a < 0) != (divisor < 0)))
+    return np.where(b == 0, 0, np.where(b == -1, -a, quotient))
 
 
 def _raise(x, y):

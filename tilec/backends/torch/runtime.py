@@ -192,10 +192,11 @@ def turned(t: Tensor, dim: int, start: int, count: int) -> Tensor:
 
 
 def divide_integers(a: Tensor | int, b: Tensor | int) -> Tensor:
-    """Truncating division, 0 where the divisor is."""
+    """Truncating division, 0 where the divisor is. The least integer by -1 is itself, which would end the process."""
     a, b = _both(a, b)
-    zero = b == 0
-    return torch.div(a, b.masked_fill(zero, 1), rounding_mode="trunc").masked_fill(zero, 0)
+    zero, negative = b == 0, (b == -1) & (b < 0)
+    quotient = torch.div(a, b.masked_fill(zero | negative, 1), rounding_mode="trunc")
+    return torch.where(negative, -quotient, quotient).masked_fill(zero, 0)
 
 
 def modulo_integers(a: Tensor | int, b: Tensor | int) -> Tensor:
