@@ -1,5 +1,6 @@
 """Residue classes of an output in one program, interpreted: resizes, gradients of strided windows, edges, dtypes."""
 
+import math
 import os
 import random
 
@@ -104,6 +105,63 @@ def test_gradients_of_pools(name: str, shape: tuple[int, ...]) -> None:
         value = tilec.compile(source, backend=backend)(leaf)
         found.append(torch.autograd.grad(value, leaf, image(tuple(value.shape), dtype))[0])
     torch.testing.assert_close(found[0].double(), found[1], rtol=1e-5, atol=1e-5)
+
+
+APART = {  # windows that do not overlap: the program that writes a window's elements finds maximum and ties in it
+    "2x2": "O[n, y, x, c : N, H/2, W/2, C] = >(I[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;",
+    "least of 3x3": "O[n, y, x, c : N, H/3, W/3, C] = <(I[n, 3*y + j, 3*x + i, c]), j < 3, i < 3;",
+    "four in time": "O[n, y, x, c : N, H/4, W, C] = >(I[n, 4*y + j, x, c]), j < 4;",
+    "of a body": "O[n, y, x, c : N, H/2, W, C] = >(abs(I[n, 2*y + j, x, c]) * 3), j < 2;",
+    "from the second on": "O[n, y, x, c : N, (H - 1)/2, W, C] = >(I[n, 2*y + j + 1, x, c]), j < 2;",
+    "transposed": "O[x, y, n, c : W/2, H/2, N, C] = >(I[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;",
+}
+
+
+def with_extremes(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of few values, many of them equal, and windows with NaN and infinities, some of nothing else."""
+    i = image(shape, torch.float64)
+    i[..., 1] = -math.inf
+    i[..., 2::7] = torch.where(i[..., 2::7] > 2, math.inf, i[..., 2::7])
+    i[..., 3::5] = torch.where(i[..., 3::5] < -2, math.nan, i[..., 3::5])
+    return i.to(dtype)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_gradients_of_windows_that_do_not_overlap(name: str) -> None:
+    source = f"function (I[N, H, W, C]) -> (O) {{ {APART[name]} }}"
+    f = tilec.compile(source, backend="triton").grad(["I"])
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for shape in ((2, 9, 7, 34), (1, 12, 12, 32), (1, 1, 1, 40), (0, 4, 4, 32), (2, 4, 1, 33)):
+            i = with_extremes(shape, dtype)
+            values = tilec.compile(source, backend="torch")(i.double())
+            cotangent = image(tuple(values.shape), dtype)
+            wanted = tilec.compile(source, backend="torch").grad(["I"])(i.double(), cotangent.double())
+            leaf = i.clone().requires_grad_()
+            (recorded,) = torch.autograd.grad(tilec.compile(source, backend="triton")(leaf), leaf, cotangent)
+            for got in (f(i, cotangent), recorded):
+                torch.testing.assert_close(got.double(), wanted, rtol=1e-2 if dtype is torch.bfloat16 else 1e-6, atol=0)
+    for dtype in (torch.float32, torch.bfloat16):
+        i = image((2, 12, 12, 34), dtype)
+        kernels = f.lower(i, tilec.compile(source, backend="torch")(i)).kernels
+        # elements of one residue belong to another window there than the rest at their place
+        assert len(kernels) == (3 if name == "from the second on" else 1)
+
+
+def test_second_derivatives_of_windows_that_do_not_overlap() -> None:
+    source = f"function (I[N, H, W, C]) -> (O) {{ {APART['2x2'].replace('O[', 'M[')} O = M * M * M; }}"
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+        leaf = image((2, 5, 4, 33), dtype).requires_grad_()
+        value = tilec.compile(source, backend=backend)(leaf)
+        (first,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+        found.append(torch.autograd.grad((first * image((2, 5, 4, 33), dtype)).sum(), leaf)[0])
+    torch.testing.assert_close(found[0].double(), found[1], rtol=1e-5, atol=1e-5)
+
+
+def test_windows_that_overlap_find_their_ties_once() -> None:
+    i = image((2, 9, 9, 34))
+    f = tilec.compile(f"function (I[N, H, W, C]) -> (O) {{ {POOLS['3x3, stride 2']} }}", backend="triton")
+    assert [k.name for k in f.grad(["I"]).lower(i, f(i)).kernels] == ["O_kernel", "Ties_kernel", "DI_kernel"]
 
 
 INTERLEAVED = {  # read a step apart, so that parts of the gradient are written so

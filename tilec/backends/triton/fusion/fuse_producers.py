@@ -292,8 +292,8 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     made = replace(made, constraints=(*reader.constraints, *asked))
     if sum(1 for _ in walk(made.body)) > LONGEST_BODY:
         return None
-    apart = [_seconds(x, types) for x in (s, reader)]
-    together = _seconds(made, types)
+    apart = [seconds(x, types) for x in (s, reader)]
+    together = seconds(made, types)
     pays = together is not None and None not in apart and sum(x or 0 for x in apart) >= LEAST_GAIN * together
     return made if pays else None
 
@@ -328,11 +328,11 @@ def whole_places(access: Access, reader: Statement, types: Types) -> Expr | None
     return all_of(tests) or ONE
 
 
-def _seconds(s: Statement, types: Types) -> float | None:
-    """Time of an elementwise statement, in that of a byte of memory; None where it has no kernel of its own, or one
-    that reads too much."""
+def seconds(s: Statement, types: Types, *, summed: bool = False) -> float | None:
+    """Time of an elementwise statement, or one over windows if `summed`, in that of a byte of memory; None where it has
+    no kernel of its own, or one that reads too much."""
     space = build_space(s, types)
-    if space is None or space.reductions or not space.covers or not space.outputs:
+    if space is None or (space.reductions and not summed) or not space.covers or not space.outputs:
         return None
     if period(s, space.outputs[-1]) > 1:
         return None
@@ -342,4 +342,5 @@ def _seconds(s: Statement, types: Types) -> float | None:
         return None
     memory = size_in_bytes(types[s.output]) + sum(size_in_bytes(types[t]) for t in {a.tensor for a in accesses})
     widths = sum(size_in_bytes(types[a.tensor]) / max(math.prod(types[a.tensor].shape), 1) for a in accesses)
-    return max(memory, math.prod(types[s.output].shape) / elements * widths / CACHED)
+    points = space.count(space.reductions) if elements == 1 else 1  # several elements' are written out
+    return max(memory, math.prod(types[s.output].shape) / elements * points * widths / CACHED)

@@ -17,6 +17,7 @@ from tilec.backends.common.chains.recognise import Chained, chained, kernel_read
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.fusion.disjoint_windows import with_windows
 from tilec.backends.triton.fusion.fuse_producers import with_producers
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown
 from tilec.backends.triton.fusion.invariants import costly, with_invariants
@@ -148,9 +149,10 @@ def grouped(program: Program, types: Types) -> Grouped:
     made = _assembled(program, types, found, chains, around)
     grouped_outputs = {s.output for g in made.groups.values() for s in (*g.statements, *g.after)}
     barred = {*members, *grouped_outputs}
-    reading = _reads(made.program, chains)
-    program, computing = with_producers(made.program, made.types, barred, reading)
-    rewritten = made.rewritten | selected | shared | moments.rewritten | chains.rewritten | computing
+    program, windows = with_windows(made.program, made.types, barred, _reads(made.program, chains))
+    program, computing = with_producers(program, made.types, barred, _reads(program, chains))
+    changed = made.rewritten | selected | shared | moments.rewritten | chains.rewritten | windows
+    rewritten = changed | computing
     return replace(made, program=program, rewritten=rewritten, chains=chains.kernels)
 
 

@@ -1,0 +1,172 @@
+"""Gradients of aggregations over windows that do not overlap, such as a maximum's: the program that writes a window's
+elements computes what they share, the maximum and the number of its ties, from the elements that it reads anyway.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce as reduce_terms
+
+from tilec.backends.triton.fusion.fuse_producers import CHEAP, LEAST_GAIN, LONGEST_BODY, seconds
+from tilec.backends.triton.iteration.coalesce import StridedView, values
+from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.pointwise.residues import reads_of_elements
+from tilec.ir.index import distinct_variables, linear, replace_indices
+from tilec.ir.infer import expression_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Program,
+    Statement,
+    accesses_in,
+    map_values,
+    node_count,
+    reads_itself,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import NARROW, Types, is_floating
+from tilec.transforms.lower.defract import defract_statement
+from tilec.transforms.lower.reduce import reduce_statement
+
+POINTS_OF_A_WINDOW = 9  # of a window: 16 take 16 seconds to plan
+WINDOWS = {"sum": "add", "max": "max", "min": "min"}  # aggregations of a window's points, and of two
+
+
+def with_windows(
+    program: Program, types: Types, barred: Collection[str], reads: Mapping[str, Sequence[str]]
+) -> tuple[Program, frozenset[str]]:
+    """The program with such statements in one kernel, where that pays; the outputs of those. `barred`: outputs that
+    stay as they are; `reads`: by output, what each reads."""
+    statements = {s.output: s for s in program.statements}
+    read = {output: set(names) for output, names in reads.items() if output in statements}
+    fixed, changed = {*barred, *program.outputs}, set[str]()
+    for s in program.statements:
+        if s.output not in statements or s.output in barred:
+            continue
+        found = _with_windows(s, statements, read, fixed, types)
+        if found is not None:
+            statements[s.output], parts = found
+            read[s.output] = read[s.output].union(*(read.pop(t) for t in parts)) - parts
+            changed.add(s.output)
+            for t in parts:
+                del statements[t]
+    left = tuple(statements[s.output] for s in program.statements if s.output in statements)
+    return replace(program, statements=left), frozenset(changed & statements.keys())
+
+
+def _with_windows(
+    reader: Statement,
+    statements: Mapping[str, Statement],
+    read: Mapping[str, Collection[str]],
+    fixed: Collection[str],
+    types: Types,
+) -> tuple[Statement, set[str]] | None:
+    """A statement whose program writes a window's elements, with what they share computed from the window; and what is
+    computed there. None where nothing is aggregated, or that takes longer."""
+    if reads_itself(reader) or reader.aggregation not in ("assign", "sum"):
+        return None
+    if not any(statements[t].aggregation in WINDOWS for t in read[reader.output] if t in statements):
+        near = {t for n in read[reader.output] for t in read.get(n, ())}
+        if not any(statements[t].aggregation in WINDOWS for t in near if t in statements):
+            return None
+    shapes = {name: t.shape for name, t in types.items()}
+    made = reduce_statement(reader, shapes)
+    own = defract_statement(made, shapes)
+    read_once = _read_at_one_place(own, types)
+    parts: dict[str, Statement] = {}
+    for s in reversed([*statements.values()]):
+        readers = {output for output, names in read.items() if s.output in names}
+        if s.output in fixed or not readers or not readers <= {reader.output, *parts}:
+            continue
+        if reader.output in readers and s.output not in read_once:
+            continue
+        written = _written_out(s, types)
+        inside = None if written is None else _read_inside(made, s.output, written, types)
+        if inside is not None:
+            made, parts[s.output] = inside, s
+    if not any(s.aggregation in WINDOWS for s in parts.values()):
+        return None
+    made = defract_statement(made, shapes)
+    if not _read_at_one_place(made, types):
+        return None
+    together = seconds(made, types, summed=True)
+    apart = [seconds(x, types, summed=True) for x in (own, *parts.values())]
+    if together is None or None in apart or sum(x or 0 for x in apart) < LEAST_GAIN * together:
+        return None
+    return made, set(parts)
+
+
+def _read_at_one_place(s: Statement, types: Types) -> set[str]:
+    """The tensors of which all elements that a program writes at a place read one; none where it writes one alone."""
+    space = build_space(s, types)
+    if space is None:
+        return set()
+    view = StridedView(s, types, {name: contiguous(t.shape) for name, t in types.items()})
+    accesses, elements = reads_of_elements(space, view)
+    counted = Counter(a.tensor for a in accesses)
+    return {t for t, n in counted.items() if n == 1} if elements > 1 else set()
+
+
+def _written_out(s: Statement, types: Types) -> Statement | None:
+    """A statement with the few points of each element written out; None where it is of another form."""
+    names, space = distinct_variables(s.index), build_space(s, types)
+    plain = s.default is None and s.init is None and s.guard is None and not reads_itself(s)
+    if names is None or space is None or not plain or len(space.classes) != 1 or space.residues or space.steps:
+        return None
+    points = math.prod(space.extent[0][v] for v in space.reductions)
+    counted = any(isinstance(e, Index) for e in values(s.body))
+    cheap = all(e.function in CHEAP or e.function == "div" for e in values(s.body) if isinstance(e, Call))
+    if space.valid or not space.covers or counted or not cheap or not 1 <= points <= POINTS_OF_A_WINDOW:
+        return None
+    if any(isinstance(e, Inside | Pad) for e in walk(s.body)) or s.aggregation not in ("assign", *WINDOWS):
+        return None
+    dtype, own = types[s.output].dtype, expression_type(s.body, types).dtype
+    counts = s.aggregation == "sum" and own == "bool" and not is_floating(dtype)
+    if not counts and own != dtype and not (is_floating(own) and is_floating(dtype)):
+        return None
+    point = Call("int32", (s.body,)) if counts else s.body
+    low, extent = space.low[0], space.extent[0]
+    ranges = [range(low[v], low[v] + extent[v]) for v in space.reductions]
+    terms = (
+        replace_indices(point, {v: linear(Int(n)) for v, n in zip(space.reductions, place, strict=True)})
+        for place in itertools.product(*ranges)
+    )
+    body = reduce_terms(lambda a, b: Call(WINDOWS[s.aggregation], (a, b)), terms)
+    if dtype in NARROW or counts or own != dtype:
+        body = Call(dtype, (body,))
+    return replace(s, body=body, aggregation="assign", constraints=())
+
+
+def _read_inside(reader: Statement, name: str, s: Statement, types: Types) -> Statement | None:
+    """The reader with elements of an elementwise statement, which writes all of its own, computed where it reads them;
+    None where it reads them outside or by an element."""
+    hidden = (*(c.expr for c in reader.constraints), *(reader.index or ()))
+    asked = [e for e in walk(*reader.roots) if isinstance(e, Inside | Pad)]
+    nested = [a for e in walk(*reader.roots) if isinstance(e, Access) for a in accesses_in(*e.index)]
+    if any(a.tensor == name for e in (*hidden, *asked) for a in accesses_in(e)) or any(
+        a.tensor == name for a in nested
+    ):
+        return None
+    names, ranges = distinct_variables(s.index) or (), dict[Constraint, None]()
+
+    def visit(e: Expr) -> Expr:
+        if not isinstance(e, Access) or e.tensor != name:
+            return rebuild(e, visit)
+        ranges.update((Constraint(i, Int(n)), None) for i, n in zip(e.index, types[name].shape, strict=True))
+        return replace_indices(s.body, {v: linear(i) for v, i in zip(names, e.index, strict=True)})
+
+    made = map_values(reader, visit)
+    constraints = tuple(dict.fromkeys((*reader.constraints, *ranges)))
+    return replace(made, constraints=constraints) if node_count(made.body) <= LONGEST_BODY else None
