@@ -321,4 +321,8 @@ FOUND = {
         " U[i % 1, -1*j + 1*j : 1, 1] = argmin(A[i, j]); }",
         [F.reshape(3, 2)[::-1].copy()],
     ),
+    "a recurrence that sums all of its elements so far": (
+        "function (X[T, N]) -> (H) { H[t, n : T, N] = X[t, n] + 0.5*sum(H[s, n]), t - 1 - s < T; }",
+        [F.reshape(3, 2)],
+    ),
 }

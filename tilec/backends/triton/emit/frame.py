@@ -256,6 +256,10 @@ class Frame:
         """Texts of the tests that what the variables take is no overhang of a block."""
         return [self.spread(self.tails[a], a) for a in self.axes if a in self.dimensions(variables) & set(self.tails)]
 
+    def dependencies(self, access: Access) -> frozenset[str]:
+        """The variables that what is read depends on."""
+        return free_of(access)
+
     def read(self, access: Access, other: float | int | None) -> str:
         """A name of the elements read; where the access is outside, or the tile overhangs, they are `other` (None: not
         needed, since what is read there is not used)."""

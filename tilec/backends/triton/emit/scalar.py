@@ -124,7 +124,7 @@ class TritonScalars(ScalarWriter):
         t = self.frame.types[e.tensor]
         code = self.frame.read(e, None)
         compute_dtype = compute_dtype_of(t.dtype)
-        variables = free_of(e)
+        variables = self.frame.dependencies(e)
         if compute_dtype != t.dtype:
             code = self.frame.assign("wide", f"{code}.to({triton_type(compute_dtype)})", variables)
         return ScalarValue(code, t.element(), compute_dtype, variables, exact=True)
@@ -132,7 +132,7 @@ class TritonScalars(ScalarWriter):
     def _padded(
         self, inside: str, access: Access, read: ScalarValue, value: ScalarValue, t: ElementType
     ) -> ScalarValue:
-        compute_dtype, variables = compute_dtype_of(t.dtype), free_of(access) | value.variables
+        compute_dtype, variables = compute_dtype_of(t.dtype), free_of(access) | read.variables | value.variables
         code = f"tl.where({inside}, {self.tensor(read, compute_dtype)}, {self.tensor(value, compute_dtype)})"
         return ScalarValue(self.frame.assign("padded", code, variables), t, compute_dtype, variables, depth=1)
 

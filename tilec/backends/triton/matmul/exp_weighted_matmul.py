@@ -39,7 +39,6 @@ from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, accesses
 FINITE = "(tl.abs(acc) < float('inf'))"
 WITHIN = "row_in[:, None] & col_in[None, :]"
 FEW_POINTS = 2**16  # sums over fewer are taken for as many, so that their weights are equal
-LARGEST_TILE, SMALLER_TILES = 128, (1, 2, 4, 8, 16, 32, 64)  # rows or columns
 LOST = {"float32": 99, "float64": 966}  # powers of two by which a weight may lift what underflow loses
 
 
@@ -49,7 +48,7 @@ class Weighted:
     multiplied by; `exact` the statement's own factors. The exponent is the sum of `near` (of the output's element),
     `far` (of the operand that is exponentials alone) and `inside` (of the weight); `weights` are the weight's factors
     without it, `first` says that it is the left operand, and `least` how far it may lift what underflow loses.
-    `transposed`: memory runs along different axes of the weight's tensors."""
+    `apart`: memory runs along different axes of the weight's tensors, or repeats what the sum reads."""
 
     dot: Dot
     tops: tuple[Statement, Statement]
@@ -61,7 +60,7 @@ class Weighted:
     weights: tuple[Expr, ...]
     first: bool
     least: float
-    transposed: bool
+    apart: bool
 
 
 def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
@@ -129,10 +128,9 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
     inside = added_terms(weight, dtype) if weight else None
     first = found.left == (left,)
     exact = tuple(read_once(f, space, view) for f in split[0])
-    if repeated_among_uneven([*accesses_in(*exact, near, far, inside, *s.guards)], view):
-        return None
     transposed = len({v for a in accesses_in(*weights, inside) if (v := fastest_variable(a, view)) is not None}) > 1
-    return Weighted(dot, (tops[0], tops[1]), factor, exact, near, far, inside, weights, first, least, transposed)
+    apart = transposed or any(repeats(a, view) for a in accesses_in(*exact, near, far, inside, *s.guards))
+    return Weighted(dot, (tops[0], tops[1]), factor, exact, near, far, inside, weights, first, least, apart)
 
 
 def read_once(e: Expr, space: Space, view: StridedView) -> Expr:
@@ -149,14 +147,10 @@ def read_once(e: Expr, space: Space, view: StridedView) -> Expr:
     return replace(e, index=tuple(Int(0) if step == 0 and inside(i, n) else i for i, n, step in axes))
 
 
-def repeated_among_uneven(accesses: Sequence[Access], view: StridedView) -> bool:
-    """Whether a tensor repeats its elements (stride 0) where tiles do not divide its axes, or beside rows whose
-    strides are no multiples of 16: Triton 3.6 does not compile products of such weights."""
-    read = [list(zip(a.index, view.strides[a.tensor], view.types[a.tensor].shape, strict=True)) for a in accesses]
-    repeated = [axes for axes in read if any(step == 0 and n > 1 and i != Int(0) for i, step, n in axes)]
-    if any(n % LARGEST_TILE and n not in SMALLER_TILES for axes in repeated for _, _, n in axes):
-        return True
-    return bool(repeated) and any(step > 1 and step % 16 for axes in read for _, step, n in axes if n > 1)
+def repeats(access: Access, view: StridedView) -> bool:
+    """Does memory repeat elements that a block reads each at its own place (stride 0)?"""
+    axes = zip(access.index, view.strides[access.tensor], view.types[access.tensor].shape, strict=True)
+    return any(step == 0 and n > 1 and i != Int(0) for i, step, n in axes)
 
 
 class WeightedWriter(ExponentialWriter):
@@ -183,7 +177,7 @@ class WeightedWriter(ExponentialWriter):
             k.assign("far_top", f"tl.maximum(tl.max({far}, {axis}), {FINITE_LOWEST})")
             spread = f"libdevice.exp({far} - far_top{ours})"
             weight = self._weight(weighing, f"near_top{ours} + far_top{theirs}")
-            if found.transposed:
+            if found.apart:
                 # Triton 3.6 does not compile these in an operand's layout, which a sum over one element keeps away
                 weight = f"tl.sum(tl.expand_dims({weight}, 2), 2)"
             operands = (weight, spread) if found.first else (spread, weight)

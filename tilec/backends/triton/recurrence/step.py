@@ -67,6 +67,9 @@ class StepFrame(Frame):
     def depth(self, variables: frozenset[str]) -> int:
         return max([super().depth(variables), self._least, self.only_depth, *(self.bound.get(v, 0) for v in variables)])
 
+    def dependencies(self, access: Access) -> frozenset[str]:
+        return super().dependencies(access) | ({self.time} if access.tensor == self.own else frozenset())
+
     def read(self, access: Access, other: float | int | None) -> str:
         if access in self.loaded:
             return self.loaded[access]
