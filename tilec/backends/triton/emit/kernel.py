@@ -7,7 +7,7 @@ Every number that depends on shapes is a parameter, so that kernels of one form 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilec.backends.common.code import FreshNames, python_name
@@ -64,9 +64,11 @@ class Kernel(LineBuilder):
         strides: Mapping[str, Sequence[int]],
         int64_index: bool,
         powers: bool = False,
+        vectors: Collection[str] | None = None,
     ):
         """`strides`: of every tensor, in elements. `int64_index`: of positions. `powers`: powers of two below 16 that
-        divide a number of the shapes stand in the text; Triton by itself knows of 16 alone, and so vectorizes there."""
+        divide a number of the shapes stand in the text; Triton by itself knows of 16 alone, and so vectorizes there.
+        `vectors`: the variables along which memory is read in vectors; None: the last two of outputs and of sums."""
         self.names = FreshNames(RESERVED)
         self.name = self.names.fresh(name)
         self.space = space
@@ -85,7 +87,8 @@ class Kernel(LineBuilder):
         self.quarters: dict[str, str] = {}  # by axis: a quarter of its positions, each the first of four, over 4
         self._by_stem: dict[object, str] = {}
         fastest = [axes for axes in (space.outputs, space.reductions) if axes]
-        self._fastest = {v for axes in fastest for v in axes[-2:]}  # blocks may run along these
+        last = {v for axes in fastest for v in axes[-2:]}  # blocks may run along these
+        self._fastest = last if vectors is None else set(vectors)
         self._last = {axes[-1] for axes in fastest}
 
     # parameters
@@ -203,6 +206,8 @@ class Kernel(LineBuilder):
         """Lines that give the axis's variables their values from its position."""
         rest = axis.name
         variables = [v for v in axis.variables if self.space.largest(v) > 1]
+        for whole in [n for n, a in self.axis_of.items() if n.endswith(".") and {*a.variables} & {*axis.variables}]:
+            del self.axis_of[whole]  # what stood for all of these together does no more
         for v in axis.variables:
             if v not in variables:
                 self.axis_of.pop(v, None)

@@ -25,12 +25,21 @@ from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
-from tilec.backends.triton.matmul.dot import LEAST, Dot, Zeros, dot_is_whole, guards_among, variables_outside
+from tilec.backends.triton.matmul.dot import (
+    LEAST,
+    Dot,
+    Zeros,
+    dot_is_whole,
+    guards_among,
+    operand_accesses,
+    variables_outside,
+)
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
+from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS, NARROW
 
@@ -117,9 +126,22 @@ class DotWriter:
         self.precision, self.epilogue = precision, tuple(epilogue)
         s = space.statement
         name = python_name(s.output) + suffix
-        self.kernel = Kernel(name, space, view.types, view.strides, int64_index, powers=self.repairs)
+        vectors = None if self.repairs else self._along_memory()
+        self.kernel = Kernel(name, space, view.types, view.strides, int64_index, powers=True, vectors=vectors)
         self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
         self.integer = "tl.int64" if int64_index else "tl.int32"
+
+    def _along_memory(self) -> set[str]:
+        """The variables along which memory runs in an operand or in the result."""
+        s = self.space.statement
+        read = [a for f in (*self.dot.left, *self.dot.right) for a in operand_accesses(f)]
+        return {
+            v
+            for a in (Access(s.output, s.index or ()), *read)
+            for e, stride in zip(a.index, self.view.strides[a.tensor], strict=True)
+            for v in linear(e).variables()
+            if abs(linear(e).coefficient(v)) * stride == 1
+        }
 
     @cached_property
     def _reduction(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
