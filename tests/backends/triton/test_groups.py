@@ -501,3 +501,22 @@ def test_few_long_rows_are_walked_along_memory(rows, together):
     found = backward_kernels(RESPONSE, [(rows, 784, 768), (768,), (768,)], "bfloat16")
     (own,) = [lines for lines in found if "DX" in lines]
     assert any(line.startswith("DM_total") for line in own) == together, found
+
+
+def test_maps_take_blocks_of_both_fast_axes():
+    """Memory runs along the first axis of one tensor and the last of another."""
+    f = tilec.compile("function (X[A, B, C]) -> (Y) { Y[i, j, k : C, B, A] = X[k, j, i] + 1; }")
+    text = f.lower(tilec.spec((300, 400, 500)), backend="triton", target="sm_90").source()
+    assert "BM=32, BN=32" in text
+    assert "    i = row % n_i\n" in text.replace("(n_i * 4)", "n_i")  # neighbours in a block's rows
+
+
+def test_products_know_of_sizes_that_8_divides():
+    """Of 1000 terms Triton knows no factor, and would read them one by one."""
+    source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = sum(exp(A[i, k]) * B[k, j]); }"
+    f = tilec.compile(source)
+    texts = [
+        f.lower(tilec.spec((m, k)), tilec.spec((k, k)), backend="triton", target="sm_90").kernels[-1].source
+        for m, k in ((1000, 1000), (1001, 1000), (1000, 1016), (1000, 1012))
+    ]
+    assert "(n_k * 8)" in texts[0] and texts[0] == texts[1] == texts[2] != texts[3]  # rows are no vectors

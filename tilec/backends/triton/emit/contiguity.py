@@ -51,11 +51,31 @@ def _slides(form: Affine, v: str, space: Space) -> bool:
 
 def is_transposed(space: Space, view: StridedView, outputs: Sequence[str]) -> bool:
     """Whether memory runs along the last output variable but one in something that is read along the last too."""
+    return len(outputs) > 1 and outputs[-2] in (v for v, _ in _fastest_of_reads(space, view, outputs[-1]))
+
+
+def runs_across(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
+    """The output variable but the last along which memory runs in what is written, or in the largest tensor that is
+    read along the last too and in which it does not run along that; None where there is none."""
+    if len(outputs) < 2:
+        return None
     s = space.statement
-    return len(outputs) > 1 and any(
-        view.strides[a.tensor][axis] * linear(e).coefficient(outputs[-2]) == 1 and outputs[-1] in free_of(a)
-        for root in (s.body, s.guard)
-        if root is not None
-        for a in constraining(root)
-        for axis, e in enumerate(a.index)
-    )
+    rest, written = set(outputs[:-1]), Access(s.output, s.index or ())
+    own = [v for v, step in _moves(written, view) if abs(step) == 1 and v in rest]
+    if own:
+        return own[0]
+    read = [(math.prod(view.types[a.tensor].shape), v) for v, a in _fastest_of_reads(space, view, outputs[-1])]
+    return max((x for x in read if x[1] in rest), default=(0, None))[1]
+
+
+def _fastest_of_reads(space: Space, view: StridedView, last: str) -> list[tuple[str, Access]]:
+    """The variables along which memory runs in what is read along that one too."""
+    roots = [root for root in (space.statement.body, space.statement.guard) if root is not None]
+    read = [a for root in roots for a in constraining(root) if last in free_of(a)]
+    return [(v, a) for a in read for v, step in _moves(a, view) if step == 1]
+
+
+def _moves(a: Access, view: StridedView) -> list[tuple[str, int]]:
+    """Variables, and the elements that one of each moves on along an axis."""
+    axes = zip(map(linear, a.index), view.strides[a.tensor], strict=True)
+    return [(v, form.coefficient(v) * stride) for form, stride in axes for v in form.variables()]

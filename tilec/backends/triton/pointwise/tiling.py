@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, is_transposed, runs_along
+from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, runs_across, runs_along
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
@@ -61,7 +61,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     outputs = [v for v in space.outputs if space.largest(v) > 1]
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
-        return _map_tiling(space, outputs, is_transposed(space, view, outputs), _map_block(space, view))
+        return _map_tiling(space, outputs, runs_across(space, view, outputs), _map_block(space, view))
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     if rows and columns:
@@ -138,8 +138,11 @@ def _map_block(space: Space, view: StridedView) -> int:
     return block if many and all(t.dtype in NARROW for t in types) else 1024
 
 
-def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False, elements: int = 1024) -> PointwiseTiling:
-    """Where functions look at all of a block, that is one warp's: more would have to wait for each other."""
+def _map_tiling(
+    space: Space, outputs: Sequence[str], turned: str | None = None, elements: int = 1024
+) -> PointwiseTiling:
+    """Where functions look at all of a block, that is one warp's: more would have to wait for each other. `turned`: the
+    variable of rows along which memory runs somewhere, whose neighbours share a block then."""
     asks = any(isinstance(e, Call) and e.function in BLOCKWISE for e in walk(space.statement.body))
     summed = not all(map(space.single, space.reductions))
     block, warps = (512, 1) if asks and not turned and not summed else (1024 if turned else elements, 4)
@@ -148,7 +151,9 @@ def _map_tiling(space: Space, outputs: Sequence[str], turned: bool = False, elem
         return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
     bn = min(power_of_two(space.largest(outputs[-1])), 32 if turned else block)
     m = space.count(tuple(outputs[:-1]))
-    axes = (_between_last(space, outputs), max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
+    rows = _between_last(space, outputs)
+    rows = rows if turned is None else (*(v for v in rows if v != turned), turned)
+    axes = (rows, max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
     return PointwiseTiling(axes, None, 1, warps)
 
 
@@ -181,7 +186,8 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> PointwiseTiling | No
 
 
 def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) -> int:
-    """Parts of a walk point by point: where blocks are fewer than multiprocessors, and each would walk for long."""
+    """Parts of a walk point by point: where blocks are fewer than multiprocessors, and each would walk for long. A
+    power of two, so that it asks little of sizes that are left open."""
     blocks = math.prod(-(-space.count(variables) // size) for variables, size in tiling.axes) * len(space.classes)
     inner, windows, block = point_walk(space, reductions, tiling.lanes)
     each = space.largest(inner) if windows else 1  # points of a step of the loop that is split
@@ -189,8 +195,8 @@ def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTil
     if blocks >= MULTIPROCESSORS or steps * each < LONGEST_WALK or space.statement.default is not None:
         return 1
     least = -(-SHORTEST_WALK // (each * block)) * block  # steps of a part
-    parts = max(1, min(TWO_A_MULTIPROCESSOR // max(blocks, 1), steps // least))
-    return -(-steps // part_of(steps, parts, block))
+    powers = (2**k for k in range(TWO_A_MULTIPROCESSOR.bit_length() - 1, 0, -1))
+    return next((n for n in powers if n * blocks <= TWO_A_MULTIPROCESSOR and n * least <= steps), 1)
 
 
 def point_walk(space: Space, reductions: Sequence[str], lanes: KVector | None) -> tuple[str, tuple[str, ...], int]:
