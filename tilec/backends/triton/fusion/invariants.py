@@ -36,7 +36,7 @@ from tilec.transforms.util.naming import Names
 
 LEAST_SHARED = 8  # elements that share a value
 INSTRUCTIONS = 3e13  # a second, of float32
-CALLED, QUICK, DOUBLE = 20, 6, 5  # instructions of a costly function, of a quick one; a float64 one is so many
+CALLED, QUICK, POWER, DOUBLE = 35, 6, 90, 4  # instructions of a costly function, as measured; of float64 so many times
 QUICK_FUNCTIONS = frozenset(("ceil", "div", "exp", "floor", "recip", "round", "rsqrt", "shl", "shr", "sign", "sqrt"))
 
 
@@ -128,5 +128,6 @@ def _instructions(e: Expr, types: Types) -> float:
     total = 0.0
     for x in {x for x in walk(e) if isinstance(x, Call) and x.function in COSTLY_FUNCTIONS}:
         double = expression_type(x, types).dtype == "float64"
-        total += (QUICK if x.function in QUICK_FUNCTIONS else CALLED) * (DOUBLE if double else 1)
+        each = POWER if x.function == "pow" else QUICK if x.function in QUICK_FUNCTIONS else CALLED
+        total += each * (DOUBLE if double else 1)
     return total
