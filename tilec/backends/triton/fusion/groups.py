@@ -21,7 +21,7 @@ from tilec.backends.triton.fusion.disjoint_windows import with_windows
 from tilec.backends.triton.fusion.fuse_producers import with_producers
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown
 from tilec.backends.triton.fusion.invariants import costly, with_invariants
-from tilec.backends.triton.fusion.loop_nest import LoopNest, form_of, reduced, taken_by_products
+from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, form_of, reduced, scan_form, taken_by_products
 from tilec.backends.triton.fusion.read_through import (
     is_view,
     read_through,
@@ -60,7 +60,8 @@ class Group:
     """`statements`, over shared variables and in order; `rows` and `columns` are all of these. `stored`: the outputs
     that somebody outside reads. `sums`: outputs that add up over rows, in two stages; `after`: statements over columns
     that read those. `rounded`: outputs of 16 bits that members read as they are stored, since comparisons elsewhere
-    compute from what is stored what members computed from them."""
+    compute from what is stored what members computed from them. `scans`: outputs that a scan through the columns makes
+    of what their statements say at each point."""
 
     statements: tuple[Statement, ...]
     rows: tuple[str, ...]
@@ -70,6 +71,7 @@ class Group:
     sums: frozenset[str]
     after: tuple[Statement, ...] = ()
     rounded: frozenset[str] = frozenset()
+    scans: Mapping[str, ScanForm] = field(default_factory=dict)
 
     def count(self, variables: Sequence[str]) -> int:
         return math.prod(self.extent[v] for v in variables)
@@ -128,6 +130,8 @@ def grouped(program: Program, types: Types) -> Grouped:
     program, types, shared = with_invariants(program, types, members)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
     kept = with_reads(program, chains.kernels.values())
+    scans = {s.output: x for s in program.statements if s.output not in forms and (x := scan_form(s, types))}
+    forms |= {output: f.nest for output, f in scans.items()}
     for output in (*taken_by_products(kept, types, forms), *members, *moments.pivots):
         forms.pop(output, None)
     for s in program.statements:
@@ -135,7 +139,7 @@ def grouped(program: Program, types: Types) -> Grouped:
             del forms[s.output]
     found: list[GroupCandidate] = []
     read = _reads(program, chains)
-    around = Neighbourhood(kept, forms, read, costly(program, types))
+    around = Neighbourhood(kept, forms, read, costly(program, types), scans)
     kernels = [[s.output for s in kernel.statements] for kernel in chains.kernels.values()]
     units = Units(program, kernels, read)
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):
@@ -246,11 +250,13 @@ def _assembled(
         members = [s for s in members if s.output in live]
         rounded = frozenset(t for t in stored if not compared.get(t, names) <= names)
         if len(members) > 1:
-            group = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, after, rounded)
+            scans = {s.output: around.scans[s.output] for s in members if s.output in around.scans}
+            group = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, after, rounded, scans)
             groups[members[0].output] = group
         else:
             through |= {s.output for s in (*members, *after)}
-        ordered += [*members, *after, *second]
+        whole = (read_through(statements[s.output], elsewhere) if s.output in around.scans else s for s in members)
+        ordered += [*whole, *after, *second]
     rewritten = frozenset(through).union(*(c.cut for c in candidates))
     return Grouped(replace(program, statements=tuple(ordered)), known, groups, rewritten)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 
 from tilec.backends.common.units import Reads
 from tilec.backends.triton.emit.epilogue import reads_own_element
 from tilec.backends.triton.fusion.invariants import LEAST_SHARED
-from tilec.backends.triton.fusion.loop_nest import LoopNest, Touched, reduced, touched_by, walked, walked_by
+from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, Shared, Touched, reduced, walked, walked_by
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.cost import size_in_bytes
-from tilec.ir.index import Affine, substitute_affine
+from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
     Program,
@@ -26,7 +25,6 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import Types
-from tilec.transforms.util.naming import unlike
 
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
@@ -42,10 +40,17 @@ class Neighbourhood:
     """A program's statements by place and by reader, and those that are free to join a group. Built once: growing a
     group looks at what is near its seed, however long the program is."""
 
-    def __init__(self, program: Program, free: Mapping[str, LoopNest], read: Reads, costly: Collection[str]):
+    def __init__(
+        self,
+        program: Program,
+        free: Mapping[str, LoopNest],
+        read: Reads,
+        costly: Collection[str],
+        scans: Mapping[str, ScanForm],
+    ):
         """`read`: what each statement reads; one of a chain, all that its kernel does. `costly`: outputs that are not
-        to be computed again for each row."""
-        self.program, self.read, self.costly = program, read, costly
+        to be computed again for each row. `scans`: those of the free, which stand for the values that they add up."""
+        self.program, self.read, self.costly, self.scans = program, read, costly, scans
         self.place = {s.output: k for k, s in enumerate(program.statements)}
         self.free = dict(free)
         self.renamed: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Statement, Touched]] = {}
@@ -103,7 +108,7 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
     in_order = sorted(shared.statements.values(), key=lambda s: around.place[s.output])
     found = _totals(around, in_order, shared.extent, types)
     while found is None and len(in_order) > 1:
-        split = _split(in_order, shared.extent)
+        split = _split(around, in_order, shared.extent)
         if split is None:
             return None
         busy = _share_of_programs(in_order, split[0], shared.extent)
@@ -185,7 +190,7 @@ def _candidate(
     members, after, sums, cut = found
     if len(members) < 2:
         return None
-    statistics = not sums and any(reduced(s, extent) for s in members)
+    statistics = not sums and any(reduced(s, extent) or s.output in around.scans for s in members)
     few = math.prod(extent[v] for v in rows) < FEW_ROWS
     if statistics and few and math.prod(extent[v] for v in columns) > LONG_ROW:
         return None
@@ -194,86 +199,20 @@ def _candidate(
     return GroupCandidate(tuple(members), tuple(after), rows, columns, extent, frozenset(sums), frozenset(cut))
 
 
-class Shared:
-    """Statements renamed to the variables of the first one."""
-
-    def __init__(self, seed: LoopNest, types: Types, renamed: dict | None = None):
-        """`renamed`: statements by output and new names, shared with other groups that are sought."""
-        self.types = types
-        self.extent = dict(seed.extent)
-        self.statements: dict[str, Statement] = {}
-        self._read: dict[str, list[tuple[str | None, ...]]] = {}  # how tensors are indexed
-        self._renamed = {} if renamed is None else renamed
-        self._add(seed.statement, seed.touched)
-
-    def copy(self) -> Shared:
-        made = copy(self)
-        made.extent, made.statements = dict(self.extent), dict(self.statements)
-        made._read = {name: list(forms) for name, forms in self._read.items()}
-        return made
-
-    def _add(self, s: Statement, touched: Touched) -> None:
-        self.statements[s.output] = s
-        for tensor, forms in touched:
-            if forms not in self._read.setdefault(tensor, []):
-                self._read[tensor].append(forms)
-
-    def admit(self, form: LoopNest) -> bool:
-        """Take the statement in if its variables can be matched with the group's, through the tensors both touch."""
-        match = self._match(form)
-        if match is None:
-            return False
-        for v, n in form.extent.items():
-            if v not in match:
-                if n > 1:
-                    return False
-                match[v] = self._unit(v)
-        key = form.statement.output, tuple(match.items())
-        if key not in self._renamed:
-            renamed = substitute_affine(form.statement, {v: Affine.variable(w) for v, w in match.items()})
-            self._renamed[key] = renamed, touched_by(renamed)
-        self._add(*self._renamed[key])
-        return True
-
-    def _unit(self, v: str) -> str:
-        """A new variable of one value."""
-        name = unlike(v, self.extent)
-        self.extent[name] = 1
-        return name
-
-    def _match(self, form: LoopNest) -> dict[str, str] | None:
-        match: dict[str, str] = {}
-        output = form.statement.output
-        own = [t for t in form.touched if t[0] in self.statements or t[0] == output]
-        linked = False
-        for tensor, forms in (*own, *(t for t in form.touched if t not in own)):
-            if len(self._read.get(tensor, ())) != 1:
-                continue
-            (there,) = self._read[tensor]
-            for v, w in zip(forms, there, strict=True):
-                if v is None or w is None or v not in form.extent:
-                    continue
-                if form.extent[v] != self.extent.get(w) or match.get(v, w) != w:
-                    continue
-                if v not in match and w in match.values():
-                    continue
-                match[v] = w
-                linked = True
-            linked = linked or (not forms and (tensor, forms) in own)
-        return match if linked else None
-
-
 def _split(
-    statements: Sequence[Statement], extent: Mapping[str, int]
+    around: Neighbourhood, statements: Sequence[Statement], extent: Mapping[str, int]
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Rows and columns, each as memory runs. Columns are what the first statistic that is needed at each point again
-    aggregates over; where there is none, the fastest axes of a tensor that spans the space which all aggregations treat
-    alike."""
+    """Rows and columns, each as memory runs. Columns are what a scan goes through, or what the first statistic that is
+    needed at each point again aggregates over; where there is neither, the fastest axes of a tensor that spans the
+    space which all aggregations treat alike."""
     order = _memory_order(statements, extent)
     if order is None:
         return None
     columns: Collection[str] = ()
-    for s in statements:
+    many = [v for v in order if extent[v] > 1][-1:]
+    if any(s.output in around.scans and _scans_columns(s, around, many, extent) for s in statements):
+        columns = many
+    for s in () if columns else statements:
         summed = reduced(s, extent)
         if summed and _is_needed_again(s, statements, extent):
             columns = summed
@@ -351,6 +290,8 @@ def _members(
                 kind = None
             if s.output in around.costly and _is_repeated(s, across, along, extent):
                 kind = None
+            if s.output in around.scans and (kept is not None or not _scans_columns(s, around, columns, extent)):
+                kind = None
             if kind is not None:
                 members[s.output] = s
                 if kind != "plain":
@@ -396,6 +337,12 @@ def _is_repeated(s: Statement, across: set[str], along: set[str], extent: Mappin
     """Whether many rows have the same value of a statement in each column."""
     own = set(variables_of(s))
     return bool(own & along) and math.prod(extent[v] for v in across - own) >= LEAST_SHARED
+
+
+def _scans_columns(s: Statement, around: Neighbourhood, columns: Sequence[str], extent: Mapping[str, int]) -> bool:
+    """Whether a scan goes through all columns, along which memory runs."""
+    along = linear((s.index or ())[around.scans[s.output].axis]).bare
+    return [v for v in columns if extent[v] > 1] == [along] and _fastest([s], extent) == along
 
 
 def _share_of_programs(statements: Sequence[Statement], rows: tuple[str, ...], extent: Mapping[str, int]) -> float:

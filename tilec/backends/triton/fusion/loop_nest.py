@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilec.backends.common.domain import build_domain
 from tilec.backends.triton.emit.epilogue import find_epilogue
+from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue
+from tilec.backends.triton.scan.form import recognise_scan
 from tilec.ir.constraining import constraining
-from tilec.ir.index import distinct_variables, linear
+from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.program import (
     Access,
     Expr,
+    Index,
     Program,
     Statement,
     index_variables,
@@ -22,8 +28,10 @@ from tilec.ir.program import (
     value_accesses,
     variables_of,
 )
-from tilec.ir.types import Types
+from tilec.ir.types import FLOATS, Types
+from tilec.transforms.util.naming import unlike
 
+LONGEST_SCANNED = 4096  # elements of a row that a program holds at once
 Touched = tuple[tuple[str, tuple[str | None, ...]], ...]  # tensors, and which variables walk along their axes
 
 
@@ -37,6 +45,36 @@ class LoopNest:
     @cached_property
     def touched(self) -> Touched:
         return touched_by(self.statement)
+
+
+@dataclass(frozen=True)
+class ScanForm:
+    """A scan of whole rows: what it adds up, as a value at each of its points, and where its variable stands in the
+    output's index. `then`: the device function that joins values."""
+
+    nest: LoopNest
+    axis: int
+    rising: bool
+    then: str
+
+
+def scan_form(s: Statement, types: Types) -> ScanForm | None:
+    """None where the statement is no cumulative aggregation of floats, up to each element of a row or from it on."""
+    space = None if reads_itself(s) or types[s.output].dtype not in FLOATS else build_space(s, types)
+    view = StridedView(s, types, {n: contiguous(t.shape) for n, t in types.items()})
+    scan = None if space is None else recognise_scan(space, view)
+    if scan is None or scan.shift or scan.low or scan.valid or scan.count != scan.size or s.guard is not None:
+        return None
+    algebra, index = scan.algebra, scan.statement.index or ()
+    names = [e.name for e in index if isinstance(e, Index)]
+    extent = dict(zip(names, types[s.output].shape, strict=True))
+    if len(algebra.dtypes) > 1 or not 1 < extent[scan.along] <= LONGEST_SCANNED or 0 in extent.values():
+        return None
+    value = replace(scan.statement, constraints=())
+    if set(variables_of(value)) != set(names):
+        return None
+    nest = LoopNest(value, extent)
+    return ScanForm(nest, names.index(scan.along), scan.rising, algebra.then)
 
 
 def touched_by(s: Statement) -> Touched:
@@ -109,3 +147,72 @@ def taken_by_products(program: Program, types: Types, forms: Mapping[str, LoopNe
             if not read or not any(reduced(r.statement, r.extent) for r in readers):
                 taken |= {r.output for r in epilogue}
     return taken
+
+
+class Shared:
+    """Statements renamed to the variables of the first one."""
+
+    def __init__(self, seed: LoopNest, types: Types, renamed: dict | None = None):
+        """`renamed`: statements by output and new names, shared with other groups that are sought."""
+        self.types = types
+        self.extent = dict(seed.extent)
+        self.statements: dict[str, Statement] = {}
+        self._read: dict[str, list[tuple[str | None, ...]]] = {}  # how tensors are indexed
+        self._renamed = {} if renamed is None else renamed
+        self._add(seed.statement, seed.touched)
+
+    def copy(self) -> Shared:
+        made = copy(self)
+        made.extent, made.statements = dict(self.extent), dict(self.statements)
+        made._read = {name: list(forms) for name, forms in self._read.items()}
+        return made
+
+    def _add(self, s: Statement, touched: Touched) -> None:
+        self.statements[s.output] = s
+        for tensor, forms in touched:
+            if forms not in self._read.setdefault(tensor, []):
+                self._read[tensor].append(forms)
+
+    def admit(self, form: LoopNest) -> bool:
+        """Take the statement in if its variables can be matched with the group's, through the tensors both touch."""
+        match = self._match(form)
+        if match is None:
+            return False
+        for v, n in form.extent.items():
+            if v not in match:
+                if n > 1:
+                    return False
+                match[v] = self._unit(v)
+        key = form.statement.output, tuple(match.items())
+        if key not in self._renamed:
+            renamed = substitute_affine(form.statement, {v: Affine.variable(w) for v, w in match.items()})
+            self._renamed[key] = renamed, touched_by(renamed)
+        self._add(*self._renamed[key])
+        return True
+
+    def _unit(self, v: str) -> str:
+        """A new variable of one value."""
+        name = unlike(v, self.extent)
+        self.extent[name] = 1
+        return name
+
+    def _match(self, form: LoopNest) -> dict[str, str] | None:
+        match: dict[str, str] = {}
+        output = form.statement.output
+        own = [t for t in form.touched if t[0] in self.statements or t[0] == output]
+        linked = False
+        for tensor, forms in (*own, *(t for t in form.touched if t not in own)):
+            if len(self._read.get(tensor, ())) != 1:
+                continue
+            (there,) = self._read[tensor]
+            for v, w in zip(forms, there, strict=True):
+                if v is None or w is None or v not in form.extent:
+                    continue
+                if form.extent[v] != self.extent.get(w) or match.get(v, w) != w:
+                    continue
+                if v not in match and w in match.values():
+                    continue
+                match[v] = w
+                linked = True
+            linked = linked or (not forms and (tensor, forms) in own)
+        return match if linked else None

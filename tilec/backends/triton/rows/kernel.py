@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue
@@ -25,20 +25,11 @@ from tilec.backends.triton.rows.alignment_peeling import (
     rows_alike,
     rows_begin,
 )
-from tilec.backends.triton.rows.statistics import Running, combined_at_once, go_together, is_short
+from tilec.backends.triton.rows.statistics import BlockReduction, Running, combined_at_once, go_together, is_short
 from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, fills_blocks, levels, unrolls
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW, Types
-
-
-@dataclass(frozen=True)
-class _Reduction:
-    """A statistic whose values stand in a block of that name."""
-
-    statement: Statement
-    accumulator: Accumulator
-    block: str
 
 
 class RowWriter:
@@ -317,7 +308,7 @@ class RowWriter:
         roots = [r for s in statements for r in (s.body, *s.guards)]
         evaluator = TritonScalars(frame, *roots, given=self.values)
         evaluator.read_first(*roots, made={s.output for s in self.group.statements})
-        pending: list[_Reduction] = []
+        pending: list[BlockReduction] = []
         ends = [] if self.filled else [frame.spread("col_in", "col")]
         for s in statements:
             target = Access(s.output, s.index or ())
@@ -328,7 +319,9 @@ class RowWriter:
             tests = frame.tests(conditions(s, self.group, self.types))
             tests += map(evaluator.test, s.guards)
             value = evaluator.value(s.body)
-            if s.output in self.group.sums:
+            if s.output in self.group.scans:
+                self.values[target] = evaluator.give(target, self._scanned(frame, s, evaluator, [*tests, *ends]))
+            elif s.output in self.group.sums:
                 accumulator = self.running.accumulators[s.output]
                 inside = [frame.spread("row_in", "row"), *(ends if self.group.totals else ())]
                 code = self._spread(s, evaluator, [*tests, *inside], accumulator)
@@ -342,12 +335,12 @@ class RowWriter:
             elif self.group.reductions(s):
                 accumulator = self._accumulator(s)
                 code = self._spread(s, evaluator, [*tests, *ends], accumulator)
-                pending.append(_Reduction(s, accumulator, code))
+                pending.append(BlockReduction(s, accumulator, code))
             else:
                 self.values[target] = evaluator.give(target, self._plain(frame, s, evaluator, value, tests))
         self._reduce(frame, evaluator, pending)
 
-    def _reduce(self, frame: Frame, evaluator: TritonScalars, pending: list[_Reduction]) -> None:
+    def _reduce(self, frame: Frame, evaluator: TritonScalars, pending: list[BlockReduction]) -> None:
         """Combine blocks of values along the columns; sums of one type go together, which takes one exchange."""
         while pending:
             r = pending[0]
@@ -373,6 +366,17 @@ class RowWriter:
         if self._rounds(s) and not exact:
             code, exact = f"({code}).to({triton_type(t.dtype)}).to({triton_type(compute_dtype)})", True
         return ScalarValue(frame.assign("at", code, variables), t.element(), compute_dtype, variables, exact=exact)
+
+    def _scanned(self, frame: Frame, s: Statement, evaluator: TritonScalars, tests: Sequence[str]) -> ScalarValue:
+        """What a scan of a row's columns makes of a block of values."""
+        scan, t = self.group.scans[s.output], self.types[s.output]
+        accumulator, rounds = Accumulator.of(s.aggregation, t.dtype), self._rounds(s)
+        code = self._spread(s, evaluator, tests, accumulator)
+        code = f"tl.associative_scan({code}, 1, {scan.then}{'' if scan.rising else ', reverse=True'})"
+        code += f".to({triton_type(t.dtype)}).to({triton_type(accumulator.dtype)})" if rounds else ""
+        variables = frozenset(self.group.extent)
+        name = frame.assign("scanned", code, variables)
+        return ScalarValue(name, t.element(), accumulator.dtype, variables, exact=rounds)
 
     def _rounds(self, s: Statement) -> bool:
         return s.output in self.group.rounded and self.types[s.output].dtype in NARROW

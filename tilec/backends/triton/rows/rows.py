@@ -109,7 +109,7 @@ def _coalesced(group: Group, types: Types, strides: Strides) -> tuple[Group, Typ
     all_of_it = Statement("", (), (), Call("tuple", tuple(parts)), constraints=constraints)
     view = StridedView(all_of_it, {**types, "": TensorType((), "float32")}, {**strides, "": ()})
     extent, rows, columns = dict(group.extent), list(group.rows), list(group.columns)
-    statistics = any(map(group.reductions, group.statements))
+    statistics = bool(group.scans) or any(map(group.reductions, group.statements))
     alike = group.totals or not statistics  # rows and columns are all the same to it
     pending = True
     while pending:

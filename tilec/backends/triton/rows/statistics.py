@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tilec.backends.common.code import FreshNames
 from tilec.backends.common.domain import Domain
@@ -14,6 +15,15 @@ from tilec.ir.types import is_floating
 
 JOINT = {4: "add_four_", 2: "add_two_"}
 LARGEST_SHORT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class BlockReduction:
+    """A statistic whose values stand in a block of that name."""
+
+    statement: Statement
+    accumulator: Accumulator
+    block: str
 
 
 def is_short(s: Statement, extent: Mapping[str, int]) -> bool:

@@ -42,7 +42,7 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     next rows under way, or of one where rows are long."""
     rows, columns = group.count(group.rows), group.count(group.columns)
     needed = power_of_two(columns)
-    statistics = any(group.reductions(s) and s.output not in group.sums for s in group.statements)
+    statistics = bool(group.scans) or any(group.reductions(s) and s.output not in group.sums for s in group.statements)
     together = rows_together(group, strides)
     if not statistics:
         block = min(needed, 2048)
@@ -56,12 +56,12 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
         stages = _stages(group, types, down * block, STAGED // 4)  # of four programs a multiprocessor
         return RowTiling("tiled", down, block, min(-(-rows // down), programs), 4, stages)
     full = _full_reads(group)
-    heavy = len(full) > 1 and not group.sums
+    heavy = len(full) > 1 and not group.sums and not group.scans
     halves = all(types[name].dtype in NARROW for name in full if name in types)
     deep = levels(group).depth > 1
     again = deep or needed <= 1024
     exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
-    if group.sums or (again and max(1, together) * needed <= ON_CHIP):
+    if group.sums or group.scans or (again and max(1, together) * needed <= ON_CHIP):
         elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
         down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
         few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.fusion.grow_groups import Shared
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, touched
-from tilec.backends.triton.fusion.loop_nest import form_of, reduced
+from tilec.backends.triton.fusion.loop_nest import Shared, form_of, reduced
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Launch,

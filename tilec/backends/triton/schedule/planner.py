@@ -47,7 +47,7 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
             done |= {m.output for m in units[-1].statements}
             continue
         if s.output in grouping.groups:
-            units.append(_row_unit(grouping.groups[s.output], types, known, setting))
+            units.append(_row_unit(grouping.groups[s.output], flat, types, known, setting))
             done |= {m.output for m in units[-1].statements}
             continue
         if reads_itself(s):
@@ -146,7 +146,11 @@ def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:
 
 
 def _row_unit(
-    group: Group, types: Mapping[str, TensorType], strides: dict[str, tuple[int, ...]], setting: Setting
+    group: Group,
+    flat: Program,
+    types: Mapping[str, TensorType],
+    strides: dict[str, tuple[int, ...]],
+    setting: Setting,
 ) -> Unit:
     """A group's kernel and, where outputs add up over rows, the one that combines the partial sums. `strides` learns
     the members'."""
@@ -154,7 +158,9 @@ def _row_unit(
     strides.update((s.output, contiguous(types[s.output].shape)) for s in members)
     outputs = tuple(s.output for s in members if s.output in group.stored)
     int64_index = needs_int64_index(members, types, strides, None)
-    made = row_launch(group, types, strides, int64_index, misaligned=setting.misaligned)
+    whole = {s.output: s for s in flat.statements if s.output in group.scans}
+    told = tuple(whole.get(s.output, s) for s in group.statements)
+    made = row_launch(group, types, strides, int64_index, misaligned=setting.misaligned, told=told)
     steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in outputs]
     steps += [Allocate(name, t.shape, t.dtype) for name, t in made.partial.items()]
     steps.append(made.launch)

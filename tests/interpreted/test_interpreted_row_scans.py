@@ -1,0 +1,106 @@
+"""Scans of whole rows in the kernels of groups of rows, beside softmaxes, statistics and sums over rows."""
+
+import os
+
+import pytest
+import torch
+
+import tilec
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+SOFTMAX = "S[n, d : N, D] = exp(P[n, d] - logsumexp(P[n, e]));"
+SOURCES = {
+    "distance of distributions": (
+        "Y",
+        SOFTMAX
+        + """A[n, d : N, D] = +(S[n, e]), d - e < D; B[n, d : N, D] = +(Q[n, e]), d - e < D;
+        Y[n : N] = sum((A[n, d] - B[n, d]) * (A[n, d] - B[n, d]));""",
+    ),
+    "scans of scans": (
+        "Y",
+        "A[n, d : N, D] = +(P[n, e]), d - e < D; B[n, d : N, D] = +(A[n, e]), e - d < D; Y[n : N] = max(B[n, d]);",
+    ),
+    "greatest so far": (
+        "A, Y",
+        "A[n, d : N, D] = >(P[n, e]), d - e < D; Y[n : N] = max(A[n, d] - P[n, d]);",
+    ),
+    "least from here on": (
+        "Y",
+        "A[n, d : N, D] = <(P[n, e] * Q[n, e]), e - d < D; Y[n, d : N, D] = A[n, d] - mean(A[n, e]);",
+    ),
+    "products": (
+        "Y",
+        "A[n, d : N, D] = *(1 - 0.1 * Q[n, e]), d - e < D; Y[n : N] = sum(A[n, d] * P[n, d]);",
+    ),
+    "sums over rows": (
+        "A, Y, V",
+        """A[n, d : N, D] = +(P[n, e]), d - e < D; L[n : N] = mean(A[n, d]);
+        Y[n, d : N, D] = A[n, d] - L[n]; V[d : D] = sum(Y[n, d] * Q[n, d]);""",
+    ),
+}
+
+
+def source(name):
+    outputs, text = SOURCES[name]
+    return f"function (P[N, D], Q[N, D]) -> ({outputs}) {{ {text} }}"
+
+
+def given(n, d, dtype):
+    torch.manual_seed(n)
+    return torch.randn(n, d).to(dtype), torch.randn(n, d).to(dtype)
+
+
+def compared(f, g, inputs, rtol):
+    """With what doubles give."""
+    found, wanted = f(*inputs), g(*(x.double() for x in inputs))
+    for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, wanted)), strict=True):
+        assert a.dtype == inputs[0].dtype and a.shape == b.shape
+        largest = b[b.isfinite()].abs().max().item() if b.isfinite().any() else 0.0
+        torch.testing.assert_close(a.double(), b, rtol=rtol, atol=rtol * (1 + largest), equal_nan=True)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("shape", [(0, 8), (1, 4), (5, 20), (37, 33)])
+def test_values(name, shape, dtype):
+    inputs = given(*shape, dtype)
+    f, g = tilec.compile(source(name), backend="triton"), tilec.compile(source(name), backend="torch")
+    compared(f, g, inputs, 2e-2 if dtype == torch.bfloat16 else 1e-5)
+    if shape == (37, 33):
+        assert "associative_scan" in f.lower(*inputs).source() and "_scan[" not in f.lower(*inputs).source()
+
+
+@interpreted
+@pytest.mark.parametrize("name", [n for n in SOURCES if "," not in SOURCES[n][0]])
+def test_gradients(name):
+    f, g = (tilec.compile(source(name), backend=b) for b in ("triton", "torch"))
+    inputs = [x.requires_grad_() for x in given(6, 19, torch.float64)]
+    for a, b in zip(*(torch.autograd.grad(h(*inputs).square().sum(), inputs) for h in (f, g)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@interpreted
+def test_infinities_and_strides():
+    p, q = (x.mT.contiguous().mT for x in given(9, 16, torch.float32))
+    p[2, 3], p[4, 0], p[5, 15], q[6, 6] = float("inf"), float("nan"), -float("inf"), float("inf")
+    for name in ("greatest so far", "sums over rows"):
+        compared(*(tilec.compile(source(name), backend=b) for b in ("triton", "torch")), (p, q), 1e-4)
+
+
+def kernels(text, *shapes):
+    return len(tilec.compile(text).lower(*map(tilec.spec, shapes), backend="triton", target="sm_90").kernels)
+
+
+def test_one_kernel_for_short_rows_along_memory():
+    name = "distance of distributions"
+    assert kernels(source(name), (4000, 500), (4000, 500)) == 1
+    assert kernels(source(name), (400, 5000), (400, 5000)) > 1  # too long for one program
+    across = (
+        source(name).replace("[n, d]", "[d, n]").replace("[n, e]", "[e, n]").replace("[n, d : N, D]", "[d, n : D, N]")
+    )
+    assert kernels(across.replace("[N, D]", "[D, N]"), (500, 4000), (500, 4000)) > 1
+    exclusive = source("products").replace("d - e < D", "d - e - 1 < D")
+    assert kernels(exclusive, (4000, 500), (4000, 500)) == 2
