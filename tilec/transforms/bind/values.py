@@ -109,7 +109,8 @@ class ValueBinder:
             raise SizeMistake(
                 f"right of `<` stands a size, without index variables: {', '.join(variables)}", c.bound.span or c.span
             )
-        return Int(max(0, int(self.scope.sizes.evaluate(c.bound))), span=c.bound.span)
+        size = self.scope.sizes.evaluate(c.bound)
+        return Int(max(0, int(size) if isinstance(size, bool) else size), span=c.bound.span)
 
     def _bind(self, e: Expr) -> Expr:
         match e:
