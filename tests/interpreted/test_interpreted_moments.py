@@ -27,6 +27,7 @@ NORM = """function (X[N, P, C], G[C], B[C]) -> (Y) {
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_moments, "LEAST_READ", 1)
+    monkeypatch.setattr(column_moments, "PERSISTENT", 0)
 
 
 def drawn(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -95,3 +96,13 @@ def test_one_walk_over_the_rows() -> None:
 def test_rows_along_memory_are_left_to_their_own_kernels() -> None:
     f = tilec.compile(VARIANCE.replace("[N, P, C]", "[C, N, P]").replace("[n, p, c]", "[c, n, p]"), backend="triton")
     assert "_pivot" not in f.lower(tilec.spec((32, 64, 100)), target="sm_90").source()
+
+
+def test_columns_that_a_program_holds_need_no_pivot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    source = NORM.replace("N, P, C]", "N, C, P]").replace("n, p, c", "n, c, p")
+    source = source.replace("M[c : C]", "M[n, p : N, P]").replace("V[c : C]", "V[n, p : N, P]")
+    source = source.replace("M[c]", "M[n, p]").replace("V[c]", "V[n, p]")
+    for channels, kernels in ((96, 1), (1024, 2)):
+        types = (tilec.spec((32, channels, 3136)), tilec.spec((channels,)), tilec.spec((channels,)))
+        assert len(tilec.compile(source, backend="triton").lower(*types, target="sm_90").kernels) == kernels

@@ -184,3 +184,50 @@ def _close(got: object, exact: object, allowed: float) -> None:
     for mine, other in results:
         assert mine.shape == other.shape
         assert (mine.double() - other).abs().max() <= allowed * max(other.abs().max().item(), 1e-3)
+
+
+WEIGHTED = {
+    "means of rows": "DY[n, t, d] * (X[n, t, d] - M[n, t]) * rsqrt(V[n, t])",
+    "weights of rows": "X[n, t, d] * M[n, t]",
+    "selected rows": "M[n, t] < 1 ? DY[n, t, d] : X[n, t, d]",
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("shape", [(3, 70, 96), (2, 130, 31), (2, 70, 40)])
+@pytest.mark.parametrize("body", WEIGHTED)
+def test_what_columns_share_is_read_once_a_block(body, shape, dtype, monkeypatch):
+    monkeypatch.setattr(tiling, "MANY_POINTS", 1)
+    monkeypatch.setattr(tiling, "SHORTEST_PART", 64)
+    head = "function (X[N, T, D], DY[N, T, D], M[N, T], V[N, T]) -> (S) { S[n, d : N, D] = +("
+    source = head + WEIGHTED[body] + "); }"
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=generator).to(dtype) for s in (shape, shape, shape[:2], shape[:2])]
+    given[3] = given[3].abs() + 1
+    f = tilec.compile(source, backend="triton")
+    exact = tilec.compile(source, backend="torch")(*(t.double() for t in given))
+    allowed = 1e-5 if dtype is torch.float32 else 2e-2
+    assert (f(*given).double() - exact).abs().max() <= allowed * exact.abs().max()
+    assert ("BN" in f.lower(*given).source()) == (shape[2] == 96)  # others leave too much of a block empty
+
+
+def test_weighted_columns_fill_the_device():
+    source = "function (X[N, T, D], M[N, T]) -> (S) { S[n, d : N, D] = +(X[n, t, d] * M[n, t]); }"
+    for n, block in ((32, 64), (128, 128), (8, 128)):
+        specs = (tilec.spec((n, 500, 1152), "bfloat16"), tilec.spec((n, 500), "bfloat16"))
+        text = tilec.compile(source, backend="triton").lower(*specs, target="sm_90").source()
+        assert f"BM=1, BN={block}" in text and ("S_parts" in text) == (n == 8)
+
+
+def test_overhanging_blocks_divide_by_no_zeros():
+    """Zeros take a division's slow branch; where rows are no power of two, a quarter of a block is beyond them."""
+    source = "function (X[N, D], Z[N, D]) -> (Y) { Q = X / Z; Y[n, d : N, D] = Q[n, d] - mean(Q[n, e]); }"
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn((9, 75), generator=generator) + 3 for _ in range(2)]
+    f = tilec.compile(source, backend="triton")
+    exact = tilec.compile(source, backend="torch")(*(t.double() for t in given))
+    torch.testing.assert_close(f(*given).double(), exact, rtol=1e-5, atol=1e-5)
+    text = f.lower(*given).source()
+    assert text.count("other=1)") == 2 and "other=0)" not in text
+    plain = tilec.compile(source.replace("X / Z", "X * Z"), backend="triton").lower(*given).source()
+    assert "other=1)" not in plain

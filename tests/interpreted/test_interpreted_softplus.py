@@ -1,4 +1,4 @@
-"""softplus and logaddexp: accurate from the smallest result to the largest, and right where there is nothing to add."""
+"""softplus, logaddexp and sigmoid: accurate from the smallest to the largest, and right where nothing is added."""
 
 import os
 
@@ -50,3 +50,17 @@ def test_infinities_nan_and_the_smallest(dtype):
     zeros = torch.zeros_like(x)
     torch.testing.assert_close(SOFTPLUS(x), torch.logaddexp(x, zeros), equal_nan=True, rtol=3e-7, atol=2e-45)
     torch.testing.assert_close(BOTH(x, x), torch.logaddexp(x[:, None], x), equal_nan=True, rtol=3e-7, atol=2e-45)
+
+
+@pytest.mark.parametrize("x", [torch.linspace(-110, 110, 100_001), EDGES])
+def test_sigmoid_has_no_branches(x):
+    f = tilec.compile(
+        "function (X[N]) -> (Y, Z) { Y[i : N] = sigmoid(X[i]); Z[i : N] = silu(X[i]); }", backend="triton"
+    )
+    assert "div_rn" not in f.lower(x).source()
+    for dtype in (torch.float32, torch.float64):
+        wide = x.to(dtype).double()
+        for got, exact in zip(f(x.to(dtype)), (wide.sigmoid(), torch.nn.functional.silu(wide)), strict=True):
+            assert torch.equal(got.isnan(), exact.isnan())
+            kept = exact.isfinite() & ~(wide < -87)  # silu is x times what is subnormal there
+            assert units(got[kept], exact[kept]).max() < 4

@@ -22,7 +22,7 @@ from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
-from tilec.ir.program import Access, Call, Expr
+from tilec.ir.program import Access, Call, Expr, index_variables, walk
 from tilec.ir.symbolic import Real, is_open_number
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
 
@@ -57,6 +57,7 @@ class TritonScalars(ScalarWriter):
     def __init__(self, frame: Frame, *roots: Expr, given: dict[Expr, ScalarValue] | None = None):
         super().__init__(*roots, given=given)
         self.frame = frame
+        self._divides = any(map(self._divides_outside, {e for e in walk(*roots) if isinstance(e, Call)}))
 
     def compute_dtype_of(self, dtype: str) -> str:
         return compute_dtype_of(dtype)
@@ -120,9 +121,16 @@ class TritonScalars(ScalarWriter):
         names = frozenset((name,))
         return ScalarValue(self.frame.assign("i", text, names), WEAK_INDEX, "int64", names)
 
+    def _divides_outside(self, e: Call) -> bool:
+        """Whether it divides where blocks overhang, by what is read there: zeros take a division's slow branch."""
+        if e.function not in ("div", "recip"):
+            return False
+        overhanging = self.frame.dimensions(frozenset(index_variables(e.args[-1]))) & self.frame.tails.keys()
+        return bool(overhanging - {"row"})
+
     def _access(self, e: Access) -> ScalarValue:
         t = self.frame.types[e.tensor]
-        code = self.frame.read(e, None)
+        code = self.frame.read(e, 1 if self._divides and is_floating(t.dtype) else None)
         compute_dtype = compute_dtype_of(t.dtype)
         variables = self.frame.dependencies(e)
         if compute_dtype != t.dtype:

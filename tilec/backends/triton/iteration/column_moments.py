@@ -24,6 +24,7 @@ from tilec.transforms.util.naming import Names
 
 PIVOTS = 256  # rows for each that z is the mean of, at most
 LEAST_READ = 2**24  # bytes of X from which a walk is worth three small launches
+PERSISTENT = 256  # rows that a program holds at once with neighbouring columns: no walk of theirs is saved
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ def _variance(s: Statement, made: Mapping[str, Statement], types: Types) -> _Var
     ):
         return None
     if types[x.tensor].dtype == "float64":
+        return None
+    if math.prod(extent[v] for v in summed) <= PERSISTENT:
         return None
     total = _total(mean, x, made, math.prod(extent[v] for v in summed))
     return None if total is None else _Variance(x, mean, total, summed, extent)

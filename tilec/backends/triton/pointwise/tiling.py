@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, runs_across, runs_along
@@ -75,6 +75,8 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         return replace(_window_tiling(space, outputs) or _map_tiling(space, outputs), reduction=None)
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
+    weighted = _weighted_columns(space, outputs, reductions) if many and not along else None
+    axes: tuple[tuple[tuple[str, ...], int], ...]
     if along:
         once = many and passes_once(space, view.types)
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else 8192 if once else 2048)
@@ -83,16 +85,20 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
         bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if short else 1024) // br))
-    elif many and (weighted := _weighted_columns(space, outputs, reductions)) is not None:
-        bn = min(power_of_two(space.largest(weighted)), 128)
-        axes = ((tuple(outputs[:-1]), 1), ((weighted,), bn))
-        return PointwiseTiling(axes, max(1, min(power_of_two(points), WEIGHTED // bn)), 1, 4)
+    elif weighted is not None:
+        bn, heavy = weighted
+        axes = ((tuple(outputs[:-1]), 1), ((outputs[-1],), bn))
+        if heavy:
+            return PointwiseTiling(axes, max(1, min(power_of_two(points), WEIGHTED // bn)), 1, 4)
+        bo, br = bn, max(1, min(power_of_two(points), 4096 // bn))
     else:
         width = power_of_two(space.largest(outputs[-1])) if outputs else 1
         most = 256 if many else 128
         bo = min(power_of_two(count), width if NARROWEST_BLOCK <= width <= most else most)
         br = max(1, min(power_of_two(points), 4096 // bo))
-    programs = -(-count // bo) * len(space.classes)
+    if weighted is None:
+        axes = ((tuple(outputs), bo),)
+    programs = math.prod(-(-space.count(variables) // size) for variables, size in axes) * len(space.classes)
     parts = 1
     if programs < TWO_A_MULTIPROCESSOR and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:
         parts = max(1, min(4 * TWO_A_MULTIPROCESSOR // max(programs, 1), -(-points // (4 * br))))
@@ -100,22 +106,34 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     warps = 4 if bo * br < 4096 else 16 if br == 8192 else 8
     read = value_accesses(space.statement)
     if many and not along and all(view.types[a.tensor].dtype in NARROW for a in read):
-        return PointwiseTiling(((tuple(outputs), bo),), br, parts, 4, stages=3)  # half the bytes: more under way
-    return PointwiseTiling(((tuple(outputs), bo),), br, parts, warps)
+        return PointwiseTiling(axes, br, parts, 4, stages=3)  # half the bytes: more under way
+    return PointwiseTiling(axes, br, parts, warps)
 
 
-def _weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> str | None:
-    """The last output variable, where terms are weighted by functions of what is the same for all its values (the
-    exponentials of a softmax that mixes rows): computed once for a block of these. None where there are no such
-    weights, or too few programs without a split of the reduction."""
-    last, rest = outputs[-1], outputs[:-1]
-    programs = space.count(tuple(rest)) * -(-space.largest(last) // 128)
-    if not rest or space.largest(last) < NARROWEST_BLOCK or programs < TWO_A_MULTIPROCESSOR or len(space.classes) != 1:
+def _weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> tuple[int, bool] | None:
+    """How many values of the last output variable make a block, where terms are weighted by what is the same for all of
+    them (the mean of a row, the exponentials of a softmax that mixes rows): read and computed once for a block. None
+    where there are no such weights. Whether the weights are functions that take longer than memory, and there are
+    enough programs without a split of the reduction."""
+    if len(outputs) < 2 or space.largest(outputs[-1]) < NARROWEST_BLOCK or len(space.classes) != 1:
         return None
+    last, rest, columns = outputs[-1], outputs[:-1], space.largest(outputs[-1])
     compute_heavy = (e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in COMPUTE_HEAVY)
-    own = [set(index_variables(e)) for e in compute_heavy]
-    weights = any(last not in v and v & set(reductions) and v & set(rest) for v in own)
-    return last if weights else None
+
+    def weighs(variables: Collection[str]) -> bool:
+        return last not in variables and all(not set(own).isdisjoint(variables) for own in (rest, reductions))
+
+    def programs(block: int) -> int:
+        return space.count(tuple(rest)) * -(-columns // block)
+
+    bn = min(power_of_two(columns), 128)
+    if any(weighs(index_variables(e)) for e in compute_heavy) and programs(bn) >= TWO_A_MULTIPROCESSOR:
+        return bn, True
+    if not any(weighs(index_variables(*a.index)) for a in value_accesses(space.statement)):
+        return None
+    whole = [n for n in (128, 64, NARROWEST_BLOCK) if -(-columns // n) * n <= LEAST_USED * columns]
+    best = max(whole, key=lambda n: (programs(n) >= 2 * TWO_A_MULTIPROCESSOR, n), default=None)
+    return None if best is None else (best, False)
 
 
 def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:

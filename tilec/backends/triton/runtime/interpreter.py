@@ -15,7 +15,11 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
-LIBDEVICE_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"rint": torch.round, "fast_expf": torch.exp}
+LIBDEVICE_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "rint": torch.round,
+    "fast_expf": torch.exp,
+    "fast_dividef": torch.div,
+}
 
 
 class InterpretedLibrary:
