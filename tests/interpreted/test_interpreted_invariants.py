@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.fusion import invariants
+from tilec.backends.triton.fusion import grow_groups, invariants
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -79,3 +79,35 @@ def test_a_group_of_rows_reads_the_table():
         Y[n, t, d : N, T, D] = H[n, t, d] - mean(H[n, t, e]);
     }"""
     assert planned(source, (32, 1000, 768))[0] == ("P",)
+
+
+GROUPED = """function (X[N, T, C], Z[N, T], A[N, C], B[N, C]) -> (Y) {
+    D[n, c : N, C] = A[n, c] / (B[n, c] + 2);
+    E[n, c : N, C] = D[n, c] / (A[n, c] * A[n, c] + 1);
+    P[n, t, c : N, T, C] = exp(X[n, t, c] - Z[n, t]) * E[n, c];
+    Y[n, t, c : N, T, C] = P[n, t, c] - sum(P[n, t, e]) * D[n, c];
+}"""
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("t", [1, 9])
+def test_rows_read_what_many_of_them_share(t, dtype, monkeypatch):
+    monkeypatch.setattr(grow_groups, "INSTRUCTIONS", 1.0)
+    torch.manual_seed(0)
+    given = [torch.randn(s).to(dtype) for s in ((3, t, 10), (3, t), (3, 10), (3, 10))]
+    given[3] = given[3].abs()
+    f = tilec.compile(GROUPED + f"// {t}", backend="triton")
+    exact = tilec.compile(GROUPED, backend="torch")(*(x.double() for x in given))
+    assert (f(*given).double() - exact).norm() <= (2e-2 if dtype == torch.bfloat16 else 1e-5) * exact.norm()
+    kernels = [k.statements for k in f.lower(*given).kernels]
+    assert any({"D", "E"} <= set(k) and "Y" in k for k in kernels) == (t == 1)
+
+
+def test_rows_read_what_takes_longer_than_a_launch():
+    def kernels(n, t):
+        return planned(GROUPED, (n, t, 21), (n, t), (n, 21), (n, 21))
+
+    assert kernels(8, 125000) == [("D", "E"), ("P", "Y_sum", "Y")]
+    (alone,) = kernels(8, 500)
+    assert {"D", "E", "P", "Y"} <= set(alone)

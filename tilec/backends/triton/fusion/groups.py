@@ -20,7 +20,7 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.disjoint_windows import with_windows
 from tilec.backends.triton.fusion.fuse_producers import with_producers
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown
-from tilec.backends.triton.fusion.invariants import costly, with_invariants
+from tilec.backends.triton.fusion.invariants import instructions, with_invariants
 from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, form_of, reduced, scan_form, taken_by_products
 from tilec.backends.triton.fusion.read_through import (
     is_view,
@@ -139,7 +139,7 @@ def grouped(program: Program, types: Types) -> Grouped:
             del forms[s.output]
     found: list[GroupCandidate] = []
     read = _reads(program, chains)
-    around = Neighbourhood(kept, forms, read, costly(program, types), scans)
+    around = Neighbourhood(kept, forms, read, instructions(program, types), scans)
     kernels = [[s.output for s in kernel.statements] for kernel in chains.kernels.values()]
     units = Units(program, kernels, read)
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):

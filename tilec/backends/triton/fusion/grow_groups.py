@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from tilec.backends.common.units import Reads
 from tilec.backends.triton.emit.epilogue import reads_own_element
-from tilec.backends.triton.fusion.invariants import LEAST_SHARED
+from tilec.backends.triton.fusion.invariants import CALLED, INSTRUCTIONS, LEAST_SHARED
 from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, Shared, Touched, reduced, walked, walked_by
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.cost import size_in_bytes
+from tilec.cost import H200, size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
@@ -45,12 +45,12 @@ class Neighbourhood:
         program: Program,
         free: Mapping[str, LoopNest],
         read: Reads,
-        costly: Collection[str],
+        instructions: Mapping[str, float],
         scans: Mapping[str, ScanForm],
     ):
-        """`read`: what each statement reads; one of a chain, all that its kernel does. `costly`: outputs that are not
-        to be computed again for each row. `scans`: those of the free, which stand for the values that they add up."""
-        self.program, self.read, self.costly, self.scans = program, read, costly, scans
+        """`read`: what each statement reads; one of a chain, all that its kernel does. `instructions`: what elementwise
+        statements take for each element. `scans`: those of the free, which stand for the values that they add up."""
+        self.program, self.read, self.instructions, self.scans = program, read, instructions, scans
         self.place = {s.output: k for k, s in enumerate(program.statements)}
         self.free = dict(free)
         self.renamed: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Statement, Touched]] = {}
@@ -282,13 +282,14 @@ def _members(
     sums: set[str] = set()
     cut: set[str] = set()
     after: dict[str, Statement] = {}
+    apart = _computed_apart(around, statements, across, along, extent)
     for original in around.between(statements):
         s = by_name.get(original.output)
         if s is not None and not late & set(reads(s)) and _reads_in_place(s, members):
             kind = "sum" if kept is not None and reduced(s, extent) else _kind(s, across, along, extent)
             if kind == "sum" and kept is None and statistics and math.prod(extent[v] for v in along) > ON_CHIP:
                 kind = None
-            if s.output in around.costly and _is_repeated(s, across, along, extent):
+            if s.output in apart:
                 kind = None
             if s.output in around.scans and (kept is not None or not _scans_columns(s, around, columns, extent)):
                 kind = None
@@ -331,6 +332,36 @@ def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, 
     if along and along < summed and across <= summed | written and not written & along and s.aggregation != "assign":
         return "cut"
     return None
+
+
+def _computed_apart(
+    around: Neighbourhood,
+    statements: Sequence[Statement],
+    across: set[str],
+    along: set[str],
+    extent: Mapping[str, int],
+) -> set[str]:
+    """Outputs of statements whose values many rows share in each column: those that a kernel waits for, and where it
+    takes longer than a launch to compute the others for each row, these and what they need, if nothing of it is a
+    statistic or has further variables."""
+    by_name = {s.output: s for s in statements}
+    repeated = [s for s in statements if around.instructions.get(s.output) and _is_repeated(s, across, along, extent)]
+    apart = {s.output for s in repeated if around.instructions[s.output] >= 2 * CALLED}
+    found, each = set[str](), 0.0
+    for s in repeated:
+        own = {v for v in variables_of(s) if extent[v] > 1}
+        needed: dict[str, Statement] = {}
+        pending = [s] if own & across else []  # else once for each column of a program
+        while pending:
+            t = pending.pop()
+            needed[t.output] = t
+            pending += [by_name[n] for n in reads(t) if n in by_name and n not in needed]
+        within = ({v for v in variables_of(t) if extent[v] > 1} <= own for t in needed.values())
+        if needed and all(within) and needed.keys() <= around.instructions.keys():
+            found |= needed.keys()
+            each += around.instructions[s.output]
+    pays = math.prod(extent.values()) * int(each) > int(H200.launch * INSTRUCTIONS)
+    return apart | found if pays else apart
 
 
 def _is_repeated(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> bool:

@@ -72,10 +72,9 @@ def with_invariants(program: Program, types: Types, barred: Collection[str]) -> 
     return replace(program, statements=tuple(done)), known, frozenset(rewritten)
 
 
-def costly(program: Program, types: Types) -> frozenset[str]:
-    """Outputs of elementwise statements that a kernel which computes them for many readers waits for."""
-    found = (s for s in program.statements if elementwise(s))
-    return frozenset(s.output for s in found if _instructions(s.body, types) >= 2 * CALLED)
+def instructions(program: Program, types: Types) -> dict[str, float]:
+    """By outputs of elementwise statements, what their costly functions take for each element."""
+    return {s.output: _instructions(s.body, types) for s in program.statements if elementwise(s)}
 
 
 def _is_whole(s: Statement, extent: Mapping[str, int], types: Types) -> bool:
