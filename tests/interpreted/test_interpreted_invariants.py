@@ -22,6 +22,7 @@ SHARED = {
 WHOLE = {
     "drawn": "X[n, t, d] + rand(3, t) * W[t, d]",
     "of each element": "X[n, t, d] + sin(X[n, t, d] * W[t, d])",
+    "found equal": "X[n, t, d] == X[n, t, 0] + sin(W[t, d]) ? 1 : X[n, t, d]",
     "under a guard": "t > 2 ? X[n, t, d] + sin(W[t, d])",
     "at places that are data": "X[n, t, d] - sin(W[t, I[d]])",
     "not everywhere": "X[n, t, d] + sin(W[t + 1, d])",

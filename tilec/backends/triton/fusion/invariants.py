@@ -78,7 +78,11 @@ def instructions(program: Program, types: Types) -> dict[str, float]:
 
 
 def _is_whole(s: Statement, extent: Mapping[str, int], types: Types) -> bool:
-    """Whether it computes every element, from places that are whole numbers everywhere."""
+    """Whether it computes every element, from places that are whole numbers everywhere, and tests no elements for
+    equality."""
+    tests = (e for e in walk(s.body) if isinstance(e, Call) and e.function in ("eq", "ne"))
+    if any(True for e in tests for _ in accesses_in(e)):
+        return False  # what another kernel found equal was rounded with what it is a part of
     forms = [linear(e) for a in accesses_in(s.body) for e in a.index]
     return all(f.is_integral for f in forms) and math.prod(extent.values()) > 0 and writes_all(s, extent, types)
 
