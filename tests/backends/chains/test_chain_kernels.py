@@ -255,3 +255,15 @@ def test_rows_of_few_narrow_elements_are_no_chain(width, chains):
     types = {n: TensorType((2, 64, width), "bfloat16") for n in "QKV"}
     lowered = lower(tilec.compile(VARIANTS["causal"].text).program, types, {})
     assert len(recognise.chained(lowered.stages["flat"], lowered.types).kernels) == chains
+
+
+@pytest.mark.parametrize("width, factor", [(72, 8), (40, 8), (36, 4), (64, None), (33, None)])
+def test_heads_whose_width_16_does_not_divide_are_read_in_vectors(width, factor):
+    source = """function (Q[B, N, D], K[B, M, D], V[B, M, D]) -> (O) {
+        S[b, i, j : B, N, M] = sum(Q[b, i, d] * K[b, j, d]);
+        L[b, i : B, N] = logsumexp(S[b, i, k]);
+        O[b, i, d : B, N, D] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, d]);
+    }"""
+    specs = [tilec.spec((32, 1024, width), "bfloat16")] * 3
+    text = tilec.compile(source).lower(*specs, backend="triton", target="sm_90").source()
+    assert (f"K_s1 * {factor})" in text) if factor else ("(K_s1" not in text)

@@ -64,14 +64,16 @@ def print_kernel(
     int64_tensors: Sequence[str],
     heading: Sequence[str] = (),
     loads: Mapping[int, BoxLoad] | None = None,
+    factors: Mapping[tuple[str, int], int] | None = None,
 ) -> KernelFile:
     """The file of a kernel. Its arguments are tensor maps, the tensors, the sizes, and the strides of each tensor.
-    `int64_tensors`: those whose positions need 64 bits. `heading`: comments. `loads`: what maps bring, by value."""
+    `int64_tensors`: those whose positions need 64 bits. `heading`: comments. `loads`: what maps bring, by value.
+    `factors`: of strides by tensor and axis; the argument is the stride without it."""
     arguments = list(dict.fromkeys(box.parameter for box in (loads or {}).values()))
     arguments += [python_name(t.name) for t in kernel.tensors]
     arguments += list(kernel.sizes)
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
-    writer = BlockText(kernel, frozenset(int64_tensors), set(arguments), loads or {})
+    writer = BlockText(kernel, frozenset(int64_tensors), set(arguments), loads or {}, factors)
     body = tuple(writer.lines(kernel.body))
     return kernel_file(KernelFunction(kernel.name, tuple(arguments), (), body, heading=tuple(heading)))
 
@@ -80,9 +82,14 @@ class BlockText:
     language = "tl"
 
     def __init__(
-        self, kernel: BlockProgram, int64_tensors: frozenset[str], taken: set[str], loads: Mapping[int, BoxLoad]
+        self,
+        kernel: BlockProgram,
+        int64_tensors: frozenset[str],
+        taken: set[str],
+        loads: Mapping[int, BoxLoad],
+        factors: Mapping[tuple[str, int], int] | None = None,
     ):
-        self.kernel, self.int64_tensors, self.loads = kernel, int64_tensors, loads
+        self.kernel, self.int64_tensors, self.loads, self.factors = kernel, int64_tensors, loads, factors or {}
         self.taken = taken | {"tl", "triton", "libdevice", "range", "float"}
         self.names: dict[int, str] = {}
         self.numbers: dict[int, float | int | bool] = {}
@@ -156,7 +163,9 @@ class BlockText:
             text = self.spread(v, axes)
             if tensor in self.int64_tensors and v.number not in self.numbers:
                 text = f"{text}.to({self.language}.int64)"
-            terms.append((len(v.type.axes), f"{text} * {stride_name(tensor, d)}"))
+            factor = self.factors.get((tensor, d))
+            stride = stride_name(tensor, d) if factor is None else f"({stride_name(tensor, d)} * {factor})"
+            terms.append((len(v.type.axes), f"{text} * {stride}"))
         terms.sort(key=lambda t: t[0])
         return " + ".join([python_name(tensor), *(t for _, t in terms)])
 
