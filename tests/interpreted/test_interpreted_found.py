@@ -165,6 +165,8 @@ def test_many_points_over_small_tensors_count_in_64_bits():
         "a maximum over elements that nothing writes",
         "a product over a guarded assignment",
         "an extremum's gradient where no point is",
+        "a recurrence that sums all of its elements so far",
+        "a sum of tensors written in part, of which another sum is made",
     ],
 )
 def test_what_is_asked_of_an_intermediate(case):

@@ -325,4 +325,14 @@ FOUND = {
         "function (X[T, N]) -> (H) { H[t, n : T, N] = X[t, n] + 0.5*sum(H[s, n]), t - 1 - s < T; }",
         [F.reshape(3, 2)],
     ),
+    "a sum of tensors written in part, of which another sum is made": (
+        """function (A[3, 4], D[1, 4], B[6, 3, 4], C[6, 1, 4]) -> (T) {
+            P[a, b, 2*j % 3, j : 6, 1, 3, 4] = +(C[a, b, j] * A[0, j]);
+            Q[a, b, 2*j % 3, j : 6, 1, 3, 4] = +(B[a, 0, j] * D[b, j]);
+            U[a, b, 0, j : 6, 1, 3, 4] = +(C[a, b, j] * A[2*j % 3, j]);
+            V[a, b, 0, j : 6, 1, 3, 4] = +(B[a, 2*j % 3, j] * D[b, j]);
+            R = P + Q; W = U + V; T = R + W;
+        }""",
+        [np.linspace(-1, 1, n).reshape(s) for n, s in ((12, (3, 4)), (4, (1, 4)), (72, (6, 3, 4)), (24, (6, 1, 4)))],
+    ),
 }

@@ -68,10 +68,9 @@ def with_producers(
             for t in parts:
                 del statements[t]
             changed = (changed - parts.keys()) | {s.output}
-    for s in reversed(program.statements):
+    for s in [statements[s.output] for s in reversed(program.statements) if s.output in statements]:
         readers = [output for output, names in read.items() if s.output in names]
-        kept = s.output in program.outputs or s.output in barred or s.output not in statements
-        if kept or len(readers) != 1 or readers[0] in barred:
+        if s.output in program.outputs or s.output in barred or len(readers) != 1 or readers[0] in barred:
             continue
         made = _computing(statements[readers[0]], s, types) or _inlined(statements[readers[0]], s, types)
         if made is not None:
