@@ -322,8 +322,8 @@ FOUND = {
         [F.reshape(3, 2)[::-1].copy()],
     ),
     "a recurrence that sums all of its elements so far": (
-        "function (X[T, N]) -> (H) { H[t, n : T, N] = X[t, n] + 0.5*sum(H[s, n]), t - 1 - s < T; }",
-        [F.reshape(3, 2)],
+        "function (X[T, N]) -> (H) { H[t, n : T, N] = X[t, n] + 0.1*sum(H[s, n]), t - 1 - s < T; }",
+        [np.linspace(-1, 1, 18).reshape(6, 3)],
     ),
     "a sum of tensors written in part, of which another sum is made": (
         """function (A[3, 4], D[1, 4], B[6, 3, 4], C[6, 1, 4]) -> (T) {

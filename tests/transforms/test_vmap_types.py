@@ -23,6 +23,7 @@ PROGRAMS = {
     "a recurrence": "function (X[N], A[]) -> (Y) { Y[t : N] = Y[t - 1] * A + X[t] init A; }",
     "aggregated": "function (X[N], A[]) -> (Y) { Y[] = +(X[i] * A); }",
     "a branch": "function (X[N], A[]) -> (Y) { Y = X * (A > 1 ? A : 2.5); }",
+    "a view as a number": "function (X[N], A) -> (O) { S[i : 1] = X[i]; O = reshape(S, shape(A)); }",
 }
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.int64, torch.int8)
 

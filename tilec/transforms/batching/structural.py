@@ -29,6 +29,8 @@ def _reshape(batch: Batch, s: Statement, e: Call) -> None:
                 batch.emit(_elementwise(s, Call("reshape", (batch.whole(tensor), whole))), True)
                 return
             sizes = batch.sizes(like)
+            if not sizes and like in batch.axis:
+                e = Call("reshape", (e.args[0], Call("shape", (Name(_element(batch, like)),))))
         case _:
             sizes = tuple(map(batch.unbatched, sizes))
     lead = (batch.size,) if tensor in batch.axis else ()
