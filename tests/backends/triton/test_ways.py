@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tilec.backends.triton.fusion.groups import grouped
-from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.plan.plan import Allocate, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.schedule.candidates import product_configs, steps_of
 from tilec.backends.triton.schedule.families import product_task
@@ -84,3 +84,12 @@ def test_the_class_of_shapes_tells_settings_apart(change):
 def test_the_class_of_shapes_holds_like_batches_together():
     classes = [task_of(((rows, 256), (256, 64)))[0].shape_class for rows in (900, 1000, 1024, 1100)]
     assert classes[0] == classes[1] == classes[2] != classes[3]
+
+
+def test_what_is_stored_between_products_lies_as_the_other_operand_does():
+    """However the factors are written: along j, as W."""
+    source = "function (D[M, J], P[M, E], W[E, H, J]) -> (O) { O[m, h : M, H] = +(D[m, j] * P[m, e] * W[e, h, j]); }"
+    shapes = {"D": (4096, 1024), "P": (4096, 8), "W": (8, 1024, 1024)}
+    lowering = lower(parse(source), {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
+    plan = plan_of(lowering, [contiguous(s) for s in shapes.values()], Setting())
+    assert next(s.shape for s in plan.steps if isinstance(s, Allocate) and s.tensor == "O.1") == (4096, 8, 1024)

@@ -60,7 +60,8 @@ def pairwise(space: Space, types: Types, variables_of) -> list[Statement] | None
         operands = [o for k, o in enumerate(operands) if k not in pair]
         later = set().union(*(g for g, _ in operands)) | set(space.outputs)
         own = frozenset().union(*(g for g, _ in chosen))
-        order = as_stored([v for v in names if v in own & later], space.reductions, [e for _, e in chosen])
+        left = as_stored([v for v in names if v in own & later], space.reductions, [e for _, e in operands])
+        order = as_stored(left, space.reductions, [e for _, e in chosen])
         name = f"{s.output}.{len(found) + 1}"
         index = tuple((Affine.variable(v) - low[v]).to_expr() for v in order)
         body = product_of([e for _, e in chosen])
