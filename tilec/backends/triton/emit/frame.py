@@ -9,12 +9,14 @@ from tilec.backends.common.code import parenthesised, python_name
 from tilec.backends.common.domain import Condition, access_conditions, free, gathered, whole_arguments
 from tilec.backends.triton.emit.kernel import Kernel, all_text, triton_type
 from tilec.backends.triton.plan.heading import LITERAL
-from tilec.backends.triton.plan.sizes import NARROWEST
+from tilec.backends.triton.plan.sizes import NARROWEST, contiguous
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement
 from tilec.ir.rational import as_int
+
+VECTOR_PARTS = (2, 4)  # elements apart, of which whole vectors are loaded
 
 
 class Frame:
@@ -204,33 +206,41 @@ class Frame:
     def _offsets(self, tensor: str, forms: Sequence[Affine], spread_over: frozenset[str]) -> str:
         strides = self.kernel.strides[tensor]
         slopes = tuple(form.terms for form in forms)  # places that differ by numbers move alike
-        moves: dict[Expr, int] = {}
-        start, text = 0, ""
+        text = ""
         for axis, (form, stride) in enumerate(zip(forms, strides, strict=True)):
-            if self.types[tensor].shape[axis] == 1:
-                continue  # always at 0
-            if form.denominator != 1:
+            if self.types[tensor].shape[axis] != 1 and form.denominator != 1:
                 step = self.kernel.number(("stride", tensor, axis), f"{python_name(tensor)}_stride", stride)
                 text += f" + ({self.index(form)}) * {step}"
-                continue
+        moves, start = self._moves(tensor, forms)
+        for a, move in moves.items():
+            if move:
+                text += f" + {parenthesised(self.atom(a), ']')} * {self._step(tensor, slopes, a, move)}"
+                if isinstance(a, Index):
+                    spread_over -= self.dimensions(frozenset((a.name,)))
+        return text + self._start(tensor, tuple(forms), start) + self._zeros(spread_over)
+
+    def _step(self, tensor: str, slopes: object, a: Expr, move: int) -> str:
+        stem = f"{python_name(tensor)}_{python_name(a.name) if isinstance(a, Index) else 'at'}"
+        return self.kernel.number(("move", tensor, slopes, a), stem, move)
+
+    def _start(self, tensor: str, key: object, start: int) -> str:
+        stem = python_name(tensor) + "_start"
+        return f" + {self.kernel.number(('start', tensor, key), stem, start)}" if start else ""
+
+    def _zeros(self, spread_over: frozenset[str]) -> str:
+        return "".join(f" + {self.spread(name, name)} * 0" for name in self.axes if name in spread_over)
+
+    def _moves(self, tensor: str, forms: Sequence[Affine]) -> tuple[dict[Expr, int], int]:
+        """How far in memory a step of each term goes, of the axes whose places are whole, and the place of zeros."""
+        moves: dict[Expr, int] = {}
+        start = 0
+        for n, form, stride in zip(self.types[tensor].shape, forms, self.kernel.strides[tensor], strict=True):
+            if n == 1 or form.denominator != 1:
+                continue  # always at 0, or by itself
             for a, c in form.terms:
                 moves[a] = moves.get(a, 0) + as_int(c) * stride
             start += as_int(form.constant) * stride
-        if self.kernel.powers:
-            moves = self._together(moves)
-        for a, move in moves.items():
-            if move:
-                stem = f"{python_name(tensor)}_{python_name(a.name) if isinstance(a, Index) else 'at'}"
-                step = self.kernel.number(("move", tensor, slopes, a), stem, move)
-                text += f" + {parenthesised(self.atom(a), ']')} * {step}"
-                if isinstance(a, Index):
-                    spread_over -= self.dimensions(frozenset((a.name,)))
-        if start:
-            text += f" + {self.kernel.number(('start', tensor, tuple(forms)), python_name(tensor) + '_start', start)}"
-        for name in self.axes:
-            if name in spread_over:
-                text += f" + {self.spread(name, name)} * 0"
-        return text
+        return self._together(moves) if self.kernel.powers else moves, start
 
     def _together(self, moves: dict[Expr, int]) -> dict[Expr, int]:
         """The moves, those of all variables of an axis as one of its last where memory runs through them as the axis
@@ -267,7 +277,11 @@ class Frame:
         if 0 in self.types[access.tensor].shape:
             return f"tl.full((), 0, {triton_type(self.types[access.tensor].dtype)})"
         variables = free_of(access)
-        tests = [*self.access_tests(access), *self.tail_tests(variables)]
+        tests = self.access_tests(access)
+        part = None if tests else self._taken_out(access, forms, variables)
+        if part is not None:
+            return part
+        tests += self.tail_tests(variables)
         masked = self.dimensions(variables) if tests else frozenset()
         text = f"tl.load({self.address(access.tensor, forms, masked)}"
         if tests:
@@ -276,6 +290,58 @@ class Frame:
             text += f", mask={self.untested}, other=0"
         text += self.how
         return self.assign(python_name(access.tensor).lower(), text + ")", variables)
+
+    def _taken_out(self, access: Access, forms: Sequence[Affine], variables: frozenset[str]) -> str | None:
+        """The same where neighbours of the last axis read two or four elements apart: all elements between are loaded
+        as well, in whole vectors, and those that are wanted are taken out of them. None where that is not so."""
+        k, tensor = self.kernel, access.tensor
+        axis = self.axes[-1] if self.axes else ""
+        if axis not in k.starts or len(self.axes) > 2 or any(form.denominator != 1 for form in forms):
+            return None
+        moves, start = self._moves(tensor, forms)
+        along = [a for a in moves if isinstance(a, Index) and axis in self.dimensions(frozenset((a.name,)))]
+        apart = moves[along[0]] if len(along) == 1 else 0
+        if apart not in VECTOR_PARTS or any(m < 0 or m % apart or not isinstance(a, Index) for a, m in moves.items()):
+            return None
+        (v,) = along
+        named = [w for w in k.axis_of[v.name].variables if k.space.largest(w) > 1]
+        if v.name != f"{axis}." and (named != [v.name] or k.low(v.name) != "0"):
+            return None
+        part, t = start % apart, self.types[tensor]
+        boxes = [k.space.box(n) for n in range(len(k.space.classes))]
+        strides = k.strides[tensor]
+        ends = [sum(s * b.interval(f)[1] for s, f in zip(strides, forms, strict=True)) for b in boxes]
+        if strides != contiguous(t.shape) or max(ends, default=0) - part + apart > math.prod(t.shape):
+            return None
+        first, end, block = k.starts[axis]
+        here = frozenset((axis,))
+        place = self.assign("near", f"({first}) * {apart} + tl.arange(0, {block} * {apart})", here)
+        tests = self.tail_tests(variables)
+        own = [self.spread(self.tails[axis], axis)] if axis in self.tails else []
+        if own:
+            near_in = self.assign("near_in", f"{place} < ({end}) * {apart}", here)
+            tests = [self.spread(near_in, axis) if test in own else test for test in tests]
+        slopes = ("whole", *(form.terms for form in forms))
+        text = f"{k.pointer(tensor)} + {self.spread(place, axis)} * {self._step(tensor, slopes, v, 1)}"
+        spread = self.dimensions(variables) - here if tests else frozenset()
+        for a, move in moves.items():
+            if a != v and move:
+                text += f" + {parenthesised(self.atom(a), ']')} * {self._step(tensor, slopes, a, move)}"
+                spread -= self.dimensions(frozenset((a.name,))) if isinstance(a, Index) else frozenset()
+        whole = tuple(f - part if stride == 1 else f for f, stride in zip(forms, strides, strict=True))
+        text += self._start(tensor, whole, start - part) + self._zeros(spread)
+        mask = f", mask={all_text(tests)}, other=0" if tests else ""
+        read = self.assign(python_name(tensor).lower(), f"tl.load({text}{mask}{self.how})", variables)
+        blocks = {a.name: a.block for a in k.axis_of.values()}
+        rows = [f"{blocks[a]}" if a in self.dimensions(variables) else "1" for a in self.axes[:-1]]
+        return self._part(read, ", ".join([*rows, block]), apart, part, self.depth(variables))
+
+    def _part(self, whole: str, shape: str, apart: int, part: int, depth: int) -> str:
+        """Every second or fourth element of a block, from the one of that number."""
+        if apart == 2:
+            return self.kernel.pair("part", f"tl.split(tl.reshape({whole}, ({shape}, 2)))", depth)[part]
+        two = self.kernel.pair("part", f"tl.split(tl.reshape({whole}, ({shape}, 2, 2)))", depth)[part % 2]
+        return self.kernel.pair("part", f"tl.split({two})", depth)[part // 2]
 
 
 def free_of(access: Access) -> frozenset[str]:

@@ -85,6 +85,7 @@ class Kernel(LineBuilder):
         self.axis_of: dict[str, Axis] = {}
         self.value_of: dict[str, str] = {}
         self.quarters: dict[str, str] = {}  # by axis: a quarter of its positions, each the first of four, over 4
+        self.starts: dict[str, tuple[str, str, str]] = {}  # by axis: its first position, its end, its block
         self._by_stem: dict[object, str] = {}
         fastest = [axes for axes in (space.outputs, space.reductions) if axes]
         last = {v for axes in fastest for v in axes[-2:]}  # blocks may run along these
@@ -162,6 +163,17 @@ class Kernel(LineBuilder):
         self.scopes[depth].lines.append(Assignment((name,), text, shared=True))
         self.scopes[depth].made[text] = name
         return name
+
+    def pair(self, stem: str, text: str, depth: int) -> tuple[str, str]:
+        """Names for the two values that the text gives, in the scope of that depth, made once."""
+        keys = (text, 0), (text, 1)
+        for scope in self.scopes[: depth + 1]:
+            if keys[0] in scope.made:
+                return scope.made[keys[0]], scope.made[keys[1]]
+        a, b = self.names.fresh(stem), self.names.fresh(stem)
+        self.scopes[depth].lines.append(Assignment((a, b), text))
+        self.scopes[depth].made |= {keys[0]: a, keys[1]: b}
+        return a, b
 
     @property
     def lines(self) -> list[CodeLine]:

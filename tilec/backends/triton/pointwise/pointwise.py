@@ -163,6 +163,7 @@ def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
         k.assign(axis.name, f"{start} * {axis.block} + tl.arange(0, {axis.block})")
         count = k.count([v for v in axis.variables if k.space.largest(v) > 1])
         k.assign(f"{axis.name}_in", f"{axis.name} < {count}")
+        k.starts[axis.name] = f"{start} * {axis.block}", count, axis.block or ""
         if tiling.outer and axis.name == "row":
             k.assign("row", f"tl.minimum(row, {count} - 1)")
         k.decode(axis)

@@ -42,11 +42,12 @@ JOINED = (2, 4)  # neighbours in memory that are joined in registers before they
 @dataclass(frozen=True)
 class Residues:
     """`periods`: by output variable, after how many values its formulas are the same again; other residues are those
-    of the space. `joined`: how many of the elements, the last variable's, are stored side by side."""
+    of the space. `joined`: how many of the elements are stored side by side; `last`: the variable that counts them."""
 
     periods: Mapping[str, int]
     elements: int
     joined: int = 1
+    last: str = ""
 
 
 def unrolled_outputs(
@@ -71,33 +72,34 @@ def choose_residues(space: Space, view: StridedView) -> Residues | None:
     known = len(space.classes) * math.prod(space.extent[0][v] for v in space.steps)
     counts = {v: _texts(space, v) for v in outputs} if known == 1 else {}
     joined = counts.pop(outputs[-1], 1)
-    joined = joined if joined in JOINED and (joined == space.largest(outputs[-1]) or _shares(s, outputs[-1])) else 1
+    joined = joined if joined in JOINED else 1
     columns = [v for v in outputs if v != outputs[-1] or joined < space.largest(v)]
     if not columns or space.largest(columns[-1]) < LEAST_COLUMNS * (joined if columns == outputs else 1):
         return None
-    if any({outputs[-1]} < set(row.variables()) & {outputs[-1], *classes} for row in space.rows):
-        return None  # elements a step apart would be stored one by one
+    last = outputs[-1]
+    mixed = [row for row in space.rows if {last} < set(row.variables()) & {last, *classes}]
+    if mixed:
+        last, joined = _neighbours(space, mixed, last)
+        if joined == 1:
+            return None  # elements a step apart would be stored one by one
     periods = {v: p for v, p in counts.items() if 1 < p <= MOST_CLASS_ELEMENTS and v != columns[-1]}
-    periods |= {outputs[-1]: joined} if joined > 1 else {}
+    periods |= {last: joined} if joined > 1 and not mixed else {}
     elements = known * math.prod(periods.values())
     points = sum(math.prod(e[v] for v in space.reductions) for e in space.extent) * elements // len(space.classes)
     if not 1 < elements <= MOST_CLASS_ELEMENTS or points > MOST_CLASS_POINTS:
         return None
-    if is_transposed(space, view, columns) or columns == outputs and is_transposed(space, view, every):
+    if is_transposed(space, view, columns) or columns == outputs and not mixed and is_transposed(space, view, every):
         return None  # classes that lie beside each other in memory are read together, not one after the other
     programs = space.count(tuple(outputs)) // (math.prod(periods.values()) * _places(elements))
-    return Residues(periods, elements, joined) if programs >= LEAST_PROGRAMS else None
+    return Residues(periods, elements, joined, last) if programs >= LEAST_PROGRAMS else None
 
 
-def _shares(s: Statement, v: str) -> bool:
-    """Whether neighbours along a variable read the same elements, at a fraction of their places: others are read in
-    whole vectors where each has its own text, and two apart where they do not."""
-    return any(
-        _form(e).coefficient(v).denominator > 1
-        for a in walk(s.body, *s.guards)
-        if isinstance(a, Access)
-        for e in a.index
-    )
+def _neighbours(space: Space, rows: Sequence[Affine], v: str) -> tuple[str, int]:
+    """The class variable `j` of `n*v + j`, the only index that has both, and `n`; 1 where it is another one."""
+    found = [w for w in space.steps if rows[0].coefficient(w) == 1]
+    n = space.extent[0][found[0]] if len(found) == 1 else 1
+    alone = len(rows) == 1 and n in JOINED and rows[0] == Affine.of([(Index(v), n), (Index(found[0]), 1)])
+    return (found[0], n) if alone else (v, 1)
 
 
 def _texts(space: Space, v: str) -> int:
@@ -161,14 +163,19 @@ def class_elements(found: Residues, space: Space, types: Types) -> WrittenOut:
     elements: list[Element] = []
     points: list[tuple[int, Statement]] = []
     joined: list[Element] = []
-    last = next(reversed(tiles), "")
-    for n, (change, limits, summed) in enumerate(_elements(space, own, tiles)):
+    last = found.last
+    for n, (change, limits, summed) in enumerate(_elements(space, own, tiles, last)):
         elements.append(Element(substitute_affine(s, change), limits))
         points += [(n, _folded_statement(substitute_affine(s, {**change, **p}), box, types)) for p in summed]
         if found.joined > 1 and n % found.joined == 0:
             together = {**change, last: change[last] + Affine.variable(last)}
-            end = Constraint((together[last] - own.low[0][last]).to_expr(), Int(own.extent[0][last]))
-            joined.append(Element(substitute_affine(s, together), (*limits[:-1], end)))
+            if last in tiles:
+                end = Constraint((together[last] - own.low[0][last]).to_expr(), Int(own.extent[0][last]))
+                limits = (*limits[:-1], end)
+            joined.append(Element(substitute_affine(s, together), limits))
+    if found.joined > 1:
+        low, extent = ({**of, last: n} for of, n in ((places.low[0], 0), (places.extent[0], found.joined)))
+        places = replace(places, low=(low,), extent=(extent,))
     return WrittenOut(places, tuple(elements), tuple(points), tuple(joined))
 
 
@@ -197,7 +204,7 @@ class ResidueWriter(OutputsKernel):
     ):
         made = class_elements(found, space, view.types)
         super().__init__(made.space, view, int64_index, made.elements, epilogue, exact=True)
-        self.joined, self.last = made.joined, next(reversed([*found.periods]), "")
+        self.joined, self.last = made.joined, found.last
         self.points = made.points
         self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))
         self.fit(_places(len(made.elements)), 64)
@@ -251,11 +258,12 @@ _Values = dict[str, Affine]
 
 
 def _elements(
-    space: Space, own: Space, tiles: Mapping[str, tuple[str, int]]
+    space: Space, own: Space, tiles: Mapping[str, tuple[str, int]], last: str
 ) -> Iterator[tuple[_Values, tuple[Constraint, ...], list[_Values]]]:
     """For each element at a place: what variables are there, the conditions for it to be there, and what the summed
-    variables are at each of its points."""
-    steps = [(v, range(space.extent[0][v])) for v in space.outputs if v in space.steps]
+    variables are at each of its points. `last`: whose values come one after the other."""
+    ordered = sorted((v for v in space.outputs if v in space.steps), key=lambda v: v == last)
+    steps = [(v, range(space.extent[0][v])) for v in ordered]
     places = [(v, range(count)) for v, (_, count) in tiles.items()]
     for residues, low, extent in zip(space.classes, space.low, space.extent, strict=True):
         limits = [

@@ -69,6 +69,7 @@ class UnrolledKernel:
         k = self.k
         k.assign(name, f"{start} + tl.arange(0, {block})")
         k.assign(f"{name}_in", f"{name} < {end or k.count(variables)}")
+        k.starts[name] = start, end or k.count(variables), block
         k.decode(Axis(name, variables, block))
 
     def bind_single(self, variables: Iterable[str]) -> None:

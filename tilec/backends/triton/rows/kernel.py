@@ -259,11 +259,11 @@ class RowWriter:
 
     def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
         k, block = self.k, {"row": "BM", "col": "BN"}[name]
-        outer = self._outer(variables) if name == "col" and start == "first" else ()
-        if outer:
-            self._position_inside(variables, outer)
-            return
+        if name == "col" and start == "first" and (outer := self._outer(variables)):
+            return self._position_inside(variables, outer)
         k.assign(name, f"{start} + tl.arange(0, {block})")
+        if self.aligned is None:
+            k.starts[name] = start, end or k.count([v for v in variables if self.group.extent[v] > 1]), block
         if name != "col" or not self.filled:
             k.assign(f"{name}_in", f"{name} < {end or k.count([v for v in variables if self.group.extent[v] > 1])}")
         if name == "col" and self.tiling.columns >= 4:
