@@ -20,6 +20,10 @@ from tilec.ir.types import NARROW, Types
 FEW_LONG_ROWS = 8 * MULTIPROCESSORS  # rows that are walked, up to which a program holds more of one
 ROWS_TO_COMBINE = 16  # rows of a block where memory runs along them and there are few
 STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
+ACROSS = 32  # rows of a block that holds their columns where memory runs along the rows, at least
+EXPONENTIALS = frozenset(
+    ("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "softplus", "tanh")
+)  # functions that take them
 NOTHING: Mapping[str, str] = {}
 
 
@@ -60,13 +64,29 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     halves = all(types[name].dtype in NARROW for name in full if name in types)
     deep = levels(group).depth > 1
     again = deep or needed <= 1024
-    exponentials = any(isinstance(e, Call) and e.function == "exp" for s in group.statements for e in walk(s.body))
+    calls = {e.function for s in group.statements for e in walk(s.body) if isinstance(e, Call)}
+    exponentials = "exp" in calls
+    along = {v for v in group.columns if group.extent[v] > 1}
+    filled = any(along & set(index_variables(*(s.index or ()))) for s in group.statements if s.output in group.stored)
+    across = together > 1 and deep and filled and not group.sums and not group.scans
     if group.sums or group.scans or (again and max(1, together) * needed <= ON_CHIP):
-        elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
-        down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
+        elements = (
+            4096
+            if group.sums
+            else 1024
+            if heavy or across and exponentials
+            else 2048
+            if not halves
+            else 8192
+            if needed >= 4096
+            else 4096
+        )
+        down = max(
+            1, min(power_of_two(rows), max(ACROSS if across else together, elements // needed), ON_CHIP // needed)
+        )
         few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then
         each = 1024 if deep or together == 1 else 2048  # elements of a warp; what only adds up rows needs few
-        each = 512 if heavy and exponentials else each  # which take instructions and registers
+        each = 512 if heavy and calls & EXPONENTIALS else each  # which take instructions and registers
         warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
