@@ -321,6 +321,11 @@ FOUND = {
         " U[i % 1, -1*j + 1*j : 1, 1] = argmin(A[i, j]); }",
         [F.reshape(3, 2)[::-1].copy()],
     ),
+    "a recurrence of numbers alone that reads around a corner": (
+        "function () -> (H) {"
+        " H[t, i : 4, 3] = 0.5*pad(H[t - 1, i - 2], 0.1*t) + H[t - 1, i - 1] + H[t - 1, (i - 2) % 3]; }",
+        [],
+    ),
     "a recurrence that sums all of its elements so far": (
         "function (X[T, N]) -> (H) { H[t, n : T, N] = X[t, n] + 0.1*sum(H[s, n]), t - 1 - s < T; }",
         [np.linspace(-1, 1, 18).reshape(6, 3)],

@@ -292,7 +292,7 @@ class Level:
         """What the recurrence holds at an access outside of its tensor."""
         s = self.task.flat
         if s.init is None:
-            return Call("bool", (ZERO,))
+            return Call("bool", (ZERO,)) if self.types[self.own].dtype == "bool" else ZERO
         return initial(s, access)
 
 
