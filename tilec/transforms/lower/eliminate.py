@@ -100,7 +100,7 @@ def _sum_of(s: Statement, types: Types) -> _Sum | None:
                 return None
             extent[v] = n
     every = index_variables(*s.roots)
-    if any(v not in extent for v in every) or any(not isinstance(e, _SIMPLE) for e in walk(s.body)):
+    if any(v not in extent for v in every) or any(not isinstance(e, POINTWISE_NODES) for e in walk(s.body)):
         return None
     factors = factors_of(s.body, False)
     if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):
@@ -109,7 +109,7 @@ def _sum_of(s: Statement, types: Types) -> _Sum | None:
     return _Sum(s, tuple(factors), parts, extent, tuple(v for v in every if v not in outputs and extent[v] > 1))
 
 
-_SIMPLE = (Access, Call, Index, Int, Float)
+POINTWISE_NODES = (Access, Call, Index, Int, Float)
 
 
 def _is_number(e: Expr) -> bool:

@@ -1,0 +1,190 @@
+"""Windows of several axes, one axis after the other.
+
+`A[y, x] = +(X[y + j, x + i] * K[j] * K[i])` takes |j| |i| terms for each element. The sum over i is the same for all j
+that see a row of X: `T[h, x] = +(X[h, x + i] * K[i]); A[y, x] = +(T[y + j, x] * K[j])` take |i| and |j|. So do extrema,
+and gradients, which write at `y + j` what they read at y. A variable of a sum (or an extremum) goes last where what it
+meets with others of them depends on it through one position alone, that of a window: filters are known as separable.
+
+Exact as sums are that are added up in another order: every element of what goes first has a point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilec.ir.functions import call
+from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
+from tilec.ir.infer import infer, statement_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Int,
+    Program,
+    Statement,
+    accesses_in,
+    index_variables,
+    reads_itself,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import NARROW, Types, is_floating
+from tilec.lattice.sets import Box, bounds, covers
+from tilec.transforms.lower.eliminate import POINTWISE_NODES
+from tilec.transforms.lower.factor import Factor, as_float32, factors_of, quotient_of
+from tilec.transforms.util.naming import Names, fresh_variable
+
+SPARED = 32  # terms that storing and reading an element again is worth, in float32: 5x5 is quicker whole
+FEWEST = 2**21  # terms spared in all: fewer take less time than another launch
+
+
+def separate_windows(program: Program, inputs: Types) -> Program:
+    """The program with such windows one axis after the other. `inputs`: types of the inputs."""
+    if not any(_slides(s) for s in program.statements):
+        return program
+    types = dict(infer(program, inputs))
+    names = Names.of(program)
+    statements: list[Statement] = []
+    for s in program.statements:
+        made = _separated(s, types, names)
+        statements += made
+        types.update((m.output, statement_type(m, types)) for m in made[:-1])
+    return replace(program, statements=tuple(statements))
+
+
+def _slides(s: Statement) -> bool:
+    """Whether there may be a window: sums over two variables and positions of two."""
+    written = s.index or ()
+    moving = [i for i in (*written, *(i for a in accesses_in(s.body) for i in a.index)) if len(index_variables(i)) > 1]
+    plain = s.default is None and s.init is None and s.guard is None and not reads_itself(s)
+    return s.aggregation in ("sum", "max", "min") and plain and bool(written) and len(moving) > 1
+
+
+def _separated(s: Statement, types: Types, names: Names) -> list[Statement]:
+    """The statement, or those that take its place."""
+    whole = _gathered(s, types) if _slides(s) else None
+    dtype = types[s.output].dtype if s.output in types else statement_type(s, types).dtype
+    if whole is None or s.aggregation == "sum" and not is_floating(dtype):
+        return [s]
+    shapes = {name: t.shape for name, t in types.items()}
+    box = bounds(whole, shapes)
+    if box is None or any(not isinstance(e, POINTWISE_NODES) for e in walk(whole.body)) or _counts(whole.body):
+        return [s]
+    factors = factors_of(whole.body, False) if s.aggregation == "sum" else [Factor(whole.body, False)]
+    written = distinct_variables(whole.index) or ()
+    found = [
+        made
+        for v in dict.fromkeys(index_variables(whole.body))
+        if v not in written and (made := _last(whole, v, factors, box, types, names, dtype)) is not None
+    ]
+    sums = s.aggregation == "sum"
+    orders = sorted(found, key=lambda f: -f[0])
+    first, last = next(((f, g) for _, f, g in orders if not sums or covers(f, shapes)), (None, s))
+    if first is None:
+        return [s]
+    inner = _separated(first, {**types, first.output: statement_type(first, types)}, names)
+    if dtype not in NARROW or not sums:
+        return [*inner, last]
+    total = replace(last, output=names.fresh(f"{s.output}_total"), attributes=())
+    place = tuple(map(Index, written))
+    value = call(dtype, Access(total.output, place))
+    return [*inner, total, replace(last, body=value, aggregation="assign", constraints=())]
+
+
+def _gathered(s: Statement, types: Types) -> Statement | None:
+    """The statement with a variable of its own for each dimension of its output: `O[y + j]` with h for y + j."""
+    if distinct_variables(s.index) is not None:
+        return s
+    box = bounds(s, {name: t.shape for name, t in types.items()})
+    for k, e in enumerate(s.index or ()):
+        form = linear(e)
+        if form.bare is not None:
+            continue
+        here = [v for v in form.variables() if abs(form.coefficient(v)) == 1]
+        apart = {v for n, other in enumerate(s.index or ()) if n != k for v in index_variables(other)}
+        if box is None or not form.is_affine or len(form.variables()) != 2 or not here or apart & set(form.variables()):
+            return None
+        v = max(here, key=lambda v: box[v][1] - box[v][0])
+        h = fresh_variable("h", set(index_variables(*s.roots, *(s.index or ()))))
+        rest = form - Affine.variable(v, form.coefficient(v))
+        s = substitute_affine(s, {v: (Affine.variable(h) - rest) * form.coefficient(v)})
+    return s if distinct_variables(s.index) is not None else None
+
+
+def _counts(e: Expr) -> bool:
+    """Whether an index variable is a value in the expression."""
+    return isinstance(e, Index) or isinstance(e, Call) and any(map(_counts, e.args))
+
+
+def _last(
+    s: Statement, v: str, factors: Sequence[Factor], box: Box, types: Types, names: Names, dtype: str
+) -> tuple[int, Statement, Statement] | None:
+    """How many terms it spares to sum over `v` last, what is summed before, and the rest; None where it cannot be."""
+    written = distinct_variables(s.index) or ()
+    others = {w for w in index_variables(s.body) if w not in written and w != v}
+    outer = [f for f in factors if not others & set(index_variables(f.value))]
+    inner = [f for f in factors if f not in outer]
+    positions = {
+        (linear(e), n)
+        for f in inner
+        for a in accesses_in(f.value)
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True)
+    }
+    window = [(form, n) for form, n in positions if v in form.variables()]
+    if len(window) != 1 or not all(form.is_affine and form.is_integral for form, _ in positions):
+        return None
+    form, n = window[0]
+    moved = [w for w in form.variables() if w != v]
+    elsewhere = {w for other, _ in positions if other != form for w in other.variables()}
+    if not moved or not set(moved) <= set(written) or elsewhere & set(form.variables()):
+        return None
+    early: list[Constraint] = []
+    late: list[Constraint] = []
+    for c in s.constraints:
+        used = set(index_variables(c.expr))
+        if used & others and used & set(form.variables()):
+            return None
+        (early if used & others else late).append(c)
+    h = fresh_variable("h", {*index_variables(*s.roots), *written})
+    used = {w for f in inner for w in index_variables(f.value)}
+    place = tuple(h if w == moved[0] else w for w in written if w in used and w not in moved[1:])
+    shape = dict(zip(written, _shape(s), strict=True))
+    sizes = tuple(n if w == h else shape[w] for w in place)
+    narrow = dtype in NARROW and s.aggregation == "sum"
+    name = names.fresh(f"{s.output}_along")
+    body = quotient_of([as_float32(Factor(_at(f.value, form, h), f.divides), narrow) for f in inner])
+    first = Statement(
+        name,
+        tuple(map(Index, place)),
+        tuple(map(Int, sizes)),
+        body,
+        s.aggregation,
+        constraints=tuple(early),
+        span=s.span,
+    )
+    read = Access(name, tuple(form.to_expr() if w == h else Index(w) for w in place))
+    last = replace(
+        s,
+        body=quotient_of([*(as_float32(f, narrow) for f in outer), Factor(read, False)]),
+        constraints=tuple(late),
+    )
+    extent = {w: high - low + 1 for w, (low, high) in box.items()}
+    elements, stored = math.prod(shape.values()), math.prod(sizes)
+    before = elements * extent[v] * math.prod(extent[w] for w in others)
+    spared = before - stored * math.prod(extent[w] for w in others) - elements * extent[v]
+    return (spared, first, last) if spared >= max(SPARED * stored * (1.5 if narrow else 1), FEWEST) else None
+
+
+def _shape(s: Statement) -> tuple[int, ...]:
+    return tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+
+
+def _at(e: Expr, form: Affine, h: str) -> Expr:
+    """The value with `h` for every position that is this form."""
+    if isinstance(e, Access):
+        return replace(e, index=tuple(Index(h) if linear(i) == form else i for i in e.index))
+    return rebuild(e, lambda x: _at(x, form, h))
