@@ -109,6 +109,18 @@ def test_rows_read_what_takes_longer_than_a_launch():
     def kernels(n, t):
         return planned(GROUPED, (n, t, 21), (n, t), (n, 21), (n, 21))
 
-    assert kernels(8, 125000) == [("D", "E"), ("P", "Y_sum", "Y")]
+    assert kernels(8, 62500) == [("D", "E"), ("P", "Y_sum", "Y")]
     (alone,) = kernels(8, 500)
     assert {"D", "E", "P", "Y"} <= set(alone)
+
+
+def test_rows_do_not_store_for_each_row_what_many_share():
+    source = """function (X[N, T, C], D[N, T, C], A[N, C]) -> (E, G, H) {
+        U[n, c : N, C] = +(X[n, t, c] * D[n, t, c]);
+        E[n, c : N, C] = U[n, c] / (A[n, c] + 1);
+        G[c : C] = +(D[n, t, c] * X[n, t, c] * A[n, c]);
+        H[c : C] = +(D[n, t, c]);
+    }"""
+    large, small = (planned(source, (32, t, 768), (32, t, 768), (32, 768)) for t in (784, 20))
+    assert ("U", "E") in large and ("G", "H") in large
+    assert ("E", "G", "H") in small

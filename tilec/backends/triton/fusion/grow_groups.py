@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tilec.backends.common.units import Reads
 from tilec.backends.triton.emit.epilogue import reads_own_element
-from tilec.backends.triton.fusion.invariants import CALLED, INSTRUCTIONS, LEAST_SHARED
+from tilec.backends.triton.fusion.invariants import CALLED, INSTRUCTIONS, LEAST_SHARED, QUICK
 from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, Shared, Touched, reduced, walked, walked_by
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.cost import H200, size_in_bytes
@@ -342,10 +342,12 @@ def _computed_apart(
     extent: Mapping[str, int],
 ) -> set[str]:
     """Outputs of statements whose values many rows share in each column: those that a kernel waits for, and where it
-    takes longer than a launch to compute the others for each row, these and what they need, if nothing of it is a
-    statistic or has further variables."""
-    by_name = {s.output: s for s in statements}
-    repeated = [s for s in statements if around.instructions.get(s.output) and _is_repeated(s, across, along, extent)]
+    takes longer than a launch to read what the others need and compute them for each row, these and what they need, if
+    nothing of it is a statistic or has further variables."""
+    by_name = {s.output: s for s in statements if _kind(s, across, along, extent) is not None}
+    repeated = [
+        s for s in by_name.values() if s.output in around.instructions and _is_repeated(s, across, along, extent)
+    ]
     apart = {s.output for s in repeated if around.instructions[s.output] >= 2 * CALLED}
     found, each = set[str](), 0.0
     for s in repeated:
@@ -359,7 +361,7 @@ def _computed_apart(
         within = ({v for v in variables_of(t) if extent[v] > 1} <= own for t in needed.values())
         if needed and all(within) and needed.keys() <= around.instructions.keys():
             found |= needed.keys()
-            each += around.instructions[s.output]
+            each += around.instructions[s.output] + QUICK
     pays = math.prod(extent.values()) * int(each) > int(H200.launch * INSTRUCTIONS)
     return apart | found if pays else apart
 
