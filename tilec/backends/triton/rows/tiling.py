@@ -70,20 +70,9 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     filled = any(along & set(index_variables(*(s.index or ()))) for s in group.statements if s.output in group.stored)
     across = together > 1 and deep and filled and not group.sums and not group.scans
     if group.sums or group.scans or (again and max(1, together) * needed <= ON_CHIP):
-        elements = (
-            4096
-            if group.sums
-            else 1024
-            if heavy or across and exponentials
-            else 2048
-            if not halves
-            else 8192
-            if needed >= 4096
-            else 4096
-        )
-        down = max(
-            1, min(power_of_two(rows), max(ACROSS if across else together, elements // needed), ON_CHIP // needed)
-        )
+        elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
+        together = ACROSS if across else together
+        down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
         few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then
         each = 1024 if deep or together == 1 else 2048  # elements of a warp; what only adds up rows needs few
         each = 512 if heavy and calls & EXPONENTIALS else each  # which take instructions and registers
