@@ -150,7 +150,7 @@ def _last(
             return None
         (early if used & others else late).append(c)
     h = fresh_variable("h", {*index_variables(*s.roots), *written})
-    used = {w for f in inner for w in index_variables(f.value)}
+    used = set(index_variables(*(f.value for f in inner), *(c.expr for c in early)))
     place = tuple(h if w == moved[0] else w for w in written if w in used and w not in moved[1:])
     shape = dict(zip(written, _shape(s), strict=True))
     sizes = tuple(n if w == h else shape[w] for w in place)
