@@ -77,3 +77,29 @@ def test_values_read_through_views(shape):
     found = tilec.compile(GROUP_NORM, backend="triton").grad(["X", "G", "B"])(*(t.float() for t in inputs))
     for f, w in zip(found, wanted, strict=True):
         torch.testing.assert_close(f.double(), w, rtol=1e-4, atol=1e-4)
+
+
+MERGED = """function (X[N, H, W, C], G[K]) -> (Y) {
+    P[n, h, w, b, a, c : N, H/2, W/2, 2, 2, C] = X[n, 2*h + a, 2*w + b, c];
+    Z = reshape(P, N, H/2, W/2, 4*C);
+    M[n, h, w : N, H/2, W/2] = mean(Z[n, h, w, k]);
+    Y[n, h, w, k : N, H/2, W/2, 4*C] = (Z[n, h, w, k] - M[n, h, w]) * G[k];
+}"""
+
+
+def test_rows_read_joined_axes_as_memory_runs():
+    f, types = tilec.compile(MERGED, backend="triton"), (tilec.spec((32, 56, 56, 96)), tilec.spec((384,)))
+    lowered = f.lower(*types, target="sm_90")
+    assert "Z = P.view(" in lowered.source() and "%" not in lowered.kernels[-1].source
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("shape", [(2, 6, 4, 3), (1, 2, 2, 1), (2, 4, 2, 8)])
+def test_values_of_joined_axes(shape):
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in (shape, (4 * shape[3],))]
+    cotangent = torch.randn((shape[0], shape[1] // 2, shape[2] // 2, 4 * shape[3]), generator=generator).double()
+    wanted = tilec.compile(MERGED, backend="torch").grad(["X", "G"])(*inputs, cotangent)
+    found = tilec.compile(MERGED, backend="triton").grad(["X", "G"])(*(t.float() for t in (*inputs, cotangent)))
+    for f, w in zip(found, wanted, strict=True):
+        torch.testing.assert_close(f.double(), w, rtol=1e-4, atol=1e-4)

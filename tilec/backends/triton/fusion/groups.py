@@ -23,6 +23,7 @@ from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourho
 from tilec.backends.triton.fusion.invariants import instructions, with_invariants
 from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, form_of, reduced, scan_form, taken_by_products
 from tilec.backends.triton.fusion.read_through import (
+    is_reshape,
     is_view,
     read_through,
     reads_within,
@@ -37,6 +38,7 @@ from tilec.ir.program import (
     Access,
     Attribute,
     Call,
+    Expr,
     Index,
     Int,
     Program,
@@ -135,8 +137,9 @@ def grouped(program: Program, types: Types) -> Grouped:
     for output in (*taken_by_products(kept, types, forms), *members, *moments.pivots):
         forms.pop(output, None)
     for s in program.statements:
-        if s.output in forms and is_view(s, program, types) and _is_read_across(s.output, kept, forms):
-            del forms[s.output]
+        across = s.output in forms and is_view(s, program, types) and _is_read_across(s.output, kept, forms)
+        if across or s.output in forms and is_reshape(s, program, types) and not _is_affine(s.body):
+            del forms[s.output]  # a reshape costs nothing, and reading through its remainders takes whole vectors apart
     found: list[GroupCandidate] = []
     read = _reads(program, chains)
     around = Neighbourhood(kept, forms, read, instructions(program, types), scans)
@@ -259,6 +262,10 @@ def _assembled(
         ordered += [*whole, *after, *second]
     rewritten = frozenset(through).union(*(c.cut for c in candidates))
     return Grouped(replace(program, statements=tuple(ordered)), known, groups, rewritten)
+
+
+def _is_affine(e: Expr) -> bool:
+    return all(linear(i).is_affine for a in accesses_in(e) for i in a.index)
 
 
 def _is_read_across(name: str, program: Program, forms: Collection[str]) -> bool:

@@ -11,14 +11,16 @@ from dataclasses import replace
 
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood
 from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import COSTLY_FUNCTIONS, RANDOM
-from tilec.ir.index import distinct_variables, linear, replace_indices
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
     Call,
     Expr,
+    Index,
     Inside,
     Pad,
     Program,
@@ -43,6 +45,30 @@ def is_view(s: Statement, program: Program, types: Types) -> bool:
     return (
         isinstance(s.body, Access) and s.body.tensor in program.input_names() and _reorders(s, s.body, program, types)
     )
+
+
+def is_reshape(s: Statement, program: Program, types: Types) -> bool:
+    """Whether a statement is all elements, in order, of an intermediate that nobody else needs."""
+    source = s.body
+    if s.aggregation not in ("assign", "sum") or s.guard is not None or s.default is not None or s.constraints:
+        return False
+    if not isinstance(source, Access) or s.index is None or types[source.tensor] == types[s.output]:
+        return False
+    wanted, there = types[s.output], types[source.tensor]
+    same = wanted.dtype == there.dtype and math.prod(wanted.shape) == math.prod(there.shape)
+    if not same or not all(isinstance(e, Index) for e in s.index) or len(set(s.index)) != len(s.index):
+        return False
+    alone = len(program.readers(source.tensor)) == 1 and source.tensor not in program.outputs
+    if source.tensor in program.input_names() or not alone or 0 in wanted.shape:
+        return False
+    single = {v: Affine() for e, n in zip(s.index, wanted.shape, strict=True) if n == 1 and (v := linear(e).bare)}
+    places = [_place(index, t.shape).substitute(single) for index, t in ((source.index, there), (s.index, wanted))]
+    return places[0] == places[1]
+
+
+def _place(index: Sequence[Expr], shape: Sequence[int]) -> Affine:
+    """Where an element stands in a contiguous tensor."""
+    return sum((linear(e) * step for e, step in zip(index, contiguous(shape), strict=True)), Affine())
 
 
 def scaled_sums(s: Statement, made: Collection[str], program: Program, types: Types) -> Statement | None:
