@@ -329,6 +329,7 @@ def test_shards_are_parts(here: list[str]) -> None:
     assert sorted(here) == sorted(plan(0, runner.DTYPES, only="table/types")) and len(here) == len(set(here))
 
 
+@pytest.mark.slow
 def test_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state.jsonl"
     options = ["--backend", "torch", "--device", "cpu", "--seed", "3", "--jobs", "1"]

@@ -192,6 +192,7 @@ def test_one_tensor_in_two_roles(monkeypatch):
     check(source, [normal(17, 6) / 2], 2e-5, monkeypatch, 600)
 
 
+@pytest.mark.slow
 def test_a_bias_by_distance(monkeypatch):
     """`R[i - j + M - 1]`: read at the place of the slab's rows, and its gradient added up along diagonals."""
     source = "function (Q[N, D], K[M, D], V[M, D], R[L]) -> (O) { A[i, j : N, M] = +(Q[i, d] * K[j, d]); S[i, j : N, M] = A[i, j] + R[i - j + M - 1]; T[i] = logsumexp(S[i, j]); O[i, d] = +(exp(S[i, j] - T[i]) * V[j, d]); }"  # noqa: E501
@@ -269,6 +270,7 @@ def test_second_order(monkeypatch):
     close(orders(f), orders(formula), 1e-9)
 
 
+@pytest.mark.slow
 def test_runs_one_after_the_other(monkeypatch):
     """Two attentions with a projection between them: two loops, and parts around them."""
     source = "function (X[N, D], W[D, D]) -> (O) { S[i, j : N, N] = +(X[i, d] * X[j, d]); T[i] = logsumexp(S[i, j]); A[i, d] = +(exp(S[i, j] - T[i]) * X[j, d]); H[i, e] = +(A[i, d] * W[d, e]); S2[i, j : N, N] = +(H[i, d] * H[j, d]); T2[i] = logsumexp(S2[i, j]); O[i, d] = +(exp(S2[i, j] - T2[i]) * H[j, d]); }"  # noqa: E501

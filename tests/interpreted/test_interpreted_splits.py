@@ -119,6 +119,7 @@ def test_one_row_of_scores_that_several_kernels_need_is_stored():
 
 
 @interpreted
+@pytest.mark.slow
 def test_gradients():
     ours, theirs = programs("window")
     inputs = given("window", torch.float32, 20)

@@ -118,7 +118,7 @@ LISTED = {
 
 
 @pytest.mark.parametrize("guard, width", [*zip(LISTED, (128, 128, 256), strict=True)])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_walks_over_lists(guard: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     n, step = 700, 128 if width == 128 else 64
     source = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F], D[N]) -> (O) {{

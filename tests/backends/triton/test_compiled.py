@@ -169,6 +169,7 @@ print(triton_key.cache_info().misses)
 
 
 @pytest.mark.skipif(bool(knobs.runtime.interpret), reason="nothing is compiled while kernels are interpreted")
+@pytest.mark.slow
 def test_triton_reads_its_library_once(tmp_path: Path) -> None:
     """For all processes: beside what comes before the first kernel, which waits for it."""
     found = []
