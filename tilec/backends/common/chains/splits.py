@@ -50,8 +50,8 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
         return None
     if any(r.unrolled or types[r.target.output].dtype not in DOT_DTYPES for r in kernel.targets):
         return None
-    own = {r.target.output for r in kernel.targets}
-    if any(own.intersection(tensors_of(f.value)) for r in kernel.targets for f in r.outer):
+    own = dict.fromkeys(r.target.output for r in kernel.targets)  # in order, as the kernel is given them
+    if any(not own.keys().isdisjoint(tensors_of(f.value)) for r in kernel.targets for f in r.outer):
         return None  # which what puts parts together would have to read as it is made
     masked = any(r.target.bounds or r.target.conditions for r in kernel.targets)
     if masked and any(tensors_of(f.value) for r in kernel.targets if r.anchor is None for f in r.outer):
@@ -81,7 +81,7 @@ def _parts(kernel: ChainKernel, columns: int, types: Types) -> Split:
     assert kernel.looped is not None
     parts = -(-kernel.extent[kernel.looped] // columns)
     part = fresh_variable("part", {*kernel.extent})
-    own = {r.target.output for r in kernel.targets}
+    own = dict.fromkeys(r.target.output for r in kernel.targets)  # in order, as the kernel is given them
 
     def change(a: Access) -> Expr:
         return Access(f"{a.tensor}{_SUFFIX}", (Index(part), *a.index)) if a.tensor in own else a
