@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce as reduce_terms
 
@@ -50,52 +50,68 @@ def with_windows(
     """The program with such statements in one kernel, where that pays; the outputs of those. `barred`: outputs that
     stay as they are; `reads`: by output, what each reads."""
     statements = {s.output: s for s in program.statements}
+    place = {output: k for k, output in enumerate(statements)}
     read = {output: set(names) for output, names in reads.items() if output in statements}
+    readers: dict[str, set[str]] = {}
+    for output, names in read.items():
+        for name in names:
+            readers.setdefault(name, set()).add(output)
     fixed, changed = {*barred, *program.outputs}, set[str]()
+
+    def sole(output: str, parts: Collection[str]) -> list[str]:
+        """Those that a statement reads and that it and the parts alone need, the last first."""
+        own = {output, *parts}
+        near = {name for t in own for name in read[t] if name in statements and name not in fixed | own}
+        return sorted((name for name in near if readers[name] <= own), key=place.__getitem__, reverse=True)
+
     for s in program.statements:
         if s.output not in statements or s.output in barred:
             continue
-        found = _with_windows(s, statements, read, fixed, types)
+        near = read[s.output].union(*(read.get(n, ()) for n in read[s.output]))
+        if not any(statements[t].aggregation in WINDOWS for t in near if t in statements):
+            continue
+        found = _with_windows(s, read[s.output], statements, sole, types)
         if found is not None:
             statements[s.output], parts = found
-            read[s.output] = read[s.output].union(*(read.pop(t) for t in parts)) - parts
+            left = read[s.output].union(*(read.pop(t) for t in parts)) - parts
+            for name in left:
+                readers[name] = readers[name] - parts | {s.output}
+            read[s.output] = left
             changed.add(s.output)
             for t in parts:
                 del statements[t]
-    left = tuple(statements[s.output] for s in program.statements if s.output in statements)
-    return replace(program, statements=left), frozenset(changed & statements.keys())
+    kept = tuple(statements[s.output] for s in program.statements if s.output in statements)
+    return replace(program, statements=kept), frozenset(changed & statements.keys())
 
 
 def _with_windows(
     reader: Statement,
+    direct: Collection[str],
     statements: Mapping[str, Statement],
-    read: Mapping[str, Collection[str]],
-    fixed: Collection[str],
+    sole: Callable[[str, Collection[str]], list[str]],
     types: Types,
 ) -> tuple[Statement, set[str]] | None:
-    """A statement whose program writes a window's elements, with what they share computed from the window; and what is
-    computed there. None where nothing is aggregated, or that takes longer."""
-    if reads_itself(reader) or reader.aggregation not in ("assign", "sum"):
+    """A statement, which reads `direct`, whose program writes a window's elements, with what they share computed from
+    the window; and what is computed there. None where nothing is aggregated, or that takes longer."""
+    near = sole(reader.output, ())
+    if not near or reads_itself(reader) or reader.aggregation not in ("assign", "sum"):
         return None
-    if not any(statements[t].aggregation in WINDOWS for t in read[reader.output] if t in statements):
-        near = {t for n in read[reader.output] for t in read.get(n, ())}
-        if not any(statements[t].aggregation in WINDOWS for t in near if t in statements):
-            return None
     shapes = {name: t.shape for name, t in types.items()}
     made = reduce_statement(reader, shapes)
     own = defract_statement(made, shapes)
     read_once = _read_at_one_place(own, types)
+    if read_once.isdisjoint(near):
+        return None
     parts: dict[str, Statement] = {}
-    for s in reversed([*statements.values()]):
-        readers = {output for output, names in read.items() if s.output in names}
-        if s.output in fixed or not readers or not readers <= {reader.output, *parts}:
-            continue
-        if reader.output in readers and s.output not in read_once:
-            continue
-        written = _written_out(s, types)
+    seen: set[str] = set()
+    while near:
+        s = statements[near.pop(0)]
+        seen.add(s.output)
+        written = None if s.output in direct and s.output not in read_once else _written_out(s, types)
         inside = None if written is None else _read_inside(made, s.output, written, types)
         if inside is not None:
             made, parts[s.output] = inside, s
+            near = [name for name in sole(reader.output, parts) if name not in seen]
     if not any(s.aggregation in WINDOWS for s in parts.values()):
         return None
     made = defract_statement(made, shapes)

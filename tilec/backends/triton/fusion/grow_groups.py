@@ -344,10 +344,16 @@ def _computed_apart(
     """Outputs of statements whose values many rows share in each column: those that a kernel waits for, and where it
     takes longer than a launch to read what the others need and compute them for each row, these and what they need, if
     nothing of it is a statistic or has further variables."""
-    by_name = {s.output: s for s in statements if _kind(s, across, along, extent) is not None}
     repeated = [
-        s for s in by_name.values() if s.output in around.instructions and _is_repeated(s, across, along, extent)
+        s
+        for s in statements
+        if s.output in around.instructions
+        and _is_repeated(s, across, along, extent)
+        and _kind(s, across, along, extent) is not None
     ]
+    if not repeated:
+        return set()
+    by_name = {s.output: s for s in statements if _kind(s, across, along, extent) is not None}
     apart = {s.output for s in repeated if around.instructions[s.output] >= 2 * CALLED}
     found, each = set[str](), 0.0
     for s in repeated:
