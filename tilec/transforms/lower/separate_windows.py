@@ -33,7 +33,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating
-from tilec.lattice.sets import Box, bounds, covers
+from tilec.lattice.sets import Box, bounds, covers, sizes_of
 from tilec.transforms.lower.eliminate import POINTWISE_NODES
 from tilec.transforms.lower.factor import Factor, as_float32, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
@@ -70,20 +70,25 @@ def _separated(s: Statement, types: Types, names: Names) -> list[Statement]:
     dtype = types[s.output].dtype if s.output in types else statement_type(s, types).dtype
     if whole is None or s.aggregation == "sum" and not is_floating(dtype):
         return [s]
-    shapes = {name: t.shape for name, t in types.items()}
-    box = bounds(whole, shapes)
-    if box is None or any(not isinstance(e, POINTWISE_NODES) for e in walk(whole.body)) or _counts(whole.body):
+    if any(not isinstance(e, POINTWISE_NODES) for e in walk(whole.body)) or _counts(whole.body):
         return [s]
-    factors = factors_of(whole.body, False) if s.aggregation == "sum" else [Factor(whole.body, False)]
-    written = distinct_variables(whole.index) or ()
-    found = [
-        made
-        for v in dict.fromkeys(index_variables(whole.body))
-        if v not in written and (made := _last(whole, v, factors, box, types, names, dtype)) is not None
-    ]
     sums = s.aggregation == "sum"
-    orders = sorted(found, key=lambda f: -f[0])
-    first, last = next(((f, g) for _, f, g in orders if not sums or covers(f, shapes)), (None, s))
+    factors = factors_of(whole.body, False) if sums else [Factor(whole.body, False)]
+    written = distinct_variables(whole.index) or ()
+    orders = [
+        (v, made)
+        for v in dict.fromkeys(index_variables(whole.body))
+        if v not in written and (made := _last(whole, v, factors, types, names, dtype)) is not None
+    ]
+    shapes = {name: t.shape for name, t in types.items()}
+    box = bounds(whole, shapes) if orders else None
+    if box is None:
+        return [s]
+    least = SPARED * 1.5 if dtype in NARROW and sums else SPARED
+    spared = [(_spared(whole, v, first, box), first, last) for v, (first, last) in orders]
+    found = [x for x in spared if x[0] >= max(least * math.prod(sizes_of(x[1])), FEWEST)]
+    best = sorted(found, key=lambda x: -x[0])
+    first, last = next(((f, g) for _, f, g in best if not sums or covers(f, shapes)), (None, s))
     if first is None:
         return [s]
     inner = _separated(first, {**types, first.output: statement_type(first, types)}, names)
@@ -99,16 +104,20 @@ def _gathered(s: Statement, types: Types) -> Statement | None:
     """The statement with a variable of its own for each dimension of its output: `O[y + j]` with h for y + j."""
     if distinct_variables(s.index) is not None:
         return s
-    box = bounds(s, {name: t.shape for name, t in types.items()})
+    longest: dict[str, int] = {}
+    for a in accesses_in(s.body):
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
+            if isinstance(e, Index):
+                longest[e.name] = max(n, longest.get(e.name, 0))
     for k, e in enumerate(s.index or ()):
         form = linear(e)
         if form.bare is not None:
             continue
         here = [v for v in form.variables() if abs(form.coefficient(v)) == 1]
         apart = {v for n, other in enumerate(s.index or ()) if n != k for v in index_variables(other)}
-        if box is None or not form.is_affine or len(form.variables()) != 2 or not here or apart & set(form.variables()):
+        if not form.is_affine or len(form.variables()) != 2 or not here or apart & set(form.variables()):
             return None
-        v = max(here, key=lambda v: box[v][1] - box[v][0])
+        v = max(here, key=lambda v: longest.get(v, 0))
         h = fresh_variable("h", set(index_variables(*s.roots, *(s.index or ()))))
         rest = form - Affine.variable(v, form.coefficient(v))
         s = substitute_affine(s, {v: (Affine.variable(h) - rest) * form.coefficient(v)})
@@ -121,9 +130,9 @@ def _counts(e: Expr) -> bool:
 
 
 def _last(
-    s: Statement, v: str, factors: Sequence[Factor], box: Box, types: Types, names: Names, dtype: str
-) -> tuple[int, Statement, Statement] | None:
-    """How many terms it spares to sum over `v` last, what is summed before, and the rest; None where it cannot be."""
+    s: Statement, v: str, factors: Sequence[Factor], types: Types, names: Names, dtype: str
+) -> tuple[Statement, Statement] | None:
+    """What is summed before `v` where that goes last, and the rest; None where it cannot be."""
     written = distinct_variables(s.index) or ()
     others = {w for w in index_variables(s.body) if w not in written and w != v}
     outer = [f for f in factors if not others & set(index_variables(f.value))]
@@ -152,7 +161,7 @@ def _last(
     h = fresh_variable("h", {*index_variables(*s.roots), *written})
     used = set(index_variables(*(f.value for f in inner), *(c.expr for c in early)))
     place = tuple(h if w == moved[0] else w for w in written if w in used and w not in moved[1:])
-    shape = dict(zip(written, _shape(s), strict=True))
+    shape = dict(zip(written, sizes_of(s), strict=True))
     sizes = tuple(n if w == h else shape[w] for w in place)
     narrow = dtype in NARROW and s.aggregation == "sum"
     name = names.fresh(f"{s.output}_along")
@@ -172,15 +181,16 @@ def _last(
         body=quotient_of([*(as_float32(f, narrow) for f in outer), Factor(read, False)]),
         constraints=tuple(late),
     )
+    return first, last
+
+
+def _spared(s: Statement, v: str, first: Statement, box: Box) -> int:
+    """How many terms the sum over `v` after the first statement's spares."""
+    written = distinct_variables(s.index) or ()
     extent = {w: high - low + 1 for w, (low, high) in box.items()}
-    elements, stored = math.prod(shape.values()), math.prod(sizes)
-    before = elements * extent[v] * math.prod(extent[w] for w in others)
-    spared = before - stored * math.prod(extent[w] for w in others) - elements * extent[v]
-    return (spared, first, last) if spared >= max(SPARED * stored * (1.5 if narrow else 1), FEWEST) else None
-
-
-def _shape(s: Statement) -> tuple[int, ...]:
-    return tuple(n.value for n in s.sizes or () if isinstance(n, Int))
+    others = math.prod(extent[w] for w in set(index_variables(s.body)) - {*written, v})
+    elements = math.prod(sizes_of(s))
+    return elements * extent[v] * (others - 1) - math.prod(sizes_of(first)) * others
 
 
 def _at(e: Expr, form: Affine, h: str) -> Expr:
