@@ -19,7 +19,7 @@ from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Program, Statement, accesses_in, expressions
 from tilec.ir.types import TensorType
 from tilec.specialise import Specialiser
-from tilec.transforms.bind.sizes import SIZE_FUNCTIONS, promoting, size_inputs
+from tilec.transforms.bind.sizes import SIZE_FUNCTIONS, as_number, promoting, size_inputs
 
 OpenSize = Any  # int or torch.SymInt
 OpenShape = tuple[OpenSize, ...]
@@ -108,7 +108,7 @@ class _Shapes:
         return tuple(self._left_out(s, e) for e in s.index)
 
     def _sizes(self, sizes: Sequence[Expr]) -> OpenShape:
-        return tuple(int(n) if isinstance(n, bool) else n for n in map(self.evaluate, sizes))
+        return tuple(as_number(self.evaluate(n)) for n in sizes)
 
     def _left_out(self, s: Statement, e: Expr) -> OpenSize:
         """The size of an output index, from where the variable stands bare."""

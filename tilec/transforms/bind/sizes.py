@@ -47,6 +47,11 @@ def _decided(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
     return lambda a, b: bool(compare(a, b))
 
 
+def as_number(n: Any) -> Any:
+    """A truth value as 0 or 1; any other size, open ones too, as it is."""
+    return int(n) if isinstance(n, bool) else n
+
+
 def promoting(compute: Callable[..., Any], among: int = 0) -> Callable[..., Any]:
     """A function of which truth values make a truth value, and anything else an integer; of its operands from `among`
     on."""
@@ -54,7 +59,7 @@ def promoting(compute: Callable[..., Any], among: int = 0) -> Callable[..., Any]
     def function(*args):
         if all(isinstance(a, bool) for a in args[among:]):
             return bool(compute(*args))
-        return compute(*(int(a) if isinstance(a, bool) else a for a in args))
+        return compute(*map(as_number, args))
 
     return function
 
@@ -178,7 +183,7 @@ class Sizes:
             raise SizeMistake(
                 f"{what} is `{show_expr(e, tight=True)}` = {value}, a negative size", e.span, hint=self.explain(e)
             )
-        return Int(int(value) if isinstance(value, bool) else value, span=e.span)
+        return Int(as_number(value), span=e.span)
 
     def dimension(self, tensor: Name, axis: Expr, span: Span | None) -> int:
         """The size of one dimension of a tensor."""

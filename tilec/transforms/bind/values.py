@@ -27,7 +27,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import CASTS, TensorType
 from tilec.language import show_expr
-from tilec.transforms.bind.sizes import Sizes, counted
+from tilec.transforms.bind.sizes import Sizes, as_number, counted
 from tilec.transforms.simplify.keep_variables import keep_aggregate
 from tilec.transforms.util.broadcast import Axes, Shape
 
@@ -109,8 +109,7 @@ class ValueBinder:
             raise SizeMistake(
                 f"right of `<` stands a size, without index variables: {', '.join(variables)}", c.bound.span or c.span
             )
-        size = self.scope.sizes.evaluate(c.bound)
-        return Int(max(0, int(size) if isinstance(size, bool) else size), span=c.bound.span)
+        return Int(max(0, as_number(self.scope.sizes.evaluate(c.bound))), span=c.bound.span)
 
     def _bind(self, e: Expr) -> Expr:
         match e:

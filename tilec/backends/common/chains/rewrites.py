@@ -121,16 +121,14 @@ class _Rewriter:
         reads: dict[Expr, Access] = {}
         for e in every:
             a = access_of(e)
-            fixed = tuple(ZERO if _is_whole(i, n, extent) else i for i, n in zip(a.index, self._shape(a), strict=True))
+            shape = self.types[a.tensor].shape
+            fixed = tuple(ZERO if _is_whole(i, n, extent) else i for i, n in zip(a.index, shape, strict=True))
             within = call("ne", Inside(replace(a, index=fixed)), ZERO)
             inside[self._stored(s, within, "bool", "inside", extent, before)] = None
             if isinstance(e, Access):
                 reads[e] = self._stored(s, a, self.types[a.tensor].dtype, "read", extent, before)
         self.changed.add(s.output)
         return [*before, replace(s, body=_replaced(s.body, reads), guard=all_of(inside))]
-
-    def _shape(self, a: Access) -> tuple[int, ...]:
-        return self.types[a.tensor].shape
 
     def _stored(
         self, s: Statement, value: Expr, dtype: str, suffix: str, extent: Mapping[str, int], before: list[Statement]
@@ -156,17 +154,14 @@ class _Rewriter:
             return [s]
         kept = tuple(dict.fromkeys(index_variables(*(s.index or ()))))
         whole = replace(s, index=tuple(map(Index, kept)))
-        extent: dict[str, int] = {}
-        for a in value_accesses(replace(s, index=whole.index)):
-            for i, n in zip(a.index, matrices.types[a.tensor].shape, strict=True):
-                v = linear(i).bare
-                if v is not None:
-                    extent[v] = min(n, extent.get(v, n))
-        if not set(kept) <= extent.keys() or 0 in extent.values() or any(map(_is_computed, _outermost(s.body))):
-            return [s]
         dtype = self.types[s.output].dtype
+        extent = extents_of(replace(s, index=()), {**matrices.types, s.output: TensorType((), dtype)})
+        if extent is None or not set(kept) <= extent.keys() or 0 in extent.values():
+            return [s]
+        if any(map(_is_computed, _outermost(s.body))):
+            return [s]
         name = self.names.fresh(f"{s.output}_points")
-        t = TensorType(tuple(extent[v] for v in kept), "float32" if kind(dtype) == 2 and dtype != "float64" else dtype)
+        t = TensorType(tuple(extent[v] for v in kept), "float32" if dtype in NARROW else dtype)
         self.types[name] = t
         self.changed |= {name, s.output}
         self.summed.add(name)

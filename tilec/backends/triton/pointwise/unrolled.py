@@ -68,8 +68,9 @@ class UnrolledKernel:
         """Lines that decode the positions of a block into variables."""
         k = self.k
         k.assign(name, f"{start} + tl.arange(0, {block})")
-        k.assign(f"{name}_in", f"{name} < {end or k.count(variables)}")
-        k.starts[name] = start, end or k.count(variables), block
+        end = end or k.count(variables)
+        k.assign(f"{name}_in", f"{name} < {end}")
+        k.starts[name] = start, end, block
         k.decode(Axis(name, variables, block))
 
     def bind_single(self, variables: Iterable[str]) -> None:

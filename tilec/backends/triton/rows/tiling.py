@@ -21,9 +21,8 @@ FEW_LONG_ROWS = 8 * MULTIPROCESSORS  # rows that are walked, up to which a progr
 ROWS_TO_COMBINE = 16  # rows of a block where memory runs along them and there are few
 STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
 ACROSS = 32  # rows of a block that holds their columns where memory runs along the rows, at least
-EXPONENTIALS = frozenset(
-    ("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "softplus", "tanh")
-)  # functions that take them
+# functions that take exponentials
+EXPONENTIALS = frozenset(("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "softplus", "tanh"))
 NOTHING: Mapping[str, str] = {}
 
 
