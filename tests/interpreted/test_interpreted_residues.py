@@ -331,12 +331,12 @@ def test_neighbours_in_memory_are_stored_together(name: str) -> None:
 
 @pytest.mark.parametrize("name", ("complex products", "quaternions", "cross products", "slabs"))
 def test_parts_at_numbers(name: str) -> None:
-    """The gradient of what is read at 0, 1, ... along an axis is one kernel an operand, with no part filled with
-    zeros."""
+    """The gradient of what is read at 0, 1, ... along an axis is one kernel an operand, or one of both that add up the
+    same, with no part filled with zeros."""
     f = tilec.compile(SIDE_BY_SIDE[name], backend="triton")
     full = (3, 40, 4 if "quat" in name else 3 if "cross" in name else 2)
     gradient = f.grad(f.program.input_names())
     lowered = gradient.lower(
         image(full), image(full), *(image(t.shape) for t in f.lower(image(full), image(full)).outputs)
     )
-    assert len(lowered.kernels) == 2 and "torch.full" not in lowered.source()
+    assert len(lowered.kernels) == (1 if name == "cross products" else 2) and "torch.full" not in lowered.source()

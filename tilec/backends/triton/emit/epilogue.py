@@ -85,25 +85,36 @@ def epilogue_over(space: Space, statements: Sequence[Statement]) -> list[Stateme
 
 
 def finish(
-    frame: Frame, space: Space, value: str, compute_dtype: str, statements: Sequence[Statement]
+    frame: Frame,
+    space: Space,
+    value: str,
+    compute_dtype: str,
+    statements: Sequence[Statement],
+    given: Mapping[Expr, ScalarValue] | None = None,
 ) -> tuple[str, str]:
-    """Text and dtype of the epilogue's last value, given the anchor's."""
-    before = space.statement
-    variables = frozenset((*space.outputs, *space.residues))
+    """Text and dtype of the epilogue's last value, given the anchor's and others."""
+    output = space.statement.output
+    known = dict(given or {})
     for s in epilogue_over(space, statements):
-        t = frame.types[before.output]
-        text = value if compute_dtype == t.dtype else f"({value}).to({triton_type(t.dtype)})"
-        text = f"{text}.to(tl.float32)" if t.dtype in NARROW else text
-        name = frame.kernel.names.fresh(python_name(before.output).lower())
-        frame.kernel.assign(name, text)
-        given = ScalarValue(name, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
-        access = Access(before.output, tuple(r.to_expr() for r in space.rows))
-        evaluator = TritonScalars(frame, s.body, given={access: given})
+        known |= as_read(frame, space, output, value, compute_dtype)
+        evaluator = TritonScalars(frame, s.body, given=known)
         result = evaluator.value(s.body)
         out = frame.types[s.output].dtype
         if out == "bool":
             value, compute_dtype = evaluator.condition(result), "bool"
         else:
             value, compute_dtype = evaluator.tensor(result, compute_dtype_of(out)), compute_dtype_of(out)
-        before = s
+        output = s.output
     return value, compute_dtype
+
+
+def as_read(frame: Frame, space: Space, output: str, value: str, compute_dtype: str) -> dict[Expr, ScalarValue]:
+    """A value, which goes into a tensor's own element, as it is read there."""
+    t = frame.types[output]
+    text = value if compute_dtype == t.dtype else f"({value}).to({triton_type(t.dtype)})"
+    text = f"{text}.to(tl.float32)" if t.dtype in NARROW else text
+    name = frame.kernel.names.fresh(python_name(output).lower())
+    frame.kernel.assign(name, text)
+    variables = frozenset((*space.outputs, *space.residues))
+    found = ScalarValue(name, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
+    return {Access(output, tuple(r.to_expr() for r in space.rows)): found}

@@ -9,22 +9,24 @@ A long reduction with few outputs is split over programs; a second launch combin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilec.backends.common.code import python_name, tuple_text
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.epilogue import finish
+from tilec.backends.triton.emit.epilogue import as_read, finish
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Kernel, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, assign
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.pointwise.residues import unrolled_outputs
+from tilec.backends.triton.pointwise.reduction_walk import blocks_of, points_of
+from tilec.backends.triton.pointwise.residues import choose_residues, unrolled_outputs
 from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
     HALVES,
@@ -38,12 +40,48 @@ from tilec.backends.triton.pointwise.tiling import (
     PointwiseTiling,
     choose_pointwise_tiling,
     combining,
-    part_of,
-    passes_once,
-    point_walk,
 )
-from tilec.ir.program import Access, Call, Index, Int, Statement
-from tilec.ir.types import TensorType, Types
+from tilec.backends.triton.pointwise.unrolled import Computed
+from tilec.backends.triton.pointwise.windows import (
+    RegisterBlock,
+    RegisterBlockWriter,
+    block_places,
+    choose_register_block,
+)
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
+from tilec.ir.types import ITEM_BYTES, TensorType, Types
+
+STATE = ("acc", "top", "total", "new_top", "highest", "scaled")  # names of running values
+
+
+def several(
+    results: Sequence[Computed], view: StridedView, form: PointwiseTiling | RegisterBlock, int64_index: bool
+) -> list[Step]:
+    """Steps that compute aggregations over the same variables into their allocated outputs, in one kernel. `view`: of
+    all that they touch; `form`: of each, see `form_beside`."""
+    if isinstance(form, RegisterBlock):
+        return [RegisterBlockWriter(form, results, view, int64_index).launch()]
+    return _steps(results, view, form, int64_index)
+
+
+def form_beside(space: Space, view: StridedView) -> PointwiseTiling | RegisterBlock | None:
+    """How an aggregation is spread over programs where others can stand in its kernel; None where they cannot."""
+    tiling = choose_pointwise_tiling(space, view)
+    if tiling.outer or tiling.parts > 1 or tiling.lanes is not None:
+        return None
+    if tiling.reduction is not None:
+        return None if tap_sums(space) is not None else tiling
+    block = choose_register_block(space)
+    return block or (None if choose_residues(space, view) is not None else tiling)
+
+
+def words_of(form: PointwiseTiling | RegisterBlock, statements: Sequence[Statement], types: Types) -> int:
+    """Registers of a thread for the running values of aggregations in one kernel."""
+    sums = [Accumulator.of(s.aggregation, types[s.output].dtype) for s in statements]
+    words = sum(-(-ITEM_BYTES[a.dtype] // 4) * len(a.state) for a in sums)
+    if isinstance(form, RegisterBlock):
+        return words * form.count * block_places(statements, types) // 128
+    return words * math.prod(size for _, size in form.axes) * (form.reduction or 1) // (32 * form.warps)
 
 
 def pointwise(
@@ -54,8 +92,8 @@ def pointwise(
     launch that combines parts, where there is one; `view` is not coalesced then, and what makes the parts is."""
     tiling = choose_pointwise_tiling(space, view)
     if tiling.reduction is None and not tiling.outer and (space.covers or not epilogue):
-        if (writer := unrolled_outputs(space, view, int64_index, epilogue)) is not None:
-            return [writer.launch(flat)]
+        if (writer := unrolled_outputs(Computed(space, flat, epilogue), view, int64_index)) is not None:
+            return [writer.launch()]
     own, merged = space, view
     if epilogue and tiling.reduction is not None:
         merged = coalesce(view)
@@ -67,9 +105,8 @@ def pointwise(
     if epilogue and not space.covers:
         return None
     if not split:
-        return _steps(
-            space, view, flat, choose_pointwise_tiling(space, view) if epilogue else tiling, int64_index, epilogue
-        )
+        tiling = choose_pointwise_tiling(space, view) if epilogue else tiling
+        return _steps([Computed(space, flat, epilogue)], view, tiling, int64_index)
     s = own.statement
     accumulator = Accumulator.of(s.aggregation, view.types[s.output].dtype)
     parts = f"{s.output}.parts"
@@ -77,7 +114,7 @@ def pointwise(
     made = (
         [TapWriter(taps, own, merged, int64_index).launch(flat, parts)]
         if taps is not None
-        else _steps(own, merged, flat, tiling, int64_index)
+        else _steps([Computed(own, flat)], merged, tiling, int64_index)
     )
     shape = (number, math.prod(view.types[s.output].shape))
     content = None if taps is not None else unwritten(own, accumulator)
@@ -102,19 +139,16 @@ def fill(space: Space, types: Types) -> list[Step]:
 # text
 
 
-def _steps(
-    space: Space,
-    view: StridedView,
-    flat: Statement,
-    tiling: PointwiseTiling,
-    int64_index: bool,
-    epilogue: Sequence[Statement] = (),
-) -> list[Step]:
-    s = space.statement
-    k = Kernel(python_name(s.output) + "_kernel", space, view.types, view.strides, int64_index, powers=True)
-    accumulator = Accumulator.of(s.aggregation, view.types[s.output].dtype)
+def _steps(results: Sequence[Computed], view: StridedView, tiling: PointwiseTiling, int64_index: bool) -> list[Step]:
+    space = results[0].space
+    k = Kernel(
+        python_name(space.statement.output) + "_kernel", space, view.types, view.strides, int64_index, powers=True
+    )
+    sums = [r.space.statement for r in results]
+    accumulators = [Accumulator.of(s.aggregation, view.types[s.output].dtype) for s in sums]
+    accumulators[1:] = [replace(a, names=tuple((n, k.names.fresh(n)) for n in STATE)) for a in accumulators[1:]]
     if tiling.lanes is not None and tiling.lanes.in_16_bits:
-        accumulator = replace(accumulator, dtype=HALVES)
+        accumulators = [replace(a, dtype=HALVES) for a in accumulators]
     k.residues()
     axes = _output_axes(k, tiling)
     tails = {a.name: f"{a.name}_in" for a in axes}
@@ -126,21 +160,24 @@ def _steps(
     outer_frame = Frame(k, [a.name for a in axes], tails)
     shape = tuple_text([a.block for a in axes])
     if reductions:
-        stored = epilogue[-1].output if epilogue else s.output
-        body, reached = _reduction(k, axes, needed, reductions, tiling, accumulator, stored)
-        value, compute_dtype = accumulator.result(), accumulator.dtype
+        terms = [(r.space, a) for r, a in zip(results, accumulators, strict=True)]
+        body, reached = _reduction(k, axes, needed, reductions, tiling, terms, results[0].output)
+        values = [(a.result(), a.dtype) for a in accumulators]
         k.scopes[0].lines += body
     else:
-        value, compute_dtype, reached = _direct(k, outer_frame, accumulator)
-    target = s.output if tiling.parts == 1 else f"{s.output}.parts"
-    _store(k, outer_frame, value, compute_dtype, reached, target, shape, epilogue)
+        value, dtype, reached = _direct(k, outer_frame, accumulators[0])
+        values = [(value, dtype)]
+    given: dict[Expr, ScalarValue] = {}
+    for number, (r, (value, dtype)) in enumerate(zip(results, values, strict=True)):
+        given |= _store(k, r, outer_frame, value, dtype, reached, tiling.parts > 1, shape, given, results[number + 1 :])
     blocks = [(b, size) for b, (_, size) in zip(("BM", "BN"), tiling.axes, strict=False)]
     blocks += [("BR", tiling.reduction)] if reductions and tiling.reduction is not None else []
     k.constants = {**dict(blocks), **k.constants}
     tiles = math.prod(-(-max(space.count(variables), 1) // size) for variables, size in tiling.axes)
     if any(0 in (e[v] for v in space.outputs) for e in space.extent[:1]) and len(space.extent) == 1:
         return []
-    return k.launches((tiles, len(space.classes), tiling.parts), tiling.warps, 2, flat, *epilogue)
+    told = [told for r in results for told in (r.flat, *r.epilogue)]
+    return k.launches((tiles, len(space.classes), tiling.parts), tiling.warps, 2, *told)
 
 
 def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
@@ -179,7 +216,7 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
     k.blockwise = True
     evaluator = TritonScalars(frame, *s.roots)
     evaluator.read_first(*s.roots)
-    mask, compute_dtype = _mask(k, frame, evaluator), accumulator.term_dtype
+    mask, compute_dtype = _mask(k.space, frame, evaluator), accumulator.term_dtype
     code = evaluator.text(s.body, compute_dtype)
     if mask is None:
         return code, compute_dtype, None
@@ -189,8 +226,8 @@ def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str
     return f"tl.where(valid, {code}, {Accumulator(s.aggregation, compute_dtype).identity_text})", compute_dtype, None
 
 
-def _mask(k: Kernel, frame: Frame, evaluator: TritonScalars) -> str | None:
-    return all_text([*frame.tests(k.space.valid), *map(evaluator.test, k.space.statement.guards)]) or None
+def _mask(space: Space, frame: Frame, evaluator: TritonScalars) -> str | None:
+    return all_text([*frame.tests(space.valid), *map(evaluator.test, space.statement.guards)]) or None
 
 
 def _reduction(
@@ -199,17 +236,23 @@ def _reduction(
     tails: dict[str, str],
     reductions: list[str],
     tiling: PointwiseTiling,
-    accumulator: Accumulator,
+    terms: Sequence[tuple[Space, Accumulator]],
     stored: str,
 ) -> tuple[list[CodeLine], str | None]:
-    """Lines of the loop over the reduction, for the output `stored`; the name of the test that a point was valid, where
-    needed."""
+    """Lines of the loop over the reduction, for the output `stored` and those beside it; the name of the test that a
+    point was valid, where needed. `terms`: what each adds to."""
     body: list[CodeLine] = []
     s = k.space.statement
     tiled, lanes = tiling.reduction is not None, tiling.lanes
-    walk = _tiled(k, axes, tails, reductions, tiling) if tiled else _pointed(k, axes, tails, reductions, tiling)
+    walk = (blocks_of if tiled else points_of)(k, axes, tails, reductions, tiling)
     shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])] if lanes is None else ["BM", "BR", "BN"])
-    lines = reads_first(k, walk.steps, lambda step: _term(k, walk.enter(step), tiling, accumulator))
+    accumulators = [accumulator for _, accumulator in terms]
+
+    def write(step: int) -> int:
+        frame = walk.enter(step)
+        return [_term(k, frame, tiling, *own) for own in terms][0]
+
+    lines = reads_first(k, walk.steps, write)
     wants_reached = s.default is not None
     alone = tiling.outer and not whole_blocks(k.space)
     if alone:
@@ -221,7 +264,8 @@ def _reduction(
         never = NEVER if lanes is None else f"(row[:, None, None] < 0) & (col[None, None, :] < 0) & ({BESIDE} < 0)"
         place += "" if lanes is None else f" + {BESIDE} * 0"
         body.append(assign("zeros", f"tl.load({place}, mask={never}, other=0)"))
-    body += accumulator.start(shape, "zeros" if alone else None)
+    for accumulator in accumulators:
+        body += accumulator.start(shape, "zeros" if alone else None)
     if wants_reached:
         body.append(assign("reached", f"tl.full({shape}, False, tl.int1)"))
     body += walk.before
@@ -230,25 +274,25 @@ def _reduction(
             lines = [ForLoop(counter, over, tuple(lines))]
         lines = [*(k.scopes.pop().lines if len(k.scopes) > 1 else ()), *lines]
     body += lines
-    if lanes is not None:
-        body += accumulator.reduce(1)
+    for accumulator in accumulators:
+        body += accumulator.reduce(1) if lanes is not None else ()
+        body += accumulator.reduce(len(axes)) if tiled else ()
     if tiled:
-        body += accumulator.reduce(len(axes))
         if wants_reached:
             body.append(assign("reached", f"tl.reduce(reached, {len(axes)}, either_)"))
     return body, "reached" if wants_reached else None
 
 
-def _term(k: Kernel, frame: Frame, tiling: PointwiseTiling, accumulator: Accumulator) -> int:
+def _term(k: Kernel, frame: Frame, tiling: PointwiseTiling, space: Space, accumulator: Accumulator) -> int:
     """Lines that add the point of a frame, or its block of points; how many of them are there for reads."""
-    s, lanes = k.space.statement, tiling.lanes
+    s, lanes = space.statement, tiling.lanes
     evaluator = TritonScalars(frame, *s.roots)
     halves = s.body if lanes is not None and lanes.in_16_bits and isinstance(s.body, Call) else None
     reads = [frame.read(a, 0) for a in halves.args if isinstance(a, Access)] if halves else []
     if tiling.outer and halves is None:
         evaluator.read_first(*s.roots, always=True)
     last = len(k.scopes[-1].lines)
-    mask = _mask(k, frame, evaluator)
+    mask = _mask(space, frame, evaluator)
     if halves is not None:
         code = {"add": "{} + {}", "sub": "{} - {}"}[halves.function].format(*reads)
     else:
@@ -266,108 +310,24 @@ def _term(k: Kernel, frame: Frame, tiling: PointwiseTiling, accumulator: Accumul
     return last
 
 
-@dataclass(frozen=True)
-class ReductionWalk:
-    """How a reduction is walked: lines before, the loops of each scope, outermost first, by their counters and what
-    these go over, and so many steps written out in the innermost one, of which `enter` makes the frame."""
-
-    before: tuple[CodeLine, ...]
-    loops: tuple[tuple[tuple[str, str], ...], ...]
-    enter: Callable[[int], Frame]
-    steps: int = 1
-
-
-def _tiled(
-    k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: PointwiseTiling
-) -> ReductionWalk:
-    """Block by block of all summed variables together; in parts where the reduction is split over programs."""
-    assert tiling.reduction is not None
-    start, end, before = _bounds(k, tiling, k.count(reductions), k.space.count(tuple(reductions)), tiling.reduction)
-
-    def enter(_: int) -> Frame:
-        position = "first + tl.arange(0, BR)"
-        k.assign("red", f"({position}).to(tl.int64)" if k.int64_index else position)
-        frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
-        k.assign("red_in", f"red < {end}")
-        k.decode(Axis("red", tuple(reductions), "BR"))
-        if passes_once(k.space, k.types):
-            frame.how = ', eviction_policy="evict_first"'
-        return frame
-
-    stages = tiling.stages
-    over = f"tl.range({start}, {end}, BR, num_stages={stages})" if stages > 1 else f"range({start}, {end}, BR)"
-    return ReductionWalk(before, ((("first", over),),), enter)
-
-
-def _bounds(
-    k: Kernel, tiling: PointwiseTiling, count: str, points: int, block: int
-) -> tuple[str, str, tuple[CodeLine, ...]]:
-    """Where a walk over so many points, in whole blocks, starts and ends in this program, and lines that say so."""
-    if tiling.parts == 1:
-        return "0", count, ()
-    part = k.number("part", "part_size", part_of(points, tiling.parts, block))
-    start = assign("red_from", f"{k.program(2)} * {part}")
-    return "red_from", "red_end", (start, assign("red_end", f"tl.minimum(red_from + {part}, {count})"))
-
-
-def _pointed(
-    k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: PointwiseTiling
-) -> ReductionWalk:
-    """Point by point, or a few side by side: one summed variable innermost, several of its values at a time so that
-    their reads overlap."""
-    outer, lanes = tiling.outer, tiling.lanes
-    inner, windows, block = point_walk(k.space, reductions, lanes)
-    integer = "tl.int64" if k.int64_index else "tl.int32"
-    loops: list[tuple[tuple[str, str], ...]] = []
-    scopes: list[frozenset[str]] = []
-    count, points = (k.count(windows), k.space.count(windows)) if windows else (k.extent(inner), k.space.largest(inner))
-    start, end, before = _bounds(k, tiling, count, points, 1 if windows else block)
-    if windows:
-        k.scopes.append(Scope())
-        k.assign("window", f"tl.full((), 0, {integer}) + at_window")
-        k.decode(Axis("window", windows, None))
-        loops.append((("at_window", f"range({start}, {end})"),))
-        start, end = "0", k.extent(inner)
-        scopes.append(frozenset((*windows, "window")))
-    unroll = block if lanes is None else lanes.times
-    if lanes is not None:
-        k.constants["BR"] = lanes.count
-    if not outer:
-        k.constants["UNROLL"] = unroll
-    loop = ("first", f"range({start}, {end}, {block if outer else 'UNROLL'})")
-    loops.append((loop,) if outer else (loop, ("step", "tl.static_range(UNROLL)")))
-
-    def enter(number: int) -> Frame:
-        step, red = (str(number), k.names.fresh(f"red_{number}")) if outer else ("step", "red")
-        if lanes is None:
-            k.assign(red, f"tl.full((), 0, {integer}) + (first + {step})")
-        else:
-            k.assign(red, f"tl.arange(0, BR).to({integer}) + (first + {step} * BR)")
-        k.decode(Axis(red, (inner,), None if lanes is None else "BR"))
-        bound = (*scopes, frozenset((inner, red)))
-        frame = Frame(k, [a.name for a in axes] if lanes is None else ["row", red, "col"], tails, *bound)
-        if outer:
-            columns = [v for v in axes[1].variables if k.space.largest(v) > 1]
-            frame.untested = k.line("some", f"{k.count(columns)} > 0", 0)
-        return frame
-
-    return ReductionWalk(before, tuple(loops), enter, unroll if outer else 1)
-
-
 def _store(
     k: Kernel,
+    r: Computed,
     frame: Frame,
     value: str,
     compute_dtype: str,
     reached: str | None,
-    target: str,
+    split: bool,
     shape: str,
-    epilogue: Sequence[Statement],
-) -> None:
-    s, types = k.space.statement, k.types
+    given: Mapping[Expr, ScalarValue],
+    later: Sequence[Computed],
+) -> dict[Expr, ScalarValue]:
+    """Lines that store a result, in this program's part where it is `split`; what `later` ones are given of it.
+    `given`: what it is given of those before."""
+    s, types = r.space.statement, k.types
     rows = [frame.form(e) for e in s.index or ()]
     mask = " & ".join(dict.fromkeys([
-        *(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(k.space.stored),
+        *(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(r.space.stored),
     ]))  # fmt: skip
     if reached is not None:
         assert s.default is not None
@@ -376,15 +336,16 @@ def _store(
         if stored != compute_dtype:
             other = f"{other}.to({triton_type(compute_dtype)})"
         value = f"tl.where({reached}, {value}, {other})"
-    value, compute_dtype = finish(frame, k.space, value, compute_dtype, epilogue)
-    k.assign("result", value)
-    output = epilogue[-1].output if epilogue else s.output
-    dtype = types[output].dtype
-    cast = "" if compute_dtype == dtype or target != s.output else f".to({triton_type(dtype)})"
-    whole = frozenset(frame.axes)
-    split = target != s.output
-    address = frame.part_address(output, target, rows, whole) if split else frame.address(output, rows, whole)
-    k.store(address, f"tl.broadcast_to(result, {shape}){cast}", f"tl.broadcast_to({mask}, {shape})")
+    value, compute_dtype = finish(frame, r.space, value, compute_dtype, r.epilogue, given)
+    found = as_read(frame, r.space, r.output, value, compute_dtype) if r.is_read_by(later) else {}
+    if r.stored:
+        k.assign("result", value)
+        dtype, whole = types[r.output].dtype, frozenset(frame.axes)
+        cast = "" if compute_dtype == dtype or split else f".to({triton_type(dtype)})"
+        parts = f"{s.output}.parts"
+        address = frame.part_address(r.output, parts, rows, whole) if split else frame.address(r.output, rows, whole)
+        k.store(address, f"tl.broadcast_to(result, {shape}){cast}", f"tl.broadcast_to({mask}, {shape})")
+    return found
 
 
 def unwritten(space: Space, accumulator: Accumulator) -> bool | int | float | None:
@@ -419,4 +380,4 @@ def combine_parts(
     second = build_space(total, types)
     assert second is not None
     combined = StridedView(total, types, strides)
-    return _steps(second, combined, total, combining(variables, count, parts), int64_index, epilogue)
+    return _steps([Computed(second, total, epilogue)], combined, combining(variables, count, parts), int64_index)

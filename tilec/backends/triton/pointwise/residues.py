@@ -19,7 +19,7 @@ from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.pointwise.unrolled import Element, OutputsKernel, inside_tile, tiled
+from tilec.backends.triton.pointwise.unrolled import Computed, Element, OutputsKernel, inside_tile, tiled
 from tilec.backends.triton.pointwise.windows import RegisterBlockWriter, choose_register_block
 from tilec.errors import TileError
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
@@ -50,15 +50,13 @@ class Residues:
     last: str = ""
 
 
-def unrolled_outputs(
-    space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
-) -> OutputsKernel | None:
+def unrolled_outputs(result: Computed, view: StridedView, int64_index: bool) -> OutputsKernel | None:
     """The kernel that writes several elements for each place of its block; None where that has no gain."""
-    block = choose_register_block(space)
+    block = choose_register_block(result.space)
     if block is not None:
-        return RegisterBlockWriter(block, space, view, int64_index, epilogue)
-    residues = choose_residues(space, view)
-    return None if residues is None else ResidueWriter(residues, space, view, int64_index, epilogue)
+        return RegisterBlockWriter(block, (result,), view, int64_index)
+    residues = choose_residues(result.space, view)
+    return None if residues is None else ResidueWriter(residues, result, view, int64_index)
 
 
 def choose_residues(space: Space, view: StridedView) -> Residues | None:
@@ -199,11 +197,9 @@ def _reads(e: Expr | None) -> list[Access]:
 class ResidueWriter(OutputsKernel):
     """The text of one such kernel; `found`: the classes."""
 
-    def __init__(
-        self, found: Residues, space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
-    ):
-        made = class_elements(found, space, view.types)
-        super().__init__(made.space, view, int64_index, made.elements, epilogue, exact=True)
+    def __init__(self, found: Residues, result: Computed, view: StridedView, int64_index: bool):
+        made = class_elements(found, result.space, view.types)
+        super().__init__(made.space, view, int64_index, made.elements, (result,), exact=True)
         self.joined, self.last = made.joined, found.last
         self.points = made.points
         self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))
@@ -224,7 +220,7 @@ class ResidueWriter(OutputsKernel):
         self.axis("joint", f"(tile % across) * (BN * {n})", (*self.columns, self.last), f"BN * {n}", end)
         frame = Frame(self.k, ["row", "joint"], {"row": "row_in", "joint": "joint_in"})
         dtype, cast = self.sums[0].dtype, ""
-        if not self.epilogue:
+        if not self.computed[0].epilogue:
             dtype = self.view.types[self.space.statement.output].dtype
             cast = f".to({triton_type(dtype)})" if dtype != self.sums[0].dtype else ""
         for g, element in enumerate(self.joined):
@@ -233,7 +229,7 @@ class ResidueWriter(OutputsKernel):
                 half = len(blocks) // 2
                 blocks = [f"tl.join({a}, {b})" for a, b in zip(blocks[:half], blocks[half:], strict=True)]
             shape = f"(BM, BN * {n})"
-            self.store(element, f"tl.reshape({blocks[0]}, {shape})", dtype, frame, shape)
+            self.store(element, f"tl.reshape({blocks[0]}, {shape})", dtype, frame, shape, {})
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
         return iter(())

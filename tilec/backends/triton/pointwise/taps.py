@@ -80,7 +80,7 @@ class TapWriter(UnrolledKernel):
         own = tiled(space, {how.across: (self.tile, how.count)})
         factors = zero_factors(s, view.types)  # each of them reads zeros where a point does not count
         exact = not factors or not all(isinstance(f, Access) for f in factors)
-        super().__init__(python_name(s.output) + "_taps", own, view, int64_index, how.taps, exact)
+        super().__init__(python_name(s.output) + "_taps", own, view, int64_index, [s] * how.taps, exact)
 
     def launch(self, flat: Statement, target: str) -> Launch:
         """Partial results go to the tensor `target`, one share after the other."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import point_conditions, size_of
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.epilogue import finish
+from tilec.backends.triton.emit.epilogue import as_read, finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
@@ -23,7 +24,7 @@ from tilec.backends.triton.plan.lines import If
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.index import Affine
-from tilec.ir.program import Constraint, Int, Statement
+from tilec.ir.program import Constraint, Expr, Int, Statement, reads
 
 
 def tiled(space: Space, tiles: Mapping[str, tuple[str, int]]) -> Space:
@@ -39,15 +40,22 @@ def tiled(space: Space, tiles: Mapping[str, tuple[str, int]]) -> Space:
 
 
 class UnrolledKernel:
-    """The text of one such kernel: blocks of rows x columns, a running value for each of `count` sums. `exact`: each
-    point is tested; `space`: in which tiles stand for their variables."""
+    """The text of one such kernel: blocks of rows x columns, a running value for each of the `statements`. `exact`:
+    each point is tested; `space`: in which tiles stand for their variables."""
 
-    def __init__(self, name: str, space: Space, view: StridedView, int64_index: bool, count: int, exact: bool):
+    def __init__(
+        self,
+        name: str,
+        space: Space,
+        view: StridedView,
+        int64_index: bool,
+        statements: Sequence[Statement],
+        exact: bool,
+    ):
         self.space, self.view, self.exact = space, view, exact
-        s = space.statement
         self.k = Kernel(name, space, view.types, view.strides, int64_index, powers=True)
-        base = Accumulator.of(s.aggregation, view.types[s.output].dtype)
-        self.sums = [replace(base, suffix=f"_{n}") for n in range(count)]
+        bases = [Accumulator.of(s.aggregation, view.types[s.output].dtype) for s in statements]
+        self.sums = [replace(base, suffix=f"_{n}") for n, base in enumerate(bases)]
         self.names = [self.k.names.fresh(name) for a in self.sums for name in a.state]
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
@@ -124,12 +132,35 @@ class UnrolledKernel:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """What a kernel computes of its points: a statement, as written too, and its epilogue. `stored`: others read it
+    than the epilogues of later ones."""
+
+    space: Space
+    flat: Statement
+    epilogue: Sequence[Statement] = ()
+    stored: bool = True
+
+    @property
+    def output(self) -> str:
+        return self.epilogue[-1].output if self.epilogue else self.space.statement.output
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        return (self.flat, *self.epilogue)
+
+    def is_read_by(self, later: Sequence[Computed]) -> bool:
+        return any(self.output in reads(s) for other in later for s in other.epilogue)
+
+
+@dataclass(frozen=True)
 class Element:
-    """One of the elements that a program computes at each place of its block: the statement there, and the conditions
-    for it to be one that there is."""
+    """One of the elements that a program computes at each place of its block: the statement there, the conditions for
+    it to be one that there is, and the number of the result that it is of."""
 
     statement: Statement
     limits: tuple[Constraint, ...]
+    result: int = 0
 
 
 class OutputsKernel(UnrolledKernel):
@@ -141,12 +172,12 @@ class OutputsKernel(UnrolledKernel):
         view: StridedView,
         int64_index: bool,
         elements: Sequence[Element],
-        epilogue: Sequence[Statement],
+        computed: Sequence[Computed],
         exact: bool,
     ):
         name = python_name(space.statement.output) + "_kernel"
-        super().__init__(name, space, view, int64_index, len(elements), exact)
-        self.elements, self.epilogue = elements, epilogue
+        super().__init__(name, space, view, int64_index, [e.statement for e in elements], exact)
+        self.elements, self.computed = elements, computed
         many = tuple(v for v in space.outputs if space.largest(v) > 1)
         self.rows, self.columns = many[:-1], many[-1:]
 
@@ -160,7 +191,7 @@ class OutputsKernel(UnrolledKernel):
         self.combine()
         return [a.result() for a in self.sums]
 
-    def launch(self, flat: Statement) -> Launch:
+    def launch(self) -> Launch:
         k, space = self.k, self.space
         k.assign("tile", k.program())
         k.assign("across", f"tl.cdiv({k.count(self.columns)}, BN)")
@@ -170,24 +201,31 @@ class OutputsKernel(UnrolledKernel):
         self.stores(self.results())
         rows, columns = k.constants["BM"], k.constants["BN"]
         tiles = -(-space.count(self.rows) // rows) * -(-space.count(self.columns) // columns)
-        return k.launch((tiles, 1, 1), 4, 2, flat, *self.epilogue)
+        return k.launch((tiles, 1, 1), 4, 2, *(s for r in self.computed for s in r.statements))
 
     def stores(self, values: Sequence[str]) -> None:
         """Lines that store the elements."""
+        given: dict[Expr, ScalarValue] = {}
         for element, value, a in zip(self.elements, values, self.sums, strict=True):
-            self.store(element, value, a.dtype, self.frame(), "(BM, BN)")
+            self.store(element, value, a.dtype, self.frame(), "(BM, BN)", given)
 
-    def store(self, element: Element, value: str, dtype: str, frame: Frame, shape: str) -> None:
-        """A line that stores an element's block."""
-        k, s = self.k, element.statement
+    def store(
+        self, element: Element, value: str, dtype: str, frame: Frame, shape: str, given: dict[Expr, ScalarValue]
+    ) -> None:
+        """A line that stores an element's block. `given`: what epilogues are given of others; it learns this one's."""
+        k, s, r = self.k, element.statement, self.computed[element.result]
         limits = (Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True) if size_of(n))
         tests = [frame.spread(test, axis) for axis, test in frame.tails.items()]
         tests += frame.tests(point_conditions((), (*limits, *element.limits), self.view.types))
-        value, compute_dtype = finish(frame, replace(self.space, statement=s), value, dtype, self.epilogue)
-        output = self.epilogue[-1].output if self.epilogue else s.output
-        dtype = self.view.types[output].dtype
+        space = replace(self.space, statement=s)
+        value, compute_dtype = finish(frame, space, value, dtype, r.epilogue, given)
+        if r.is_read_by(self.computed[element.result + 1 :]):
+            given |= as_read(frame, space, r.output, value, compute_dtype)
+        if not r.stored:
+            return
+        dtype = self.view.types[r.output].dtype
         cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
-        address = frame.element_address(s, output)
+        address = frame.element_address(s, r.output)
         k.store(address, f"tl.broadcast_to({value}, {shape}){cast}", f"tl.broadcast_to({all_text(tests)}, {shape})")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilec.backends.common.domain import access_conditions
 from tilec.backends.common.terms import split_factors
@@ -17,12 +17,11 @@ from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW
 from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.pointwise.unrolled import Element, OutputsKernel, inside_tile, tiled
-from tilec.cost import size_in_bytes
+from tilec.backends.triton.pointwise.unrolled import Computed, Element, OutputsKernel, inside_tile, tiled
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Expr, Statement, accesses_in, value_accesses
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import ITEM_BYTES, TensorType, Types, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 NEIGHBOURS_AT_ONCE = (8, 7, 6, 5, 4)  # of an axis, in a program
@@ -98,21 +97,21 @@ def _overlaps(form: Affine, v: str, tap: str, space: Space) -> bool:
 class RegisterBlockWriter(OutputsKernel):
     """The text of one kernel: rows are tiles of neighbours and what is beside them, columns run along memory."""
 
-    def __init__(
-        self, block: RegisterBlock, space: Space, view: StridedView, int64_index: bool, epilogue: Sequence[Statement]
-    ):
-        self.block, self.whole = block, space
-        across, count = block.across, block.count
-        self.tile = fresh_variable(across, all_variables(space.statement))
+    def __init__(self, block: RegisterBlock, computed: Sequence[Computed], view: StridedView, int64_index: bool):
+        self.block, self.computed, self.whole = block, computed, computed[0].space
+        across, count, space = block.across, block.count, self.whole
+        statements = [r.space.statement for r in computed]
+        self.tile = fresh_variable(across, {v for s in statements for v in all_variables(s)})
         own = tiled(space, {across: (self.tile, count)})
         extent = space.extent[0][across]
-        elements = [Element(self.at(u, None), (inside_tile(self.tile, count, u, extent),)) for u in range(count)]
-        super().__init__(own, view, int64_index, elements, epilogue, exact=not _may_read_zeros(space, view.types))
+        limits = [(inside_tile(self.tile, count, u, extent),) for u in range(count)]
+        elements = [Element(self.at(s, u, None), limits[u], n) for u in range(count) for n, s in enumerate(statements)]
+        exact = not all(_may_read_zeros(r.space, view.types) for r in computed)
+        super().__init__(own, view, int64_index, elements, computed, exact)
         columns = space.largest(self.columns[-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
-        width = size_in_bytes(replace(view.types[space.statement.output], shape=()))
         long_rows = few and -(-columns // 64) * 64 <= MOST_PADDING * columns
-        self.fit(max(BLOCK_BYTES // width, 64), 64 if long_rows else 32)
+        self.fit(block_places(statements, view.types), 64 if long_rows else 32)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
         k, space, tap = self.k, self.space, self.block.tap
@@ -129,9 +128,13 @@ class RegisterBlockWriter(OutputsKernel):
                 yield f"at_{name}", over, frozenset((*variables, name))
 
     def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
-        block = self.block
+        block, many = self.block, len(self.computed)
         places = [(u, n) for u in range(block.count) for n in (range(block.taps) if unrolled else (None,))]
-        return [(u, self.at(u, n)) for u, n in sorted(places, key=self._place)]
+        return [
+            (u * many + k, self.at(r.space.statement, u, n))
+            for u, n in sorted(places, key=self._place)
+            for k, r in enumerate(self.computed)
+        ]
 
     def _place(self, term: tuple[int, int | None]) -> tuple[int, int]:
         """The order of terms: by the place that they read, so that what is read is let go of."""
@@ -144,13 +147,19 @@ class RegisterBlockWriter(OutputsKernel):
         )
         return step * u + move * (n or 0), u
 
-    def at(self, u: int, n: int | None) -> Statement:
-        """The statement of neighbour u, and of tap n where it is written out."""
+    def at(self, s: Statement, u: int, n: int | None) -> Statement:
+        """A statement at neighbour u, and at tap n where it is written out."""
         block = self.block
         change = {block.across: Affine.variable(self.tile, block.count) + (self.whole.low[0][block.across] + u)}
         if n is not None:
             change[block.tap] = Affine.of((), self.whole.low[0][block.tap] + n)
-        return substitute_affine(self.whole.statement, change)
+        return substitute_affine(s, change)
+
+
+def block_places(statements: Sequence[Statement], types: Types) -> int:
+    """Elements of one neighbour's block; counts take what the floats beside them do."""
+    dtypes = [types[s.output].dtype for s in statements]
+    return max(BLOCK_BYTES // max(ITEM_BYTES[d] for d in [d for d in dtypes if is_floating(d)] or dtypes), 64)
 
 
 def zero_factors(s: Statement, types: Mapping[str, TensorType]) -> Sequence[Expr]:

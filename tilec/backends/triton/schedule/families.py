@@ -153,12 +153,24 @@ class Family:
     fills: bool = True
 
 
-def _emitted(p: Problem) -> tuple[Family, list[Step] | None]:
+def _chosen(p: Problem) -> tuple[Family, Any]:
+    """The family, and what it found."""
     for family in FAMILIES:
         found = family.match(p)
         if found is not None and family.pays(p, found):
-            return family, family.emit(p, found)
+            return family, found
     raise AssertionError("the last family takes all")
+
+
+def _emitted(p: Problem) -> tuple[Family, list[Step] | None]:
+    family, found = _chosen(p)
+    return family, family.emit(p, found)
+
+
+def is_pointwise(p: Problem) -> bool:
+    """Whether the statement is carried out point by point, and nothing is prepared for that."""
+    plain = all(prepared(p.space, p.view, p.int64_index) is None for prepared in (shared, columns_packed))
+    return plain and _chosen(p)[0] is FAMILIES[-1]
 
 
 def _plain(match: Callable[[Problem], Any]) -> Callable[[Problem], Any]:

@@ -21,6 +21,7 @@ from tilec.backends.triton.scan.scan import affine_recurrence
 from tilec.backends.triton.schedule.families import fused_steps, needs_int64_index, statement_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
 from tilec.backends.triton.schedule.reshape import reshape_steps
+from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType
@@ -39,6 +40,7 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
     units: list[Unit] = []
     done: set[str] = set()
+    shared_reads = SharedReads(kept, defracted, types, setting)
     for place, s in enumerate(flat.statements):
         if s.output in done:
             continue
@@ -59,6 +61,13 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
             known[s.output] = contiguous(types[s.output].shape)
             units.append(Unit((s,), (s.output,), tuple(reshaped)))
             done.add(s.output)
+            continue
+        barred = {*members, *grouping.groups, *grouping.chains, *done}
+        joint = shared_reads.kernel(place, {*flat.input_names(), *done}, barred, known)
+        if joint is not None:
+            known.update((o, contiguous(types[o].shape)) for o in joint.outputs)
+            units.append(Unit(joint.statements, joint.outputs, joint.steps))
+            done |= {m.output for m in joint.statements}
             continue
         epilogue = find_epilogue(kept, place, types, members)
         for output in (s.output, *(r.output for r in epilogue)):

@@ -1,0 +1,61 @@
+"""Which sums share a kernel, by their plans for an H200."""
+
+from __future__ import annotations
+
+import pytest
+
+import tilec
+
+IMAGE = (8, 16, 256, 256)
+AT = "[n, c, y, x : N, C, H - 4, W - 4]"
+NEAR = "X[n, c, y + j, x + i]"
+FORMS = {  # text over X[N, C, H, W] and Z of the same sizes, kernels
+    "two moments": (f"A{AT} = sum({NEAR}), j < 5, i < 5; B{AT} = sum({NEAR} * {NEAR}), j < 5, i < 5;", 1),
+    "other ranges": (f"A{AT} = sum({NEAR}), j < 5, i < 5; B{AT} = sum({NEAR} * {NEAR}), j < 5, i < 3;", 2),
+    "other places": (f"A{AT} = sum({NEAR}), j < 5, i < 5; B{AT} = sum(X[n, c, y + i, x - j + 4]), j < 5, i < 5;", 2),
+    "other tensors": (f"A{AT} = sum({NEAR}), j < 5, i < 5; B{AT} = sum(Z[n, c, y + j, x + i]), j < 5, i < 5;", 2),
+    "a third joins both": (
+        f"A{AT} = sum({NEAR}), j < 5, i < 5; B{AT} = sum(Z[n, c, y + j, x + i]), j < 5, i < 5; "
+        f"D{AT} = sum({NEAR} * Z[n, c, y + j, x + i]), j < 5, i < 5;", 1),
+}  # fmt: skip
+
+
+def kernels(source: str, *shapes: tuple[int, ...]) -> int:
+    f = tilec.compile(source, backend="triton")
+    return len(f.lower(*map(tilec.spec, shapes), target="sm_90").kernels)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_windows(name: str) -> None:
+    text, count = FORMS[name]
+    outputs = ", ".join(n for n in "ABD" if f"{n}[n" in text)
+    assert kernels(f"function (X[N, C, H, W], Z[N, C, H, W]) -> ({outputs}) {{ {text} }}", IMAGE, IMAGE) == count
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 20, 30), IMAGE])
+def test_a_mean_and_its_count(shape: tuple[int, ...]) -> None:
+    source = """function (X[N, C, H, W]) -> (Y) {
+        Y[n, c, y, x : N, C, H, W] = mean(X[n, c, y + j - 1, x + i - 1]), j < 3, i < 3; }"""
+    assert kernels(source, shape) == 1
+
+
+def test_as_many_as_registers_hold() -> None:
+    """Ten sums of float32 make two kernels, of float64 at least four."""
+    text = " ".join(f"A{k}{AT} = sum({NEAR} * {k}.5), j < 5, i < 5;" for k in range(10))
+    outputs = ", ".join(f"A{k}" for k in range(10))
+    source = f"function (X[N, C, H, W]) -> ({outputs}) {{ {text} }}"
+    assert kernels(source, IMAGE) == 3
+    f = tilec.compile(source, backend="triton")
+    assert len(f.lower(tilec.spec(IMAGE, "float64"), target="sm_90").kernels) == 3
+
+
+def test_both_sums_of_a_gradient() -> None:
+    """What is added up at neighbours of two places is one kernel, which adds the two as well."""
+    source = """function (X[N, H, W]) -> (Y) {
+        K[n, y, x, j, i : N, H, W, 5, 5] = exp(X[n, y, x] - X[n, y + j - 2, x + i - 2]);
+        A[n, y, x : N, H, W] = sum(K[n, y, x, j, i] * X[n, y + j - 2, x + i - 2]);
+        B[n, y, x : N, H, W] = sum(K[n, y, x, j, i]);
+        Y = A / B; }"""
+    f = tilec.compile(source, backend="triton")
+    lowered = f.grad().lower(tilec.spec((6, 500, 500)), tilec.spec((6, 500, 500)), target="sm_90")
+    assert len(lowered.kernels) == 2

@@ -1,0 +1,99 @@
+"""How a kernel walks the points of a reduction: the loops, and what their counters are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
+from tilec.backends.triton.plan.lines import CodeLine, assign
+from tilec.backends.triton.pointwise.tiling import PointwiseTiling, part_of, passes_once, point_walk
+
+
+@dataclass(frozen=True)
+class ReductionWalk:
+    """How a reduction is walked: lines before, the loops of each scope, outermost first, by their counters and what
+    these go over, and so many steps written out in the innermost one, of which `enter` makes the frame."""
+
+    before: tuple[CodeLine, ...]
+    loops: tuple[tuple[tuple[str, str], ...], ...]
+    enter: Callable[[int], Frame]
+    steps: int = 1
+
+
+def blocks_of(
+    k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: PointwiseTiling
+) -> ReductionWalk:
+    """Block by block of all summed variables together; in parts where the reduction is split over programs."""
+    assert tiling.reduction is not None
+    start, end, before = _bounds(k, tiling, k.count(reductions), k.space.count(tuple(reductions)), tiling.reduction)
+
+    def enter(_: int) -> Frame:
+        position = "first + tl.arange(0, BR)"
+        k.assign("red", f"({position}).to(tl.int64)" if k.int64_index else position)
+        frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
+        k.assign("red_in", f"red < {end}")
+        k.decode(Axis("red", tuple(reductions), "BR"))
+        if passes_once(k.space, k.types):
+            frame.how = ', eviction_policy="evict_first"'
+        return frame
+
+    stages = tiling.stages
+    over = f"tl.range({start}, {end}, BR, num_stages={stages})" if stages > 1 else f"range({start}, {end}, BR)"
+    return ReductionWalk(before, ((("first", over),),), enter)
+
+
+def _bounds(
+    k: Kernel, tiling: PointwiseTiling, count: str, points: int, block: int
+) -> tuple[str, str, tuple[CodeLine, ...]]:
+    """Where a walk over so many points, in whole blocks, starts and ends in this program, and lines that say so."""
+    if tiling.parts == 1:
+        return "0", count, ()
+    part = k.number("part", "part_size", part_of(points, tiling.parts, block))
+    start = assign("red_from", f"{k.program(2)} * {part}")
+    return "red_from", "red_end", (start, assign("red_end", f"tl.minimum(red_from + {part}, {count})"))
+
+
+def points_of(
+    k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: PointwiseTiling
+) -> ReductionWalk:
+    """Point by point, or a few side by side: one summed variable innermost, several of its values at a time so that
+    their reads overlap."""
+    outer, lanes = tiling.outer, tiling.lanes
+    inner, windows, block = point_walk(k.space, reductions, lanes)
+    integer = "tl.int64" if k.int64_index else "tl.int32"
+    loops: list[tuple[tuple[str, str], ...]] = []
+    scopes: list[frozenset[str]] = []
+    count, points = (k.count(windows), k.space.count(windows)) if windows else (k.extent(inner), k.space.largest(inner))
+    start, end, before = _bounds(k, tiling, count, points, 1 if windows else block)
+    if windows:
+        k.scopes.append(Scope())
+        k.assign("window", f"tl.full((), 0, {integer}) + at_window")
+        k.decode(Axis("window", windows, None))
+        loops.append((("at_window", f"range({start}, {end})"),))
+        start, end = "0", k.extent(inner)
+        scopes.append(frozenset((*windows, "window")))
+    unroll = block if lanes is None else lanes.times
+    if lanes is not None:
+        k.constants["BR"] = lanes.count
+    if not outer:
+        k.constants["UNROLL"] = unroll
+    loop = ("first", f"range({start}, {end}, {block if outer else 'UNROLL'})")
+    loops.append((loop,) if outer else (loop, ("step", "tl.static_range(UNROLL)")))
+
+    def enter(number: int) -> Frame:
+        step, red = (str(number), k.names.fresh(f"red_{number}")) if outer else ("step", "red")
+        if lanes is None:
+            k.assign(red, f"tl.full((), 0, {integer}) + (first + {step})")
+        else:
+            k.assign(red, f"tl.arange(0, BR).to({integer}) + (first + {step} * BR)")
+        k.decode(Axis(red, (inner,), None if lanes is None else "BR"))
+        bound = (*scopes, frozenset((inner, red)))
+        frame = Frame(k, [a.name for a in axes] if lanes is None else ["row", red, "col"], tails, *bound)
+        if outer:
+            columns = [v for v in axes[1].variables if k.space.largest(v) > 1]
+            frame.untested = k.line("some", f"{k.count(columns)} > 0", 0)
+        return frame
+
+    return ReductionWalk(before, tuple(loops), enter, unroll if outer else 1)

@@ -1,0 +1,254 @@
+"""Sums over the same points that read the same there: one kernel reads it once for all of them.
+
+Members of a group read what walks along their variables; these read neighbours, or places that are data. Each by itself
+would take what both read from memory, or at best from a cache, once more: the gradients of an interpolation's weights,
+the moments of two images under a window.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.domain import free
+from tilec.backends.triton.emit.epilogue import find_epilogue
+from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.plan.plan import Allocate, Setting, Step
+from tilec.backends.triton.plan.sizes import Strides, contiguous
+from tilec.backends.triton.pointwise.pointwise import form_beside, several, words_of
+from tilec.backends.triton.pointwise.unrolled import Computed
+from tilec.backends.triton.schedule.families import Problem, is_pointwise, problem_of
+from tilec.cost import size_in_bytes
+from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
+from tilec.ir.program import Program, Statement, reads, reads_itself, value_accesses, variables_of
+from tilec.ir.types import TensorType, Types
+
+MOST_SUMMED = 3  # summed variables that are matched
+MOST_SHARING = 8  # of a kernel
+SUM_WORDS = 64  # registers of a thread for all sums of a kernel, at most
+MOST_READ = 2  # what a statement reads, or those beside it do, over what both read; at most
+MOST_LOOKED_AT = 16  # later statements that read the same
+PlaceRead = tuple[str, tuple[Affine, ...]]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A statement over the variables of its kernel's first, and as written; its epilogue; where it stands."""
+
+    place: int
+    statement: Statement
+    flat: Statement
+    epilogue: tuple[Statement, ...]
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        return (self.flat, *self.epilogue)
+
+    @property
+    def output(self) -> str:
+        return self.statements[-1].output
+
+
+@dataclass(frozen=True)
+class JointKernel:
+    """`statements` in order, `outputs` of those whose results are stored."""
+
+    statements: tuple[Statement, ...]
+    outputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+class SharedReads:
+    """Looks for kernels of several sums in a flat program. `defracted`: its statements' other form."""
+
+    def __init__(self, program: Program, defracted: Mapping[str, Statement], types: Types, setting: Setting):
+        self.program, self.defracted, self.types, self.setting = program, defracted, types, setting
+        self.place = {s.output: k for k, s in enumerate(program.statements)}
+        self.spaces: dict[int, Space | None] = {}  # by place, of aggregations over a box
+
+    def kernel(
+        self, place: int, there: Collection[str], barred: Collection[str], strides: Strides
+    ) -> JointKernel | None:
+        """That of the statement at a place and of later ones; None where none reads the same. `there`: tensors that are
+        made by then; `barred`: outputs that other kernels make; `strides`: of what is there."""
+        first = self._sum(place, barred)
+        space = self.spaces.get(place)
+        if first is None or space is None:
+            return None
+        found = _Members(first, space, self.types, strides, self.setting)
+        refused = set[int]()
+        pending = True
+        while pending:
+            pending = False
+            near = {self.place[r.output] for name, _ in found.read for r in self.program.readers(name)}
+            for k in sorted(k for k in near - refused - found.places if k > place)[:MOST_LOOKED_AT]:
+                other = self._sum(k, barred, first.flat)
+                if other is None or not set(reads(other.flat)) <= set(there):
+                    refused.add(k)
+                elif not self._epilogue_ready(other, found, there):
+                    continue
+                elif found.admit(other):
+                    refused, pending = set(), not found.is_full
+                    break
+                else:
+                    refused.add(k)
+        return self._made(found) if len(found.sums) > 1 else None
+
+    def _made(self, found: _Members) -> JointKernel | None:
+        statements = tuple(s for x in found.in_order() for s in x.statements)
+        names = {s.output for s in statements}
+        results = [x.output for x in found.sums]
+        stored = {
+            n for n in results if n in self.program.outputs or {s.output for s in self.program.readers(n)} - names
+        }
+        steps = found.steps(stored)
+        outputs = tuple(s.output for s in statements if s.output in stored)
+        allocated = (Allocate(o, self.types[o].shape, self.types[o].dtype) for o in outputs)
+        return JointKernel(statements, outputs, (*allocated, *steps))
+
+    def _sum(self, place: int, barred: Collection[str], like: Statement | None = None) -> Sum | None:
+        """None where the statement is no aggregation of elements, of one box of points and as many outputs as another,
+        or has another kernel."""
+        s = self.program.statements[place]
+        shape = self.types[s.output].shape
+        if s.output in barred or s.aggregation == "assign" or reads_itself(s) or not value_accesses(s) or 0 in shape:
+            return None
+        if like is not None and (s.output == like.output or shape != self.types[like.output].shape):
+            return None
+        if place not in self.spaces:
+            self.spaces[place] = _summed_over_box(self.defracted[s.output], self.types)
+        if self.spaces[place] is None:
+            return None
+        return Sum(place, self.defracted[s.output], s, find_epilogue(self.program, place, self.types, barred))
+
+    def _epilogue_ready(self, x: Sum, found: _Members, there: Collection[str]) -> bool:
+        """Whether all that its epilogue reads is made by then, or by the same kernel."""
+        made = {*there, *(y.output for y in found.sums), *(s.output for s in x.statements)}
+        return all(set(reads(s)) <= made for s in x.epilogue)
+
+
+class _Members:
+    """The sums of one kernel, the first first. `read`: what they read, by the bytes that they read at all points."""
+
+    def __init__(self, first: Sum, space: Space, types: Types, strides: Strides, setting: Setting):
+        self.types, self.strides, self.setting, self.space = types, dict(strides), setting, space
+        self.sums = [first]
+        self.read = self._reads(first.statement)
+        # as problems, whose neighbouring variables may be one or not; made when there is a second
+        self._problems: dict[bool, list[Problem]] | None = None
+
+    @property
+    def places(self) -> set[int]:
+        return {x.place for x in self.sums}
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.sums) >= MOST_SHARING
+
+    def in_order(self) -> list[Sum]:
+        return sorted(self.sums, key=lambda x: x.place)
+
+    def admit(self, other: Sum) -> bool:
+        """Take a sum in, if it reads much of what they read at the same points and one kernel can hold it too."""
+        best, most = None, 0
+        for renamed in _renamed(other.statement, self.sums[0].statement):
+            own = self._reads(renamed)
+            shared = sum(n for read, n in own.items() if read in self.read)
+            if shared > most and MOST_READ * shared >= min(sum(own.values()), sum(self.read.values())):
+                best, most = renamed, shared
+        if best is None:
+            return False
+        other = replace(other, statement=best)
+        if self._problems is None:
+            self._problems = {merged: [p] for merged in (True, False) if (p := self._problem(self.sums[0], merged))}
+        kept: dict[bool, list[Problem]] = {}
+        for merged, problems in self._problems.items():
+            p = self._problem(other, merged)
+            if p is not None and self._fits([*problems, p]):
+                kept[merged] = [*problems, p]
+        if kept:
+            self._problems = kept
+            self.sums.append(other)
+            self.read |= self._reads(best)
+        return bool(kept)
+
+    def steps(self, stored: Collection[str]) -> list[Step]:
+        assert self._problems is not None
+        problems = next(self._problems[merged] for merged in (True, False) if merged in self._problems)
+        form = form_beside(problems[0].space, problems[0].view)
+        assert form is not None
+        types, strides = dict(problems[0].view.types), dict(problems[0].view.strides)
+        for p in problems:
+            names = _touched(p)
+            types |= {n: p.view.types[n] for n in names}
+            strides |= {n: p.view.strides[n] for n in names}
+        view = StridedView(problems[0].view.statement, types, strides)
+        both = sorted(zip(self.sums, problems, strict=True), key=lambda found: found[0].place)
+        results = [Computed(p.space, x.flat, x.epilogue, x.output in stored) for x, p in both]
+        return several(results, view, form, any(p.int64_index for p in problems))
+
+    def _reads(self, s: Statement) -> dict[PlaceRead, int]:
+        found: dict[PlaceRead, int] = {}
+        for a in value_accesses(s):
+            forms = tuple(map(linear, a.index))
+            names = {v for form in forms for v in free(form)}
+            shape = tuple(self.space.largest(v) for v in sorted(names))
+            found[a.tensor, forms] = size_in_bytes(TensorType(shape, self.types[a.tensor].dtype))
+        return found
+
+    def _problem(self, x: Sum, merged: bool) -> Problem | None:
+        """As one of a kernel point by point. `merged`: neighbouring variables may be one."""
+        if merged and x.epilogue:
+            return None
+        self.strides |= {s.output: contiguous(self.types[s.output].shape) for s in x.statements}
+        p = problem_of(x.statement, x.flat, self.types, self.strides, self.setting, x.epilogue)
+        if p is not None and not merged:
+            view, space = StridedView(x.statement, self.types, self.strides), build_space(x.statement, self.types)
+            p = None if space is None else replace(p, view=view, space=space)
+        return p if p is not None and is_pointwise(p) else None
+
+    def _fits(self, problems: Sequence[Problem]) -> bool:
+        """Whether the points of the last are those of the others, which are spread over programs alike and index what
+        they share alike, and a thread can hold all running values."""
+        first, last = problems[0], problems[-1]
+        a, b = first.space, last.space
+        if (a.outputs, set(a.reductions), a.low, a.extent) != (b.outputs, set(b.reductions), b.low, b.extent):
+            return False
+        form = form_beside(b, last.view)
+        if form is None or form != form_beside(a, first.view):
+            return False
+        if words_of(form, [p.view.statement for p in problems], self.types) > SUM_WORDS:
+            return False
+        names = _touched(last)
+        return all(
+            (p.view.types[n], tuple(p.view.strides[n])) == (last.view.types[n], tuple(last.view.strides[n]))
+            for p in problems
+            for n in names & _touched(p)
+        )
+
+
+def _touched(p: Problem) -> set[str]:
+    return {n for s in (p.view.statement, *p.epilogue) for n in (s.output, *reads(s))}
+
+
+def _summed_over_box(s: Statement, types: Types) -> Space | None:
+    """The points of a statement that writes every element of its output by its own index, and adds up few variables
+    over one box; None for others."""
+    if s.default is not None or s.init is not None or distinct_variables(s.index) is None:
+        return None
+    space = build_space(s, types)
+    if space is None or len(space.classes) != 1 or space.residues or not space.covers:
+        return None
+    return None if len(space.reductions) > MOST_SUMMED or all(map(space.single, space.reductions)) else space
+
+
+def _renamed(s: Statement, like: Statement) -> Iterator[Statement]:
+    """The statement over another's variables, in every order of those that it adds up over."""
+    own, others = distinct_variables(s.index) or (), distinct_variables(like.index) or ()
+    summed, into = ([v for v in variables_of(x) if v not in names] for x, names in ((s, own), (like, others)))
+    if len(own) == len(others) and len(summed) == len(into):
+        for order in itertools.permutations(into):
+            names = zip((*own, *summed), (*others, *order), strict=True)
+            yield substitute_affine(s, {v: Affine.variable(w) for v, w in names})
