@@ -115,13 +115,19 @@ def test_logits_are_kept_while_they_are_few() -> None:
         Y[i : N] = L[i] - S[i, T[i]];
     }""")
 
-    def kept(rows: int, vocabulary: int, width: int) -> set[str]:
-        given = (tilec.spec((rows, width), "bfloat16"), tilec.spec((vocabulary, width), "bfloat16"))
+    def kept(rows: int, vocabulary: int, width: int, dtype: str = "bfloat16") -> set[str]:
+        given = (tilec.spec((rows, width), dtype), tilec.spec((vocabulary, width), dtype))
         return {s.name for s in function.saved(*given, tilec.spec((rows,), "int64"))}
 
     assert "S" in kept(4096, 32000, 2048)
     assert "S" not in kept(8192, 131072, 4096)  # 2 GiB
     assert "S" not in kept(4096, 32000, 128)  # little to compute
+    assert "S" not in kept(2048, 32000, 256) and "S" in kept(2048, 32000, 256, "float32")  # which is slower to compute
+
+
+def test_ties_that_the_gradient_alone_counts_are_counted_there() -> None:
+    function = tilec.compile("function (A[N, K], B[K, M]) -> (Y) { Y[i, j] = max(A[i, k] + B[k, j]); }")
+    assert {s.name for s in function.saved(tilec.spec((512, 600)), tilec.spec((600, 512)))} == {"A", "B", "Y"}
 
 
 def test_only_what_the_wanted_gradients_read() -> None:

@@ -7,8 +7,9 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
   OUTPUT_FRACTION where it is an output (a pool's), which whoever reads it keeps as well;
 - where it is dear: HEAVY operations a byte or more, or a recurrence, and no larger than all outputs together, so that
   what is kept grows with what the call returns and not with the points it visits;
-- where it is dearest: HEAVIEST operations a byte or more, and all such take no more than MOST_HEAVY_BYTES (the logits
-  of a linear layer that goes into a cross-entropy, of some thousand rows);
+- where it is dearest: HEAVIEST operations a byte or more, HEAVY of what outputs are made of and no 16-bit values go
+  into, and all such take no more than MOST_HEAVY_BYTES (the logits of a linear layer that goes into a cross-entropy, of
+  some thousand rows);
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax).
 
 An extremum that the gradient looks for among sums computed again, or among what is made of computed values of 16 bits,
@@ -56,7 +57,9 @@ from tilec.transforms.util.naming import Names
 SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
 OUTPUT_FRACTION = 4  # of an output, which somebody reads anyway
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
-HEAVIEST = 512  # operations a byte from which that is so although chains compute matrix values again at no cost
+HEAVIEST = (
+    512  # operations a byte of 16-bit values from which that is so although chains compute these again at no cost
+)
 MOST_HEAVY_BYTES = 2**28  # bytes that such values may take together
 MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
 
@@ -240,6 +243,7 @@ class _Joint:
         made_of = self._made_of(forward)
         most = self.bytes_of(dict.fromkeys(outputs))
         shapes = {name: t.shape for name, t in self.types.items()}
+        computed = {s.output for s in drop_dead(forward, outputs)}  # by the forward pass, whatever is kept
         candidates = []
         beside = 0
         for s in forward:
@@ -250,7 +254,9 @@ class _Joint:
             small = size * fraction <= self.bytes_of(made_of[s.output])
             work = operations(s, shapes)
             compute_heavy = size <= most and (reads_itself(s) or work >= HEAVY * size)
-            if not (small or compute_heavy) and work >= HEAVIEST * size and beside + size <= MOST_HEAVY_BYTES:
+            halves = any(self.types[n].dtype in NARROW for n in values_read(s))
+            heaviest = HEAVY if s.output in computed and not halves else HEAVIEST
+            if not (small or compute_heavy) and work >= heaviest * size and beside + size <= MOST_HEAVY_BYTES:
                 beside += size
                 compute_heavy = True
             if small or compute_heavy:

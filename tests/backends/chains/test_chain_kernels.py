@@ -156,6 +156,22 @@ def test_nearest_distances_are_not_stored(monkeypatch):
     np.testing.assert_allclose(ran.values["O"], squares.min(1), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "rows, width, dtype, chains",
+    [(3000, 256, "float32", 0), (3000, 256, "bfloat16", 1), (3000, 16, "float32", 1), (500, 256, "float32", 1),
+     (9000, 256, "float32", 1)],
+)  # fmt: skip
+def test_float32_products_of_statistics_are_sooner_stored(rows, width, dtype, chains):
+    """Where they are long, and what is stored is neither small nor too large."""
+    source = """function (X[N, D], Y[M, D]) -> (F) {
+        S[i, j : N, M] = sum(X[i, d] * Y[j, d]);
+        F[i : N] = sum(exp(S[i, j]));
+    }"""
+    types = {n: TensorType((rows, width), dtype) for n in "XY"}
+    lowered = lower(tilec.compile(source).program, types, {})
+    assert len(recognise.chained(lowered.stages["flat"], lowered.types).kernels) == chains
+
+
 def test_a_condition_on_a_statistic_of_the_kernel_waits_for_it():
     """Which points count depends on what the walk is yet to find: a kernel of its own."""
     text = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (L, O) {{

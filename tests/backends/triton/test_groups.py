@@ -110,6 +110,20 @@ def test_columns_are_what_is_needed_again():
     assert launches(source, (640, 1000)) == [("Z", "S", "Y")]
 
 
+def test_statistics_of_rows_and_of_columns_are_walked_along_memory():
+    """What reads a statistic along another axis needs it at no point of the group again."""
+    source = """function (X[R, R], A[]) -> (Y) {
+        S[r, c] = A[] * X[r, c];
+        L[r] = logsumexp(S[r, c]);
+        M[c] = logsumexp(S[r, c]);
+        Y[] = sum(L[r] + M[r] - S[r, r]);
+    }"""
+    low = tilec.compile(source).lower(tilec.spec((3000, 3000)), tilec.spec(()), backend="triton", target="sm_90")
+    (first, *_) = low.kernels
+    assert {"L", "M"} <= set(first.statements)
+    assert "col < (n_c" in low.source()
+
+
 NORM_OF_COLUMNS = """function (X[N, C], G[C], DY[N, C]) -> (DX, DG) {
     P[n, c] = ACTIVATION;
     M[c] = +(P[n, c] * X[n, c]);

@@ -34,6 +34,11 @@ MOST_SUMS = 8  # that a point of a mixture has in registers
 LARGE = 8  # matrix elements for each of what is read and made, at least, where there is no exponential
 _FEWEST = 32  # programs of a kernel that walks far
 FAR = 2**12
+# float32 products on an H200: operations a second of a chain and of a library's product, bytes a second of what is
+# stored, which takes no more than so many bytes
+CHAINED_FLOPS, STORED_FLOPS, STORED_BYTES = 15e12, 35e12, 3.5e12
+MOST_STORED_BYTES = 2**28
+_LEAST_GAIN = 20e-6  # seconds, for which another launch is worth it
 
 
 @dataclass(frozen=True)
@@ -334,7 +339,7 @@ def _fits(inner: Inner, a: Access, t: Target) -> bool:
 def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> bool:
     """A reduction of rows or columns somewhere, enough programs, and an exponential or matrices much larger than what
     is read and made: each inner sum is one that would be stored."""
-    if not any(k.looped is not None for k in kernels):
+    if not any(k.looped is not None for k in kernels) or _sooner_stored(kernels, matrices):
         return False
     times = Counter(n for k in kernels for n in k.inners)
     if any(times[n] > 1 and min(k.extent[v] for v in k.blocked) == 1 for k in kernels for n in k.inners):
@@ -358,6 +363,23 @@ def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> b
     inners = {n: i for k in kernels for n, i in k.inners.items()}
     stored = sum(math.prod(matrices.types[n].shape) for n in inners)
     return max(most, stored) >= LARGE * sum(math.prod(types[n].shape) for n in names if n in types)
+
+
+def _sooner_stored(kernels: Sequence[ChainKernel], matrices: Matrices) -> bool:
+    """Whether float32 products that are reduced to statistics take longer here than a library's products whose sums are
+    stored and read again. Mixtures would store what they weigh with as well, and a matrix that is made is stored."""
+    if any(r.target.feature is not None for k in kernels for r in k.targets) or any(k.looped is None for k in kernels):
+        return False
+    inners = {n: i for k in kernels for n, i in k.inners.items()}
+    if any(i.left is None or i.dtype != "float32" for i in inners.values()):
+        return False
+    size = {n: math.prod(matrices.types[n].shape) for n in inners}
+    times = Counter(n for k in kernels for n in k.inners)
+    chain = sum(2 * i.extent * size[n] * times[n] / CHAINED_FLOPS for n, i in inners.items())
+    stored = sum(
+        2 * i.extent * size[n] / STORED_FLOPS + 4 * (1 + times[n]) * size[n] / STORED_BYTES for n, i in inners.items()
+    )
+    return chain - stored > _LEAST_GAIN and 4 * sum(size.values()) <= MOST_STORED_BYTES
 
 
 def _order(program: Program, kernels: Sequence[ChainKernel], matrices: Collection[str]) -> list[tuple[str, ...]] | None:

@@ -252,12 +252,13 @@ def _memory_order(statements: Sequence[Statement], extent: Mapping[str, int]) ->
 
 
 def _is_needed_again(s: Statement, statements: Sequence[Statement], extent: Mapping[str, int]) -> bool:
-    """Whether a statement over more than the statistic's own variables reads it, by way of others perhaps."""
+    """Whether a statement over more than the statistic's own variables reads it, by way of others perhaps. One over
+    others alone reads it along another axis."""
     own = {v for v in index_variables(*(s.index or ())) if extent[v] > 1}
     values = {s.output}
     for t in statements:
         if values & set(reads(t)):
-            if not {v for v in variables_of(t) if extent[v] > 1} <= own:
+            if own < {v for v in variables_of(t) if extent[v] > 1}:
                 return True
             values.add(t.output)
     return False
