@@ -534,3 +534,27 @@ def test_products_know_of_sizes_that_8_divides():
         for m, k in ((1000, 1000), (1001, 1000), (1000, 1016), (1000, 1012))
     ]
     assert "(n_k * 8)" in texts[0] and texts[0] == texts[1] == texts[2] != texts[3]  # rows are no vectors
+
+
+STATISTICS = {  # several over channels, which are not what memory runs along
+    "cosines": ("X[N, C, W], Y[N, C, W]", ("+(X[n, c, x] * Y[n, c, x])", "+(X[n, c, x] * X[n, c, x])", "+(Y[n, c, x] * Y[n, c, x])")),
+    "mean and greatest": ("X[N, C, W]", ("mean(X[n, c, x])", ">(X[n, c, x])")),
+    "computed places": (
+        "X[N, C, W], Y[N, C, W], I[N, W]",
+        ("+(X[n, c, I[n, x]] * Y[n, c, x])", "+(abs(X[n, c, I[n, x]]) + Y[n, c, x])"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_across_memory_share_a_walk(name):
+    inputs, bodies = STATISTICS[name]
+    outputs = [f"S{k}[n, x : N, W] = {body};" for k, body in enumerate(bodies)]
+    names = ", ".join(f"S{k}" for k in range(len(bodies)))
+    f = tilec.compile(f"function ({inputs}) -> ({names}) {{ {' '.join(outputs)} }}")
+    for channels, form in ((48, "BN=1,"), (48 * 48, "BN=")):
+        shape = tilec.spec((64, channels, 4096))
+        lowered = f.lower(*(tilec.spec((64, 4096), "int64") if i == 2 else shape for i in range(len(f.program.inputs))),
+                          backend="triton", target="sm_90")  # fmt: skip
+        (kernel,) = lowered.kernels
+        assert form in lowered.source(), kernel.name

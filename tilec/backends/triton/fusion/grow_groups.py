@@ -116,6 +116,8 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         found = _candidate(around, members, *split, shared.extent, busy, types)
         if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
             found = _few_long_rows(around, in_order, split[1], shared.extent, types)
+        if found is None:
+            found = _sums_of_rows(around, in_order, split[1], shared.extent, types)
         # what stands before the seed, and before something elsewhere that the seed needs, goes without it
         early = {s.output for s in (*members[0], *members[1])}
         if not early or seed.statement.output in early:
@@ -142,6 +144,28 @@ def _few_long_rows(
         apart = {s.output for s in (*members[0], *members[1])} or {rest[0].output}
         rest = [s for s in rest if s.output not in apart]
     return found
+
+
+def _sums_of_rows(
+    around: Neighbourhood,
+    statements: Sequence[Statement],
+    columns_of: Collection[str],
+    extent: Mapping[str, int],
+    types: Types,
+) -> GroupCandidate | None:
+    """The kernel of several statistics over the same columns (other than `columns_of`), across memory perhaps."""
+    sets = [r for s in statements if (r := reduced(s, extent))]
+    order = _memory_order(statements, extent)
+    if order is None or len(sets) < 2 or any(r != sets[0] for r in sets) or sets[0] == {*columns_of}:
+        return None
+    rows, columns = tuple(v for v in order if v not in sets[0]), tuple(v for v in order if v in sets[0])
+    busy = _share_of_programs(statements, rows, extent)
+    members = _members(around, statements, rows, columns, extent)
+    if not any(reduced(s, extent) for s in members[0]):  # they read the others elsewhere: at computed positions
+        members = _members(around, [s for s in statements if s not in members[0]], rows, columns, extent)
+    if sum(bool(reduced(s, extent)) for s in members[0]) < 2:
+        return None
+    return _candidate(around, members, rows, columns, extent, busy, types)
 
 
 def _totals(

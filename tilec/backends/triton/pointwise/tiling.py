@@ -27,6 +27,7 @@ from tilec.ir.symbolic import gcd
 from tilec.ir.types import NARROW, Types
 
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
+ENOUGH_WALKS, SMALLEST_WALK = 4 * MULTIPROCESSORS, 256  # programs that walk windows; elements of each, at least
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
@@ -72,7 +73,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
     if not along and points <= LARGEST_WINDOW:
-        return replace(_window_tiling(space, outputs) or _map_tiling(space, outputs), reduction=None)
+        return replace(_window_tiling(space, outputs) or _spread(space, _map_tiling(space, outputs)), reduction=None)
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
     weighted = _weighted_columns(space, outputs, reductions) if many and not along else None
@@ -201,6 +202,16 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> PointwiseTiling | No
     blocks = [n for n in (128, 64) if -(-columns // n) * n <= LEAST_USED * columns]
     bn = min(blocks[0] if blocks else NARROWEST_BLOCK, power_of_two(columns))
     return PointwiseTiling(((tuple(outputs[:-1]), min(power_of_two(m), 1024 // bn)), ((outputs[-1],), bn)), None)
+
+
+def _spread(space: Space, tiling: PointwiseTiling) -> PointwiseTiling:
+    """Smaller blocks where there are few: a walk waits for memory at each of its points."""
+    (variables, size), *rest = tiling.axes
+    beside = math.prod(n for _, n in rest)
+    blocks = math.prod(-(-space.count(v) // n) for v, n in rest) * len(space.classes)
+    while size > 1 and size * beside > SMALLEST_WALK and -(-space.count(variables) // size) * blocks < ENOUGH_WALKS:
+        size //= 2
+    return replace(tiling, axes=((variables, size), *rest))
 
 
 def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) -> int:

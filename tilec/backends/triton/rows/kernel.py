@@ -194,8 +194,8 @@ class RowWriter:
                 self._pass(heads, [], "range(0, 1, BN)", True)
             stored = [s for s in here if s.output in group.stored and self._walks(s, written=True)]
             walked = [s for s in statistics if s not in heads]
-            twice = self.filled and unrolls(group, self.tiling)
-            walk = f"tl.range(0, {end}, BN, loop_unroll_factor=2)" if twice else f"range(0, {end}, BN)"
+            times = 4 if self.tiling.columns == 1 else 2 if self.filled and unrolls(group, self.tiling) else 1
+            walk = f"tl.range(0, {end}, BN, loop_unroll_factor={times})" if times > 1 else f"range(0, {end}, BN)"
             self._pass(walked, stored, walk)
         frame = self._frame()
         self._evaluate(frame, [s for s in group.statements if not self._walks(s) and not group.reductions(s)])

@@ -23,6 +23,7 @@ STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported de
 ACROSS = 32  # rows of a block that holds their columns where memory runs along the rows, at least
 # functions that take exponentials
 EXPONENTIALS = frozenset(("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "softplus", "tanh"))
+SHORT_WALK, WALKED = 64, 256  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
 
@@ -68,6 +69,10 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     along = {v for v in group.columns if group.extent[v] > 1}
     filled = any(along & set(index_variables(*(s.index or ()))) for s in group.statements if s.output in group.stored)
     across = together > 1 and deep and filled and not group.sums and not group.scans
+    many = rows >= 4 * MULTIPROCESSORS * WALKED
+    if together > 1 and many and columns <= SHORT_WALK and not (deep or filled or group.sums or group.scans):
+        down = 4 * WALKED if rows >= 16 * MULTIPROCESSORS * WALKED else WALKED
+        return RowTiling("looped", down, 1, 0, 4)  # one column after the other: nothing to exchange
     if group.sums or group.scans or (again and max(1, together) * needed <= ON_CHIP):
         elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
         together = ACROSS if across else together
@@ -150,7 +155,8 @@ def rows_together(group: Group, strides: Strides) -> int:
             ]
             size = math.prod(group.extent[v] for v in {v for _, v in moves})
             if moves and size > best:
-                best, answer = size, NEIGHBOURS if min(moves)[1] in group.rows else 1
+                fastest = {v for step, v in moves if step == min(moves)[0]}  # a window's, and its place's
+                best, answer = size, 1 if fastest.isdisjoint(group.rows) else NEIGHBOURS
     return answer
 
 
