@@ -260,3 +260,66 @@ def test_first_places_of_long_rows_take_one_walk(function, dtype):
     assert torch.equal(f(x), getattr(torch, function)(x, 1))
     source = f.lower(x).source()
     assert source.count("for first in") == 1 and "2147483647, tl.int32" in source  # numbers of places, of 32 bits
+
+
+ACROSS = {
+    "cosines": (
+        "function (X[N, C, W], Y[N, C, W]) -> (A, B, D) { A[n, x : N, W] = +(X[n, c, x] * Y[n, c, x]);"
+        " B[n, x : N, W] = +(X[n, c, x] * X[n, c, x]); D[n, x : N, W] = +(Y[n, c, x] * Y[n, c, x]); }",
+        lambda x, y, at: ((x * y).sum(1), (x * x).sum(1), (y * y).sum(1)),
+    ),
+    "mean, greatest and a value of both": (
+        "function (X[N, C, W]) -> (A, B, D) { A[n, x : N, W] = mean(X[n, c, x]); B[n, x : N, W] = >(X[n, c, x]);"
+        " D = A * B; }",
+        lambda x, y, at: (x.mean(1), x.amax(1), x.mean(1) * x.amax(1)),
+    ),
+    "computed places": (
+        "function (X[N, C, W], Y[N, C, W], At[N, W]) -> (A, B) {"
+        " A[n, x : N, W] = +(pad(X[n, c, At[n, x] - 2], 0) * Y[n, c, x]);"
+        " B[n, x : N, W] = +(abs(pad(X[n, c, At[n, x] - 2], 0)) + Y[n, c, x]); }",
+        lambda x, y, at: ((_at(x, at) * y).sum(1), (_at(x, at).abs() + y).sum(1)),
+    ),
+    "window": (
+        "function (X[N, C, W]) -> (Y) { K[n, c, x, i : N, C, W, 5] = exp(-abs(X[n, c, x + i - 2] - X[n, c, x]));"
+        " Y[n, c, x : N, C, W] = sum(K[n, c, x, i] * X[n, c, x + i - 2]) / sum(K[n, c, x, i]); }",
+        lambda x, y, at: (_weighted(x),),
+    ),
+}
+
+
+def _at(x, at):
+    padded = torch.nn.functional.pad(x, (2, 2))
+    return padded.gather(2, at[:, None].expand(-1, x.shape[1], -1))
+
+
+def _weighted(x):
+    if not x.shape[2]:
+        return x
+    taps = torch.nn.functional.pad(x, (2, 2)).unfold(2, 5, 1)
+    inside = torch.nn.functional.pad(torch.ones_like(x), (2, 2)).unfold(2, 5, 1)
+    k = torch.exp(-(taps - x[..., None]).abs()) * inside
+    return (k * taps).sum(-1) / k.sum(-1)
+
+
+@pytest.mark.parametrize("name", ACROSS)
+@pytest.mark.parametrize("walked", [False, True])
+def test_statistics_across_memory(name, walked, monkeypatch):
+    """Rows that lie side by side in memory, whose columns are held or walked one by one."""
+    if walked:
+        monkeypatch.setattr(rows_tiling, "MULTIPROCESSORS", 1)
+        monkeypatch.setattr(rows_tiling, "WALKED", 8)
+    source, exact = ACROSS[name]
+    f = tilec.compile(source, backend="triton")
+    for n, c, w in ((1, 1, 1), (2, 3, 5), (3, 17, 41), (1, 70, 33), (2, 5, 0)):
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+            x, y = (torch.randn(n, c, w).to(dtype) for _ in range(2))
+            at = torch.randint(0, w + 4, (n, w)) if w else torch.zeros((n, w), dtype=torch.int64)
+            given = (x, y, at)[: len(f.program.inputs)]
+            got = f(*given)
+            wanted = exact(x.double(), y.double(), at)
+            for mine, theirs in zip(got if isinstance(got, tuple) else (got,), wanted, strict=True):
+                torch.testing.assert_close(mine.double(), theirs, rtol=tolerance, atol=tolerance * (1 + c) ** 0.5)
+    if walked:
+        shapes = (tilec.spec((64, 17, 4096)),) * len(given[:2]), (tilec.spec((64, 4096), "int64"),) * len(given[2:])
+        lowered = f.lower(*shapes[0], *shapes[1])
+        assert "BN=1," in lowered.source() and len(lowered.kernels) == 1

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Expr
+from tilec.ir.program import Access, Expr, index_variables
 
 LARGEST_WINDOW = 64  # points of a window that is walked point by point
 
@@ -26,14 +27,22 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
             if size > best and free_of(a) & set(reductions):
                 best = size
                 steps = [
-                    (abs(form.coefficient(v) * stride), v, form)
-                    for form, stride in zip(map(linear, a.index), view.strides[a.tensor], strict=True)
-                    for v in form.variables()
+                    (abs(step * stride), v, linear(i))
+                    for i, stride in zip(a.index, view.strides[a.tensor], strict=True)
+                    for v, step in steps_of(i).items()
                     if space.largest(v) > 1 and stride
                 ]
                 _, v, form = min(steps, key=lambda step: step[:2], default=(0, "", Affine()))
                 answer = v in reductions and not (short and _slides(form, v, space))
     return answer
+
+
+def steps_of(i: Expr) -> Mapping[str, Fraction]:
+    """How far an index moves with each of its variables: one element where that is computed (`I[n, x]`, `x // 2`)."""
+    form = linear(i)
+    if not form.is_affine:
+        return dict.fromkeys(index_variables(i), Fraction(1))
+    return {v: form.coefficient(v) for v in form.variables()}
 
 
 def fastest_variable(a: Access, view: StridedView) -> Expr | None:

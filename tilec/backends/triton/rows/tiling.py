@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec import knobs
+from tilec.backends.triton.emit.contiguity import steps_of
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.grow_groups import NEIGHBOURS, ON_CHIP
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
@@ -148,15 +149,17 @@ def rows_together(group: Group, strides: Strides) -> int:
             if a.tensor not in strides:
                 continue
             moves = [
-                (abs(step * form.coefficient(v)), v)
-                for form, step in zip(map(linear, a.index), strides[a.tensor], strict=True)
-                for v in form.variables()
-                if group.extent.get(v, 1) > 1 and step
+                (abs(stride * step), v)
+                for i, stride in zip(a.index, strides[a.tensor], strict=True)
+                for v, step in steps_of(i).items()
+                if group.extent.get(v, 1) > 1 and stride
             ]
-            size = math.prod(group.extent[v] for v in {v for _, v in moves})
+            walking = {v for i in a.index for v in linear(i).variables() if v in group.extent}
+            size = math.prod(group.extent[v] for v in walking)
             if moves and size > best:
                 fastest = {v for step, v in moves if step == min(moves)[0]}  # a window's, and its place's
-                best, answer = size, 1 if fastest.isdisjoint(group.rows) else NEIGHBOURS
+                short = group.count(group.columns) <= SHORT_WALK or fastest.isdisjoint(group.columns)
+                best, answer = size, NEIGHBOURS if short and not fastest.isdisjoint(group.rows) else 1
     return answer
 
 
