@@ -116,8 +116,8 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         found = _candidate(around, members, *split, shared.extent, busy, types)
         if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
             found = _few_long_rows(around, in_order, split[1], shared.extent, types)
-        if found is None:
-            found = _sums_of_rows(around, in_order, split[1], shared.extent, types)
+        if found is None or not any(reduced(s, shared.extent) for s in found.members):
+            found = _sums_of_rows(around, in_order, split[1], shared.extent, types) or found
         # what stands before the seed, and before something elsewhere that the seed needs, goes without it
         early = {s.output for s in (*members[0], *members[1])}
         if not early or seed.statement.output in early:
