@@ -22,12 +22,14 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
 )
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Call, index_variables, value_accesses, walk
+from tilec.ir.program import Access, Call, index_variables, value_accesses, walk
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import NARROW, Types
 
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
-ENOUGH_WALKS, SMALLEST_WALK = 4 * MULTIPROCESSORS, 256  # programs that walk windows; elements of each, at least
+ENOUGH_WALKS, SMALLEST_WALK = 4 * MULTIPROCESSORS, 128  # programs that walk windows; elements of each, at least
+READS_UNDER_WAY = 64  # of a thread, at most
+FEW_GATHERED = 256  # elements of a program that reads several at computed places
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
@@ -73,7 +75,9 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
     if not along and points <= LARGEST_WINDOW:
-        return replace(_window_tiling(space, outputs) or _spread(space, _map_tiling(space, outputs)), reduction=None)
+        return replace(
+            _window_tiling(space, outputs) or _spread(space, reductions, _map_tiling(space, outputs)), reduction=None
+        )
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
     weighted = _weighted_columns(space, outputs, reductions) if many and not along else None
@@ -168,7 +172,9 @@ def _map_tiling(
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
         return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
-    bn = min(power_of_two(space.largest(outputs[-1])), 32 if turned else block)
+    scattered = not summed and _computed_places(space) > 1
+    block = min(block, FEW_GATHERED) if scattered else block
+    bn = min(power_of_two(space.largest(outputs[-1])), NARROWEST_BLOCK if turned or scattered else block)
     m = space.count(tuple(outputs[:-1]))
     rows = _between_last(space, outputs)
     rows = rows if turned is None else (*(v for v in rows if v != turned), turned)
@@ -204,14 +210,31 @@ def _window_tiling(space: Space, outputs: Sequence[str]) -> PointwiseTiling | No
     return PointwiseTiling(((tuple(outputs[:-1]), min(power_of_two(m), 1024 // bn)), ((outputs[-1],), bn)), None)
 
 
-def _spread(space: Space, tiling: PointwiseTiling) -> PointwiseTiling:
-    """Smaller blocks where there are few: a walk waits for memory at each of its points."""
+def _spread(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) -> PointwiseTiling:
+    """Smaller blocks where there are few, since a walk waits for memory at each of its points, and where a thread would
+    have too many reads under way for its registers."""
     (variables, size), *rest = tiling.axes
-    beside = math.prod(n for _, n in rest)
     blocks = math.prod(-(-space.count(v) // n) for v, n in rest) * len(space.classes)
-    while size > 1 and size * beside > SMALLEST_WALK and -(-space.count(variables) // size) * blocks < ENOUGH_WALKS:
+    beside = math.prod(n for _, n in rest)
+    most = size * beside
+    if _computed_places(space):
+        _, _, steps = point_walk(space, reductions, None)
+        read = {a for a in value_accesses(space.statement) if not set(reductions).isdisjoint(index_variables(*a.index))}
+        while most > SMALLEST_WALK and most * steps * len(read) > 32 * tiling.warps * READS_UNDER_WAY:
+            most //= 2
+    while size > 1 and size * beside > SMALLEST_WALK:
+        if size * beside <= most and -(-space.count(variables) // size) * blocks >= ENOUGH_WALKS:
+            break
         size //= 2
+    if size == 1 and len(rest) == 1:
+        rest = [(rest[0][0], min(rest[0][1], most))]
     return replace(tiling, axes=((variables, size), *rest))
+
+
+def _computed_places(space: Space) -> int:
+    """How many reads are at places that others say."""
+    every = set(value_accesses(space.statement))
+    return sum(any(isinstance(e, Access) for i in a.index for e in walk(i)) for a in every)
 
 
 def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) -> int:

@@ -24,7 +24,7 @@ STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported de
 ACROSS = 32  # rows of a block that holds their columns where memory runs along the rows, at least
 # functions that take exponentials
 EXPONENTIALS = frozenset(("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "softplus", "tanh"))
-SHORT_WALK, WALKED = 64, 256  # columns that many rows walk one by one; rows of a block, at least
+SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
 
@@ -55,6 +55,8 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
         across = -(-columns // block)
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // across)
         if not group.sums:
+            while down > together and down * block > 256 and -(-rows // down) * across < 4 * MULTIPROCESSORS:
+                down //= 2
             return RowTiling("tiled", down, block, 0, 4)
         if group.totals:
             return _total_tiling(group)
@@ -72,7 +74,7 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     across = together > 1 and deep and filled and not group.sums and not group.scans
     many = rows >= 4 * MULTIPROCESSORS * WALKED
     if together > 1 and many and columns <= SHORT_WALK and not (deep or filled or group.sums or group.scans):
-        down = 4 * WALKED if rows >= 16 * MULTIPROCESSORS * WALKED else WALKED
+        down = next(n for n in (8, 4, 2, 1) if n == 1 or rows >= 8 * MULTIPROCESSORS * n * WALKED) * WALKED
         return RowTiling("looped", down, 1, 0, 4)  # one column after the other: nothing to exchange
     if group.sums or group.scans or (again and max(1, together) * needed <= ON_CHIP):
         elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
