@@ -216,6 +216,34 @@ def test_points_are_sorted_once_for_all_that_write_at_the_same_places() -> None:
     assert names.count("sort_compared") == 3
 
 
+def test_places_of_what_is_read_do_not_say_how_points_are_sorted() -> None:
+    """Points whose sources are outside add nothing to their runs; gradients by several tensors share a sort too."""
+    source = """function (X[N, D], W[M], T[M], U[M], V[M]) -> (Y, Z, O) {
+        Y[T[m], d : N, D] = +(X[U[m], d] * W[m]);
+        Z[T[m], d : N, D] = +(pad(X[V[m], d], 2) * W[m]);
+        O[T[m], d : N, D] = >(X[V[m], d]);
+    }"""
+    f = tilec.compile(source, backend="triton")
+    given = torch.randn(40, 3), torch.randn(700), *(torch.randint(-9, 49, (700,)) for _ in range(3))
+    exact = tilec.compile(source, backend="torch")
+    for found, wanted in zip(f(*given), exact(*given), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert [k.name for k in f.lower(*given).kernels if k.name.endswith("_at_kernel")] == ["Y_at_kernel"]
+    cotangents = [torch.randn(40, 3) for _ in range(3)]
+    gradient = f.grad(["X", "W"])
+    for found, wanted in zip(gradient(*given, *cotangents), exact.grad(["X", "W"])(*given, *cotangents), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    places = [k for k in gradient.lower(*given, *cotangents).kernels if k.name.endswith("_at_kernel")]
+    assert len(places) == 3  # by T for the maxima, by U and by V
+
+
+def test_few_long_runs_are_read_many_points_at_a_time() -> None:
+    f = tilec.compile("function (X[M, D], T[M], Z[N, D]) -> (Y) { Y[T[m], d : N, D] = +(X[m, d]); }", backend="triton")
+    for runs, block in ((100_000, "BM=2, BR=4"), (1000, "BM=1, BR=64"), (64, "BM=1, BR=64")):
+        specs = tilec.spec((500_000, 40)), tilec.spec((500_000,), "int64"), tilec.spec((runs, 40))
+        assert f"{block}, BN=64" in f.lower(*specs).source()
+
+
 def test_a_run_of_all_points_and_none() -> None:
     x = torch.ones(POINTS, 3)
     f = tilec.compile("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 4, D] = +(X[m, d]); }", backend="triton")

@@ -40,6 +40,7 @@ from tilec.ir.program import (
     Constraint,
     Expr,
     Index,
+    Inside,
     Int,
     Statement,
     rebuild,
@@ -89,7 +90,9 @@ def scattered(
     order = (*keyed, *columns)
     shifted = {v: (Affine.variable(v) - domain.low[v]).to_expr() for v in order}
     limits = tuple(Constraint(row.to_expr(), Int(n)) for row, n in zip(rows, shape, strict=True))
-    whole_guard = s.guard is not None and bool(free_guard(s) - set(keyed))
+    whole_guard = s.guard is not None and (
+        bool(free_guard(s) - set(keyed)) or (s.default is None and _asks_for_bounds(s.guard))
+    )
     aggregation = "any" if s.aggregation == "assign" and out.dtype == "bool" else s.aggregation
     count, points = math.prod(shape[:split]), math.prod(domain.extent[v] for v in keyed)
     term = replace(
@@ -136,6 +139,10 @@ def scattered(
         term = _read_back(term, order, types)
         types = {**types, term.output: types[after[0]]}
         strides = {**strides, term.output: strides[after[0]]}
+    # that other reads are inside at computed places is asked where points are combined: sums by one tensor share a sort
+    sorting = () if whole_guard else s.guards
+    own_conditions = point_conditions((*sorting, *(s.index or ())), (*s.constraints, *limits), types)
+    telling = [c for c in wanted if s.default is not None or c in own_conditions or not _is_computed(c)]
     # positions: one more than the place in the output, so that points that are not valid, left at 0, come first
     position = Statement(
         f"{s.output}.at",
@@ -144,7 +151,7 @@ def scattered(
         _as_value((place + 1).to_value()),
         "assign",
         None if whole_guard else s.guard,
-        tuple(Constraint(c.form.to_expr(), Int(c.bound)) for c in wanted if free(c.form) <= set(keyed)),
+        tuple(Constraint(c.form.to_expr(), Int(c.bound)) for c in telling if free(c.form) <= set(keyed)),
         span=s.span,
     )
     view, numbering, across = _merged(StridedView(term, types, strides), keyed, columns)
@@ -188,7 +195,13 @@ def _sorted(
     number: dict[str, Expr] = {v: Index(str(k)) for k, v in enumerate(keyed)}
     forms = (position.body, *(position.index or ()), *position.guards)
     conditions = tuple((substitute(c.expr, number), c.bound) for c in position.constraints)
-    key = (tuple(substitute(e, number) for e in forms), conditions, position.sizes, runs.count, runs.int64_index)
+    key = (
+        tuple(substitute(e, number) for e in forms),
+        frozenset(conditions),
+        position.sizes,
+        runs.count,
+        runs.int64_index,
+    )
     return [
         Once(key, (placed, order, starts), (*steps, Release((at,)))),
         *([_contiguous_default(s, content, types)] if s.default is not None else []),
@@ -243,6 +256,20 @@ def _whole(row: Affine, size: int, domain: Domain) -> str | None:
     """The variable that is all of the row's index and walks all of its axis."""
     v = row.bare
     return v if v is not None and domain.low[v] == 0 and domain.extent[v] == size else None
+
+
+def _is_computed(c: Condition) -> bool:
+    return any(isinstance(e, Access) for atom in c.form.atoms() for e in walk(atom))
+
+
+def _asks_for_bounds(e: Expr) -> bool:
+    """Whether a guard asks no more than that places in tensors are between numbers, as nearly all are."""
+    match e:
+        case Call("and", args):
+            return all(map(_asks_for_bounds, args))
+        case Call("ge", (Access(), Int(0))) | Call("lt", (Access(), Int())):
+            return True
+    return isinstance(e, Inside)
 
 
 def free_guard(s: Statement) -> frozenset[str]:
