@@ -125,7 +125,7 @@ def test_places_that_are_data(sizes: tuple[int, int, int, int]) -> None:
     tensors = [numbers(sizes), numbers(sizes) + 1, *places, numbers((n, h, w))]
     f = compare(WARPED, tensors)
     if sizes[1] > 1:
-        assert kernels(f, *tensors) == 1
+        assert len(f.lower(*tensors).kernels) == 1  # walks rows of channels
 
 
 @pytest.mark.parametrize("source", ["moments", "an epilogue reads another", "beyond the edges"])
