@@ -537,7 +537,10 @@ def test_products_know_of_sizes_that_8_divides():
 
 
 STATISTICS = {  # several over channels, which are not what memory runs along
-    "cosines": ("X[N, C, W], Y[N, C, W]", ("+(X[n, c, x] * Y[n, c, x])", "+(X[n, c, x] * X[n, c, x])", "+(Y[n, c, x] * Y[n, c, x])")),
+    "cosines": (
+        "X[N, C, W], Y[N, C, W]",
+        ("+(X[n, c, x] * Y[n, c, x])", "+(X[n, c, x] * X[n, c, x])", "+(Y[n, c, x] * Y[n, c, x])"),
+    ),
     "mean and greatest": ("X[N, C, W]", ("mean(X[n, c, x])", ">(X[n, c, x])")),
     "computed places": (
         "X[N, C, W], Y[N, C, W], I[N, W]",
