@@ -29,7 +29,7 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
                 steps = [
                     (abs(step * stride), v, linear(i))
                     for i, stride in zip(a.index, view.strides[a.tensor], strict=True)
-                    for v, step in steps_of(i).items()
+                    for v, step in strides_of_index(i).items()
                     if space.largest(v) > 1 and stride
                 ]
                 _, v, form = min(steps, key=lambda step: step[:2], default=(0, "", Affine()))
@@ -37,7 +37,7 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
     return answer
 
 
-def steps_of(i: Expr) -> Mapping[str, Fraction]:
+def strides_of_index(i: Expr) -> Mapping[str, Fraction]:
     """How far an index moves with each of its variables: one element where that is computed (`I[n, x]`, `x // 2`)."""
     form = linear(i)
     if not form.is_affine:

@@ -11,6 +11,7 @@ from tilec.backends.common.units import Reads
 from tilec.backends.triton.emit.epilogue import reads_own_element
 from tilec.backends.triton.fusion.invariants import CALLED, INSTRUCTIONS, LEAST_SHARED, QUICK
 from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, Shared, Touched, reduced, walked, walked_by
+from tilec.backends.triton.fusion.memory_order import memory_order, rows_and_columns, runs_fastest, share_of_programs
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.index import linear
@@ -27,7 +28,6 @@ from tilec.ir.program import (
 from tilec.ir.types import Types
 
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
-NEIGHBOURS = 64  # rows of a block where memory runs along the rows
 LAUNCH_BYTES = 2**25  # bytes that memory moves while one more kernel is launched, by the host too
 NARROWEST_STRIP = 128  # of a strip that a program goes down, where there are as many
 ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
@@ -111,7 +111,7 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         split = _split(around, in_order, shared.extent)
         if split is None:
             return None
-        busy = _share_of_programs(in_order, split[0], shared.extent)
+        busy = share_of_programs(in_order, split[0], shared.extent)
         members = _members(around, in_order, *split, shared.extent)
         found = _candidate(around, members, *split, shared.extent, busy, types)
         if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
@@ -134,7 +134,7 @@ def _few_long_rows(
     types: Types,
 ) -> GroupCandidate | None:
     """The kernel of few long rows (along `rows_of`), which walks along memory; statistics are sums over programs."""
-    rows, columns = _along_memory(statements, extent)
+    rows, columns = rows_and_columns(statements, extent)
     rest = statements if set(columns) != set(rows_of) else []
     found = None
     while found is None and len(rest) > 1:
@@ -155,11 +155,11 @@ def _sums_of_rows(
 ) -> GroupCandidate | None:
     """The kernel of several statistics over the same columns (other than `columns_of`), across memory perhaps."""
     sets = [r for s in statements if (r := reduced(s, extent))]
-    order = _memory_order(statements, extent)
+    order = memory_order(statements, extent)
     if order is None or len(sets) < 2 or any(r != sets[0] for r in sets) or sets[0] == {*columns_of}:
         return None
     rows, columns = tuple(v for v in order if v not in sets[0]), tuple(v for v in order if v in sets[0])
-    busy = _share_of_programs(statements, rows, extent)
+    busy = share_of_programs(statements, rows, extent)
     members = _members(around, statements, rows, columns, extent)
     if not any(reduced(s, extent) for s in members[0]):  # they read the others elsewhere: at computed positions
         members = _members(around, [s for s in statements if s not in members[0]], rows, columns, extent)
@@ -175,7 +175,7 @@ def _totals(
     which are read once along the columns. None where they keep other variables than the first and few, or points are
     few."""
     many = {v for v, n in extent.items() if n > 1}
-    order = _memory_order(statements, extent)
+    order = memory_order(statements, extent)
     sets = [r for s in statements if (r := reduced(s, extent))]
     if order is None or not sets or any(r != sets[0] for r in sets):
         return None
@@ -229,7 +229,7 @@ def _split(
     """Rows and columns, each as memory runs. Columns are what a scan goes through, or what the first statistic that is
     needed at each point again aggregates over; where there is neither, the fastest axes of a tensor that spans the
     space which all aggregations treat alike."""
-    order = _memory_order(statements, extent)
+    order = memory_order(statements, extent)
     if order is None:
         return None
     columns: Collection[str] = ()
@@ -242,37 +242,8 @@ def _split(
             columns = summed
             break
     if not columns:
-        return _along_memory(statements, extent)
+        return rows_and_columns(statements, extent)
     return tuple(v for v in order if v not in columns), tuple(v for v in order if v in columns)
-
-
-def _along_memory(
-    statements: Sequence[Statement], extent: Mapping[str, int]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Rows and columns, these the fastest axes that all aggregations treat alike."""
-    order = _memory_order(statements, extent) or ()
-    sets = [r for s in statements if (r := reduced(s, extent))]
-    many = [v for v in order if extent[v] > 1]
-    columns = many[-1:]
-    while sets and len(columns) < len(many) - 1 and _alike(many[-len(columns) - 1], many[-1], sets):
-        columns = many[-len(columns) - 1 :]
-    return tuple(v for v in order if v not in columns), tuple(v for v in order if v in columns)
-
-
-def _alike(v: str, w: str, sets: Sequence[set[str]]) -> bool:
-    return all((v in s) == (w in s) for s in sets)
-
-
-def _memory_order(statements: Sequence[Statement], extent: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The variables as they stand in a tensor that has all of them; None where there is none."""
-    many = {v for v, n in extent.items() if n > 1}
-    for s in statements:
-        summed = reduced(s, extent)
-        for a in (Access(s.output, s.index or ()), *value_accesses(s)):
-            names = [v for e in a.index if (v := walked_by(e, summed)) is not None]
-            if many <= set(names) and len(set(names)) == len(names) == len(a.index):
-                return (*(v for v in extent if v not in names), *names)
-    return None
 
 
 def _is_needed_again(s: Statement, statements: Sequence[Statement], extent: Mapping[str, int]) -> bool:
@@ -406,20 +377,7 @@ def _is_repeated(s: Statement, across: set[str], along: set[str], extent: Mappin
 def _scans_columns(s: Statement, around: Neighbourhood, columns: Sequence[str], extent: Mapping[str, int]) -> bool:
     """Whether a scan goes through all columns, along which memory runs."""
     along = linear((s.index or ())[around.scans[s.output].axis]).bare
-    return [v for v in columns if extent[v] > 1] == [along] and _fastest([s], extent) == along
-
-
-def _share_of_programs(statements: Sequence[Statement], rows: tuple[str, ...], extent: Mapping[str, int]) -> float:
-    """The share of the device that a kernel keeps busy whose programs walk whole rows, each a block of neighbouring
-    rows where memory runs along these."""
-    programs = math.prod(extent[v] for v in rows) / (NEIGHBOURS if _fastest(statements, extent) in rows else 1)
-    return min(1.0, max(1.0, programs) / MULTIPROCESSORS)
-
-
-def _fastest(statements: Sequence[Statement], extent: Mapping[str, int]) -> str | None:
-    """The variable along which memory runs."""
-    order = _memory_order(statements, extent)
-    return next((v for v in reversed(order or ()) if extent[v] > 1), None)
+    return [v for v in columns if extent[v] > 1] == [along] and runs_fastest([s], extent) == along
 
 
 def _pays(
@@ -442,7 +400,7 @@ def _pays(
     apart, launches = sum(each.values()), len(members)
     if apart < LEAST_FUSION_GAIN * together:
         return False
-    if busy < 1 and _fastest(members, extent) not in rows:
+    if busy < 1 and runs_fastest(members, extent) not in rows:
         many = {v for v, n in extent.items() if n > 1}
         whole = [s for s in members if many <= set(variables_of(s))]
         statistics = [s.output for s in whole if reduced(s, extent)]

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec import knobs
-from tilec.backends.triton.emit.contiguity import steps_of
+from tilec.backends.triton.emit.contiguity import strides_of_index
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.fusion.grow_groups import NEIGHBOURS, ON_CHIP
+from tilec.backends.triton.fusion.grow_groups import ON_CHIP
+from tilec.backends.triton.fusion.memory_order import NEIGHBOURS
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import Strides, power_of_two
 from tilec.cost import size_in_bytes
@@ -153,7 +154,7 @@ def rows_together(group: Group, strides: Strides) -> int:
             moves = [
                 (abs(stride * step), v)
                 for i, stride in zip(a.index, strides[a.tensor], strict=True)
-                for v, step in steps_of(i).items()
+                for v, step in strides_of_index(i).items()
                 if group.extent.get(v, 1) > 1 and stride
             ]
             walking = {v for i in a.index for v in linear(i).variables() if v in group.extent}

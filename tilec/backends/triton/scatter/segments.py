@@ -30,7 +30,7 @@ from tilec.ir.program import Index, Int, Statement
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
 BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of narrow rows and of wide ones
-MOST_TERMS, UNDER_WAY = 4096, 2**21  # of a program's block of few long runs; of all programs, at least
+LARGEST_BLOCK, UNDER_WAY = 4096, 2**21  # of a program's block of few long runs; of all programs, at least
 APART = 8  # columns of a program where memory walks runs first
 PIECE_TERMS = 1024  # at a time, of a piece's narrow rows: a program has more of them to wait for
 
@@ -92,7 +92,7 @@ class RunBlocks:
         terms = LARGE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
         points = min(power_of_two(mean), max(4, min(terms // (2 * columns), runs.piece)))
         at_once = runs.count * -(-runs.width // columns) * columns  # elements under way for each point of a run
-        while points < min(mean // 2, runs.piece) and points * columns < MOST_TERMS and at_once * points < UNDER_WAY:
+        while points < min(mean // 2, runs.piece) and points * columns < LARGEST_BLOCK and at_once * points < UNDER_WAY:
             points *= 2
         beside = max(1, terms // (points * columns))
         return RunBlocks(min(beside, power_of_two(runs.count)), points, columns)
