@@ -19,7 +19,7 @@ from tilec.ir.index import QUASI_AFFINE, Affine, linear, natural, substitute_aff
 from tilec.ir.program import Call, Constraint, Index, Int, Program, Statement, reads_itself
 from tilec.lattice.hermite import integral_points, rank
 from tilec.lattice.sets import Shapes, bounds_of, domain, shapes_of
-from tilec.transforms.lower.reduce import keep_constraint_variables
+from tilec.transforms.lower.reduce import keep_constraint_variables, reduce_statement
 
 
 def defract(program: Program) -> Program:
@@ -52,6 +52,11 @@ def defract_statement(s: Statement, shapes: Shapes) -> Statement:
     for constraint in fractional:
         result = _without(constraint, result, shapes)
     return keep_constraint_variables(result)
+
+
+def defracted_form(s: Statement, shapes: Shapes) -> Statement:
+    """A flat statement in reduced form and without fractions."""
+    return defract_statement(reduce_statement(s, shapes), shapes)
 
 
 def _integral(c: Constraint) -> bool:

@@ -23,6 +23,7 @@ from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourho
 from tilec.backends.triton.fusion.invariants import instructions, with_invariants
 from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, form_of, reduced, scan_form, taken_by_products
 from tilec.backends.triton.fusion.read_through import (
+    aggregated_through,
     is_reshape,
     is_view,
     read_through,
@@ -218,20 +219,31 @@ def _assembled(
     scaled = (scaled_sums(s, made, program, types) for s in program.statements if s.output not in of)
     views |= {s.output: s for s in scaled if s is not None}
     compared = _compared(program.statements)
-    recomputed = recomputed_by_readers(program, types, candidates, around, compared, views)
+    recomputed, aggregations = recomputed_by_readers(program, types, candidates, around, compared, views)
     views |= recomputed
     readers = {v: [statements[r.output] for r in around.program.readers(v)] for v in views}
+    for v in recomputed:
+        readers[v] = [r for r in readers[v] if of.get(r.output) is not of[v]]
     views = {
         v: s
         for v, s in views.items()
-        if all((r.output in of or v in recomputed) and reads_within(r, v, types) for r in readers[v])
+        if all(
+            (r.output in of or v in recomputed)
+            and reads_within(r, v, types)
+            or (v in recomputed and r.output in aggregations)
+            for r in readers[v]
+        )
     }
+    again = {t for v in views.keys() & recomputed.keys() for t in reads(views[v])}  # these are in memory
+    views = {v: s for v, s in views.items() if v not in again or v not in recomputed}
     through = {r.output for v in views.keys() & recomputed.keys() for r in readers[v]} - of.keys()
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
     for unit in order:
         if unit[0] not in of:
-            ordered += [read_through(statements[name], views) for name in unit if name not in views]
+            for s in (statements[name] for name in unit if name not in views):
+                apart = s.output in aggregations
+                ordered.append(aggregated_through(s, views, types) if apart else read_through(s, views))
             continue
         c = of[unit[0]]
         elsewhere = {v: s for v, s in views.items() if of.get(v) is not c}
@@ -247,7 +259,8 @@ def _assembled(
             else:
                 members.append(s)
         names = {s.output for s in (*members, *c.after)}
-        stored = frozenset(around.stored_outside(names & around.place.keys()) | cut_rows) - views.keys()
+        own = names & around.place.keys()
+        stored = frozenset(around.stored_outside(own) | cut_rows | (again & own)) - views.keys()
         after = tuple(read_through(s, elsewhere) for s in c.after)
         live = {s.output for s in drop_dead([*members, *after], tuple(stored))}
         members = [s for s in members if s.output in live]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.domain import Condition, access_conditions, point_conditions
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
@@ -19,9 +20,11 @@ from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
     Call,
+    Constraint,
     Expr,
     Index,
     Inside,
+    Int,
     Pad,
     Program,
     Statement,
@@ -38,6 +41,7 @@ from tilec.ir.program import (
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, Types
 
 LONGEST_RECOMPUTED = 256  # of a body that several kernels compute
+LEAST_EXPANSION = 2  # bytes of values that a sum computes again over those of what they are made from, at least
 
 
 def is_view(s: Statement, program: Program, types: Types) -> bool:
@@ -90,11 +94,13 @@ def recomputed_by_readers(
     around: Neighbourhood,
     compared: Collection[str],
     views: Mapping[str, Statement],
-) -> dict[str, Statement]:
-    """Elementwise members that other groups, or elementwise statements, compute again from what these read anyhow, or
-    from fewer bytes than storing and reading them takes; each in terms of what is stored. Nothing looks for their
-    values by equality, and an element of 16 bits takes no costly function, others fewer than they have bytes."""
+) -> tuple[dict[str, Statement], set[str]]:
+    """Elementwise members that other groups, elementwise statements or aggregations at other places compute again from
+    what these read anyhow, or from fewer bytes than storing and reading them takes; each in terms of what is stored.
+    Nothing looks for their values by equality, and an element of 16 bits takes no costly function, others fewer than
+    they have bytes. Also those aggregations."""
     found: dict[str, Statement] = {}
+    aggregations: set[str] = set()
     free = (s for s in program.statements if s.output in around.free)
     kernel_of = {s.output: s.output for s in free if set(variables_of(s)) <= set(index_variables(*(s.index or ())))}
     kernel_of |= {s.output: c.members[0].output for c in candidates for s in (*c.members, *c.after)}
@@ -108,37 +114,78 @@ def recomputed_by_readers(
         for s in program.statements:
             if s.output not in members or not _is_elementwise(s, c, program, types):
                 continue
-            made = read_through(s, {**views, **inside})
+            made = read_through(s, {**views, **found, **inside})
             if sum(1 for _ in walk(made.body)) > LONGEST_RECOMPUTED:
                 continue
             readers = [r for r in around.program.readers(s.output) if kernel_of.get(r.output) != kernel]
             others = {kernel_of.get(r.output, "") for r in readers}
             needed = set(reads(made))
             if others:
-                if "" in others or needed & members or s.output in compared or _is_costly(made, types):
+                if s.output in compared or _is_costly(made, types):
                     continue
                 if not all(_reads_in_turn(r, s.output) for r in readers):
+                    continue
+                if "" in others or needed & members:
+                    least = sum(size_in_bytes(types[n]) for n in needed) * LEAST_EXPANSION
+                    if others != {""} or size_in_bytes(types[s.output]) < least:
+                        continue
+                    if not all(_aggregates_within(r, made, around, types) for r in readers):
+                        continue
+                elif not _is_filled(made, types):
                     continue
                 extra = sum(size_in_bytes(types[n]) for k in others for n in needed - reading[k])
                 if extra >= size_in_bytes(types[s.output]) * (1 + len(others)):
                     continue
                 found[s.output] = made
+                aggregations.update(r.output for r in readers if r.output not in kernel_of)
                 for k in others:
                     reading[k] |= needed
             inside[s.output] = made
-    return found
+    return found, aggregations
+
+
+def _aggregates_within(r: Statement, made: Statement, around: Neighbourhood, types: Types) -> bool:
+    """Whether a statement aggregates values, in memory, at points where all that an elementwise one reads is inside, if
+    the element itself is."""
+    plain = r.index is not None and r.default is None and r.init is None and not reads_itself(r)
+    if not plain or set(around.read[r.output]) != set(reads(r)) or not all(linear(e).is_affine for e in r.index or ()):
+        return False
+    (read,) = {a for a in accesses_in(*r.roots) if a.tensor == made.output}
+    names = distinct_variables(made.index or ()) or ()
+    body = replace_indices(made.body, {v: linear(e) for v, e in zip(names, read.index, strict=True)})
+    return set(point_conditions((body,), (), types)) <= {*_known(r, types), *access_conditions(read, types)}
+
+
+def _known(s: Statement, types: Types) -> list[Condition]:
+    """What is so at each point of a statement."""
+    inside = [Condition(linear(e), n) for e, n in zip(s.index or (), types[s.output].shape, strict=True)]
+    return [*inside, *point_conditions(s.roots, s.constraints, types)]
+
+
+def aggregated_through(s: Statement, views: Mapping[str, Statement], types: Types) -> Statement:
+    """The same aggregation, of the same points, that computes what it reads of these."""
+    made = read_through(s, views)
+    known = set(_known(made, types))
+    places = (a for a in accesses_in(*s.roots) if a.tensor in views)
+    bounds = ((e, n) for a in places for e, n in zip(a.index, types[a.tensor].shape, strict=True))
+    asked = dict.fromkeys(Constraint(e, Int(n)) for e, n in bounds if Condition(linear(e), n) not in known)
+    return replace(made, constraints=(*made.constraints, *asked))
 
 
 def _is_elementwise(s: Statement, c: GroupCandidate, program: Program, types: Types) -> bool:
-    """Whether a statement gives a value to each point of its group, of the type that its body has; no output."""
+    """Whether a statement gives a value to each point of its group where what it reads is inside, of the type that its
+    body has; no output."""
     plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
     names, t = distinct_variables(s.index or ()), types[s.output]
     if not plain or s.init is not None or reads_itself(s) or s.output in program.outputs or names is None:
         return False
     if set(variables_of(s)) - set(names) or math.prod(t.shape) < math.prod(c.extent.values()):
         return False
-    if t.dtype not in FLOATS or expression_type(s.body, types).dtype != t.dtype:
-        return False
+    return t.dtype in FLOATS and expression_type(s.body, types).dtype == t.dtype
+
+
+def _is_filled(s: Statement, types: Types) -> bool:
+    """Whether a statement has a point for each element of its output."""
     space = build_space(s, types)
     return space is not None and space.covers and not space.valid
 

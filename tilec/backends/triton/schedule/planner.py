@@ -25,6 +25,7 @@ from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType
+from tilec.transforms.lower.defract import defracted_form
 
 MOST_DOWN = 65_535  # programs along the second and third axis of a grid
 
@@ -34,7 +35,9 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
     flat, types = grouping.program, dict(grouping.types)
     kept = with_reads(flat, grouping.chains.values())
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
-    defracted |= {s.output: s for s in flat.statements if s.output in grouping.rewritten}
+    shapes = {name: t.shape for name, t in types.items()}
+    rewritten = (s for s in flat.statements if s.output in grouping.rewritten)
+    defracted |= {s.output: s if reads_itself(s) else defracted_form(s, shapes) for s in rewritten}
     members = {s.output for g in grouping.groups.values() for s in (*g.statements, *g.after)}
     members |= {s.output for kernel in grouping.chains.values() for s in kernel.statements}
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
