@@ -17,7 +17,8 @@ from tilec.ir.types import WEAK_FLOAT, WEAK_INT, ElementType, promote
 class ScalarValue:
     """`code`: text of a tensor of dtype `compute_dtype`, or, where that is None, of the number `number`. `depth`:
     operators nested in it. `exact`: a 16-bit value that is held in float32 has been rounded. `call`: a statement that
-    writes the value into an existing tensor, `{0}`."""
+    writes the value into an existing tensor, `{0}`. `single`: the function and the arguments that give in float32 what
+    this value is when rounded to float32."""
 
     code: str
     type: ElementType
@@ -27,6 +28,7 @@ class ScalarValue:
     depth: int = 0
     exact: bool = False
     call: str | None = None
+    single: tuple[str, tuple[ScalarValue, ...]] | None = None
 
 
 def number_value(n: bool | int | float, t: ElementType | None = None) -> ScalarValue:
@@ -72,7 +74,7 @@ class ScalarWriter(ABC):
                 continue
             v = self._make(e)
             named = self._uses[e] > 1 or v.depth > self.most_nested
-            if v.compute_dtype is not None and isinstance(e, Call) and named:
+            if v.compute_dtype is not None and isinstance(e, Call) and named and v.single is None:
                 v = ScalarValue(self._assigned(v), v.type, v.compute_dtype, v.variables, exact=v.exact)
             self._values[e] = v
         return self._values[root]

@@ -6,8 +6,11 @@ alone is computed here; one that meets a tensor takes the tensor's type.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection
+import operator
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,10 +25,14 @@ from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
-from tilec.ir.program import Access, Call, Expr, index_variables, walk
+from tilec.ir.program import Access, Call, Expr, Index, Int, index_variables, walk
 from tilec.ir.symbolic import Real, is_open_number
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
 
+LARGEST_SINGLE = 2**24  # up to which float32 holds each integer
+INTEGER_OPERATORS: dict[str, Callable[..., int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
+}  # fmt: skip
 MOST_NESTED = 6  # operators nested in one line
 BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
 
@@ -87,6 +94,9 @@ class TritonScalars(ScalarWriter):
             n = fit(v.number, dtype)
             as_it_is = not is_open_number(n) and dtype not in ("float64", "uint8", "bool") or type(n) is Real
             return self._literal(n) if as_it_is and dtype != "float64" else self.tensor(v, dtype)
+        if v.single is not None and dtype == "float32":
+            function, args = v.single
+            return self._text(function, list(args), replace(v.type, dtype=dtype))[0]
         return v.code if v.compute_dtype == dtype else f"{parenthesised(v.code)}.to({triton_type(dtype)})"
 
     def tensor(self, v: ScalarValue, dtype: str) -> str:
@@ -152,7 +162,48 @@ class TritonScalars(ScalarWriter):
         code, compute_dtype = self._text(e.function, args, result)
         variables = frozenset().union(*(a.variables for a in args))
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
-        return ScalarValue(code, result, compute_dtype, variables, depth=1 + max(a.depth for a in args), exact=exact)
+        single = (e.function, tuple(args)) if self._rounds_once(e, args, result) else None
+        depth = 1 + max(a.depth for a in args)
+        return ScalarValue(code, result, compute_dtype, variables, depth=depth, exact=exact, single=single)
+
+    def _rounds_once(self, e: Call, args: list[ScalarValue], result: ElementType) -> bool:
+        """Whether a value of numbers and positions is the same rounded from float64 to float32 as computed in float32.
+        An operation on numbers of 24 bits is: 53 bits are more than twice as many."""
+        if result.dtype != "float64" or not result.weak:
+            return False
+        if e.function in ("neg", "abs"):
+            return args[0].single is not None
+        if e.function == "mul":  # a product that is rounded may be so once with a sum
+            powers = (a.number is not None and math.frexp(a.number)[0] in (0.5, -0.5) for a in args)
+            return all(map(self._is_single, e.args, args)) and any(powers)
+        return e.function in ("add", "sub", "div") and all(map(self._is_single, e.args, args))
+
+    def _is_single(self, e: Expr, v: ScalarValue) -> bool:
+        """Whether a value is a number that float32 holds, far from its limits."""
+        if v.number is not None:
+            small = not is_open_number(v.number) and (v.number == 0 or 2.0**-60 < abs(v.number) < 2.0**60)
+            return small and single(float(v.number)) == v.number
+        span = self._span(e) if v.compute_dtype == "int64" else None
+        return span is not None and -LARGEST_SINGLE <= span[0] and span[1] <= LARGEST_SINGLE
+
+    def _span(self, e: Expr) -> tuple[int, int] | None:
+        """Least and greatest value of an integer made of numbers and positions."""
+        space = self.frame.kernel.space
+        match e:
+            case Int(n):
+                return n, n
+            case Index(v) if space.low and all(v in low for low in space.low):
+                ends = [(low[v], low[v] + n[v]) for low, n in zip(space.low, space.extent, strict=True)]
+                return min(a for a, _ in ends), max(b for _, b in ends)
+            case Call("abs", (x,)):
+                span = self._span(x)
+                return None if span is None else (0, max(map(abs, span)))
+            case Call("add" | "sub" | "mul" | "neg", parts):
+                spans = [span for x in parts if (span := self._span(x)) is not None]
+                if len(spans) == len(parts):
+                    found = [INTEGER_OPERATORS[e.function](*values) for values in itertools.product(*spans)]
+                    return min(found), max(found)
+        return None
 
     def _four(self, e: Call, args: list[ScalarValue]) -> ScalarValue | None:
         """Draws by blocks of four, which Philox makes at once: where the counter runs with the fastest axis, from a
