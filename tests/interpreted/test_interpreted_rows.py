@@ -284,6 +284,12 @@ ACROSS = {
         " Y[n, c, x : N, C, W] = sum(K[n, c, x, i] * X[n, c, x + i - 2]) / sum(K[n, c, x, i]); }",
         lambda x, y, at: (_weighted(x),),
     ),
+    "deviations in a window": (
+        "function (X[N, C, W]) -> (Y) { K[n, c, x, i : N, C, W, 5] = exp(-abs(X[n, c, x + i - 2] - X[n, c, x]));"
+        " M[n, c, x : N, C, W] = sum(K[n, c, x, i] * X[n, c, x + i - 2]) / sum(K[n, c, x, i]);"
+        " Y[n, c, x : N, C, W] = sum(K[n, c, x, i] * abs(X[n, c, x + i - 2] - M[n, c, x])); }",
+        lambda x, y, at: (_weighted(x, deviations=True),),
+    ),
 }
 
 
@@ -292,13 +298,22 @@ def _at(x, at):
     return padded.gather(2, at[:, None].expand(-1, x.shape[1], -1))
 
 
-def _weighted(x):
+def _weighted(x, deviations=False):
     if not x.shape[2]:
         return x
     taps = torch.nn.functional.pad(x, (2, 2)).unfold(2, 5, 1)
     inside = torch.nn.functional.pad(torch.ones_like(x), (2, 2)).unfold(2, 5, 1)
     k = torch.exp(-(taps - x[..., None]).abs()) * inside
-    return (k * taps).sum(-1) / k.sum(-1)
+    mean = (k * taps).sum(-1) / k.sum(-1)
+    return (k * (taps - mean[..., None]).abs()).sum(-1) if deviations else mean
+
+
+def test_rows_that_are_read_twice_are_held():
+    """Columns of a tensor of as many elements, which no cache holds for a second walk."""
+    source = """function (X[N, C, W]) -> (Y) { M[n, x : N, W] = mean(X[n, c, x]);
+        Y[n, x : N, W] = +(abs(X[n, c, x] - M[n, x])); }"""
+    lowered = tilec.compile(source, backend="triton").lower(tilec.spec((64, 17, 65536)))
+    assert "BN=1," not in lowered.source() and len(lowered.kernels) == 1
 
 
 @pytest.mark.parametrize("name", ACROSS)

@@ -74,7 +74,9 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     filled = any(along & set(index_variables(*(s.index or ()))) for s in group.statements if s.output in group.stored)
     across = together > 1 and deep and filled and not group.sums and not group.scans
     many = rows >= 4 * MULTIPROCESSORS * WALKED
-    if together > 1 and many and columns <= SHORT_WALK and not (deep or filled or group.sums or group.scans):
+    near = all(2 * math.prod(types[name].shape) <= rows * columns for name in full)  # windows, which caches hold
+    walks = not deep or near and levels(group).depth == 2
+    if together > 1 and many and columns <= SHORT_WALK and walks and not (filled or group.sums or group.scans):
         down = next(n for n in (8, 4, 2, 1) if n == 1 or rows >= 8 * MULTIPROCESSORS * n * WALKED) * WALKED
         return RowTiling("looped", down, 1, 0, 4)  # one column after the other: nothing to exchange
     if group.sums or group.scans or (again and max(1, together) * needed <= ON_CHIP):
