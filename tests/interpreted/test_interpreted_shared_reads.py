@@ -81,7 +81,7 @@ def test_windows(name: str, neighbours: bool, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(windows, "LEAST_OUTPUTS", 0)
     tensors = [numbers((2, 18, 37) if neighbours else (2, 9, 13)), numbers((3, 4))]
     f = compare(f"function (X[N, H, W], K[3, 4]) {text}", tensors, 1e-4)
-    assert kernels(f, *tensors) == (2 if neighbours and name == "kinds" else count)  # more than registers hold
+    assert kernels(f, *tensors) == count
     assert ("acc_3" in f.lower(*tensors).source()) == neighbours
 
 
@@ -93,6 +93,33 @@ def test_dtypes_and_strides(dtype: torch.dtype, shape: tuple[int, int, int]) -> 
     f = compare(source, [x, numbers((3, 4), dtype)], 1e-2 if dtype.itemsize == 2 else 1e-5)
     if shape[1] > 3:  # else both are sums of all elements
         assert kernels(f, x, numbers((3, 4), dtype)) == 1
+
+
+MAPS = {  # text of the function (X[N, H, W], J[N, H]), kernels
+    "differences": (
+        "-> (A, B) { A[n, y, x : N, H - 1, W - 1] = X[n, y, x + 1] - X[n, y, x]; "
+        "B[n, y, x : N, H - 1, W - 1] = X[n, y + 1, x] - X[n, y, x]; }", 1),
+    "beyond the edges": (
+        "-> (A, B) { A[n, y, x : N, H, W] = pad(X[n, y, x - 1], 7); B[n, y, x : N, H, W] = X[n, y + 1, x] * 2; }", 1),
+    "a comparison": (
+        "-> (A, B) { A[n, y, x : N, H - 1, W] = X[n, y + 1, x] > X[n, y, x]; "
+        "B[n, y, x : N, H - 1, W] = X[n, y + 1, x] * X[n, y, x]; }", 1),
+    "places that are data": (
+        "-> (A, B) { A[n, y, x : N, H, W] = X[n, J[n, y], x] + x; B[n, y, x : N, H, W] = X[n, J[n, y], x] * 2; }", 1),
+    "one needs the other": (
+        "-> (A, B) { A[n, y, x : N, H - 1, W] = X[n, y + 1, x] - X[n, y, x]; "
+        "B[n, y, x : N, H - 1, W] = X[n, y + 1, x] + pad(A[n, y, x + 1], 0); }", 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("shape", [(2, 9, 37), (1, 2, 2)])
+def test_neighbours_of_elementwise_statements(name: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    text, count = MAPS[name]
+    tensors = [numbers(shape, dtype), numbers(shape[:2], torch.int64) % shape[1]]
+    f = compare(f"function (X[N, H, W], J[N, H]) {text}", tensors)
+    assert len(f.lower(*tensors).kernels) <= count
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

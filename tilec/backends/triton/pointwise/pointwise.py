@@ -43,13 +43,15 @@ from tilec.backends.triton.pointwise.tiling import (
 )
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.pointwise.windows import (
+    SUM_WORDS,
     RegisterBlock,
     RegisterBlockWriter,
     block_places,
     choose_register_block,
+    registers_of,
 )
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
-from tilec.ir.types import ITEM_BYTES, TensorType, Types
+from tilec.ir.types import TensorType, Types
 
 STATE = ("acc", "top", "total", "new_top", "highest", "scaled")  # names of running values
 
@@ -75,13 +77,13 @@ def form_beside(space: Space, view: StridedView) -> PointwiseTiling | RegisterBl
     return block or (None if choose_residues(space, view) is not None else tiling)
 
 
-def words_of(form: PointwiseTiling | RegisterBlock, statements: Sequence[Statement], types: Types) -> int:
-    """Registers of a thread for the running values of aggregations in one kernel."""
-    sums = [Accumulator.of(s.aggregation, types[s.output].dtype) for s in statements]
-    words = sum(-(-ITEM_BYTES[a.dtype] // 4) * len(a.state) for a in sums)
+def fits_registers(form: PointwiseTiling | RegisterBlock, statements: Sequence[Statement], types: Types) -> bool:
+    """Whether a thread can hold the running values of aggregations in one kernel."""
     if isinstance(form, RegisterBlock):
-        return words * form.count * block_places(statements, types) // 128
-    return words * math.prod(size for _, size in form.axes) * (form.reduction or 1) // (32 * form.warps)
+        elements, threads = form.count * block_places(statements, types, form.count), 128
+    else:
+        elements, threads = math.prod(size for _, size in form.axes) * (form.reduction or 1), 32 * form.warps
+    return registers_of(statements, types) * elements <= SUM_WORDS * threads
 
 
 def pointwise(
@@ -165,8 +167,8 @@ def _steps(results: Sequence[Computed], view: StridedView, tiling: PointwiseTili
         values = [(a.result(), a.dtype) for a in accumulators]
         k.scopes[0].lines += body
     else:
-        value, dtype, reached = _direct(k, outer_frame, accumulators[0])
-        values = [(value, dtype)]
+        found = [_direct(k, r.space, outer_frame, a) for r, a in zip(results, accumulators, strict=True)]
+        values, reached = [(value, dtype) for value, dtype, _ in found], found[0][2]
     given: dict[Expr, ScalarValue] = {}
     for number, (r, (value, dtype)) in enumerate(zip(results, values, strict=True)):
         given |= _store(k, r, outer_frame, value, dtype, reached, tiling.parts > 1, shape, given, results[number + 1 :])
@@ -210,20 +212,21 @@ def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
     return axes
 
 
-def _direct(k: Kernel, frame: Frame, accumulator: Accumulator) -> tuple[str, str, str | None]:
+def _direct(k: Kernel, space: Space, frame: Frame, accumulator: Accumulator) -> tuple[str, str, str | None]:
     """A statement without reduction: its value where the point is valid."""
-    s = k.space.statement
+    s = space.statement
     k.blockwise = True
     evaluator = TritonScalars(frame, *s.roots)
     evaluator.read_first(*s.roots)
-    mask, compute_dtype = _mask(k.space, frame, evaluator), accumulator.term_dtype
+    mask, compute_dtype = _mask(space, frame, evaluator), accumulator.term_dtype
     code = evaluator.text(s.body, compute_dtype)
     if mask is None:
         return code, compute_dtype, None
-    k.assign("valid", mask)
+    valid = "valid" if space is k.space else k.names.fresh("valid")
+    k.assign(valid, mask)
     if s.default is not None:
-        return code, compute_dtype, "valid"
-    return f"tl.where(valid, {code}, {Accumulator(s.aggregation, compute_dtype).identity_text})", compute_dtype, None
+        return code, compute_dtype, valid
+    return f"tl.where({valid}, {code}, {Accumulator(s.aggregation, compute_dtype).identity_text})", compute_dtype, None
 
 
 def _mask(space: Space, frame: Frame, evaluator: TritonScalars) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tilec.backends.common.domain import access_conditions
 from tilec.backends.common.terms import split_factors
+from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW
 from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -30,6 +31,7 @@ MOST_PADDING = 1.15  # neighbours or columns of blocks over those that there are
 LEAST_OUTPUTS = 2**20  # fewer leave multiprocessors idle where each program has so many
 SMALL_WINDOW = 16  # of a window, up to which blocks have rows of 64
 BLOCK_BYTES = 1024  # of one neighbour's block: a thread loads eight at once, and holds eight neighbours in registers
+SUM_WORDS = 64  # registers of a thread for the running values of several statements, at most
 MOST_TAP_POINTS = 36  # of all neighbours, up to which all taps of a window are written out
 MORE_READS = 1.2  # of four neighbours at once over those of eight
 
@@ -111,7 +113,7 @@ class RegisterBlockWriter(OutputsKernel):
         columns = space.largest(self.columns[-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
         long_rows = few and -(-columns // 64) * 64 <= MOST_PADDING * columns
-        self.fit(block_places(statements, view.types), 64 if long_rows else 32)
+        self.fit(block_places(statements, view.types, count), 64 if long_rows else 32)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
         k, space, tap = self.k, self.space, self.block.tap
@@ -156,10 +158,20 @@ class RegisterBlockWriter(OutputsKernel):
         return substitute_affine(s, change)
 
 
-def block_places(statements: Sequence[Statement], types: Types) -> int:
-    """Elements of one neighbour's block; counts take what the floats beside them do."""
+def block_places(statements: Sequence[Statement], types: Types, count: int) -> int:
+    """Elements of one neighbour's block, of so many; fewer where registers hold no more. Counts take what the floats
+    beside them do."""
     dtypes = [types[s.output].dtype for s in statements]
-    return max(BLOCK_BYTES // max(ITEM_BYTES[d] for d in [d for d in dtypes if is_floating(d)] or dtypes), 64)
+    places = max(BLOCK_BYTES // max(ITEM_BYTES[d] for d in [d for d in dtypes if is_floating(d)] or dtypes), 64)
+    while len(statements) > 1 and places > 128 and registers_of(statements, types) * count * places > SUM_WORDS * 128:
+        places //= 2
+    return places
+
+
+def registers_of(statements: Sequence[Statement], types: Types) -> int:
+    """Registers of the running values of an element each."""
+    sums = [Accumulator.of(s.aggregation, types[s.output].dtype) for s in statements]
+    return sum(-(-ITEM_BYTES[a.dtype] // 4) * len(a.state) for a in sums)
 
 
 def zero_factors(s: Statement, types: Mapping[str, TensorType]) -> Sequence[Expr]:

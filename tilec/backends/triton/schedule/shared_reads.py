@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import free
 from tilec.backends.triton.emit.epilogue import find_epilogue
+from tilec.backends.triton.fusion.read_through import is_reshape
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous
-from tilec.backends.triton.pointwise.pointwise import form_beside, several, words_of
+from tilec.backends.triton.pointwise.pointwise import fits_registers, form_beside, several
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.schedule.families import Problem, is_pointwise, problem_of
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
-from tilec.ir.program import Program, Statement, reads, reads_itself, value_accesses, variables_of
+from tilec.ir.program import Access, Program, Statement, reads, reads_itself, value_accesses, variables_of
 from tilec.ir.types import TensorType, Types
 
 MOST_SUMMED = 3  # summed variables that are matched
 MOST_SHARING = 8  # of a kernel
-SUM_WORDS = 64  # registers of a thread for all sums of a kernel, at most
 MOST_READ = 2  # what a statement reads, or those beside it do, over what both read; at most
 MOST_LOOKED_AT = 16  # later statements that read the same
 PlaceRead = tuple[str, tuple[Affine, ...]]
@@ -113,12 +113,13 @@ class SharedReads:
         or has another kernel."""
         s = self.program.statements[place]
         shape = self.types[s.output].shape
-        if s.output in barred or s.aggregation == "assign" or reads_itself(s) or not value_accesses(s) or 0 in shape:
+        if s.output in barred or reads_itself(s) or not value_accesses(s) or 0 in shape:
             return None
         if like is not None and (s.output == like.output or shape != self.types[like.output].shape):
             return None
         if place not in self.spaces:
-            self.spaces[place] = _summed_over_box(self.defracted[s.output], self.types)
+            costs_nothing = is_reshape(s, self.program, self.types)
+            self.spaces[place] = None if costs_nothing else _over_box(self.defracted[s.output], self.types)
         if self.spaces[place] is None:
             return None
         return Sum(place, self.defracted[s.output], s, find_epilogue(self.program, place, self.types, barred))
@@ -190,12 +191,14 @@ class _Members:
         return several(results, view, form, any(p.int64_index for p in problems))
 
     def _reads(self, s: Statement) -> dict[PlaceRead, int]:
+        summed = not all(map(self.space.single, self.space.reductions))
         found: dict[PlaceRead, int] = {}
         for a in value_accesses(s):
             forms = tuple(map(linear, a.index))
             names = {v for form in forms for v in free(form)}
             shape = tuple(self.space.largest(v) for v in sorted(names))
-            found[a.tensor, forms] = size_in_bytes(TensorType(shape, self.types[a.tensor].dtype))
+            key = a.tensor, forms if summed else ()  # what is near comes with it
+            found[key] = size_in_bytes(TensorType(shape, self.types[a.tensor].dtype))
         return found
 
     def _problem(self, x: Sum, merged: bool) -> Problem | None:
@@ -219,7 +222,7 @@ class _Members:
         form = form_beside(b, last.view)
         if form is None or form != form_beside(a, first.view):
             return False
-        if words_of(form, [p.view.statement for p in problems], self.types) > SUM_WORDS:
+        if not fits_registers(form, [p.view.statement for p in problems], self.types):
             return False
         names = _touched(last)
         return all(
@@ -233,15 +236,22 @@ def _touched(p: Problem) -> set[str]:
     return {n for s in (p.view.statement, *p.epilogue) for n in (s.output, *reads(s))}
 
 
-def _summed_over_box(s: Statement, types: Types) -> Space | None:
+def _over_box(s: Statement, types: Types) -> Space | None:
     """The points of a statement that writes every element of its output by its own index, and adds up few variables
-    over one box; None for others."""
+    over one box, or reads neighbours or at places that are data; None for others."""
     if s.default is not None or s.init is not None or distinct_variables(s.index) is None:
         return None
     space = build_space(s, types)
-    if space is None or len(space.classes) != 1 or space.residues or not space.covers:
+    if space is None or len(space.classes) != 1 or space.residues or space.steps or not space.covers:
         return None
-    return None if len(space.reductions) > MOST_SUMMED or all(map(space.single, space.reductions)) else space
+    if all(map(space.single, space.reductions)):
+        return space if any(map(_is_moved, value_accesses(s))) else None
+    return space if len(space.reductions) <= MOST_SUMMED else None
+
+
+def _is_moved(a: Access) -> bool:
+    """Whether it reads at other places than those that its variables count."""
+    return any(linear(e).bare is None and free(linear(e)) for e in a.index)
 
 
 def _renamed(s: Statement, like: Statement) -> Iterator[Statement]:
