@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton import TritonBackend
+from tilec.backends.triton.matmul import precompute_operands
 from tilec.backends.triton.matmul.kernel import repair_steps
 from tilec.backends.triton.plan.plan import Allocate
 from tilec.backends.triton.schedule import families
@@ -48,3 +50,36 @@ def test_exact_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = f(*given).double()
     assert torch.equal(found.isnan(), exact.isnan())
     assert torch.equal(found.nan_to_num(7.0), exact.nan_to_num(7.0))
+
+
+EDGES = """function (X[N, C], I[N, K], W[C, O]) -> (Y) {
+    Y[n, k, o : N, K, O] = +((X[I[n, k], c] - X[n, c]) * W[c, o]);
+}"""
+
+
+def test_gathered_operands_are_stored_for_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points whose sources are outside add nothing, infinities of the other operand or not."""
+    made = TritonBackend.__init__
+    monkeypatch.setattr(TritonBackend, "__init__", lambda self, target=None, library=False: made(self, target, True))
+    n, k, c, o = 3000, 20, 64, 128
+    specs = tilec.spec((n, c)), tilec.spec((n, k), "int64"), tilec.spec((c, o))
+    planned = tilec.compile(EDGES, backend="triton")
+    assert [kernel.name for kernel in planned.lower(*specs).kernels] == ["Y_left_kernel", "Y_repair"]
+    narrow = (tilec.spec(s.shape, "bfloat16" if s.dtype == "float32" else s.dtype) for s in specs)
+    assert "Y_left_kernel" not in [kernel.name for kernel in planned.lower(*narrow).kernels]
+    batch = "function (X[N, C], I[N], W[N, C, O]) -> (Y) { Y[n, o : N, O] = +(X[I[n], c] * W[n, c, o]); }"
+    given = tilec.spec((64, 640)), tilec.spec((64,), "int64"), tilec.spec((64, 640, 640))
+    assert "Y_left_kernel" not in [p.name for p in tilec.compile(batch, backend="triton").lower(*given).kernels]
+
+    monkeypatch.setattr(precompute_operands, "GATHERED", 1e6)
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randint(-3, 4, shape, generator=generator).float() for shape in ((37, 24), (24, 33)))
+    places = torch.randint(-4, 41, (37, 3), generator=generator)
+    f = tilec.compile(EDGES + "// small", backend="triton")
+    exact = tilec.compile(EDGES, backend="torch")
+    assert [kernel.name for kernel in f.lower(x, places, w).kernels] == ["Y_left_kernel", "Y_repair"]
+    for value in (1.0, torch.inf, torch.nan):
+        w[5, 7], x[3, 5] = value, -value
+        found, wanted = f(x, places, w).double(), exact(x.double(), places, w.double())
+        assert torch.equal(found.isnan(), wanted.isnan())
+        assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))

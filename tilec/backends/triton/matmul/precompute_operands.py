@@ -3,6 +3,9 @@
 A product reads each element of an operand many times, so a function of it (`sin(K)`, `exp(A - M)`) is computed as often
 inside the kernel. Where the operand is no larger as a tensor of its own than what it is read from, and used often
 enough, it becomes one first: the product then reads bare elements, which Hopper's kernels take too.
+
+A float32 product that gathers (`X[b, I[n], c] * W[n, s, c]`) reads through pointers, at a quarter of a library's rate:
+what is gathered, or computed of that, is stored for the library's product where writing and reading it takes less time.
 """
 
 from __future__ import annotations
@@ -12,21 +15,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from tilec.backends.common.domain import point_conditions
 from tilec.backends.common.scalars import value_children
 from tilec.backends.common.terms import product_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE
-from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, operand_accesses, variables_outside
+from tilec.backends.triton.matmul.dot import (
+    LAUNCH_SECONDS,
+    MEMORY_BYTES,
+    Dot,
+    OperandRewrite,
+    operand_accesses,
+    variables_outside,
+)
 from tilec.backends.triton.plan.plan import Allocate, Release, Request, Step
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
+from tilec.cost import size_in_bytes
 from tilec.ir.functions import COSTLY_FUNCTIONS
-from tilec.ir.index import Affine
+from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, rebuild, walk
 from tilec.ir.types import FLOATS, NARROW, TensorType
 from tilec.lattice.sets import sizes_of
+
+MOST_STORED_OPERANDS = 2**28  # bytes
+GATHERED, LIBRARY = 8e12, 15e12  # points of float32 a second, measured on an H200
 
 
 def hoisted(
@@ -103,16 +119,25 @@ def _computed(factors: tuple[Expr, ...]) -> bool:
 
 
 def operand_of(
-    side: str, factors: tuple[Expr, ...], dtype: str, space: Space, view: StridedView, last: str | None
+    side: str,
+    factors: tuple[Expr, ...],
+    dtype: str,
+    space: Space,
+    view: StridedView,
+    last: str | None,
+    larger: bool = False,
 ) -> Statement | None:
-    """The operand as an assignment over its own variables."""
+    """The operand as an assignment over its own variables; `larger`: than what it is read from, perhaps."""
     compute_dtype = "float32" if dtype in NARROW else dtype
-    return _assigned(side, Call(dtype, (product_of([Call(compute_dtype, (f,)) for f in factors]),)), space, view, last)
+    body = Call(dtype, (product_of([Call(compute_dtype, (f,)) for f in factors]),))
+    return _assigned(side, body, space, view, last, larger)
 
 
-def _assigned(label: str, body: Expr, space: Space, view: StridedView, last: str | None = None) -> Statement | None:
+def _assigned(
+    label: str, body: Expr, space: Space, view: StridedView, last: str | None = None, larger: bool = False
+) -> Statement | None:
     """A statement that assigns the body over its own variables, `last` at the end; None where the tensor would be
-    larger than what it is read from."""
+    larger than what it is read from, unless it may be."""
     low, extent = space.low[0], space.extent[0]
     names = variables_outside(body)
     accesses = operand_accesses(body)
@@ -125,7 +150,7 @@ def _assigned(label: str, body: Expr, space: Space, view: StridedView, last: str
     order.update(dict.fromkeys(sorted(names - order.keys())))
     variables = sorted((v for v in order if not space.single(v)), key=lambda v: v == last)
     shape = tuple(extent[v] for v in variables)
-    if math.prod(shape) > math.prod(view.types[largest.tensor].shape):
+    if not larger and math.prod(shape) > math.prod(view.types[largest.tensor].shape):
         return None
     index = tuple((Affine.variable(v) - low[v]).to_expr() for v in variables)
     return Statement(f"{space.statement.output}.{label}", index, tuple(map(Int, shape)), body)
@@ -174,3 +199,55 @@ def _costly(e: Expr, outputs: set[str], summed: set[str]) -> Iterator[Expr]:
     elif heavy:
         for child in value_children(e):
             yield from _costly(child, outputs, summed)
+
+
+@dataclass(frozen=True)
+class StoredOperands:
+    """Statements that store operands, and the product of these; `view` knows them all. `checked`: where zeros stand for
+    what is outside, which infinities may have met."""
+
+    operands: tuple[Statement, ...]
+    product: Statement
+    view: StridedView
+    checked: bool
+
+
+def with_stored_operands(dot: Dot, space: Space, view: StridedView) -> StoredOperands | None:
+    """None where nothing is at computed places, or would gain by being stored. A batch that is gathered has blocks of
+    its own, which kernels read as fast as others."""
+    s = view.statement
+    plain = dot.scale == 1 and not dot.zero_result and s.guard is None and not s.constraints
+    if dot.dtype != "float32" or not plain or space.count(dot.batch) > 1:
+        return None
+    sides = [dot.left, dot.right]
+    made: list[Statement] = []
+    for k, (factors, zeros) in enumerate(((dot.left, dot.zero_left), (dot.right, dot.zero_right))):
+        if not set(zeros) <= set(point_conditions(factors, (), view.types)):
+            return None
+        if not any(_is_gathered(f) for f in factors):
+            if zeros or len(factors) > 1 or not isinstance(factors[0], Access):
+                return None
+            continue
+        own = operand_of(("left", "right")[k], factors, dot.dtype, space, view, None, larger=True)
+        if own is None:
+            return None
+        shape = sizes_of(own)
+        types = {**view.types, own.output: TensorType(shape, dot.dtype)}
+        view = replace(view, types=types, strides={**view.strides, own.output: contiguous(shape)})
+        made.append(own)
+        sides[k] = (Access(own.output, own.index or ()),)
+    stored = sum(size_in_bytes(view.types[own.output]) for own in made)
+    if not made or stored > MOST_STORED_OPERANDS:
+        return None
+    checked = bool(dot.zero_left or dot.zero_right)
+    moved = 2 * stored + (size_in_bytes(view.types[s.output]) if checked else 0)
+    launches = len(made) + checked
+    points = math.prod(space.count(group) for group in (dot.rows, dot.columns, dot.summed))
+    if points * (1 / GATHERED - 1 / LIBRARY) <= moved / MEMORY_BYTES + launches * LAUNCH_SECONDS:
+        return None
+    product = replace(s, body=Call("mul", (product_of(sides[0]), product_of(sides[1]))))
+    return StoredOperands(tuple(made), product, replace(view, statement=product), checked)
+
+
+def _is_gathered(e: Expr) -> bool:
+    return any(not linear(i).is_affine for a in operand_accesses(e) for i in a.index)

@@ -29,11 +29,11 @@ from tilec.backends.triton.matmul.dot import (
 )
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched
+from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched, repair_steps
 from tilec.backends.triton.matmul.library import is_plain, library_steps
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
-from tilec.backends.triton.matmul.precompute_operands import hoisted, shared
+from tilec.backends.triton.matmul.precompute_operands import hoisted, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
@@ -212,6 +212,25 @@ def _of_library(p: Problem) -> list[Step] | None:
     return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.view, p.int64_index)
 
 
+def _of_stored_operands(p: Problem) -> list[Step] | None:
+    """Of the statement as it is written: a library reads tensors as they are."""
+    if p.dot is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
+        return None
+    view = StridedView(p.flat, p.types, p.strides)
+    space = build_space(p.flat, p.types)
+    dot = None if space is None else recognise_dot(space, view)
+    found = None if space is None or dot is None else with_stored_operands(dot, space, view)
+    if space is None or dot is None or found is None:
+        return None
+    own = problem_of(found.product, found.product, found.view.types, found.view.strides, p.setting)
+    product = None if own is None else _of_library(own)
+    if product is None:
+        return None
+    before = [step for s in found.operands for step in _allocated_steps(s, found.view, p.setting)]
+    repaired = repair_steps(dot, space, view, p.flat, p.int64_index) if found.checked else []
+    return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
+
+
 def _product(p: Problem, dot: Dot) -> list[Step] | None:
     space, view, int64_index = p.space, p.view, p.int64_index
     computed = hoisted(dot, space, view, int64_index)
@@ -304,6 +323,7 @@ FAMILIES = (
         _in_turn,
         fills=False,
     ),
+    Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),
     Family("product", lambda p: p.dot, _product, lambda p, dot: worthwhile(dot, p.space)),
     Family(
         "padded product",
