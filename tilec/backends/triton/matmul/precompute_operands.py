@@ -42,7 +42,7 @@ from tilec.ir.types import FLOATS, NARROW, TensorType
 from tilec.lattice.sets import sizes_of
 
 MOST_STORED_OPERANDS = 2**28  # bytes
-GATHERED, LIBRARY = 8e12, 15e12  # points of float32 a second, measured on an H200
+GATHERED_POINTS, LIBRARY_POINTS = 8e12, 15e12  # points of float32 a second, measured on an H200
 
 
 def hoisted(
@@ -243,7 +243,7 @@ def with_stored_operands(dot: Dot, space: Space, view: StridedView) -> StoredOpe
     moved = 2 * stored + (size_in_bytes(view.types[s.output]) if checked else 0)
     launches = len(made) + checked
     points = math.prod(space.count(group) for group in (dot.rows, dot.columns, dot.summed))
-    if points * (1 / GATHERED - 1 / LIBRARY) <= moved / MEMORY_BYTES + launches * LAUNCH_SECONDS:
+    if points * (1 / GATHERED_POINTS - 1 / LIBRARY_POINTS) <= moved / MEMORY_BYTES + launches * LAUNCH_SECONDS:
         return None
     product = replace(s, body=Call("mul", (product_of(sides[0]), product_of(sides[1]))))
     return StoredOperands(tuple(made), product, replace(view, statement=product), checked)
