@@ -97,8 +97,8 @@ def recomputed_by_readers(
 ) -> tuple[dict[str, Statement], set[str]]:
     """Elementwise members that other groups, elementwise statements or aggregations at other places compute again from
     what these read anyhow, or from fewer bytes than storing and reading them takes; each in terms of what is stored.
-    Nothing looks for their values by equality, and an element of 16 bits takes no costly function, others fewer than
-    they have bytes. Also those aggregations."""
+    Nothing looks for their values by equality, and an element takes fewer costly functions than it has bytes, of 16
+    bits none, or for aggregations as one of float32. Also those aggregations."""
     found: dict[str, Statement] = {}
     aggregations: set[str] = set()
     free = (s for s in program.statements if s.output in around.free)
@@ -121,11 +121,12 @@ def recomputed_by_readers(
             others = {kernel_of.get(r.output, "") for r in readers}
             needed = set(reads(made))
             if others:
-                if s.output in compared or _is_costly(made, types):
+                elsewhere = "" in others or bool(needed & members)  # where what is stored is read in another order
+                if s.output in compared or _is_costly(made, types, narrow_too=elsewhere):
                     continue
                 if not all(_reads_in_turn(r, s.output) for r in readers):
                     continue
-                if "" in others or needed & members:
+                if elsewhere:
                     least = sum(size_in_bytes(types[n]) for n in needed) * LEAST_EXPANSION
                     if others != {""} or size_in_bytes(types[s.output]) < least:
                         continue
@@ -198,13 +199,14 @@ def _reads_in_turn(s: Statement, tensor: str) -> bool:
     return len(asked) == 1 and all(n is not None and set(variables_of(s)) <= set(n) for n in names)
 
 
-def _is_costly(s: Statement, types: Types) -> bool:
-    """Whether each element takes many instructions, draws or compares: what was found equal must stay so."""
+def _is_costly(s: Statement, types: Types, *, narrow_too: bool) -> bool:
+    """Whether each element takes many instructions, those of 16 bits no fewer if `narrow_too`, draws or compares: what
+    was found equal must stay so."""
     calls = {e for e in walk(s.body) if isinstance(e, Call)}
     many = {v for v, n in zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True) if n > 1}
     each = sum(e.function in COSTLY_FUNCTIONS and many <= set(index_variables(e)) for e in calls)
     dtype = types[s.output].dtype
-    most = 0 if dtype in NARROW else ITEM_BYTES[dtype] - 1
+    most = (3 if narrow_too else 0) if dtype in NARROW else ITEM_BYTES[dtype] - 1
     return each > most or any(e.function in ("eq", "ne", *RANDOM) for e in calls)
 
 
