@@ -16,12 +16,12 @@ from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.emit import LN2, LOG2E, Emitter
-from tilec.backends.common.chains.places import Places, Tiling, tensors_of
+from tilec.backends.common.chains.places import Places, Tiling, distance, in_one_block, tensors_of, tensors_touched
 from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.backends.common.chains.visits import Visits, block_shapes
 from tilec.backends.common.chains.walk import Piece, limits, pieces
 from tilec.ir.index import Affine
-from tilec.ir.program import Access, Expr, accesses_in, children, index_variables
+from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.types import Types
 from tilec.transforms.lower.factor import quotient_of
 
@@ -56,29 +56,40 @@ class _Build(Places):
         read = (a for a in accesses_in(*bodies) if a.tensor in kernel.inners)
         products = dict.fromkeys(a for a in read if kernel.inners[a.tensor].left is not None)
         # what takes the longest way from there comes first
-        self._products = sorted(products, key=lambda a: -max(_distance(e, a) for e in bodies))
+        self._products = sorted(products, key=lambda a: -max(distance(e, a) for e in bodies))
 
     def program(self, name: str) -> BlockProgram:
         kernel, b = self.kernel, self.b
         positions = self._positions()
-        self._rows(positions)
-        initial, places = self._states()
-        final = self._walk(list(kernel.walked), positions, initial, places)
-        self._finish(positions, final, places)
+        if self.tiling.tiles > 1:
+            (v,) = kernel.blocked
+
+            def go(tile: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
+                self._compute({**positions, v: self._in_tile(v, tile)})
+                return carried
+
+            b.loop(*self.several, 1, (), go, hint="tile")
+        else:
+            self._compute(positions)
         read = [a for r in kernel.targets for e in (r.target.body, *r.target.conditions) for a in tensors_of(e)]
         read += [a for i in kernel.inners.values() for a in tensors_of(i.body)]
         read += [a for r in kernel.rows for a in tensors_of(r.statement.body)]
         own = {s.output for s in kernel.statements}
         names = [n for n in dict.fromkeys(read) if n not in kernel.inners and n not in own]
         body = b.body
-        used = _tensors(body)
+        used = tensors_touched(body)
         tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in names if n in used]
-        if self.visits is not None:
-            tensors += [
-                Tensor(n, INDEX_TYPE, len(s)) for n, s in block_shapes(self.visits, kernel, self.tiling).items()
-            ]
+        lists = {} if self.visits is None else block_shapes(self.visits, kernel, self.tiling)
+        tensors += [Tensor(n, INDEX_TYPE, len(s)) for n, s in lists.items()]
         tensors += [Tensor(n, self.types[n].dtype, len(self.types[n].shape), True) for n in kernel.outputs]
         return BlockProgram(name, self.axes, tuple(tensors), dict(b.sizes), self._programs(), body)
+
+    def _compute(self, positions: dict[str, Value]) -> None:
+        """All that a program has to do at one place."""
+        self._rows(positions)
+        initial, places = self._states()
+        final = self._walk(list(self.kernel.walked), positions, initial, places)
+        self._finish(positions, final, places)
 
     # what is carried
 
@@ -156,8 +167,11 @@ class _Build(Places):
             for masked in (False, True):
                 state = self._listed(self.visits, masked, positions, tuple(state), places)
             return tuple(state)
-        found = limits(b, self.bounds, looped, self.ends, self.size(looped))
         step = self.axes[looped]
+        if in_one_block(self.kernel, step):
+            masked = bool(self.bounds) or self.extent[looped] != step
+            return tuple(self._step({**positions, looped: b.positions(looped)}, masked, state, places, only=True))
+        found = limits(b, self.bounds, looped, self.ends, self.size(looped))
         residual = any(not f.coefficient(looped) for f in self.bounds)
         state = tuple(state)
         for piece in pieces(b, found, step, self.size(looped), self.extent[looped] % step == 0, residual):
@@ -201,15 +215,20 @@ class _Build(Places):
         return b.loop(b.number(0), count, 1, (*begun, *state), go, hint="count")[len(begun) :]
 
     def _step(
-        self, positions: dict[str, Value], masked: bool, carried: Sequence[Value], places: Mapping
+        self,
+        positions: dict[str, Value],
+        masked: bool,
+        initial: Sequence[Value],
+        places: Mapping[str, tuple[int, ...]],
+        only: bool = False,
     ) -> list[Value]:
-        """The next state."""
+        """The next state. `only`: of a walk's only step, which adds to nothing."""
         b, looped = self.b, self.kernel.looped
         at = self.emitter(positions, masked)
         for a in self._products:  # first of all, then what lies between them
             self._inner(self.kernel.inners[a.tensor], a, at)
-        state = list(carried)
-        exponentials: dict[str, tuple[Value, Value]] = {}
+        state: list[Value] = list(initial)
+        exponentials: dict[str, tuple[Value, Value | None]] = {}
         anchors = {r.anchor for r in self.kernel.targets if r.anchor is not None}
         for r in self.kernel.targets:
             t = r.target
@@ -218,11 +237,12 @@ class _Build(Places):
                 place = self.seen[t.points]
                 here = b.cast(mask, "int32")
                 here = self._along("max", here) if looped in here.type.axes else here
-                state[place] = b.apply("larger", carried[place], here)
+                state[place] = b.apply("larger", initial[place], here)
             elif t.points in self.seen:
                 place = self.seen[t.points]
                 state[place] = b.fill(self._walked_axes(), 1, "int32")
             own = places[t.output]
+            carried: list[Value | None] = [None if only else v for v in initial]
             before = carried[own[0]]
             if t.aggregation == "logsumexp" or t.output in anchors:
                 top, total, p, r_ = self._statistic(t, at, mask, [carried[k] for k in own])
@@ -232,15 +252,10 @@ class _Build(Places):
                     state[own[1]] = total
             elif t.aggregation in ("max", "min"):
                 x = at.value(t.body, "float32")
-                x = (
-                    x
-                    if mask is None
-                    else b.apply(
-                        "select", mask, x, b.number(-_INFINITY if t.aggregation == "max" else _INFINITY, "float32")
-                    )
-                )
+                none = b.number(-_INFINITY if t.aggregation == "max" else _INFINITY, "float32")
+                x = x if mask is None else b.apply("select", mask, x, none)
                 x = self._along(t.aggregation, self._full(x), careful=True)
-                state[own[0]] = b.apply(t.aggregation, before, x)
+                state[own[0]] = x if before is None else b.apply(t.aggregation, before, x)
             elif self._counts(t):
                 state[own[0]] = self._count(t, at, mask, before)
             elif t.feature is not None:
@@ -286,9 +301,9 @@ class _Build(Places):
             condition = at.both(condition, b.apply("lt", at.positions[looped], self.size(looped)))
         return condition
 
-    def _statistic(self, t: Target, at: Emitter, mask: Value | None, before: Sequence[Value]):
+    def _statistic(self, t: Target, at: Emitter, mask: Value | None, before: Sequence[Value | None]):
         """The greatest value so far, the sum of exponentials relative to it, these, and what older sums are to be
-        multiplied by. Of a logsumexp the values are multiples of log 2."""
+        multiplied by, if there are any. Of a logsumexp the values are multiples of log 2."""
         b, looped = self.b, self.kernel.looped
         assert looped is not None
         scaled = t.aggregation == "logsumexp"
@@ -305,24 +320,26 @@ class _Build(Places):
         highest = self._along("max", x, careful=not scaled)
         if later:
             highest, x = b.apply("mul", highest, unit), b.apply("mul", x, unit)
-        top = b.apply("larger" if scaled else "max", before[0], highest, hint="top")
+        earlier = before[0]
+        top = highest if earlier is None else b.apply("larger" if scaled else "max", earlier, highest, hint="top")
         finite = b.apply("select", b.apply("eq", top, low), b.number(0.0, "float32"), top)
-        p, r = b.apply("sub", x, finite), b.apply("sub", before[0], finite)
+        below = [b.apply("sub", v, finite) for v in (x, earlier) if v is not None]
+        below = below if scaled else [b.apply("mul", b.number(LOG2E, "float32"), v) for v in below]
+        p, *ratio = (b.apply("exp2", v, hint=hint) for v, hint in zip(below, "pr", strict=False))
+        r = ratio[0] if ratio else None
         if not scaled:
-            p, r = (b.apply("mul", b.number(LOG2E, "float32"), v) for v in (p, r))
-        p, r = b.apply("exp2", p, hint="p"), b.apply("exp2", r, hint="r")
-        total = None
-        if scaled:
-            total = b.apply("add", b.apply("mul", before[1], r), self._along("sum", p), hint="total")
-        return top, total, p, r
+            return top, None, p, r
+        older = None if r is None or before[1] is None else b.apply("mul", before[1], r)
+        total = self._along("sum", p)
+        return top, total if older is None else b.apply("add", older, total, hint="total"), p, r
 
     def _sum(
         self,
         reduced: Reduced,
         at: Emitter,
         mask: Value | None,
-        before: Value,
-        exponentials: Mapping[str, tuple[Value, Value]],
+        before: Value | None,
+        exponentials: Mapping[str, tuple[Value, Value | None]],
     ) -> Value:
         b, looped, t = self.b, self.kernel.looped, reduced.target
         factors = list(reduced.inner)
@@ -333,7 +350,7 @@ class _Build(Places):
             weights = p
             if rest:
                 weights = b.apply("mul", at.product(rest), p)
-            before = b.apply("mul", before, r)
+            before = None if before is None or r is None else b.apply("mul", before, r)
             masked = bool(rest) or self._of(reduced.anchor).target.points != t.points
         else:
             weights = at.product(factors)
@@ -346,15 +363,17 @@ class _Build(Places):
             dtype = reduced.operand or "float32"
             operand = self.operand(mixed, dtype, at)
             return b.dot(looped or "", b.cast(weights, dtype), operand, before, self._precision(dtype))
-        return b.apply("add", before, self._along("sum", weights))
+        total = self._along("sum", weights)
+        return total if before is None else b.apply("add", before, total)
 
-    def _count(self, t: Target, at: Emitter, mask: Value | None, before: Value) -> Value:
+    def _count(self, t: Target, at: Emitter, mask: Value | None, before: Value | None) -> Value:
         b = self.b
         condition = at.condition(t.body)
         here = b.cast(condition if mask is None else b.apply("and", mask, condition), INDEX_TYPE)
         axes = [a for a in (*self.kernel.blocked, self.kernel.looped) if a is not None]
         here = here if set(axes) <= set(here.type.axes) else b.apply("add", here, b.fill(axes, 0, INDEX_TYPE))
-        return b.apply("add", before, self._along("sum", here))
+        here = self._along("sum", here)
+        return here if before is None else b.apply("add", before, here)
 
     # the end
 
@@ -425,21 +444,3 @@ class _Build(Places):
             if not f.coefficient(looped):
                 condition = b.apply("or", condition, b.apply("lt", at.form(f), b.number(0)))
         return condition
-
-
-def _distance(e: Expr, part: Access) -> int:
-    """How many functions lie between a part of an expression and its value; -1 where it is no part."""
-    found = [_distance(c, part) for c in children(e)]
-    return 0 if e == part else max((n + 1 for n in found if n >= 0), default=-1)
-
-
-def _tensors(ops) -> set[str]:
-    from tilec.backends.common.blocks.ir import Load, Loop, Store
-
-    found: set[str] = set()
-    for op in ops:
-        if isinstance(op, Loop):
-            found |= _tensors(op.body)
-        elif isinstance(op, (Load, Store)):
-            found.add(op.tensor)
-    return found

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.blocks.builder import Builder
-from tilec.backends.common.blocks.ir import Value
+from tilec.backends.common.blocks.ir import Load, Loop, Op, Store, Value
 from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement
 from tilec.backends.common.chains.emit import Emitter
 from tilec.backends.common.chains.walk import is_falling, is_rising
 from tilec.backends.common.code import python_name
 from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Expr, accesses_in
+from tilec.ir.program import Access, Expr, accesses_in, children
 from tilec.ir.types import NARROW, Types
 
 WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
@@ -26,7 +26,7 @@ BLOCKED_FEATURES = 8
 @dataclass(frozen=True)
 class Tiling:
     """Sizes of the blocks that programs have and of those that they walk. `precision`: of products of float32. `boxed`:
-    operands come by tensor maps where they can."""
+    operands come by tensor maps where they can. `tiles`: blocks that a program has one after the other."""
 
     block: int = 64
     step: int = 64
@@ -34,6 +34,7 @@ class Tiling:
     stages: int = 2
     precision: str = "tf32x3"
     boxed: bool = True
+    tiles: int = 1
 
 
 def feature_block(extent: int) -> int:
@@ -61,6 +62,13 @@ def size_name(v: str) -> str:
 
 def tensors_of(e: Expr) -> list[str]:
     return [a.tensor for a in accesses_in(e)]
+
+
+def in_one_block(kernel: ChainKernel, step: int) -> bool:
+    """Whether blocks of so many hold all that programs walk: nothing is carried then."""
+    return (
+        kernel.looped is not None and not (kernel.elementwise or kernel.walked) and kernel.extent[kernel.looped] <= step
+    )
 
 
 class Places:
@@ -106,6 +114,13 @@ class Places:
         for v in reversed(blocked):
             n, block = self.size(v), b.number(self.axes[v])
             tiles = b.apply("floordiv", b.apply("add", n, b.number(self.axes[v] - 1)), block)
+            if self.tiling.tiles > 1:
+                each = b.number(self.tiling.tiles)
+                several = b.apply("floordiv", b.apply("add", tiles, b.number(self.tiling.tiles - 1)), each)
+                first = b.apply("mul", b.apply("rest", rest, several), each)
+                rest = b.apply("floordiv", rest, several, hint="rest")
+                self.several = first, b.apply("smaller", b.apply("add", first, each), tiles)
+                continue
             if side_by_side:
                 tile, rest = self._longest_first(rest, tiles, many)
             else:
@@ -113,11 +128,7 @@ class Places:
                 rest = b.apply("floordiv", rest, tiles, hint="rest")
             if falling:
                 tile = b.apply("sub", b.apply("sub", tiles, b.number(1)), tile, hint="tile")
-            self.tiles[v] = tile
-            start = b.apply("mul", tile, block, hint="start")
-            found[v] = b.apply("add", start, b.positions(v), hint=v)
-            last = b.apply("smaller", b.apply("add", start, b.number(self.axes[v] - 1)), b.apply("sub", n, b.number(1)))
-            self.ends[v] = start, last
+            found[v] = self._in_tile(v, tile)
         for v in reversed(many):
             if v == many[0]:
                 found[v] = rest
@@ -127,9 +138,20 @@ class Places:
             self.ends[v] = found[v], found[v]
         return found
 
+    def _in_tile(self, v: str, tile: Value) -> Value:
+        """Positions of a variable in one of its blocks."""
+        b, n = self.b, self.size(v)
+        self.tiles[v] = tile
+        start = b.apply("mul", tile, b.number(self.axes[v]), hint="start")
+        found = b.apply("add", start, b.positions(v), hint=v)
+        last = b.apply("smaller", b.apply("add", start, b.number(self.axes[v] - 1)), b.apply("sub", n, b.number(1)))
+        self.ends[v] = start, last
+        return found
+
     def _programs(self) -> int:
         grid = math.prod(self.extent[v] for v in self.kernel.batch)
-        return grid * math.prod(-(-self.extent[v] // self.axes[v]) for v in self.kernel.blocked)
+        tiles = math.prod(-(-self.extent[v] // self.axes[v]) for v in self.kernel.blocked)
+        return grid * -(-tiles // self.tiling.tiles)
 
     def _longest_first(self, program: Value, tiles: Value, batch: Sequence[str]) -> tuple[Value, Value]:
         """A program's block and its place in the batch, where the first blocks have the longest walks: of some elements
@@ -256,3 +278,20 @@ def _feature_axes(n: int) -> list[tuple[str, int, int]]:
     blocks = feature_blocks(n)
     starts = [sum(blocks[:k]) for k in range(len(blocks))]
     return [(f"d{n}_{start}" if start else f"d{n}", start, block) for start, block in zip(starts, blocks, strict=True)]
+
+
+def distance(e: Expr, part: Access) -> int:
+    """How many functions lie between a part of an expression and its value; -1 where it is no part."""
+    found = [distance(c, part) for c in children(e)]
+    return 0 if e == part else max((n + 1 for n in found if n >= 0), default=-1)
+
+
+def tensors_touched(ops: Sequence[Op]) -> set[str]:
+    """Names of the tensors that operations read and write."""
+    found: set[str] = set()
+    for op in ops:
+        if isinstance(op, Loop):
+            found |= tensors_touched(op.body)
+        elif isinstance(op, (Load, Store)):
+            found.add(op.tensor)
+    return found

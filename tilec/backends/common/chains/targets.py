@@ -25,9 +25,10 @@ from tilec.backends.common.chains.values import (
     rebuilt,
     reduction_variables,
     value_of_access,
+    where,
     written_apart,
+    zero_outside,
 )
-from tilec.backends.common.chains.zeros import where, zero_outside
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import expression_type

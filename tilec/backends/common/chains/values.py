@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
 from tilec.backends.common.chains.chain import Inner
 from tilec.backends.common.domain import Condition, Domain, point_conditions
-from tilec.ir.functions import ZERO, call
+from tilec.ir.functions import ZERO, all_of, call
 from tilec.ir.index import Affine, distinct_variables, integer, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -22,13 +22,14 @@ from tilec.ir.program import (
     accesses_in,
     children,
     index_variables,
+    is_zero,
     reads_itself,
     rebuild,
     value_accesses,
     variables_of,
     walk,
 )
-from tilec.ir.types import NARROW, Types
+from tilec.ir.types import NARROW, Types, kind
 from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
@@ -257,3 +258,39 @@ def rebuilt(e: Expr, change) -> Expr:
     if isinstance(e, Inside) or not children(e):
         return e
     return rebuild(e, lambda x: rebuilt(x, change))
+
+
+# where a value is zero because of a condition: such points need not be visited
+
+
+def zero_outside(e: Expr, types: Types) -> frozenset[Expr]:
+    """Conditions on indices and integers outside of which a value is zero, for factors that are finite there: as in
+    `in(...)`, what a condition drops is no product of zero with something infinite."""
+    match e:
+        case Call("select", (c, x, y)) if is_zero(y):
+            return frozenset(p for p in conjuncts(c) if is_mask(p, types)) | zero_outside(x, types)
+        case Call("mul", (x, y)):
+            return zero_outside(x, types) | zero_outside(y, types)
+        case Call("div", (x, _)) | Call("neg", (x,)):
+            return zero_outside(x, types)
+        case Call("add" | "sub", (x, y)):
+            return zero_outside(x, types) & zero_outside(y, types)
+        case Call(function, (x,)) if function in ("float32", "bfloat16", "float16"):
+            return zero_outside(x, types)
+    return frozenset()
+
+
+def is_mask(condition: Expr, types: Types) -> bool:
+    """Whether a condition depends on indices, integers and truth values alone."""
+    return all(kind(types[a.tensor].dtype) < 2 for a in accesses_in(condition))
+
+
+def where(e: Expr, known: Collection[Expr]) -> Expr:
+    """The value where these conditions hold."""
+    if not known or not isinstance(e, Call):
+        return e
+    if e.function == "select" and is_zero(e.args[2]):
+        left = all_of(p for p in conjuncts(e.args[0]) if p not in known)
+        inner = where(e.args[1], known)
+        return inner if left is None else Call("select", (left, inner, ZERO))
+    return rebuild(e, lambda x: where(x, known))

@@ -12,7 +12,7 @@ from tilec.backends.common.blocks.ir import BlockProgram
 from tilec.backends.common.blocks.show import served_lines
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.places import Tiling, feature_block, padded_features
+from tilec.backends.common.chains.places import Tiling, feature_block, in_one_block, padded_features
 from tilec.backends.common.chains.splits import Split, build_together, split_of
 from tilec.backends.common.chains.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.common.code import python_name
@@ -70,6 +70,7 @@ FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(3
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
 ELEMENTWISE = Tiling(64, 32, 4, 2)
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
+TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
 LISTS = Tiling(warps=4, stages=1)
 PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that put parts together
 
@@ -97,7 +98,23 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
     if kernel.looped is not None:
         step = min(step, feature_block(kernel.extent[kernel.looped]))
     found = replace(found, block=max(block, LEAST), step=max(step, LEAST))
-    return _fitted(found, kernel, 2 if halves else 4, setting.device.shared)
+    found = _fitted(found, kernel, 2 if halves else 4, setting.device.shared)
+    return _with_tiles(found, kernel, 2 if halves else 4, setting.device.shared)
+
+
+def _with_tiles(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tiling:
+    """Several blocks of rows for a program whose columns are one block, the next ones' operands under way, if shared
+    memory has room for them."""
+    bounded = any(r.target.bounds or r.target.conditions for r in kernel.targets)
+    if bounded or len(kernel.blocked) != 1 or not in_one_block(kernel, tiling.step):
+        return tiling
+    tiles = -(-kernel.extent[kernel.blocked[0]] // tiling.block)
+    beside = math.prod(kernel.extent[v] for v in kernel.batch)
+    several = min(tiles, TILES_OF_ROWS, tiles * beside // TWO_A_MULTIPROCESSOR)
+    stationary, streamed, matrices = _operands(kernel)
+    each = tiling.block * (sum(stationary.values()) + tiling.step * len(matrices))
+    room = (TILE_STAGES * each + tiling.step * sum(streamed.values())) * size <= shared
+    return replace(tiling, tiles=several, stages=TILE_STAGES) if several > 1 and room else tiling
 
 
 def _width(kernel: ChainKernel) -> int:
