@@ -99,3 +99,31 @@ def test_infinite_bias():
     wanted = torch.softmax(q @ k.mT / 4 + bias, -1) @ v
     torch.testing.assert_close(value, wanted, equal_nan=True, rtol=1e-5, atol=1e-5)
     assert value[:, 5].isnan().all()
+
+
+WINDOWS = """function (Q[W, H, Y, X, E], K[W, H, Y, X, E], V[W, H, Y, X, E], P[A, B, H]) -> (O) {
+    S[w, h, y, x, v, u : W, H, Y, X, Y, X] = sum(Q[w, h, y, x, e] * K[w, h, v, u, e]) + P[y - v + Y - 1, x - u + X - 1, h];
+    L[w, h, y, x : W, H, Y, X] = logsumexp(S[w, h, y, x, v, u]);
+    O[w, h, y, x, e : W, H, Y, X, E] = sum(exp(S[w, h, y, x, v, u] - L[w, h, y, x]) * V[w, h, v, u, e]);
+}"""  # noqa: E501
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_windows_whose_sides_lie_along_two_axes(moved):
+    """Inputs are read where they are if strides say how, and copied if rows of a window lie far apart."""
+    f = tilec.compile(WINDOWS, backend="triton")
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn((2, 5, 2, 6, 16), generator=g).transpose(1, 2) for _ in range(3)]
+    given = [t if moved else t.contiguous() for t in given] + [torch.randn((9, 11, 2), generator=g)]
+    given = [t.requires_grad_() for t in given]
+    wide = [t.detach().double().requires_grad_() for t in given]
+    y, x = torch.arange(30) // 6, torch.arange(30) % 6
+    bias = wide[3][y[:, None] - y + 4, x[:, None] - x + 5].permute(2, 0, 1)
+    q, k, v = (t.flatten(2, 3) for t in wide[:3])
+    exact = (torch.softmax(q @ k.mT + bias, -1) @ v).unflatten(2, (5, 6))
+    specs = [tilec.spec(tuple(t.shape)) for t in given]
+    assert [k.name for k in f.lower(*specs).kernels] == ["P_flat_kernel", "O_flat_chain"]
+    value = f(*given)
+    cotangent = torch.randn(value.shape, generator=g)
+    mine = [value, *torch.autograd.grad(value, given, cotangent)]
+    check(mine, [exact, *torch.autograd.grad(exact, wide, cotangent.double())], 3e-6)

@@ -43,6 +43,14 @@ def test_sizes_and_blocks(sizes, tiling):
         check(mine, theirs, 3e-6)
 
 
+@pytest.mark.parametrize("name", ["full", "causal", "window", "ahead", "alibi"])
+@pytest.mark.parametrize("tiles", [1, 3])
+def test_columns_of_one_block(name, tiles):
+    """Nothing is carried, and a program has several blocks of rows: the last one fewer."""
+    mine, theirs, *_ = both_ways(VARIANTS[name], "float32", SIZES, Tiling(16, 64, tiles=tiles))
+    check(mine, theirs, 3e-6)
+
+
 SQUARES = "T[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]))"
 KERNELS = {
     "gaussian": ("O[i : N] = +(exp(-T[i, j]) * B[j])", lambda t, b: np.exp(-t) @ b),
@@ -158,17 +166,23 @@ def test_nearest_distances_are_not_stored(monkeypatch):
 
 @pytest.mark.parametrize(
     "rows, width, dtype, chains",
-    [(3000, 256, "float32", 0), (3000, 256, "bfloat16", 1), (3000, 16, "float32", 1), (500, 256, "float32", 1),
+    [(3000, 256, "float32", 0), (3000, 256, "bfloat16", 1), (3000, 128, "float32", 1), (500, 256, "float32", 1),
      (9000, 256, "float32", 1)],
 )  # fmt: skip
-def test_float32_products_of_statistics_are_sooner_stored(rows, width, dtype, chains):
-    """Where they are long, and what is stored is neither small nor too large."""
-    source = """function (X[N, D], Y[M, D]) -> (F) {
+@pytest.mark.parametrize("mixture", [False, True])
+def test_wide_float32_products_are_sooner_stored(rows, width, dtype, chains, mixture):
+    """Where there is enough of them, and what is stored is not too large."""
+    mixed = """function (X[N, D], Y[M, D]) -> (F) {
+        S[i, j : N, M] = sum(X[i, d] * Y[j, d]);
+        L[i : N] = logsumexp(S[i, j]);
+        F[i, d : N, D] = sum(exp(S[i, j] - L[i]) * Y[j, d]);
+    }"""
+    alone = """function (X[N, D], Y[M, D]) -> (F) {
         S[i, j : N, M] = sum(X[i, d] * Y[j, d]);
         F[i : N] = sum(exp(S[i, j]));
     }"""
     types = {n: TensorType((rows, width), dtype) for n in "XY"}
-    lowered = lower(tilec.compile(source).program, types, {})
+    lowered = lower(tilec.compile(mixed if mixture else alone).program, types, {})
     assert len(recognise.chained(lowered.stages["flat"], lowered.types).kernels) == chains
 
 

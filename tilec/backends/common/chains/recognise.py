@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
+from tilec.backends.common.chains.flat_sides import with_flat_sides
 from tilec.backends.common.chains.rewrites import by_rows, with_gathers_apart
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.splits import split_of
@@ -34,8 +35,9 @@ MOST_SUMS = 8  # that a point of a mixture has in registers
 LARGE = 8  # matrix elements for each of what is read and made, at least, where there is no exponential
 _FEWEST = 32  # programs of a kernel that walks far
 FAR = 2**12
-# float32 products on an H200: operations a second of a chain and of a library's product, bytes a second of what is
-# stored, which takes no more than so many bytes
+# float32 products on an H200: operations a second of a chain with operands wider than that, whose blocks are small, and
+# of a library's product; bytes a second of what is stored, which takes no more than so many bytes
+WIDEST_FLOAT32 = 128
 CHAINED_FLOPS, STORED_FLOPS, STORED_BYTES = 15e12, 35e12, 3.5e12
 MOST_STORED_BYTES = 2**28
 _LEAST_GAIN = 20e-6  # seconds, for which another launch is worth it
@@ -83,11 +85,12 @@ def chained(program: Program, types: Types) -> Chained:
     found = _chained(program, types)
     if found.kernels:
         return found
-    apart = with_gathers_apart(program, types)
-    if apart.rewritten:
-        beside = _chained(apart.program, apart.types, apart.summed)
-        if beside.kernels:
-            return replace(beside, rewritten=apart.rewritten)
+    for rewrite in (with_gathers_apart, with_flat_sides):
+        apart = rewrite(program, types)
+        if apart.rewritten:
+            beside = _chained(apart.program, apart.types, apart.summed)
+            if beside.kernels:
+                return replace(beside, rewritten=apart.rewritten)
     return found
 
 
@@ -366,20 +369,20 @@ def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> b
 
 
 def _sooner_stored(kernels: Sequence[ChainKernel], matrices: Matrices) -> bool:
-    """Whether float32 products that are reduced to statistics take longer here than a library's products whose sums are
-    stored and read again. Mixtures would store what they weigh with as well, and a matrix that is made is stored."""
-    if any(r.target.feature is not None for k in kernels for r in k.targets) or any(k.looped is None for k in kernels):
-        return False
+    """Whether wide float32 products take longer here than a library's, of which each reads and stores a matrix."""
     inners = {n: i for k in kernels for n, i in k.inners.items()}
-    if any(i.left is None or i.dtype != "float32" for i in inners.values()):
+    mixtures = [(k.first, k.extent[f]) for k in kernels for r in k.targets if (f := r.target.feature) is not None]
+    widest = max([0, *(i.extent for i in inners.values()), *(n for _, n in mixtures)])
+    if widest <= WIDEST_FLOAT32 or any(i.left is None or i.dtype != "float32" for i in inners.values()):
         return False
     size = {n: math.prod(matrices.types[n].shape) for n in inners}
-    times = Counter(n for k in kernels for n in k.inners)
-    chain = sum(2 * i.extent * size[n] * times[n] / CHAINED_FLOPS for n, i in inners.items())
-    stored = sum(
-        2 * i.extent * size[n] / STORED_FLOPS + 4 * (1 + times[n]) * size[n] / STORED_BYTES for n, i in inners.items()
-    )
-    return chain - stored > _LEAST_GAIN and 4 * sum(size.values()) <= MOST_STORED_BYTES
+    points = {k.first: max([0, *(size[n] for n in k.inners)]) for k in kernels}
+    flops = sum(2 * inners[n].extent * size[n] for k in kernels for n in k.inners)
+    flops += sum(2 * width * points[k] for k, width in mixtures)
+    moved = sum(size.values()) + sum(len(k.targets) * points[k.first] for k in kernels)
+    moved += sum(2 * points[k] for k, _ in mixtures)  # what weighs them
+    gain = flops / CHAINED_FLOPS - flops / STORED_FLOPS - 4 * moved / STORED_BYTES
+    return gain > _LEAST_GAIN and 4 * sum(size.values()) <= MOST_STORED_BYTES
 
 
 def _order(program: Program, kernels: Sequence[ChainKernel], matrices: Collection[str]) -> list[tuple[str, ...]] | None:

@@ -53,6 +53,15 @@ def is_view(s: Statement, program: Program, types: Types) -> bool:
 
 def is_reshape(s: Statement, program: Program, types: Types) -> bool:
     """Whether a statement is all elements, in order, of an intermediate that nobody else needs."""
+    if not keeps_order(s, types):
+        return False
+    assert isinstance(s.body, Access)
+    source = s.body.tensor
+    return source not in program.input_names() and len(program.readers(source)) == 1 and source not in program.outputs
+
+
+def keeps_order(s: Statement, types: Types) -> bool:
+    """Whether a statement is all elements of a tensor, in order, in another shape."""
     source = s.body
     if s.aggregation not in ("assign", "sum") or s.guard is not None or s.default is not None or s.constraints:
         return False
@@ -62,8 +71,7 @@ def is_reshape(s: Statement, program: Program, types: Types) -> bool:
     same = wanted.dtype == there.dtype and math.prod(wanted.shape) == math.prod(there.shape)
     if not same or not all(isinstance(e, Index) for e in s.index) or len(set(s.index)) != len(s.index):
         return False
-    alone = len(program.readers(source.tensor)) == 1 and source.tensor not in program.outputs
-    if source.tensor in program.input_names() or not alone or 0 in wanted.shape:
+    if 0 in wanted.shape:
         return False
     single = {v: Affine() for e, n in zip(s.index, wanted.shape, strict=True) if n == 1 and (v := linear(e).bare)}
     places = [_place(index, t.shape).substitute(single) for index, t in ((source.index, there), (s.index, wanted))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.backends.base import Lowering
 from tilec.backends.common.chains.chain import ChainKernel
@@ -13,14 +13,24 @@ from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches
-from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Release, Setting, Step, TorchLines
+from tilec.backends.triton.plan.plan import (
+    Allocate,
+    Descriptor,
+    Launch,
+    Plan,
+    Pointer,
+    Release,
+    Setting,
+    Step,
+    TorchLines,
+)
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
 from tilec.backends.triton.schedule.families import fused_steps, needs_int64_index, statement_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
-from tilec.backends.triton.schedule.reshape import reshape_steps
+from tilec.backends.triton.schedule.reshape import reshape_steps, reshaped_inputs
 from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.symbolic import is_symbolic
@@ -41,14 +51,18 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
     members = {s.output for g in grouping.groups.values() for s in (*g.statements, *g.after)}
     members |= {s.output for kernel in grouping.chains.values() for s in kernel.statements}
     known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
+    chained = {s.output for kernel in grouping.chains.values() for s in kernel.statements}
+    reshaped = reshaped_inputs(flat, types, known, chained)
+    known.update((name, steps) for name, (_, steps) in reshaped.items())
+    sources = {name: source for name, (source, _) in reshaped.items()}
     units: list[Unit] = []
-    done: set[str] = set()
+    done: set[str] = {*sources}
     shared_reads = SharedReads(kept, defracted, types, setting)
     for place, s in enumerate(flat.statements):
         if s.output in done:
             continue
         if s.output in grouping.chains:
-            units.append(_chain_unit(grouping.chains[s.output], types, known, setting))
+            units.append(_chain_unit(grouping.chains[s.output], types, known, sources, setting))
             done |= {m.output for m in units[-1].statements}
             continue
         if s.output in grouping.groups:
@@ -59,10 +73,10 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
             units.append(_recurrence_unit(kept, place, types, known, setting, members))
             done |= {m.output for m in units[-1].statements}
             continue
-        reshaped = reshape_steps(s, kept, types)
-        if reshaped is not None:
+        reshaping = reshape_steps(s, kept, types)
+        if reshaping is not None:
             known[s.output] = contiguous(types[s.output].shape)
-            units.append(Unit((s,), (s.output,), tuple(reshaped)))
+            units.append(Unit((s,), (s.output,), tuple(reshaping)))
             done.add(s.output)
             continue
         barred = {*members, *grouping.groups, *grouping.chains, *done}
@@ -103,13 +117,28 @@ class Unit:
 
 
 def _chain_unit(
-    kernel: ChainKernel, types: Mapping[str, TensorType], strides: dict[str, tuple[int, ...]], setting: Setting
+    kernel: ChainKernel,
+    types: Mapping[str, TensorType],
+    strides: dict[str, tuple[int, ...]],
+    sources: Mapping[str, str],
+    setting: Setting,
 ) -> Unit:
-    """A chain's kernel. `strides` learns its outputs'."""
+    """A chain's kernel. `strides` learns its outputs'. `sources`: inputs that it reads in another shape."""
     strides.update((o, contiguous(types[o].shape)) for o in kernel.outputs)
     steps: list[Step] = [Allocate(o, types[o].shape, types[o].dtype) for o in kernel.outputs]
-    steps += chain_steps(kernel, types, strides, setting)
-    return Unit(kernel.statements, kernel.outputs, tuple(steps), kernel_reads(kernel))
+    misaligned = (*setting.misaligned, *(n for n, source in sources.items() if source in setting.misaligned))
+    for step in chain_steps(kernel, types, strides, replace(setting, misaligned=misaligned)):
+        if isinstance(step, Launch):
+            step = replace(step, arguments=tuple((name, _of_source(a, sources)) for name, a in step.arguments))
+        steps.append(step)
+    return Unit(kernel.statements, kernel.outputs, tuple(steps), tuple(sources.get(n, n) for n in kernel_reads(kernel)))
+
+
+def _of_source(argument: object, sources: Mapping[str, str]) -> object:
+    """An argument of a kernel, a tensor's that is an input in another shape as the input's."""
+    if isinstance(argument, Pointer | Descriptor) and argument.tensor in sources:
+        return replace(argument, tensor=sources[argument.tensor])
+    return argument
 
 
 def _recurrence_unit(

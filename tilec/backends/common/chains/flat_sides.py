@@ -1,0 +1,221 @@
+"""Matrices whose rows or columns lie along several axes, such as the windows of an image: with these as one axis, since
+a chain has one variable a side. What is read along such axes, or at positions computed from them, are statements of
+their own, and what others read has its axes back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilec.backends.common.chains.rewrites import Apart
+from tilec.backends.common.chains.values import (
+    DOT_DTYPES,
+    LONGEST_INNER,
+    extents_of,
+    is_elementwise,
+    open_conditions,
+    plain_index,
+    rebuilt,
+    reduction_variables,
+)
+from tilec.ir.index import Affine, distinct_variables, replace_indices
+from tilec.ir.program import (
+    Access,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Program,
+    Statement,
+    index_variables,
+    value_accesses,
+)
+from tilec.ir.types import TensorType, Types
+from tilec.transforms.bind.structural import reshape_indices
+from tilec.transforms.lower.factor import factors_of
+from tilec.transforms.util.naming import Names, fresh_variable
+
+Side = tuple[str, ...]  # variables that are one
+
+
+def with_flat_sides(program: Program, types: Types) -> Apart:
+    """The program with one axis for each side of its matrices; as it is where it has none of several, or where a
+    statement of theirs is of another form."""
+    made = _Flattened(program, types)
+    statements: list[Statement] = []
+    for s in program.statements:
+        rewritten = made.statement(s)
+        if rewritten is None:
+            return Apart(program, types)
+        statements += rewritten
+    if not made.changed:
+        return Apart(program, types)
+    return Apart(replace(program, statements=tuple(statements)), made.types, frozenset(made.changed))
+
+
+def _sides_of(s: Statement, types: Types) -> list[Side]:
+    """The variables of the rows and of the columns of a product of two tensors; none for other statements."""
+    index, extent, factors = plain_index(s), extents_of(s, types), factors_of(s.body, False)
+    if index is None or extent is None or s.aggregation != "sum" or types[s.output].dtype not in DOT_DTYPES:
+        return []
+    summed = reduction_variables(s)
+    operands = [f.value for f in factors if isinstance(f.value, Access) and not f.divides]
+    if len(summed) != 1 or extent[summed[0]] > LONGEST_INNER or not len(operands) == len(factors) == 2:
+        return []
+    left, right = (set(index_variables(e)) for e in operands)
+    sides = [tuple(v for v in index if v in own) for own in (left - right, right - left)]
+    return sides if all(sides) and any(len(g) > 1 for g in sides) else []
+
+
+class _Flattened:
+    """`flat`: for matrices, and for what these are reduced to, the tensor with sides as one and the dimensions that
+    make each of its own; `matrices`: which are these."""
+
+    def __init__(self, program: Program, types: Types):
+        self.program, self.types = program, dict(types)
+        self.names = Names.of(program)
+        self.flat: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {}
+        self.matrices: set[str] = set()
+        self.changed: set[str] = set()
+        self.found: dict[tuple[Expr, tuple[int, ...]], str] = {}
+
+    def statement(self, s: Statement) -> list[Statement] | None:
+        """What stands for a statement; None where it is a matrix's and of a form that this does not know."""
+        if any(a.tensor in self.matrices for a in value_accesses(s)):
+            sides = self._sides_read(s)
+            matrix = is_elementwise(s)
+        else:
+            sides, matrix = _sides_of(s, self.types), True
+            if not sides:
+                return [s]
+        index, extent = plain_index(s), extents_of(s, self.types)
+        if (
+            sides is None
+            or index is None
+            or extent is None
+            or 0 in extent.values()
+            or not self._plain(s, sides, extent)
+        ):
+            return None
+        dims = _dimensions(index, sides)
+        if dims is None:
+            return None
+        joined = {g: fresh_variable("".join(g), {*extent}) for g in sides}
+        places: dict[str, Affine] = {}
+        for g, v in joined.items():
+            forms = reshape_indices((math.prod(extent[w] for w in g),), tuple(extent[w] for w in g), [Index(v)])
+            places.update(zip(g, forms, strict=True))
+        before: list[Statement] = []
+
+        def change(a: Access) -> Expr:
+            if a.tensor in self.flat:
+                name, own = self.flat[a.tensor]
+                names = distinct_variables(a.index) or ()
+                index = [joined.get(tuple(names[d] for d in ds), names[ds[0]]) for ds in own]
+                return Access(name, tuple(map(Index, index)))
+            if places.keys().isdisjoint(index_variables(a)):
+                return a
+            return self._read(s, a, sides, joined, places, extent, before)
+
+        body = rebuilt(s.body, change)
+        shape = tuple(math.prod(self.types[s.output].shape[d] for d in ds) for ds in dims)
+        outside = [
+            r for r in self.program.readers(s.output) if not any(a.tensor in self.matrices for a in value_accesses(r))
+        ]
+        needed = s.output in self.program.outputs or bool(outside) and not matrix
+        if matrix and s.output in self.program.outputs:
+            return None
+        name = self.names.fresh(f"{s.output}_flat")
+        self.flat[s.output] = name, dims
+        self.types[name] = TensorType(shape, self.types[s.output].dtype)
+        self.changed |= {name, s.output}
+        if matrix:
+            self.matrices.add(s.output)
+        place = tuple(Index(joined.get(tuple(index[d] for d in ds), index[ds[0]])) for ds in dims)
+        made = [*before, replace(s, output=name, index=place, sizes=tuple(map(Int, shape)), body=body)]
+        return [*made, self._with_axes(s, name, dims)] if needed else made
+
+    def _sides_read(self, s: Statement) -> list[Side] | None:
+        """The sides of the matrices that a statement reads, in its variables."""
+        found: dict[str, Side] = {}
+        for a in value_accesses(s):
+            if a.tensor not in self.flat:
+                continue
+            names = distinct_variables(a.index)
+            if names is None:
+                return None
+            for ds in self.flat[a.tensor][1]:
+                side = tuple(names[d] for d in ds)
+                if len(side) > 1 and any(found.setdefault(v, side) != side for v in side):
+                    return None
+        return list(dict.fromkeys(found.values()))
+
+    def _plain(self, s: Statement, sides: Sequence[Side], extent: Mapping[str, int]) -> bool:
+        """Whether all points count, and their numbers stand in accesses alone."""
+        if s.guard is not None or s.constraints or open_conditions(s, extent, self.types):
+            return False
+        own = {v for g in sides for v in g}
+        numbers: set[str] = set()
+
+        def outside(e: Expr) -> None:
+            if isinstance(e, Index):
+                numbers.add(e.name)
+            elif isinstance(e, Inside):
+                numbers.update(index_variables(e))
+            elif not isinstance(e, Access):
+                for x in getattr(e, "args", ()):
+                    outside(x)
+
+        outside(s.body)
+        return own.isdisjoint(numbers)
+
+    def _read(
+        self,
+        s: Statement,
+        a: Access,
+        sides: Sequence[Side],
+        joined: Mapping[Side, str],
+        places: Mapping[str, Affine],
+        extent: Mapping[str, int],
+        before: list[Statement],
+    ) -> Access:
+        """An element of a statement with one axis a side: laid out as what is read where that has a side's axes."""
+        used = set(index_variables(a))
+        order = distinct_variables(a.index) or tuple(v for v in extent if v in used)
+        side_of = {v: g for g in sides for v in g}
+        kept = tuple(dict.fromkeys(joined[side_of[v]] if v in side_of else v for v in order))
+        lengths = {**extent, **{v: math.prod(extent[w] for w in g) for g, v in joined.items()}}
+        value, shape = replace_indices(a, places), tuple(lengths[v] for v in kept)
+        place = tuple(map(Index, kept))
+        if (value, shape) not in self.found:
+            name = self.found[value, shape] = self.names.fresh(f"{a.tensor}_flat")
+            self.types[name] = TensorType(shape, self.types[a.tensor].dtype)
+            self.changed.add(name)
+            before.append(Statement(name, place, tuple(map(Int, shape)), value, span=s.span))
+        return Access(self.found[value, shape], place)
+
+    def _with_axes(self, s: Statement, name: str, dims: Sequence[tuple[int, ...]]) -> Statement:
+        shape = self.types[s.output].shape
+        index: list[Expr] = []
+        for ds in dims:
+            form = Affine()
+            for d in ds:
+                (v,) = index_variables((s.index or ())[d])
+                form = form * shape[d] + Affine.variable(v)
+            index.append(form.to_expr())
+        return Statement(s.output, s.index, tuple(map(Int, shape)), Access(name, tuple(index)), span=s.span)
+
+
+def _dimensions(index: Sequence[str], sides: Sequence[Side]) -> tuple[tuple[int, ...], ...] | None:
+    """The dimensions of each axis where a side is one; None where a side's stand apart, or are not all there."""
+    found: list[tuple[int, ...]] = []
+    side_of = {v: g for g in sides for v in g}
+    d = 0
+    while d < len(index):
+        g = side_of.get(index[d], (index[d],))
+        if tuple(index[d : d + len(g)]) != g:
+            return None
+        found.append(tuple(range(d, d + len(g))))
+        d += len(g)
+    return tuple(found)
