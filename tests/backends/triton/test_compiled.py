@@ -124,6 +124,17 @@ def test_what_no_step_can_compute_is_refused() -> None:
     assert "^" in str(caught.value)
 
 
+@pytest.mark.skipif(bool(knobs.runtime.interpret), reason="nothing is compiled while kernels are interpreted")
+@pytest.mark.parametrize("first", [40, 48, 1000])
+def test_both_sides_of_a_transposition_are_whole_vectors(first: int) -> None:
+    """Along an axis that is neither of the last two of what is written, too."""
+    source = "function (X[K, J, I]) -> (O) { O[i, j, k : I, J, K] = X[k, j, i]; }"
+    lowered = tilec.compile(source, backend="triton").lower(spec((64, 6, first)), target="sm_90")
+    code = lowered.asm("ptx")
+    assert "ld.global.v4" in code and "st.global.v4" in code
+    assert "ld.global.b32" not in code and "st.global.b32" not in code
+
+
 LOW, HIGH, BOTH = (
     f"mov.b32 %r20, 65537;\n\tadd.s16x2 \t%r21, %r17, %r20;\n\t{used}\n"
     for used in (

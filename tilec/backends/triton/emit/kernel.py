@@ -65,10 +65,12 @@ class Kernel(LineBuilder):
         int64_index: bool,
         powers: bool = False,
         vectors: Collection[str] | None = None,
+        innermost: Collection[str] = (),
     ):
         """`strides`: of every tensor, in elements. `int64_index`: of positions. `powers`: powers of two below 16 that
         divide a number of the shapes stand in the text; Triton by itself knows of 16 alone, and so vectorizes there.
-        `vectors`: the variables along which memory is read in vectors; None: the last two of outputs and of sums."""
+        `vectors`: the variables along which memory is read in vectors; None: the last two of outputs and of sums, and
+        those that are `innermost` in a block."""
         self.names = FreshNames(RESERVED)
         self.name = self.names.fresh(name)
         self.space = space
@@ -89,7 +91,7 @@ class Kernel(LineBuilder):
         self._by_stem: dict[object, str] = {}
         fastest = [axes for axes in (space.outputs, space.reductions) if axes]
         last = {v for axes in fastest for v in axes[-2:]}  # blocks may run along these
-        self._fastest = last if vectors is None else set(vectors)
+        self._fastest = last.union(innermost) if vectors is None else set(vectors)
         self._last = {axes[-1] for axes in fastest}
 
     # parameters

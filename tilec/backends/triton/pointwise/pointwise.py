@@ -143,9 +143,9 @@ def fill(space: Space, types: Types) -> list[Step]:
 
 def _steps(results: Sequence[Computed], view: StridedView, tiling: PointwiseTiling, int64_index: bool) -> list[Step]:
     space = results[0].space
-    k = Kernel(
-        python_name(space.statement.output) + "_kernel", space, view.types, view.strides, int64_index, powers=True
-    )
+    innermost = [variables[-1] for variables, _ in tiling.axes if variables]
+    name = python_name(space.statement.output) + "_kernel"
+    k = Kernel(name, space, view.types, view.strides, int64_index, powers=True, innermost=innermost)
     sums = [r.space.statement for r in results]
     accumulators = [Accumulator.of(s.aggregation, view.types[s.output].dtype) for s in sums]
     accumulators[1:] = [replace(a, names=tuple((n, k.names.fresh(n)) for n in STATE)) for a in accumulators[1:]]
