@@ -561,3 +561,13 @@ def test_statistics_across_memory_share_a_walk(name):
                           backend="triton", target="sm_90")  # fmt: skip
         (kernel,) = lowered.kernels
         assert form in lowered.source(), kernel.name
+
+
+def test_memory_runs_along_what_is_not_data():
+    """Beside an element at a place that a tensor names is anything; a window's places overlap through `abs` too."""
+    f = tilec.compile("function (X[N, T, V], Y[N, T]) -> (P) { P[n : N] = +(X[n, t, Y[n, t]]); }")
+    picked = f.lower(tilec.spec((8, 1000, 320)), tilec.spec((8, 1000), "int64"), backend="triton", target="sm_90")
+    assert "BM=1, BR=1024" in picked.source(), "as Y lies"
+    f = tilec.compile("function (X[N, W], K[5]) -> (O) { O[n, x : N, W] = +(X[n, abs(x + i - 2)] * K[i]); }")
+    reflected = f.lower(tilec.spec((512, 4000)), tilec.spec((5,)), backend="triton", target="sm_90")
+    assert "UNROLL=5" in reflected.source(), "point by point"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Sequence
 
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.ir.constraining import constraining
-from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Expr, index_variables
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Expr, accesses_in, index_variables
+from tilec.ir.rational import Fraction
 
 LARGEST_WINDOW = 64  # points of a window that is walked point by point
 
@@ -25,24 +25,31 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
         for a in constraining(root) if root is not None else ():
             size = math.prod(view.types[a.tensor].shape)
             if size > best and free_of(a) & set(reductions):
-                best = size
-                steps = [
-                    (abs(step * stride), v, linear(i))
-                    for i, stride in zip(a.index, view.strides[a.tensor], strict=True)
-                    for v, step in strides_of_index(i).items()
-                    if space.largest(v) > 1 and stride
-                ]
-                _, v, form = min(steps, key=lambda step: step[:2], default=(0, "", Affine()))
-                answer = v in reductions and not (short and _slides(form, v, space))
+                found = moved_least(a, view.strides[a.tensor], space.largest)
+                if found is None:
+                    continue
+                best, (i, fastest) = size, found
+                answer = min(fastest) in reductions and not (short and _slides(i, min(fastest), space))
     return answer
 
 
-def strides_of_index(i: Expr) -> Mapping[str, Fraction]:
-    """How far an index moves with each of its variables: one element where that is computed (`I[n, x]`, `x // 2`)."""
-    form = linear(i)
-    if not form.is_affine:
-        return dict.fromkeys(index_variables(i), Fraction(1))
-    return {v: form.coefficient(v) for v in form.variables()}
+def moved_least(a: Access, strides: Sequence[int], extent: Callable[[str], int]) -> tuple[Expr, frozenset[str]] | None:
+    """The index in which memory runs from one point to the next, and the variables that step there by the least; None
+    where nothing steps, or data says where to: what is beside is anywhere then. A value computed of variables
+    (`x // 2`) steps by one."""
+    steps: list[tuple[Fraction, str, Expr]] = []
+    for i, stride in zip(a.index, strides, strict=True):
+        form = linear(i)
+        own = {v: abs(form.coefficient(v)) for v in form.variables()}
+        own = own if form.is_affine else dict.fromkeys(index_variables(i), Fraction(1))
+        steps += [(abs(stride) * step, v, i) for v, step in own.items() if stride and extent(v) > 1]
+    if not steps:
+        return None
+    least = min(step for step, _, _ in steps)
+    near = [(v, i) for step, v, i in steps if step == least]
+    if any(accesses_in(*(i for _, i in near))):
+        return None
+    return min(near, key=lambda found: found[0])[1], frozenset(v for v, _ in near)
 
 
 def fastest_variable(a: Access, view: StridedView) -> Expr | None:
@@ -52,10 +59,14 @@ def fastest_variable(a: Access, view: StridedView) -> Expr | None:
     return min(moving)[2] if len(moving) > 1 else None
 
 
-def _slides(form: Affine, v: str, space: Space) -> bool:
+def _slides(i: Expr, v: str, space: Space) -> bool:
     """Whether a window along a summed variable overlaps itself at the next value of an output variable."""
+    form = linear(i)
+    outputs = [w for w in space.outputs if space.largest(w) > 1]
+    if not form.is_affine:
+        return not set(outputs).isdisjoint(index_variables(i))
     reach = abs(form.coefficient(v)) * space.largest(v)
-    return any(0 < abs(form.coefficient(w)) < reach for w in space.outputs if space.largest(w) > 1)
+    return any(0 < abs(form.coefficient(w)) < reach for w in outputs)
 
 
 def is_transposed(space: Space, view: StridedView, outputs: Sequence[str]) -> bool:

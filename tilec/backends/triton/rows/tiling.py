@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec import knobs
-from tilec.backends.triton.emit.contiguity import strides_of_index
+from tilec.backends.triton.emit.contiguity import moved_least
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.grow_groups import ON_CHIP
 from tilec.backends.triton.fusion.memory_order import NEIGHBOURS
@@ -153,16 +153,11 @@ def rows_together(group: Group, strides: Strides) -> int:
         for a in value_accesses(s):
             if a.tensor not in strides:
                 continue
-            moves = [
-                (abs(stride * step), v)
-                for i, stride in zip(a.index, strides[a.tensor], strict=True)
-                for v, step in strides_of_index(i).items()
-                if group.extent.get(v, 1) > 1 and stride
-            ]
+            found = moved_least(a, strides[a.tensor], lambda v: group.extent.get(v, 1))
             walking = {v for i in a.index for v in linear(i).variables() if v in group.extent}
             size = math.prod(group.extent[v] for v in walking)
-            if moves and size > best:
-                fastest = {v for step, v in moves if step == min(moves)[0]}  # a window's, and its place's
+            if found is not None and size > best:
+                fastest = found[1]  # a window's, and its place's
                 short = group.count(group.columns) <= SHORT_WALK or fastest.isdisjoint(group.columns)
                 best, answer = size, NEIGHBOURS if short and not fastest.isdisjoint(group.rows) else 1
     return answer
