@@ -23,6 +23,7 @@ from tilec.ir.program import (
     Call,
     Expr,
     Program,
+    accesses_in,
     expressions,
     index_variables,
     reads_itself,
@@ -60,7 +61,7 @@ def autocast_kind(program: Program) -> str:
     nodes = [e for s in program.statements for e in walk(*expressions(s))]
     sums: list[tuple[Expr, set[str]]] = []
     for s in program.statements:
-        scatters = any(isinstance(e, Access) for i in s.index or () for e in walk(i))
+        scatters = any(accesses_in(*(s.index or ())))
         if s.aggregation == "sum" and s.index is not None and not scatters:
             sums.append((s.body, set(index_variables(s.body)) - set(index_variables(*s.index))))
     nested = [e for e in nodes if isinstance(e, Aggregate) and e.aggregation == "sum"]

@@ -13,7 +13,7 @@ from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.oracle.branches import Accesses, BranchChoice, branch_accesses, branch_paths, merged_choices
 from tilec.ir.oracle.memory import Memory, PointValue, require_integers
 from tilec.ir.oracle.points import Columns, LinearForm, enumerate_points, form, take
-from tilec.ir.program import Access, Call, Constraint, Expr, Int, Name, Pad, index_variables, walk
+from tilec.ir.program import Access, Call, Constraint, Expr, Int, Name, Pad, accesses_in, index_variables, walk
 from tilec.ir.types import is_integer
 
 # of truth values these take 0 and 1 in a size
@@ -303,7 +303,7 @@ class Sites(Memory):
 
     def fetch(self, access: Access, place: tuple) -> np.ndarray:
         tensor = self.tensor(access.tensor, access.span)
-        if any(isinstance(e, Access) for i in access.index for e in walk(i)):
+        if any(accesses_in(*access.index)):
             for i in access.index:
                 self.check_gathers(i)
         if tensor.data.size == 0:  # nothing to read: no coordinates, or all of them outside

@@ -36,6 +36,7 @@ from tilec.ir.program import (
     Int,
     Pad,
     Statement,
+    accesses_in,
     children,
     index_variables,
     map_expressions,
@@ -178,7 +179,7 @@ class Contraction:
 
     def written(self) -> str:
         """The name of a tensor that says which elements of the output some point writes, or how many points do."""
-        gathers = any(isinstance(e, Access) for i in self.index for e in walk(i))  # where `any` cannot write
+        gathers = any(accesses_in(*self.index))  # where `any` cannot write
         ones = self._ones(self._demands(), self.result)
         return self._statement("sum" if gathers else "any", ones, "Written")
 

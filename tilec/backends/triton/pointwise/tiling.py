@@ -22,7 +22,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
 )
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, index_variables, value_accesses, walk
+from tilec.ir.program import Call, accesses_in, index_variables, value_accesses, walk
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import NARROW, Types
 
@@ -233,8 +233,7 @@ def _spread(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) ->
 
 def _computed_places(space: Space) -> int:
     """How many reads are at places that others say."""
-    every = set(value_accesses(space.statement))
-    return sum(any(isinstance(e, Access) for i in a.index for e in walk(i)) for a in every)
+    return sum(any(accesses_in(*a.index)) for a in set(value_accesses(space.statement)))
 
 
 def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) -> int:

@@ -25,6 +25,7 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
+    accesses_in,
     index_variables,
     map_values,
     reads_itself,
@@ -77,7 +78,7 @@ def _simple(s: Statement) -> bool:
     if not set(index_variables(s.body, *(c.expr for c in s.constraints))) <= set(own):
         return False
     accesses = [e for e in inside if isinstance(e, Access)]
-    return not any(isinstance(x, Access) for a in accesses for i in a.index for x in walk(i))
+    return not any(accesses_in(*(i for a in accesses for i in a.index)))
 
 
 def _combined(s: Statement, into: Statement, types: Types) -> Statement | None:
@@ -121,11 +122,9 @@ def _places(e: Expr, tensor: str) -> Iterator[tuple[Access, type]]:
     match e:
         case Access():
             if e.tensor == tensor:
-                gathers = any(isinstance(x, Access) for i in e.index for x in walk(i))
+                gathers = any(accesses_in(*e.index))
                 yield e, Aggregate if gathers else Call
-            yield from (
-                (x, Aggregate) for i in e.index for x in walk(i) if isinstance(x, Access) and x.tensor == tensor
-            )
+            yield from ((x, Aggregate) for x in accesses_in(*e.index) if x.tensor == tensor)
         case Pad() if isinstance(e.access, Access) and e.access.tensor == tensor:
             yield e.access, Pad
             yield from _places(e.value, tensor)

@@ -43,6 +43,7 @@ from tilec.ir.program import (
     Inside,
     Int,
     Statement,
+    accesses_in,
     rebuild,
     substitute,
     walk,
@@ -142,7 +143,9 @@ def scattered(
     # that other reads are inside at computed places is asked where points are combined: sums by one tensor share a sort
     sorting = () if whole_guard else s.guards
     own_conditions = point_conditions((*sorting, *(s.index or ())), (*s.constraints, *limits), types)
-    telling = [c for c in wanted if s.default is not None or c in own_conditions or not _is_computed(c)]
+    telling = [
+        c for c in wanted if s.default is not None or c in own_conditions or not any(accesses_in(*c.form.atoms()))
+    ]
     # positions: one more than the place in the output, so that points that are not valid, left at 0, come first
     position = Statement(
         f"{s.output}.at",
@@ -256,10 +259,6 @@ def _whole(row: Affine, size: int, domain: Domain) -> str | None:
     """The variable that is all of the row's index and walks all of its axis."""
     v = row.bare
     return v if v is not None and domain.low[v] == 0 and domain.extent[v] == size else None
-
-
-def _is_computed(c: Condition) -> bool:
-    return any(isinstance(e, Access) for atom in c.form.atoms() for e in walk(atom))
 
 
 def _asks_for_bounds(e: Expr) -> bool:
