@@ -57,9 +57,7 @@ from tilec.transforms.util.naming import Names
 SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
 OUTPUT_FRACTION = 4  # of an output, which somebody reads anyway
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
-HEAVIEST = (
-    512  # operations a byte of 16-bit values from which that is so although chains compute these again at no cost
-)
+HEAVIEST = 512  # the same of 16-bit values, which chains compute again at no cost
 MOST_HEAVY_BYTES = 2**28  # bytes that such values may take together
 MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
 

@@ -224,7 +224,7 @@ def with_stored_operands(dot: Dot, space: Space, view: StridedView) -> StoredOpe
     for k, (factors, zeros) in enumerate(((dot.left, dot.zero_left), (dot.right, dot.zero_right))):
         if not set(zeros) <= set(point_conditions(factors, (), view.types)):
             return None
-        if not any(_is_gathered(f) for f in factors):
+        if not any(is_gathered(f) for f in factors):
             if zeros or len(factors) > 1 or not isinstance(factors[0], Access):
                 return None
             continue
@@ -249,5 +249,6 @@ def with_stored_operands(dot: Dot, space: Space, view: StridedView) -> StoredOpe
     return StoredOperands(tuple(made), product, replace(view, statement=product), checked)
 
 
-def _is_gathered(e: Expr) -> bool:
+def is_gathered(e: Expr) -> bool:
+    """Whether an operand is read at places that are no sums of multiples of variables."""
     return any(not linear(i).is_affine for a in operand_accesses(e) for i in a.index)

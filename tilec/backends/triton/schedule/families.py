@@ -33,7 +33,7 @@ from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched, 
 from tilec.backends.triton.matmul.library import is_plain, library_steps
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
-from tilec.backends.triton.matmul.precompute_operands import hoisted, shared, with_stored_operands
+from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
@@ -215,6 +215,8 @@ def _of_library(p: Problem) -> list[Step] | None:
 def _of_stored_operands(p: Problem) -> list[Step] | None:
     """Of the statement as it is written: a library reads tensors as they are."""
     if p.dot is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
+        return None
+    if p.dot.dtype != "float32" or not any(map(is_gathered, (*p.dot.left, *p.dot.right))):
         return None
     view = StridedView(p.flat, p.types, p.strides)
     space = build_space(p.flat, p.types)

@@ -49,9 +49,9 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
     rewritten = (s for s in flat.statements if s.output in grouping.rewritten)
     defracted |= {s.output: s if reads_itself(s) else defracted_form(s, shapes) for s in rewritten}
     members = {s.output for g in grouping.groups.values() for s in (*g.statements, *g.after)}
-    members |= {s.output for kernel in grouping.chains.values() for s in kernel.statements}
-    known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
     chained = {s.output for kernel in grouping.chains.values() for s in kernel.statements}
+    members |= chained
+    known = {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
     reshaped = reshaped_inputs(flat, types, known, chained)
     known.update((name, steps) for name, (_, steps) in reshaped.items())
     sources = {name: source for name, (source, _) in reshaped.items()}
