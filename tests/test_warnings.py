@@ -145,6 +145,21 @@ def test_a_statement_without_a_point(text, monkeypatch):
         tilec.compile(source)(torch.ones(4))
 
 
+@pytest.mark.parametrize(
+    "text, hint",
+    [
+        ("Y[i : 4] = X[i] + X[7]", "`X[7]` is outside of X, whose shape is (4,)"),
+        ("Y[i : 4] = X[-1] + i", "an index does not count from the end"),
+        ("Y[i : 4] = X[i] * X[i + 9]", "`X[i + 9]` is outside"),
+        ("Y[i : 4] = +(X[i]), i + 9 < 3", "a constraint that never holds"),
+    ],
+)
+def test_the_access_that_leaves_no_point_is_named(text, hint):
+    with pytest.raises(tilec.TileError) as caught:
+        tilec.compile(f"function (X[N]) -> (Y) {{ {text}; }}", warnings="error")(torch.ones(4))
+    assert hint in (caught.value.hint or "")
+
+
 def test_sizes_of_zero_are_meant():
     tilec.compile("function (X[N]) -> (Y) { Y[i : 4] = X[i]; }", warnings="error")(torch.ones(0))
 

@@ -184,7 +184,8 @@ def size_value(name: str, value: object) -> int:
     tensor = value if isinstance(value, torch.Tensor) else _to_tensor(name, value)
     if tensor.ndim or tensor.is_floating_point() or tensor.is_complex():
         what = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
-        raise InputMistake(f"{name} is used in a size, so it must be one integer; got {what}")
+        hint = f"pass an int, such as {name}=int(...)"
+        raise InputMistake(f"{name} is used in a size, so it must be one integer; got {what}", hint=hint)
     try:
         return int(tensor)
     except RuntimeError:  # of what has no value yet, or many
@@ -196,7 +197,12 @@ def _check_count(names: Sequence[str], values: Sequence[object], more: int = 0) 
     """`more` arguments have been given by name."""
     if (count := len(values) + more) != len(names):
         takes = f"{len(names)} input{'s' * (len(names) != 1)}" + (f" ({', '.join(names)})" if names else "")
-        raise InputMistake(f"the function takes {takes}; got {count}")
+        hint = None
+        if count < len(names) and not more:
+            hint = f"nothing is given for {', '.join(names[count:])}; inputs may be given by name, {names[count]}=..."
+        elif count > len(names):
+            hint = "outputs and sizes are not arguments; a size that no input has is declared as one, such as M[]"
+        raise InputMistake(f"the function takes {takes}; got {count}", hint=hint)
 
 
 def _to_tensor(name: str, value: object) -> torch.Tensor:

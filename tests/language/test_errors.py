@@ -25,6 +25,18 @@ BODIES = [
     ("SyntaxMistake", "O[i : N] = B[i] «defualt» B;", "did you mean `default`?"),
     ("SyntaxMistake", "O[i : N] = +(B[k]) «no_defrct»;", "did you mean `no_defract`?"),
     ("NameMistake", "O = «prng_step»(A);", "rand(S, e)"),
+    ("NameMistake", "O = «Exp»(A);", "begin with a lower-case letter: write `exp`"),
+    ("NameMistake", "O[i : N] = «Sum»(A[i, j]);", "begin with a lower-case letter: write `sum`"),
+    ("NameMistake", "O = «fp32»(A);", "write `float32(A)`"),
+    ("NameMistake", "O = «float8»(A);", "the element types are float16, bfloat16"),
+    ("NameMistake", "O = «cast»(A, float16);", "write `float16(A)`"),
+    ("NameMistake", "O = «mish»(A);", "write `A * tanh(softplus(A))`"),
+    ("NameMistake", "O = A * «pi»();", "write `pi`"),
+    ("NameMistake", "O = «mysterious»(A);", "express it by these: abs, exp"),
+    ("NameMistake", "O[i : N] = «avg»(A[i, j]);", "write `mean(A[i, j])`"),
+    ("NameMistake", "O[i : N] = «amax»(A[i, j]);", "write `max(A[i, j])`"),
+    ("AffineMistake", "O[i : «len»(B)] = B[i];", "write `shape(B, 0)`"),
+    ("AffineMistake", "O[i : «size»(A, 1)] = B[i];", "write `shape(A, 1)`"),
     ("NameMistake", "O = «A»(B);", "its elements are read with A[...]"),
     ("NameMistake", "O = «Aa» + 1;", "did you mean `A`?"),
     ("NameMistake", "O[i : N] = «Cc»[i];", "nothing here is named `Cc`"),
@@ -63,6 +75,10 @@ BODIES = [
     ("ArityMistake", "O = A + «rand(K, 1, 2)»;", "takes 1 to 2 arguments, not 3"),
     ("RankMistake", "O = B + rand(«A»);", "the seed of `rand` is one integer, and this has rank 2"),
     ("RankMistake", "O = B + rand(«index(B, 0) + 1»);", "is one integer, and this has rank 1"),
+    # sizes left out
+    ("SizeMistake", "O[i, «l»] = +(A[i, k] * X[k, j]);", "did you mean `k` or `j`? Otherwise give the sizes"),
+    ("SizeMistake", "O[«N»] = B[N];", "begins with a lower-case letter: `n`, not `N`"),
+    ("SizeMistake", "O[«t»] = O[t - 1] + B[t + 1];", "does not stand bare as an index"),
     # affine
     ("AffineMistake", "O[i, j : N, N] = +(A[«i*j», i]);", "a product of two index expressions"),
     ("AffineMistake", "O[i : N] = +(B[«(i + 1) * (i + 2)»]);", "a product of two"),
@@ -105,6 +121,7 @@ BODIES = [
     ("AggregationMistake", "O = «min(3)»;", "needs indices"),
     ("AggregationMistake", "O = «sum(A)»;", "needs indices"),
     ("AggregationMistake", "O = «+»(B[i]);", "write O[] = +(...)"),
+    ("AggregationMistake", "O[«Ix[n]» : N] = mean(B[n]);", "sum them, count them"),
     ("AggregationMistake", "«O» = A default B;", "needs indices on the left"),
     ("AggregationMistake", "«O» = A no_defract;", "needs indices on the left"),
     ("AggregationMistake", "«O» = A init A;", "needs indices on the left"),
@@ -211,7 +228,7 @@ SOURCES = [
     ("NameMistake", "function (A[N], «N») -> (B) { B = A; }", "`N` is already a dimension"),
     ("NameMistake", "function (N, «A»[N]) -> (B) { B = A; }", "both an input and a dimension"),
     ("NameMistake", "function «exp»(A) -> (B) { B = A; }", "is a function of the language"),
-    ("NameMistake", "function g(A) -> (B) { B = «f»(A); } function f(A) -> (B) { B = A; }", "no function `f`"),
+    ("NameMistake", "function g(A) -> (B) { B = «f»(A); } function f(A) -> (B) { B = A; }", "move its definition up"),
     ("AssignmentMistake", "function f(A) -> (A) {} function «f»(A) -> (A) {}", "defined twice"),
     ("AssignmentMistake", "Y = «Y» + 1", "read in its own statement"),
     ("ArityMistake", "function f(A) -> (A, A) {} function g(A) -> (B) { B = «f»(A); }", "returns 2 outputs"),
@@ -291,3 +308,11 @@ def test_messages(golden):
             parse(source)
         texts.append(f"{kind}: {caught.value}\n")
     golden("language/errors.txt", "\n".join(texts))
+
+
+def test_every_message_says_what_to_do():
+    """By a hint, or by what was expected in the place of what stands there."""
+    for kind, marked, _ in [*((k, HEAD + b + "\n}", p) for k, b, p in BODIES), *SOURCES]:
+        with pytest.raises(TileError) as caught:
+            parse(strip(marked)[0])
+        assert caught.value.hint or "expected" in caught.value.message, f"{kind}: {caught.value}"

@@ -25,6 +25,12 @@ CASES = [
     ("SyntaxMistake", "«def» f(X): return X", "write `function f(A[N]) -> (O)"),
     ("SyntaxMistake", "«fn» f(X) -> (Y) { Y = X; }", "write `function"),
     ("SyntaxMistake", "function f(X) -> (Y) { «return» X; }", "write -> (X)"),
+    ("SyntaxMistake", "function (X«: float32»[N]) -> (Y) { Y = X; }", "leave it out"),
+    ("SyntaxMistake", "function (X[N]«: f16», W) -> (Y) { Y = X; }", "leave it out"),
+    ("SyntaxMistake", "function («float »X[N]) -> (Y) { Y = X; }", "leave it out"),
+    ("SyntaxMistake", "Y = X * «2.0f»", "write `2.0`"),
+    ("SyntaxMistake", "Y = X * «1e-3f» + 1", "write `1e-3`"),
+    ("SyntaxMistake", "Y = X * «10L»", "write `10`"),
     # statements
     ("SyntaxMistake", "«for» i in range(3): Y = X", "one statement says it for all"),
     ("SyntaxMistake", "«let» Y = X;", "write `Y = X`"),

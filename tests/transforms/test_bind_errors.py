@@ -276,7 +276,7 @@ def test_each_mistake(case: str) -> None:
 def test_hints_say_where_values_came_from() -> None:
     source = "function (A[N], B[M], S) -> (C) { P = N - M; C[i : P + S] = A[i]; }"
     error, _ = refuse(source, {"A": f(2), "B": f(7), "S": i()}, {"S": 1})
-    assert error.hint == "P is -5 (`N - M`), S is 1 (the input S)"
+    assert error.hint is not None and error.hint.startswith("P is -5 (`N - M`), S is 1 (the input S); ")
 
 
 def test_a_shared_size_of_a_called_function_must_agree() -> None:
@@ -295,3 +295,28 @@ def test_bits_of_a_size_in_an_index(index: str) -> None:
 def test_bits_of_a_fraction(index: str) -> None:
     error, _ = refuse(f"function (A[N], K) -> (O) {{ O[i : 2] = A[{index}]; }}", {"A": f(5), "K": i()}, {"K": 3})
     assert isinstance(error, SizeMistake) and "takes integers" in error.message
+
+
+HINTS = {
+    "sizes that disagree": "one name is one size",
+    "a literal dimension": "a name in the place of the 3 takes any size",
+    "the rank of an input": "pass a tensor of 2 dimensions, or declare A with 1",
+    "a negative size": "a size is 0 or more",
+    "the rank of a bare input": "write an index for each dimension, or pass a tensor of 1 dimension",
+    "a dimension that is not there": "counted from 0",
+    "a float as a size": "pass an int",
+    "a tensor as a size": "pass an int",
+    "a size without its value": "pass an int",
+}
+
+
+@pytest.mark.parametrize("case", HINTS)
+def test_what_to_do(case: str) -> None:
+    source, types, *_ = CASES[case]
+    error, _ = refuse(source, types)
+    assert HINTS[case] in (error.hint or "")
+
+
+def test_a_further_dimension_may_be_a_batch() -> None:
+    error, _ = refuse("function (A[N]) -> (B) { B = A; }", {"A": f(2, 3)})
+    assert error.hint is not None and "torch.vmap" in error.hint

@@ -71,7 +71,11 @@ def _access(values: Values, e: CallSyntax, arg: Expr) -> Access | Inside:
         return indices.access(arg, values.scope)
     if e.function == "pad" and isinstance(arg, CallSyntax) and arg.function == "in":
         return _inside(values, arg, None)
-    raise AggregationMistake(f"`{e.function}` takes a tensor's element, such as A[i, j]", arg.span)
+    raise AggregationMistake(
+        f"`{e.function}` takes a tensor's element, such as A[i, j]",
+        arg.span,
+        hint="an expression is assigned to a tensor first",
+    )
 
 
 def _inside(values: Values, e: CallSyntax, region: Region | None) -> Inside:
@@ -131,7 +135,8 @@ def _as_type(values: Values, e: CallSyntax, region: Region) -> Expr:
     check_arity(e, 2, 2)
     like = e.args[1]
     if not isinstance(like, Name) or values.scope.whole(like).kind == "dimension":
-        raise NameMistake("the second argument of `as_type` is the name of a tensor", like.span)
+        hint = "a cast to a type of its own is float32(X), int64(X) and the like"
+        raise NameMistake("the second argument of `as_type` is the name of a tensor", like.span, hint=hint)
     return Call("as_type", (values.value(e.args[0], region), like), span=e.span)
 
 
@@ -152,7 +157,7 @@ def _one_seed(values: Values, e: Call) -> None:
     symbol = values.scope.symbols[seed.name] if isinstance(seed, Name) else None
     rank = rank_of(seed, values.scope)
     if rank:
-        reason = None if symbol is None else values.scope.rank_reason(symbol)
+        reason = values.scope.rank_reason(symbol) if symbol is not None else "take one element, or a literal such as 7"
         raise RankMistake(
             f"the seed of `{e.function}` is one integer, and this has rank {rank}", seed.span, hint=reason
         )

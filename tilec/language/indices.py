@@ -155,11 +155,22 @@ def _function(e: CallSyntax, what: str, scope: FunctionScope) -> str:
         if "index" in what and any(isinstance(node, Access) for node in _below(e)):
             hint = f"assign it in a statement of its own, P[...] = int64({e.function}(...)), and read P[...] here"
             hint = hint.replace("int64(int64(...))", "int64(...)")
+        if (change := _shape_of(e)) is not None:
+            hint = Hint(f"write `{change.text}`", change)
         raise AffineMistake(
             f"`{e.function}` cannot stand in {what}", e.name_span, hint=rounding_hint(e, scope, what) or hint
         )
     check_arity(e, *arity)
     return {"cond": "select"}.get(e.function, e.function)
+
+
+def _shape_of(e: CallSyntax) -> Edit | None:
+    """`shape(X, d)` in the place of `len(X)` or `size(X, d)`."""
+    tensor, *axis = e.args or (None,)
+    if e.function not in ("len", "size") or not isinstance(tensor, Name) or len(axis) > 1 or e.span is None:
+        return None
+    number = axis[0] if axis else Int(0)
+    return Edit(e.span, f"shape({tensor.name}, {number.value})") if isinstance(number, Int) else None
 
 
 def _below(e: Expr) -> Iterator[Expr]:
@@ -176,13 +187,15 @@ def tensor_argument(call: Expr, e: Expr, scope: FunctionScope) -> Name:
         symbol = scope.whole(e)
         if symbol.kind != "dimension":
             return Name(e.name, span=e.span)
-    raise NameMistake("the first argument is the name of a tensor", e.span or call.span)
+    hint = "assign the expression in a statement of its own, and give its name"
+    raise NameMistake("the first argument is the name of a tensor", e.span or call.span, hint=hint)
 
 
 def dimension_argument(call: Expr, e: Expr, scope: FunctionScope) -> Int:
     """The number of a dimension of the tensor that is the call's first argument."""
     if not isinstance(e, Int):
-        raise TypeMistake("the number of a dimension is an integer literal, counted from 0", e.span or call.span)
+        told = "the number of a dimension is an integer literal, counted from 0"
+        raise TypeMistake(told, e.span or call.span, hint="write shape(X, 0) or index(X, 0)")
     tensor = call.args[0] if isinstance(call, (CallSyntax, Call)) else None
     symbol = scope.symbols.get(tensor.name) if isinstance(tensor, Name) else None
     if symbol is not None and symbol.rank is not None and e.value >= symbol.rank:

@@ -125,7 +125,8 @@ def _check_argument(
     if needed is not None and symbol.rank is None:
         symbol.rank, symbol.rank_span = needed, arg.span
     if used_as_size and not symbol.size:
-        raise NameMistake(f"`{e.function}` uses `{i.name}` as a size, and this is a tensor", arg.span)
+        hint = "give a dimension, an integer or an input of rank 0"
+        raise NameMistake(f"`{e.function}` uses `{i.name}` as a size, and this is a tensor", arg.span, hint=hint)
 
 
 def _rank(i: Input, program: Program) -> int | None:
@@ -178,6 +179,7 @@ def _dimensions(program: Program, values: Values, e: CallSyntax, names: dict[str
                 raise SizeMistake(
                     f"`{e.function}` takes `{i.name}` of size {d} along dimension {k}, and this has {size.value}",
                     arg.span,
+                    hint=f"a name in the place of the {d} takes any size",
                 )
             elif not isinstance(size, Int):
                 values.emit(f"{prefix}_{i.name}_{k}", Call("same", (size, Int(d)), span=arg.span))

@@ -61,7 +61,8 @@ def _declare(i: Input, scope: FunctionScope) -> None:
             if known is None:
                 scope.declare(Symbol(d, "dimension", i.span, size=True))
             elif known.kind != "dimension":
-                raise NameMistake(f"`{d}` is both an input and a dimension of `{i.name}`", i.span)
+                hint = "choose another name for one of them; a dimension needs no input"
+                raise NameMistake(f"`{d}` is both an input and a dimension of `{i.name}`", i.span, hint=hint)
 
 
 def _outputs(function: FunctionSyntax, scope: FunctionScope) -> tuple[str, ...]:
@@ -72,13 +73,15 @@ def _outputs(function: FunctionSyntax, scope: FunctionScope) -> tuple[str, ...]:
         symbol, span = scope.symbols.get(str(token)), token_span(token)
         if symbol is None:
             assigned = [n for n, s in scope.symbols.items() if s.kind == "statement"]
+            told = f"assign it in a statement, or return what is assigned: -> ({', '.join(assigned or ['O'])})"
             raise NameMistake(
                 f"the output `{token}` is never assigned",
                 span,
-                hint=nearest(str(token), [*assigned, *scope.symbols], span),
+                hint=nearest(str(token), [*assigned, *scope.symbols], span) or told,
             )
         if symbol.kind in ("dimension", "tuple"):
-            raise NameMistake(f"the output `{token}` is a {symbol.kind}, not a tensor", span)
+            hint = f"assign it to a tensor: O = {token if symbol.kind == 'dimension' else f'element({token}, 0)'};"
+            raise NameMistake(f"the output `{token}` is a {symbol.kind}, not a tensor", span, hint=hint)
     return tuple(map(str, outputs))
 
 

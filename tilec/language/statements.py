@@ -25,7 +25,7 @@ from tilec.language import indices
 from tilec.language.binding import check_alone, check_list
 from tilec.language.desugar import EXPANSIONS, operand
 from tilec.language.hints.misspelt import alike_hint, no_variable
-from tilec.language.hints.sizes import size_hint
+from tilec.language.hints.sizes import unknown_size
 from tilec.language.inline import adopt
 from tilec.language.scope import FunctionScope, Symbol
 from tilec.language.syntax import (
@@ -285,6 +285,11 @@ def _check_placeable(c: Constraint, s: StatementSyntax, visible: frozenset[str])
     )
 
 
+_MEAN_OF_PLACES = (
+    "several elements may meet in one place: sum them, count them with `= +(in(...))`, and divide in a third statement"
+)
+
+
 def _check_left(s: StatementSyntax, statement: Statement, scope: FunctionScope) -> None:
     """What stands on the left: sizes that can be left out, elements of tensors, the default."""
     assert statement.index is not None and s.target.index is not None
@@ -297,7 +302,9 @@ def _check_left(s: StatementSyntax, statement: Statement, scope: FunctionScope) 
                     raise AggregationMistake(
                         f"`{statement.aggregation}` cannot write where the element of a tensor says",
                         e.span,
-                        hint="several elements may meet in one place: aggregate them with +, *, > or <",
+                        hint=_MEAN_OF_PLACES
+                        if statement.aggregation == "mean"
+                        else "several elements may meet in one place: aggregate them with +, *, > or <",
                     )
     if statement.default is not None:
         _check_default(s, statement, scope)
@@ -308,7 +315,11 @@ def _check_default(s: StatementSyntax, statement: Statement, scope: FunctionScop
     span = token_span(s.default)
     symbol = scope.find(str(s.default), span)
     if symbol.kind in ("dimension", "tuple") or symbol.name == statement.output:
-        raise NameMistake(f"the default is a tensor assigned above or an input, and `{s.default}` is none", span)
+        raise NameMistake(
+            f"the default is a tensor assigned above or an input, and `{s.default}` is none",
+            span,
+            hint="assign the value in a statement above, such as Z = 1.0; and write default Z",
+        )
     if symbol.rank is None:
         symbol.rank, symbol.rank_span = len(statement.index), span
     if symbol.rank != len(statement.index):
@@ -329,16 +340,11 @@ def _check_sizes_left_out(s: StatementSyntax, statement: Statement, scope: Funct
     }
     assert statement.index is not None
     for i in statement.index:
-        if not isinstance(i, Index):
-            reason = "only a bare index variable takes its size from a tensor"
-        elif i.name not in bare:
-            reason = f"`{i.name}` does not stand bare as an index of a tensor on the right"
-        else:
+        if isinstance(i, Index) and i.name in bare:
             continue
+        reason, hint = unknown_size(i, s, statement, scope)
         raise SizeMistake(
-            f"the size of `{s.target.name}` along this index cannot be known: {reason}",
-            i.span,
-            hint=size_hint(s, statement, scope),
+            f"the size of `{s.target.name}` along this index cannot be known: {reason}", i.span, hint=hint
         )
 
 
@@ -364,7 +370,8 @@ def _init(s: StatementSyntax, index: tuple[Expr, ...], values: Values) -> Expr |
                 hint=f"`init` is the element of `{s.target.name}` at {', '.join(names) or 'its place'}",
             )
     if s.target.name in _tensors_read(s.init):
-        raise AssignmentMistake(f"`init` reads `{s.target.name}` itself", s.init.span)
+        hint = "`init` is what stands before the first step, of inputs and of tensors assigned above"
+        raise AssignmentMistake(f"`init` reads `{s.target.name}` itself", s.init.span, hint=hint)
     outer, values.constraints = values.constraints, {}
     result = values.value(s.init, Region(True, frozenset(names), None))
     values.constraints = outer

@@ -361,6 +361,12 @@ def plural(count: int, one: str, many: str) -> str:
 
 
 ARITY_HINTS = {
+    "rand": "rand(S, e): the seed S, an integer, and a counter e, which an elementwise statement may leave out",
+    "randn": "randn(S, e): the seed S, an integer, and a counter e, which an elementwise statement may leave out",
+    "clamp": "clamp(x, low, high)",
+    "cond": "cond(c, a, b) is c ? a : b",
+    "as_float": "as_float(x, bits); float16(x), float32(x) and float64(x) cast too",
+    "reshape": "reshape(X, sizes...), such as reshape(X, N * M)",
     "log": "the logarithm to another base is log(X) / log(2)",
     "max": "of three values: max(max(a, b), c); with indices it aggregates: max(X[i])",
     "min": "of three values: min(min(a, b), c); with indices it aggregates: min(X[i])",
@@ -376,4 +382,5 @@ def check_arity(e: CallSyntax, low: int, high: int) -> None:
     wanted = plural(low, "argument", "arguments") if low == high else f"{low} to {high} arguments"
     if high == 99:
         wanted = f"{low} or more arguments"
-    raise ArityMistake(f"`{e.function}` takes {wanted}, not {len(e.args)}", e.span, hint=ARITY_HINTS.get(e.function))
+    hint = ARITY_HINTS.get(e.function, f"write {e.function}({', '.join('XYZUVW'[:low])})")
+    raise ArityMistake(f"`{e.function}` takes {wanted}, not {len(e.args)}", e.span, hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -34,7 +35,14 @@ from tilec.ir.program import (
 from tilec.language import indices
 from tilec.language.binding import check_alone, check_list, left_out
 from tilec.language.bounded import unbounded_points
-from tilec.language.hints.functions import EXTERNAL_FUNCTIONS, elsewhere, operand_text, reduction, replacement
+from tilec.language.hints.functions import (
+    ALL_FUNCTIONS,
+    EXTERNAL_FUNCTIONS,
+    elsewhere,
+    operand_text,
+    reduction,
+    replacement,
+)
 from tilec.language.hints.misspelt import no_variable
 from tilec.language.ranks import is_size, rank_of
 from tilec.language.scope import FunctionScope, Symbol, nearest
@@ -150,6 +158,8 @@ class Values:
         text = replacement(e.function, args, source, self.assigned())
         if e.function in self.scope.symbols:
             hint: str | None = f"`{e.function}` is a tensor; its elements are read with {e.function}[...]"
+        elif (lower := e.function.lower()) != e.function and (lower in FUNCTIONS or lower in AGGREGATIONS):
+            hint = Hint(f"functions begin with a lower-case letter: write `{lower}`", Edit(e.name_span, lower))
         elif e.function[0].isupper():
             text = f"{e.function}[{', '.join(args)}]"
             hint = Hint(f"the elements of a tensor are read with brackets: {text}", Edit(e.span, text))
@@ -162,7 +172,9 @@ class Values:
         elif e.function.startswith("prng"):
             hint = "random numbers are rand(S, e) and randn(S, e), from a seed and a counter"
         else:
-            hint = self.misspelt(e, args)
+            hint = self.misspelt(e, args) or Hint(f"express it by these: {ALL_FUNCTIONS}")
+            if re.search(rf"\bfunction\s+{re.escape(e.function)}\s*\(", source):
+                hint = "a function calls those above it: move its definition up"
         return NameMistake(f"there is no function `{e.function}`", e.name_span, hint=hint)
 
     def misspelt(self, e: CallSyntax, args: Sequence[str]) -> Hint | None:
@@ -246,7 +258,9 @@ class Values:
         given = [source[a.span.start : a.span.stop] for a in e.args if a.span is not None]
         if len(e.args) != 1:
             text = reduction(e.function, given, source, self.assigned())
-            hint = self.proposal(f"the indices say what is aggregated: write `{text}`", text, e) if text else None
+            hint = Hint(f"write {e.function}(X[i, j]); its index variables say what is aggregated")
+            if text:
+                hint = self.proposal(f"the indices say what is aggregated: write `{text}`", text, e)
             raise ArityMistake(f"`{e.function}` aggregates one expression, not {len(e.args)}", e.span, hint=hint)
         (body,) = e.args
         if not _indexed(body) and not (whole and e.function not in FUNCTIONS):

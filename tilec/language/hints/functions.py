@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
+from tilec.ir.types import DTYPES
 
 LETTERS = "ijklmnop"
 _Writer = Callable[[Sequence[str]], str]
@@ -49,6 +50,8 @@ def reduction(function: str, args: Sequence[str], source: str, output: str) -> s
         return None
     axes = [int(n) for option in options if (found := _axis(option)) is not None for n in re.findall(r"-?\d+", found)]
     (name, places), (target, wanted) = read, assigned
+    if not options and ":" not in places and not set(re.findall(r"\b[a-z]\w*'?", " ".join(places))) <= set(wanted):
+        return f"{function}({tensor})"
     rank = rank_in(source, name) or 0
     if not places:
         rank = rank or max([2, *(a + 1 for a in axes), *(-a for a in axes), len(wanted) + len(axes) if axes else 0])
@@ -162,6 +165,10 @@ FOREIGN_NAMES = {
     "ln": "log", "concat": "cat", "concatenate": "cat", "hstack": "cat", "range": "arange", "permute": "t",
     "empty": "zeros", "full_like": "zeros_like", "ones_like": "zeros_like", "flatten": "view", "clamp_min": "relu",
     "size": "shape", "len": "shape", "numel": "shape", "astype": "to", "sqr": "square", "view": "reshape",
+    "fp16": "float16", "fp32": "float32", "fp64": "float64", "f16": "float16", "f32": "float32", "f64": "float64",
+    "bf16": "bfloat16", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "byte": "uint8",
+    "short": "int16", "avg": "mean", "lse": "logsumexp", "cast": "to", "logistic": "sigmoid", "expit": "sigmoid",
+    "invsqrt": "rsqrt", "inv_sqrt": "rsqrt",
 }  # fmt: skip
 
 WRITERS: dict[str, _Writer] = {
@@ -206,6 +213,17 @@ WRITERS: dict[str, _Writer] = {
     "cbrt": lambda a: f"pow({a[0]}, 1.0 / 3)",
     "isnan": lambda a: f"{operand_text(a[0])} != {operand_text(a[0])}",
     "leaky_relu": lambda a: f"{a[0]} > 0 ? {a[0]} : {a[1] if len(a) > 1 else 0.01} * {operand_text(a[0])}",
+    "elu": lambda a: f"{a[0]} > 0 ? {a[0]} : {f'{a[1]} * ' if len(a) > 1 else ''}expm1({a[0]})",
+    "mish": lambda a: f"{operand_text(a[0])} * tanh(softplus({a[0]}))",
+    "relu6": lambda a: f"clamp({a[0]}, 0, 6)",
+    "hardtanh": lambda a: f"clamp({a[0]}, -1, 1)",
+    "hardsigmoid": lambda a: f"clamp({operand_text(a[0])} / 6 + 0.5, 0, 1)",
+    "softsign": lambda a: f"{operand_text(a[0])} / (1 + abs({a[0]}))",
+    "logit": lambda a: f"log({operand_text(a[0])} / (1 - {operand_text(a[0])}))",
+    "logsigmoid": lambda a: f"-softplus(-{operand_text(a[0])})",
+    "pi": lambda a: "pi",
+    "inf": lambda a: "inf",
+    "nan": lambda a: "nan",
     "norm": lambda a: f"sqrt(sum({_name(a[0])}[i] * {a[0]}[i]))",
     "zeros": lambda a: _filled(a, "0.0"),
     "ones": lambda a: _filled(a, "1.0"),
@@ -268,8 +286,17 @@ OUTSIDE = frozenset("sort argsort topk unique nonzero median mode svd eig inv in
 EXTERNAL_FUNCTIONS = frozenset((*FOREIGN_NAMES, *WRITERS, *IN_GALLERY, *OUTSIDE))
 
 
+ELEMENT_TYPE = re.compile(r"(float|bfloat|int|uint|complex|f|bf|fp|i|u)\d+\w*")  # float8, uint64, complex64
+ALL_FUNCTIONS = ", ".join(
+    "abs exp log sqrt rsqrt pow sin cos tan asin acos atan atan2 sinh cosh tanh sigmoid relu gelu silu softplus erf "
+    "max min clamp floor ceil round sign recip log1p expm1 logaddexp rand randn".split()
+)
+
+
 def elsewhere(function: str) -> str | None:
     """Where to find what an unknown function does, if anywhere."""
+    if ELEMENT_TYPE.fullmatch(function):
+        return f"the element types are {', '.join(DTYPES)}"
     entry = IN_GALLERY.get(function) or IN_GALLERY.get(f"{function}s")
     if entry is not None:
         return f"`tilec gallery {entry}` prints one in Tile"

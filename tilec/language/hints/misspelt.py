@@ -20,11 +20,14 @@ CONSTANTS = {  # names that Python and NumPy give a meaning, and what to write
     "False": TRUTH,
     "None": "an input that is not needed is left out of the text",
     "NaN": "write `nan`",
+    "NAN": "write `nan`",
     "Inf": "write `inf`",
+    "INF": "write `inf`",
+    "PI": "write `pi`",
 }
 _DIGITS = re.compile(r"x[0-9a-fA-F]+|o[0-7]+|b[01]+")  # after a 0, of numbers that are not decimal
 _POWER = re.compile(r"\s*\^\s*(?P<x>\([^()]*\)|-?[A-Za-z]\w*(?:\[[^\[\]]*\])?)")
-LITERALS = {"True": "1", "False": "0", "NaN": "nan", "Inf": "inf"}
+LITERALS = {"True": "1", "False": "0", "NaN": "nan", "NAN": "nan", "Inf": "inf", "INF": "inf", "PI": "pi"}
 
 
 def misspelt(program: Program, source: str) -> Iterator[NameMistake]:

@@ -36,6 +36,10 @@ def _latex(m: Match, source: str) -> str:
     return f"write `{word}(...)`" if word.isalpha() else Hint(f"write `{word}`", instead(m, word))
 
 
+def _without(m: Match, source: str) -> str:
+    return Hint("leave it out; float32(X) in the body casts", instead(m, "", "at"))
+
+
 def _size(m: Match) -> str:
     return f"sqrt(sum({m['x']}[i] * {m['x']}[i]))" if m["at"] == "||" else f"abs({m['x']})"
 
@@ -45,7 +49,19 @@ LATEX = {
     "infty": "inf", "ln": "log", "mathrm": "exp",
 }  # fmt: skip
 
+ELEMENT_TYPES = r"(?:Tensor|tensor|float|double|half|int|long|bool|[bfiu]\w*(?:8|16|32|64))"
+NO_TYPES = "an input has no element type: it is that of the tensor in a call"
+
 NOTATION: tuple[Idiom, ...] = (
+    idiom_of(rf"[(,]\s*(?P<at>{ELEMENT_TYPES}\s+){NAME}", NO_TYPES, _without),
+    idiom_of(
+        rf"[(,]\s*{NAME}(?:\[[^\[\]:]*(?:\])?)?(?P<at>\s*:\s*{ELEMENT_TYPES}\b)(?:\[[^\[\]]*\])?", NO_TYPES, _without
+    ),
+    idiom_of(
+        r"(?<![\w.])(?:\d+[FLU]|(?:\d*\.\d+|\d+\.|\d+(?=e))(?:e[+-]?\d+)?[fFlLdh])\b",
+        "a number has no suffix",
+        lambda m, source: Hint(f"write `{m[0][:-1]}`", instead(m, m[0][:-1])),
+    ),
     idiom_of(
         r"=\s*(?P<at>\[)[^\]]*\bfor\b[^\]]*\]?",
         "there are no comprehensions",

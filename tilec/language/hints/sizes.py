@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilec.errors import Edit, Hint, Span
-from tilec.ir.program import Access, Expr, Index, Statement, expressions, index_variables, walk
+from tilec.ir.program import Access, Expr, Index, Name, Statement, expressions, index_variables, walk
 from tilec.language.scope import FunctionScope
 from tilec.language.syntax import StatementSyntax
 
@@ -21,6 +21,22 @@ def size_hint(s: StatementSyntax, statement: Statement, scope: FunctionScope) ->
     text = f"{s.target.name}[{', '.join(left)} : {sizes}]"
     end = s.target.span.stop - 1
     return Hint(f"give the sizes after a colon, such as {text}", Edit(Span(end, end), f" : {sizes}"))
+
+
+def unknown_size(i: Expr, s: StatementSyntax, statement: Statement, scope: FunctionScope) -> tuple[str, str]:
+    """Why the size along an index of the output cannot be known, and what to write."""
+    told = size_hint(s, statement, scope)
+    if isinstance(i, Name):
+        reason = "only a bare index variable takes its size from a tensor"
+        return reason, f"an index variable begins with a lower-case letter: `{i.name.lower()}`, not `{i.name}`"
+    if not isinstance(i, Index):
+        return "only a bare index variable takes its size from a tensor", told
+    if i.name not in index_variables(*statement.roots):
+        left = index_variables(*(statement.index or ()))
+        others = [f"`{v}`" for v in index_variables(*statement.roots) if v not in left]
+        told = f"did you mean {' or '.join(others)}? Otherwise {told}" if others else told
+        return f"`{i.name}` does not stand on the right", told
+    return f"`{i.name}` does not stand bare as an index of a tensor on the right", told
 
 
 def _size(index: Expr, s: Statement, scope: FunctionScope) -> str | None:

@@ -181,7 +181,7 @@ def _closer(c: Complaint) -> SyntaxMistake | None:
     if c.token.type not in CLOSING:
         return None
     if not c.open:
-        return SyntaxMistake(f"`{c.token}` closes nothing", c.span)
+        return SyntaxMistake(f"`{c.token}` closes nothing", c.span, hint=Hint("leave it out", Edit(c.span, "")))
     opener = c.open[-1]
     if opener.type == CLOSING[c.token.type]:
         return None

@@ -11,6 +11,7 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import always, constraining, demands
 from tilec.ir.index import linear
 from tilec.ir.program import Program, Statement, index_variables, reads, reads_itself
+from tilec.language.show import show_expr
 from tilec.lattice.sets import InRange, Shapes, bounds, bounds_of, domain, reaches, shapes_of
 
 
@@ -31,8 +32,23 @@ def pointless(program: Program) -> Iterator[SizeMistake]:
             yield SizeMistake(
                 f"no point of this statement is valid at these sizes: every element of `{s.output}` is {identity}",
                 s.span,
-                hint="an access outside of its tensor at every point, or a constraint that never holds",
+                hint=_outside(s, shapes)
+                or "an access outside of its tensor at every point, or a constraint that never holds",
             )
+
+
+def _outside(s: Statement, shapes: Shapes) -> str | None:
+    """A hint that names an access that is outside of its tensor at every point; None where no access alone is."""
+    for access in always(demands(s.guard, s.body)):
+        if bounds(replace(s, guard=None, body=access, constraints=()), shapes) is not None:
+            continue
+        told = (
+            f"`{show_expr(access, tight=True)}` is outside of {access.tensor}, whose shape is {shapes[access.tensor]}"
+        )
+        if any(not (form := linear(e)).terms and form.constant < 0 for e in access.index):
+            told += "; an index does not count from the end: the last of N elements is number N - 1"
+        return told
+    return None
 
 
 def gaps(program: Program) -> Iterator[SizeMistake]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,8 +180,11 @@ class Sizes:
             return e
         value = self.evaluate(e)
         if value < 0:
+            least = "a size is 0 or more: max(0, ...) where nothing is left"
             raise SizeMistake(
-                f"{what} is `{show_expr(e, tight=True)}` = {value}, a negative size", e.span, hint=self.explain(e)
+                f"{what} is `{show_expr(e, tight=True)}` = {value}, a negative size",
+                e.span,
+                hint="; ".join(filter(None, (self.explain(e), least))),
             )
         return Int(as_number(value), span=e.span)
 
@@ -190,7 +193,8 @@ class Sizes:
         shape = self.shape(tensor)
         d = self.evaluate(axis)
         if not 0 <= d < len(shape):
-            raise RankMistake(f"{tensor.name} has {counted(len(shape), 'dimension')}, so no dimension {d}", span)
+            told = f"{tensor.name} has {counted(len(shape), 'dimension')}, so no dimension {d}"
+            raise RankMistake(told, span, hint="dimensions are counted from 0")
         return shape[d]
 
     def shape(self, tensor: Name) -> tuple[int, ...]:
@@ -302,6 +306,7 @@ def bind_inputs(program: Program, types: Mapping[str, TensorType], values: Mappi
             raise RankMistake(
                 f"{i.name} has {counted(len(t.shape), 'dimension')}, shape {t.shape}, but is declared {declared}",
                 i.span,
+                hint=_rank_hint(i.name, i.dims, len(t.shape)),
             )
         for axis, (dim, size) in enumerate(zip(i.dims, t.shape, strict=True)):
             _bind_dimension(sizes, i.name, axis, dim, size, i.span)
@@ -310,14 +315,25 @@ def bind_inputs(program: Program, types: Mapping[str, TensorType], values: Mappi
     return sizes
 
 
+def _rank_hint(name: str, dims: Sequence[str | int], rank: int) -> str:
+    """What to do where a declared input is given a tensor of another rank."""
+    told = f"pass a tensor of {counted(len(dims), 'dimension')}"
+    if rank == len(dims) + 1:
+        return f"{told}, one after another or all at once by torch.vmap; or declare one more: {name}[..., D]"
+    return f"{told}, or declare {name} with {rank}"
+
+
 def _bind_dimension(sizes: Sizes, name: str, axis: int, dim: str | int, size: int, span: Span | None) -> None:
     source = f"dimension {axis} of {name}"
     if isinstance(dim, int):
         if dim != size:
-            raise SizeMistake(f"{source} must be {dim}, as declared; it is {size}", span)
+            hint = f"pass a tensor that has {dim} there; a name in the place of the {dim} takes any size"
+            raise SizeMistake(f"{source} must be {dim}, as declared; it is {size}", span, hint=hint)
     elif sizes.values.setdefault(dim, size) != size:
         raise SizeMistake(
-            f"{dim} is {sizes.values[dim]} ({sizes.sources[dim]}) and {size} ({source})", span, hint="they must agree"
+            f"{dim} is {sizes.values[dim]} ({sizes.sources[dim]}) and {size} ({source})",
+            span,
+            hint="one name is one size: pass tensors that agree, or give one of these dimensions another name",
         )
     sizes.sources.setdefault(str(dim), source)
 
@@ -325,11 +341,15 @@ def _bind_dimension(sizes: Sizes, name: str, axis: int, dim: str | int, size: in
 def _bind_value(sizes: Sizes, name: str, t: TensorType, values: Mapping[str, int], program: Program) -> None:
     span = next(i.span for i in program.inputs if i.name == name)
     if t.shape:
-        raise RankMistake(f"{name} is used in a size, so it must be one integer; its shape is {t.shape}", span)
+        raise RankMistake(
+            f"{name} is used in a size, so it must be one integer; its shape is {t.shape}", span, hint="pass an int"
+        )
     if not is_integer(t.dtype):
-        raise TypeMistake(f"{name} is used in a size, so it must be an integer, not {t.dtype}", span)
+        raise TypeMistake(
+            f"{name} is used in a size, so it must be an integer, not {t.dtype}", span, hint="pass an int"
+        )
     if name not in values:
-        raise InputMistake(f"{name} is used in a size, so its value is needed", span)
+        raise InputMistake(f"{name} is used in a size, so its value is needed", span, hint="pass an int")
     sizes.values[name] = as_int(values[name])
     sizes.sources[name] = f"the input {name}"
 

@@ -71,7 +71,9 @@ class BindingScope:
         if len(shape) != rank:
             given = "indices are" if rank != 1 else "index is"
             raise RankMistake(
-                f"{name} has {counted(len(shape), 'dimension')}, shape {shape}, but {rank} {given} given", access.span
+                f"{name} has {counted(len(shape), 'dimension')}, shape {shape}, but {rank} {given} given",
+                access.span,
+                hint=f"write an index for each dimension, or pass a tensor of {counted(rank, 'dimension')}",
             )
         return shape
 
@@ -181,7 +183,8 @@ class ValueBinder:
         shape = self.scope.sizes.shape(tensor)
         d = self.scope.sizes.evaluate(e.args[1])
         if not 0 <= d < len(shape):
-            raise RankMistake(f"{tensor.name} has {counted(len(shape), 'dimension')}, so no dimension {d}", e.span)
+            told = f"{tensor.name} has {counted(len(shape), 'dimension')}, so no dimension {d}"
+            raise RankMistake(told, e.span, hint="dimensions are counted from 0")
         return self.axes.at(shape)[d]
 
     def _tensor(self, e: Call) -> Name:
