@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import io
+import shlex
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 import tilec
+from tilec import cli
 from tilec.backends.torch import TorchBackend
 from tilec.cli import main, programs
 from tilec.cli.progress import progress
@@ -303,3 +306,20 @@ def test_wrong_usage() -> None:
     with pytest.raises(SystemExit) as stop:
         main(["frobnicate"])
     assert stop.value.code == 2
+
+
+def test_help_has_examples_that_parse() -> None:
+    """Every command but the server's shows one, every option says what it is for, and what needs no file runs."""
+    parser = cli._parser()
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    assert set(cli.EXAMPLES) == set(commands.choices) - {"lsp"}
+    for name, sub in commands.choices.items():
+        assert all(action.help for action in sub._actions), name
+        for example in cli.EXAMPLES.get(name, ()):
+            program, command, *rest = shlex.split(example)
+            assert (program, command) == ("tilec", name) and f"  {example}\n" in sub.format_help()
+            parser.parse_args([command, *rest])
+            if "-e" in rest and ".npy" not in example:
+                assert cli.main([command, *rest]) == 0, example
+    for line in cli.FIRST_STEPS.splitlines()[1:-1]:
+        parser.parse_args(shlex.split(line.partition("#")[0].partition(">")[0])[1:])

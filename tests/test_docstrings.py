@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import re
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
+import torch
 
 import tilec
 from tilec import gallery, package
@@ -48,6 +51,17 @@ def test_sections(name: str) -> None:
     assert ("Raises" in sections) == (name not in NEVER_RAISE)
     for raised in re.findall(r"^    (\w+):", sections.get("Raises", ""), re.MULTILINE):
         assert hasattr(tilec, raised) or hasattr(package, raised) or raised == "OSError"
+
+
+def test_examples_print_what_they_show() -> None:
+    names = {"tilec": tilec, "torch": torch, "np": np}
+    shown = 0
+    for name, thing in {**CALLS, "tilec.Function": tilec.Function}.items():
+        for test in doctest.DocTestFinder(recurse=False).find(thing, name, globs=names):
+            result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test)
+            assert not result.failed, name
+            shown += bool(result.attempted)
+    assert shown >= 7
 
 
 def test_they_are_all_here() -> None:

@@ -38,12 +38,33 @@ def compile(
     exact: bool = False,
     warnings: str = "default",
 ) -> Function:
-    """Compile Tile text to a Function.
+    """Compile Tile text to a Function: an operation on tensors, with gradients.
+
+    >>> matmul = tilec.compile("C[i, j] = sum(A[i, k] * B[k, j])")
+    >>> a, b = torch.ones(2, 3, requires_grad=True), torch.ones(3, 4)
+    >>> matmul(a, b).sum().backward()   # autograd works through it; so do torch.compile, torch.func and CUDA graphs
+    >>> a.grad
+    tensor([[4., 4., 4.],
+            [4., 4., 4.]])
+
+    A statement says which points contribute to which element. Index variables (lower case) take all integers at which
+    every access is inside its tensor; those that do not stand on the left are aggregated over, by `sum prod max min
+    mean logsumexp any all argmax argmin`. Sizes are named in a head and may be left out where, as above, each output
+    index is also the index of an input:
+
+    >>> smooth = tilec.compile("function (X[N]) -> (Y) { Y[i : N/2] = sum(X[2*i + j]), j < 2; }")
+    >>> smooth(torch.arange(6.0))
+    tensor([1., 5., 9.])
+    >>> print(smooth.grad(), end="")   # a Function too
+    function (X[N], DY) -> (DX) {
+        DX[2*i + j : N] = +(DY[i]), j < 2;
+    }
 
     Args:
-        source: Tile text: functions, or a list of statements.
+        source: Tile text: functions, or a list of statements, whose inputs are the names that it reads, in order.
         entry: The function to compile where the text holds several (default: the last).
-        backend: "torch", "triton" or None: chosen by the inputs' device.
+        backend: "torch" (operations of torch, on any device), "triton" (generated kernels, on CUDA tensors) or None:
+            triton where the inputs are on a GPU, torch elsewhere.
         tune: On the first call with new shapes or types, measure the candidates for each kernel and keep the choices on
             disk, gradients included. Where the torch backend serves a call there are none, and nothing happens.
         exact: Forbid re-association in recurrences: every state is then computed from the one before it by the
@@ -221,6 +242,9 @@ def _on_device(args: Sequence[object], device: str) -> list[object]:
 @public
 def interpret(source: str, *arrays: object, **named: object) -> np.ndarray | tuple[np.ndarray, ...]:
     """The slow exact meaning of a program: every point enumerated in float64 and int64, sharing no code with a backend.
+
+    >>> tilec.interpret("C[i] = sum(A[i, k])", np.ones((2, 3)))
+    array([3., 3.])
 
     Args:
         source: Tile text.

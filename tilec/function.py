@@ -52,6 +52,17 @@ class Function(Displayed):
     Call it on torch tensors, NumPy arrays or Python numbers: one output comes back as a tensor, several as a tuple;
     NumPy arrays alone give NumPy arrays back. torch's autograd works through it, to any order. Raises
     TileError subclasses.
+
+    >>> f = tilec.compile("C[i, j] = sum(A[i, k] * B[k, j])")
+    >>> f.inputs, f.outputs
+    (('A', 'B'), ('C',))
+    >>> f(torch.ones(2, 3), torch.ones(3, 4)).shape
+    torch.Size([2, 4])
+    >>> f(B=np.ones((3, 4)), A=np.ones((2, 3))).dtype
+    dtype('float64')
+
+    `grad`, `jvp` and `vmap` give Functions derived from it; `lower` shows its stages and generated code, `explain` all
+    of that as a page, `saved` what autograd keeps of a call, `tile` and `latex()` its text and formulas.
     """
 
     __name__ = "tile"  # which torch.jit.trace asks of what it traces
@@ -137,6 +148,9 @@ class Function(Displayed):
         Gradients are taken to be needed of the tensors that require them; where none does, of every floating input that
         is no Python number.
 
+        >>> tilec.compile("Y = exp(X)").saved(tilec.spec((8, 4)))
+        (Saved(name='Y', shape=(8, 4), dtype='float32'),)
+
         Args:
             args: As for `lower`, by position.
             named: As for `lower`, by name.
@@ -159,6 +173,15 @@ class Function(Displayed):
     @public
     def grad(self, wrt: str | Sequence[str] | None = None) -> Function:
         """The gradient: (inputs..., d_outputs...) -> (d_inputs...), a Function like any other.
+
+        >>> f = tilec.compile("C[i, j] = sum(A[i, k] * B[k, j])")
+        >>> a, b, dc = torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 4)
+        >>> da, db = f.grad()(a, b, dc)
+        >>> da.shape, db.shape
+        (torch.Size([2, 3]), torch.Size([3, 4]))
+        >>> f.grad("A")(a, b, dc)
+        tensor([[4., 4., 4.],
+                [4., 4., 4.]])
 
         Args:
             wrt: The inputs to differentiate with respect to, one name or several (default: all).
@@ -200,6 +223,10 @@ class Function(Displayed):
     @public
     def vmap(self, in_dims: AxesSpec = 0, out_dims: AxesSpec = 0, randomness: str = "same") -> Function | Deferred:
         """The function over a batch, a Function like any other, equal to a loop over the batch's elements.
+
+        >>> f = tilec.compile("Y[i] = sum(A[i, k] * X[k])")
+        >>> f.vmap(in_dims={"A": None, "X": 0})(torch.ones(2, 3), torch.ones(5, 3)).shape
+        torch.Size([5, 2])
 
         Args:
             in_dims: The dimension of each input that is the batch's: one number for all inputs that are no sizes, one
@@ -243,6 +270,15 @@ class Function(Displayed):
     @public
     def lower(self, *args, backend: str | None = None, target: str | None = None, **named) -> Lowered:
         """Lower for these arguments, without running. Nothing is measured; choices that tuning found before are used.
+
+        >>> f = tilec.compile("C[i, j] = sum(A[i, k] * B[k, j])")
+        >>> lowered = f.lower(tilec.spec((64, 32)), tilec.spec((32, 16)))
+        >>> list(lowered.stages)
+        ['source', 'bound', 'flat', 'reduced', 'defracted']
+        >>> lowered.cost().flops
+        65536
+
+        `lowered.source()` is the generated code; with target="sm_90" it is that of a GPU, which need not be there.
 
         Args:
             args: Tensors, arrays, numbers or `tilec.spec(shape, dtype)`, in the order of `inputs`.

@@ -51,13 +51,52 @@ def _warn(message: Warning | str, category: type[Warning], filename: str, lineno
         print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=sys.stderr)
 
 
+_MATMUL = "-e 'C[i, j] = sum(A[i, k] * B[k, j])'"
+FIRST_STEPS = """examples:
+  tilec gallery                      # operations to start from
+  tilec gallery softmax > softmax.tile
+  tilec check softmax.tile           # its signature, or what is wrong
+  tilec grad softmax.tile            # its gradient, as Tile
+  tilec COMMAND --help               # options and an example of each command
+"""
+EXAMPLES = {  # by command
+    "check": ("tilec check conv.tile pool.tile", "tilec check --watch conv.tile"),
+    "show": (
+        f"tilec show {_MATMUL} --latex",
+        "tilec show conv.tile --stage defracted --shape I=8,57,57,16 K=3,3,16,32",
+    ),
+    "grad": (f"tilec grad {_MATMUL}", "tilec grad conv.tile --wrt I"),
+    "run": (f"tilec run {_MATMUL} --input A=a.npy B=b.npy --output C=c.npy", "tilec run -e 'Y = X + 1' --input X=2.5"),
+    "tune": ("tilec tune norm.tile --shape X=4096,1024 W=1024 --dtype X=bfloat16 W=bfloat16 --grad",),
+    "bench": ("tilec bench norm.tile --shape X=4096,1024 W=1024 --vs norm.py:reference",),
+    "explain": ("tilec explain norm.tile --shape X=4096,1024 W=1024 --target sm_90 --html norm.html",),
+    "build": ("tilec build norm.tile --shape X=4096,1024 W=1024 --target sm_90 -o norm --grad",),
+    "fmt": ("tilec fmt --diff conv.tile", "tilec fmt --check *.tile"),
+    "opt": (f"tilec opt {_MATMUL} --shape A=3,4 B=4,5 -p bind,flatten",),
+    "gallery": ("tilec gallery --find attention", "tilec gallery softmax --grad"),
+    "doctor": ("tilec doctor --no-test",),
+}
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tilec", description="Compile, look at, differentiate and run Tile programs.")
+    parser = argparse.ArgumentParser(
+        prog="tilec",
+        description="Compile, look at, differentiate and run Tile programs.",
+        epilog=FIRST_STEPS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"tilec {tilec.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
+        shown = "\n".join(f"  {line}" for line in EXAMPLES.get(name, ()))
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=shown and f"example:\n{shown}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         sub.set_defaults(run=run)
         return sub
 

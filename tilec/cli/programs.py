@@ -37,8 +37,10 @@ def add(commands) -> None:
     grad.add_argument("--wrt", metavar="NAME,...", help="inputs to differentiate by (default: all)")
     run = commands("run", _run, "run a program on .npy files and numbers; print its outputs or write them to files")
     add_source(run)
-    run.add_argument("--input", action="extend", nargs="+", default=[], metavar="NAME=FILE.npy|NUMBER")
-    run.add_argument("--output", action="extend", nargs="+", default=[], metavar="NAME=FILE.npy")
+    told = "the inputs: arrays of NumPy in files, or numbers"
+    run.add_argument("--input", action="extend", nargs="+", default=[], metavar="NAME=FILE.npy|NUMBER", help=told)
+    told = "where to write outputs (default: print them)"
+    run.add_argument("--output", action="extend", nargs="+", default=[], metavar="NAME=FILE.npy", help=told)
     tune = commands("tune", _tune, "measure a program's GPU kernels for given shapes and keep the fastest")
     add_source(tune)
     add_types(tune)
