@@ -30,6 +30,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec import knobs
+from tilec.backends.common.pairs import in_pairs
 from tilec.cost import operations, size_in_bytes
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.infer import infer
@@ -181,8 +182,9 @@ class _Joint:
         program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], bound: Program | None = None
     ) -> _Joint:
         inputs = {name: types[name] for name in program.input_names()}
-        outputs = infer(bound or bind(program, inputs, values), inputs)
-        joint = grad_with_outputs(program, wrt)
+        bound = bound or bind(program, inputs, values)
+        outputs = infer(bound, inputs)
+        joint = grad_with_outputs(in_pairs(program, bound, inputs), wrt)
         cotangents = joint.input_names()[len(inputs) :]
         for name, o in zip(cotangents, program.outputs, strict=True):
             t = outputs[o]

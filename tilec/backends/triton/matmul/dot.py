@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, free
+from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -21,12 +22,7 @@ from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, children, index_variables
 from tilec.ir.types import FLOATS, NARROW
 
-LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
-# points a second, as measured on an H200: of a sum term by term; of a product on tensor cores, of which kernels that
-# read through pointers reach a share.
-TERMS = 4e12
-PRODUCTS = {"bfloat16": 300e12, "float16": 300e12, "float32": 40e12, "float64": 15e12}
-POINTERS = 0.25
+POINTERS = 0.25  # of a product's rate on tensor cores, the share that kernels which read through pointers reach
 MEMORY_BYTES, LAUNCH_SECONDS = H200.memory, H200.launch
 
 

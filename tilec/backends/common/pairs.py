@@ -1,0 +1,190 @@
+"""Products of three operands or more, as products of two: the pairs are chosen by cost, by opt_einsum.
+
+Sum a_ij b_jk c_kl over j and k costs IJKL as it stands, and IJK + IKL in two steps. Where the number of operations
+stays the same, as for x_bi w_kij y_bj, tensor cores do most of them: time is estimated, not operations counted.
+
+A sum that is to be differentiated is divided before it is: each of its derivatives is a sum of as many operands, and
+reverse mode through the pairs makes all of them of pairs that they share (Baur and Strassen 1983).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import opt_einsum
+
+from tilec.backends.common.terms import product_of, split_factors
+from tilec.cost import H200, size_in_bytes
+from tilec.ir.index import Affine, as_stored, distinct_variables, linear
+from tilec.ir.infer import expression_type, infer
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Program,
+    Statement,
+    index_variables,
+    reads,
+    reads_itself,
+    value_accesses,
+    walk,
+)
+from tilec.ir.types import FLOATS, TensorType, Types
+from tilec.transforms.util.naming import Names
+
+LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
+# points a second, as measured on an H200: of a sum term by term; of a product on tensor cores.
+TERMS = 4e12
+PRODUCTS = {"bfloat16": 300e12, "float16": 300e12, "float32": 40e12, "float64": 15e12}
+GAIN = 1.3  # what is gained by dividing a sum, at least
+MOST_STORED = 2**30  # bytes of what is stored between two products
+
+
+@dataclass(frozen=True)
+class FactorSpace:
+    """A sum of products over a box: its factors, the number that they are multiplied by, the first value and the count
+    of each variable, of output variables and then of those that are summed."""
+
+    statement: Statement
+    factors: tuple[Expr, ...]
+    scale: float | int
+    low: Mapping[str, int]
+    extent: Mapping[str, int]
+    outputs: tuple[str, ...]
+    summed: tuple[str, ...]
+
+
+def paired(
+    whole: FactorSpace, dtype: str, variables_of: Callable[[Expr], frozenset[str]], fresh: Callable[[int], str]
+) -> list[Statement] | None:
+    """The statement as several, each of two operands, in order; None where it has fewer than three, or where nothing is
+    gained. `dtype`: of its output, which the last one has; the others are called `fresh(1)` and so on."""
+    extent, low, s = whole.extent, whole.low, whole.statement
+    groups: dict[frozenset[str], list[Expr]] = {}
+    for f in whole.factors:
+        own = variables_of(f)
+        home = next((g for g in groups if own <= g), own)
+        groups.setdefault(home, []).append(f)
+    operands = [(g, product_of(fs)) for g, fs in groups.items()]
+    if len(operands) < 3:
+        return None
+    names = [v for v in (*whole.outputs, *whole.summed) if extent[v] != 1]
+    kept = frozenset(v for v in names if v in whole.outputs and any(v in g for g, _ in operands))
+    path = opt_einsum.paths.auto([g.intersection(names) for g, _ in operands], kept, dict(extent))
+    apart = _seconds([g for g, _ in operands], path, frozenset(whole.outputs), extent, dtype)
+    if math.prod(extent[v] for v in names) / TERMS < GAIN * apart:
+        return None
+    found: list[Statement] = []
+    for pair in path[:-1]:
+        chosen = [operands[k] for k in sorted(pair)]
+        operands = [o for k, o in enumerate(operands) if k not in pair]
+        later = set().union(*(g for g, _ in operands)) | set(whole.outputs)
+        own = frozenset().union(*(g for g, _ in chosen))
+        left = as_stored([v for v in names if v in own & later], whole.summed, [e for _, e in operands])
+        order = as_stored(left, whole.summed, [e for _, e in chosen])
+        name = fresh(len(found) + 1)
+        index = tuple((Affine.variable(v) - low[v]).to_expr() for v in order)
+        body = product_of([e for _, e in chosen])
+        found.append(Statement(name, index, tuple(Int(extent[v]) for v in order), body, "sum", span=s.span))
+        operands.append((frozenset(order), Access(name, index)))
+    body = product_of([e for _, e in operands])
+    if whole.scale != 1:
+        body = Call("mul", (body, _number(whole.scale)))
+    return [*found, replace(s, body=body)]
+
+
+def _seconds(
+    operands: list[frozenset[str]],
+    path: Sequence[tuple[int, ...]],
+    outputs: frozenset[str],
+    extent: Mapping[str, int],
+    dtype: str,
+) -> float:
+    """An estimate of what the pairs of a path take one after the other."""
+    width = size_in_bytes(TensorType((), dtype))
+
+    def count(variables: Collection[str]) -> int:
+        return math.prod(extent[v] for v in variables)
+
+    total = 0.0
+    left = list(operands)
+    for pair in path:
+        chosen = [left[k] for k in pair]
+        left = [g for k, g in enumerate(left) if k not in pair]
+        every = frozenset().union(*chosen)
+        written = every & outputs.union(*left)
+        rate = TERMS
+        if len(chosen) == 2:
+            a, b = chosen
+            roles = (a - b) & written, (b - a) & written, (a & b) - written
+            rate = PRODUCTS[dtype] if min(map(count, roles)) >= LEAST else TERMS
+        if left and width * count(written) > MOST_STORED:
+            return math.inf
+        total += count(every) / rate + width * sum(map(count, (*chosen, written))) / H200.memory + H200.launch
+        left.append(written)
+    return total
+
+
+def _number(n: float | int) -> Expr:
+    e: Expr = Float(abs(n)) if isinstance(n, float) else Int(abs(n))
+    return Call("neg", (e,)) if n < 0 else e
+
+
+# whole programs
+
+
+def in_pairs(program: Program, bound: Program, types: Types) -> Program:
+    """The program with its sums of three operands or more divided, where that gains time. `bound`: the same with sizes;
+    `types`: of its inputs."""
+    known = infer(bound, types)
+    names = Names.of(program)
+    there = {*program.input_names(), *(s.output for s in program.statements)}
+    divided = {s.output: parts for s in bound.statements if (parts := _divided(s, known, names, there)) is not None}
+    if not divided:
+        return program
+    statements = (part for s in program.statements for part in divided.get(s.output, (s,)))
+    return replace(program, statements=tuple(statements))
+
+
+def _divided(s: Statement, types: Types, names: Names, there: Collection[str]) -> list[Statement] | None:
+    whole = _whole(s, types)
+    if whole is None or not set(reads(s)) <= set(there):
+        return None
+    return paired(
+        whole,
+        types[s.output].dtype,
+        lambda e: frozenset(index_variables(e)),
+        lambda _: names.fresh(f"{s.output}_pair"),
+    )
+
+
+def _whole(s: Statement, types: Types) -> FactorSpace | None:
+    """A sum of products of elements at bare variables, each of which runs over whole axes; None for any other."""
+    if s.aggregation != "sum" or s.guard is not None or s.default is not None or s.constraints or reads_itself(s):
+        return None
+    outputs = distinct_variables(s.index)
+    if outputs is None or types[s.output].dtype not in FLOATS or expression_type(s.body, types).dtype not in FLOATS:
+        return None
+    if not all(isinstance(e, _NODES) for e in walk(s.body)):
+        return None
+    extent = dict(zip(outputs, types[s.output].shape, strict=True))
+    for a in value_accesses(s):
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
+            v = linear(e).bare
+            if v is None or extent.setdefault(v, n) != n:
+                return None
+    split = split_factors(s.body, types)
+    every = index_variables(s.body)
+    if split is None or not set(every) <= extent.keys() or not all(index_variables(f) for f in split[0]):
+        return None
+    summed = tuple(v for v in every if v not in outputs)
+    low = dict.fromkeys(extent, 0)
+    return FactorSpace(s, tuple(split[0]), split[1], low, extent, outputs, summed)
+
+
+_NODES = (Access, Call, Index, Int, Float)
