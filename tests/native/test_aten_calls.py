@@ -101,6 +101,22 @@ def test_known_to_a_plan_once_it_has_run(library) -> None:
     assert counted.count == 4
 
 
+def test_watched_once_there_is_a_library(library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has run many times before is done again without Python just so."""
+    step, a, b = AtenStep(torch_product, ("a", "b"), ("out",), True), torch.randn(3, 4), torch.randn(4, 5)
+    monkeypatch.setenv("TILEC_NATIVE", "0")
+    for _ in range(5):
+        step({"a": a, "b": b}, 0)
+    assert step.calls is None
+    monkeypatch.setenv("TILEC_NATIVE", "1")
+    step({"a": a, "b": b}, 0)
+    assert step.calls is not None
+
+
+def torch_product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    return (torch.mm(a, b),)
+
+
 def test_python_where_a_result_is_otherwise(library) -> None:
     """What torch's operators give may depend on more than the sizes, strides and types."""
     counted = Counted(lambda a: a.clone())

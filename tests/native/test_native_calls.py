@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import tilec
+from tilec import native as package
 
 SOURCE = "function (X[N], W[N]) -> (Y) { Y = exp(X * W); }"
 NODES = {"python": "FastTileCallBackward", "native": "TileCallBackward"}
@@ -84,6 +86,36 @@ def test_anomaly_mode(case: Case, way: str) -> None:
     with pytest.warns(UserWarning, match=f"Error detected in {NODES[way]}.*\n(.*\n)*.*test_native_calls.py"):
         with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="returned nan values"):
             case().sum().backward()
+
+
+@pytest.mark.parametrize("backend", [None, "torch"])
+def test_calls_change_over_once_the_library_is_built(
+    library, device: str, backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that began in Python, recorded ones and others, and a node from before whose backward pass comes after."""
+    being_built = package._Loaded()
+    being_built.awaited = math.inf  # when to look for it again
+    monkeypatch.setattr(package, "_loaded", being_built)
+    f = tilec.compile("function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = +(A[i, k] * B[k, j]); }", backend=backend)
+    a, b = torch.randn(64, 32, device=device), torch.randn(32, 48, device=device, requires_grad=True)
+
+    def gradient(c: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(c.sum(), b)[0]
+
+    wanted = gradient(a @ b)
+    for _ in range(4):
+        before = f(a, b)
+        same(gradient(before), wanted)
+        same(f(a, b.detach()), a @ b)
+        before = f(a, b)
+    assert before.grad_fn.name() == NODES["python"]
+    being_built.module = library
+    for k in range(4):
+        after = f(a, b)
+        assert k == 0 or after.grad_fn.name() == NODES["native"]
+        same(gradient(after), wanted)
+        same(f(a, b.detach()), a @ b)
+    same(gradient(before), wanted)
 
 
 def test_hooks(case: Case) -> None:

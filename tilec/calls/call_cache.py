@@ -12,7 +12,7 @@ from tilec.arguments import number_on, size_value, to_tensors
 from tilec.calls.fast_path import fast_call, native_call
 from tilec.calls.open_calls import OpenCalls
 from tilec.errors import Unsupported
-from tilec.native import native
+from tilec.native import expected, native
 from tilec.prepare.prepared import CACHED_CALLS
 from tilec.specialise import Specialiser
 from tilec.torch_op import operator as operator
@@ -28,6 +28,7 @@ class CallCache:
         self._function = function
         self._runs: dict[object, Callable[..., tuple]] = {}
         self._native: Any | None = None  # the same in C++
+        self._waiting = False  # do runs serve only until the library is built?
 
     def __call__(self, inputs: Sequence[object]):
         """One output as it is, several as a tuple."""
@@ -35,6 +36,9 @@ class CallCache:
             found = calls(inputs)
             if found is not calls:
                 return found
+        if self._waiting and native() is not None:
+            self._waiting = False
+            self._runs.clear()  # each is looked at once more, and added to the library's
         signature = _signature(inputs)
         run = self._runs.get(signature)
         if run is None:
@@ -63,8 +67,10 @@ class CallCache:
         if function.sizes or not ordinary(tensors):
             return
         numbers = [(p, Numbers(function, p, tensors[p].device)) for p, w in enumerate(weak) if w]
-        if (library := native()) is not None and self._add_native(library, inputs, tensors, weak, numbers):
+        library = native()
+        if library is not None and self._add_native(library, inputs, tensors, weak, numbers):
             return
+        self._waiting = self._waiting or library is None and expected()
         if len(self._runs) >= CACHED_CALLS:
             return
         if recording(tensors):

@@ -48,6 +48,11 @@ def native() -> Any | None:
     return _loaded.module
 
 
+def expected() -> bool:
+    """Whether the library is not here yet, but may be later in this process."""
+    return _loaded.module is None and not _loaded.failed and knobs.NATIVE.value
+
+
 def built_native() -> Any | None:
     """The library, built first where that can be: for those who measure."""
     if knobs.NATIVE.value and build.compiler() and not build.library_path().exists():
