@@ -33,7 +33,12 @@ from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched, 
 from tilec.backends.triton.matmul.library import is_plain, library_steps
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
-from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
+from tilec.backends.triton.matmul.precompute_operands import (
+    hoisted,
+    is_gathered,
+    shared,
+    with_stored_operands,
+)
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
@@ -291,9 +296,15 @@ def _merged(p: Problem) -> tuple[Space, StridedView]:
     return space, view
 
 
+def _chain(p: Problem) -> list[Statement] | None:
+    """The statement as products of two, over tensors with the axes that they have: a library may multiply them."""
+    space = None if p.dot is not None else build_space(p.defracted, p.types)
+    return None if space is None else pairwise(space, p.types, variables_outside)
+
+
 def _in_turn(p: Problem, stages: list[Statement]) -> list[Step] | None:
     """Steps of a statement that was cut into several, the last of which takes the epilogue or has none."""
-    types, strides, setting = dict(p.view.types), dict(p.view.strides), replace(p.setting, library=False)
+    types, strides, setting = dict(p.types), dict(p.strides), replace(p.setting, library=False)
     steps: list[Step] = []
     for s in stages[:-1]:
         shape = sizes_of(s)
@@ -321,7 +332,7 @@ FAMILIES = (
     Family("library", _of_library, _alone, lambda p, steps: not _ours_is_faster(p), fills=False),
     Family(
         "chain of products",
-        lambda p: pairwise(p.space, p.view.types, variables_outside) if p.dot is None else None,
+        _chain,
         _in_turn,
         fills=False,
     ),
