@@ -24,11 +24,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("library", [True, False])
+@pytest.fixture(params=[True, False])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """May a library serve?"""
+    made = TritonBackend.__init__
+    monkeypatch.setattr(TritonBackend, "__init__", lambda self, target=None, **_: made(self, target, request.param))
+    return request.param
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str, library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = TritonBackend.__init__
-    monkeypatch.setattr(TritonBackend, "__init__", lambda self, target=None, **_: made(self, target, library))
     monkeypatch.setattr(pairs, "TERMS", 1.0)
     equation, *shapes = CASES[name]
     operands, output = equation.split("->")
@@ -39,3 +44,13 @@ def test_values(name: str, library: bool, monkeypatch: pytest.MonkeyPatch) -> No
     generator = torch.Generator().manual_seed(0)
     given = [torch.randint(-3, 4, shape, generator=generator).float() for shape in shapes]
     assert torch.equal(f(*given), torch.einsum(equation, *given))
+
+
+def test_terms_of_a_scan(library: bool) -> None:
+    """What is scanned is a product over axes that kernels walk as one."""
+    source = """function (X[A, B, T, D], W[D, F]) -> (O) {
+        O[a, b, t, f : A, B, T, F] = +(X[a, b, s, d] * W[d, f]), t - s < T;
+    }"""
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randint(-3, 4, s, generator=generator).float() for s in ((2, 3, 40, 16), (16, 16)))
+    assert torch.equal(tilec.compile(source, backend="triton")(x, w), (x @ w).cumsum(2))

@@ -50,7 +50,7 @@ from tilec.backends.triton.scatter.scatter import scattered
 from tilec.backends.triton.schedule.candidates import MatmulProblem, steps_of
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Statement
+from tilec.ir.program import Access, Statement, reads
 from tilec.ir.types import TensorType, Types
 from tilec.lattice.sets import sizes_of
 
@@ -188,7 +188,9 @@ def _alone(p: Problem, steps: list[Step]) -> list[Step] | None:
 
 
 def _scan_of_terms(p: Problem, found: tuple[Statement, TensorType, Statement]) -> list[Step] | None:
-    carry = partial(statement_steps, setting=p.setting)
+    seen = any(p.view.types[name].shape != p.types[name].shape for name in reads(p.flat))
+    # a library is given tensors with their own axes, not the views that kernels walk
+    carry = partial(statement_steps, setting=replace(p.setting, library=p.setting.library and not seen))
     return None if p.epilogue else scan_of_terms(*found, p.view, p.flat, carry)
 
 
