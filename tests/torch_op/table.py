@@ -318,15 +318,24 @@ def page(paths: list[Path]) -> str:
         modes = [*MODES, PACKAGES]
         parts += [f"{where}, torch {state['torch'].split('+')[0]}:\n", "| | " + " | ".join(modes) + " |"]
         parts.append("| --- |" + " --- |" * len(modes))
+        rows = []
         for row in rows_of("eager", device):
             cells = []
             for mode in modes:
                 every = {n: state["cells"][f"{n}/{mode}"][row] for n in EXAMPLES if row in rows_of(mode, device)}
                 cells.append(_summary(every, notes))
-            parts.append("| " + " | ".join([row.removeprefix(ON_CUDA), *cells]) + " |")
-        parts.append("")
+            rows.append((row.removeprefix(ON_CUDA), tuple(cells)))
+        parts += [*table_rows(rows), ""]
     parts += [f"{k}. `{note}`" for k, note in enumerate(notes, 1)]
     return "\n".join(parts)
+
+
+def table_rows(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """Lines of a table, of names and their cells: names with the same cells share one."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, cells in rows:
+        groups.setdefault(cells, []).append(name)
+    return ["| " + " | ".join([", ".join(names), *cells]) + " |" for cells, names in groups.items()]
 
 
 def _summary(every: dict[str, str], notes: list[str]) -> str:
