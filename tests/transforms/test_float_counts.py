@@ -34,6 +34,14 @@ def test_ties_are_summed_and_divided_once(source, shapes):
         assert ("DO_share" in statements) == (kind == "float32")
 
 
+@pytest.mark.parametrize(("points", "divided"), [(31, True), (30, False)])
+def test_ties_at_computed_places_are_divided_once_where_points_are_more(points, divided):
+    gradient = tilec.compile("function (X[V, D], A[M], B[M]) -> (O) { O[B[m], d : V, D] = >(X[A[m], d]); }").grad()
+    edges = spec((points,), "int64")
+    statements, _ = flat_statements(gradient, spec((30, 4)), edges, edges, spec((30, 4)))
+    assert ("DO_share" in statements) is divided
+
+
 MEAN = "function (I[H, W]) -> (O) { O[y, x : %s] = mean(I[2*y + j%s, 2*x + i]), j < 2, i < 2; }"
 
 

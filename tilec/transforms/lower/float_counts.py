@@ -26,6 +26,7 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
+    accesses_in,
     children,
     expressions,
     index_variables,
@@ -91,25 +92,36 @@ def _counts_points(s: Statement) -> bool:
 
 def _divided_once(program: Program, counts: Collection[str], types: Types) -> Program:
     """The program with quotients of elements by these counts as statements of their own, where several points of a
-    statement read one."""
+    statement read one: they have further variables, or the places are computed and fewer than the points."""
     names = Names.of(program)
     made: dict[tuple[str, str], Statement] = {}
+    shapes = {name: t.shape for name, t in types.items()}
 
-    def divided(e: Expr, several: Collection[str]) -> Expr:
+    def divided(e: Expr, s: Statement) -> Expr:
         match e:
             case Call("div", (Access(x, index), Access(count, same))) if count in counts and index == same:
-                if set(index_variables(*index)) < set(several) and types[x].shape == types[count].shape:
+                if types[x].shape == types[count].shape and _repeats(s, index, types[x].shape, shapes):
                     if (x, count) not in made:
                         made[x, count] = _quotient(names.fresh(f"{x}_share"), x, count, types[x].shape)
                     return Access(made[x, count].output, index)
-        return rebuild(e, lambda c: divided(c, several))
+        return rebuild(e, lambda c: divided(c, s))
 
     statements: list[Statement] = []
     for s in program.statements:
-        known, several = len(made), all_variables(s)
-        changed = map_expressions(s, partial(divided, several=several))
+        known = len(made)
+        changed = map_expressions(s, partial(divided, s=s))
         statements += [*list(made.values())[known:], changed]
     return replace(program, statements=tuple(statements))
+
+
+def _repeats(
+    s: Statement, index: tuple[Expr, ...], shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Whether points of a statement that read at an index read elements several times."""
+    if set(index_variables(*index)) < set(all_variables(s)):
+        return True
+    box = bounds(s, shapes) if any(accesses_in(*index)) else None
+    return box is not None and prod(high - low + 1 for low, high in box.values()) > prod(shape)
 
 
 def _quotient(name: str, x: str, count: str, shape: tuple[int, ...]) -> Statement:
