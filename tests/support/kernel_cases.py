@@ -127,6 +127,11 @@ NEAREST = """function (X[N, D], Y[M, D]) -> (O) {
 
 
 MESSAGES = "function (X[N, D], W[M], A[M], B[M]) -> (Y) { Y[B[m], d : N, D] = +(X[A[m], d] * W[m]); }"
+INTERPOLATED = """function (X[N, D], F[M]) -> (Y) {
+    P = int64(floor(F));
+    A = F - floor(F);
+    Y[m, d : M, D] = pad(X[P[m], d], 0) * (1 - A[m]) + pad(X[P[m] + 1, d], 0) * A[m];
+}"""
 
 
 VARIATION = """function (X[N, H, W]) -> (Y) {
@@ -152,6 +157,8 @@ def _large():
         edges = (((3000, 64), "float32"), ((points,), "float32"), ((points,), "int64"), ((points,), "int64"))
         yield KernelCase(f"large/messages over {points} edges", MESSAGES, edges)
         yield KernelCase(f"large/gradient/messages over {points} edges", MESSAGES, edges, True)
+    sampled = ((3000, 64), "float32"), ((40000,), "float32")
+    yield KernelCase("large/gradient/interpolated rows", INTERPOLATED, sampled, True)
     for width in (3, 64):
         points = (((2048, width), "float32"), ((3000, width), "float32"))
         yield KernelCase(f"large/nearest of {width} coordinates", NEAREST, points)

@@ -26,7 +26,7 @@ class Setting:
     """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`:
     may torch's own products and convolutions serve where they are exact? `device`: what runs it. `misaligned`: inputs
     whose first element is not at a multiple of 16 bytes. `known`: says what tuning found for a product. `exact`:
-    recurrences are computed in their own order."""
+    recurrences are computed in their own order. `margins`: of positions by which scatters share a sort, by output."""
 
     precision: str = "highest"
     library: bool = False
@@ -34,6 +34,7 @@ class Setting:
     misaligned: tuple[str, ...] = ()
     known: Callable[..., Mapping[str, int | str] | None] | None = None
     exact: bool = False
+    margins: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import (
     Condition,
-    Domain,
     build_domain,
     free,
     point_conditions,
@@ -31,22 +30,18 @@ from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
 from tilec.backends.triton.scatter.exact import exact_steps
+from tilec.backends.triton.scatter.places import Margins, PointPlaces, place_value, whole_axis
 from tilec.backends.triton.scatter.segments import Runs, segment_steps
 from tilec.backends.triton.scatter.sort import Sort, sort_steps
-from tilec.ir.index import QUASI_AFFINE, Affine, linear
+from tilec.ir.index import Affine, linear
 from tilec.ir.program import (
     Access,
     Call,
     Constraint,
     Expr,
     Index,
-    Inside,
     Int,
     Statement,
-    accesses_in,
-    rebuild,
-    substitute,
-    walk,
 )
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import all_variables, fresh_variable
@@ -58,6 +53,17 @@ FEW_TERMS = 2**24  # looked at in the time that sorting takes at least
 TERMS_OF_A_POINT = 512  # looked at in the time that a point takes to be sorted
 
 
+@dataclass(frozen=True)
+class Sorted:
+    """A scatter whose points are sorted: steps `before` that, the sort, which others may want too, and the runs. `made`
+    is let go after these."""
+
+    before: tuple[Step, ...]
+    sort: Once
+    runs: Runs
+    made: tuple[str, ...]
+
+
 def scattered(
     s: Statement,
     types: Mapping[str, TensorType],
@@ -65,41 +71,74 @@ def scattered(
     int64_index: bool,
     carry: StatementPlanner,
     epilogue: Sequence[Statement] = (),
-    *,
-    sort: bool = False,
+    margins: Margins = (),
 ) -> list[Step] | None:
     """Steps that compute the flat statement `s` and its epilogue into the last one's allocated output; None where it
-    can have none. `carry` carries out an ordinary one; `sort`: points are sorted, whatever else there is."""
+    can have none. `carry` carries out an ordinary one; `margins`: of the positions by which its points are sorted."""
+    found = _way(s, types, strides, int64_index, carry, bool(epilogue), margins)
+    return _combined([found], epilogue) if isinstance(found, Sorted) else found
+
+
+def scattered_together(
+    statements: Sequence[Statement],
+    types: Mapping[str, TensorType],
+    strides: Strides,
+    int64_index: bool,
+    carry: StatementPlanner,
+    epilogue: Sequence[Statement],
+    margins: Mapping[str, Margins],
+) -> list[Step] | None:
+    """Steps that compute several scatters, which nothing but the epilogue reads, and the epilogue in one kernel: it
+    combines the runs of an element one scatter after the other. None where not all are sorted alike."""
+    found = [_way(s, types, strides, int64_index, carry, True, margins.get(s.output, ())) for s in statements]
+    members = [m for m in found if isinstance(m, Sorted)]
+    together = len(members) == len(found) and all(m.runs.joins(members[0].runs) for m in members)
+    return _combined(members, epilogue) if together else None
+
+
+def _combined(members: Sequence[Sorted], epilogue: Sequence[Statement]) -> list[Step]:
+    """Steps that sort points and combine their runs; equal sorts are one."""
+    sorts: dict[object, Sorted] = {}
+    runs = [replace(m.runs, sorted_for=sorts.setdefault(m.sort.key, m).runs.sorted_for) for m in members]
+    makes = tuple(name for m in sorts.values() for name in m.sort.makes)
+    return [
+        *(step for m in members for step in m.before),
+        *(m.sort for m in sorts.values()),
+        *segment_steps(runs, epilogue),
+        Release((*makes, *(name for m in members for name in m.made))),
+    ]
+
+
+def _way(
+    s: Statement,
+    types: Mapping[str, TensorType],
+    strides: Strides,
+    int64_index: bool,
+    carry: StatementPlanner,
+    sorted_only: bool,
+    margins: Margins,
+    sort: bool = False,
+) -> Sorted | list[Step] | None:
+    """How points are sorted; other steps where they are not, or None where `sorted_only`. `sort`: they are, whatever
+    else there is."""
     domain = build_domain(s, types)
     out = types[s.output]
     if domain is None:
-        if epilogue:
+        if sorted_only:
             return None
         content = s.default if s.default is not None else identity(s.aggregation, out.dtype)
         return [Allocate(s.output, out.shape, out.dtype, content)]
-    s = domain.statement
-    rows = tuple(map(linear, s.index or ()))
-    # with a default it matters which elements were reached, so every point has a position of its own
-    every = _plain_axes(rows, out.shape, domain) if s.default is None else ()
-    trailing = tuple(a for a in every if every[-(len(rows) - a) :] == tuple(range(a, len(rows))))
-    plain = every if sort else trailing
-    axes = (*(a for a in range(len(rows)) if a not in plain), *plain)
-    rows, shape = tuple(rows[a] for a in axes), tuple(out.shape[a] for a in axes)
-    split = len(rows) - len(plain)
-    keyed = tuple(v for v in domain.low if s.default is not None or any(v in free(row) for row in rows[:split]))
-    columns = tuple(row.variables()[0] for row in rows[split:])
+    places = PointPlaces.of(domain, types, sort)
+    s, split, keyed, columns = places.statement, places.split, places.keyed, places.columns
+    rows, shape, axes = places.rows, places.shape, places.axes
     order = (*keyed, *columns)
-    shifted = {v: (Affine.variable(v) - domain.low[v]).to_expr() for v in order}
-    limits = tuple(Constraint(row.to_expr(), Int(n)) for row, n in zip(rows, shape, strict=True))
-    whole_guard = s.guard is not None and (
-        bool(free_guard(s) - set(keyed)) or (s.default is None and _asks_for_bounds(s.guard))
-    )
+    limits = places.limits
     aggregation = "any" if s.aggregation == "assign" and out.dtype == "bool" else s.aggregation
     count, points = math.prod(shape[:split]), math.prod(domain.extent[v] for v in keyed)
     term = replace(
         s,
         output=f"{s.output}.values",
-        index=tuple(shifted[v] for v in order),
+        index=tuple(map(places.shifted, order)),
         sizes=tuple(Int(domain.extent[v]) for v in order),
         constraints=(*s.constraints, *limits),
         default=None,
@@ -119,49 +158,35 @@ def scattered(
     summed = set(order) < set(domain.low)
     space = build_space(term, types)
     assert space is not None
-    view, later = StridedView(term, types, strides), tuple(epilogue)
+    view = StridedView(term, types, strides)
     sides = axes[:split], axes[split:]
-    runs = Runs(s, space, view, keyed, columns, points, count, width, accumulator, int64_index, later, *sides)
-    kept = [_whole(row, n, domain) for row, n in zip(rows[:split], shape[:split], strict=True)]
+    runs = Runs(s, space, view, keyed, columns, points, count, width, accumulator, int64_index, *sides)
+    kept = [whole_axis(row, n, domain) for row, n in zip(rows[:split], shape[:split], strict=True)]
     seen = math.prod(n for v, n in domain.extent.items() if v not in (*kept, *columns))
     terms = FEW_TERMS + TERMS_OF_A_POINT * points * math.prod(domain.extent[v] for v in columns)
     looked = seen <= FEW_AT_AN_ELEMENT and seen * count * width <= terms
     if looked and s.default is None and aggregation != "assign" and not sort:
         chosen = _selected(s, [row for row, v in zip(rows, kept, strict=False) if v is None], wanted)
-        return None if epilogue else carry(chosen, chosen, types, strides)
+        return None if sorted_only else carry(chosen, chosen, types, strides)
     exact = None if summed or sort else exact_steps(runs, place, wanted)
     if exact is not None:
-        return None if epilogue else exact
-    if plain != every:
-        return scattered(s, given, given_strides, int64_index, carry, epilogue, sort=True)
+        return None if sorted_only else exact
+    if not places.every:
+        return _way(s, given, given_strides, int64_index, carry, sorted_only, margins, sort=True)
     if summed:
         before = [Allocate(term.output, types[term.output].shape, dtype), *carry(term, term, types, strides)]
         after = (term.output,)
         term = _read_back(term, order, types)
         types = {**types, term.output: types[after[0]]}
         strides = {**strides, term.output: strides[after[0]]}
-    # that other reads are inside at computed places is asked where points are combined: sums by one tensor share a sort
-    sorting = () if whole_guard else s.guards
-    own_conditions = point_conditions((*sorting, *(s.index or ())), (*s.constraints, *limits), types)
-    telling = [
-        c for c in wanted if s.default is not None or c in own_conditions or not any(accesses_in(*c.form.atoms()))
-    ]
-    # positions: one more than the place in the output, so that points that are not valid, left at 0, come first
-    position = Statement(
-        f"{s.output}.at",
-        tuple(shifted[v] for v in keyed),
-        tuple(Int(domain.extent[v]) for v in keyed),
-        _as_value((place + 1).to_value()),
-        "assign",
-        None if whole_guard else s.guard,
-        tuple(Constraint(c.form.to_expr(), Int(c.bound)) for c in telling if free(c.form) <= set(keyed)),
-        span=s.span,
-    )
     view, numbering, across = _merged(StridedView(term, types, strides), keyed, columns)
-    own = build_space(_without_keyed(view.statement, numbering, whole_guard), view.types)
+    own = build_space(_without_keyed(view.statement, numbering, places.whole_guard), view.types)
     assert own is not None
-    runs = replace(runs, space=own, view=view, keyed=numbering, columns=across)
-    return [*before, *_sorted(runs, keyed, position, types, strides, carry), *([Release(after)] if after else [])]
+    runs = replace(runs, space=own, view=view, keyed=numbering, columns=across, margins=margins, sorted_for=s.output)
+    content = runs.name("default")
+    kept_too = [_contiguous_default(s, content, types)] if s.default is not None else []
+    made = (*after, *([content] if s.default is not None else []))
+    return Sorted((*before, *kept_too), _sort(runs, places, types, strides, carry), runs, made)
 
 
 def _selected(s: Statement, named: Sequence[Affine], wanted: Sequence[Condition]) -> Statement:
@@ -172,45 +197,26 @@ def _selected(s: Statement, named: Sequence[Affine], wanted: Sequence[Condition]
     for a, e in enumerate(index):
         if linear(e) in named:
             index[a] = Index(fresh_variable("v", used))
-            tests.append(Call("eq", (_as_value(linear(e).to_value()), index[a])))
+            tests.append(Call("eq", (place_value(linear(e).to_value()), index[a])))
     tests += [] if s.guard is None else [Call("ne", (s.guard, Int(0)))]
     constraints = tuple(Constraint(c.form.to_expr(), Int(c.bound)) for c in wanted)
     guard = reduce(lambda a, b: Call("and", (a, b)), tests)
     return replace(s, index=tuple(index), guard=guard, constraints=constraints)
 
 
-def _sorted(
-    runs: Runs,
-    keyed: tuple[str, ...],
-    position: Statement,
-    types: Mapping[str, TensorType],
-    strides: Strides,
-    carry: StatementPlanner,
-) -> list[Step]:
-    """Steps that sort the points by position and combine their runs."""
-    s, at = runs.statement, position.output
-    placed, order, starts, content = map(runs.name, ("placed", "order", "starts", "default"))
-    sort = Sort(s.output, at, placed, order, starts, runs.points, runs.count, runs.int64_index)
+def _sort(
+    runs: Runs, places: PointPlaces, types: Mapping[str, TensorType], strides: Strides, carry: StatementPlanner
+) -> Once:
+    """Steps that sort the points by position."""
+    s, position = runs.statement, places.position(runs.margins)
+    at, positions = position.output, math.prod(places.lengths(runs.margins))
+    sort = Sort(s.output, at, runs.placed, runs.order, runs.starts, runs.points, positions, runs.int64_index)
     shape = tuple(size_of(n) for n in position.sizes or ())
     types = {**types, at: TensorType(shape, sort.dtype)}
     strides = {**strides, at: contiguous(shape)}
     steps = (Allocate(at, shape, sort.dtype), *carry(position, position, types, strides), *sort_steps(sort))
-    number: dict[str, Expr] = {v: Index(str(k)) for k, v in enumerate(keyed)}
-    forms = (position.body, *(position.index or ()), *position.guards)
-    conditions = tuple((substitute(c.expr, number), c.bound) for c in position.constraints)
-    key = (
-        tuple(substitute(e, number) for e in forms),
-        frozenset(conditions),
-        position.sizes,
-        runs.count,
-        runs.int64_index,
-    )
-    return [
-        Once(key, (placed, order, starts), (*steps, Release((at,)))),
-        *([_contiguous_default(s, content, types)] if s.default is not None else []),
-        *segment_steps(runs),
-        Release((placed, order, starts, *([content] if s.default is not None else []))),
-    ]
+    key = (*places.key(position), positions, runs.int64_index)
+    return Once(key, (runs.placed, runs.order, runs.starts), (*steps, Release((at,))))
 
 
 def _read_back(term: Statement, order: tuple[str, ...], types: Mapping[str, TensorType]) -> Statement:
@@ -247,40 +253,3 @@ def _contiguous_default(s: Statement, content: str, types: Mapping[str, TensorTy
     assert s.default is not None
     line = f"{python_name(content)} = {python_name(s.default)}.contiguous()"
     return TorchLines((line,), (s.default,), (content,), (s.output,), (types[s.default].dtype,))
-
-
-def _plain_axes(rows: tuple[Affine, ...], shape: tuple[int, ...], domain: Domain) -> tuple[int, ...]:
-    """Axes that are one variable each, which walks all of the axis and stands nowhere else in the index."""
-    whole = ((a, _whole(row, n, domain)) for a, (row, n) in enumerate(zip(rows, shape, strict=True)))
-    return tuple(a for a, v in whole if v is not None and sum(v in free(row) for row in rows) == 1)
-
-
-def _whole(row: Affine, size: int, domain: Domain) -> str | None:
-    """The variable that is all of the row's index and walks all of its axis."""
-    v = row.bare
-    return v if v is not None and domain.low[v] == 0 and domain.extent[v] == size else None
-
-
-def _asks_for_bounds(e: Expr) -> bool:
-    """Whether a guard asks no more than that places in tensors are between numbers, as nearly all are."""
-    match e:
-        case Call("and", args):
-            return all(map(_asks_for_bounds, args))
-        case Call("ge", (Access(), Int(0))) | Call("lt", (Access(), Int())):
-            return True
-    return isinstance(e, Inside)
-
-
-def free_guard(s: Statement) -> frozenset[str]:
-    assert s.guard is not None
-    return frozenset(e.name for e in walk(s.guard) if isinstance(e, Index))
-
-
-def _as_value(e: Expr) -> Expr:
-    """An index as a value, in 64 bits whatever the type of the elements in it; divisions in it come out even."""
-    match e:
-        case Access():
-            return Call("int64", (e,))
-        case Call(function, args) if function in QUASI_AFFINE:
-            return replace(e, args=tuple(_as_value(linear(a).to_value()) for a in args))
-    return rebuild(e, _as_value)

@@ -9,13 +9,14 @@ that of its last. Which points are combined in which order depends on the indice
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import literal, python_name
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.epilogue import finish
+from tilec.backends.triton.emit.epilogue import as_read, finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
@@ -26,7 +27,8 @@ from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
-from tilec.ir.program import Index, Int, Statement
+from tilec.backends.triton.scatter.places import Margins
+from tilec.ir.program import Expr, Index, Int, Statement
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
 BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of narrow rows and of wide ones
@@ -38,8 +40,8 @@ PIECE_TERMS = 1024  # at a time, of a piece's narrow rows: a program has more of
 @dataclass(frozen=True)
 class Runs:
     """`statement` as written. The terms of `space` are those of one point, which `keyed` number in order, in a row of
-    `columns`. `points` in all, `count` runs of them; `placed`, `order` and `starts` name the sorted places, the points
-    that are there, and where each run begins. `run_axes` and `column_axes` are the output's."""
+    `columns`. `points` in all, `count` runs of them. `run_axes` and `column_axes` are the output's; with `margins`, the
+    sort knows positions beyond the output's along the former. `sorted_for`: the statement whose sort it is."""
 
     statement: Statement
     space: Space
@@ -51,9 +53,35 @@ class Runs:
     width: int
     accumulator: Accumulator
     int64_index: bool
-    epilogue: tuple[Statement, ...] = ()
     run_axes: tuple[int, ...] = ()
     column_axes: tuple[int, ...] = ()
+    margins: Margins = ()
+    sorted_for: str = ""
+
+    @property
+    def placed(self) -> str:
+        """The sorted places."""
+        return f"{self.sorted_for}.placed"
+
+    @property
+    def order(self) -> str:
+        """The points that are there."""
+        return f"{self.sorted_for}.order"
+
+    @property
+    def starts(self) -> str:
+        """Where each run begins."""
+        return f"{self.sorted_for}.starts"
+
+    def joins(self, other: Runs) -> bool:
+        """Whether one kernel can combine the runs of both: of equal elements, from equally many points, where what is
+        called alike is alike."""
+        forms = [(r.points, r.count, r.width, r.run_axes, r.column_axes, r.int64_index) for r in (self, other)]
+        views = [{n: (r.view.types[n], r.view.strides.get(n)) for n in r.view.types} for r in (self, other)]
+        ranges = [{v: (r.space.low[0][v], r.space.extent[0][v]) for v in r.space.low[0]} for r in (self, other)]
+        alike = all(a[n] == b[n] for a, b in (views, ranges) for n in a.keys() & b.keys())
+        single = all(len(r.space.classes) == 1 and r.statement.default is None for r in (self, other))
+        return forms[0] == forms[1] and alike and single
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,39 +130,46 @@ class RunBlocks:
         return max(1, min(8, self.runs * self.points * self.columns // 512))
 
 
-def segment_steps(runs: Runs) -> list[Step]:
-    """Steps that combine each run into the allocated output."""
+def segment_steps(members: Sequence[Runs], epilogue: Sequence[Statement] = ()) -> list[Step]:
+    """Steps that combine each run into the allocated output: of one scatter, or of several whose values the epilogue
+    takes together."""
+    runs = members[-1]
     blocks = RunBlocks.of(runs)
     across = -(-runs.width // blocks.columns)
     # one run of all points keeps the device busy by its columns alone where there are many
     split = runs.points > runs.piece and across < TWO_A_MULTIPROCESSOR
-    whole = _Writer(runs, blocks).whole(split)
-    launch = whole.launch((-(-runs.count // blocks.runs), across, 1), blocks.warps, runs.epilogue)
+    whole = _Writer(members, blocks).whole(split, epilogue)
+    launch = whole.launch((-(-runs.count // blocks.runs), across, 1), blocks.warps, epilogue)
     if not split:
         return [launch]
     terms = LARGE_BLOCK_TERMS if blocks.columns >= 256 else PIECE_TERMS
     alone = RunBlocks(1, min(runs.piece, max(8, terms // blocks.columns)), blocks.columns)
     pieces = -(-runs.points // runs.piece)
-    first = _Writer(runs, alone).pieces().launch((pieces, across, 2), alone.warps)
-    parts = Allocate(runs.name("parts"), (2 * pieces, runs.width), runs.accumulator.dtype)
-    return [parts, first, launch, Release((parts.tensor,))]
+    parts = [Allocate(m.name("parts"), (2 * pieces, m.width), m.accumulator.dtype) for m in members]
+    steps: list[Step] = []
+    for sort in dict.fromkeys(m.sorted_for for m in members):
+        writer = _Writer([m for m in members if m.sorted_for == sort], alone).pieces()
+        steps.append(writer.launch((pieces, across, 2), alone.warps))
+    return [*parts, *steps, launch, Release(tuple(p.tensor for p in parts))]
 
 
 class _Writer:
-    """One kernel: lanes are runs x points, beside columns."""
+    """One kernel: lanes are runs x points, beside columns. It walks the runs of its members one after the other."""
 
-    def __init__(self, runs: Runs, blocks: RunBlocks):
-        self.runs, self.blocks = runs, blocks
-        self.types, self.strides = runs.view.types, runs.view.strides
+    def __init__(self, members: Sequence[Runs], blocks: RunBlocks):
+        self.members, self.blocks = members, blocks
+        self.runs = runs = members[-1]
+        self.types = {n: t for m in members for n, t in m.view.types.items()}
+        strides = {n: s for m in members for n, s in m.view.strides.items()}
         self.integer = "tl.int64" if runs.int64_index else "tl.int32"
-        self.k = Kernel("", runs.space, self.types, self.strides, runs.int64_index, powers=True)
+        self.k = Kernel("", runs.space, self.types, strides, runs.int64_index, powers=True)
         self.k.constants = {"BM": blocks.runs, "BR": blocks.points, "BN": blocks.columns, "PIECE": runs.piece}
         self.shape = "(BM * BR, BN)"
 
     def launch(self, grid: tuple[int, int, int], warps: int, epilogue: Sequence[Statement] = ()) -> Launch:
-        return self.k.launch(grid, warps, 2, self.runs.statement, *epilogue)
+        return self.k.launch(grid, warps, 2, *(m.statement for m in self.members), *epilogue)
 
-    def whole(self, split: bool) -> _Writer:
+    def whole(self, split: bool, epilogue: Sequence[Statement]) -> _Writer:
         """Every run; of long ones the parts that `pieces` has made."""
         runs, k = self.runs, self.k
         s, out = runs.statement, runs.view.types[runs.statement.output]
@@ -143,37 +178,47 @@ class _Writer:
         program = self.k.program()
         self._columns()
         run = k.line("run", f"{program} * BM + tl.arange(0, BM * BR) // BR")
-        begin, end = self._bounds(f"{run} < {count}", run)
-        last = end
-        if split:
-            long = k.line("long", f"{end} - {begin} > PIECE")
-            last = k.line("last", f"tl.where({long}, {begin}, {end})")
-        k.scopes[0].lines += runs.accumulator.start(self.shape)
-        self._walk(begin, last, k.line("longest", f"tl.max({last} - {begin}, 0)"))
-        if split:
-            self._parts(begin, end, long)
-        names = runs.accumulator.state
-        k.scopes[0].lines += [assign(n, f"tl.reshape({n}, (BM, BR, BN))") for n in names]
-        k.scopes[0].lines += runs.accumulator.reduce(1)
+        given: dict[str, str] = {}
+        for m in self.members:
+            self._combine(m, split, run, f"{run} < {count}")
+            if m is not runs:
+                given[m.statement.output] = k.names.fresh("combined")
+                k.assign(given[m.statement.output], m.accumulator.result())
         k.assign("row", f"{program} * BM + tl.arange(0, BM)")
         k.assign("value", runs.accumulator.result())
         place, mask = self._place(), f"(row < {count})[:, None] & col_in[None, :]"
         if s.default is not None:
             other = f"tl.load({k.pointer(runs.name('default'))} + {place}, mask={mask}, other=0)"
-            starts = k.pointer(runs.name("starts"))
-            bounds = [f"tl.load({starts} + row{more}, mask=row < {count}, other=0)" for more in (" + 1", "")]
+            starts, at = k.pointer(runs.starts), self._sorted_run(runs, "row")
+            bounds = [f"tl.load({starts} + {at}{more}, mask=row < {count}, other=0)" for more in (" + 1", "")]
             kind = triton_type(runs.accumulator.dtype)
             k.assign("reached", f"{bounds[0]} > {bounds[1]}")
             k.assign("value", f"tl.where(reached[:, None], value, {other}.to({kind}))")
         text, output = "value", s.output
-        if runs.epilogue:
-            text, output = self._finished(count), runs.epilogue[-1].output
+        if epilogue:
+            text, output = self._finished(count, epilogue, given), epilogue[-1].output
             out = self.types[output]
         k.store(f"{k.pointer(output)} + {place}", f"({text}).to({triton_type(out.dtype)})", mask)
         return self
 
-    def _finished(self, count: str) -> str:
-        """The epilogue's value; its variables are the output's axes."""
+    def _combine(self, runs: Runs, split: bool, run: str, mask: str) -> None:
+        """Lines that combine the member's runs, a row of columns each."""
+        k = self.k
+        begin, end = self._bounds(runs, mask, self._sorted_run(runs, run))
+        last = end
+        if split:
+            long = k.line("long", f"{end} - {begin} > PIECE")
+            last = k.line("last", f"tl.where({long}, {begin}, {end})")
+        k.scopes[0].lines += runs.accumulator.start(self.shape)
+        self._walk(runs, begin, last, k.line("longest", f"tl.max({last} - {begin}, 0)"))
+        if split:
+            self._parts(runs, begin, end, long)
+        names = runs.accumulator.state
+        k.scopes[0].lines += [assign(n, f"tl.reshape({n}, (BM, BR, BN))") for n in names]
+        k.scopes[0].lines += runs.accumulator.reduce(1)
+
+    def _finished(self, count: str, epilogue: Sequence[Statement], given: Mapping[str, str]) -> str:
+        """The epilogue's value, also of the members `given`; its variables are the output's axes."""
         k, s = self.k, self.runs.statement
         shape = self.types[s.output].shape
         variables = tuple(f"{s.output}.{a}" for a in range(len(shape)))
@@ -186,7 +231,11 @@ class _Writer:
         k.decode(Axis("row", tuple(variables[a] for a in self.runs.run_axes), "BM"))
         k.decode(Axis("col", tuple(variables[a] for a in self.runs.column_axes), "BN"))
         frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
-        return finish(frame, space, "value", self.runs.accumulator.dtype, self.runs.epilogue)[0]
+        read: dict[Expr, ScalarValue] = {}
+        for m in self.members[:-1]:
+            name = m.statement.output
+            read |= as_read(frame, space, name, given[name], m.accumulator.dtype)
+        return finish(frame, space, "value", self.runs.accumulator.dtype, epilogue, read)[0]
 
     def _place(self) -> str:
         """Where the elements of rows and columns are in memory."""
@@ -223,17 +272,17 @@ class _Writer:
         limit = k.line("limit", f"tl.minimum({origin} + PIECE, {points})")
         k.assign("part", PROGRAM[2])
         place = f"tl.where(part == 0, {origin}, {limit} - 1)"
-        key = k.line("key", f"tl.load({k.pointer(runs.name('placed'))} + {place}).to({self.integer})")
-        begin, end = self._bounds(f"{key} > 0", f"({key} - 1)")
+        key = k.line("key", f"tl.load({k.pointer(runs.placed)} + {place}).to({self.integer})")
+        begin, end = self._bounds(runs, f"{key} > 0", f"({key} - 1)")
         wanted = k.line("wanted", f"({key} > 0) & ({end} - {begin} > PIECE) & ((part == 0) | ({begin} > {origin}))")
         k.leave(f"{wanted} == 0")
         begin, end = k.line("lower", f"tl.maximum({begin}, {origin})"), k.line("upper", f"tl.minimum({end}, {limit})")
-        k.scopes[0].lines += runs.accumulator.start(self.shape)
-        self._walk(begin, end, f"{end} - {begin}")
-        k.scopes[0].lines += runs.accumulator.reduce(0)
-        place = f"({PROGRAM[0]}.to(tl.int64) * 2 + part) * {self.width} + col"
-        parts = k.pointer(runs.name("parts"))
-        k.store(f"{parts} + {place}", runs.accumulator.result(), "col_in")
+        for m in self.members:
+            k.scopes[0].lines += m.accumulator.start(self.shape)
+            self._walk(m, begin, end, f"{end} - {begin}")
+            k.scopes[0].lines += m.accumulator.reduce(0)
+            place = f"({PROGRAM[0]}.to(tl.int64) * 2 + part) * {self.width} + col"
+            k.store(f"{k.pointer(m.name('parts'))} + {place}", m.accumulator.result(), "col_in")
         return self
 
     # parts of both
@@ -246,25 +295,43 @@ class _Writer:
         k = self.k
         k.assign("col", f"{PROGRAM[1]} * BN + tl.arange(0, BN)")
         k.assign("col_in", f"col < {self.width}")
-        k.decode(Axis("col", self.runs.columns, "BN"))
 
-    def _bounds(self, mask: str, run: str) -> tuple[str, str]:
+    def _sorted_run(self, runs: Runs, run: str) -> str:
+        """The number of a run of the output among the positions that the sort knows."""
+        k = self.k
+        if not any(map(any, runs.margins)):
+            return run
+        rest, stride = run, 1
+        terms: list[str] = []
+        for place in range(len(runs.run_axes) - 1, -1, -1):
+            size, (before, after) = runs.shape[runs.run_axes[place]], runs.margins[place]
+            at = rest
+            if place:
+                length = k.number(("length", place), "length", size, False)
+                at, rest = f"{rest} % {length}", k.line("run_rest", f"{rest} // {length}")
+            at = f"({at} + {before})" if before else at
+            terms.append(at if stride == 1 else f"{at} * {k.number(('apart', place), 'apart', stride, False)}")
+            stride *= size + before + after
+        return k.line("sorted_run", " + ".join(reversed(terms)))
+
+    def _bounds(self, runs: Runs, mask: str, run: str) -> tuple[str, str]:
         """Names of where the runs begin and end."""
-        k, starts = self.k, self.k.pointer(self.runs.name("starts"))
+        k, starts = self.k, self.k.pointer(runs.starts)
         read = "tl.load({} + {}{}, mask={}, other=0)" + f".to({self.integer})"
         return (
             k.line("begin", read.format(starts, run, "", mask)),
             k.line("stop", read.format(starts, run, " + 1", mask)),
         )
 
-    def _walk(self, begin: str, end: str, longest: str) -> None:
+    def _walk(self, runs: Runs, begin: str, end: str, longest: str) -> None:
         """Lines that combine the points of the runs, a block of each at a time."""
-        runs, k, a = self.runs, self.k, self.runs.accumulator
-        s = runs.space.statement
+        k, a = self.k, runs.accumulator
+        s, k.space = runs.space.statement, runs.space
+        k.decode(Axis("col", runs.columns, "BN"))
         k.scopes.append(Scope())
         k.assign("place", f"{begin} + first + tl.arange(0, BM * BR) % BR")
         k.assign("red_in", f"place < {end}")
-        k.assign("red", f"tl.load({k.pointer(runs.name('order'))} + place, mask=red_in, other=0).to({self.integer})")
+        k.assign("red", f"tl.load({k.pointer(runs.order)} + place, mask=red_in, other=0).to({self.integer})")
         k.decode(Axis("red", runs.keyed, "BM * BR"))
         frame = Frame(k, ["red", "col"], {"red": "red_in", "col": "col_in"}, frozenset((*runs.keyed, "red")))
         evaluator = TritonScalars(frame, *s.roots)
@@ -276,9 +343,9 @@ class _Writer:
         k.add(*a.step("value"))
         k.close("first", f"range(0, {longest}, BR)")
 
-    def _parts(self, begin: str, end: str, long: str) -> None:
+    def _parts(self, runs: Runs, begin: str, end: str, long: str) -> None:
         """Lines that combine the parts of long runs."""
-        runs, k, a = self.runs, self.k, self.runs.accumulator
+        k, a = self.k, runs.accumulator
         count = k.line("pieces", f"tl.where({long}, ({end} - 1) // PIECE - {begin} // PIECE + 1, 0)")
         most = k.line("most", f"tl.max({count}, 0)")
         k.scopes.append(Scope())

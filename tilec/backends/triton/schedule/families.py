@@ -142,7 +142,8 @@ def _scattered(
     flat: Statement, epilogue: Sequence[Statement], types: Types, strides: Strides, setting: Setting
 ) -> list[Step] | None:
     int64_index = needs_int64_index((flat, *epilogue), types, strides, None)
-    return scattered(flat, types, strides, int64_index, partial(statement_steps, setting=setting), epilogue)
+    carry, margins = partial(statement_steps, setting=setting), setting.margins.get(flat.output, ())
+    return scattered(flat, types, strides, int64_index, carry, epilogue, margins)
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,11 @@ from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
+from tilec.backends.triton.scatter.places import is_scatter, shared_margins
 from tilec.backends.triton.schedule.families import fused_steps, needs_int64_index, statement_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
 from tilec.backends.triton.schedule.reshape import reshape_steps, reshaped_inputs
+from tilec.backends.triton.schedule.scatter_sums import ScatterSum, scatter_sums, sum_steps
 from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.symbolic import is_symbolic
@@ -55,11 +57,15 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
     reshaped = reshaped_inputs(flat, types, known, chained)
     known.update((name, steps) for name, (_, steps) in reshaped.items())
     sources = {name: source for name, (source, _) in reshaped.items()}
+    scatters = [s for s in flat.statements if is_scatter(defracted.get(s.output, s))]
+    setting = replace(setting, margins=shared_margins(scatters, types))
     units: list[Unit] = []
     done: set[str] = {*sources}
     shared_reads = SharedReads(kept, defracted, types, setting)
+    sums = scatter_sums(kept, [s.output for s in scatters], types, members)
+    later = {m.output for found in sums.values() for m in found.members[:-1]}
     for place, s in enumerate(flat.statements):
-        if s.output in done:
+        if s.output in done or s.output in later:
             continue
         if s.output in grouping.chains:
             units.append(_chain_unit(grouping.chains[s.output], types, known, sources, setting))
@@ -87,17 +93,15 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
             done |= {m.output for m in joint.statements}
             continue
         epilogue = find_epilogue(kept, place, types, members)
-        for output in (s.output, *(r.output for r in epilogue)):
-            known[output] = contiguous(types[output].shape)
-        made: list[Step] | None = None
-        if epilogue and _elements(types[s.output]):
-            made = fused_steps(defracted[s.output], s, epilogue, types, known, setting)
-        statements = (s, *epilogue) if made is not None else (s,)
-        output, t = statements[-1].output, types[statements[-1].output]
-        if made is None and _elements(t):
-            made = statement_steps(defracted[s.output], s, types, known, setting)
-        units.append(Unit(statements, (output,), (Allocate(output, t.shape, t.dtype), *(made or ()))))
-        done |= {m.output for m in statements}
+        known.update((m.output, contiguous(types[m.output].shape)) for m in (s, *epilogue))
+        made = None
+        if s.output in sums:
+            known.update((m.output, contiguous(types[m.output].shape)) for m in sums[s.output].members)
+            made = _sum_unit(sums[s.output], types, known, setting)
+            for m in sums[s.output].members[:-1] if made is None else ():
+                units.append(_single_unit(m, defracted[m.output], (), types, known, setting))
+        units.append(made or _single_unit(s, defracted[s.output], epilogue, types, known, setting))
+        done |= {m.output for m in units[-1].statements}
     steps = _without_overwritten(resolve_requests(made_once(_with_releases(units, flat))))
     return Plan(tuple(s for step in steps for s in _launchable(step)), flat.outputs)
 
@@ -132,6 +136,36 @@ def _chain_unit(
             step = replace(step, arguments=tuple((name, _of_source(a, sources)) for name, a in step.arguments))
         steps.append(step)
     return Unit(kernel.statements, kernel.outputs, tuple(steps), tuple(sources.get(n, n) for n in kernel_reads(kernel)))
+
+
+def _single_unit(
+    s: Statement,
+    defracted: Statement,
+    epilogue: Sequence[Statement],
+    types: Mapping[str, TensorType],
+    known: Mapping[str, tuple[int, ...]],
+    setting: Setting,
+) -> Unit:
+    """A statement, in one launch with its epilogue where that has a form; otherwise without."""
+    made: list[Step] | None = None
+    if epilogue and _elements(types[s.output]):
+        made = fused_steps(defracted, s, epilogue, types, known, setting)
+    statements = (s, *epilogue) if made is not None else (s,)
+    output, t = statements[-1].output, types[statements[-1].output]
+    if made is None and _elements(t):
+        made = statement_steps(defracted, s, types, known, setting)
+    return Unit(statements, (output,), (Allocate(output, t.shape, t.dtype), *(made or ())))
+
+
+def _sum_unit(
+    found: ScatterSum, types: Mapping[str, TensorType], known: Mapping[str, tuple[int, ...]], setting: Setting
+) -> Unit | None:
+    """Scatters and what takes their values together, where one kernel computes these."""
+    output, t = found.epilogue[-1].output, types[found.epilogue[-1].output]
+    made = sum_steps(found, types, known, setting) if _elements(t) else None
+    if made is None:
+        return None
+    return Unit((*found.members, *found.epilogue), (output,), (Allocate(output, t.shape, t.dtype), *made))
 
 
 def _of_source(argument: object, sources: Mapping[str, str]) -> object:
