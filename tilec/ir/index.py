@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from tilec.errors import AffineMistake
 from tilec.ir.program import (
@@ -30,7 +31,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.rational import Fraction, as_int
+from tilec.ir.rational import Fraction, as_fraction, as_int
 
 _ZERO, _ONE = Fraction(0), Fraction(1)
 QUASI_AFFINE = ("mod", "clamp", "max", "min", "abs")
@@ -64,8 +65,11 @@ class Affine:
     ) -> Affine:
         """The form of any terms: like ones are added up, zeros left out, the rest put in order."""
         total: dict[Expr, Fraction] = {}
-        for atom, coefficient in terms.items() if isinstance(terms, Mapping) else terms:
-            total[atom] = total[atom] + coefficient if atom in total else _fraction(coefficient)
+        plain = type(terms) in (tuple, list)  # asked first: `isinstance` of an abstract class takes longer
+        pairs: Any = terms.items() if not plain and isinstance(terms, Mapping) else terms
+        for atom, coefficient in pairs:
+            known = total.get(atom)
+            total[atom] = _fraction(coefficient) if known is None else known + coefficient
         kept = [(a, c) for a, c in total.items() if c]
         if len(kept) > 1:
             kept.sort(key=_order)
@@ -191,21 +195,20 @@ def integer(value: int) -> Expr:
 
 def linear(e: Expr) -> Affine:
     """The form of an index expression, atoms' own arguments made canonical too. AffineMistake where there is none."""
+    found = _FORMS.get(type(e))
+    if found is None:
+        raise AffineMistake("an index must be affine in the index variables", e.span)
+    return found(e)
+
+
+def _of_call(e: Call) -> Affine:
     match e:
-        case Index() | Name():
-            return Affine(((e, _ONE),))
-        case Int(value):
-            return Affine((), Fraction(value))
-        case Access():
-            return Affine(((canonical_access(e), _ONE),))
-        case Pad():
-            return Affine(((rebuild(e, lambda x: canonical_access(x) if x is e.access else x), _ONE),))
-        case Call("neg", (a,)):
-            return linear(a) * -1
         case Call("add", (a, b)):
             return linear(a) + linear(b)
         case Call("sub", (a, b)):
             return linear(a) - linear(b)
+        case Call("neg", (a,)):
+            return linear(a) * -1
         case Call("mul", (a, b)):
             x, y = linear(a), linear(b)
             if x.terms and y.terms:
@@ -223,6 +226,24 @@ def linear(e: Expr) -> Affine:
         case Call(function, args) if function in QUASI_AFFINE:
             return _quasi_affine(e, function, [linear(a) for a in args])
     raise AffineMistake("an index must be affine in the index variables", e.span)
+
+
+def _of_access(e: Access) -> Affine:
+    return Affine(((canonical_access(e), _ONE),))
+
+
+def _of_padded(e: Pad) -> Affine:
+    return Affine(((rebuild(e, lambda x: canonical_access(x) if x is e.access else x), _ONE),))
+
+
+_FORMS: dict[type, Callable[[Any], Affine]] = {
+    Index: lambda e: Affine(((e, _ONE),)),
+    Name: lambda e: Affine(((e, _ONE),)),
+    Int: lambda e: Affine((), as_fraction(e.value)),
+    Call: _of_call,
+    Access: _of_access,
+    Pad: _of_padded,
+}
 
 
 def _quasi_affine(e: Call, function: str, args: list[Affine]) -> Affine:

@@ -302,7 +302,8 @@ def walk(*roots: Expr) -> Iterator[Expr]:
     while stack:
         e = stack.pop()
         yield e
-        stack.extend(reversed(children(e)))
+        if (below := _CHILDREN.get(type(e))) is not None:
+            stack += below(e)[::-1]
 
 
 def node_count(e: Expr) -> int:
@@ -350,23 +351,21 @@ def map_values(s: GuardedNode, f: Callable[[Expr], Expr]) -> GuardedNode:
 def index_variables(*roots: Expr) -> tuple[str, ...]:
     """Free index variables in order of first appearance; those that a nested aggregation binds are left out."""
     found: dict[str, None] = {}
-
-    def visit(e: Expr, hidden: frozenset[str]) -> None:
-        stack = [e]
-        while stack:
-            e = stack.pop()
-            if isinstance(e, Index):
-                if e.name not in hidden:
-                    found.setdefault(e.name)
-            elif isinstance(e, Aggregate):
-                for child in children(e):
-                    visit(child, hidden.union(e.bound))
-            else:
-                stack.extend(reversed(children(e)))
-
-    for root in roots:
-        visit(root, frozenset())
+    _add_index_variables(roots, frozenset(), found)
     return tuple(found)
+
+
+def _add_index_variables(roots: tuple[Expr, ...], hidden: frozenset[str], found: dict[str, None]) -> None:
+    stack = list(roots[::-1])
+    while stack:
+        e = stack.pop()
+        if type(e) is Index:
+            if e.name not in hidden:
+                found[e.name] = None
+        elif type(e) is Aggregate:
+            _add_index_variables(children(e), hidden.union(e.bound), found)
+        elif (below := _CHILDREN.get(type(e))) is not None:
+            stack += below(e)[::-1]
 
 
 def reads(s: Statement) -> tuple[str, ...]:

@@ -13,18 +13,42 @@ class Fraction(fractions.Fraction):
     there, and a numerator may be whatever counts as an integer."""
 
     __slots__ = ()
+    _numerator: int
+    _denominator: int
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(self._numerator) if self._denominator == 1 else fractions.Fraction.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is Fraction:
+            return self._numerator == other._numerator and self._denominator == other._denominator
+        return fractions.Fraction.__eq__(self, other)
+
+    def __lt__(self, other: Any) -> bool:
+        if type(other) is int and self._denominator == 1:
+            return self._numerator < other
+        return fractions.Fraction.__lt__(self, other)
+
+    def __gt__(self, other: Any) -> bool:
+        if type(other) is int and self._denominator == 1:
+            return self._numerator > other
+        return fractions.Fraction.__gt__(self, other)
 
     def __add__(self, other: Any) -> Any:
+        if type(other) is Fraction:  # asked first: `isinstance` of an abstract class takes longer than the sum
+            if self._denominator == 1 == other._denominator:
+                return as_fraction(self._numerator + other._numerator)
+            return _of(fractions.Fraction.__add__(self, other))
         if isinstance(other, _Rational):
-            if self._denominator == 1 == other.denominator:  # type: ignore[attr-defined]
-                return _integer(self._numerator + other.numerator)  # type: ignore[attr-defined]
+            if self._denominator == 1 == other.denominator:
+                return as_fraction(self._numerator + other.numerator)
             return _of(fractions.Fraction.__add__(self, other))
         return fractions.Fraction.__add__(self, other)
 
     def __sub__(self, other: Any) -> Any:
-        if isinstance(other, _Rational):
-            if self._denominator == 1 == other.denominator:  # type: ignore[attr-defined]
-                return _integer(self._numerator - other.numerator)  # type: ignore[attr-defined]
+        if type(other) is Fraction or isinstance(other, _Rational):
+            if self._denominator == 1 == other.denominator:
+                return as_fraction(self._numerator - other.numerator)
             return _of(fractions.Fraction.__sub__(self, other))
         return fractions.Fraction.__sub__(self, other)
 
@@ -32,28 +56,28 @@ class Fraction(fractions.Fraction):
         return -self + other
 
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, _Rational):
-            a, b = self._numerator, other.numerator  # type: ignore[attr-defined]
-            over, under = self._denominator, other.denominator  # type: ignore[attr-defined]
+        if type(other) is Fraction or isinstance(other, _Rational):
+            a, b = self._numerator, other.numerator
+            over, under = self._denominator, other.denominator
             if over == 1 == under:
-                return _integer(a * b)
+                return as_fraction(a * b)
             if under == 1 and b % over == 0:
-                return _integer(b // over * a)
+                return as_fraction(b // over * a)
             if over == 1 and a % under == 0:
-                return _integer(a // under * b)
+                return as_fraction(a // under * b)
             return _of(fractions.Fraction.__mul__(self, other))
         return fractions.Fraction.__mul__(self, other)
 
     __radd__, __rmul__ = __add__, __mul__
 
     def __truediv__(self, other: Any) -> Any:
-        if isinstance(other, _Rational):
-            if self._denominator == 1 == other.denominator:  # type: ignore[attr-defined]
-                a, b = self._numerator, other.numerator  # type: ignore[attr-defined]
+        if type(other) is Fraction or isinstance(other, _Rational):
+            if self._denominator == 1 == other.denominator:
+                a, b = self._numerator, other.numerator
                 if b == 1:
                     return self
                 if a % b == 0:
-                    return _integer(a // b)
+                    return as_fraction(a // b)
                 if a and b % a == 0:
                     return Fraction(1, b // a)
             return _of(fractions.Fraction.__truediv__(self, other))
@@ -64,14 +88,14 @@ class Fraction(fractions.Fraction):
         return _of(found) if isinstance(found, fractions.Fraction) else found
 
     def __mod__(self, other: Any) -> Any:
-        if isinstance(other, _Rational) and self._denominator == 1 == other.denominator:  # type: ignore[attr-defined]
-            return _integer(self._numerator % other.numerator)  # type: ignore[attr-defined]
+        if isinstance(other, _Rational) and self._denominator == 1 == other.denominator:
+            return as_fraction(self._numerator % other.numerator)
         found = fractions.Fraction.__mod__(self, other)
         return _of(found) if isinstance(found, fractions.Fraction) else found
 
     def __rmod__(self, other: Any) -> Any:
-        if isinstance(other, _Rational) and self._denominator == 1 == other.denominator:  # type: ignore[attr-defined]
-            return _integer(other.numerator % self._numerator)  # type: ignore[attr-defined]
+        if isinstance(other, _Rational) and self._denominator == 1 == other.denominator:
+            return as_fraction(other.numerator % self._numerator)
         found = fractions.Fraction.__rmod__(self, other)
         return _of(found) if isinstance(found, fractions.Fraction) else found
 
@@ -79,22 +103,25 @@ class Fraction(fractions.Fraction):
         return _of(self, -1)
 
     def __abs__(self) -> Fraction:
-        return self if self._numerator >= 0 else -self  # type: ignore[attr-defined]
+        return self if self._numerator >= 0 else -self
 
 
-def _integer(numerator: int) -> Fraction:
+def as_fraction(numerator: int) -> Fraction:
+    """The number of an integer, or of what counts as one."""
     made = object.__new__(Fraction)
-    made._numerator, made._denominator = numerator, 1  # type: ignore[attr-defined]
+    made._numerator, made._denominator = numerator, 1
     return made
 
 
 def _of(found: Any, sign: int = 1) -> Fraction:
     made = object.__new__(Fraction)
-    made._numerator = found.numerator if sign > 0 else -found.numerator  # type: ignore[attr-defined]
-    made._denominator = found.denominator  # type: ignore[attr-defined]
+    made._numerator = found.numerator if sign > 0 else -found.numerator
+    made._denominator = found.denominator
     return made
 
 
 def as_int(number: Any) -> int:
     """The integer that a number is, as `int` would say, which asks for its value; toward zero elsewhere."""
-    return number.numerator if isinstance(number, _Rational) and number.denominator == 1 else int(number)
+    if type(number) is Fraction or isinstance(number, _Rational):
+        return number.numerator if number.denominator == 1 else int(number)
+    return int(number)
