@@ -58,8 +58,8 @@ def _marked(items, marker):
 
 
 def pytest_collection_finish(session):
-    """What is there by now stays: the collector need not go through all of torch again and again. And the library for
-    calls is compiled beside the tests that come before its own."""
+    """What is there by now stays: the collector need not go through all of torch again and again, nor often through
+    what tests leave. And the library for calls is compiled beside the tests that come before its own."""
     if any("native" in item.path.parts for item in session.items):
         from tilec.native import build
 
@@ -67,6 +67,7 @@ def pytest_collection_finish(session):
             build.start_build()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5000, 10, 20)
 
 
 def pytest_unconfigure():

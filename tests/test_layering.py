@@ -112,7 +112,7 @@ def imports(path: Path) -> set[str]:
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.expr) or isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -133,6 +133,7 @@ FOLDERS = sorted({path.parent for path in FILES})
 MODULES = {module_name(path): path for path in FILES}
 
 
+@cache
 def layer(module: str) -> int:
     best = max(
         ((len(prefix), number) for number, layer in enumerate(LAYERS) for prefix in layer if within(module, prefix)),
@@ -232,7 +233,7 @@ def test_files_stay_readable() -> None:
     assert not long, f"a file past about 400 lines wants to be two: {long}"
 
 
-Definition = tuple[str, str]  # where, and what without comments and places
+Definition = tuple[str, ast.stmt]  # where, and what
 
 # name -> why several modules define it
 EXCEPTIONS = {
@@ -257,7 +258,7 @@ def definitions() -> dict[str, list[Definition]]:
     for path in FILES:
         for node in tree(path).body:
             for name in _defined(node):
-                found[name].append((str(path.relative_to(ROOT)), _text(node)))
+                found[name].append((str(path.relative_to(ROOT)), node))
     return found
 
 
@@ -272,6 +273,7 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 
 
 def _text(node: ast.stmt) -> str:
+    """The definition without comments, places and docstring."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
         node = copy.copy(node)
         node.body = node.body[1:]
@@ -293,7 +295,9 @@ def test_a_public_name_has_one_meaning() -> None:
 def test_nothing_is_written_twice() -> None:
     """Private names are a module's own; but what is the same in two modules belongs into one place."""
     twice = [
-        f"{n}: {[where for where, _ in found]}" for n, found in _several() if len({t for _, t in found}) < len(found)
+        f"{n}: {[where for where, _ in found]}"
+        for n, found in _several()
+        if len({_text(node) for _, node in found}) < len(found)
     ]
     assert not twice, "\n".join(twice)
 

@@ -9,6 +9,8 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
+
 import tilec
 from tilec.native.build import SOURCES
 
@@ -22,6 +24,7 @@ def run(code: str, path: Path, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # as most tests do
 def test_checkout_finds_its_grammar(tmp_path: Path) -> None:
     assert str(ROOT) in run(PROGRAM, ROOT, tmp_path)
 

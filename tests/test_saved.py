@@ -159,6 +159,7 @@ def test_a_statistic_whose_derivative_asks_for_more() -> None:
 
 
 @pytest.mark.parametrize("source", [LAYER_NORM, SOFTMAX, TWO])
+@pytest.mark.one_in(2)
 def test_memory_of_many_calls(source: str) -> None:
     """The second derivative through what was kept equals that of torch's own operations on the gradient program."""
     function = tilec.compile(source)

@@ -19,9 +19,9 @@ from tilec.transforms.bind.bind import size_inputs
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
-    "mixed": (Options(statements=3), 15),
-    "contractions": (Options(kinds=("contraction",), statements=2), 15),
-    "smooth": (Options(smooth=True, statements=2), 10),
+    "mixed": (Options(statements=3), 9),
+    "contractions": (Options(kinds=("contraction",), statements=2), 9),
+    "smooth": (Options(smooth=True, statements=2), 6),
 }
 
 
@@ -56,7 +56,7 @@ def test_ranks_agree_with_one(family):
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=10 * SCALE, phases=PHASES)
+@settings(max_examples=5 * SCALE, phases=PHASES)
 @given(recurrences(smooth=True), st.data())
 def test_recurrences_agree_with_one_rank(case, data):
     source, arrays = case

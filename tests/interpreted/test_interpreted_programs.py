@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
 )
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
-COUNTS = {"mixed": 20, "contractions": 20, "elementwise": 15, "smooth": 15, "special": 15}
+COUNTS = {"mixed": 12, "contractions": 12, "elementwise": 9, "smooth": 9, "special": 9}
 
 
 @pytest.mark.parametrize("budget", ["20", "100", "400"])
@@ -26,7 +26,7 @@ def test_random_programs_in_slabs(budget, monkeypatch):
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", budget)
     ran = []
 
-    @settings(max_examples=10 * SCALE, phases=PHASES)
+    @settings(max_examples=7 * SCALE, phases=PHASES)
     @given(programs(Options(smooth=True, statements=4)))
     def run(case: Case):
         ran.append(agree_with_gradient(parse(case.source), list(case.inputs.values())) is not None)
@@ -40,7 +40,7 @@ def test_naming_an_intermediate_changes_nothing(indexed):
     def run(source, arrays):
         return tilec.compile(source, backend="triton")(*map(torch.from_numpy, arrays)).numpy()
 
-    assert agree(run, indexed, range(12 * SCALE)) > 2 * SCALE
+    assert agree(run, indexed, range(8 * SCALE)) > SCALE
 
 
 @pytest.mark.parametrize("family", COUNTS)
@@ -58,6 +58,6 @@ def test_random_programs_and_their_gradients(family):
 
 
 def test_statements_with_fewer_points_than_elements():
-    for seed in range(16 * SCALE):
+    for seed in range(10 * SCALE):
         case = narrowed(seed)
         agree_with_gradient(parse(case.source), list(case.inputs.values()))

@@ -96,7 +96,7 @@ def agree(source, arrays, tiling, monkeypatch):
 def test_random_scans(kind, monkeypatch):
     found = []
 
-    @settings(max_examples=25 * SCALE, phases=PHASES)
+    @settings(max_examples=15 * SCALE, phases=PHASES)
     @given({"aggregations": aggregations, "steps": steps}[kind](), st.integers(0, 2**20))
     def run(case, seed):
         source, shape, tiling = case

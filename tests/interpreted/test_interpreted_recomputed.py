@@ -87,6 +87,7 @@ def check(f, source, inputs, tolerance):
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.covering
 def test_gradients(name, dtype):
     source, shapes = GRADIENTS[name]
     torch.manual_seed(0)

@@ -58,7 +58,7 @@ def test_each_recurrence_and_its_gradient(case, form):
 
 
 def test_random_recurrences(form):
-    @settings(max_examples=20 * SCALE, phases=PHASES)
+    @settings(max_examples=12 * SCALE, phases=PHASES)
     @given(recurrences())
     def run(case):
         agree_with_oracle(parse(case[0]), case[1])
@@ -67,7 +67,7 @@ def test_random_recurrences(form):
 
 
 def test_random_gradients(form):
-    @settings(max_examples=6 * SCALE, phases=PHASES)
+    @settings(max_examples=4 * SCALE, phases=PHASES)
     @given(recurrences(smooth=True))
     def run(case):
         agree_with_gradient(parse(case[0]), case[1])

@@ -65,6 +65,7 @@ def compared(f, g, inputs, rtol):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("shape", [(0, 8), (1, 4), (5, 20), (37, 33)])
+@pytest.mark.covering
 def test_values(name, shape, dtype):
     inputs = given(*shape, dtype)
     f, g = tilec.compile(source(name), backend="triton"), tilec.compile(source(name), backend="torch")

@@ -318,6 +318,7 @@ def test_rows_that_are_read_twice_are_held():
 
 @pytest.mark.parametrize("name", ACROSS)
 @pytest.mark.parametrize("walked", [False, True])
+@pytest.mark.covering
 def test_statistics_across_memory(name, walked, monkeypatch):
     """Rows that lie side by side in memory, whose columns are held or walked one by one."""
     if walked:

@@ -74,6 +74,7 @@ def compare(source: str, tensors: list[torch.Tensor], tolerance: float = 1e-5) -
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.covering
 def test_windows(name: str, neighbours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each program computes several neighbours at once, too."""
     text, count = CASES[name]
@@ -115,6 +116,7 @@ MAPS = {  # text of the function (X[N, H, W], J[N, H]), kernels
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
 @pytest.mark.parametrize("shape", [(2, 9, 37), (1, 2, 2)])
+@pytest.mark.covering
 def test_neighbours_of_elementwise_statements(name: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     text, count = MAPS[name]
     tensors = [numbers(shape, dtype), numbers(shape[:2], torch.int64) % shape[1]]

@@ -1,5 +1,7 @@
 """Any text either parses to a program that verifies and prints, or ends in a TileError with a place in the text."""
 
+import os
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,6 +10,7 @@ from tilec.ir.program import Program
 from tilec.ir.verify import verify
 from tilec.language import parse, show
 
+SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 TOKENS = (
     "function default init no_defract A B N Y i j k sum max argmax logsumexp mean in pad clamp shape index reshape "
     "gather tuple element exp cond rand as_float builtin_softmax float32 0 1 2 3.5 1e9 ( ) [ ] { } [[ ]] , ; : ? = == "
@@ -42,13 +45,13 @@ def check(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(TOKENS), max_size=40), st.sampled_from(["", " "]))
-@settings(max_examples=400)
+@settings(max_examples=250 * SCALE)
 def test_tokens_in_any_order(tokens, between):
     check(between.join(tokens))
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=200)
+@settings(max_examples=100 * SCALE)
 def test_any_characters(text):
     check(text)
 
@@ -79,18 +82,18 @@ def mutated(draw):
 
 
 @given(mutated())
-@settings(max_examples=800)
+@settings(max_examples=400 * SCALE)
 def test_mutated_programs(text):
     check(text)
 
 
 @given(st.sampled_from(SOURCES), st.integers(0, 400), st.integers(0, 3), st.text(max_size=2))
-@settings(max_examples=300)
+@settings(max_examples=150 * SCALE)
 def test_mutated_characters(source, at, width, text):
     check(source[:at] + text + source[at + width :])
 
 
 @given(st.sampled_from(SOURCES), st.integers(0, 400))
-@settings(max_examples=200)
+@settings(max_examples=100 * SCALE)
 def test_cut_short(source, at):
     check(source[:at])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -21,6 +22,8 @@ from tilec.language import parse
 from tilec.lattice import questions, sets
 from tilec.lattice.sets import IntegerSet, bounds, bounds_of, covers, domain, is_box, writes_conflict
 
+SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
+
 
 def statement(text):
     """The last statement of a program with literal sizes, and its shapes."""
@@ -38,7 +41,7 @@ def points(s, shapes):
 CASES = st.one_of(statements(), scatters())
 
 
-@settings(max_examples=80)
+@settings(max_examples=50 * SCALE)
 @given(CASES, st.data())
 def test_bounds_with_a_variable_fixed(case, data):
     s, shapes = case
@@ -51,7 +54,7 @@ def test_bounds_with_a_variable_fixed(case, data):
     assert bounds(s, shapes, {v: value}) == expected
 
 
-@settings(max_examples=80)
+@settings(max_examples=50 * SCALE)
 @given(CASES, st.data())
 def test_is_box(case, data):
     s, shapes = case
@@ -67,7 +70,7 @@ def test_is_box(case, data):
     assert is_box(d, {v: (x, x) for v, x in point.items()}) == valid
 
 
-@settings(max_examples=80)
+@settings(max_examples=50 * SCALE)
 @given(CASES)
 def test_writes_that_meet(case):
     s, shapes = case
@@ -76,7 +79,7 @@ def test_writes_that_meet(case):
     assert writes_conflict(s, shapes) == (max(written.values(), default=0) > 1)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50 * SCALE)
 @given(CASES)
 def test_outputs_that_are_filled(case):
     s, shapes = case

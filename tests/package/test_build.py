@@ -78,7 +78,7 @@ def test_the_example_compiles_links_and_launches(softmax: Path, stub: Path, tmp_
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("capability", ["80", "100"])
+@pytest.mark.parametrize("capability", ["80", pytest.param("100", marks=pytest.mark.slow)])
 def test_another_architecture_is_named(softmax: Path, stub: Path, capability: str) -> None:
     program = launcher(softmax, "softmax", stub, ROOT / "examples" / "deploy" / "main.cpp")
     made = subprocess.run(

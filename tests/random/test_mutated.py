@@ -88,7 +88,7 @@ def test_sources_themselves_have_values() -> None:
 
 @pytest.mark.parametrize("part", range(2))
 def test_mutated_texts(part: int) -> None:
-    check(range(part * 150 * SCALE, (part + 1) * 150 * SCALE))
+    check(range(part * 100 * SCALE, (part + 1) * 100 * SCALE))
 
 
 @pytest.mark.slow

@@ -19,9 +19,9 @@ from tilec.transforms.bind.bind import size_inputs
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
-    "mixed": (programs(Options()), 60),
-    "structural": (programs(Options(kinds=("structural", "elementwise"), statements=3)), 60),
-    "special": (programs(Options(special=True, statements=3)), 30),
+    "mixed": (programs(Options()), 36),
+    "structural": (programs(Options(kinds=("structural", "elementwise"), statements=3)), 36),
+    "special": (programs(Options(special=True, statements=3)), 18),
 }
 
 
@@ -81,20 +81,20 @@ def test_a_batch_is_a_loop(family):
 def test_a_batch_of_recurrences_is_a_loop():
     compared = []
 
-    @settings(max_examples=25 * SCALE, phases=PHASES)
+    @settings(max_examples=16 * SCALE, phases=PHASES)
     @given(recurrences())
     def agree(case):
         source, arrays = case
         compared.append(check_batch(parse(source), arrays, np.random.default_rng(len(compared))))
 
     agree()
-    assert sum(compared) >= 8, "hardly any recurrence has an input to batch"
+    assert sum(compared) >= 5, "hardly any recurrence has an input to batch"
 
 
 def test_a_batch_of_gradients_is_a_loop():
     compared = []
 
-    @settings(max_examples=32 * SCALE, phases=PHASES)
+    @settings(max_examples=20 * SCALE, phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
@@ -105,7 +105,7 @@ def test_a_batch_of_gradients_is_a_loop():
             compared.append(len(cotangents) > 0 and check_batch(first, arrays + cotangents, random))
 
     agree()
-    assert sum(compared) >= 8, "hardly any gradient has an input to batch"
+    assert sum(compared) >= 5, "hardly any gradient has an input to batch"
 
 
 def answers(program, arrays):
@@ -119,7 +119,7 @@ def test_gradients_of_a_batch_are_a_loop():
     """By what is batched they are each element's, by what is shared their sum."""
     compared = []
 
-    @settings(max_examples=32 * SCALE, phases=PHASES)
+    @settings(max_examples=20 * SCALE, phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
@@ -151,13 +151,13 @@ def test_gradients_of_a_batch_are_a_loop():
         compared.append(True)
 
     agree()
-    assert sum(compared) >= 8, "hardly any program has an input to batch"
+    assert sum(compared) >= 5, "hardly any program has an input to batch"
 
 
 def test_tangents_of_a_batch():
     compared = []
 
-    @settings(max_examples=20 * SCALE, phases=PHASES)
+    @settings(max_examples=14 * SCALE, phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
@@ -171,4 +171,4 @@ def test_tangents_of_a_batch():
         compared.extend(check_tangents(vmap(program, axes, [0] * len(results), ranks=ranks), batches))
 
     agree()
-    assert sum(compared) >= 3, "hardly any program has a derivative to compare"
+    assert sum(compared) >= 2, "hardly any program has a derivative to compare"

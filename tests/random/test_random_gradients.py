@@ -14,10 +14,10 @@ from tilec.language import parse
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
-    "mixed": (Options(), 24),
-    "contractions": (Options(kinds=("contraction",), statements=2), 24),
-    "smooth": (Options(smooth=True), 15),
-    "special": (Options(special=True, statements=3), 15),
+    "mixed": (Options(), 15),
+    "contractions": (Options(kinds=("contraction",), statements=2), 15),
+    "smooth": (Options(smooth=True), 10),
+    "special": (Options(special=True, statements=3), 10),
 }
 
 
@@ -48,7 +48,7 @@ def test_gradients_agree_at_every_stage(family):
 def test_second_gradients_agree_at_every_stage():
     options = Options(kinds=("contraction", "contraction", "elementwise"), statements=2, smooth=True)
 
-    @settings(max_examples=8 * SCALE, phases=PHASES)
+    @settings(max_examples=5 * SCALE, phases=PHASES)
     @given(programs(options))
     def agree(case: Case):
         program, arrays = parse(case.source), list(case.inputs.values())
@@ -71,7 +71,7 @@ def test_gradients_are_derivatives():
     """Along a random direction of the inputs the outputs change as the gradient says."""
     compared = []
 
-    @settings(max_examples=240 * SCALE, phases=PHASES)
+    @settings(max_examples=140 * SCALE, phases=PHASES)
     @given(programs(Options(smooth=True)))
     def derivative(case: Case):
         program, arrays = parse(case.source), list(case.inputs.values())
@@ -110,4 +110,4 @@ def test_gradients_are_derivatives():
             assert abs(slopes - told) <= 1e-6 * (1 + scale), f"the outputs change by {slopes}, the gradient says {told}"
 
     derivative()
-    assert sum(compared) > 50, "hardly any program has a derivative to compare"
+    assert sum(compared) > 30, "hardly any program has a derivative to compare"

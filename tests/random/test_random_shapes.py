@@ -58,7 +58,7 @@ def resized(case: Case, sizes: dict[str, int]) -> list[torch.Tensor]:
 
 
 def test_random_programs_at_many_sizes() -> None:
-    @settings(max_examples=24 * SCALE, phases=PHASES)
+    @settings(max_examples=18 * SCALE, phases=PHASES)
     @given(programs(Options(statements=4)))
     def agree(case: Case) -> None:
         names = sorted(set(re.findall(r"\bN\d+\b", case.source.split("->")[0])))
@@ -72,12 +72,12 @@ def test_random_programs_at_many_sizes() -> None:
             check_at(case.source, f, resized(case, sizes), step if smooth else None)
 
     agree()
-    assert served["found"] > 10 and served["made"] > 10, served
+    assert served["found"] > 6 and served["made"] > 6, served
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("block", ["64", pytest.param(str(knobs.BLOCK.default), marks=pytest.mark.slow)])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_programs_at_many_sizes(name: str, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.BLOCK.name, block)
     source, _ = PROGRAMS[name]

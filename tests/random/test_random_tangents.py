@@ -15,10 +15,10 @@ from tilec.language import parse
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
-    "mixed": (Options(), 18),
-    "contractions": (Options(kinds=("contraction",), statements=2), 15),
-    "smooth": (Options(smooth=True), 12),
-    "special": (Options(special=True, statements=3), 12),
+    "mixed": (Options(), 12),
+    "contractions": (Options(kinds=("contraction",), statements=2), 10),
+    "smooth": (Options(smooth=True), 8),
+    "special": (Options(special=True, statements=3), 8),
 }
 
 
@@ -39,14 +39,14 @@ def test_tangents_agree_at_every_stage_and_with_gradients(family):
 def test_tangents_of_recurrences():
     compared = []
 
-    @settings(max_examples=15 * SCALE, phases=PHASES)
+    @settings(max_examples=10 * SCALE, phases=PHASES)
     @given(recurrences())
     def agree(case):
         source, arrays = case
         compared.extend(check_tangents(parse(source), arrays))
 
     agree()
-    assert sum(compared) > 4, "hardly any recurrence has a derivative to compare"
+    assert sum(compared) > 2, "hardly any recurrence has a derivative to compare"
 
 
 ELEMENTS = (
@@ -83,11 +83,11 @@ def branches(draw):
 def test_tangents_of_branches():
     compared = []
 
-    @settings(max_examples=20 * SCALE, phases=PHASES)
+    @settings(max_examples=12 * SCALE, phases=PHASES)
     @given(branches())
     def agree(case):
         source, arrays = case
         compared.extend(check_tangents(parse(source), arrays))
 
     agree()
-    assert sum(compared) > 4, "hardly any conditional has a derivative to compare"
+    assert sum(compared) > 2, "hardly any conditional has a derivative to compare"

@@ -15,7 +15,7 @@ from tilec.language import parse
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))  # multiplies the number of programs
 
 COUNTS = {
-    "mixed": 60, "contractions": 60, "elementwise": 40, "smooth": 30, "special": 30, "chains": 24, "quasi-affine": 40,
+    "mixed": 36, "contractions": 36, "elementwise": 24, "smooth": 18, "special": 18, "chains": 15, "quasi-affine": 24,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tilec
+from tests.support.tiers import slow_but
 from tests.support.torch_programs import EXAMPLES, compiled
 from tests.torch_op.test_transforms import TRANSFORMS, batch, every, flat, loss, sampled, tangents
 
@@ -184,13 +185,13 @@ def test_in_place_on_an_output() -> None:
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        *("(N - 3)/2", "(N - 9)/2 + 4", "~N + 12", "((N == 3) == (N == 4)) + 1", "(N > 4 ? N : 3) - 7/N"),
-        *("N == 4", "(N > 3) + (N > 5)", "~max(N > 3, N > 5) + 2", "max(N > 3, N - 5)"),
-    ],
+SIZES = (
+    *("(N - 3)/2", "((N == 3) == (N == 4)) + 1", "(N > 4 ? N : 3) - 7/N", "~max(N > 3, N > 5) + 2"),
+    *("(N - 9)/2 + 4", "~N + 12", "N == 4", "(N > 3) + (N > 5)", "max(N > 3, N - 5)"),
 )
+
+
+@pytest.mark.parametrize("size", slow_but(SIZES, SIZES[:4]))
 def test_size_arithmetic_with_open_sizes(size: str) -> None:
     """What may be negative, and what is compared, is decided as torch decides it: by the size at hand."""
     f = tilec.compile(f"function (X[N]) -> (Y) {{ Y[i : {size}] = +(X[i + k]), k < 2; }}")

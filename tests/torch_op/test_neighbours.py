@@ -86,6 +86,7 @@ def total(y):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.covering
 def test_all_is_taken(name: str, dynamic: bool) -> None:
     f, shapes = CASES[name]
     graphs, inputs = Graphs(), [t.detach() for t in given(shapes)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import sympy
@@ -162,7 +164,10 @@ def chains(draw) -> str:
     return text
 
 
-@settings(max_examples=300)
+SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
+
+
+@settings(max_examples=150 * SCALE)
 @given(chains(), st.sampled_from(DTYPES[:4]), st.sampled_from(DTYPES[:4]), st.sampled_from(("int8", "int64")))
 def test_chains_keep_their_value_and_type(text, x, z, integer):
     program = parse(f"function (X, Z, I) -> (Y) {{ Y = {text}; }}")

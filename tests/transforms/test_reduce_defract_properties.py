@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import brute_force
@@ -15,6 +16,8 @@ from tilec.lattice.sets import bounds, domain
 from tilec.transforms.lower.defract import defract_statement
 from tilec.transforms.lower.reduce import reduce_statement
 from tilec.transforms.util.roles import roles
+
+SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 def weighted(s):
@@ -37,7 +40,7 @@ def contributions(s, shapes):
         assume(False)
 
 
-@settings(max_examples=160)
+@settings(max_examples=80 * SCALE)
 @given(st.one_of(statements(), scatters()))
 def test_passes_keep_every_point(case):
     s, shapes = case
@@ -52,7 +55,7 @@ def test_passes_keep_every_point(case):
     assert defract_statement(defracted, shapes) == defracted
 
 
-@settings(max_examples=160)
+@settings(max_examples=80 * SCALE)
 @given(st.one_of(statements(), scatters()))
 def test_reduced_and_defracted_form(case):
     s, shapes = case
@@ -77,7 +80,7 @@ def test_reduced_and_defracted_form(case):
     assert len(names) == len(brute_force.elements(defracted, shapes))
 
 
-@settings(max_examples=160)
+@settings(max_examples=80 * SCALE)
 @given(st.one_of(statements(), scatters()))
 def test_bounds_are_exact(case):
     s, shapes = case

@@ -45,6 +45,7 @@ def test_sizes_and_blocks(sizes, tiling):
 
 @pytest.mark.parametrize("name", ["full", "causal", "window", "ahead", "alibi"])
 @pytest.mark.parametrize("tiles", [1, 3])
+@pytest.mark.covering
 def test_columns_of_one_block(name, tiles):
     """Nothing is carried, and a program has several blocks of rows: the last one fewer."""
     mine, theirs, *_ = both_ways(VARIANTS[name], "float32", SIZES, Tiling(16, 64, tiles=tiles))
@@ -137,6 +138,7 @@ EXTREMA = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("width", [8, 64])
 @pytest.mark.parametrize("name", EXTREMA)
+@pytest.mark.covering
 def test_gradients_find_extrema_among_their_own_values(name, width, dtype, monkeypatch):
     """The forward pass may take the extremum from scores that are never stored; the backward pass takes it once more
     from those that it compares with it, and keeps no count of ties either."""

@@ -97,6 +97,7 @@ def both_ways(case: Pairs, sizes: tuple[int, int, int, int], tiling: Tiling):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("sizes", [(50, 37, 3, 1), (33, 64, 2, 3)], ids=str)
+@pytest.mark.covering
 def test_values_and_gradients(name, sizes):
     """Matrices of pairs are in no kernel's outputs, forward or backward."""
     mine, exact, forward, backward = both_ways(CASES[name], sizes, Tiling(32, 16))

@@ -47,7 +47,7 @@ INTEGER = "function (A[T]) -> (H) { H[t : T] = 3 * H[t - 1] + A[t]; }"
     ],
 )
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_compiled_for_each_target(source, shape, dtype, target):
     f = tilec.compile(source, backend="triton")
     inputs = [tilec.spec(shape, dtype)] * len(f.inputs)

@@ -62,6 +62,7 @@ def loops(plan: Plan) -> list[TiledLoop]:
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.covering
 def test_memory_grows_with_the_inputs(name: str, gradient: bool) -> None:
     """Four times the rows: 16 times the scores, but the same slab and at most four times what is beside it."""
     held = {n: lowered(name, n, gradient).temporary_bytes for n in (4096, 16384, 65536)}
@@ -74,6 +75,7 @@ def test_memory_grows_with_the_inputs(name: str, gradient: bool) -> None:
 @pytest.mark.parametrize("budget", [16, 64, 300])
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.covering
 def test_the_budget_is_kept(name: str, gradient: bool, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What sums over slabs are added up in, float32 of a head's gradients, comes on top."""
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", f"{budget}MiB")
