@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ class Counted:
 def made(library, function: Counted, tensors: list[torch.Tensor]) -> tuple[AtenStep, Callable[..., tuple]]:
     """The step, which has run as often as it takes to know its calls, and a plan of it alone."""
     names = [f"t{k}" for k in range(len(tensors))]
-    step = AtenStep(function, names, ("out",), True)
+    step = AtenStep(function, names, ("out",))
     for _ in range(2):
         step(dict(zip(names, tensors, strict=True)), 0)
     reads = [(name, place) for place, name in enumerate(names)]
@@ -92,9 +94,9 @@ def test_done_again(library, name: str, how: str, dtype: torch.dtype) -> None:
 def test_known_to_a_plan_once_it_has_run(library) -> None:
     """A plan calls torch itself from the run on that comes after the one that was watched, whatever made it."""
     counted = Counted(torch.mm)
-    step = AtenStep(counted, ("a", "b"), ("out",), True)
+    step = AtenStep(counted, ("a", "b"), ("out",))
     plan = library.plan(torch.empty(0), 0, 3, [("python", step, [("a", 0), ("b", 1)], [("out", 2)])], [2])
-    other = plan.filled(0, (), [AtenStep(counted, ("a", "b"), ("out",), True)])
+    other = plan.filled(0, (), [AtenStep(counted, ("a", "b"), ("out",))])
     for run, left in ((plan, 1), (plan, 0), (plan, 0), (other, 1), (other, 0)):
         a, b = torch.randn(3, 4), torch.randn(4, 5)
         assert torch.equal(run(a, b)[0], a @ b) and run.in_python() == left
@@ -103,7 +105,7 @@ def test_known_to_a_plan_once_it_has_run(library) -> None:
 
 def test_watched_once_there_is_a_library(library, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has run many times before is done again without Python just so."""
-    step, a, b = AtenStep(torch_product, ("a", "b"), ("out",), True), torch.randn(3, 4), torch.randn(4, 5)
+    step, a, b = AtenStep(torch_product, ("a", "b"), ("out",)), torch.randn(3, 4), torch.randn(4, 5)
     monkeypatch.setenv("TILEC_NATIVE", "0")
     for _ in range(5):
         step({"a": a, "b": b}, 0)
@@ -144,11 +146,70 @@ def test_left_to_python(library, function: Callable) -> None:
     assert counted.count == 3
 
 
-def test_inputs_that_share_memory_are_left_to_python(library) -> None:
-    x = torch.randn(3, 4)
-    step, plan = made(library, Counted(torch.mm), [x, x.t()])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_inputs_that_share_memory_are_told_apart(library, overlap: bool) -> None:
+    """Parts of one tensor, or one twice: later inputs of these kinds have memory of their own each."""
+    whole = torch.randn(3, 3, 4)
+    given = [whole[0], whole[0]] if overlap else [*whole.unbind()[:2]]
+    counted = Counted(lambda a, b: torch.mm(a, b.t()))
+    step, plan = made(library, counted, given)
+    assert step.calls is not None and counted.count == 3  # once more to be watched, of others
+    for _ in range(2):
+        x, y = torch.randn(3, 4), torch.randn(3, 4)
+        assert torch.equal(plan(x, y)[0], x @ y.t()) and torch.equal(plan(*given)[0], given[0] @ given[1].t())
+    assert counted.count == 3
+
+
+def test_inputs_that_share_memory_where_kernels_take_no_view(library) -> None:
+    whole = torch.randn(13)
+    given = [whole[1:13].view(3, 4), whole[:12].view(4, 3)]  # the first begins within 16 bytes
+    step, plan = made(library, Counted(torch.mm), given)
     assert step.calls is None
-    torch.testing.assert_close(plan(x, x.t())[0], x @ x.t())
+    torch.testing.assert_close(plan(*given)[0], given[0] @ given[1])
+
+
+@pytest.fixture
+def probe(request: pytest.FixtureRequest) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An operator that tells how cuDNN computes while it runs, in two threads at a time where these are `together`."""
+    scope = torch.library.Library("tilec_probe", "FRAGMENT")
+    together = threading.Barrier(2)
+
+    def seen(x: torch.Tensor) -> torch.Tensor:
+        if x.numel() == 2:
+            together.wait(20)
+        return torch.full((4,), float(torch.backends.cudnn.allow_tf32))
+
+    if not hasattr(torch.ops.tilec_probe, "seen"):
+        scope.define("seen(Tensor x) -> Tensor")
+    scope.impl("seen", seen, "CPU")
+    request.addfinalizer(scope._destroy)
+    return lambda x: torch.ops.tilec_probe.seen(x)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_precision(library, probe, precision: str, before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN computes as matrix products do, and is as it was afterwards, whichever thread ends last."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
+    torch.set_float32_matmul_precision(precision)
+    try:
+
+        def lines(x: torch.Tensor) -> tuple[torch.Tensor]:
+            with rt.own_precision():
+                return (probe(x),)
+
+        for x in (torch.zeros(1), torch.zeros(2)):
+            step = AtenStep(lines, ("x",), ("out",), own_precision=True)
+            with ThreadPoolExecutor(2) as threads:
+                for _ in range(2):
+                    list(threads.map(lambda x, step=step: step({"x": x}, 0), [x] * len(x)))
+                assert step.calls is not None
+                plan = library.plan(torch.empty(0), 0, 2, [("python", step, [("x", 0)], [("out", 1)])], [1])
+                for (found,) in threads.map(plan, [x] * len(x)):
+                    assert found.tolist() == [precision != "highest"] * 4
+            assert torch.backends.cudnn.allow_tf32 == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_nothing_is_recorded(library) -> None:
@@ -165,7 +226,7 @@ import torch
 import tilec
 from tilec.backends.triton.runtime.aten_calls import AtenStep
 
-step = AtenStep(lambda a, b: (torch.mm(a, b),), ("a", "b"), ("out",), True)
+step = AtenStep(lambda a, b: (torch.mm(a, b),), ("a", "b"), ("out",))
 for _ in range(2):
     step({"a": torch.ones(2, 3), "b": torch.ones(3, 2)}, 0)
 assert step.calls is not None

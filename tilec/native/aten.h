@@ -1,14 +1,16 @@
 // What a step calls of torch's operators, as it was seen to: on tensors of its own and on views of them.
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/as_strided.h>
+#include <ATen/ops/as_strided_native.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -35,7 +37,7 @@ struct StridedView {
 
   Tensor operator()(const Tensors& there) const {
     const Tensor& t = there[place];
-    return whole ? t : at::as_strided(t, sizes, strides, t.storage_offset() + offset);
+    return whole ? t : at::native::as_strided_tensorimpl(t, sizes, strides, t.storage_offset() + offset);
   }
 };
 
@@ -88,13 +90,38 @@ class AtenCall {
   std::vector<std::optional<std::vector<int64_t>>> strides_;  // none: no tensor
 };
 
+// cuDNN in the precision of matrix products while this lives, as `own_precision` of the torch backend's runtime has it.
+// What torch keeps for all threads is set by the first of several at a time and set back by the last.
+class OwnPrecision {
+ public:
+  OwnPrecision() {
+    auto& context = at::globalContext();
+    bool wanted = context.float32MatmulPrecision() != at::Float32MatmulPrecision::HIGHEST;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!inside_) before_ = context.allowTF32CuDNN();
+    if (context.allowTF32CuDNN() != wanted) context.setAllowTF32CuDNN(wanted);
+    ++inside_;
+  }
+  OwnPrecision(const OwnPrecision&) = delete;
+  ~OwnPrecision() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!--inside_ && at::globalContext().allowTF32CuDNN() != before_) at::globalContext().setAllowTF32CuDNN(before_);
+  }
+
+ private:
+  static inline std::mutex mutex_;
+  static inline int inside_ = 0;
+  static inline bool before_ = false;
+};
+
 // All of a step's, of the tensors that it reads; nothing where one gave what it did not before.
 struct AtenCalls {
   std::vector<AtenCall> calls;
   std::vector<StridedView> results;
+  bool own_precision;
 
-  // `calls`: (name, overload, arguments, strides of results) each; `results`: the step's.
-  explicit AtenCalls(const py::object& given) {
+  // `calls`: (name, overload, arguments, strides of results) each; `results`: the step's; `own_precision`: of cuDNN.
+  explicit AtenCalls(const py::object& given) : own_precision(given.attr("own_precision").cast<bool>()) {
     for (auto call : given.attr("calls")) {
       auto [name, overload, arguments, strides] =
           call.cast<std::tuple<std::string, std::string, py::list, py::list>>();
@@ -105,6 +132,8 @@ struct AtenCalls {
 
   Tensors operator()(Tensors there) const {
     at::AutoDispatchBelowADInplaceOrView plain;
+    std::optional<OwnPrecision> precision;
+    if (own_precision) precision.emplace();
     for (const AtenCall& call : calls)
       if (!call(there)) return {};
     Tensors found;

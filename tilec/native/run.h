@@ -1,6 +1,7 @@
 // What a call runs: a function of Python's, or a plan of allocations and launches that needs no Python.
 #pragma once
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -213,16 +214,37 @@ struct Step {
   std::vector<int> slots{};
 };
 
+// What allocates on a device. torch's operator is looked up by the dispatcher each time, which takes as long again.
+class Allocations {
+ public:
+  explicit Allocations(at::Device device)
+      : options_(at::TensorOptions().device(device)),
+        keys_(c10::computeDispatchKey(at::kByte, at::kStrided, device)),
+        allocator_(at::empty({0}, options_.dtype(at::kByte)).storage().allocator()) {}
+
+  Tensor operator()(at::IntArrayRef sizes, at::ScalarType dtype) const {
+    auto& context = at::globalContext();  // which may want what is not written to be NaN
+    if (!allocator_ || context.deterministicAlgorithms()) return at::empty(sizes, options_.dtype(dtype));
+    return Tensor(at::detail::empty_generic(sizes, allocator_, keys_, dtype, std::nullopt));
+  }
+
+ private:
+  at::TensorOptions options_;
+  c10::DispatchKeySet keys_;
+  c10::Allocator* allocator_;
+};
+
 // What plans for other numbers have in common.
 struct Steps {
   at::Device device;
+  Allocations allocated;
   int slots;
   std::vector<Step> steps;
   std::vector<int> outputs;
   void* context = nullptr;
 
   Steps(at::Device device, int slots, std::vector<Step> given, std::vector<int> outputs)
-      : device(device), slots(slots), steps(std::move(given)), outputs(std::move(outputs)) {
+      : device(device), allocated(device), slots(slots), steps(std::move(given)), outputs(std::move(outputs)) {
     for (const Step& step : steps) {
       if (step.kind == Step::LAUNCH && !context) Driver::get().current(&context);
       size_t maps = 0;
@@ -274,16 +296,15 @@ class Plan final : public Run {
     void* stream = device.is_cuda() ? current.native_handle() : nullptr;
     Tensors tensors(steps_->slots);
     std::copy(inputs.begin(), inputs.end(), tensors.begin());
-    auto options = at::TensorOptions().device(device);
     Tensor workspace;
     char* base = nullptr;
     if (workspace_) {
-      workspace = at::empty({workspace_}, options.dtype(at::kByte));
+      workspace = steps_->allocated({workspace_}, at::kByte);
       base = static_cast<char*>(workspace.data_ptr());
     }
     for (const Step& step : steps_->steps) switch (step.kind) {
         case Step::EMPTY:
-          tensors[step.slot] = at::empty(sizes_of(step), options.dtype(step.dtype));
+          tensors[step.slot] = steps_->allocated(sizes_of(step), step.dtype);
           break;
         case Step::LAUNCH:
           launch(step, tensors, base, stream);

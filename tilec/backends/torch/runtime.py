@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -221,19 +222,31 @@ def prod(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
     return x.flatten(dims[0], dims[-1]).prod(dims[0], dtype=dtype)
 
 
+class _Switch:
+    """A switch of torch's, which all threads share: set by the first of several at a time, and back by the last."""
+
+    lock = threading.Lock()
+    inside, before = 0, False
+
+
 @contextlib.contextmanager
 def own_precision() -> Iterator[None]:
     """cuDNN in the precision that torch.get_float32_matmul_precision() asks of matrix products: it has a switch of its
     own, which lets float32 convolutions round their operands by default."""
-    tf32 = torch.get_float32_matmul_precision() != "highest"
-    if torch.backends.cudnn.allow_tf32 == tf32:
-        yield
-        return
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, tf32
+    cudnn, wanted = torch.backends.cudnn, torch.get_float32_matmul_precision() != "highest"
+    with _Switch.lock:
+        if not _Switch.inside:
+            _Switch.before = cudnn.allow_tf32
+        _Switch.inside += 1
+        if cudnn.allow_tf32 != wanted:
+            cudnn.allow_tf32 = wanted
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        with _Switch.lock:
+            _Switch.inside -= 1
+            if not _Switch.inside and cudnn.allow_tf32 != _Switch.before:
+                cudnn.allow_tf32 = _Switch.before
 
 
 def multiply(a: Tensor, b: Tensor, float32_result: bool = False) -> Tensor:

@@ -45,11 +45,11 @@ def library_steps(
         if _slow(c):
             return None
         lines, checked = library_lines(task, c)
-        switches = task.type.dtype == "float32"
-        if switches:
+        own_precision = task.type.dtype == "float32"
+        if own_precision:
             lines = [*lines[:-1], "with rt.own_precision():", f"    {lines[-1]}"]
         lines = [*lines, f"{task.out} = {task.out}.contiguous()"]
-        first: Step = _step(task, lines, switches)
+        first: Step = _step(task, lines, own_precision)
         return [first, *repair_steps(dot, space, view, flat, int64_index)] if checked else [first]
     plain = not (dot.zero_left or dot.zero_right or dot.zero_result)
     lone = all(len(side) == 1 and isinstance(side[0], Access) for side in (dot.left, dot.right))
@@ -93,7 +93,7 @@ def _task(defracted: Statement, flat: Statement, types: Mapping[str, TensorType]
     return Task(flat, defracted, types, local, names, Options(memory_budget=2**40), True)
 
 
-def _step(task: Task, lines: list[str], switches: bool = False) -> TorchLines:
+def _step(task: Task, lines: list[str], own_precision: bool = False) -> TorchLines:
     s = task.flat
     numbers = named_sizes(n for name in (*reads(s), s.output) for n in task.types[name].shape)
-    return TorchLines(tuple(lines), reads(s), (s.output,), (s.output,), (task.type.dtype,), numbers, switches)
+    return TorchLines(tuple(lines), reads(s), (s.output,), (s.output,), (task.type.dtype,), numbers, own_precision)

@@ -134,8 +134,8 @@ class Table:
 @dataclass(frozen=True)
 class TorchLines:
     """Python lines over torch: `reads` and `writes` name the tensors, which are local variables of the lines as are
-    `numbers`, sizes that are left open; `dtypes`: of `writes`; `statements`: outputs of those carried out. `switches`:
-    while they run they set what torch keeps for all."""
+    `numbers`, sizes that are left open; `dtypes`: of `writes`; `statements`: outputs of those carried out.
+    `own_precision`: they run with cuDNN in the precision of matrix products, which torch keeps for all."""
 
     lines: tuple[str, ...]
     reads: tuple[str, ...]
@@ -143,7 +143,7 @@ class TorchLines:
     statements: tuple[str, ...]
     dtypes: tuple[str, ...]
     numbers: tuple[tuple[str, int], ...] = ()
-    switches: bool = False
+    own_precision: bool = False
 
 
 @dataclass(frozen=True)

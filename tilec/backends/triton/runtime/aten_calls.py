@@ -25,30 +25,35 @@ CONSTANT_TYPES = (bool, int, float, type(None), torch.dtype, torch.device, torch
 @dataclass(frozen=True)
 class AtenCalls:
     """`calls`: operators with names, arguments and the strides of their results; `results`: what the step gives. A
-    tensor is a tuple: its place among those read and made, then None, or a view's sizes, its strides and its offset."""
+    tensor is a tuple: its place among those read and made, then None, or a view's sizes, its strides and its offset.
+    `own_precision`: with cuDNN in the precision of matrix products."""
 
     calls: list[tuple[str, str, list, list]]
     results: list[tuple]
+    own_precision: bool
 
 
 class AtenStep:
-    """A step of Python lines, whose results begin at multiples of 16 bytes, as kernels take them. `calls`: what it
-    calls, once it has run twice, as watching it takes longer than running it; None where that is more than can be done
-    again."""
+    """A step of Python lines, whose results begin at multiples of 16 bytes, as kernels take them. `own_precision`: they
+    ask cuDNN for that of matrix products. `calls`: what it calls, once it has run twice, as watching it takes longer
+    than running it; None where that is more than can be done again."""
 
     def __init__(
-        self, function: Callable[..., tuple], reads: Sequence[str], writes: Sequence[str], repeatable: bool
+        self, function: Callable[..., tuple], reads: Sequence[str], writes: Sequence[str], own_precision: bool = False
     ) -> None:
         self._function, self._reads, self._writes = function, tuple(reads), tuple(writes)
-        self._left = 2 if repeatable else 0  # runs up to the one that is watched
+        self._own_precision = own_precision
+        self._left = 2  # runs up to the one that is watched
         self.calls: AtenCalls | None = None
 
     def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
         given = [tensors[name] for name in self._reads]
-        if self._left == 1 and native() is not None:
-            with _Watch(given) as watch:
-                results = self._aligned(given)
+        if self._left == 1 and native() is not None and (apart := _apart(given)) is not None:
+            with _Watch(apart, self._own_precision) as watch:
+                results = self._aligned(apart)
             self.calls, self._left = watch.found(results), 0
+            if apart is not given:
+                results = self._aligned(given)
         else:
             results = self._aligned(given)
             self._left = min(self._left, 1)  # watched as soon as there is a library that does it again
@@ -58,15 +63,30 @@ class AtenStep:
         return [t.clone() if t.data_ptr() & 15 else t for t in self._function(*given)]
 
 
+def _apart(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+    """Tensors of the same kinds with memory of their own each, by which they are told apart: these, or others of any
+    elements. None where others may not be made now, or would not be aligned as these are."""
+    if len({_memory(t) for t in tensors}) == len(tensors):
+        return tensors
+    capturing = tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    if capturing or any(t.data_ptr() & 15 for t in tensors):
+        return None
+    try:
+        return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
+    except torch.OutOfMemoryError:
+        return None
+
+
 class _Watch(TorchDispatchMode):
     """Writes down what is called."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], own_precision: bool) -> None:
         super().__init__()
+        self._own_precision = own_precision
         self._there = list(tensors)  # by place; kept, so that each has memory of its own
         self._places = {_memory(t): place for place, t in enumerate(tensors)}
         self._calls: list[tuple[str, str, list, list]] = []
-        self._known = len(self._places) == len(tensors)
+        self._known = True
 
     def call(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -121,7 +141,7 @@ class _Watch(TorchDispatchMode):
         if not self._known or any(_memory(t) not in self._places for t in results):
             return None
         try:
-            return AtenCalls(self._calls, [self._described(t) for t in results])
+            return AtenCalls(self._calls, [self._described(t) for t in results], self._own_precision)
         except TypeError:
             return None
 
@@ -156,4 +176,4 @@ def lines_at(step: TorchLines) -> Callable[[Iterable[tuple[str, int]]], AtenStep
     header = f"def lines({', '.join([*map(python_name, step.reads), *(name for name, _ in step.numbers)])}):"
     text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
     function = _lines_function(text, ", ".join(step.statements))
-    return lambda numbers: AtenStep(partial(function, **dict(numbers)), step.reads, step.writes, not step.switches)
+    return lambda numbers: AtenStep(partial(function, **dict(numbers)), step.reads, step.writes, step.own_precision)
