@@ -227,6 +227,27 @@ def test_a_function_is_forgotten(way: str, device: str) -> None:
     y.sum().backward()
 
 
+def test_within_autocast(case: Case, way: str, device: str) -> None:
+    """A call is cast and then like any other; what it is given may differ from call to call."""
+    wanted = torch.exp(case.x * case.w)
+    halves = case.x.bfloat16(), case.w.detach().bfloat16().requires_grad_()
+    scaled = tilec.compile("Y = exp(X * S)")
+    for _ in range(3):
+        with torch.autocast(device, torch.bfloat16):
+            y = case()
+            z = case.f(*halves)
+            same(scaled(2.0, case.x), torch.exp(2 * case.x))
+            same(scaled(halves[0], 2), torch.exp(2 * halves[0].float()))
+            same(torch.autograd.grad(case().sum(), case.w)[0], case.gradient)
+        assert y.grad_fn is not None and y.grad_fn.name() == NODES[way]
+        same(y, wanted)
+        same(torch.autograd.grad(y.sum(), case.w)[0], case.gradient)
+        assert z.dtype is torch.float32
+        same(z, torch.exp(halves[0].float() * halves[1].float()))
+        assert torch.autograd.grad(z.sum(), halves[1])[0].dtype is torch.bfloat16
+    assert z.grad_fn is not None and z.grad_fn.name() == NODES[way]
+
+
 def test_numbers(way: str, device: str) -> None:
     f, x = tilec.compile("Y = X / S"), torch.ones(3, device=device)
     for number in (2.0, 2.0, 4.0, 2.0, 0.0, -0.0, -0.0, 0.0, 5e-324, float("inf"), 2, 3, True):

@@ -18,7 +18,7 @@ from tilec.specialise import Specialiser
 from tilec.torch_op import operator as operator
 from tilec.torch_op.autocast import autocast_inputs
 from tilec.torch_op.node import record, recorded_call
-from tilec.torch_op.state import PLAIN, ordinary, recording, untouched
+from tilec.torch_op.state import PLAIN, autocasting, ordinary, recording, untouched, untouched_once_cast
 
 
 class CallCache:
@@ -39,6 +39,8 @@ class CallCache:
         if self._waiting and native() is not None:
             self._waiting = False
             self._runs.clear()  # each is looked at once more, and added to the library's
+        if autocasting() and untouched_once_cast() and all([type(t) in KNOWN_TYPES for t in inputs]):
+            return self._cast(inputs)
         signature = _signature(inputs)
         run = self._runs.get(signature)
         if run is None:
@@ -46,12 +48,18 @@ class CallCache:
         outputs = run(*inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
+    def _cast(self, inputs: Sequence[Any]):
+        """A call within autocast: one of inputs in the types that it wants, which are cast each time, outside of it."""
+        given = autocast_inputs(self._function, inputs, [type(t) in NUMBERS for t in inputs])
+        with torch._C._DisableAutocast():
+            return self(tuple(given))
+
     def _first(self, signature: tuple | None, inputs: Sequence[object]):
         """A call whose arguments are to be looked at, or to be compiled for."""
         function = self._function
         arguments = to_tensors(function.inputs, inputs, function.seeds)
         tensors, weak = arguments.tensors, arguments.weak
-        if torch._C._is_any_autocast_enabled():
+        if autocasting():
             tensors = tuple(autocast_inputs(function, tensors, weak))
         values = tuple([_size(function.inputs[p], inputs[p], tensors[p]) for p in function.size_positions])
         results: tuple = recorded_call(function, tensors, weak, values)
@@ -110,6 +118,7 @@ class CallCache:
 
 
 NUMBERS = (float, int, bool)
+KNOWN_TYPES = (*PLAIN, *NUMBERS)
 KEPT_NUMBERS = 64
 
 

@@ -41,8 +41,8 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 def autocast_inputs(
     function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool]
 ) -> Sequence[torch.Tensor]:
-    """The inputs as autocast wants them."""
-    device = tensors[0].device.type if tensors else "cpu"
+    """The inputs as autocast wants them; where `weak` says so, numbers that are no tensors yet."""
+    device = next((t.device.type for t, w in zip(tensors, weak, strict=True) if not w), "cpu")
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):  # meta has none
         return tensors
     while function.gradient is not None:
@@ -52,7 +52,7 @@ def autocast_inputs(
         return tensors
     wanted = torch.get_autocast_dtype(device) if how == "product" else torch.float32
     taken = (torch.float32, *HALF_DTYPES) if how == "product" else HALF_DTYPES
-    return [t.to(wanted) if t.dtype in taken and not w else t for t, w in zip(tensors, weak, strict=True)]
+    return [t.to(wanted) if not w and t.dtype in taken else t for t, w in zip(tensors, weak, strict=True)]
 
 
 @cache

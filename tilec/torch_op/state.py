@@ -18,8 +18,7 @@ _TRACER = torch._C._dispatch_key_parse("Tracer")
 
 transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # is a torch.func transform under way?
 
-
-_autocasting = torch._C._is_any_autocast_enabled
+autocasting: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _modes = torch._C._len_torch_dispatch_stack
 _traced = torch._C._get_tracing_state
 included = torch._C._dispatch_tls_is_dispatch_key_included
@@ -35,8 +34,13 @@ def exporting() -> bool:
 def untouched() -> bool:
     """Are plain tensors computed with as they are: does torch neither transform, batch, trace nor watch calls, carry
     tangents or cast?"""
+    return not autocasting() and untouched_once_cast()
+
+
+def untouched_once_cast() -> bool:
+    """The same of tensors in the types that autocast wants."""
     batching = transforming() or included(_VMAP_MODE)
-    return not (batching or _modes() or forward_ad._current_level >= 0 or _autocasting() or _traced() is not None)
+    return not (batching or _modes() or forward_ad._current_level >= 0 or _traced() is not None)
 
 
 def recording(tensors: Sequence[torch.Tensor]) -> bool:
