@@ -131,7 +131,10 @@ def _compile(
     source: str, filename: str, entry: str | None, backend: str | None, tune: bool, exact: bool, warnings: str
 ) -> Function:
     if not isinstance(source, str):
-        raise InputMistake(f"the source must be a string of Tile; got {type(source).__name__}")
+        hint = "write tilec.load(path)" if isinstance(source, PathLike) else None
+        if callable(source):
+            hint = "write tilec.from_torch(function, *examples) to translate a function of torch"
+        raise InputMistake(f"the source must be a string of Tile; got {type(source).__name__}", hint=hint)
     if backend not in (None, *NAMES):
         raise InputMistake(f"no backend is called {backend!r}", hint="backends: " + ", ".join(NAMES))
     if warnings not in ("default", "error"):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from tilec.errors import InputMistake, TypeMistake, closest
+from tilec.errors import InputMistake, TypeMistake, listed
 from tilec.errors.tracebacks import public
 from tilec.ir.types import DTYPES, TensorType
 
@@ -65,7 +65,7 @@ def spec(shape: Sequence[int | str], dtype: str | torch.dtype | np.dtype | type 
         )
     sizes = tuple(n if isinstance(n, str) else int(n) for n in shape)
     if any(n < 0 for n in sizes if not isinstance(n, str)):
-        raise InputMistake(f"a spec of shape {sizes}: sizes cannot be negative")
+        raise InputMistake(f"a spec of shape {sizes}: sizes cannot be negative", hint="a size is 0 or more")
     return Spec(sizes, name)  # type: ignore[arg-type]
 
 
@@ -98,10 +98,7 @@ def by_name(names: Sequence[str], values: Sequence[object], named: Mapping[str, 
     """
     unknown = [name for name in named if name not in names]
     if unknown:
-        inputs = "inputs: " + ", ".join(names) if names else "the function has no inputs"
-        close = closest(unknown[0], names)
-        hint = f"did you mean `{close}`? {inputs}" if close else inputs
-        raise InputMistake(f"no input is called {unknown[0]}", hint=hint)
+        raise InputMistake(f"no input is called {unknown[0]}", hint=listed(unknown[0], names))
     if len(values) > len(names):
         _check_count(names, values, len(named))
     twice = [name for name in names[: len(values)] if name in named]

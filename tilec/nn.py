@@ -9,7 +9,7 @@ import torch
 
 from tilec.api import compile
 from tilec.arguments import by_name
-from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, TileError
+from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, TileError, listed
 from tilec.errors.tracebacks import hide_frames, public
 from tilec.function import Function
 from tilec.ir.program import Access, Index, Program, expressions, index_variables, walk
@@ -94,7 +94,7 @@ class Tile(torch.nn.Module):
         inputs = {i.name: i for i in self.function.program.inputs}
         for name in (*parameters, *buffers, *init):
             if name not in inputs:
-                raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(inputs))
+                raise NameMistake(f"no input is called {name}", hint=listed(name, inputs))
         given = {**parameters, **buffers}
         for name in (n for n in parameters if n in buffers):
             raise InputMistake(f"{name} is both a parameter and a buffer")
@@ -107,7 +107,10 @@ class Tile(torch.nn.Module):
             if dims is None:
                 continue
             if len(dims) != len(shape):
-                raise RankMistake(f"{name} is declared with {len(dims)} dimensions, and its shape is {shape}")
+                hint = f"its dimensions in the text: {name}[{', '.join(map(str, dims))}]"
+                raise RankMistake(
+                    f"{name} is declared with {len(dims)} dimensions, and its shape is {shape}", hint=hint
+                )
             for d, n in zip(dims, shape, strict=True):
                 known, place = (d, "declared") if isinstance(d, int) else sizes.setdefault(d, (n, name))
                 if known != n:

@@ -288,7 +288,8 @@ class Specialiser:
                 continue
             if types[name].shape != wanted.shape:
                 raise InputMistake(
-                    f"{name} has shape {types[name].shape}, but the output {output} has shape {wanted.shape}"
+                    f"{name} has shape {types[name].shape}, but the output {output} has shape {wanted.shape}",
+                    hint="pass a gradient of the output's shape, such as torch.ones_like of it",
                 )
             if not is_floating(types[name].dtype):
                 replaced[position] = Replaced(TensorType(wanted.shape, wanted.dtype), False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilec.errors import InputMistake, NameMistake
+from tilec.errors import InputMistake, NameMistake, listed
 from tilec.ir.program import Program
 from tilec.transforms.bind.bind import size_inputs
 
@@ -33,8 +33,10 @@ def _each(
     if isinstance(given, Mapping):
         for name in given:
             if name not in names:
-                raise NameMistake(f"{what} names {name}, which is none of {', '.join(names)}")
+                told = f"{what} names {name}, which is none of {', '.join(names)}"
+                raise NameMistake(told, hint=listed(name, names, "names"))
         return tuple([given.get(name, otherwise) for name in names])
     if len(given) != len(names):
-        raise InputMistake(f"{what} has {len(given)} entries for {len(names)}: {', '.join(names)}")
+        hint = f"one entry for each, one number for all, or a mapping such as {{{names[0]!r}: 0}}" if names else None
+        raise InputMistake(f"{what} has {len(given)} entries for {len(names)}: {', '.join(names)}", hint=hint)
     return tuple(given)

@@ -38,7 +38,7 @@ from tilec.distributed.placements import (
 from tilec.distributed.plan import Communication, Parted, ShardedStep, Sharding, TensorCopy, passing
 from tilec.distributed.regions import Limit, Regions
 from tilec.distributed.steps import composes, depth_along
-from tilec.errors import InputMistake, NameMistake, Unsupported
+from tilec.errors import InputMistake, NameMistake, Unsupported, listed
 from tilec.ir.functions import INFINITY, call
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import (
@@ -79,7 +79,7 @@ def shard(
     home = dict.fromkeys(program.input_names(), everywhere(mesh))
     for name, given in placements.items():
         if name not in home:
-            raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(home))
+            raise NameMistake(f"no input is called {name}", hint=listed(name, home))
         if len(given) != len(mesh):
             raise InputMistake(f"{name} has {len(given)} placements; the mesh has {len(mesh)} dimensions")
         rank = len(types[name].shape)

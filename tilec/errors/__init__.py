@@ -43,6 +43,14 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     )
 
 
+def listed(name: object, known: Iterable[str], what: str = "inputs") -> str:
+    """A hint for a name that is none of the known ones: the one most like it, and all."""
+    names = list(known)
+    close = closest(name, names) if isinstance(name, str) else None
+    told = f"{what}: {', '.join(names)}" if names else f"the function has no {what}"
+    return f"did you mean `{close}`? {told}" if close else told
+
+
 def edited(source: str, edits: Sequence[Edit]) -> str:
     """The source with these edits made."""
     for e in reversed(edits):

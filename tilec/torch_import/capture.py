@@ -66,6 +66,8 @@ def capture(function: Callable, examples: Sequence[object], dynamic: bool) -> Ca
     except Exception as error:
         told = str(error).strip().split("\n")[0]
         hint = "branches and loops that depend on values of tensors have no graph; `torch.where` has one"
+        if isinstance(error, TypeError) and "argument" in told:
+            hint = "give an example of each argument: tilec.from_torch(function, torch.ones(3, 4), ...)"
         raise Unsupported(f"torch.export cannot capture this: {told}", hint=hint) from error
 
 

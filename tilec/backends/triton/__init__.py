@@ -12,6 +12,7 @@ from tilec.backends.base import Executable, Lowering, Options
 from tilec.backends.common.code import python_name
 from tilec.backends.common.memory import TensorMemory
 from tilec.backends.triton.fusion.groups import Grouped, grouped
+from tilec.backends.triton.plan.device_info import check_target
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
 from tilec.backends.triton.recurrence.recurrence import check_recurrences
@@ -32,6 +33,8 @@ class TritonBackend:
     tells_apart = 16
 
     def __init__(self, target: str | None = None, library: bool = False):
+        if target is not None:
+            check_target(target)
         self.target, self.library = target, library
 
     def build(self, lowering: Lowering, options: Options | None = None) -> Executable:

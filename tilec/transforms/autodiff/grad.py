@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.errors import InputMistake, NameMistake
+from tilec.errors import InputMistake, NameMistake, listed
 from tilec.ir.functions import CASTS, STRUCTURAL
 from tilec.ir.program import (
     Aggregate,
@@ -67,7 +67,7 @@ def wanted_inputs(program: Program, wrt: Sequence[str] | None) -> tuple[str, ...
         raise InputMistake("there is no input to differentiate by")
     for name in wanted:
         if name not in program.input_names():
-            raise NameMistake(f"no input is called {name}", hint="inputs: " + ", ".join(program.input_names()))
+            raise NameMistake(f"no input is called {name}", hint=listed(name, program.input_names()))
     return wanted
 
 

@@ -106,7 +106,8 @@ class Batch:
             return i
         rank = len(i.dims) + 1
         if not -rank <= axis < rank:
-            raise InputMistake(f"{i.name} has {rank} dimensions with the batch's, so none is number {axis}", i.span)
+            told = f"{i.name} has {rank} dimensions with the batch's, so none is number {axis}"
+            raise InputMistake(told, i.span, hint=f"in_dims counts them from 0 to {rank - 1}")
         self.axis[i.name] = axis = axis % rank
         return replace(i, dims=(*i.dims[:axis], self.dimension, *i.dims[axis:]))
 
@@ -333,7 +334,8 @@ class Batch:
             return output
         rank = self.ranks.of(output) + 1
         if not -rank <= axis < rank:
-            raise InputMistake(f"{output} has {rank} dimensions with the batch's, so none is number {axis}")
+            told = f"{output} has {rank} dimensions with the batch's, so none is number {axis}"
+            raise InputMistake(told, hint=f"out_dims counts them from 0 to {rank - 1}")
         axis %= rank
         if self.axis.get(output) == axis:
             return output

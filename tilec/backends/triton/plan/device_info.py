@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilec.errors import Unsupported
+
 
 @dataclass(frozen=True)
 class DeviceInfo:
@@ -30,3 +32,9 @@ DEVICES = {
 PLANNED_FOR = DEVICES["sm_90"]
 MULTIPROCESSORS = PLANNED_FOR.multiprocessors
 TWO_A_MULTIPROCESSOR = 2 * MULTIPROCESSORS  # programs: with fewer, some multiprocessors wait
+
+
+def check_target(target: str) -> None:
+    """Raises Unsupported for an architecture that nothing is known of."""
+    if target not in DEVICES:
+        raise Unsupported(f"there is no target {target!r}", hint="targets: " + ", ".join(DEVICES))

@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 
 from tilec import knobs
 from tilec.backends.common.python_text import parsing
-from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR, DeviceInfo
+from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR, DeviceInfo, check_target
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.errors import InputMistake, InternalMistake, TileError, Unsupported
 
@@ -264,8 +264,7 @@ def _source_of(function: Any) -> Any:
 
 def compile_for(launch: Launch, dtypes: dict[str, str], target: str) -> Any:
     """The kernel compiled for a target such as "sm_90", without a device. `dtypes`: element type of each tensor."""
-    if target not in DEVICES:
-        raise Unsupported(f"there is no target {target!r}", hint="targets: " + ", ".join(DEVICES))
+    check_target(target)
     if interpreting():
         raise Unsupported("nothing is compiled while kernels are interpreted", hint="unset TRITON_INTERPRET")
     signature: dict[str, str] = {}

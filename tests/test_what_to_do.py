@@ -1,0 +1,49 @@
+"""Mistakes in calls of the Python functions: each says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import tilec
+
+F = tilec.compile("function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }")
+A, B = torch.ones(2, 3), torch.ones(3, 4)
+
+CASES: dict[str, tuple[Callable[[], object], str]] = {
+    "too few": (lambda: F(A), "nothing is given for B; inputs may be given by name, B=..."),
+    "too many": (lambda: F(A, B, 3), "outputs and sizes are not arguments"),
+    "by another case": (lambda: F.grad("a"), "did you mean `A`? inputs: A, B"),
+    "a tangent by another name": (lambda: F.jvp("Q"), "inputs: A, B"),
+    "a gradient of another shape": (lambda: F.grad()(A, B, torch.ones(4, 2)), "torch.ones_like"),
+    "a shape for an argument": (lambda: F.lower((2, 3), (3, 4)), "write tilec.spec((2, 3))"),
+    "a negative spec": (lambda: tilec.spec((-3,)), "a size is 0 or more"),
+    "a batch of too few": (lambda: F.vmap(in_dims=(0,)), "a mapping such as {'A': 0}"),
+    "a batch of another name": (lambda: F.vmap(in_dims={"b": 0}), "did you mean `B`?"),
+    "a batch that is not there": (lambda: F.vmap(in_dims=5), "in_dims counts them from 0 to 2"),
+    "a batch that is not there, out": (lambda: F.vmap(out_dims=5), "out_dims counts them from 0 to 2"),
+    "a path": (lambda: tilec.compile(Path("a.tile")), "write tilec.load(path)"),  # type: ignore[arg-type]
+    "a function": (lambda: tilec.compile(torch.exp), "tilec.from_torch"),  # type: ignore[arg-type]
+    "no examples": (lambda: tilec.from_torch(torch.softmax), "give an example of each argument"),
+    "a parameter of another name": (lambda: tilec.nn.Tile(F, parameters={"b": (3, 4)}), "did you mean `B`?"),
+    "a parameter of another rank": (lambda: tilec.nn.Tile(F, parameters={"B": (3,)}), "in the text: B[K, J]"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_hint(case: str) -> None:
+    call, hint = CASES[case]
+    with pytest.raises(tilec.TileError) as caught:
+        call()
+    assert hint in (caught.value.hint or ""), str(caught.value)
+
+
+def test_a_target_that_does_not_exist_is_refused_at_once() -> None:
+    pytest.importorskip("triton")
+    for backend in (None, "triton"):
+        with pytest.raises(tilec.Unsupported, match="there is no target 'h100'") as caught:
+            F.lower(A, B, target="h100", backend=backend)
+        assert caught.value.hint == "targets: sm_80, sm_89, sm_90"
