@@ -152,6 +152,8 @@ def test_a_statement_without_a_point(text, monkeypatch):
         ("Y[i : 4] = X[-1] + i", "an index does not count from the end"),
         ("Y[i : 4] = X[i] * X[i + 9]", "`X[i + 9]` is outside"),
         ("Y[i : 4] = +(X[i]), i + 9 < 3", "a constraint that never holds"),
+        ("Y[i : 4] = +(X[j + k] * X[j] * X[9])", "`X[9]` is outside"),
+        ("Y[i : 4] = +(X[j + k] * X[j]), j - 9 < 3", "a constraint that never holds"),
     ],
 )
 def test_the_access_that_leaves_no_point_is_named(text, hint):
