@@ -197,6 +197,16 @@ GATHERS = {
     "scatter": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = +(A[k, j])", [(5, 2)]),
     "scattered product": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = *(A[k, j])", [(5, 2)]),
     "scattered maximum": ("A[K, M], Ix[K]", "O[Ix[k], j : 3, M] = >(A[k, j])", [(5, 2)]),
+    "scattered beside each other": (
+        "A[K, M], Ix[K]",
+        "B[Ix[k], j : 4, M] = +(A[k, j]); C[Ix[k] + 1, j : 4, M] = >(A[k, j] * 2); O = B + max(C, 0)",
+        [(5, 2)],
+    ),
+    "interpolated": (
+        "A[N, M], Ix[K]",
+        "O[k, j : K, M] = pad(A[Ix[k], j], 0) * k + pad(A[Ix[k] + 1, j], 0) * (3 - k)",
+        [(4, 2)],
+    ),
     "padded gather": ("A[N], Ix[K]", "O[k : K] = pad(A[Ix[k]], 2 * A[0])", [(4,)]),
     "whole gather": ("A, Ix", "O = gather(A * A, Ix)", [(6, 2)]),
     "whole scatter": ("A, Ix", "O = scatter(A, Ix, A * A) * A + A", [(6, 2)]),

@@ -157,6 +157,23 @@ def test_two_runs_have_the_same_bits() -> None:
     assert error(got, wanted) < 1e-6 and math.isfinite(got.sum().item())
 
 
+@pytest.mark.parametrize("spread", [300.0, 0.5])
+def test_the_corners_of_an_interpolation_share_a_sort(spread: float) -> None:
+    """Of points everywhere, also outside, and of long runs that are cut."""
+    source = """function (X[C, H, W], U[M], V[M]) -> (Y) {
+        P = int64(floor(U)); Q = int64(floor(V)); A = U - floor(U); B = V - floor(V);
+        Y[c, m : C, M] = pad(X[c, P[m], Q[m]], 0) * (1 - A[m]) * (1 - B[m]) + pad(X[c, P[m], Q[m] + 1], 0)
+            * (1 - A[m]) * B[m] + pad(X[c, P[m] + 1, Q[m]], 0) * A[m] * (1 - B[m])
+            + pad(X[c, P[m] + 1, Q[m] + 1], 0) * A[m] * B[m];
+    }"""
+    f, exact = (tilec.compile(source, backend=b).grad(["X"]) for b in ("triton", "torch"))
+    given = normal(5, 100, 90), *(torch.rand(70000, device="cuda") * spread - 1 for _ in range(2)), normal(5, 70000)
+    found = f(*given)
+    assert torch.equal(found, f(*given))
+    assert error(found, exact(*(t.double() for t in given))) < 1e-6
+    assert sum(k.name == "sort_starts" for k in f.lower(*given).kernels) == 1
+
+
 def test_an_image_smaller_than_its_window() -> None:
     """None of its gradient's kernels is launched without programs, whichever way calls go."""
     source = "function (I[N, H], K[R, C]) -> (O) { O[n, y, c : N, H - R + 1, C] = >(I[n, y + j] + K[j, c]); }"
