@@ -107,7 +107,7 @@ def _of_both(
     if plain is None or other is None or types[p.output] != types[q.output]:
         return None
     (outputs, extent), (left, others) = plain, other
-    factors = [factors_of(m.body, False) for m in (p, q)]
+    factors = [factors_of(m.body, types) for m in (p, q)]
     if any(len(fs) != 2 or any(f.divides or not isinstance(f.value, Access) for f in fs) for fs in factors):
         return None
     sides = [[f.value for f in fs] for fs in factors]
@@ -206,7 +206,7 @@ def _cut(s: Statement, types: Types) -> _Cut | None:
     if plain is None:
         return None
     outputs, extent = plain
-    factors = factors_of(s.body, False)
+    factors = factors_of(s.body, types)
     for place, f in enumerate(factors):
         inner = _uncast(f.value)
         terms = terms_of(inner, False)
@@ -227,7 +227,7 @@ def _beside(s: Statement, types: Types, names: Names) -> list[Statement]:
     outputs, extent = found
     varying = {v for v, n in extent.items() if n > 1}
     summed = varying - set(outputs)
-    pairs = [factors_of(e, False) for _, e in terms]
+    pairs = [factors_of(e, types) for _, e in terms]
     if len(summed) != 1 or any(len(p) != 2 or any(f.divides for f in p) for p in pairs):
         return [s]
     (k,) = summed

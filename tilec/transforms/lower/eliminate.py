@@ -102,7 +102,7 @@ def _sum_of(s: Statement, types: Types) -> _Sum | None:
     every = index_variables(*s.roots)
     if any(v not in extent for v in every) or any(not isinstance(e, POINTWISE_NODES) for e in walk(s.body)):
         return None
-    factors = factors_of(s.body, False)
+    factors = factors_of(s.body, types)
     if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):
         return None
     parts = tuple(p for g in s.guards for p in _conjuncts(g))
@@ -150,7 +150,7 @@ def _eliminated(
     guards = [g for g in whole.guards if v in index_variables(g)]
     places = tuple(map(Index, index))
     sizes = tuple(Int(whole.extent[w]) for w in index)
-    first = Statement(name, places, sizes, quotient_of(list(inside)), "sum", all_of(guards), span=s.span)
+    first = Statement(name, places, sizes, quotient_of(inside), "sum", all_of(guards), span=s.span)
     return [first, _rest(whole, v, Access(name, places), outside)]
 
 

@@ -11,12 +11,12 @@ a sum of weighted deviations from the mean of the same points is zero, or NaN wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.functions import ONE, call
 from tilec.ir.index import Affine, distinct_variables, linear
-from tilec.ir.infer import expression_type, infer, statement_type
+from tilec.ir.infer import expression_type, expression_types, infer, statement_type
 from tilec.ir.program import (
     Access,
     Call,
@@ -106,10 +106,12 @@ def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> State
 
 @dataclass(frozen=True)
 class Factor:
-    """Of a product; `divides`: it stands below the line."""
+    """Of a product; `divides`: it stands below the line. `float_dtype`: of an integer, the type that the product's
+    floating factors turn it into."""
 
     value: Expr
     divides: bool
+    float_dtype: str | None = None
 
 
 def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
@@ -138,7 +140,7 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
 
 def as_float32(f: Factor, halved: bool) -> Factor:
     """A factor of a sum that is held in float32."""
-    return replace(f, value=call("float32", f.value)) if halved and not f.divides else f
+    return Factor(call("float32", f.value), False) if halved and not f.divides else f
 
 
 Terms = list[tuple[bool, list[Factor]]]
@@ -157,7 +159,7 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
     reduced = {v for v in (*index_variables(s.body), *fixed) if v not in outputs}
     if not reduced or (s.guard is not None and not set(outputs).issuperset(index_variables(s.guard))):
         return None
-    terms = [(negative, factors_of(e, False)) for negative, e in terms_of(s.body, False)]
+    terms = [(negative, factors_of(e, types)) for negative, e in terms_of(s.body, False)]
     outer = [f for f in terms[0][1] if not set(index_variables(f.value)) & reduced]
     for _, factors in terms[1:]:
         outer = _common(outer, factors)
@@ -196,7 +198,7 @@ def _running_cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple
     difference = Affine.variable(i) - Affine.variable(k)
     if i not in size or form not in (difference, -difference) or c.bound.value < size[i]:
         return None
-    terms = [(negative, factors_of(e, False)) for negative, e in terms_of(s.body, False)]
+    terms = [(negative, factors_of(e, types)) for negative, e in terms_of(s.body, False)]
     inner = [[f for f in factors if k in index_variables(f.value)] for _, factors in terms]
     if any(f != inner[0] for f in inner) or all(f.divides for f in inner[0]):
         return None
@@ -218,8 +220,7 @@ def _running_cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple
         return None
     if len(own) == 1:
         return [(own[0][0], inner[0])], own[0][1], outputs
-    one = Factor(Float(1.0), False)
-    sums = [(negative, quotient_of([*fs, *([one] if all(f.divides for f in fs) else [])])) for negative, fs in own]
+    sums = [(negative, quotient_of(fs)) for negative, fs in own]
     return [(False, inner[0])], [Factor(added(sums), False)], outputs
 
 
@@ -272,7 +273,7 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
     if s.aggregation != "sum" or s.index is None or s.default is not None or s.guard is not None or s.constraints:
         return None
     outputs = {linear(e).bare for e in s.index}
-    factors = factors_of(s.body, False)
+    factors = factors_of(s.body, types)
     moving = [f for f in factors if set(index_variables(f.value)) - outputs]
     if len(moving) != 1 or moving[0].divides or not is_floating(types[s.output].dtype):
         return None
@@ -323,24 +324,47 @@ def is_number(e: Expr) -> bool:
     return cast or isinstance(e, (Int, Float, Inside))
 
 
-def factors_of(e: Expr, divides: bool) -> list[Factor]:
-    """What a chain of products and quotients is made of; a sign is a factor."""
-    match e:
-        case Call("mul", (a, b)):
-            return [*factors_of(a, divides), *factors_of(b, divides)]
-        case Call("div", (a, b)):
-            return [*factors_of(a, divides), *factors_of(b, not divides)]
-        case Call("neg", (a,)) if not isinstance(a, (Int, Float)):
-            return [Factor(-Float(1.0), divides), *factors_of(a, divides)]
-    return [Factor(e, divides)]
+def factors_of(e: Expr, types: Types) -> list[Factor]:
+    """What a chain of floating products and quotients is made of; a sign is a factor. A product of integers wraps in
+    its own type and their quotient truncates: either is one factor."""
+    typed = expression_types(types)
+
+    def split(x: Expr, divides: bool, whole: str | None) -> list[Factor]:
+        own = typed(x)
+        if is_floating(own.dtype):
+            match x:
+                case Call("mul", (a, b)):
+                    return [*split(a, divides, own.dtype), *split(b, divides, own.dtype)]
+                case Call("div", (a, b)):
+                    return [*split(a, divides, own.dtype), *split(b, not divides, own.dtype)]
+                case Call("neg", (a,)) if not isinstance(a, (Int, Float)):
+                    return [Factor(-Float(1.0), divides), *split(a, divides, own.dtype)]
+            return [Factor(x, divides)]
+        if whole is None or is_number(x):
+            return [Factor(x, divides)]
+        return [Factor(x, divides, "float64" if whole == "float64" else "float32")]
+
+    return split(e, False, None)
 
 
-def quotient_of(factors: list[Factor]) -> Expr:
-    if is_number(factors[0].value):  # an integer first, divided by another, would be an integer
-        factors = sorted(factors, key=lambda f: is_number(f.value))
-    first = next(f for f in factors if not f.divides)
-    result = first.value
-    for f in factors:
+def quotient_of(factors: Sequence[Factor]) -> Expr:
+    """The product of factors in their order, floating ones before integers and numbers, so that no two integers
+    meet: where none is floating, the first becomes so."""
+    if not factors:
+        return ONE
+    if len(factors) == 1 and not factors[0].divides:
+        return factors[0].value
+    ordered = sorted(factors, key=_is_integer) if _is_integer(factors[0]) else list(factors)
+    first = next((f for f in ordered if not f.divides), None)
+    result = ONE if first is None else first.value
+    if all(map(_is_integer, factors)):
+        dtype = next((f.float_dtype for f in factors if f.float_dtype), None)
+        result = call(dtype, result) if dtype else Float(float(result.value)) if isinstance(result, Int) else result
+    for f in ordered:
         if f is not first:
             result = Call("div" if f.divides else "mul", (result, f.value))
     return result
+
+
+def _is_integer(f: Factor) -> bool:
+    return f.float_dtype is not None or is_number(f.value)

@@ -73,7 +73,7 @@ def _separated(s: Statement, types: Types, names: Names) -> list[Statement]:
     if any(not isinstance(e, POINTWISE_NODES) for e in walk(whole.body)) or _counts(whole.body):
         return [s]
     sums = s.aggregation == "sum"
-    factors = factors_of(whole.body, False) if sums else [Factor(whole.body, False)]
+    factors = factors_of(whole.body, types) if sums else [Factor(whole.body, False)]
     written = distinct_variables(whole.index) or ()
     orders = [
         (v, made)
@@ -165,7 +165,7 @@ def _last(
     sizes = tuple(n if w == h else shape[w] for w in place)
     narrow = dtype in NARROW and s.aggregation == "sum"
     name = names.fresh(f"{s.output}_along")
-    body = quotient_of([as_float32(Factor(_at(f.value, form, h), f.divides), narrow) for f in inner])
+    body = quotient_of([as_float32(replace(f, value=_at(f.value, form, h)), narrow) for f in inner])
     first = Statement(
         name,
         tuple(map(Index, place)),

@@ -359,9 +359,9 @@ class _Build(Places):
             weights = b.apply("select", mask, weights, b.number(0.0, "float32"))
         weights = self._full(weights)
         if t.feature is not None and reduced.unrolled is None:
-            mixed = quotient_of(list(reduced.feature))
+            mixed = quotient_of(reduced.feature)
             dtype = reduced.operand or "float32"
-            operand = self.operand(mixed, dtype, at)
+            operand = self.operand(mixed, dtype, at, looped or "")
             return b.dot(looped or "", b.cast(weights, dtype), operand, before, self._precision(dtype))
         total = self._along("sum", weights)
         return total if before is None else b.apply("add", before, total)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
 from tilec.backends.common.blocks.ir import COMPARED, Value
 from tilec.backends.common.scalars import fit, fold_literals
-from tilec.ir.functions import FUNCTIONS, ONE, ZERO
+from tilec.ir.functions import FUNCTIONS, ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement
@@ -120,13 +120,13 @@ class Emitter:
                 return self.b.apply(f, self.scaled(x, c), self.scaled(y, c))
             case Call("neg", (x,)):
                 return self.scaled(x, -c) if isinstance(c, float) else self.b.apply("neg", self.scaled(x, c))
-        factors = [Factor(e, False)] if isinstance(e, Access) else factors_of(e, False)
+        factors = [Factor(e, False)] if isinstance(e, Access) else factors_of(e, self.types)
         return self.product(factors, c)
 
     def parted(self, e: Expr) -> tuple[float, list[Factor]]:
         """A product as a finite number and the other factors."""
         number, rest = 1.0, []
-        for f in factors_of(e, False):
+        for f in factors_of(e, self.types):
             n = self.number(f.value)
             if n is None or not math.isfinite(n) or not n:
                 rest.append(f)
@@ -191,9 +191,9 @@ class Emitter:
         if f == "as_type" or len(e.args) == 1 and f == result.dtype:
             return self._converted(e.args[0], result)
         if compute_dtype == "float32" and f in ("mul", "div", "neg"):
-            return self.product(factors_of(e, False))
+            return self.product(factors_of(e, self.types))
         if compute_dtype == "float32" and f in ("add", "sub"):
-            shared = _common(*e.args)
+            shared = _common(e.args[0], e.args[1], self.types)
             if shared is not None:
                 common, x, y = shared
                 return self.product([*common, Factor(Call(f, (x, y)), False)])
@@ -233,10 +233,10 @@ class Emitter:
         return self._round(v, result.dtype) if result.dtype in NARROW else v
 
 
-def _common(x: Expr, y: Expr) -> tuple[list[Factor], Expr, Expr] | None:
+def _common(x: Expr, y: Expr, types: Types) -> tuple[list[Factor], Expr, Expr] | None:
     """Exponentials that two terms share, and what is left of these; `c ? p * x : 0` is p times `c ? x : 0` beside
     another multiple of p."""
-    first, second = _terms_of(x), _terms_of(y)
+    first, second = _terms_of(x, types), _terms_of(y, types)
     common = [f for f in first[1] if f in second[1] and isinstance(f.value, Call) and f.value.function == "exp"]
     if not common or first[0] is not None and second[0] is not None:
         return None
@@ -245,16 +245,16 @@ def _common(x: Expr, y: Expr) -> tuple[list[Factor], Expr, Expr] | None:
         left = list(factors)
         for f in common:
             left.remove(f)
-        value = quotient_of([Factor(ONE, False), *left] if all(f.divides for f in left) else left)
+        value = quotient_of(left)
         rest.append(value if condition is None else Call("select", (condition, value, ZERO)))
     return common, rest[0], rest[1]
 
 
-def _terms_of(e: Expr) -> tuple[Expr | None, list[Factor]]:
+def _terms_of(e: Expr, types: Types) -> tuple[Expr | None, list[Factor]]:
     match e:
         case Call("select", (c, x, Int(0))):
-            return c, factors_of(x, False)
-    return None, factors_of(e, False)
+            return c, factors_of(x, types)
+    return None, factors_of(e, types)
 
 
 def _kind_of(args: tuple[Expr, ...], types: Types) -> bool:

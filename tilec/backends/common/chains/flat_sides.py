@@ -56,7 +56,7 @@ def with_flat_sides(program: Program, types: Types) -> Apart:
 
 def _sides_of(s: Statement, types: Types) -> list[Side]:
     """The variables of the rows and of the columns of a product of two tensors; none for other statements."""
-    index, extent, factors = plain_index(s), extents_of(s, types), factors_of(s.body, False)
+    index, extent, factors = plain_index(s), extents_of(s, types), factors_of(s.body, types)
     if index is None or extent is None or s.aggregation != "sum" or types[s.output].dtype not in DOT_DTYPES:
         return []
     summed = reduction_variables(s)

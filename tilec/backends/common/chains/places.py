@@ -13,8 +13,8 @@ from tilec.backends.common.chains.emit import Emitter
 from tilec.backends.common.chains.walk import is_falling, is_rising
 from tilec.backends.common.code import python_name
 from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Expr, accesses_in, children
-from tilec.ir.types import NARROW, Types
+from tilec.ir.program import Access, Call, Expr, accesses_in, children
+from tilec.ir.types import FLOATS, NARROW, Types
 
 WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
 FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocessor
@@ -254,7 +254,9 @@ class Places:
         total = None
         for axis in self.feature_axes(inner.extent):
             names[inner.axis] = Affine.variable(f"#{axis}")
-            left, right = (self.operand(replace_indices(e, names), inner.dtype, at) for e in (inner.left, inner.right))
+            left, right = (
+                self.operand(replace_indices(e, names), inner.dtype, at, f"#{axis}") for e in (inner.left, inner.right)
+            )
             total = self.b.dot(axis, left, right, total, self._precision(inner.dtype))
         assert total is not None
         return total
@@ -268,9 +270,16 @@ class Places:
     def _precision(self, dtype: str) -> str | None:
         return None if dtype in NARROW else self.tiling.precision
 
-    def operand(self, e: Expr, dtype: str, at: Emitter) -> Value:
-        """A value as an operand of a product."""
-        return self.b.cast(at.value(e), dtype if dtype in NARROW else "float32")
+    def operand(self, e: Expr, dtype: str, at: Emitter, summed: str) -> Value:
+        """A value as an operand of a product, zero beyond the end of the variable that the product sums: what is
+        computed of the zeros read there need be no zero."""
+        value, x = at.value(e), e
+        while isinstance(x, Call) and x.function in FLOATS:
+            (x,) = x.args
+        inside = None if isinstance(x, Access) or not summed else at._within((summed,))
+        if inside is not None:
+            value = self.b.apply("select", inside, self.b.cast(value, "float32"), self.b.number(0.0, "float32"))
+        return self.b.cast(value, dtype if dtype in NARROW else "float32")
 
 
 def _feature_axes(n: int) -> list[tuple[str, int, int]]:

@@ -243,11 +243,11 @@ def _reduced(
         return None if own else Reduced(t, (Factor(t.body, False),), (), (), None)
     across = {v for v in extent if v in t.summed}
     if not across & {t.row, t.column}:  # a matrix: masks are its own points', and so are all factors
-        return Reduced(t, tuple(factors_of(t.body, False)), (), (), None) if not own else None
+        return Reduced(t, tuple(factors_of(t.body, matrices.types)), (), (), None) if not own else None
     inner: list[Factor] = []
     feature: list[Factor] = []
     outer: list[Factor] = []
-    for f in _operand_factors(t):
+    for f in _operand_factors(t, matrices.types):
         used = set(index_variables(f.value))
         if not used & across and t.feature not in used:
             outer.append(f)
@@ -283,14 +283,14 @@ def _in_registers(t: Target, matrices: Matrices) -> bool:
     return all(matrices.inners[n].left is None for n in _read(t) if n in matrices.inners)
 
 
-def _operand_factors(t: Target) -> list[Factor]:
+def _operand_factors(t: Target, types: Types) -> list[Factor]:
     """The factors of a sum's terms. Where the sum is a product of matrices, those of an operand that is cast to 16 bits
     too: the product rounds what is left of it."""
     found: list[Factor] = []
-    for f in factors_of(t.body, False):
+    for f in factors_of(t.body, types):
         match f.value:
             case Call(function, (x,)) if not f.divides and (function == "float32" or t.feature and function in NARROW):
-                found += factors_of(x, False)
+                found += factors_of(x, types)
             case _:
                 found.append(f)
     return found
@@ -298,7 +298,7 @@ def _operand_factors(t: Target) -> list[Factor]:
 
 def _operand_dtype(t: Target, types: Types) -> str:
     """The type of a product's operands: that of the factors that it sums, 16 bits only if all have these."""
-    summed = [f.value for f in factors_of(t.body, False) if set(index_variables(f.value)) & {*t.summed, t.feature}]
+    summed = [f.value for f in factors_of(t.body, types) if set(index_variables(f.value)) & {*t.summed, t.feature}]
     kinds = {expression_type(e, types).dtype for e in summed if not expression_type(e, types).weak}
     return min(kinds) if len(kinds) == 1 and kinds <= set(NARROW) else "float32"
 

@@ -144,7 +144,7 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
     fixed = {v for c in open_conditions(s, extent, types) for v in index_variables(c.form.to_expr())}
     if axis in fixed or (s.guard is not None and axis in index_variables(s.guard)) or 0 in extent.values():
         return None
-    factors = factors_of(s.body, False)
+    factors = factors_of(s.body, types)
     inside = [f for f in factors if axis in index_variables(f.value)]
     outside = [f for f in factors if f not in inside]
     name = f"{s.output}.dot"

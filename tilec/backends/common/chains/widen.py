@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import chained, kernel_reads
 from tilec.backends.common.chains.values import plain_index, reduction_variables
-from tilec.ir.functions import ONE, call
+from tilec.ir.functions import call
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -206,7 +206,7 @@ def _with_operands(s: Statement, types: Types, known: Types, renamed: Mapping[st
     old = types[s.output].dtype
     same: list[Factor] = []
     changed: list[Factor] = []
-    for f in factors_of(s.body, False):
+    for f in factors_of(s.body, before):
         alike = expression_type(f.value, before).dtype == expression_type(f.value, known).dtype
         (same if alike else changed).append(f)
     if not changed or not (outer or summed & set(index_variables(*(f.value for f in changed)))):
@@ -221,4 +221,4 @@ def _by_operand(factors: Sequence[Factor]) -> list[Expr]:
     operands: list[list[Factor]] = [[] for _ in widest]
     for f, own in zip(factors, sets, strict=True):
         operands[next(k for k, w in enumerate(widest) if own <= w)].append(f)
-    return [quotient_of(o if any(not f.divides for f in o) else [Factor(ONE, False), *o]) for o in operands]
+    return [quotient_of(o) for o in operands]

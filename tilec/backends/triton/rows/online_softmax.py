@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.fusion.groups import Group, conditions
-from tilec.ir.functions import ONE
+from tilec.ir.functions import ONE, call
 from tilec.ir.program import (
     Access,
     Call,
@@ -75,7 +75,7 @@ def rescaled(group: Group, types: Types) -> Rescaled:
                 extremes[s.output] = replace(s, body=body)
             if s.aggregation == "max" and types[s.output].dtype in ("float32", "float64"):
                 largest[s.output] = body
-            found = _relative(body, columns, largest) if s.aggregation == "sum" else None
+            found = _relative(body, columns, largest, known) if s.aggregation == "sum" else None
             if found is not None and found[0] in places.values():
                 found = None
             if found is not None and is_floating(types[s.output].dtype) and not members & tensors_read(found[1]):
@@ -125,13 +125,15 @@ def inlined(e: Expr, bodies: Mapping[str, Expr]) -> Expr:
     return e if isinstance(e, (Access, Pad)) else rebuild(e, lambda x: inlined(x, bodies))
 
 
-def _relative(body: Expr, columns: set[str], largest: Mapping[str, Expr]) -> tuple[str, Expr, Expr] | None:
+def _relative(
+    body: Expr, columns: set[str], largest: Mapping[str, Expr], types: Types
+) -> tuple[str, Expr, Expr] | None:
     """The maximum that a product's exponential is relative to, the weight of that at each point, what rows share."""
     maximum: str | None = None
     weight: Expr = ONE
     shared: Expr = Float(1.0)
-    for f in factors_of(body, False):
-        value, divides = f.value, f.divides
+    for f in factors_of(body, types):
+        value, divides = call(f.float_dtype, f.value) if f.float_dtype else f.value, f.divides
         if not columns & set(index_variables(value)):
             shared = Call("div" if divides else "mul", (shared, value))
             continue

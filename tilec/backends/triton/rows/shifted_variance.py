@@ -106,7 +106,7 @@ class _Writer:
                 pass
 
     def _deviations(self, s: Statement, body: Expr) -> list[Statement] | None:
-        factors = factors_of(body, False)
+        factors = factors_of(body, self.types)
         shared = [f for f in factors if not self.columns & set(index_variables(f.value))]
         moving = [f.value for f in factors if f not in shared]
         below = any(f.divides for f in factors if f not in shared)

@@ -1,0 +1,75 @@
+"""Integers and computed operands inside of floating products: integers wrap and truncate where the text says so, and
+what is computed beyond the end of a tensor counts for nothing."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import tilec
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+
+LONG_ROW = "function (X[I, K], P[K], Q[K]) -> (O) {{ M[i : I] = max(X[i, k]); O[i : I] = +(exp(X[i, k] - M[i]) {0}); }}"
+SHARED = "function (X[I, K], P[I], Q[I]) -> (O) {{ M[i : I] = max(X[i, k]); O[i : I] = +(exp(X[i, k] - M[i]) {0}); }}"
+CHAIN = """function (Q[I, E], K[J, E], V[J, F], A[J], B[{0}]) -> (O) {{
+    S[i, j : I, J] = +(Q[i, e] * K[j, e] * {1});
+    M[i : I] = max(S[i, j]);
+    W[i, j : I, J] = exp(S[i, j] - M[i]);
+    O[i, f : I, F] = +(W[i, j] * {2} V[j, f]);
+}}"""
+
+
+def floats(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def integers(n, seed):
+    return torch.randint(1, 100, (n,), generator=torch.Generator().manual_seed(seed)).to(torch.int8)
+
+
+def agree(source, *inputs):
+    found = tilec.compile(source, backend="triton")(*inputs)
+    wanted = tilec.interpret(source, *(x.double().numpy() if x.is_floating_point() else x.numpy() for x in inputs))
+    np.testing.assert_allclose(found.double().numpy(), wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("weights", ["* P[k] * Q[k]", "/ P[k]", "* (P[k] / Q[k])", "/ P[k] / Q[k]"])
+def test_weights_of_a_long_row(weights):
+    agree(LONG_ROW.format(weights), floats(2, 20000), integers(20000, 1), integers(20000, 2))
+
+
+def test_factors_that_rows_share():
+    agree(SHARED.format("* P[i] * Q[i]"), floats(3, 20000), integers(3, 1), integers(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("of", "scores", "weights"),
+    [
+        ("J", "0.1", "(A[j] / B[j]) *"),
+        ("J", "0.1", "A[j] * B[j] *"),
+        ("I", "0.02 * (A[j] / B[i])", ""),
+        ("I", "(A[j] * B[i]) * 0.001", ""),
+        ("J", "A[j] * 0.002 * B[j]", "1 / A[j] / B[j] *"),
+    ],
+)
+def test_scores_and_weights_of_a_chain(of, scores, weights):
+    agree(CHAIN.format(of, scores, weights), *(floats(128, 64) for _ in "QKV"), integers(128, 1), integers(128, 2))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [("1 / Q[i, e]", "K[j, e]"), ("Q[i, e]", "log(K[j, e])"), ("rsqrt(Q[i, e])", "exp(K[j, e]) / 2")]
+)
+@pytest.mark.parametrize("value", ["V[j, f]", "1 / V[j, f]"])
+def test_operands_that_are_computed_end_where_their_tensors_do(left, right, value):
+    """0 times what 1 / 0 is would be no number."""
+    source = f"""function (Q[I, E], K[J, E], V[J, F]) -> (O) {{
+        S[i, j : I, J] = +({left} * {right} * 0.1);
+        M[i : I] = max(S[i, j]);
+        W[i, j : I, J] = exp(S[i, j] - M[i]);
+        O[i, f : I, F] = +(W[i, j] * ({value}));
+    }}"""
+    agree(source, *(floats(n, 70).abs() + 0.5 for n in (130, 141)), floats(141, 50).abs() + 0.5)
