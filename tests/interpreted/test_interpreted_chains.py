@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.matmul import chain
+from tilec.backends.common import pairs
 
 CASES = {
     "matrices": (
@@ -45,7 +45,7 @@ CASES = {
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("name", CASES)
 def test_pairs(monkeypatch, name):
-    monkeypatch.setattr(chain, "GAIN", 0.0)
+    monkeypatch.setattr(pairs, "GAIN", 0.0)
     inputs, statement, shapes = CASES[name]
     ours, theirs = (
         tilec.compile(f"function ({inputs}) -> (O) {{ {statement}; }}", backend=b) for b in ("triton", "torch")
@@ -66,7 +66,7 @@ def test_pairs(monkeypatch, name):
 @pytest.mark.parametrize("name", CASES)
 def test_what_follows_pairs(monkeypatch, name):
     """An elementwise statement after the sum leaves it divided."""
-    monkeypatch.setattr(chain, "GAIN", 0.0)
+    monkeypatch.setattr(pairs, "GAIN", 0.0)
     inputs, statement, shapes = CASES[name]
     source = f"function ({inputs}) -> (U) {{ {statement}; U = relu(O) - 2 * O + 1; }}"
     ours, theirs = (tilec.compile(source, backend=b) for b in ("triton", "torch"))

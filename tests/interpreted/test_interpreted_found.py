@@ -8,8 +8,9 @@ import torch
 from support.found import FOUND
 
 import tilec
+from tilec.backends.common import pairs
 from tilec.backends.triton.fusion import grow_groups
-from tilec.backends.triton.matmul import chain, pack
+from tilec.backends.triton.matmul import pack
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -107,7 +108,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def in_pairs(monkeypatch):
-    monkeypatch.setattr(chain, "GAIN", 0.0)  # products of three operands are divided however small they are
+    monkeypatch.setattr(pairs, "GAIN", 0.0)  # products of three operands are divided however small they are
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.matmul import chain
+from tilec.backends.common import pairs
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -127,7 +127,7 @@ def test_padding_meets_infinities():
 
 
 def test_three_operands_are_two_products(monkeypatch):
-    monkeypatch.setattr(chain, "GAIN", 0.0)  # however small they are
+    monkeypatch.setattr(pairs, "GAIN", 0.0)  # however small they are
     source = function("A[M, K], B[K, L], C[L, N]", "O[i, j : M, N] = +(A[i, k] * B[k, l] * C[l, j]);")
     check(source, normal(33, 40), normal(40, 50), normal(50, 35), tolerance=1e-4, kernels=["O_1_dot", "O_dot"])
 
