@@ -45,6 +45,7 @@ def torch_convolution(image: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor
 @pytest.mark.parametrize(
     "size", [(9, 9, 2, 2), (57, 31, 3, 3), (8, 10, 1, 5), (3, 3, 4, 4), (2, 2, 1, 1), (20, 7, 2, 3)]
 )
+@pytest.mark.covering
 def test_value_and_gradient_are_torchs(size: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(0)
     h, w, kh, kw = size

@@ -10,6 +10,7 @@ from tilec.backends.torch import runtime
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.covering
 def test_one_channel_each(dims: int, dtype: torch.dtype) -> None:
     narrow, tested = dtype in (torch.bfloat16, torch.float16), 0
     for groups, taps, dilation, padding in itertools.product((1, 3), (1, 3, 4), (1, 2), (0, 1, 4)):

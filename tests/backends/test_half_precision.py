@@ -9,6 +9,7 @@ import tilec
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.covering
 def test_values_and_gradients(case, dtype):
     check(case, dtype, "torch", "cpu")
 

@@ -45,7 +45,7 @@ def test_values(name: str, special: bool) -> None:
 
 @pytest.mark.parametrize("consumers", [1, 2])
 @pytest.mark.parametrize("name", STAYING)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_programs_that_stay(name: str, consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few programs for many tiles, some of which sum over more than others: buffers and barriers are used again."""
     monkeypatch.setattr(hopper, "MULTIPROCESSORS", 1)

@@ -39,6 +39,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.covering
 def test_as_the_oracle(case, order):
     function, inputs = product, list(CASES[case])
     shapes = [[(4, 3)], [(4, 5), (5, 3)]]

@@ -25,6 +25,7 @@ FORMS = {
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.covering
 def test_each_form(form, aggregation):
     (x,) = tensors((7,))
     agree(f"function (X[N]) -> (O) {{ {FORMS[form] % aggregation} }}", x, contains="cum")

@@ -59,6 +59,7 @@ def test_convolutions_that_torch_has_are_recognised(case):
 
 @pytest.mark.parametrize("n", [0, 1, 2, 17])
 @pytest.mark.parametrize("k", [0, 1, 13])
+@pytest.mark.covering
 def test_awkward_sizes(n, k):
     a, b = tensors((n, k), (k, 3))
     agree("function (A[N, K], B[K, M]) -> (O) { O[i, j : N, M] = +(A[i, k] * B[k, j]); }", a, b)

@@ -131,6 +131,7 @@ WRONG = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.covering
 def test_a_wrong_result_is_no_figure(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours against a formula of another meaning, which is exact and eager alike."""
     row = Row("small", works.MATMUL, ((33, 64), (64, 17)), dtype, tolerance=1e-5 if dtype == "float32" else None)

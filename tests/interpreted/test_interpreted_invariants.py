@@ -38,6 +38,7 @@ def given(n, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("body", [*SHARED, *WHOLE])
 @pytest.mark.parametrize("n", [1, 8])
+@pytest.mark.covering
 def test_values(body, n, dtype, monkeypatch):
     monkeypatch.setattr(invariants, "INSTRUCTIONS", 1.0)
     source = HEAD + {**SHARED, **WHOLE}[body] + "; }"

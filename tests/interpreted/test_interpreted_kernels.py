@@ -158,6 +158,7 @@ def test_strided_inputs_are_read_where_they_lie():
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool])
+@pytest.mark.covering
 def test_repeated_elements(axes, dtype):
     """Tensors of stride 0 along one axis or both, in sizes that no block divides."""
 

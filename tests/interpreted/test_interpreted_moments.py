@@ -68,6 +68,7 @@ def test_what_is_not_finite_stays_so() -> None:
 
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.covering
 def test_norm_and_gradient(dtype: torch.dtype, activation: str | None) -> None:
     """The gradient's first kernel sums over rows what its last one computes again."""
     source = NORM

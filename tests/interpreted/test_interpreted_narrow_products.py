@@ -30,6 +30,7 @@ CASES = {
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.covering
 def test_narrow_products(monkeypatch, name, dtype):
     monkeypatch.setattr(dot, "TERMS", 1.0)
     inputs, statement, shapes = CASES[name]

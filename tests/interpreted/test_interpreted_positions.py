@@ -54,6 +54,7 @@ def test_float32_holds_the_positions(width, narrow):
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*SINGLE, *DOUBLE])
+@pytest.mark.covering
 def test_values(name, dtype):
     source, x = HEAD + {**SINGLE, **DOUBLE}[name] + "; }", given((6, 9), dtype)
     wanted = tilec.compile(source, backend="torch")(x)

@@ -61,6 +61,7 @@ def stored(lowered, places):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.covering
 def test_gradients_do_not_store_values_over_windows(name, dtype):
     source, shapes = GRADIENTS[name]
     given = [tilec.spec(s, dtype) for s in (*shapes, shapes[0])]
@@ -99,6 +100,7 @@ def test_gradients(name, dtype):
 @interpreted
 @pytest.mark.parametrize("shape", [(3, 29), (1, 1), (2, 0)])
 @pytest.mark.parametrize("name", PLACES)
+@pytest.mark.covering
 def test_values(name, shape):
     source, _ = PLACES[name]
     torch.manual_seed(0)

@@ -196,6 +196,7 @@ WEIGHTED = {
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("shape", [(3, 70, 96), (2, 130, 31), (2, 70, 40)])
 @pytest.mark.parametrize("body", WEIGHTED)
+@pytest.mark.covering
 def test_what_columns_share_is_read_once_a_block(body, shape, dtype, monkeypatch):
     monkeypatch.setattr(tiling, "MANY_POINTS", 1)
     monkeypatch.setattr(tiling, "SHORTEST_PART", 64)

@@ -249,6 +249,7 @@ def test_a_recorded_call_reads_the_statistics_of_the_next_row_ahead(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
 @pytest.mark.parametrize("function", ["argmax", "argmin"])
+@pytest.mark.covering
 def test_first_places_of_long_rows_take_one_walk(function, dtype):
     x = torch.randint(-50, 50, (6, 16500), generator=torch.Generator().manual_seed(0)).to(dtype)
     x[0, 3000:] = x[0, 16000] = 60 if function == "argmax" else -60

@@ -101,6 +101,7 @@ def test_each_form(form, aggregation, tiling):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.covering
 def test_what_rides_reads_its_own_elements(form, cut):
     """Terms begin and end where elements of the output need not."""
     statement = FORMS[form] % "+"
@@ -266,6 +267,7 @@ def test_what_does_not_compose(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.covering
 def test_integers_wrap_as_step_by_step(dtype, cut):
     x = torch.randint(-9, 10, (40,), generator=torch.Generator().manual_seed(1)).to(dtype)
     f = tilec.compile("function (X[T]) -> (H) { H[t : T] = 3 * H[t - 1] * X[t] - X[t] + 7 init 5; }", backend="triton")
@@ -296,6 +298,7 @@ def test_compositions_that_overflow_are_run_step_by_step(tiling):
 @pytest.mark.parametrize("value", [inf, -inf, nan])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_states_that_are_not_finite(step, value, cut):
     a, b, h = states()
     b[4, 1], a[6, 0] = value, 0

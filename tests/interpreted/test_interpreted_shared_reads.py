@@ -88,6 +88,7 @@ def test_windows(name: str, neighbours: bool, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(2, 9, 13), (1, 3, 4), (3, 3, 40)])
+@pytest.mark.covering
 def test_dtypes_and_strides(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     source = f"function (X[N, H, W], K[3, 4]) {CASES['moments'][0]}"
     x = numbers(shape[::-1], dtype).permute(2, 1, 0)

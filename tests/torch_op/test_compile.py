@@ -230,6 +230,7 @@ def levels_are_exported() -> bool:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", ("dual numbers", "forward-mode jacobian"))
 @pytest.mark.parametrize("name", ("softmax", "log product", pytest.param("recurrence", marks=pytest.mark.slow)))
+@pytest.mark.covering
 def test_tangents_in_what_is_exported(name: str, way: str) -> None:
     """The graph enters a level of forward mode, and makes batches, of which Python knows nothing."""
     inputs, transform = EXAMPLES[name].inputs(), TRANSFORMS[way]

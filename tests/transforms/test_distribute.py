@@ -46,6 +46,7 @@ def drawn(d, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.covering
 def test_taken_apart(name, dtype):
     f = tilec.compile(text_of(TAKEN[name]))
     given = drawn(12, dtype)

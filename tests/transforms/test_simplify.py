@@ -110,6 +110,7 @@ def test_numbers_meet_in_float64_where_they_are_compared():
 
 @pytest.mark.parametrize("x", DTYPES)
 @pytest.mark.parametrize("y", DTYPES)
+@pytest.mark.covering
 def test_negation_wraps_in_its_own_type(x, y):
     """Every pair of types, at the ends of their ranges: the oracle on the source against the simplified statement."""
     arrays = [_extremes(x), _extremes(y)]

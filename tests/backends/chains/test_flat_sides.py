@@ -35,6 +35,7 @@ def arrays_of(y, x):
 
 @pytest.mark.parametrize("sides", [(7, 7), (5, 4), (1, 17)], ids=str)
 @pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.covering
 def test_windows(bias, sides):
     arrays = arrays_of(*sides)
     types = {n: TensorType(a.shape, "float32") for n, a in arrays.items()}

@@ -37,6 +37,7 @@ def specs(tensors):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.covering
 def test_launches_of_layers(name, width):
     layer = LAYERS[name]
     f = tilec.compile(layer.source, backend="triton")

@@ -13,6 +13,7 @@ LOG_PRODUCT = "function (A[I, K], X[K, J]) -> (O) { O[i, j : I, J] = logsumexp(A
 
 @pytest.mark.parametrize("sizes", [(77, 129, 33), (256, 128, 64), (432, 64, 64), (256, 64, 48)])
 @pytest.mark.parametrize("strides", [(0, 0), (1, 0), (0, 1)])
+@pytest.mark.covering
 def test_repeated_weights(sizes: tuple[int, int, int], strides: tuple[int, int]) -> None:
     """They are read once, not at one address throughout a block, which Triton 3.6 compiles at few sizes."""
     i, k, j = sizes
@@ -25,6 +26,7 @@ def test_repeated_weights(sizes: tuple[int, int, int], strides: tuple[int, int])
 
 @pytest.mark.parametrize("sizes", [(77, 129, 33), (256, 128, 64)])
 @pytest.mark.parametrize("strides", [(0, 0), (0, 1), (1, 0)])
+@pytest.mark.covering
 def test_repeated_operands(sizes: tuple[int, int, int], strides: tuple[int, int]) -> None:
     """A weight that repeated elements are in keeps the layout that it is computed in, without which Triton 3.6 does not
     compile its kernel at most sizes."""
