@@ -19,12 +19,12 @@ from tilec.backends.common.chains.rewrites import by_rows, with_gathers_apart
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.splits import split_of
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
-from tilec.backends.common.chains.values import LONGEST_INNER, extents_of
+from tilec.backends.common.chains.values import LONGEST_INNER, SHORT, extents_of
 from tilec.backends.common.units import ordered
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Program, accesses_in, index_variables, reads, walk
-from tilec.ir.types import NARROW, Types
+from tilec.ir.types import ITEM_BYTES, NARROW, Types
 from tilec.transforms.lower.factor import Factor, factors_of
 from tilec.transforms.util.naming import fresh_variable
 
@@ -40,6 +40,8 @@ FAR = 2**12
 WIDEST_FLOAT32 = 128
 CHAINED_FLOPS, STORED_FLOPS, STORED_BYTES = 15e12, 35e12, 3.5e12
 MOST_STORED_BYTES = 2**28
+ANGULAR = ("sin", "cos", "tan")
+CHAINED_ANGLES = 1.5e11  # of these a second in a chain; kernels of their own take no longer than memory does
 _LEAST_GAIN = 20e-6  # seconds, for which another launch is worth it
 
 
@@ -342,7 +344,9 @@ def _fits(inner: Inner, a: Access, t: Target) -> bool:
 def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> bool:
     """A reduction of rows or columns somewhere, enough programs, and an exponential or matrices much larger than what
     is read and made: each inner sum is one that would be stored."""
-    if not any(k.looped is not None for k in kernels) or _sooner_stored(kernels, matrices):
+    if not any(k.looped is not None for k in kernels):
+        return False
+    if _sooner_stored(kernels, matrices) or _angles_take_long(kernels, matrices):
         return False
     times = Counter(n for k in kernels for n in k.inners)
     if any(times[n] > 1 and min(k.extent[v] for v in k.blocked) == 1 for k in kernels for n in k.inners):
@@ -383,6 +387,27 @@ def _sooner_stored(kernels: Sequence[ChainKernel], matrices: Matrices) -> bool:
     moved += sum(2 * points[k] for k, _ in mixtures)  # what weighs them
     gain = flops / CHAINED_FLOPS - flops / STORED_FLOPS - 4 * moved / STORED_BYTES
     return gain > _LEAST_GAIN and 4 * sum(size.values()) <= MOST_STORED_BYTES
+
+
+def _angles_take_long(kernels: Sequence[ChainKernel], matrices: Matrices) -> bool:
+    """Whether sines of the matrices' values take longer here than in kernels of their own, of which each reads and
+    stores a matrix: their arguments are reduced in many steps, one after the other, and a chain's programs have few
+    threads to do something else meanwhile. Sums of few terms have no such blocks."""
+    inners = {n: i for k in kernels for n, i in k.inners.items()}
+    if any(i.left is None or i.extent <= SHORT for i in inners.values()):
+        return False
+    size = {n: math.prod(matrices.types[n].shape) for n in inners}
+    angles = moved = 0
+    for k in kernels:
+        points = max([0, *(size[n] for n in k.inners)])
+        bodies = [e for r in k.targets for e in walk(r.target.body) if isinstance(e, Call)]
+        found = {e for e in bodies if e.function in ANGULAR and {a.tensor for a in accesses_in(e)} & k.inners.keys()}
+        angles += len(found) * points
+        moved += len(k.targets) * points
+    width = max((ITEM_BYTES[i.dtype] for i in inners.values()), default=0)
+    stored = width * sum(size.values())
+    seconds = 2 * (stored + width * moved) / STORED_BYTES + len(inners) * _LEAST_GAIN
+    return angles / CHAINED_ANGLES > seconds and stored <= MOST_STORED_BYTES
 
 
 def _order(program: Program, kernels: Sequence[ChainKernel], matrices: Collection[str]) -> list[tuple[str, ...]] | None:
