@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilec.errors import AffineMistake
-from tilec.ir.index import Affine, linear, natural, substitute_affine
+from tilec.ir.index import Affine, as_stored, linear, natural, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Float, Index, Int, Pad
 from tilec.language import parse, show
 from tilec.language.show import show_expr, show_statement
@@ -150,3 +150,10 @@ def test_natural_order():
 def test_padded_elements_are_atoms():
     form = linear(Pad(Access("J", (Index("i") - Index("i"),)), Int(1)))
     assert form.atoms() == (Pad(Access("J", (Int(0),)), Int(1)),)
+
+
+def test_kept_variables_are_stored_in_their_order() -> None:
+    """A product of `C[s, k, t]` and `D[t, l]` that is summed over s later, and read along k and l."""
+    operands = [Access("C", (Index("s"), Index("k"), Index("t"))), Access("D", (Index("t"), Index("l")))]
+    assert as_stored(["k", "l", "s"], ["s"], operands) == ("s", "k", "l")
+    assert as_stored(["k", "s", "l"], ["s"], [Access("C", (Index("l"), Index("s"), Index("k")))]) == ("l", "s", "k")

@@ -370,7 +370,9 @@ def as_stored(variables: Sequence[str], moving: Collection[str], operands: Seque
     found: list[str] = []
     while len(found) < len(variables):
         left = [v for v in variables if v not in found]
-        found.append(next((v for v in left if earlier[v] <= set(found)), left[0]))
+        still = next((v for v in left if v not in moving), None)  # the others keep their order where nothing bars that
+        free = [v for v in left if earlier[v] <= set(found)]
+        found.append(next((v for v in free if v in moving or v == still), free[0] if free else left[0]))
     return tuple(found)
 
 

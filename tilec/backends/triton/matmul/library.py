@@ -6,6 +6,7 @@ device, a kernel looks at the result and computes again, exactly, the blocks tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from tilec.backends.base import Options
@@ -61,15 +62,19 @@ def library_steps(
     return [_step(task, [*found, f"{task.out} = {task.out}.contiguous()"])]
 
 
+SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
 def is_plain(dot: Dot, space: Space, view: StridedView) -> bool:
     """Whether a product of bare elements is one of matrices as they lie in memory, which no library has to copy: one
     variable each of rows, columns, sums and batch where all tensors walk them as one, the batch outermost in the
-    result. A result whose last axis is short is the library's too: rows of its own product are longer."""
+    result. A result whose last axis is short is the library's too, unless what it is made of is much larger: rows of
+    its own product are longer."""
     last = next((v for e in reversed(space.statement.index or ()) if (v := linear(e).bare) is not None), None)
-    if last is None or space.largest(last) < SHORT_ROWS:
+    made_of = sum(math.prod(view.types[name].shape) for name in reads(space.statement))
+    made = math.prod(view.types[space.statement.output].shape)
+    if last is None or (space.largest(last) < SHORT_ROWS and made * SMALL_RESULT >= made_of):
         return True
     many = [len([v for v in g if not space.single(v)]) for g in (dot.rows, dot.columns, dot.summed, dot.batch)]
     if max(many) > 1:

@@ -363,15 +363,15 @@ FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than our
 def _ours_is_faster(p: Problem) -> bool:
     """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
     no look at the result for infinities at its borders afterwards. Matrix products stay the library's where they are
-    plain: it would copy others before or after. So do sums that must be split over programs for few columns: kernel
-    gradients of 64 channels take ours a third longer."""
+    plain: it would copy others before or after. Convolutions that must be split over programs for few columns stay the
+    library's as well: kernel gradients of 64 channels take ours a third longer."""
     dot, space, view = p.dot, p.space, p.view
     assert dot is not None
     accesses = [a for side in (dot.left, dot.right) for f in side for a in operand_accesses(f)]
     bare = all(linear(e).bare is not None for a in accesses for e in a.index)
     steps = None if bare and is_plain(dot, space, view) else hopper_steps(dot, space, view, p.setting)
     split = steps is not None and len(steps) > 1
-    return steps is not None and not (split and space.count(dot.columns) <= FEW_COLUMNS)
+    return steps is not None and (bare or not split or space.count(dot.columns) > FEW_COLUMNS)
 
 
 def _product_steps(
