@@ -40,6 +40,14 @@ CASES = {
         "function (X[N, M]) -> (Y) { E[i, j : N - 1, M] = abs(X[i + 1, j] - X[i, j]); Y[] = sum(E[i, j]); }",
         ((100, 201),),
     ),
+    "a long walk for each of two": (
+        "function (X[B, G, N], Y[B, H, N]) -> (Z) { Z[g, h : G, H] = +(X[b, g, n] * sin(Y[b, h, n])); }",
+        ((2, 3, 1501), (2, 5, 1501)),
+    ),
+    "a long walk for each of two, in eights": (
+        "function (X[B, G, N], Y[B, H, N]) -> (Z) { Z[g, h : G, H] = >(X[b, g, n] * Y[b, h, n]); }",
+        ((2, 3, 1504), (2, 5, 1504)),
+    ),
     "indices": (
         "function (X[N, M]) -> (Y) { E[i, j : N, M] = 2.0 * j; Y[j : M] = sum(E[i, j] * X[i, j]); }",
         ((3001, 31),),

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.lines import CodeLine, assign
-from tilec.backends.triton.pointwise.tiling import PointwiseTiling, part_of, passes_once, point_walk
+from tilec.backends.triton.pointwise.tiling import (
+    PointwiseTiling,
+    part_of,
+    passes_once,
+    point_walk,
+    splits_innermost,
+)
 
 
 @dataclass(frozen=True)
@@ -65,14 +71,18 @@ def points_of(
     integer = "tl.int64" if k.int64_index else "tl.int32"
     loops: list[tuple[tuple[str, str], ...]] = []
     scopes: list[frozenset[str]] = []
-    count, points = (k.count(windows), k.space.count(windows)) if windows else (k.extent(inner), k.space.largest(inner))
-    start, end, before = _bounds(k, tiling, count, points, 1 if windows else block)
+    innermost = not windows or tiling.parts > 1 and splits_innermost(k.space, inner, windows)
+    if innermost:
+        bounds = _bounds(k, tiling, k.extent(inner), k.space.largest(inner), block)
+    else:
+        bounds = _bounds(k, tiling, k.count(windows), k.space.count(windows), 1)
+    start, end, before = bounds
     if windows:
         k.scopes.append(Scope())
         k.assign("window", f"tl.full((), 0, {integer}) + at_window")
         k.decode(Axis("window", windows, None))
-        loops.append((("at_window", f"range({start}, {end})"),))
-        start, end = "0", k.extent(inner)
+        loops.append((("at_window", f"range(0, {k.count(windows)})" if innermost else f"range({start}, {end})"),))
+        start, end = (start, end) if innermost else ("0", k.extent(inner))
         scopes.append(frozenset((*windows, "window")))
     unroll = block if lanes is None else lanes.times
     if lanes is not None:

@@ -241,8 +241,11 @@ def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTil
     power of two, so that it asks little of sizes that are left open."""
     blocks = math.prod(-(-space.count(variables) // size) for variables, size in tiling.axes) * len(space.classes)
     inner, windows, block = point_walk(space, reductions, tiling.lanes)
-    each = space.largest(inner) if windows else 1  # points of a step of the loop that is split
-    steps, block = (space.count(windows), 1) if windows else (space.largest(inner), block)
+    outer = windows and not splits_innermost(space, inner, windows)
+    each = (
+        space.largest(inner) if outer else space.count(windows) if windows else 1
+    )  # points of a step of what is split
+    steps, block = (space.count(windows), 1) if outer else (space.largest(inner), block)
     if blocks >= MULTIPROCESSORS or steps * each < LONGEST_WALK or space.statement.default is not None:
         return 1
     least = -(-SHORTEST_WALK // (each * block)) * block  # steps of a part
@@ -259,6 +262,15 @@ def point_walk(space: Space, reductions: Sequence[str], lanes: KVector | None) -
         inner = max(reductions, key=lambda v: (_unroll(space, v), reductions.index(v)))
         block = _unroll(space, inner)
     return inner, tuple(v for v in reductions if v != inner), block
+
+
+def splits_innermost(space: Space, inner: str, windows: tuple[str, ...]) -> bool:
+    """Whether parts of a walk point by point divide the innermost variable and not those around it: where these have
+    fewer values than there are multiprocessors, and it has many times more."""
+    if not windows:
+        return True
+    around = space.count(windows)
+    return around < MULTIPROCESSORS and space.largest(inner) >= LONGEST_WALK * around
 
 
 def _unroll(space: Space, v: str) -> int:
