@@ -242,10 +242,9 @@ def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTil
     blocks = math.prod(-(-space.count(variables) // size) for variables, size in tiling.axes) * len(space.classes)
     inner, windows, block = point_walk(space, reductions, tiling.lanes)
     outer = windows and not splits_innermost(space, inner, windows)
-    each = (
-        space.largest(inner) if outer else space.count(windows) if windows else 1
-    )  # points of a step of what is split
-    steps, block = (space.count(windows), 1) if outer else (space.largest(inner), block)
+    around = space.count(windows) if windows else 1
+    each = space.largest(inner) if outer else around  # points of a step of what is split
+    steps, block = (around, 1) if outer else (space.largest(inner), block)
     if blocks >= MULTIPROCESSORS or steps * each < LONGEST_WALK or space.statement.default is not None:
         return 1
     least = -(-SHORTEST_WALK // (each * block)) * block  # steps of a part
