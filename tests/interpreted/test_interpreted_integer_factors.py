@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.common import pairs
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -73,3 +74,19 @@ def test_operands_that_are_computed_end_where_their_tensors_do(left, right, valu
         O[i, f : I, F] = +(W[i, j] * ({value}));
     }}"""
     agree(source, *(floats(n, 70).abs() + 0.5 for n in (130, 141)), floats(141, 50).abs() + 0.5)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_integers_that_meet_in_a_pair(recorded, monkeypatch):
+    monkeypatch.setattr(pairs, "GAIN", 0.0)  # however small the product is
+    source = """function (X[I, J], P[J, K], Q[J, K], Y[K, L]) -> (O) {
+        O[i, l : I, L] = +(X[i, j] * P[j, k] * Q[j, k] * Y[k, l]);
+    }"""
+    x, y = floats(17, 18), floats(18, 20)
+    p, q = (integers(18 * 18, seed).reshape(18, 18) for seed in (1, 2))
+    found = tilec.compile(source, backend="triton")(x.requires_grad_(recorded), p, q, y)
+    weights = p.double() * q.double() @ y.double()
+    torch.testing.assert_close(found.detach().double(), x.detach().double() @ weights, rtol=1e-4, atol=1e-1)
+    if recorded:
+        (gradient,) = torch.autograd.grad(found.sum(), [x])
+        torch.testing.assert_close(gradient.double(), weights.sum(1).expand(17, 18), rtol=1e-4, atol=1e-1)

@@ -17,6 +17,7 @@ import opt_einsum
 
 from tilec.backends.common.terms import product_of, split_factors
 from tilec.cost import H200, size_in_bytes
+from tilec.ir.functions import call
 from tilec.ir.index import Affine, as_stored, distinct_variables, linear
 from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import (
@@ -34,7 +35,7 @@ from tilec.ir.program import (
     value_accesses,
     walk,
 )
-from tilec.ir.types import FLOATS, TensorType, Types
+from tilec.ir.types import FLOATS, TensorType, Types, is_floating
 from tilec.transforms.util.naming import Names
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
@@ -57,6 +58,13 @@ class FactorSpace:
     extent: Mapping[str, int]
     outputs: tuple[str, ...]
     summed: tuple[str, ...]
+
+
+def as_floats(factors: Sequence[Expr], types: Types, dtype: str) -> tuple[Expr, ...]:
+    """The factors, where more than one is an integer with these in the product's type: two that meet in a pair would
+    wrap in their own."""
+    integers = [f for f in factors if not is_floating(expression_type(f, types).dtype)]
+    return tuple(call(dtype, f) if len(integers) > 1 and f in integers else f for f in factors)
 
 
 def paired(
@@ -184,7 +192,7 @@ def _whole(s: Statement, types: Types) -> FactorSpace | None:
         return None
     summed = tuple(v for v in every if v not in outputs)
     low = dict.fromkeys(extent, 0)
-    return FactorSpace(s, tuple(split[0]), split[1], low, extent, outputs, summed)
+    return FactorSpace(s, as_floats(split[0], types, types[s.output].dtype), split[1], low, extent, outputs, summed)
 
 
 _NODES = (Access, Call, Index, Int, Float)

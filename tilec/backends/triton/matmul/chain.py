@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilec.backends.common.pairs import FactorSpace, paired
+from tilec.backends.common.pairs import FactorSpace, as_floats, paired
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.iteration.space import Space
 from tilec.ir.infer import expression_type
@@ -23,9 +23,9 @@ def pairwise(space: Space, types: Types, variables_of: Callable[[Expr], frozense
     split = split_factors(s.body, types)
     if split is None:
         return None
-    factors, scale = split
+    factors, scale = as_floats(split[0], types, types[s.output].dtype), split[1]
     if any(space.single(v) for f in factors for v in variables_of(f)):
         return None  # a variable of one value would be summed over all of its axis in a statement of its own
     low, extent = space.low[0], space.extent[0]
-    whole = FactorSpace(s, tuple(factors), scale, low, extent, tuple(space.outputs), tuple(space.reductions))
+    whole = FactorSpace(s, factors, scale, low, extent, tuple(space.outputs), tuple(space.reductions))
     return paired(whole, types[s.output].dtype, variables_of, lambda k: f"{s.output}.{k}")
