@@ -23,7 +23,6 @@ from tilec.transforms.lower.float_counts import float_counts
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.lower.separate_windows import separate_windows
 from tilec.transforms.lower.split_clamps import split_clamps
-from tilec.transforms.lower.split_maps import split_maps
 from tilec.transforms.lower.tighten_domains import tighten_domains
 from tilec.transforms.lower.views import drop_views
 from tilec.transforms.simplify.identities import apply_identities
@@ -50,7 +49,6 @@ TRANSFORMS: dict[str, Transform] = {
     "flatten": lambda program, setting: flatten(program, setting.types),
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
     "views": lambda program, setting: drop_views(program, setting.types),
-    "split_maps": lambda program, setting: split_maps(program, setting.types),
     "split_clamps": lambda program, setting: split_clamps(program, setting.types),
     "tighten_domains": lambda program, setting: tighten_domains(program),
     "factor": lambda program, setting: factor(program, setting.types),
@@ -78,8 +76,7 @@ class Pass:
 
 
 CONTRACTIONS = (
-    *("flatten", "simplify", "split_maps", "views", "split_clamps", "tighten_domains"),
-    *("factor", "distribute", "eliminate"),
+    *("flatten", "simplify", "views", "split_clamps", "tighten_domains", "factor", "distribute", "eliminate"),
     "separate_windows",
     "simplify",
     "widen_statistics",
