@@ -42,6 +42,13 @@ class ScalarFunction:
     precedence: int = 0
 
 
+def without_casts(e: Expr) -> Expr:
+    """What casts to floating types are taken of."""
+    while isinstance(e, Call) and e.function in FLOATS:
+        (e,) = e.args
+    return e
+
+
 def call(name: str, *args: Expr) -> Expr:
     return Call(name, args)
 

@@ -12,9 +12,10 @@ from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement
 from tilec.backends.common.chains.emit import Emitter
 from tilec.backends.common.chains.walk import is_falling, is_rising
 from tilec.backends.common.code import python_name
+from tilec.ir.functions import without_casts
 from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Call, Expr, accesses_in, children
-from tilec.ir.types import FLOATS, NARROW, Types
+from tilec.ir.program import Access, Expr, accesses_in, children
+from tilec.ir.types import NARROW, Types
 
 WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
 FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocessor
@@ -234,9 +235,7 @@ class Places:
         total: Value | None = None
         for axis in self.feature_axes(self.summed[v]):
             at = self.emitter({**positions, v: self.feature_positions(axis)}, False)
-            value, inside = at.value(row.statement.body, "float32"), at._within((v,))
-            value = value if inside is None else b.apply("select", inside, value, b.number(0.0, "float32"))
-            value = b.reduce("sum", axis, value)
+            value = b.reduce("sum", axis, self._ended(at.value(row.statement.body, "float32"), v, at))
             total = value if total is None else b.apply("add", total, value)
         assert total is not None
         return total
@@ -273,13 +272,17 @@ class Places:
     def operand(self, e: Expr, dtype: str, at: Emitter, summed: str) -> Value:
         """A value as an operand of a product, zero beyond the end of the variable that the product sums: what is
         computed of the zeros read there need be no zero."""
-        value, x = at.value(e), e
-        while isinstance(x, Call) and x.function in FLOATS:
-            (x,) = x.args
-        inside = None if isinstance(x, Access) or not summed else at._within((summed,))
-        if inside is not None:
-            value = self.b.apply("select", inside, self.b.cast(value, "float32"), self.b.number(0.0, "float32"))
+        value = at.value(e)
+        if summed and not isinstance(without_casts(e), Access):
+            value = self._ended(value, summed, at)
         return self.b.cast(value, dtype if dtype in NARROW else "float32")
+
+    def _ended(self, value: Value, variable: str, at: Emitter) -> Value:
+        """The value, zero beyond the variable's end."""
+        inside = at._within((variable,))
+        if inside is None:
+            return value
+        return self.b.apply("select", inside, self.b.cast(value, "float32"), self.b.number(0.0, "float32"))
 
 
 def _feature_axes(n: int) -> list[tuple[str, int, int]]:

@@ -367,19 +367,27 @@ def _pays(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> b
         isinstance(e, Call) and e.function == "exp" for k in kernels for r in k.targets for e in walk(r.target.body)
     ):
         return True
-    inners = {n: i for k in kernels for n, i in k.inners.items()}
-    stored = sum(math.prod(matrices.types[n].shape) for n in inners)
+    stored = sum(_sizes(_inners(kernels), matrices).values())
     return max(most, stored) >= LARGE * sum(math.prod(types[n].shape) for n in names if n in types)
+
+
+def _inners(kernels: Sequence[ChainKernel]) -> dict[str, Inner]:
+    return {n: i for k in kernels for n, i in k.inners.items()}
+
+
+def _sizes(inners: Collection[str], matrices: Matrices) -> dict[str, int]:
+    """How many elements each matrix has."""
+    return {n: math.prod(matrices.types[n].shape) for n in inners}
 
 
 def _sooner_stored(kernels: Sequence[ChainKernel], matrices: Matrices) -> bool:
     """Whether wide float32 products take longer here than a library's, of which each reads and stores a matrix."""
-    inners = {n: i for k in kernels for n, i in k.inners.items()}
+    inners = _inners(kernels)
     mixtures = [(k.first, k.extent[f]) for k in kernels for r in k.targets if (f := r.target.feature) is not None]
     widest = max([0, *(i.extent for i in inners.values()), *(n for _, n in mixtures)])
     if widest <= WIDEST_FLOAT32 or any(i.left is None or i.dtype != "float32" for i in inners.values()):
         return False
-    size = {n: math.prod(matrices.types[n].shape) for n in inners}
+    size = _sizes(inners, matrices)
     points = {k.first: max([0, *(size[n] for n in k.inners)]) for k in kernels}
     flops = sum(2 * inners[n].extent * size[n] for k in kernels for n in k.inners)
     flops += sum(2 * width * points[k] for k, width in mixtures)
@@ -393,10 +401,10 @@ def _angles_take_long(kernels: Sequence[ChainKernel], matrices: Matrices) -> boo
     """Whether sines of the matrices' values take longer here than in kernels of their own, of which each reads and
     stores a matrix: their arguments are reduced in many steps, one after the other, and a chain's programs have few
     threads to do something else meanwhile. Sums of few terms have no such blocks."""
-    inners = {n: i for k in kernels for n, i in k.inners.items()}
+    inners = _inners(kernels)
     if any(i.left is None or i.extent <= SHORT for i in inners.values()):
         return False
-    size = {n: math.prod(matrices.types[n].shape) for n in inners}
+    size = _sizes(inners, matrices)
     angles = moved = 0
     for k in kernels:
         points = max([0, *(size[n] for n in k.inners)])

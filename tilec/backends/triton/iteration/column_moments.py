@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import as_float
+from tilec.ir.functions import without_casts
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Program, Statement, reads, reads_itself
 from tilec.ir.types import FLOATS, NARROW, TensorType, Types
@@ -75,7 +76,7 @@ class _Variance:
 def _variance(s: Statement, made: Mapping[str, Statement], types: Types) -> _Variance | None:
     if not _is_sum(s) or types[s.output].dtype != "float32":
         return None
-    match _stripped(s.body):
+    match without_casts(s.body):
         case Call("mul", (Call("sub", (Access() as x, Access() as mean)) as a, b)) if a == b:
             pass
         case _:
@@ -114,18 +115,12 @@ def _is_sum(s: Statement) -> bool:
     return s.aggregation == "sum" and plain and s.index is not None
 
 
-def _stripped(e: Expr) -> Expr:
-    while isinstance(e, Call) and e.function in FLOATS:
-        (e,) = e.args
-    return e
-
-
 def _total(mean: Access, x: Access, made: Mapping[str, Statement], count: int) -> str | None:
     """The sum that the mean of x is of; None where it is another value."""
     s = made.get(mean.tensor)
     if s is None or s.aggregation != "assign" or s.guard is not None or s.constraints or s.index is None:
         return None
-    match _stripped(s.body):
+    match without_casts(s.body):
         case Call("div", (Access(total, index), Int(n) | Float(n))) if n == count and index == s.index:
             pass
         case _:
@@ -133,7 +128,7 @@ def _total(mean: Access, x: Access, made: Mapping[str, Statement], count: int) -
     t = made.get(total)
     if t is None or not _is_sum(t):
         return None
-    body = _stripped(t.body)
+    body = without_casts(t.body)
     if not isinstance(body, Access) or body.tensor != x.tensor:
         return None
     theirs = {linear(e).bare: d for d, e in enumerate(body.index)}

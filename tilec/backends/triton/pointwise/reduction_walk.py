@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.lines import CodeLine, assign
-from tilec.backends.triton.pointwise.tiling import (
-    PointwiseTiling,
-    part_of,
-    passes_once,
-    point_walk,
-    splits_innermost,
-)
+from tilec.backends.triton.pointwise.tiling import PointwiseTiling, part_of, passes_once, point_walk, splits_innermost
 
 
 @dataclass(frozen=True)
@@ -71,12 +65,11 @@ def points_of(
     integer = "tl.int64" if k.int64_index else "tl.int32"
     loops: list[tuple[tuple[str, str], ...]] = []
     scopes: list[frozenset[str]] = []
-    innermost = not windows or tiling.parts > 1 and splits_innermost(k.space, inner, windows)
+    innermost = splits_innermost(k.space, inner, windows)
     if innermost:
-        bounds = _bounds(k, tiling, k.extent(inner), k.space.largest(inner), block)
+        start, end, before = _bounds(k, tiling, k.extent(inner), k.space.largest(inner), block)
     else:
-        bounds = _bounds(k, tiling, k.count(windows), k.space.count(windows), 1)
-    start, end, before = bounds
+        start, end, before = _bounds(k, tiling, k.count(windows), k.space.count(windows), 1)
     if windows:
         k.scopes.append(Scope())
         k.assign("window", f"tl.full((), 0, {integer}) + at_window")

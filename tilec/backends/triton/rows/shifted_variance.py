@@ -20,8 +20,9 @@ from tilec.backends.triton.emit.scalar import compute_dtype_of
 from tilec.backends.triton.fusion.groups import Group, conditions
 from tilec.backends.triton.rows.online_softmax import MOST_INLINED_NODES, inlined, tensors_read
 from tilec.ir.at_sizes import as_float
+from tilec.ir.functions import without_casts
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, index_variables, node_count, rebuild, walk
-from tilec.ir.types import FLOATS, TensorType, Types, is_floating
+from tilec.ir.types import TensorType, Types, is_floating
 from tilec.transforms.lower.factor import factors_of
 
 
@@ -96,10 +97,7 @@ class _Writer:
         return visit(body)
 
     def _learn_mean(self, s: Statement) -> None:
-        body = s.body
-        while isinstance(body, Call) and body.function in FLOATS:
-            (body,) = body.args
-        match body:
+        match without_casts(s.body):
             case Call("div", (Access(total), Int(n) | Float(n))) if n == self.count and total in self.totals:
                 self.means[s.output] = self.totals[total]
             case _:

@@ -9,7 +9,7 @@ scatter alone is in a run that the others do not read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Domain, build_domain, free, point_conditions, row_major
@@ -158,10 +158,10 @@ def is_scatter(defracted: Statement) -> bool:
     return roles(defracted) is None and not reads_itself(defracted)
 
 
-def shared_margins(scatters: Iterable[Statement], types: Types) -> dict[str, Margins]:
+def shared_margins(scatters: Sequence[Statement], types: Types) -> dict[str, Margins]:
     """The margins of the flat scatters, by output, that differ from others by constants along computed axes."""
     families: dict[object, list[PointPlaces]] = {}
-    for s in scatters:
+    for s in scatters if len(scatters) > 1 else ():
         domain = build_domain(s, types)
         if domain is None:
             continue

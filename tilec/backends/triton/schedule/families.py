@@ -33,12 +33,7 @@ from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched, 
 from tilec.backends.triton.matmul.library import is_plain, library_steps
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
-from tilec.backends.triton.matmul.precompute_operands import (
-    hoisted,
-    is_gathered,
-    shared,
-    with_stored_operands,
-)
+from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
@@ -333,12 +328,7 @@ FAMILIES = (
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
     Family("library", _of_library, _alone, lambda p, steps: not _ours_is_faster(p), fills=False),
-    Family(
-        "chain of products",
-        _chain,
-        _in_turn,
-        fills=False,
-    ),
+    Family("chain of products", _chain, _in_turn, fills=False),
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),
     Family("product", lambda p: p.dot, _product, lambda p, dot: worthwhile(dot, p.space)),
     Family(
