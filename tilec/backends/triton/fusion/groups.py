@@ -258,13 +258,12 @@ def _assembled(
                 second.append(rest)
             else:
                 members.append(s)
-        names = {s.output for s in (*members, *c.after)}
-        own = names & around.place.keys()
-        stored = frozenset(around.stored_outside(own) | cut_rows | (again & own)) - views.keys()
+        own = {s.output for s in (*c.members, *c.after)}  # those cut in two read within it
+        stored = frozenset(around.stored_outside(own) - c.cut | cut_rows | (again & own)) - views.keys()
         after = tuple(read_through(s, elsewhere) for s in c.after)
         live = {s.output for s in drop_dead([*members, *after], tuple(stored))}
         members = [s for s in members if s.output in live]
-        rounded = frozenset(t for t in stored if not compared.get(t, names) <= names)
+        rounded = frozenset(t for t in stored if not compared.get(t, own) <= own)
         if len(members) > 1:
             scans = {s.output: around.scans[s.output] for s in members if s.output in around.scans}
             group = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, after, rounded, scans)

@@ -1,0 +1,46 @@
+"""Kernels of losses: what they store, and how they walk."""
+
+import re
+
+import pytest
+
+import tilec
+from tilec.ir.types import TensorType
+from tilec.language import parse
+from tilec.saving import partition
+
+SUMS_OF_ALL = {  # a sum over rows and columns that reads what its own kernel computes at each point, and of each row
+    "divergence": """function (A[N, D], C[N, D]) -> (Y) {
+        P = A / 4; Q = C / 4; L[n : N] = logsumexp(P[n, d]); M[n : N] = logsumexp(Q[n, d]);
+        Y[] = sum(exp(Q[n, d] - M[n]) * (Q[n, d] - M[n] - P[n, d] + L[n])) / N; }""",
+    "entropy": """function (A[N, D], C[N, D]) -> (Y) {
+        L[n : N] = logsumexp(A[n, d]); P[n, d : N, D] = A[n, d] - L[n];
+        Y[] = sum(exp(P[n, d]) * P[n, d] * C[n, d]); }""",
+    "distance": """function (A[N, D], C[N, D]) -> (Y) {
+        S[n : N] = rsqrt(sum(A[n, d] * A[n, d])); B[n, d : N, D] = A[n, d] * S[n];
+        Y[] = sum(abs(B[n, d] - C[n, d])); }""",
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", SUMS_OF_ALL)
+def test_what_a_sum_of_all_points_reads_of_its_own_kernel_is_not_stored(name, dtype):
+    f = tilec.compile(SUMS_OF_ALL[name], backend="triton")
+    lowered = f.lower(tilec.spec((4096, 1000), dtype), tilec.spec((4096, 1000), dtype), target="sm_90")
+    rows, _ = lowered.kernels
+    assert len(rows.statements) > 2
+    assert lowered.source().split("def program")[1].count("torch.empty") == 2  # of the sums of rows, and of all
+
+
+@pytest.mark.parametrize("loss", ["L[n] - X[n, T[n]]", "L[n] - 0.9 * X[n, T[n]] - 0.1 * A[n]"])
+def test_a_number_that_all_rows_share_does_not_say_what_rows_are(loss):
+    """The count that the mean divides by adds up over samples: the gradient walks along classes all the same."""
+    source = f"""function (X[N, C], T[N]) -> (Y) {{
+        L[n : N] = logsumexp(X[n, c]); A[n : N] = mean(X[n, c]); Y[] = mean({loss}); }}"""
+    types = {"X": TensorType((4096, 8192), "bfloat16"), "T": TensorType((4096,), "int64")}
+    backward = partition(parse(source), ("X",), types, {}, True).backward
+    f = tilec.Function(backward.program, source, backend="triton")
+    given = (backward.types[name] for name in backward.program.input_names())
+    text = f.lower(*(tilec.spec(t.shape, t.dtype) for t in given), target="sm_90").source()
+    (rows, columns), *_ = re.findall(r"DX_rows\[.*BM=(\d+), BN=(\d+)", text)
+    assert "col_in = col < n_v" in text and int(rows) * int(columns) <= 4096
