@@ -236,9 +236,11 @@ def _split(
     many = [v for v in order if extent[v] > 1][-1:]
     if any(s.output in around.scans and _scans_columns(s, around, many, extent) for s in statements):
         columns = many
+    varied = {v for v in order if extent[v] > 1}
     for s in () if columns else statements:
         summed = reduced(s, extent)
-        if summed and _is_needed_again(s, statements, extent):
+        of_each_row = varied - summed <= set(index_variables(*(s.index or ())))  # else it is no member
+        if summed and of_each_row and _is_needed_again(s, statements, extent):
             columns = summed
             break
     if not columns:
