@@ -124,7 +124,7 @@ class Grouped:
 
 def grouped(program: Program, types: Types) -> Grouped:
     """The flat program with its chains and the groups that pay."""
-    program, selected = with_selections(program)
+    program, types, selected = with_selections(program, types)
     moments = with_moments(program, types)
     program, types = moments.program, moments.types
     chains = chained(program, types)

@@ -36,7 +36,7 @@ from tilec.backends.triton.schedule.planner import make_plan
 from tilec.cost import size_in_bytes
 from tilec.ir.program import Index, Input, Program, Statement, reads
 from tilec.ir.types import TensorType, Types
-from tilec.transforms.lower.defract import defract
+from tilec.transforms.lower.defract import defract, defracted_form
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.util.tiled import Combine, Into, Slice, Start
 
@@ -120,13 +120,24 @@ def within(whole: Planned, budget: int, slab: int | None = None) -> Planned:
 
 def _selected(lowering: Lowering) -> Lowering:
     """With scatters that select as such: those have the axis that they write at."""
-    flat, chosen = with_selections(lowering.stages["flat"])
-    known = {s.output: s for s in flat.statements if s.output in chosen}
+    whole = lowering.stages["flat"]
+    flat, types, chosen = with_selections(whole, lowering.types)
+    there = {s.output for s in whole.statements}
+    rows: list[Statement] = []  # what the next write selects
+    known: dict[str, list[Statement]] = {}
+    for s in flat.statements:
+        if s.output not in there:
+            rows.append(s)
+        elif s.output in chosen:
+            known[s.output], rows = [*rows, s], []
+    shapes = {name: t.shape for name, t in types.items()}
     stages = dict(lowering.stages)
     for stage in ("flat", "reduced", "defracted"):
-        program = stages[stage]
-        stages[stage] = replace(program, statements=tuple(known.get(s.output, s) for s in program.statements))
-    return replace(lowering, stages=stages)
+        statements = [m for s in stages[stage].statements for m in known.get(s.output, [s])]
+        if stage == "defracted":
+            statements = [s if s.output in there else defracted_form(s, shapes) for s in statements]
+        stages[stage] = replace(stages[stage], statements=tuple(statements))
+    return replace(lowering, stages=stages, types=types)
 
 
 # what is cut
