@@ -44,3 +44,16 @@ def test_a_number_that_all_rows_share_does_not_say_what_rows_are(loss):
     text = f.lower(*(tilec.spec(t.shape, t.dtype) for t in given), target="sm_90").source()
     (rows, columns), *_ = re.findall(r"DX_rows\[.*BM=(\d+), BN=(\d+)", text)
     assert "col_in = col < n_v" in text and int(rows) * int(columns) <= 4096
+
+
+def test_what_the_epilogue_of_a_product_can_compute_again_is_not_stored():
+    """The gradient of a squared relu reads it beside a product's sums: from what it is made of."""
+    source = """function (X[M, K], A[K, H], C[H, N]) -> (Y) {
+        P[m, h : M, H] = +(X[m, k] * A[k, h]); R = relu(P); U = R * R; Y[m, n : M, N] = +(U[m, h] * C[h, n]); }"""
+    program = parse(source)
+    types = {n: TensorType((1024, 1024), "bfloat16") for n in program.input_names()}
+    backward = partition(program, program.input_names(), types, {}, True).backward
+    f = tilec.Function(backward.program, source, backend="triton")
+    given = (backward.types[name] for name in backward.program.input_names())
+    text = f.lower(*(tilec.spec(t.shape, t.dtype) for t in given), target="sm_90").source()
+    assert "relu(P[" in text.split("DP_kernel(")[1] and "R = torch.empty" not in text

@@ -18,10 +18,18 @@ from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.disjoint_windows import with_windows
-from tilec.backends.triton.fusion.fuse_producers import with_producers
+from tilec.backends.triton.fusion.fuse_producers import elementwise, with_producers
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown
 from tilec.backends.triton.fusion.invariants import instructions, with_invariants
-from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, form_of, reduced, scan_form, taken_by_products
+from tilec.backends.triton.fusion.loop_nest import (
+    LoopNest,
+    ScanForm,
+    form_of,
+    reduced,
+    scan_form,
+    taken_by_products,
+    taken_by_recurrences,
+)
 from tilec.backends.triton.fusion.read_through import (
     aggregated_through,
     is_reshape,
@@ -135,7 +143,10 @@ def grouped(program: Program, types: Types) -> Grouped:
     kept = with_reads(program, chains.kernels.values())
     scans = {s.output: x for s in program.statements if s.output not in forms and (x := scan_form(s, types))}
     forms |= {output: f.nest for output, f in scans.items()}
-    for output in (*taken_by_products(kept, types, forms), *members, *moments.pivots):
+    recurrent = taken_by_recurrences(kept, types)
+    taken = taken_by_products(kept, types, forms) - recurrent
+    epilogues = {output for output in taken & forms.keys() - members if elementwise(forms[output].statement)}
+    for output in (*taken, *recurrent, *members, *moments.pivots):
         forms.pop(output, None)
     for s in program.statements:
         across = s.output in forms and is_view(s, program, types) and _is_read_across(s.output, kept, forms)
@@ -143,7 +154,7 @@ def grouped(program: Program, types: Types) -> Grouped:
             del forms[s.output]  # a reshape costs nothing, and reading through its remainders takes whole vectors apart
     found: list[GroupCandidate] = []
     read = _reads(program, chains)
-    around = Neighbourhood(kept, forms, read, instructions(program, types), scans)
+    around = Neighbourhood(kept, forms, read, instructions(program, types), scans, epilogues)
     kernels = [[s.output for s in kernel.statements] for kernel in chains.kernels.values()]
     units = Units(program, kernels, read)
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):

@@ -47,10 +47,13 @@ class Neighbourhood:
         read: Reads,
         instructions: Mapping[str, float],
         scans: Mapping[str, ScanForm],
+        epilogues: Collection[str] = (),
     ):
         """`read`: what each statement reads; one of a chain, all that its kernel does. `instructions`: what elementwise
-        statements take for each element. `scans`: those of the free, which stand for the values that they add up."""
+        statements take for each element. `scans`: those of the free, which stand for the values that they add up.
+        `epilogues`: elementwise statements that stay beside products."""
         self.program, self.read, self.instructions, self.scans = program, read, instructions, scans
+        self.epilogues = epilogues
         self.place = {s.output: k for k, s in enumerate(program.statements)}
         self.free = dict(free)
         self.renamed: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Statement, Touched]] = {}

@@ -132,14 +132,18 @@ def reduced(s: Statement, extent: Mapping[str, int]) -> set[str]:
     return {v for v in variables_of(s) if v not in written and extent[v] > 1}
 
 
+def taken_by_recurrences(program: Program, types: Types) -> set[str]:
+    """Outputs of the epilogues of recurrences."""
+    places = (place for place, s in enumerate(program.statements) if reads_itself(s))
+    return {r.output for place in places for r in find_recurrence_epilogue(program, place, types)}
+
+
 def taken_by_products(program: Program, types: Types, forms: Mapping[str, LoopNest]) -> set[str]:
-    """Outputs of the epilogues of products and recurrences; those of products that end in statistics of rows are for
-    the kernel of these, unless they read the product alone, which several kernels may compute again."""
+    """Outputs of the epilogues of products; those of products that end in statistics of rows are for the kernel of
+    these, unless they read the product alone, which several kernels may compute again."""
     taken: set[str] = set()
     for place, s in enumerate(program.statements):
-        if reads_itself(s):
-            taken |= {r.output for r in find_recurrence_epilogue(program, place, types)}
-        elif s.output not in forms and s.aggregation != "assign":
+        if s.output not in forms and s.aggregation != "assign" and not reads_itself(s):
             epilogue = find_epilogue(program, place, types)
             read = {n for r in epilogue for n in reads(r)} - {s.output, *(r.output for r in epilogue)}
             last = epilogue[-1].output if epilogue else s.output

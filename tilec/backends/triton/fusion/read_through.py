@@ -109,7 +109,7 @@ def recomputed_by_readers(
     bits none, or for aggregations as one of float32. Also those aggregations."""
     found: dict[str, Statement] = {}
     aggregations: set[str] = set()
-    free = (s for s in program.statements if s.output in around.free)
+    free = (s for s in program.statements if s.output in around.free or s.output in around.epilogues)
     kernel_of = {s.output: s.output for s in free if set(variables_of(s)) <= set(index_variables(*(s.index or ())))}
     kernel_of |= {s.output: c.members[0].output for c in candidates for s in (*c.members, *c.after)}
     reading: dict[str, set[str]] = {}
