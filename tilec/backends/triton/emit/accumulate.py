@@ -32,7 +32,7 @@ class Accumulator:
     dtype: str
     suffix: str = ""
     names: tuple[tuple[str, str], ...] = ()
-    exponential: str = "shifted_exp_"
+    exponential: str = "term_"
     choosing: bool = True
 
     @staticmethod

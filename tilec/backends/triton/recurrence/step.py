@@ -232,7 +232,7 @@ class StepWriter:
             n = identity(e.aggregation, t.dtype)
             return ScalarValue(literal(n), t, None, number=n)
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
-        accumulator = replace(accumulator, names=tuple(own.items()), exponential="term_")
+        accumulator = replace(accumulator, names=tuple(own.items()))
         tiled = count > FEW_SUMMED_POINTS and len(frame.axes) == 1
         size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points)) if tiled else 1
         whole = tiled and count <= size
