@@ -237,6 +237,19 @@ def test_places_of_what_is_read_do_not_say_how_points_are_sorted() -> None:
     assert len(places) == 3  # by T for the maxima, by U and by V
 
 
+def test_bounds_of_other_places_leave_the_sort_to_all() -> None:
+    """What a gradient asks of a gather from a computed tensor is asked where points are combined."""
+    source = """function (X[M], S[M], D[M], W[V]) -> (Y, Z) {
+        G[v : V] = exp(W[v]);
+        Y[D[m] : V] = +(X[m] * in(G[S[m]]));
+        Z[D[m] : V] = >(X[m]);
+    }"""
+    at = tilec.spec((5000,), "int32")
+    f = tilec.compile(source, backend="triton")
+    names = [k.name for k in f.lower(tilec.spec((5000,)), at, at, tilec.spec((900,))).kernels]
+    assert sum(name.endswith("_at_kernel") for name in names) == 1
+
+
 def test_few_long_runs_are_read_many_points_at_a_time() -> None:
     f = tilec.compile("function (X[M, D], T[M], Z[N, D]) -> (Y) { Y[T[m], d : N, D] = +(X[m, d]); }", backend="triton")
     for runs, block in ((100_000, "BM=2, BR=4"), (1000, "BM=1, BR=64"), (64, "BM=1, BR=64")):

@@ -93,8 +93,11 @@ def test_a_tensor_is_not_computed_for_its_size(name: str) -> None:
 
 
 ELEMENTS = {  # how a tensor that is computed is asked for at an element, and the flat statement
-    "an element": ("in(V[B[i]])", "O[i : 5] = +(B[i] >= 0 & B[i] < 5 ? A[i]);"),
-    "an element and more": ("in(V[2*B[i] - 1])", "O[i : 5] = +(2 * B[i] - 1 >= 0 & 2 * B[i] - 1 < 5 ? A[i]);"),
+    "an element": ("in(V[B[i]])", "O[i : 5] = +(int64(B[i]) >= 0 & int64(B[i]) < 5 ? A[i]);"),
+    "an element and more": (
+        "in(V[2*B[i] - 1])",
+        "O[i : 5] = +(2 * int64(B[i]) - 1 >= 0 & 2 * int64(B[i]) - 1 < 5 ? A[i]);",
+    ),
     "an element that may not be there": ("in(V[B[i - 1]])", None),
 }
 
@@ -103,7 +106,7 @@ ELEMENTS = {  # how a tensor that is computed is asked for at an element, and th
 def test_a_tensor_is_not_computed_for_a_gather(name: str) -> None:
     asked, wanted = ELEMENTS[name]
     program = parse(f"function (A[N], B[N]) -> (O) {{ V[i : N] = exp(A[i]); O[i : N] = +(A[i] * {asked}); }}")
-    arrays = [np.array([1.0, 0.0, 2.0, 1.0, 3.0]), np.array([4, 0, -1, 7, 3])]
+    arrays = [np.array([1.0, 0.0, 2.0, 1.0, 3.0]), np.array([4, 0, -1, -127, 3], np.int8)]
     setting = setting_of(program, arrays)
     flat = lower(program, setting.types, setting.values).stages["flat"].statements
     check(program, arrays)

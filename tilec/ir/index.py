@@ -323,6 +323,16 @@ def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False)
     return rebuild(e, lambda x: replace_indices(x, mapping, exact))
 
 
+def place_value(e: Expr) -> Expr:
+    """An index as a value, in 64 bits whatever the type of the elements in it; divisions in it come out even."""
+    match e:
+        case Access():
+            return Call("int64", (e,))
+        case Call(function, args) if function in QUASI_AFFINE:
+            return replace(e, args=tuple(place_value(linear(a).to_value()) for a in args))
+    return rebuild(e, place_value)
+
+
 def _is_whole(e: Expr) -> bool:
     """Is a value an integer combination of index variables, such as `to_value` divides?"""
     match e:

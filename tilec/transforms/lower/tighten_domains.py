@@ -14,7 +14,7 @@ from dataclasses import replace
 from tilec.errors import UnboundIndex
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.functions import ZERO, all_of
-from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.index import Affine, linear, place_value, substitute_affine
 from tilec.ir.program import (
     Access,
     Call,
@@ -71,7 +71,7 @@ def _sized(s: Statement, shapes: Shapes, computed: frozenset[str]) -> Statement:
             continue
         affine = [(form, n) for form, n in forms if form.is_affine]
         for form, n in read_at:
-            value = form.to_value()
+            value = place_value(form.to_value())
             for test in (Call("ge", (value, ZERO)), Call("lt", (value, Int(n)))):
                 known = replace(known, guard=test if known.guard is None else Call("and", (known.guard, test)))
         spans = [(form, n, None if box is None else _interval(form, box)) for form, n in affine]

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilec.backends.common.domain import Domain, build_domain, free, point_conditions, row_major
 from tilec.backends.triton.plan.sizes import NARROWEST
-from tilec.ir.index import QUASI_AFFINE, Affine, linear
+from tilec.ir.index import Affine, linear, place_value
 from tilec.ir.program import (
     Access,
     Call,
@@ -26,7 +26,6 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     reads_itself,
-    rebuild,
     substitute,
     walk,
 )
@@ -198,16 +197,8 @@ def _asks_for_bounds(e: Expr) -> bool:
     match e:
         case Call("and", args):
             return all(map(_asks_for_bounds, args))
-        case Call("ge", (Access(), Int(0))) | Call("lt", (Access(), Int())):
+        case Call("ge", (Access() | Call("int64", (Access(),)), Int(0))):
+            return True
+        case Call("lt", (Access() | Call("int64", (Access(),)), Int())):
             return True
     return isinstance(e, Inside)
-
-
-def place_value(e: Expr) -> Expr:
-    """An index as a value, in 64 bits whatever the type of the elements in it; divisions in it come out even."""
-    match e:
-        case Access():
-            return Call("int64", (e,))
-        case Call(function, args) if function in QUASI_AFFINE:
-            return replace(e, args=tuple(place_value(linear(a).to_value()) for a in args))
-    return rebuild(e, place_value)

@@ -30,10 +30,10 @@ from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
 from tilec.backends.triton.scatter.exact import exact_steps
-from tilec.backends.triton.scatter.places import Margins, PointPlaces, place_value, whole_axis
+from tilec.backends.triton.scatter.places import Margins, PointPlaces, whole_axis
 from tilec.backends.triton.scatter.segments import Runs, segment_steps
 from tilec.backends.triton.scatter.sort import Sort, sort_steps
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import Affine, linear, place_value
 from tilec.ir.program import (
     Access,
     Call,
