@@ -132,11 +132,12 @@ def _floating(value: Expr, element: ElementType) -> Expr:
     return value * Float(1.0) if element.weak else call("float32", value)
 
 
-def points_per_element(s: Statement, types: Types) -> int | None:
-    """How many valid points each output element has, where that is one positive number known now."""
+def points_per_element(s: Statement, types: Types, data: bool = False) -> int | None:
+    """How many valid points each output element has, where that is one positive number known now. `data`: where the
+    conditions on tensors' elements hold."""
     shapes = {name: t.shape for name, t in types.items()}
     points = domain(s, shapes)
-    box = bounds_of(points) if s.guard is None and not points.dependent else None
+    box = bounds_of(points) if s.guard is None and (data or not points.dependent) else None
     if box is None:
         return None
     written = {e.name: n for e, n in zip(s.index or (), sizes_of(s), strict=True) if isinstance(e, Index)}

@@ -4,9 +4,10 @@
 alone can be taken out of a floating sum and what is left no longer depends on some output variable, the sum becomes a
 statement over the variables that it does depend on: `T[r] = +(A[r, c]); G[r, k] = T[r] * B[r, k]`. So gradients of
 normalisations, in which each element reads a sum over its row, cost what the row costs. Quotients and functions that
-all terms share leave a sum too, where it reads an element for each of its points. Rounding differs as it does between
-any two orders of a product; 16-bit sums are kept in float32. A sum of ones over points that are known is a number, and
-a sum of weighted deviations from the mean of the same points is zero, or NaN where the mean is.
+all terms share leave a sum too, where it reads an element for each of its points; so they do where elements are then
+added up at places in data (`_factored_terms`), and gradients of one product of rows share its sum. Rounding differs as
+it does between any two orders of a product; 16-bit sums are kept in float32. A sum of ones over points that are known
+is a number, and a sum of weighted deviations from the mean of the same points is zero, or NaN where the mean is.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import ONE, call
-from tilec.ir.index import Affine, distinct_variables, linear
+from tilec.ir.functions import ONE, ZERO, all_of, call
+from tilec.ir.index import Affine, distinct_variables, linear, place_value
 from tilec.ir.infer import expression_type, expression_types, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -35,7 +36,9 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating
-from tilec.transforms.lower.decompose import points_per_element
+from tilec.lattice.questions import InRange
+from tilec.lattice.sets import bounds_of, depends_on_data, domain
+from tilec.transforms.lower.decompose import in_type, points_per_element
 from tilec.transforms.util.naming import Names
 
 
@@ -52,7 +55,10 @@ def factor(program: Program, inputs: Types) -> Program:
         if n is not None:
             counts[s.output] = n
         balanced = _balanced(s, types, known)
-        statements += _factored(s, types, names) if balanced is None else [balanced]
+        if balanced is None:
+            statements += _factored(s, types, names) or _factored_terms(s, types, names) or [s]
+        else:
+            statements.append(balanced)
     return replace(program, statements=tuple(statements))
 
 
@@ -114,11 +120,44 @@ class Factor:
     float_dtype: str | None = None
 
 
-def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
-    """The statement, or two that take its place."""
+def _factored(s: Statement, types: Types, names: Names) -> list[Statement] | None:
+    """Two statements that take the place of this one."""
+    found = _total_and_value(s, types, names)
+    if found is None:
+        return None
+    first, value = found
+    value = call(types[s.output].dtype, value) if types[s.output].dtype in NARROW else value
+    second = replace(s, body=value, aggregation="assign", constraints=())
+    made = statement_type(second, {**types, first.output: statement_type(first, types)})
+    return [first, second] if made == types[s.output] else None
+
+
+def _factored_terms(s: Statement, types: Types, names: Names) -> list[Statement] | None:
+    """Statements that take the place of one whose terms are sums themselves, added up where data says."""
+    if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
+        return None
+    box = bounds_of(domain(s, _shapes(types))) if any(depends_on_data(linear(e)) for e in s.index) else None
+    written = index_variables(*s.index)
+    if box is None or any(box[v][0] for v in written):
+        return None
+    sizes = tuple(Int(box[v][1] + 1) for v in written)
+    terms = replace(s, output=f"{s.output}_values", index=tuple(map(Index, written)), sizes=sizes, attributes=())
+    found = _total_and_value(terms, {**types, terms.output: statement_type(terms, types)}, names)
+    if found is None:
+        return None
+    first, value = found
+    known = {**types, first.output: statement_type(first, types)}
+    second = replace(s, body=value, constraints=())
+    if statement_type(second, known) == types[s.output]:
+        return [first, second]
+    return [first, *in_type(second, types[s.output].dtype, known, names)] if types[s.output].dtype in NARROW else None
+
+
+def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statement, Expr] | None:
+    """The sum that factors have left, and with them what it was."""
     cut = _cut(s, types) or _running_cut(s, types)
     if cut is None:
-        return [s]
+        return None
     terms, outer, kept = cut
     halved = types[s.output].dtype in NARROW
     total = names.fresh(f"{s.output}_total")
@@ -128,14 +167,20 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement]:
     shape = tuple(sizes[v] for v in kept)
     first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
     value = quotient_of([Factor(Access(total, index), False), *outer])
-    second = replace(
-        s,
-        body=call(types[s.output].dtype, value) if halved else value,
-        aggregation="assign",
-        constraints=(),
-    )
-    made = statement_type(second, {**types, total: statement_type(first, types)})
-    return [first, second] if made == types[s.output] else [s]
+    shapes = {**_shapes(types), total: tuple(n.value for n in shape if isinstance(n, Int))}
+    asked = domain(replace(s, body=value, constraints=()), shapes).dependent
+    return first, _where([c for c in domain(s, shapes).dependent if c not in asked], value)
+
+
+def _where(conditions: Sequence[InRange], value: Expr) -> Expr:
+    """The value where conditions on data hold, else zero."""
+    forms = [(place_value(c.form.to_value()), c.bound) for c in conditions]
+    test = all_of(test for e, n in forms for test in (Call("ge", (e, ZERO)), Call("lt", (e, Int(n)))))
+    return value if test is None else call("select", test, value, Float(0.0))
+
+
+def _shapes(types: Types) -> dict[str, tuple[int, ...]]:
+    return {name: t.shape for name, t in types.items()}
 
 
 def as_float32(f: Factor, halved: bool) -> Factor:
@@ -148,8 +193,9 @@ Terms = list[tuple[bool, list[Factor]]]
 
 def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ...]] | None:
     """The terms that stay in the sum, each with whether it is subtracted, the factors that leave it, and the output
-    variables that the sum then has. Every element must have a point: a factor may be infinite where a sum of none is
-    zero. A guard may say which elements are zero, but not which points count."""
+    variables that the sum then has. Every element must have a point, or data say whether it has all
+    of them or none: a factor may be infinite where a sum of none is zero. A guard may say which elements are zero, but
+    not which points count."""
     if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
     outputs = distinct_variables(s.index)
@@ -175,9 +221,16 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
     everything = [*outer, *(f for _, factors in inner for f in factors)]
     if any(not is_floating(expression_type(f.value, types).dtype) for f in everything if not is_number(f.value)):
         return None
-    if points_per_element(replace(s, guard=None), types) is None:
+    if points_per_element(replace(s, guard=None), types, data=True) is None or not _ask_alike(s, types, outputs):
         return None
     return inner, outer, tuple(v for v in outputs if v in needed or not large)
+
+
+def _ask_alike(s: Statement, types: Types, outputs: Sequence[str]) -> bool:
+    """Whether all points of an element meet the same conditions on data."""
+    asked = domain(s, _shapes(types)).dependent
+    own = set(outputs)
+    return all(c.form.is_integral and own.issuperset(index_variables(c.form.to_expr())) for c in asked)
 
 
 def _running_cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ...]] | None:

@@ -1,0 +1,75 @@
+"""Factors that leave sums which read elements at places in data, where an element may have no point."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilec
+from tilec.ir.program import reads
+from tilec.ir.types import TensorType
+from tilec.language import parse, show
+from tilec.pipeline import lower
+
+SHAPES = {"A": (4, 3), "B": (5, 3), "P": (7,), "T": (4,), "U": (5,), "Z": (4, 3), "N": (7, 3), "I": (7,), "J": (7,)}
+
+# a statement, and whether factors leave its sum
+SOURCES = {
+    "scores over the degree": ("Y[m : 7] = +(A[I[m], c] * B[J[m], c] / T[I[m]]);", True),
+    "by both ends": ("Y[m : 7] = +(A[I[m], c] * B[J[m], c] / T[I[m]] / U[J[m]]);", True),
+    "one place away": ("Y[m : 7] = +(A[I[m] + 1, c] * B[J[m], c] / P[m]);", True),
+    "clamped": ("Y[m : 7] = +(A[clamp(I[m], 0, 3), c] * B[J[m], c] / exp(P[m]));", True),
+    "turned round": ("Y[m : 7] = +(A[I[m] % 4, c] * B[J[m], c] / P[m]);", True),
+    "padded": ("Y[m : 7] = +(pad(A[I[m], c], 1) * B[J[m], c] / P[m]);", True),
+    "rows added at places": ("Y[J[m] : 5] = +(A[I[m], c] * P[m] / T[I[m]]);", True),
+    "pairs added at places": ("Y[I[m] : 4] = +(-(Z[I[m], c] * (B[J[m], c] * P[m] / T[I[m]]) / T[I[m]]));", True),
+    "at places, some asked for": ("Y[I[m] : 4] = +(P[m] > 0 ? Z[I[m], c] * B[J[m], c] / U[J[m]]);", True),
+    "columns of their own": ("Y[I[m], k : 4, 3] = +(B[J[m], c] * Z[k, c] / U[J[m]]);", False),
+    "at half the places": ("Y[m : 7] = +(A[I[m] / 2, c] * B[J[m], c] / P[m]);", False),
+    "of data that is summed": ("Y[c : 3] = +(A[I[m], c] * B[J[m], c] / U[c]);", False),
+    "of a default": ("Y[I[m] : 4] = +(Z[I[m], c] * B[J[m], c] / U[J[m]]) default T;", False),
+}
+
+
+def lowered(source: str, dtype: str):
+    program = parse(source)
+    integers = ("I", "J")
+    types = {n: TensorType(SHAPES[n], "int8" if n in integers else dtype) for n in program.input_names()}
+    return lower(program, types, {}).stages["flat"]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_factors_leave_sums_of_gathered_elements(name: str) -> None:
+    body, factored = SOURCES[name]
+    used = [n for n in SHAPES if f"{n}[" in body or f"default {n}" in body]
+    shapes = {n: ", ".join(map(str, SHAPES[n])) for n in used}
+    source = f"function ({', '.join(f'{n}[{dims}]' for n, dims in shapes.items())}) -> (Y) {{ {body} }}"
+    flat = lowered(source, "float64")
+    assert any("_total" in s.output for s in flat.statements) is factored, show(flat)
+    narrow = lowered(source, "bfloat16")
+    assert any("_total" in s.output for s in narrow.statements) is factored
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        inputs = [rng.normal(size=SHAPES[n]) for n in used]
+        for k, n in enumerate(used):
+            if n in "TU":  # a quotient by nothing, at a point that is there or not
+                inputs[k][rng.random(inputs[k].shape) < 0.3] = 0
+            elif n in "IJ":
+                inputs[k] = rng.integers(-3, 8, 7).astype("int8")
+        with np.errstate(all="ignore"):
+            told, wanted = tilec.interpret(show(flat), *inputs), tilec.interpret(source, *inputs)
+        finite = np.isfinite(wanted)
+        np.testing.assert_allclose(told[finite], wanted[finite], rtol=1e-12, atol=1e-12)
+        assert not np.isfinite(told[~finite]).any()
+
+
+def test_gradients_of_attention_over_edges_share_one_sum() -> None:
+    source = """function (E[M], S[M], D[M], H[V, C], Z[V, C]) -> (Y) {
+        G[D[m] : V] = >(E[m]); P[m : M] = exp(E[m] - G[D[m]]); T[D[m] : V] = +(P[m]);
+        Y[D[m], c : V, C] = +(H[S[m], c] * P[m] / T[D[m]]);
+    }"""
+    edges, rows = tilec.spec((40,)), tilec.spec((9, 3))
+    at = tilec.spec((40,), "int64")
+    flat = tilec.compile(source).grad(["E", "H"]).lower(edges, at, at, rows, rows, rows).stages["flat"]
+    rows_read = [s.output for s in flat.statements if {"DY", "H"} <= set(reads(s))]
+    assert rows_read == ["DT_values_total"]
