@@ -526,6 +526,17 @@ def test_maps_take_blocks_of_both_fast_axes():
     assert "    i = row % n_i\n" in text.replace("(n_i * 4)", "n_i")  # neighbours in a block's rows
 
 
+@pytest.mark.parametrize(("index", "block"), [("D[m], c", 1024), ("D[m, c], c", 256)])
+def test_rows_at_computed_places_are_read_as_other_rows(index: str, block: int) -> None:
+    source = f"function (D[M, C], A[V, C], B[V, C]) -> (Y) {{ Y[m, c] = A[{index}] * B[{index}]; }}"
+    source = source.replace("D[M, C]", "D[M]") if "D[m]" in index else source
+    places = tilec.spec((4096,) if "D[m]" in index else (4096, 64), "int64")
+    specs = places, tilec.spec((900, 64)), tilec.spec((900, 64))
+    text = tilec.compile(source).lower(*specs, backend="triton", target="sm_90").source()
+    rows, columns = map(int, re.search(r"BM=(\d+), BN=(\d+)", text).groups())
+    assert rows * columns == block
+
+
 def test_products_know_of_sizes_that_8_divides():
     """Of 1000 terms Triton knows no factor, and would read them one by one."""
     source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = sum(exp(A[i, k]) * B[k, j]); }"

@@ -172,7 +172,7 @@ def _map_tiling(
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
         return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
-    scattered = not summed and _computed_places(space) > 1
+    scattered = not summed and _computed_places(space, outputs[-1]) > 1
     block = min(block, FEW_GATHERED) if scattered else block
     bn = min(power_of_two(space.largest(outputs[-1])), NARROWEST_BLOCK if turned or scattered else block)
     m = space.count(tuple(outputs[:-1]))
@@ -231,9 +231,10 @@ def _spread(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) ->
     return replace(tiling, axes=((variables, size), *rest))
 
 
-def _computed_places(space: Space) -> int:
-    """How many reads are at places that others say."""
-    return sum(any(accesses_in(*a.index)) for a in set(value_accesses(space.statement)))
+def _computed_places(space: Space, along: str | None = None) -> int:
+    """How many reads are at places that others say; of the variable `along`: whole rows at such places do not count."""
+    read = {a: [e for e in a.index if any(accesses_in(e))] for a in set(value_accesses(space.statement))}
+    return sum(bool(placed) and (along is None or along in index_variables(*placed)) for placed in read.values())
 
 
 def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) -> int:
