@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Domain, build_domain, free, point_conditions, row_major
 from tilec.backends.triton.plan.sizes import NARROWEST
@@ -25,12 +25,15 @@ from tilec.ir.program import (
     Int,
     Statement,
     accesses_in,
+    index_variables,
     reads_itself,
+    rebuild,
     substitute,
     walk,
 )
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
+from tilec.transforms.util.naming import all_variables, fresh_variable
 from tilec.transforms.util.roles import roles
 
 Margins = tuple[tuple[int, int], ...]  # of each computed axis: positions before the output's first, after its last
@@ -145,6 +148,38 @@ class PointPlaces:
             asked = s.default is not None or c in own or not any(accesses_in(*c.form.atoms()))
             if asked and not self.domain.holds(c):
                 yield Constraint(c.form.to_expr(), Int(c.bound))
+
+    def at_runs(self, term: Statement) -> tuple[Statement, tuple[str, ...]]:
+        """The term with elements that are at its place in the output read by that (`T[D[m]]` of what is written at
+        `D[m]`): all points of a run read one. The variables of the place come first in its index; none where nothing
+        reads so."""
+        used = all_variables(term)
+        names = [fresh_variable("v", used) for _ in range(self.split)]
+        known = dict(zip(self.rows[: self.split], zip(names, self.shape, strict=False), strict=True))
+
+        def place(e: Expr, n: int) -> Expr:
+            form = linear(e)
+            for row, (name, size) in known.items():
+                apart = form - row
+                if not apart.terms and apart.is_integral and 0 <= apart.constant <= n - size:
+                    return (Affine.variable(name) + apart.constant).to_expr()
+            return rebuild(e, read)
+
+        def read(e: Expr) -> Expr:
+            if isinstance(e, Access):
+                shape = self.types[e.tensor].shape
+                found = replace(e, index=tuple(map(place, e.index, shape)))
+                return e if set(self.keyed).intersection(index_variables(*found.index)) else found
+            return e if isinstance(e, Inside) else rebuild(e, read)
+
+        body = read(term.body)
+        if body == term.body:
+            return term, ()
+        index, sizes = (
+            (*map(Index, names), *(term.index or ())),
+            (*map(Int, self.shape[: self.split]), *(term.sizes or ())),
+        )
+        return replace(term, body=body, index=index, sizes=sizes), tuple(names)
 
     @property
     def constants(self) -> tuple[int, ...]:

@@ -179,10 +179,17 @@ def _way(
         term = _read_back(term, order, types)
         types = {**types, term.output: types[after[0]]}
         strides = {**strides, term.output: strides[after[0]]}
+    along: tuple[str, ...] = ()
+    if not summed and not any(map(any, margins)):
+        term, along = places.at_runs(term)
+        shape_of_terms = tuple(size_of(n) for n in term.sizes or ())
+        types = {**types, term.output: TensorType(shape_of_terms, dtype)}
+        strides = {**strides, term.output: contiguous(shape_of_terms)}
     view, numbering, across = _merged(StridedView(term, types, strides), keyed, columns)
     own = build_space(_without_keyed(view.statement, numbering, places.whole_guard), view.types)
     assert own is not None
-    runs = replace(runs, space=own, view=view, keyed=numbering, columns=across, margins=margins, sorted_for=s.output)
+    runs = replace(runs, space=own, view=view, keyed=numbering, columns=across, along=along, margins=margins)
+    runs = replace(runs, sorted_for=s.output)
     content = runs.name("default")
     kept_too = [_contiguous_default(s, content, types)] if s.default is not None else []
     made = (*after, *([content] if s.default is not None else []))

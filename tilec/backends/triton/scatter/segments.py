@@ -41,7 +41,8 @@ PIECE_TERMS = 1024  # at a time, of a piece's narrow rows: a program has more of
 class Runs:
     """`statement` as written. The terms of `space` are those of one point, which `keyed` number in order, in a row of
     `columns`. `points` in all, `count` runs of them. `run_axes` and `column_axes` are the output's; with `margins`, the
-    sort knows positions beyond the output's along the former. `sorted_for`: the statement whose sort it is."""
+    sort knows positions beyond the output's along the former. `along`: variables of the terms that are a run's place.
+    `sorted_for`: the statement whose sort it is."""
 
     statement: Statement
     space: Space
@@ -55,6 +56,7 @@ class Runs:
     int64_index: bool
     run_axes: tuple[int, ...] = ()
     column_axes: tuple[int, ...] = ()
+    along: tuple[str, ...] = ()
     margins: Margins = ()
     sorted_for: str = ""
 
@@ -153,6 +155,25 @@ def segment_steps(members: Sequence[Runs], epilogue: Sequence[Statement] = ()) -
     return [*parts, *steps, launch, Release(tuple(p.tensor for p in parts))]
 
 
+class _RunFrame(Frame):
+    """Blocks of points and columns, where what depends on the run of a point alone stands with the points."""
+
+    def __init__(self, kernel: Kernel, run: str, tails: Mapping[str, str], inner: frozenset[str]):
+        super().__init__(kernel, ["red", "col"], tails, inner)
+        self.run = run
+
+    def spread(self, text: str, axis: str) -> str:
+        return super().spread(text, "red" if axis == self.run else axis)
+
+    def tail_tests(self, variables: frozenset[str]) -> list[str]:
+        own = (
+            [self.spread(self.tails[self.run], self.run)]
+            if self.run in self.dimensions(variables) & set(self.tails)
+            else []
+        )
+        return [*own, *super().tail_tests(variables)]
+
+
 class _Writer:
     """One kernel: lanes are runs x points, beside columns. It walks the runs of its members one after the other."""
 
@@ -210,7 +231,7 @@ class _Writer:
             long = k.line("long", f"{end} - {begin} > PIECE")
             last = k.line("last", f"tl.where({long}, {begin}, {end})")
         k.scopes[0].lines += runs.accumulator.start(self.shape)
-        self._walk(runs, begin, last, k.line("longest", f"tl.max({last} - {begin}, 0)"))
+        self._walk(runs, run, mask, begin, last, k.line("longest", f"tl.max({last} - {begin}, 0)"))
         if split:
             self._parts(runs, begin, end, long)
         names = runs.accumulator.state
@@ -276,10 +297,15 @@ class _Writer:
         begin, end = self._bounds(runs, f"{key} > 0", f"({key} - 1)")
         wanted = k.line("wanted", f"({key} > 0) & ({end} - {begin} > PIECE) & ((part == 0) | ({begin} > {origin}))")
         k.leave(f"{wanted} == 0")
+        run = (
+            k.line("run", f"{key} - 1 + tl.zeros((BM * BR,), {self.integer})")
+            if any(m.along for m in self.members)
+            else ""
+        )
         begin, end = k.line("lower", f"tl.maximum({begin}, {origin})"), k.line("upper", f"tl.minimum({end}, {limit})")
         for m in self.members:
             k.scopes[0].lines += m.accumulator.start(self.shape)
-            self._walk(m, begin, end, f"{end} - {begin}")
+            self._walk(m, run, None, begin, end, f"{end} - {begin}")
             k.scopes[0].lines += m.accumulator.reduce(0)
             place = f"({PROGRAM[0]}.to(tl.int64) * 2 + part) * {self.width} + col"
             k.store(f"{k.pointer(m.name('parts'))} + {place}", m.accumulator.result(), "col_in")
@@ -323,17 +349,20 @@ class _Writer:
             k.line("stop", read.format(starts, run, " + 1", mask)),
         )
 
-    def _walk(self, runs: Runs, begin: str, end: str, longest: str) -> None:
-        """Lines that combine the points of the runs, a block of each at a time."""
+    def _walk(self, runs: Runs, run: str, inside: str | None, begin: str, end: str, longest: str) -> None:
+        """Lines that combine the points of the runs, a block of each at a time. `inside`: which lanes of `run` are."""
         k, a = self.k, runs.accumulator
         s, k.space = runs.space.statement, runs.space
         k.decode(Axis("col", runs.columns, "BN"))
+        if runs.along:
+            k.decode(Axis(run, runs.along, "BM * BR"))
         k.scopes.append(Scope())
         k.assign("place", f"{begin} + first + tl.arange(0, BM * BR) % BR")
         k.assign("red_in", f"place < {end}")
         k.assign("red", f"tl.load({k.pointer(runs.order)} + place, mask=red_in, other=0).to({self.integer})")
         k.decode(Axis("red", runs.keyed, "BM * BR"))
-        frame = Frame(k, ["red", "col"], {"red": "red_in", "col": "col_in"}, frozenset((*runs.keyed, "red")))
+        tails = {"red": "red_in", "col": "col_in", **({} if inside is None else {run: f"({inside})"})}
+        frame = _RunFrame(k, run, tails, frozenset((*runs.keyed, "red")))
         evaluator = TritonScalars(frame, *s.roots)
         tests = [frame.spread("red_in", "red"), *frame.tests(runs.space.valid)]
         tests += map(evaluator.test, s.guards)
