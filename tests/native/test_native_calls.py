@@ -186,6 +186,8 @@ def test_modes(case: Case) -> None:
         assert not case().requires_grad
     with torch.inference_mode():
         assert case().is_inference()
+        with torch.enable_grad():  # which changes nothing there
+            assert case().is_inference() and not case().requires_grad
     with torch.autocast(case.x.device.type, dtype=torch.bfloat16):
         half = case.f(case.x.bfloat16(), case.w.bfloat16())
     assert half.dtype == torch.float32  # 16-bit inputs of exp are taken in float32

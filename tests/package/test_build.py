@@ -173,6 +173,8 @@ def test_the_loader_launches_what_the_manifest_says(
     left, right = a.clone().requires_grad_(), b.clone().requires_grad_()
     p(left, right).backward(c)
     assert left.grad.shape == a.shape and right.grad.shape == b.shape
+    with torch.inference_mode(), torch.enable_grad():  # which changes nothing there
+        assert not p(left, right).requires_grad
 
 
 @needs_a_compiler

@@ -18,7 +18,7 @@ from tilec.specialise import Specialiser
 from tilec.torch_op import operator as operator
 from tilec.torch_op.autocast import autocast_inputs
 from tilec.torch_op.node import record, recorded_call
-from tilec.torch_op.state import PLAIN, autocasting, ordinary, recording, untouched, untouched_once_cast
+from tilec.torch_op.state import PLAIN, autocasting, grad_mode, ordinary, recording, untouched, untouched_once_cast
 
 
 class CallCache:
@@ -182,7 +182,7 @@ def _with_numbers(run: Callable, numbers: Sequence[tuple[int, Numbers]]) -> Call
     return call
 
 
-(Tensor, Parameter), _recording, _keys = PLAIN, torch.is_grad_enabled, torch._C._dispatch_keys
+(Tensor, Parameter), _keys = PLAIN, torch._C._dispatch_keys
 
 
 def _size(name: str, given: object, tensor: torch.Tensor) -> int:
@@ -197,7 +197,7 @@ def _signature(inputs: Sequence[object]) -> tuple | None:
     with memory of their own from all others."""
     if not untouched():
         return None
-    found: list[object] = [_recording()]
+    found: list[object] = [grad_mode()]
     for t in inputs:
         kind = type(t)
         if kind is Tensor or kind is Parameter:

@@ -96,7 +96,8 @@ class Package:
         """Outputs for these inputs."""
         forward = self._fitting(self._forwards, inputs, named)
         tensors = forward.tensors(inputs, named)
-        if self._gradients and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if self._gradients and recording and any(t.requires_grad for t in tensors):
             results = _Recorded.apply(forward, self._gradients[self._forwards.index(forward.origin)], *tensors)
         else:
             results = forward.run(tensors)

@@ -43,10 +43,15 @@ def untouched_once_cast() -> bool:
     return not (batching or _modes() or forward_ad._current_level >= 0 or _traced() is not None)
 
 
+def grad_mode() -> bool:
+    """Does torch record in this thread? In inference mode it never does, whatever is enabled inside of it."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 def recording(tensors: Sequence[torch.Tensor]) -> bool:
     """Does torch record what is done with these, outside torch.func's transforms?"""
     return (
-        torch.is_grad_enabled()
+        grad_mode()
         and any([t.requires_grad for t in tensors])
         or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
     )
