@@ -1,9 +1,10 @@
 """Sums of products in two: how the inner ones are stored, and that one serves several sums."""
 
+import pytest
 import torch
 
 import tilec
-from tilec.ir.program import Access, Program, walk
+from tilec.ir.program import Access, Index, Program, index_variables, walk
 from tilec.language import parse
 from tilec.transforms.autodiff.grad import grad
 
@@ -89,3 +90,34 @@ def test_the_product_of_16_bits_goes_first() -> None:
     for own, other, e in zip(ours, torchs, exact, strict=True):
         assert own.dtype is torch.bfloat16
         assert (own - e).norm() <= 2 * (other - e).norm()
+
+
+@pytest.mark.parametrize("side", ["i - j < N", "j - i < N", "i - j < 3", "i < 5"])
+def test_a_constraint_is_as_good_as_a_guard(side: str) -> None:
+    """Attention without a softmax: one sum goes first, for the points that count."""
+    source = "function (Q[N, E], K[N, E], V[N, F]) -> (O) { O[i, f : N, F] = +(Q[i, e] * exp(K[j, e]) * V[j, f]), %s; }"
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(7, n, generator=g, dtype=torch.float64) for n in (3, 3, 4))
+    program = lowered(parse(source % side), q, k, v)
+    assert any("_over_" in s.output for s in program.statements), program
+    i, j = torch.arange(7)[:, None], torch.arange(7)
+    counted = {"i - j < N": i >= j, "j - i < N": j >= i, "i - j < 3": (i >= j) & (i - j < 3), "i < 5": i < 5}[side]
+    torch.testing.assert_close(tilec.compile(source % side)(q, k, v), (q @ k.exp().T * counted) @ v)
+
+
+def test_the_gradient_of_a_sum_within_a_sum_is_products() -> None:
+    """No statement of a gradient of retention adds up over three variables at once."""
+    source = """function (Q[N, E], K[N, E], V[N, F]) -> (O) {
+        O[i, f : N, F] = sum[j](i - j >= 0 ? sum[e](Q[i, e] * K[j, e]) * exp(-0.1 * (i - j)) * V[j, f]); }"""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(7, n, generator=g, dtype=torch.float64, requires_grad=True) for n in (3, 3, 4))
+    d = torch.randn(7, 4, generator=g, dtype=torch.float64)
+    program = lowered(grad(parse(source), ("Q", "K", "V")), q, k, v, d)
+    for s in program.statements:
+        outputs = {e.name for e in s.index or () if isinstance(e, Index)}
+        assert len({*index_variables(s.body)} - outputs) < 2, program
+    found = torch.autograd.grad(tilec.compile(source)(q, k, v), (q, k, v), d)
+    i = torch.arange(7, dtype=torch.float64)
+    decay = torch.exp(-0.1 * (i[:, None] - i)).tril()
+    wanted = torch.autograd.grad((q @ k.T * decay) @ v, (q, k, v), d)
+    torch.testing.assert_close(found, wanted)

@@ -66,6 +66,39 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
     "turned twice": ("function (A[N]) -> (O) { O[i, (i + 1) % N : N, N] = +(A[i]); }", ((5,),), None),
     "not all of a turn": ("function (A[N]) -> (O) { O[(i + 1) % 9 : 9] = +(A[i]); }", ((5,),), None),
     "folded": ("function (A[N]) -> (O) { O[i % 3 : 3] = +(A[i]); }", ((6,),), None),
+    "up to an element": (
+        "function (A[N]) -> (O) { O[i : N] = +(i >= k ? A[k]); }",
+        ((5,),),
+        "O[i : 5] = +(A[k]), i - k < 5;",
+    ),
+    "before an element": (
+        "function (A[N]) -> (O) { O[i : 7] = >(k < i - 1 ? A[k]); }",
+        ((5,),),
+        "O[i : 7] = >(A[k]), i - k - 2 < 5;",
+    ),
+    "from an element on, and another test": (
+        "function (A[N], B[N]) -> (O) { O[i : N] = *(A[k] > 0 & k - i > -2 ? B[k]); }",
+        ((5,), (5,)),
+        "O[i : 5] = *(A[k] > 0 ? B[k]), -i + k + 1 < 6;",
+    ),
+    "up to a row, sums of rows": (
+        "function (A[N, M]) -> (O) { O[i : N] = +(k <= i ? A[k, j]); }",
+        ((5, 3),),
+        "O[i : 5] = +(A[k, j]), i - k < 5;",
+    ),
+    "terms of both": ("function (A[N, N]) -> (O) { O[i : N] = +(k <= i ? A[i, k]); }", ((5, 5),), None),
+    "a product of matrices": (
+        "function (A[N, M], B[N, M]) -> (O) { O[i : N] = +(k <= i ? A[i, j] * B[k, j]); }",
+        ((5, 3), (5, 3)),
+        None,
+    ),
+    "never": ("function (A[N]) -> (O) { O[i : N] = +(i - k >= 9 ? A[k]); }", ((5,),), None),
+    "with a default": ("function (A[N], D[N]) -> (O) { O[i : N] = +(k < i ? A[k]) default D; }", ((5,), (5,)), None),
+    "a constraint that an access states": (
+        "function (A[N], B[M]) -> (O) { O[i : N] = +(A[i] * B[j]), j < 4, i < 4; }",
+        ((5,), (3,)),
+        "O[i : 5] = +(A[i] * B[j]), i < 4;",
+    ),
 }
 
 SIZED = {  # how a tensor that is computed is asked for, and the flat statement

@@ -18,12 +18,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import all_of
+from tilec.ir.functions import ZERO, all_of
 from tilec.ir.index import as_stored, distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
     Call,
+    Constraint,
     Expr,
     Float,
     Index,
@@ -76,7 +77,8 @@ def _reusing(s: Statement, value: Statement, types: Types) -> Statement | None:
 
 @dataclass(frozen=True)
 class _Sum:
-    """A statement that adds up products: its factors, the parts of its guard, how many values each variable has."""
+    """A statement that adds up products: its factors, the parts of its guard, how many values each variable has. What
+    constraints say stands in the guard."""
 
     statement: Statement
     factors: tuple[Factor, ...]
@@ -86,7 +88,7 @@ class _Sum:
 
 
 def _sum_of(s: Statement, types: Types) -> _Sum | None:
-    if s.aggregation != "sum" or s.index is None or s.default is not None or s.constraints or reads_itself(s):
+    if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
     names = distinct_variables(s.index)
     if names is None or not is_floating(types[s.output].dtype):
@@ -105,8 +107,27 @@ def _sum_of(s: Statement, types: Types) -> _Sum | None:
     factors = factors_of(s.body, types)
     if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):
         return None
-    parts = tuple(p for g in s.guards for p in _conjuncts(g))
+    tests = _as_tests(s.constraints, extent)
+    if tests is None:
+        return None
+    parts = (*(p for g in s.guards for p in _conjuncts(g)), *tests)
+    s = replace(s, guard=all_of(parts), constraints=()) if s.constraints else s
     return _Sum(s, tuple(factors), parts, extent, tuple(v for v in every if v not in outputs and extent[v] > 1))
+
+
+def _as_tests(constraints: Sequence[Constraint], extent: Mapping[str, int]) -> list[Expr] | None:
+    """What constraints say of variables from 0 on, as comparisons; None where they are of other kinds."""
+    tests: list[Expr] = []
+    for c in constraints:
+        form, bound = linear(c.expr), linear(c.bound)
+        if bound.terms or not form.is_affine or not form.is_integral or not {*form.variables()} <= extent.keys():
+            return None
+        reach = [(extent[v] - 1) * form.coefficient(v) for v in form.variables()]
+        if form.constant + sum(r for r in reach if r < 0) < 0:
+            tests.append(Call("ge", (form.to_value(), ZERO)))
+        if form.constant + sum(r for r in reach if r > 0) >= bound.constant:
+            tests.append(Call("lt", (form.to_value(), c.bound)))
+    return tests
 
 
 POINTWISE_NODES = (Access, Call, Index, Int, Float)

@@ -1,6 +1,10 @@
 """Smaller domains for the same points: what a guard says of an index becomes a constraint, and an output index that
 only turns a variable round, or moves it, becomes that variable. What asks no more of a tensor that is computed than
-whether an index lies inside asks its size, so that it need not be computed for that.
+whether an index lies inside asks its size, so that it need not be computed for that. A constraint that an access states
+as well is left out, so that what takes statements without constraints takes those too.
+
+`Y[i] = sum(i - k >= 0 ? X[k])` adds up the same terms for every i, and more of them: there the guard becomes a
+constraint, which is how a cumulative sum is recognised. Elsewhere such a guard stays: causal attention has one.
 
 Gradients ask both: what `init` receives comes from points at which a read lies outside, `pad(in(H[t - 1]), 0) == 0`,
 which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, which is i' where i is `(i' + 1) % D`.
@@ -14,7 +18,7 @@ from dataclasses import replace
 from tilec.errors import UnboundIndex
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.functions import ZERO, all_of
-from tilec.ir.index import Affine, linear, place_value, substitute_affine
+from tilec.ir.index import Affine, distinct_variables, linear, place_value, substitute_affine
 from tilec.ir.program import (
     Access,
     Call,
@@ -38,6 +42,8 @@ from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of, sizes_
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
 
+_RUNNING = ("sum", "prod", "max", "min", "any", "all", "logsumexp")  # what cumulative functions aggregate
+
 
 def tighten_domains(program: Program) -> Program:
     """A flat program with both done wherever they can be; recurrences stay as they are."""
@@ -49,7 +55,28 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
     """One statement. `computed`: tensors that are no inputs."""
     if reads_itself(s):
         return s
-    return _sized(_moved_back(_turned_back(_confined(s, shapes), shapes)), shapes, computed)
+    s = _running(_confined(_without_repeats(s, shapes), shapes), shapes)
+    return _sized(_moved_back(_turned_back(s, shapes)), shapes, computed)
+
+
+# constraints that accesses state as well
+
+
+def _without_repeats(s: Statement, shapes: Shapes) -> Statement:
+    if not s.constraints or asks_in_branches(s):
+        return s
+    stated: dict[Affine, int] = {}
+    for a in constraining(*s.roots):
+        for e, n in zip(a.index, shapes[a.tensor], strict=True):
+            form = linear(e)
+            stated[form] = min(n, stated.get(form, n))
+
+    def repeats(c: Constraint) -> bool:
+        bound = linear(c.bound)
+        return not bound.terms and stated.get(linear(c.expr), bound.constant + 1) <= bound.constant
+
+    kept = tuple(c for c in s.constraints if not repeats(c))
+    return s if len(kept) == len(s.constraints) else replace(s, constraints=kept)
 
 
 # sizes
@@ -148,6 +175,56 @@ def _confined(s: Statement, shapes: Shapes) -> Statement:
     if len(kept) == len(tests):
         return s
     return keep_constraint_variables(replace(s, guard=all_of(kept), constraints=tuple(dict.fromkeys(constraints))))
+
+
+def _running(s: Statement, shapes: Shapes) -> Statement:
+    """With a guard that compares an output variable to a summed one as a constraint, where no term depends on both:
+    where other variables are summed too, no term on the former at all, since a product of matrices may be left."""
+    names = distinct_variables(s.index)
+    if s.guard is None or names is None or s.default is not None or s.aggregation not in _RUNNING:
+        return s
+    tests = _conjuncts(s.guard)
+    for test in tests:
+        form = _order(test)
+        pair = () if form is None else form.variables()
+        if form is None or len(pair) != 2 or len({*pair} & {*names}) != 1:
+            continue
+        rest = [t for t in tests if t is not test]
+        others = (*rest, *(c.expr for c in s.constraints))
+        if any({*pair} <= set(index_variables(e)) for e in (*others, *_terms(s.body))) or not all(map(is_bool, rest)):
+            continue
+        if {*pair} & set(index_variables(s.body)) & {*names} and {*index_variables(s.body)} - {*names} - {*pair}:
+            continue
+        made = replace(s, guard=all_of(rest))
+        box = _box_of(made, shapes)
+        span = None if box is None else _interval(form, box)
+        if span is None or span[1] < 0:
+            continue
+        constraint = Constraint(form.to_expr(), Int(span[1] + 1))
+        return keep_constraint_variables(replace(made, constraints=(*s.constraints, constraint)))
+    return s
+
+
+def _order(test: Expr) -> Affine | None:
+    """The form that is not negative where a comparison of sums of index variables holds."""
+    match test:
+        case Call("ge" | "gt" | "le" | "lt", (a, b)) if all(map(_is_whole, (*walk(a), *walk(b)))):
+            form = linear(a) - linear(b) if test.function in ("ge", "gt") else linear(b) - linear(a)
+            return form if test.function in ("ge", "le") else form - 1
+    return None
+
+
+def _is_whole(e: Expr) -> bool:
+    return isinstance(e, (Index, Int)) or (isinstance(e, Call) and e.function in ("add", "sub", "neg"))
+
+
+def _terms(e: Expr) -> Iterator[Expr]:
+    """What a value is a sum, a product and a quotient of."""
+    if isinstance(e, Call) and e.function in ("add", "sub", "neg", "mul", "div"):
+        for x in e.args:
+            yield from _terms(x)
+    else:
+        yield e
 
 
 def _conjuncts(e: Expr) -> list[Expr]:
