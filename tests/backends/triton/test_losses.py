@@ -57,3 +57,16 @@ def test_what_the_epilogue_of_a_product_can_compute_again_is_not_stored():
     given = (backward.types[name] for name in backward.program.input_names())
     text = f.lower(*(tilec.spec(t.shape, t.dtype) for t in given), target="sm_90").source()
     assert "relu(P[" in text.split("DP_kernel(")[1] and "R = torch.empty" not in text
+
+
+@pytest.mark.parametrize("scores", ["30 * tanh(X / 30)", "X / 0.07", "silu(X)"])
+def test_scores_that_a_mean_counts_are_computed_where_they_are_read(scores):
+    """The gradient's count of samples asks for the shape of the scores alone, and waits for no kernel of theirs."""
+    source = f"""function (X[N, C], T[N]) -> (Y) {{
+        Z = {scores}; L[n : N] = logsumexp(Z[n, c]); Y[] = mean(L[n] - Z[n, T[n]]); }}"""
+    types = {"X": TensorType((4096, 8192), "bfloat16"), "T": TensorType((4096,), "int64")}
+    backward = partition(parse(source), ("X",), types, {}, True).backward
+    f = tilec.Function(backward.program, source, backend="triton")
+    given = (backward.types[name] for name in backward.program.input_names())
+    text = f.lower(*(tilec.spec(t.shape, t.dtype) for t in given), target="sm_90").source()
+    assert "Z = torch.empty" not in text and text.split("def program")[1].count("torch.empty((4096, 8192)") == 1

@@ -32,6 +32,7 @@ from tilec.backends.triton.fusion.loop_nest import (
 )
 from tilec.backends.triton.fusion.read_through import (
     aggregated_through,
+    asking_inputs,
     is_reshape,
     is_view,
     read_through,
@@ -132,6 +133,7 @@ class Grouped:
 
 def grouped(program: Program, types: Types) -> Grouped:
     """The flat program with its chains and the groups that pay."""
+    program, asking = asking_inputs(program, types)
     program, types, selected = with_selections(program, types)
     moments = with_moments(program, types)
     program, types = moments.program, moments.types
@@ -170,7 +172,7 @@ def grouped(program: Program, types: Types) -> Grouped:
     barred = {*members, *grouped_outputs}
     program, windows = with_windows(made.program, made.types, barred, _reads(made.program, chains))
     program, computing = with_producers(program, made.types, barred, _reads(program, chains))
-    changed = made.rewritten | selected | shared | moments.rewritten | chains.rewritten | windows
+    changed = made.rewritten | asking | selected | shared | moments.rewritten | chains.rewritten | windows
     rewritten = changed | computing
     return replace(made, program=program, rewritten=rewritten, chains=chains.kernels)
 

@@ -60,6 +60,32 @@ def is_reshape(s: Statement, program: Program, types: Types) -> bool:
     return source not in program.input_names() and len(program.readers(source)) == 1 and source not in program.outputs
 
 
+def asking_inputs(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
+    """The program in which what asks only whether a place lies in a tensor (`in(A[e])`) asks it of an input of the same
+    shape that the tensor is made of, where there is one: so it waits for no kernel. Also the changed outputs."""
+    made = {s.output: s for s in program.statements}
+
+    def source(name: str) -> str:
+        pending = [name]
+        for n in pending:
+            if n not in made and types[n].shape == types[name].shape:
+                return n
+            pending += [r for r in dict.fromkeys(reads(made[n]) if n in made else ()) if r not in pending]
+        return name
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Inside) and e.access.tensor in made:
+            return replace(e, access=replace(e.access, tensor=source(e.access.tensor)))
+        return e if isinstance(e, Inside) else rebuild(e, visit)
+
+    own = (s for s in program.statements if not reads_itself(s))
+    asks = (s for s in own if any(isinstance(e, Inside) for e in walk(*expressions(s))))
+    found = {s.output: map_values(s, visit) for s in asks}
+    changed = {output: s for output, s in found.items() if s != made[output]}
+    statements = tuple(changed.get(s.output, s) for s in program.statements)
+    return replace(program, statements=statements), frozenset(changed)
+
+
 def keeps_order(s: Statement, types: Types) -> bool:
     """Whether a statement is all elements of a tensor, in order, in another shape."""
     source = s.body
