@@ -67,17 +67,17 @@ def factor(program: Program, inputs: Types) -> Program:
 
 def _count(s: Statement, types: Types) -> int | None:
     """The number of points of each element, where the statement adds up ones."""
-    if s.aggregation != "sum" or s.default is not None or s.index is None or not _holds(s.guard):
+    if s.aggregation != "sum" or s.default is not None or s.index is None or not only_names(s.guard):
         return None
     s = replace(s, guard=None)
     return points_per_element(s, types) if all(e == ONE or isinstance(e, Inside) for e in _product(s.body)) else None
 
 
-def _holds(guard: Expr | None) -> bool:
-    """Whether it is there only to name variables: `i == i`."""
+def only_names(guard: Expr | None) -> bool:
+    """Whether a guard is there only to name variables: `i == i`."""
     match guard:
         case Call("and", (a, b)):
-            return _holds(a) and _holds(b)
+            return only_names(a) and only_names(b)
         case Call("eq", (Index() as a, b)):
             return a == b
     return guard is None

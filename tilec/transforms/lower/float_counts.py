@@ -4,18 +4,21 @@ How many points hold a condition, such as how many share a maximum, is an intege
 and float32 or float64 values alone are divided by it, it is summed as float32, which is as exact, and half as large in
 memory and in registers. Where an element of as large a tensor is divided by it at several points, as the share of each
 that has the maximum is, the quotient is a statement of its own. Counts that are the same everywhere, as those of the
-points of a mean over whole windows, are numbers.
+points of a mean over whole windows, are numbers. Others of points between ends that move with the element, as those of
+windows that a border cuts, are computed from these ends: nothing is added up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from math import prod
+from operator import mul
 
 from tilec.ir.constraining import constraining
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import FUNCTIONS, call
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import (
     Access,
@@ -24,6 +27,7 @@ from tilec.ir.program import (
     Index,
     Inside,
     Int,
+    Pad,
     Program,
     Statement,
     accesses_in,
@@ -31,13 +35,17 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     map_expressions,
+    map_values,
     reads,
+    reads_itself,
     rebuild,
     walk,
 )
+from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType, Types
-from tilec.lattice.sets import bounds
+from tilec.lattice.sets import bounds, domain, shapes_of
 from tilec.transforms.lower.decompose import points_per_element, product_factors
+from tilec.transforms.lower.factor import only_names
 from tilec.transforms.util.naming import Names, all_variables
 
 _EXACT = 2**24  # integers that float32 holds
@@ -46,7 +54,7 @@ _DIVIDED = ("float32", "float64")
 
 def float_counts(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     """The flat program with such counts in float32; `inputs` are the types of its inputs."""
-    program = _with_numbers(program, inputs)
+    program = _with_ends(_with_numbers(program, inputs), inputs)
     counts = [s for s in program.statements if _is_count(s) and s.output not in program.outputs]
     if not counts:
         return program
@@ -90,6 +98,99 @@ def _counts_points(s: Statement) -> bool:
     return s.aggregation == "sum" and ones and s.guard is None and s.default is None and s.index is not None
 
 
+def _with_ends(program: Program, inputs: Types) -> Program:
+    """The program with counts of points as products of lengths, where each summed variable has ends of its own."""
+    bare = {s.output: replace(s, guard=None) for s in program.statements if only_names(s.guard) and not reads_itself(s)}
+    counts = {name for name, s in bare.items() if _counts_points(s)}
+    if not counts:
+        return program
+    types = infer(program, inputs)
+    shapes = {name: t.shape for name, t in types.items()}
+    statements = [_from_ends(s, bare[s.output], shapes) if s.output in counts else s for s in program.statements]
+    made = {s.output: s for s in statements if s.output in counts and s.aggregation == "assign"}
+    statements = list(_divided_once(replace(program, statements=tuple(statements)), made, types).statements)
+    shapes = shapes_of(replace(program, statements=tuple(statements)))
+
+    def put(e: Expr, others: Collection[Access]) -> Expr:
+        if isinstance(e, (Inside, Pad)) or (isinstance(e, Access) and e.tensor not in made):
+            return e
+        if not isinstance(e, Access):
+            return rebuild(e, lambda x: put(x, others))
+        s, forms = made[e.tensor], [linear(i) for i in e.index]
+        there = any(a.index == e.index and shapes[a.tensor] == shapes[e.tensor] for a in others)
+        if not there or not all(form.is_affine for form in forms):
+            return e
+        return replace_indices(s.body, dict(zip(distinct_variables(s.index) or (), forms, strict=True)))
+
+    def with_lengths(s: Statement) -> Statement:
+        others = [a for a in constraining(*s.roots) if a.tensor not in made] if set(reads(s)) & made.keys() else []
+        return map_values(s, partial(put, others=others)) if others and not reads_itself(s) else s
+
+    statements = [with_lengths(s) for s in statements]
+    left = {name for s in statements for name in (*reads(s), *([s.default] if s.default else ()), *program.outputs)}
+    return replace(program, statements=tuple(s for s in statements if s.output not in made or s.output in left))
+
+
+def _from_ends(s: Statement, bare: Statement, shapes: Mapping[str, tuple[int, ...]]) -> Statement:
+    outputs = distinct_variables(s.index)
+    points = domain(s, dict(shapes))
+    if outputs is None or points.dependent:
+        return s
+    sizes = dict(zip(outputs, shapes[s.output], strict=True))
+    summed = [v for v in points.variables if v not in sizes]
+    lows: dict[str, list[Affine]] = {v: [] for v in summed}
+    highs: dict[str, list[Affine]] = {v: [] for v in summed}
+    for c in points.conditions:
+        moving = [v for v in c.form.variables() if v in lows]
+        if not c.form.is_affine or not c.form.is_integral or len(moving) > 1:
+            return s
+        if not moving:
+            low, high = _span(c.form, sizes)
+            if low < 0 or high >= c.bound:
+                return s  # elements without points
+            continue
+        (v,) = moving
+        step = c.form.coefficient(v)
+        rest = c.form - Affine.variable(v) * step
+        if abs(step) != 1:
+            return s
+        lows[v].append(-rest if step == 1 else rest - (c.bound - 1))
+        highs[v].append(Affine() + (c.bound - 1) - rest if step == 1 else rest)
+    if not summed or any(not lows[v] for v in summed):
+        return s
+    body = reduce(mul, (_length(lows[v], highs[v], sizes) for v in summed))
+    return replace(bare, body=call("int64", body), aggregation="assign", constraints=())
+
+
+def _length(lows: Sequence[Affine], highs: Sequence[Affine], sizes: Mapping[str, int]) -> Expr:
+    """How many integers lie from the greatest of `lows` to the least of `highs`."""
+    first = [-low for low in _least([-low for low in lows], sizes)]
+    last = _least(highs, sizes)
+    low = reduce(partial(call, "max"), (form.to_value() for form in first))
+    high = reduce(partial(call, "min"), (form.to_value() for form in last))
+    known = all(_span(h - form, sizes)[0] >= -1 for h in last for form in first)
+    length = high + Int(1 - low.value) if isinstance(low, Int) and low.value < 1 else high - low + Int(1)
+    return length if known else call("max", length, Int(0))
+
+
+def _least(forms: Sequence[Affine], sizes: Mapping[str, int]) -> list[Affine]:
+    """Those of the forms that may be the least."""
+    kept: list[Affine] = []
+    for form in dict.fromkeys(forms):
+        if not any(_span(form - other, sizes)[0] >= 0 for other in kept):
+            kept = [other for other in kept if _span(other - form, sizes)[0] < 0] + [form]
+    return kept
+
+
+def _span(form: Affine, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """The least and greatest value of a form over the elements of an output."""
+    low = high = form.constant
+    for v in form.variables():
+        end = form.coefficient(v) * (sizes[v] - 1)
+        low, high = low + min(end, 0), high + max(end, 0)
+    return as_int(low), as_int(high)
+
+
 def _divided_once(program: Program, counts: Collection[str], types: Types) -> Program:
     """The program with quotients of elements by these counts as statements of their own, where several points of a
     statement read one: they have further variables, or the places are computed and fewer than the points."""
@@ -100,7 +201,8 @@ def _divided_once(program: Program, counts: Collection[str], types: Types) -> Pr
     def divided(e: Expr, s: Statement) -> Expr:
         match e:
             case Call("div", (Access(x, index), Access(count, same))) if count in counts and index == same:
-                if types[x].shape == types[count].shape and _repeats(s, index, types[x].shape, shapes):
+                alike = types[x].shape == types[count].shape and types[x].dtype in _DIVIDED
+                if alike and _repeats(s, index, types[x].shape, shapes):
                     if (x, count) not in made:
                         made[x, count] = _quotient(names.fresh(f"{x}_share"), x, count, types[x].shape)
                     return Access(made[x, count].output, index)
