@@ -94,6 +94,27 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
     ),
     "never": ("function (A[N]) -> (O) { O[i : N] = +(i - k >= 9 ? A[k]); }", ((5,),), None),
     "with a default": ("function (A[N], D[N]) -> (O) { O[i : N] = +(k < i ? A[k]) default D; }", ((5,), (5,)), None),
+    "over a band": (
+        "function (A[N], H[L]) -> (O) { O[t : N] = +(A[s] * H[t - s + 1] * s); }",
+        ((16,), (2,)),
+        "O[t : 16] = +(A[-s + t + 1] * H[s] * (-s + t + 1));",
+    ),
+    "over a band, by other steps": (
+        "function (A[N], H[L]) -> (O) { O[t : 18] = >(A[s] + H[2*t - 3*s + 1]); }",
+        ((12,), (3,)),
+        "O[t : 18] = >(A[-1/3*s + 2/3*t + 1/3] + H[s]);",
+    ),
+    "over bands of two axes": (
+        "function (A[N, M], H[L, L]) -> (O) { O[t, u : N, M] = +(A[s, r] * H[t - s, u - 2*r + 1]); }",
+        ((16, 8), (2, 2)),
+        "O[t, u : 16, 8] = +(A[-s + t, -1/2*r + 1/2*u + 1/2] * H[s, r]);",
+    ),
+    "over a band, with a value by other steps": (
+        "function (A[N], H[L]) -> (O) { O[t : 18] = +(A[s] * H[2*t - 3*s] * s); }",
+        ((12,), (3,)),
+        None,
+    ),
+    "over a wide band": ("function (A[N], H[L]) -> (O) { O[t : N] = +(A[s] * H[t - s + 1]); }", ((16,), (3,)), None),
     "a constraint that an access states": (
         "function (A[N], B[M]) -> (O) { O[i : N] = +(A[i] * B[j]), j < 4, i < 4; }",
         ((5,), (3,)),

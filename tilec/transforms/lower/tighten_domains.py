@@ -4,7 +4,8 @@ whether an index lies inside asks its size, so that it need not be computed for 
 as well is left out, so that what takes statements without constraints takes those too.
 
 `Y[i] = sum(i - k >= 0 ? X[k])` adds up the same terms for every i, and more of them: there the guard becomes a
-constraint, which is how a cumulative sum is recognised. Elsewhere such a guard stays: causal attention has one.
+constraint, which is how a cumulative sum is recognised. Elsewhere such a guard stays: causal attention has one. And
+`Y[t] = +(X[s] * H[t - s])` goes over all s, of which a short H leaves few: it is summed over the index of H.
 
 Gradients ask both: what `init` receives comes from points at which a read lies outside, `pad(in(H[t - 1]), 0) == 0`,
 which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, which is i' where i is `(i' + 1) % D`.
@@ -42,6 +43,7 @@ from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of, sizes_
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
 
+_BAND = 8  # as many times as long as the band is what is summed over, at least, to be summed over the band
 _RUNNING = ("sum", "prod", "max", "min", "any", "all", "logsumexp")  # what cumulative functions aggregate
 
 
@@ -56,7 +58,7 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
     if reads_itself(s):
         return s
     s = _running(_confined(_without_repeats(s, shapes), shapes), shapes)
-    return _sized(_moved_back(_turned_back(s, shapes)), shapes, computed)
+    return _sized(_over_bands(_moved_back(_turned_back(s, shapes)), shapes), shapes, computed)
 
 
 # constraints that accesses state as well
@@ -317,6 +319,39 @@ def _goes_round(v: str, box: Box, n: int) -> bool:
 
 def _holds(e: Expr, v: str) -> bool:
     return any(v in linear(x).variables() for atom in linear(e).atoms() if isinstance(atom, Call) for x in atom.args)
+
+
+# bands
+
+
+def _over_bands(s: Statement, shapes: Shapes) -> Statement:
+    """`Y[t] = +(X[s] * H[2*t - 3*s])` as `Y[t] = +(X[(2*t - k)/3] * H[k])`: where a tensor is read at an index of a
+    summed variable and others, and is much shorter than that variable runs, by the index that it is read at."""
+    if s.aggregation not in _RUNNING or reads_itself(s) or asks_in_branches(s):
+        return s
+    outputs = set(index_variables(*(s.index or ())))
+    accesses = list(constraining(*s.roots))
+    bare = {(v, n) for a in accesses for e, n in zip(a.index, shapes[a.tensor], strict=True) if (v := linear(e).bare)}
+    for a in accesses:
+        for e, n in zip(a.index, shapes[a.tensor], strict=True):
+            form = linear(e)
+            if not form.is_affine or not form.is_integral or not outputs & {*form.variables()}:
+                continue
+            for v in form.variables():
+                step = form.coefficient(v)
+                long = v not in outputs and any(w == v and m * abs(step) >= _BAND * n for w, m in bare)
+                if long and (abs(step) == 1 or not any(_valued(x, v) for x in s.roots)):
+                    rest = form - Affine.variable(v) * step
+                    moved = substitute_affine(s, {v: (Affine.variable(v) - rest) * (1 / step)})
+                    return _over_bands(moved, shapes)
+    return s
+
+
+def _valued(e: Expr, v: str) -> bool:
+    """Whether an index variable stands as a value."""
+    if isinstance(e, Index):
+        return e.name == v
+    return not isinstance(e, (Access, Inside, Pad)) and any(_valued(x, v) for x in children(e))
 
 
 def _own_variable(row: Affine, bare: Collection[str | None]) -> str:
