@@ -70,3 +70,17 @@ def test_scores_that_a_mean_counts_are_computed_where_they_are_read(scores):
     given = (backward.types[name] for name in backward.program.input_names())
     text = f.lower(*(tilec.spec(t.shape, t.dtype) for t in given), target="sm_90").source()
     assert "Z = torch.empty" not in text and text.split("def program")[1].count("torch.empty((4096, 8192)") == 1
+
+
+def test_what_others_wait_for_alone_stands_apart():
+    """A small value that another kernel needs before the gradient's keeps nothing else out of that."""
+    source = """function (S[N, N], T[N]) -> (Y) {
+        Z[i, j : N, N] = i == j ? -1000.0 : S[i, j]; L[i : N] = logsumexp(Z[i, j]);
+        K[i : N] = sum(T[i] == T[j] ? 1.0 : 0.0); P[i : N] = sum(T[i] == T[j] ? S[i, j] - L[i] : 0.0);
+        Y[] = -mean(P[i] / K[i]); }"""
+    types = {"S": TensorType((8192, 8192), "bfloat16"), "T": TensorType((8192,), "int64")}
+    backward = partition(parse(source), ("S",), types, {}, True).backward
+    f = tilec.Function(backward.program, source, backend="triton")
+    given = (backward.types[name] for name in backward.program.input_names())
+    text = f.lower(*(tilec.spec(t.shape, t.dtype) for t in given), target="sm_90").source()
+    assert text.count("torch.empty((8192, 8192)") == 1

@@ -121,11 +121,24 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
             found = _few_long_rows(around, in_order, split[1], shared.extent, types)
         if found is None or not any(reduced(s, shared.extent) for s in found.members):
             found = _sums_of_rows(around, in_order, split[1], shared.extent, types) or found
-        # what stands before the seed, and before something elsewhere that the seed needs, goes without it
+        # what something elsewhere that the seed needs waits for goes without it, or all that stands before that
         early = {s.output for s in (*members[0], *members[1])}
         if not early or seed.statement.output in early:
             break
-        in_order = [s for s in in_order if s.output not in early]
+        apart = _blocking(around, in_order, early) or early
+        in_order = [s for s in in_order if s.output not in apart]
+    return found
+
+
+def _blocking(around: Neighbourhood, statements: Sequence[Statement], early: set[str]) -> set[str]:
+    """Those of the early members that keep the others waiting: what other kernels read and give the others."""
+    names = {s.output for s in statements}
+    needed = {n for s in statements if s.output not in early for n in around.read[s.output]} - names
+    found: set[str] = set()
+    for s in reversed(around.between(statements)):
+        if s.output in needed:
+            found |= early & set(around.read[s.output])
+            needed |= set(around.read[s.output]) - names
     return found
 
 
