@@ -99,7 +99,7 @@ def scattered_together(
 def _combined(members: Sequence[Sorted], epilogue: Sequence[Statement]) -> list[Step]:
     """Steps that sort points and combine their runs; equal sorts are one."""
     sorts: dict[object, Sorted] = {}
-    runs = [replace(m.runs, sorted_for=sorts.setdefault(m.sort.key, m).runs.sorted_for) for m in members]
+    runs = [replace(m.runs, sort=sorts.setdefault(m.sort.key, m).runs.sort) for m in members]
     makes = tuple(name for m in sorts.values() for name in m.sort.makes)
     return [
         *(step for m in members for step in m.before),
@@ -189,7 +189,8 @@ def _way(
     own = build_space(_without_keyed(view.statement, numbering, places.whole_guard), view.types)
     assert own is not None
     runs = replace(runs, space=own, view=view, keyed=numbering, columns=across, along=along, margins=margins)
-    runs = replace(runs, sorted_for=s.output)
+    positions = math.prod(places.lengths(margins))
+    runs = replace(runs, sort=Sort(s.output, points, positions, int64_index))
     content = runs.name("default")
     kept_too = [_contiguous_default(s, content, types)] if s.default is not None else []
     made = (*after, *([content] if s.default is not None else []))
@@ -215,15 +216,15 @@ def _sort(
     runs: Runs, places: PointPlaces, types: Mapping[str, TensorType], strides: Strides, carry: StatementPlanner
 ) -> Once:
     """Steps that sort the points by position."""
-    s, position = runs.statement, places.position(runs.margins)
-    at, positions = position.output, math.prod(places.lengths(runs.margins))
-    sort = Sort(s.output, at, runs.placed, runs.order, runs.starts, runs.points, positions, runs.int64_index)
+    position, sort = places.position(runs.margins), runs.sort
+    assert sort is not None and position.output == sort.keys
+    at = sort.keys
     shape = tuple(size_of(n) for n in position.sizes or ())
     types = {**types, at: TensorType(shape, sort.dtype)}
     strides = {**strides, at: contiguous(shape)}
     steps = (Allocate(at, shape, sort.dtype), *carry(position, position, types, strides), *sort_steps(sort))
-    key = (*places.key(position), positions, runs.int64_index)
-    return Once(key, (runs.placed, runs.order, runs.starts), (*steps, Release((at,))))
+    key = (*places.key(position), sort.count, sort.int64_index)
+    return Once(key, sort.made, (*steps, Release((at,))))
 
 
 def _read_back(term: Statement, order: tuple[str, ...], types: Mapping[str, TensorType]) -> Statement:

@@ -28,6 +28,7 @@ from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scatter.places import Margins
+from tilec.backends.triton.scatter.sort import KEY_SHIFT, Sort
 from tilec.ir.program import Expr, Index, Int, Statement
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
@@ -42,7 +43,7 @@ class Runs:
     """`statement` as written. The terms of `space` are those of one point, which `keyed` number in order, in a row of
     `columns`. `points` in all, `count` runs of them. `run_axes` and `column_axes` are the output's; with `margins`, the
     sort knows positions beyond the output's along the former. `along`: variables of the terms that are a run's place.
-    `sorted_for`: the statement whose sort it is."""
+    `sort`: what puts the points in order."""
 
     statement: Statement
     space: Space
@@ -58,22 +59,19 @@ class Runs:
     column_axes: tuple[int, ...] = ()
     along: tuple[str, ...] = ()
     margins: Margins = ()
-    sorted_for: str = ""
-
-    @property
-    def placed(self) -> str:
-        """The sorted places."""
-        return f"{self.sorted_for}.placed"
+    sort: Sort | None = None
 
     @property
     def order(self) -> str:
         """The points that are there."""
-        return f"{self.sorted_for}.order"
+        assert self.sort is not None
+        return self.sort.order
 
     @property
     def starts(self) -> str:
         """Where each run begins."""
-        return f"{self.sorted_for}.starts"
+        assert self.sort is not None
+        return self.sort.starts
 
     def joins(self, other: Runs) -> bool:
         """Whether one kernel can combine the runs of both: of equal elements, from equally many points, where what is
@@ -149,8 +147,8 @@ def segment_steps(members: Sequence[Runs], epilogue: Sequence[Statement] = ()) -
     pieces = -(-runs.points // runs.piece)
     parts = [Allocate(m.name("parts"), (2 * pieces, m.width), m.accumulator.dtype) for m in members]
     steps: list[Step] = []
-    for sort in dict.fromkeys(m.sorted_for for m in members):
-        writer = _Writer([m for m in members if m.sorted_for == sort], alone).pieces()
+    for sort in dict.fromkeys(m.sort for m in members):
+        writer = _Writer([m for m in members if m.sort == sort], alone).pieces()
         steps.append(writer.launch((pieces, across, 2), alone.warps))
     return [*parts, *steps, launch, Release(tuple(p.tensor for p in parts))]
 
@@ -293,7 +291,7 @@ class _Writer:
         limit = k.line("limit", f"tl.minimum({origin} + PIECE, {points})")
         k.assign("part", PROGRAM[2])
         place = f"tl.where(part == 0, {origin}, {limit} - 1)"
-        key = k.line("key", f"tl.load({k.pointer(runs.placed)} + {place}).to({self.integer})")
+        key = k.line("key", self._key(runs, place))
         begin, end = self._bounds(runs, f"{key} > 0", f"({key} - 1)")
         wanted = k.line("wanted", f"({key} > 0) & ({end} - {begin} > PIECE) & ((part == 0) | ({begin} > {origin}))")
         k.leave(f"{wanted} == 0")
@@ -321,6 +319,13 @@ class _Writer:
         k = self.k
         k.assign("col", f"{PROGRAM[1]} * BN + tl.arange(0, BN)")
         k.assign("col_in", f"col < {self.width}")
+
+    def _key(self, runs: Runs, place: str) -> str:
+        """The sorted key at a place."""
+        sort = runs.sort
+        assert sort is not None
+        shift = f" >> {KEY_SHIFT}" if sort.packed else ""
+        return f"(tl.load({self.k.pointer(sort.moved[0])} + {place}){shift}).to({self.integer})"
 
     def _sorted_run(self, runs: Runs, run: str) -> str:
         """The number of a run of the output among the positions that the sort knows."""

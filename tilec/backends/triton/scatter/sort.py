@@ -8,7 +8,7 @@ first pass and only copied. The kernels know nothing of the statement, so that a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.triton.emit.device_text import kernel_file
@@ -22,8 +22,9 @@ FEW = 4096  # points of which all pairs are compared
 MOST_COMPARED = 2**23  # pairs of points and keys
 COMPARED_POINTS, COMPARED_BESIDE = 16, 256  # of a program at a time
 MOVED_TOGETHER = 1024  # points of a block of several
-BITS = (8, 10, 11)  # of a digit: with more, a block has more digits than points
-FEW_OF_A_WARP, MANY_OF_A_WARP = 128, 256  # points: programs that all run at once wait, those that do not compute
+FEWEST_BITS, MOST_BITS = 8, 11  # of a digit: with more, a block has more digits than points
+MOST_COUNTED_ON_CHIP = 512  # digits, of a block
+FEW_OF_A_WARP, MANY_OF_A_WARP = 128, 256  # points that are moved; that are counted where not all programs run at once
 BLOCKS_AT_ONCE, DIGITS_BESIDE = 256, 8  # counts that a program adds up at a time: 32 bytes of each block's
 SEARCHED = 256  # positions whose first points a program looks for
 
@@ -34,21 +35,19 @@ UNSORTED: tuple[CodeLine, ...] = (
 )
 DIGIT: tuple[CodeLine, ...] = (
     assign("key", "tl.load(keys + place, mask=inside, other=0)"),
-    assign("digit", "((key >> (number * BITS)) & (DIGITS - 1)).to(tl.int32)"),
+    assign("digit", "((key >> shift) & (DIGITS - 1)).to(tl.int32)"),
 )
+PACKED = "tl.int32"  # the type of keys that are moved together with their points
+KEY_SHIFT = 32  # of a key that stands before its point in 64 bits
 
 
 @dataclass(frozen=True)
 class Sort:
-    """`points` elements of the tensor `keys`, each from 0 to `count`, for the statement of this output. Made are
-    tensors of these names: `placed`, keys in order, equal ones in their own; `order`, the points that are there;
-    `starts`, where each key from 1 to `count` + 1 begins. `int64_index`: positions are 64-bit."""
+    """`points` elements of the tensor `keys`, each from 0 to `count`, for the statement of this output. `int64_index`:
+    positions are 64-bit. Keys of 32 bits are moved together with their points and stand before these in `order`; others
+    are made beside it as `placed`."""
 
     output: str
-    keys: str
-    placed: str
-    order: str
-    starts: str
     points: int
     count: int
     int64_index: bool
@@ -58,10 +57,38 @@ class Sort:
         return key_type(self.count, self.int64_index)
 
     @property
-    def digits(self) -> tuple[int, int]:
-        """Passes, and bits of each: the fewest passes."""
+    def keys(self) -> str:
+        return self.name("at")
+
+    @property
+    def order(self) -> str:
+        """The points in order of their keys, equal ones in their own."""
+        return self.name("order")
+
+    @property
+    def starts(self) -> str:
+        """Where each key from 1 to `count` + 1 begins."""
+        return self.name("starts")
+
+    @property
+    def packed(self) -> bool:
+        return self.dtype == "int32"
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        return (*self.moved, self.starts)
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """What is made with an element for each point."""
+        return (self.order,) if self.packed else (self.name("placed"), self.order)
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """Of the digit of each pass, lowest first: as few passes as there can be, of digits as short as these allow."""
         length = fixed_value(self.count.bit_length())
-        return min((-(-length // bits), bits) for bits in BITS)
+        passes = max(1, -(-length // MOST_BITS))
+        return tuple(max(FEWEST_BITS, (length + k) // passes) for k in range(passes - 1, -1, -1))
 
     def name(self, what: str) -> str:
         return f"{self.output}.{what}"
@@ -72,10 +99,9 @@ def key_type(count: int, int64_index: bool) -> str:
 
 
 def sort_steps(sort: Sort) -> list[Step]:
-    """Steps that allocate and fill `placed`, `order` and `starts`."""
+    """Steps that allocate and fill what is made."""
     return [
-        Allocate(sort.placed, (sort.points,), sort.dtype),
-        Allocate(sort.order, (sort.points,), sort.dtype),
+        *(Allocate(n, (sort.points,), "int64") for n in sort.moved),
         Allocate(sort.starts, (sort.count + 1,), sort.dtype),
         *(_by_comparing(sort) if sort.points <= FEW else _by_digits(sort)),
     ]
@@ -83,7 +109,7 @@ def sort_steps(sort: Sort) -> list[Step]:
 
 def _by_comparing(sort: Sort) -> list[Step]:
     """All pairs of points, and of points and keys where these are few."""
-    tensors = {"keys": sort.keys, "placed": sort.placed, "order": sort.order, "starts": sort.starts}
+    tensors = {"keys": sort.keys, **_named(sort.moved), "starts": sort.starts}
     numbered = -(-sort.points // COMPARED_POINTS) * COMPARED_POINTS
     few = sort.points * (sort.count + 1) <= MOST_COMPARED
     numbers = {"points": sort.points, "count": sort.count, "numbered": numbered}
@@ -94,41 +120,51 @@ def _by_comparing(sort: Sort) -> list[Step]:
 
 
 def _search(sort: Sort) -> Launch:
-    tensors = {"placed": sort.placed, "starts": sort.starts}
+    tensors = {"placed": sort.moved[0], "starts": sort.starts}
     numbers = {"points": sort.points, "count": sort.count, "steps": sort.points.bit_length()}
     grid = (-(-(sort.count + 1) // SEARCHED), 1, 1)
     return _launch(sort, "sort_starts", _found, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
 
 
+def _named(moved: Sequence[str]) -> dict[str, str]:
+    """What kernels call these."""
+    return dict(zip(("placed", "order")[-len(moved) :], moved, strict=True))
+
+
 def _by_digits(sort: Sort) -> list[Step]:
-    points, (passes, bits) = sort.points, sort.digits
-    blocks, digits = -(-points // MOVED_TOGETHER), 2**bits
+    points, passes = sort.points, len(sort.bits)
+    blocks, most = -(-points // MOVED_TOGETHER), 2 ** max(sort.bits)
     counts, before, less, totals = map(sort.name, ("counts", "before", "less", "totals"))
-    between = [(sort.name(f"placed_{k}"), sort.name(f"order_{k}")) for k in range(min(2, passes - 1))]
+    between = [tuple(f"{n}_{k}" for n in sort.moved) for k in range(min(2, passes - 1))]
     made = [
-        Allocate(counts, (blocks, digits), sort.dtype),
-        Allocate(before, (blocks, digits), "int32"),
+        Allocate(counts, (blocks, most), sort.dtype),
+        Allocate(before, (blocks, most), "int32"),
         Allocate(less, (blocks,), "int32"),
-        Allocate(totals, (1 + passes * digits,), sort.dtype),
-        *(Allocate(n, (points,), sort.dtype) for pair in between for n in pair),
+        Allocate(totals, (1 + most,), sort.dtype),
+        *(Allocate(n, (points,), "int64") for names in between for n in names),
     ]
-    warps = MOVED_TOGETHER // (FEW_OF_A_WARP if blocks <= TWO_A_MULTIPROCESSOR else MANY_OF_A_WARP)
-    sizes = {"BLOCK": MOVED_TOGETHER, "DIGITS": digits, "BITS": bits}
-    summed = {"BLOCK": BLOCKS_AT_ONCE, "DIGITS": digits, "BESIDE": DIGITS_BESIDE}
+    moving = MOVED_TOGETHER // FEW_OF_A_WARP
+    counting = moving if blocks <= TWO_A_MULTIPROCESSOR else MOVED_TOGETHER // MANY_OF_A_WARP
     steps: list[Step] = [*made]
-    keys, order = sort.keys, sort.keys  # the first pass has no order yet, and does not read it
-    for k in range(passes):
-        placed, there = (sort.placed, sort.order) if k + 1 == passes else between[k % 2]
-        given = {"keys": keys, "counts": counts, "before": before}
-        numbers, number = {"points": points, "number": k}, {"blocks": blocks, "number": k}
-        grid, tensors = (blocks, 1, 1), {**given, "less": less, "totals": totals}
-        steps.append(_launch(sort, "sort_digits", _counted, tensors, numbers, sizes, grid, warps))
-        tensors, programs = {"counts": counts, "less": less, "totals": totals}, digits // DIGITS_BESIDE + 1
-        steps.append(_launch(sort, "sort_bases", _bases, tensors, number, summed, (programs, 1, 1), 4))
-        tensors = {**given, "totals": totals, "order": order, "positions": sort.keys}
-        tensors |= {"placed": placed, "points_there": there}
-        steps.append(_launch(sort, "sort_moved", _moved, tensors, {**numbers, "passes": passes}, sizes, grid, warps))
-        keys, order = placed, there
+    given: tuple[str, ...] = (sort.keys,) * len(sort.moved)  # the first pass has no order yet, and does not read it
+    for k, bits in enumerate(sort.bits):
+        digits = 2**bits
+        sizes = {"BLOCK": MOVED_TOGETHER, "DIGITS": digits}
+        summed = {"BLOCK": BLOCKS_AT_ONCE, "DIGITS": digits, "BESIDE": DIGITS_BESIDE}
+        there = sort.moved if k + 1 == passes else between[k % 2]
+        tensors = {"keys": given[0], "counts": counts, "before": before}
+        shift = sum(sort.bits[:k]) + (KEY_SHIFT if sort.packed and k else 0)
+        numbers, number = {"points": points, "number": k, "shift": shift}, {"blocks": blocks, "number": k}
+        own = {**tensors, "less": less, "totals": totals}
+        steps.append(_launch(sort, "sort_digits", _counted, own, numbers, sizes, (blocks, 1, 1), counting))
+        own, programs = {"counts": counts, "less": less, "totals": totals}, digits // DIGITS_BESIDE + 1
+        steps.append(_launch(sort, "sort_bases", _bases, own, number, summed, (programs, 1, 1), 4))
+        tensors |= {"totals": totals, "positions": sort.keys, **_named(there)}
+        if not sort.packed:
+            tensors["given"] = given[-1]
+        numbers["passes"] = passes
+        steps.append(_launch(sort, "sort_moved", _moved, tensors, numbers, sizes, (blocks, 1, 1), moving))
+        given = there
     return [*steps, _search(sort), Release(tuple(a.tensor for a in made))]
 
 
@@ -151,6 +187,7 @@ def _launch(
 
 def _found(kind: str) -> list[CodeLine]:
     """The first place of each key, by halving."""
+    key = "tl.load(placed + middle, mask=low < high, other=0)" + (f" >> {KEY_SHIFT}" if kind == PACKED else "")
     return [
         assign("run", f"{PROGRAM[0]}.to(tl.int64) * SEARCHED + tl.arange(0, SEARCHED)"),
         assign("low", "tl.zeros((SEARCHED,), tl.int64)"),
@@ -160,7 +197,7 @@ def _found(kind: str) -> list[CodeLine]:
             "range(steps)",
             (
                 assign("middle", "(low + high) // 2"),
-                assign("less", "(low < high) & (tl.load(placed + middle, mask=low < high, other=0) <= run)"),
+                assign("less", f"(low < high) & (({key}) <= run)"),
                 assign("low", "tl.where(less, middle + 1, low)"),
                 assign("high", "tl.where(less, high, middle)"),
             ),
@@ -192,15 +229,14 @@ def _ranks(kind: str) -> list[CodeLine]:
             ),
         ),
         assign("rank", "tl.sum(total, 1)"),
-        StoreLine("placed + rank", "key", "item < points"),
-        StoreLine("order + rank", "item", "item < points"),
+        *_stored("rank", "key", "item", "item < points", kind),
         StoreLine("starts + run", "rank", "(run >= 0) & (run <= count)"),
     ]
 
 
 def _counted(kind: str) -> list[CodeLine]:
-    """The counts of each digit in a block, added up in a row of memory of its own, and how many of lesser digits
-    it has; in the first pass also how many keys are less than the one before."""
+    """The counts of each digit in a block, and how many of lesser digits it has; in the first pass also how many keys
+    are less than the one before. Many digits are added up in a row of memory of the block's own."""
     return [
         assign("block", f"{PROGRAM[0]}.to({kind})"),
         assign("lane", "tl.arange(0, BLOCK)"),
@@ -213,12 +249,18 @@ def _counted(kind: str) -> list[CodeLine]:
             (
                 *DIGIT,
                 assign("own", "before + block * DIGITS"),
-                StoreLine("own + one", "tl.zeros((DIGITS,), tl.int32)"),
-                BARRIER,
-                StoreLine("own + digit", "tl.full((BLOCK,), 1, tl.int32)", "inside", "atomic_add", RELAXED),
-                BARRIER,
-                assign("count", "tl.load(own + one, volatile=True)"),
-                BARRIER,
+                If(
+                    f"DIGITS <= {MOST_COUNTED_ON_CHIP}",
+                    (assign("count", "tl.histogram(digit, DIGITS, mask=inside)"),),
+                    (
+                        StoreLine("own + one", "tl.zeros((DIGITS,), tl.int32)"),
+                        BARRIER,
+                        StoreLine("own + digit", "tl.full((BLOCK,), 1, tl.int32)", "inside", "atomic_add", RELAXED),
+                        BARRIER,
+                        assign("count", "tl.load(own + one, volatile=True)"),
+                        BARRIER,
+                    ),
+                ),
                 StoreLine("own + one", "tl.cumsum(count) - count"),
                 StoreLine("counts + block * DIGITS + one", "count"),
                 If(
@@ -275,7 +317,7 @@ def _bases(kind: str) -> list[CodeLine]:
                                 assign("total", "tl.sum(count, 0)", "+="),
                             ),
                         ),
-                        StoreLine("totals + 1 + number * DIGITS + digit", "total"),
+                        StoreLine("totals + 1 + digit", "total"),
                     ),
                 ),
             ),
@@ -297,22 +339,32 @@ def _moved(kind: str) -> list[CodeLine]:
                 assign("packed", "tl.sort(tl.where(inside, digit, DIGITS) * BLOCK + lane)"),
                 assign("digit", "tl.minimum(packed // BLOCK, DIGITS - 1)"),
                 assign("source", "block * BLOCK + packed % BLOCK"),
-                assign("total", "tl.load(totals + 1 + number * DIGITS + tl.arange(0, DIGITS))"),
+                assign("total", "tl.load(totals + 1 + tl.arange(0, DIGITS))"),
                 assign("base", "tl.gather(tl.cumsum(total) - total, digit, 0)"),
                 assign("own", "block * DIGITS + digit"),
                 assign("target", "base + tl.load(counts + own) - tl.load(before + own) + lane"),
-                StoreLine("placed + target", "tl.load(keys + source, mask=inside, other=0)", "inside"),
-                assign("point", "tl.load(order + source, mask=inside & (number > 0), other=0)"),
-                StoreLine("points_there + target", "tl.where(number > 0, point, source)", "inside"),
+                *_moved_on(kind),
             ),
-            (
-                If(
-                    "number + 1 == passes",
-                    (
-                        StoreLine("placed + place", "tl.load(positions + place, mask=inside, other=0)", "inside"),
-                        StoreLine("points_there + place", "place", "inside"),
-                    ),
-                ),
-            ),
+            (If("number + 1 == passes", (*_stored("place", _POSITION, "place", "inside", kind),)),),
         ),
     ]
+
+
+_POSITION = "tl.load(positions + place, mask=inside, other=0)"
+
+
+def _moved_on(kind: str) -> tuple[CodeLine, ...]:
+    """A point and its key, to the next place."""
+    key = assign("key", "tl.load(keys + source, mask=inside, other=0)")
+    if kind == PACKED:
+        first = f"(key.to(tl.int64) << {KEY_SHIFT}) | source"
+        return key, StoreLine("order + target", f"tl.where(number > 0, key.to(tl.int64), {first})", "inside")
+    point = assign("point", "tl.load(given + source, mask=inside & (number > 0), other=0)")
+    return key, point, *_stored("target", "key", "tl.where(number > 0, point, source)", "inside", kind)
+
+
+def _stored(place: str, key: str, point: str, mask: str, kind: str) -> tuple[CodeLine, ...]:
+    """Lines that store a key and its point at a place."""
+    if kind == PACKED:
+        return (StoreLine(f"order + {place}", f"(({key}).to(tl.int64) << {KEY_SHIFT}) | {point}", mask),)
+    return StoreLine(f"placed + {place}", key, mask), StoreLine(f"order + {place}", point, mask)
