@@ -142,6 +142,41 @@ def test_sizes_that_are_numbers() -> None:
         f(mode.from_tensor(x), mode.from_tensor(torch.tensor(3)))
 
 
+@pytest.mark.parametrize(
+    ("source", "theirs"),
+    [
+        ("Y = 2 * X + S;", lambda x, s: 2 * x + s),
+        ("Y = X * S;", lambda x, s: x * s),
+        (
+            "function (X[N, M], S[M]) -> (Y) { Y[i, j : N, M] = +(X[k, j] * S[j]), i - k < N; }",
+            lambda x, s: x.cumsum(0) * s,
+        ),
+        ("function (X[N, M], S[M]) -> (Y) { Z = X + S; Y = reshape(Z, N, M); }", lambda x, s: x + s),
+    ],
+)
+def test_what_no_gradient_reads_may_change_with_open_sizes(source: str, theirs) -> None:
+    f = tilec.compile(source)
+
+    def residual(function):
+        def call(x, s):
+            h = torch.sin(x)
+            h += function(h, s)
+            return h
+
+        return call
+
+    whole = compiled_whole(residual(f), dynamic=True)
+    for rows in (5, 6):
+        x, s = torch.linspace(-1, 2, 4 * rows).view(rows, 4), torch.linspace(1, 2, 4)
+        for given in ([x], [x, s]):
+            leaves = [t.clone().requires_grad_() for t in given]
+            if len(leaves) == 2 and "*" in source and "2 *" not in source:  # the gradient by S reads X
+                continue
+            every = (*leaves, s)[:2]
+            found, wanted = (torch.autograd.grad(h(*every).square().sum(), leaves) for h in (whole, residual(theirs)))
+            torch.testing.assert_close(found, wanted)
+
+
 def test_a_number_may_change() -> None:
     f = tilec.compile("Y = X * S;")
     whole = compiled_whole(lambda x, s: f(x, s))

@@ -8,14 +8,17 @@ called by hand among them, have memory of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilec.ir.program import Access, Index, Int, Program, Statement
+from tilec.ir.program import Access, Call, Index, Inside, Int, Name, Program, Statement, children, expressions
 from tilec.ir.types import TensorType, Types
 from tilec.lattice.sets import sizes_of
+from tilec.prepare.classes import Opened, OpenProgram
+from tilec.prepare.prepared import Specialised
+from tilec.saving import Backward, Partition
 from tilec.torch_op import dtensors
 from tilec.torch_op.levels import Outputs
 
@@ -58,6 +61,13 @@ def gradient_views(program: Program, cotangents: tuple[str, ...], types: Types) 
     return found
 
 
+def input_views(wrt: tuple[str, ...], backward: Backward) -> dict[str, CotangentView]:
+    """The gradients that are views of cotangents, by the input's name."""
+    found = gradient_views(backward.program, backward.cotangents, backward.types)
+    pairs = zip(wrt, backward.program.outputs, strict=True)
+    return {name: found[output] for name, output in pairs if output in found}
+
+
 def _view(s: Statement, cotangents: tuple[str, ...], types: Types) -> CotangentView | None:
     """A statement as a view: every element is one element of a cotangent, at places that are bare variables."""
     source = s.body
@@ -90,6 +100,41 @@ def _extents(s: Statement) -> dict[str, int] | None:
         elif n != 1 or e != Int(0):
             return None
     return extents
+
+
+@dataclass(frozen=True)
+class OpenRecord:
+    """What recorded calls of a class of shapes share: sizes are left open in all of it. `forward`: where there are
+    extras; `views`: gradients that are views of cotangents, where extras have none."""
+
+    opened: Opened
+    wrt: tuple[str, ...]
+    special: Specialised
+    partition: Partition
+    forward: OpenProgram | None
+    views: dict[str, CotangentView]
+    gradients: dict[object, OpenProgram] = field(default_factory=dict)
+
+
+OpenRecordAt = tuple[OpenRecord, Mapping[str, int]]
+
+SHAPE_ALONE = {"shape": 0, "index": 0, "simple_reduce": 1, "as_type": 1}  # the argument that lends shape or type
+
+
+def elements_read(program: Program) -> set[str]:
+    """The tensors of which a program, bound or not, may read elements, rather than the shape and type alone."""
+    found = set(program.outputs)
+    for s in program.statements:
+        found |= set() if s.default is None else {s.default}
+        rest = list(expressions(s))
+        while rest:
+            e = rest.pop()
+            if isinstance(e, Access | Name):
+                found.add(e.tensor if isinstance(e, Access) else e.name)
+            below = e.access.index if isinstance(e, Inside) else children(e)
+            lends = SHAPE_ALONE.get(e.function) if isinstance(e, Call) else None
+            rest += [b for place, b in enumerate(below) if place != lends or not isinstance(b, Name)]
+    return found
 
 
 GradientSource = int | tuple[int, CotangentView] | None

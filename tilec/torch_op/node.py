@@ -11,7 +11,7 @@ where torch traces and wants no more than to see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -23,13 +23,22 @@ from torch.autograd import forward_ad
 from tilec.errors.tracebacks import public
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.symbolic import Pinned
-from tilec.ir.types import TensorType, is_floating
-from tilec.prepare.classes import Opened, OpenProgram
+from tilec.ir.types import TensorType, Types, is_floating
+from tilec.prepare.classes import Opened
 from tilec.prepare.prepared import Prepared, Specialised
 from tilec.saving import Backward, Partition
 from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op import dtensors, symbolic
-from tilec.torch_op.backward_pass import BackwardPass, CotangentView, GradientSource, gradient_views, standing_in
+from tilec.torch_op.backward_pass import (
+    BackwardPass,
+    CotangentView,
+    GradientSource,
+    OpenRecord,
+    OpenRecordAt,
+    elements_read,
+    input_views,
+    standing_in,
+)
 from tilec.torch_op.dispatch import SizeValues, Weak, operator, run_plain
 from tilec.torch_op.levels import Outputs, through_levels
 from tilec.torch_op.state import asking, exporting, ordinary, recording, transforming
@@ -78,23 +87,6 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
     return Recorded(forward, weak, values, wrt, special.result_names, special, parts, function)
 
 
-@dataclass(frozen=True)
-class OpenRecord:
-    """What recorded calls of a class of shapes share: sizes are left open in all of it. `forward`: where there are
-    extras; `views`: gradients that are views of cotangents, where extras have none."""
-
-    opened: Opened
-    wrt: tuple[str, ...]
-    special: Specialised
-    partition: Partition
-    forward: OpenProgram | None
-    views: dict[str, CotangentView]
-    gradients: dict[object, OpenProgram] = field(default_factory=dict)
-
-
-OpenRecordAt = tuple[OpenRecord, Mapping[str, int]]
-
-
 def _for_class(
     function: Specialiser, tensors: Any, asked: Sequence[bool], weak: Weak, values: SizeValues
 ) -> Recorded | None:
@@ -110,7 +102,7 @@ def _for_class(
         if parts.chunks is not None:
             raise Pinned(opened.symbols)
         forward = None if parts.forward is None else function.open_program(opened, parts.forward)
-        return OpenRecord(opened, wrt, special, parts, forward, _views(wrt, parts.backward))
+        return OpenRecord(opened, wrt, special, parts, forward, input_views(wrt, parts.backward))
 
     types, divisor = function.types(tensors, weak), function.divisor(tensors[0].device.type)
     found = function.recorded_classes.get((asked, weak, divisor), types, values, divisor, make)
@@ -126,19 +118,16 @@ def recorded_at(function: Specialiser, known: OpenRecordAt, weak: Weak, values: 
     return Recorded(forward, weak, values, shared.wrt, outputs, special, shared.partition, function, known)
 
 
-def _views(wrt: tuple[str, ...], backward: Backward) -> dict[str, CotangentView]:
-    """The gradients that are views of cotangents, by the input's name."""
-    found = gradient_views(backward.program, backward.cotangents, backward.types)
-    pairs = zip(wrt, backward.program.outputs, strict=True)
-    return {name: found[output] for name, output in pairs if output in found}
-
-
 def _open(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Open:
     """A call whose sizes a compiler leaves open."""
     types = symbolic.example_types(function, tensors, weak)
     special = function.specialised(types, dict(zip(function.sizes, map(symbolic.example, values), strict=True)))
     results = symbolic.result_types(function, tensors, weak, values)
-    return Open(function, weak, values, (), special.result_names, special, None, function, types=results)
+    given = {n: replace(types[n], shape=tuple(t.shape)) for n, t in zip(function.inputs, tensors, strict=True)}
+    asked = tuple([name for name, a in zip(function.inputs, asking(tensors), strict=True) if a])
+    asked = () if any(map(dtensors.is_distributed, tensors)) else asked  # whose gradients are placed as inputs are
+    how = (special.result_names, special, None, function)
+    return Open(function, weak, values, (), *how, types=results, input_types=given, asked=asked)
 
 
 def unrecorded(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Recorded:
@@ -278,7 +267,7 @@ class Recorded:
             if self.shared is not None and not extended:
                 self._views[extended] = self._numbers(self.shared[0].views)
             else:
-                self._views[extended] = _views(self.wrt, self._numbers(self._gradient_part(extended)))
+                self._views[extended] = input_views(self.wrt, self._numbers(self._gradient_part(extended)))
         return self._views[extended]
 
     def _numbers(self, x: Written) -> Written:
@@ -352,31 +341,42 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Open(Recorded):
-    """A call whose sizes are open, so that nothing can be weighed: all inputs are kept, and the backward pass is the
-    gradient as its text says. `types` are the outputs'."""
+    """A call whose sizes are open, so that nothing can be weighed: inputs are kept, those that a gradient by the ones
+    `asked` may read, and the backward pass is the gradient as its text says. `types` are the outputs'."""
 
     types: tuple[TensorType | None, ...] = ()
+    input_types: Types = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
-        return tuple(range(len(self.outputs), len(self.outputs) + len(self.inputs)))
+        return tuple([len(self.outputs) + place for place in self._kept_inputs])
+
+    @cached_property
+    def _kept_inputs(self) -> tuple[int, ...]:
+        """Their places. What is not read may change in place."""
+        if not self.asked:
+            return tuple(range(len(self.inputs)))
+        read = elements_read(self.plain.grad(self.asked).program)
+        lent = {n for n, t in self.input_types.items() if n not in read and is_floating(t.dtype) and not t.weak}
+        return tuple([p for p, n in enumerate(self.inputs) if n not in lent or p in self.special.replaced])
 
     def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...], computed: bool = False) -> BackwardPass:
         wanted = tuple([name for name, need in zip(self.inputs, needed, strict=True) if need])
         gradient = self.plain.grad(wanted)
-        count, nothing = len(self.inputs), TensorType((), "float32")
+        kept, nothing = {self.inputs[p]: k for k, p in enumerate(self._kept_inputs)}, TensorType((), "float32")
+        assert elements_read(gradient.program).isdisjoint(self.input_types.keys() - kept.keys()), "not all is kept"
         types = [t for t in self.types if t is not None]
         places = [p for p, t in enumerate(self.types) if t is not None]
-        cotangents: list[int | TensorType] = []
-        for place, t in zip(places, types, strict=True):
-            missing = t if is_floating(t.dtype) else replace(nothing, shape=t.shape)
-            cotangents.append(count + place if there[place] else missing)
+        missing = [t if is_floating(t.dtype) else replace(nothing, shape=t.shape) for t in types]
+        pairs = zip(places, missing, strict=True)
+        cotangents: list[int | TensorType] = [len(kept) + p if there[p] else t for p, t in pairs]
         weak = (*self.weak, *[False] * len(cotangents))
         return BackwardPass(
             Ready(gradient, weak, self.values_of(gradient)),
-            (*range(count), *cotangents),
+            (*[kept.get(name, self.input_types[name]) for name in self.inputs], *cotangents),
             tuple([wanted.index(name) if name in wanted else None for name in self.inputs]),
-            dict(self.special.replaced),
+            {k: self.special.replaced[p] for k, p in enumerate(self._kept_inputs) if p in self.special.replaced},
         )
 
 
