@@ -15,7 +15,7 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import Strides, power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Call, index_variables, value_accesses, variables_of, walk
+from tilec.ir.program import Access, Call, index_variables, value_accesses, variables_of, walk
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 
@@ -25,6 +25,7 @@ STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported de
 ACROSS = 32  # rows of a block that holds their columns where memory runs along the rows, at least
 # functions that take exponentials
 EXPONENTIALS = frozenset(("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "softplus", "tanh"))
+NARROW_ROW, ROWS_OF_WARP = 512, 1024  # elements of a row that a warp takes alone, at most; of its rows together
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -58,7 +59,7 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
         if not group.sums:
             while down > together and down * block > 256 and -(-rows // down) * across < 4 * MULTIPROCESSORS:
                 down //= 2
-            return RowTiling("tiled", down, block, 0, 4)
+            return _of_one_warp(RowTiling("tiled", down, block, 0, 4), together, group, strides, types)
         if group.totals:
             return _total_tiling(group)
         stages = _stages(group, types, down * block, STAGED // 4)  # of four programs a multiprocessor
@@ -90,7 +91,8 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
         stages = _stages(group, types, down * needed, STAGED) if parts else 1
-        return RowTiling("whole", down, needed, parts, warps, stages)
+        tiling = RowTiling("whole", down, needed, parts, warps, stages)
+        return tiling if parts else _of_one_warp(tiling, together, group, strides, types)
     down = min(power_of_two(rows), together)
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
     elements = 8192 if down > 1 and not heavy else 4096 if exponentials or few else 1024
@@ -102,6 +104,30 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
+
+
+def _of_one_warp(tiling: RowTiling, together: int, group: Group, strides: Strides, types: Types) -> RowTiling:
+    """The same with a warp in each program, where a block has rows for each of several that stand side by side in its
+    columns: with rows that begin anywhere, a thread reads single elements, and warps share each row before they share
+    rows. Statistics would be exchanged between them, and each thread would compute what belongs to a row for all."""
+    rows = min(tiling.rows, ROWS_OF_WARP // tiling.columns)
+    if together > 1 or not 32 < tiling.columns <= NARROW_ROW or tiling.rows < tiling.warps:
+        return tiling
+    if group.count(group.rows) < FEW_LONG_ROWS * rows or _bytes_at_once(group, strides, types) > 4:
+        return tiling
+    return replace(tiling, rows=rows, warps=1)
+
+
+def _bytes_at_once(group: Group, strides: Strides, types: Types) -> int:
+    """How many bytes of a row a thread reads or writes at once, of the tensor with the most."""
+    written = (Access(s.output, s.index or ()) for s in group.statements if s.output in group.stored)
+    full, most = _full_reads(group), 1
+    for a in (*written, *(a for s in group.statements for a in value_accesses(s) if a.tensor in full)):
+        sizes, element = types[a.tensor].shape, size_in_bytes(replace(types[a.tensor], shape=()))
+        steps = [step for step, n in zip(strides[a.tensor], sizes, strict=True) if n > 1 and step != 1]
+        fits = (n for n in (16, 8, 4, 2) if n * element <= 16 and all(step % n == 0 for step in steps))
+        most = max(most, next(fits, 1) * element) if steps else most
+    return most
 
 
 def _total_tiling(group: Group) -> RowTiling:
