@@ -46,3 +46,11 @@ def test_blocks_of_maps_leave_few_columns_out(columns, block):
     )
     ((_, wide, _),) = blocks(SCALED, *given)
     assert wide == block
+
+
+@pytest.mark.parametrize(("samples", "block"), [(32, (64, 64, 8)), (2048, (64, 16, 4))])
+def test_few_programs_have_more_under_way(samples, block):
+    """Rows that memory runs across, of two tensors: 64 neighbours a program."""
+    source = """function (X[N, P, C], Y[N, P, C]) -> (Z) {
+        S[n, c : N, C] = sum(X[n, p, c] * Y[n, p, c]); Z[n, p, c : N, P, C] = X[n, p, c] * S[n, c] + Y[n, p, c]; }"""
+    assert blocks(source, *[tilec.spec((samples, 3136, 384), "bfloat16")] * 2) == [block]

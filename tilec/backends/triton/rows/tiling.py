@@ -95,7 +95,8 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
         return tiling if parts else _of_one_warp(tiling, together, group, strides, types)
     down = min(power_of_two(rows), together)
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
-    elements = 8192 if down > 1 and not heavy else 4096 if exponentials or few else 1024
+    idle = heavy and down > 1 and rows <= FEW_LONG_ROWS * down  # few programs: each has more under way
+    elements = 8192 if down > 1 and not heavy else 4096 if exponentials or few or idle else 1024
     block = min(needed, max(1, elements // down))
     if 1 < down and rows < down * MULTIPROCESSORS and not exponentials:  # parts to combine: more of them at a time
         down = min(down, ROWS_TO_COMBINE)
@@ -103,7 +104,7 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
         return RowTiling("looped", down, block, 0, max(4, min(16, down * block // 512)))
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
-    return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials else 4)
+    return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials or idle else 4)
 
 
 def _of_one_warp(tiling: RowTiling, together: int, group: Group, strides: Strides, types: Types) -> RowTiling:
