@@ -12,9 +12,12 @@ from support.chains import run
 
 import tilec
 from tilec.backends.common.blocks.ir import Loop, Reduce
-from tilec.backends.common.chains import recognise
+from tilec.backends.common.chains import recognise, rewrites
 from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.places import Tiling
+from tilec.backends.triton.chains.launch import choose_chain_tiling
+from tilec.backends.triton.fusion.groups import grouped
+from tilec.backends.triton.plan.plan import Setting
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
 from tilec.saving import partition
@@ -105,6 +108,54 @@ def test_values_and_gradients(name, sizes):
         assert np.linalg.norm(x - y) <= 3e-6 * np.linalg.norm(y)
     stored = {o for kernel in (*forward, *backward) for o in kernel}
     assert {"O"} <= stored and {"DX", "DY", "DB"} <= stored and not stored & {"S", "DS"}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("sizes", [(50, 37, 3, 1), (33, 64, 2, 3), (33, 40, 16, 12)], ids=str)
+def test_elements_laid_out_by_term(name, sizes, monkeypatch):
+    """What a kernel reads term by term for the points that it walks lies along the walk; values are the same."""
+    monkeypatch.setattr(rewrites, "BY_TERMS_GAIN", 0.0)
+    laid, exact, forward, backward = both_ways(CASES[name], sizes, Tiling(32, 16))
+    monkeypatch.setattr(rewrites, "BY_TERMS_GAIN", np.inf)
+    plain, *_ = both_ways(CASES[name], sizes, Tiling(32, 16))
+    for x, y, z in zip(laid, plain, exact, strict=True):
+        np.testing.assert_array_equal(x, y)
+        assert np.linalg.norm(x - z) <= 3e-6 * np.linalg.norm(z)
+
+
+def test_only_the_walk_is_laid_out_by_term(monkeypatch):
+    """A program's rows are read once, and few points are read as they lie."""
+    types = {n: TensorType(s, "float32") for n, s in (("X", (64, 3)), ("Y", (64, 3)), ("B", (64, 4)))}
+    text = f"""function (X[N, D], Y[M, D], B[M, F]) -> (O) {{
+        S[i, j : N, M] = +({SQUARES});
+        O[i, f : N, F] = +(exp(-S[i, j]) * B[j, f]);
+    }}"""
+    lowered = lower(tilec.compile(text).program, types, {})
+    assert not recognise.chained(lowered.stages["flat"], lowered.types).rewritten
+    monkeypatch.setattr(rewrites, "BY_TERMS_GAIN", 0.0)
+    found = recognise.chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = found.kernels.values()
+    assert set(recognise.kernel_reads(kernel)) == {"X", "Y_terms", "B_terms"}
+    assert found.rewritten >= {"Y_terms", "B_terms"}
+    assert {n: found.types[n].shape for n in ("Y_terms", "B_terms")} == {"Y_terms": (3, 64), "B_terms": (4, 64)}
+
+
+def test_points_of_16_coordinates_have_few_rows():
+    """A thread's rows leave registers for their coordinates and sums, forward and backward; what is laid out by term
+    stays where statements beside it share a kernel."""
+    text = f"""function (X[N, D], Y[M, D], G[M]) -> (P) {{
+        S[i, j : N, M] = +({SQUARES});
+        P[i : N] = logsumexp(G[j] - S[i, j]);
+    }}"""
+    types = {n: TensorType(s, "float32") for n, s in (("X", (8192, 16)), ("Y", (8192, 16)), ("G", (8192,)))}
+    backward = partition(tilec.compile(text).program, ("X", "Y", "G"), types, {}, True).backward
+    lowered = lower(backward.program, dict(backward.types), {})
+    found = grouped(lowered.stages["flat"], lowered.types)
+    stored = {s.output for s in found.program.statements}
+    for kernel in found.chains.values():
+        assert kernel.elementwise and choose_chain_tiling(kernel, found.types, Setting()).block == 16
+        assert set(recognise.kernel_reads(kernel)) <= stored | set(lowered.types)
+    assert {"X_terms", "Y_terms"} <= stored
 
 
 EXTREMA = {

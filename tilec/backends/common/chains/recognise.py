@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
 from tilec.backends.common.chains.flat_sides import with_flat_sides
-from tilec.backends.common.chains.rewrites import by_rows, with_gathers_apart
+from tilec.backends.common.chains.rewrites import by_rows, by_terms, with_gathers_apart
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.splits import split_of
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
@@ -31,7 +31,7 @@ from tilec.transforms.util.naming import fresh_variable
 # of the mixtures of one kernel, if their operands have 16 bits, else LONGEST_INNER: 64 rows of sums take 160 registers
 # of a thread then
 MOST_FEATURES = 320
-MOST_SUMS = 8  # that a point of a mixture has in registers
+MOST_SUMS = 16  # that a point of a mixture has in registers
 LARGE = 8  # matrix elements for each of what is read and made, at least, where there is no exponential
 _FEWEST = 32  # programs of a kernel that walks far
 FAR = 2**12
@@ -83,7 +83,7 @@ def chained(program: Program, types: Types) -> Chained:
     if rewritten:
         found = _chained(parted, known)
         if found.kernels:
-            return replace(found, rewritten=rewritten)
+            return replace(found, rewritten=rewritten | found.rewritten)
     found = _chained(program, types)
     if found.kernels:
         return found
@@ -92,7 +92,7 @@ def chained(program: Program, types: Types) -> Chained:
         if apart.rewritten:
             beside = _chained(apart.program, apart.types, apart.summed)
             if beside.kernels:
-                return replace(beside, rewritten=apart.rewritten)
+                return replace(beside, rewritten=apart.rewritten | beside.rewritten)
     return found
 
 
@@ -102,7 +102,9 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
     kernels = _kernels(program, targets, matrices) if targets else []
     if not kernels or not _pays(kernels, matrices, types):
         return Chained(program, types, {})
-    rowed = with_rows(program, kernels, matrices.types)
+    laid = by_terms(program, _rounded_alike(kernels, matrices), matrices.types)
+    program, kernels = laid.program, laid.kernels
+    rowed = with_rows(program, kernels, laid.types)
     order = _order(program, rowed, matrices.values)
     if order is not None:
         kernels = rowed
@@ -110,11 +112,10 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
         order = _order(program, kernels, matrices.values)
     if order is None:
         return Chained(program, types, {})
-    kernels = _rounded_alike(kernels, matrices)
     statements = {s.output: s for s in program.statements}
     found = {k.first: k for k in kernels}
     left = tuple(statements[o] for unit in order for o in unit)
-    return Chained(replace(program, statements=left), matrices.types, found)
+    return Chained(replace(program, statements=left), laid.types, found, laid.made)
 
 
 def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target]:

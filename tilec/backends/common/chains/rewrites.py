@@ -1,14 +1,16 @@
 """Programs written otherwise where that makes chains of them: aggregations of whole matrices as aggregations of rows,
 and then of what these gave, since a kernel has a block of rows; reads at computed positions as statements of their own,
-which a kernel then reads."""
+which a kernel then reads; elements that lanes read beside each other laid out so."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced
 from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
-from tilec.backends.common.chains.values import DOT_DTYPES, extents_of, plain_index, reduction_variables
+from tilec.backends.common.chains.values import DOT_DTYPES, extents_of, plain_index, rebuilt, reduction_variables
 from tilec.backends.common.scalars import NARROW
 from tilec.ir.constraining import constraining
 from tilec.ir.functions import ONE, ZERO, all_of, call
@@ -23,12 +25,18 @@ from tilec.ir.program import (
     Program,
     Statement,
     access_of,
+    accesses_in,
     index_variables,
     rebuild,
     value_accesses,
 )
-from tilec.ir.types import TensorType, Types, kind
+from tilec.ir.types import ITEM_BYTES, TensorType, Types, kind
 from tilec.transforms.util.naming import Names
+
+# of kernels without products: points for each row that a thread has at once, lanes of a warp, bytes of a cache line,
+# and lines a second that the multiprocessors of an H200 read from their caches
+_ROWS, _LANES, _LINE, _LINES_A_SECOND = 4, 32, 128, 2.2e11
+BY_TERMS_GAIN = 20e-6  # seconds, for which another launch is worth it
 
 
 def by_rows(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
@@ -192,3 +200,106 @@ def _replaced(e: Expr, reads: Mapping[Expr, Access]) -> Expr:
     if isinstance(e, (Access, Inside)):
         return reads.get(e, ONE if _is_computed(e) else e)
     return rebuild(e, lambda x: _replaced(x, reads)) if isinstance(e, Call) else e
+
+
+@dataclass(frozen=True)
+class LaidByTerms:
+    """A program with statements that lay elements out by term, its kernels, which read these, and the statements'
+    outputs."""
+
+    program: Program
+    types: Types
+    kernels: list[ChainKernel]
+    made: frozenset[str]
+
+
+def by_terms(program: Program, kernels: Sequence[ChainKernel], types: Types) -> LaidByTerms:
+    """The elements that kernels without products read term by term for the points that they walk, `Y[j, d]`, laid out
+    as `[d, j]` where that is sooner: a warp's lanes, which lie along the walk, then read one cache line, and not one
+    for each few points."""
+    made = _ByTerms(program, types)
+    found = [made.kernel(k) if k.elementwise else k for k in kernels]
+    if not made.statements:
+        return LaidByTerms(program, types, list(kernels), frozenset())
+    changed = {r.target.output: r.target.statement for k in found for r in k.targets}
+    statements = (*made.statements, *(changed.get(s.output, s) for s in program.statements))
+    outputs = frozenset(s.output for s in made.statements)
+    return LaidByTerms(replace(program, statements=statements), made.types, found, outputs)
+
+
+class _ByTerms:
+    def __init__(self, program: Program, types: Types):
+        self.names, self.types = Names.of(program), dict(types)
+        self.statements: list[Statement] = []
+        self.found: dict[str, str] = {}
+
+    def kernel(self, kernel: ChainKernel) -> ChainKernel:
+        inners = [(i, _walk_of_sum(i, kernel)) for i in kernel.inners.values()]
+        targets = [(r, _walk_of_mixture(r, kernel)) for r in kernel.targets]
+        reads = {a: i.extent for i, walk in inners for a in _by_points(i.body, walk)}
+        reads |= {a: r.unrolled or 1 for r, walk in targets for a in _by_points(r.target.body, walk)}
+        variables = (*kernel.blocked, *kernel.batch, *kernel.walked, kernel.looped or "")
+        walked = math.prod(kernel.extent[v] for v in variables) / (_ROWS * _LANES)
+        lines = sum(terms * (self._lines(a) - 1) for a, terms in reads.items())
+        if walked * lines / _LINES_A_SECOND < BY_TERMS_GAIN:
+            return kernel
+        return replace(
+            kernel,
+            inners={i.output: replace(i, body=self._laid(i.body, walk)) for i, walk in inners},
+            targets=tuple(self._target(r, walk) for r, walk in targets),
+        )
+
+    def _target(self, r: Reduced, walk: _Walk) -> Reduced:
+        t, s = r.target, r.target.statement
+        target = replace(t, statement=replace(s, body=self._laid(s.body, walk)), body=self._laid(t.body, walk))
+        return replace(r, target=target, inner=tuple(replace(f, value=self._laid(f.value, walk)) for f in r.inner))
+
+    def _lines(self, a: Access) -> int:
+        """Cache lines in which a warp's lanes read."""
+        t = self.types[a.tensor]
+        return min(_LANES, -(-_LANES * t.shape[-1] * ITEM_BYTES[t.dtype] // _LINE))
+
+    def _laid(self, e: Expr, walk: _Walk) -> Expr:
+        return rebuilt(e, lambda a: self._by_term(a) if _is_by_points(a, walk) else a)
+
+    def _by_term(self, a: Access) -> Access:
+        *others, point, term = a.index
+        if a.tensor not in self.found:
+            name = self.found[a.tensor] = self.names.fresh(f"{a.tensor}_terms")
+            t = self.types[a.tensor]
+            *sizes, points, terms = t.shape
+            self.types[name] = replace(t, shape=(*sizes, terms, points))
+            *kept, x, y = (Index(f"v{k}") for k in range(len(t.shape)))
+            shape = tuple(map(Int, self.types[name].shape))
+            self.statements.append(Statement(name, (*kept, y, x), shape, Access(a.tensor, (*kept, x, y))))
+        return Access(self.found[a.tensor], (*others, term, point))
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The variables of a value that lie along the lanes, and that of its terms."""
+
+    points: frozenset[str]
+    term: str | None
+
+
+def _walk_of_sum(inner: Inner, kernel: ChainKernel) -> _Walk:
+    """In an inner sum's own variables, which each access gives values."""
+    used = [a for r in kernel.targets for a in accesses_in(r.target.body, *r.target.conditions)]
+    own = [dict(zip(inner.index, a.index, strict=True)) for a in used if a.tensor == inner.output]
+    points = {v for v in inner.index if all(linear(names[v]).bare == kernel.looped for names in own)}
+    return _Walk(frozenset(points), inner.axis)
+
+
+def _walk_of_mixture(r: Reduced, kernel: ChainKernel) -> _Walk:
+    return _Walk(frozenset({kernel.looped or ""}), r.target.feature if r.unrolled else None)
+
+
+def _by_points(e: Expr, walk: _Walk) -> list[Access]:
+    return [a for a in accesses_in(e) if _is_by_points(a, walk)]
+
+
+def _is_by_points(a: Access, walk: _Walk) -> bool:
+    """Whether an access has one point's terms side by side."""
+    bare = [linear(e).bare for e in a.index]
+    return len(bare) > 1 and bare[-1] is not None and bare[-1] == walk.term and bare[-2] in walk.points

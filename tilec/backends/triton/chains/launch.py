@@ -69,6 +69,7 @@ MATRIX = Tiling(64, 64, 4, 2)  # of kernels whose programs have a block of rows 
 FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
 ELEMENTWISE = Tiling(64, 32, 4, 2)
+ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and sums
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
 LISTS = Tiling(warps=4, stages=1)
@@ -139,13 +140,27 @@ def _walk_of(kernel: ChainKernel, types: Types) -> int:
 
 
 def _for_points(kernel: ChainKernel, precision: str) -> Tiling:
-    """Fewer rows where that leaves multiprocessors idle."""
+    """Fewer rows where their values take more registers than a thread has, or where they leave multiprocessors idle."""
+    values = _values_of_row(kernel)
+
+    def crowded(block: int) -> bool:
+        return block // ELEMENTWISE.warps * values > ROW_VALUES
+
     rows = math.prod(kernel.extent[v] for v in kernel.blocked)
     beside = math.prod(kernel.extent[v] for v in kernel.batch)
     block = min(ELEMENTWISE.block, feature_block(rows))
+    while block > LEAST and crowded(block):
+        block //= 2
     while block > LEAST and -(-rows // block) * beside < TWO_A_MULTIPROCESSOR:
         block //= 2
-    return replace(ELEMENTWISE, block=block, precision=precision)
+    warps = ELEMENTWISE.warps
+    return replace(ELEMENTWISE, block=block, warps=2 * warps if crowded(block) else warps, precision=precision)
+
+
+def _values_of_row(kernel: ChainKernel) -> int:
+    """How many registers a thread has for each of its rows: terms of inner sums, and sums."""
+    sums = sum((r.unrolled or 1) + (r.target.aggregation == "logsumexp") for r in kernel.targets)
+    return sums + sum(i.extent for i in kernel.inners.values())
 
 
 def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tiling:

@@ -227,7 +227,8 @@ def _assembled(
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
     known = dict(types)
     fresh_names = Names.of(program)
-    views = {s.output: s for s in program.statements if is_view(s, program, types)}
+    needed = set(around.program.outputs)  # chains read these too
+    views = {s.output: s for s in program.statements if s.output not in needed and is_view(s, program, types)}
     made = {s.output for s in program.statements if s.aggregation != "assign"} - of.keys() - chains.members()
     scaled = (scaled_sums(s, made, program, types) for s in program.statements if s.output not in of)
     views |= {s.output: s for s in scaled if s is not None}
