@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.common.chains import splits
 from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.splits import build_together, split_of
 from tilec.backends.triton.chains import launch
@@ -126,6 +127,38 @@ def test_gradients():
     cotangents = torch.randn(2, 20), torch.randn(2, 20, 40)
     got = ours.grad(("Q", "K", "V"))(*inputs, *cotangents)
     want = theirs.grad(("Q", "K", "V"))(*(x.double() for x in (*inputs, *cotangents)))
+    for x, w in zip(got, want, strict=True):
+        torch.testing.assert_close(x.double(), w, rtol=1e-4, atol=1e-5)
+
+
+DEALT = "S[b, h, i, j : B, H, N, M] = 0.25 * sum(Q[b, h, i, e] * K[b, j, e])"
+POOLED = """L[b, j : B, M] = logsumexp({0}S[b, h, i, j]);
+    O[b, j, e : B, M, E] = sum({0}exp(S[b, h, i, j] - L[b, j]) * Q[b, h, i, e])"""
+ATTENDED = """L[b, h, i : B, H, N] = logsumexp({0}S[b, h, i, j]);
+    O[b, h, i, e : B, H, N, E] = sum({0}exp(S[b, h, i, j] - L[b, h, i]) * V[b, j, e])"""
+
+
+@interpreted
+@pytest.mark.parametrize("guard", ["", "i >= j ? ", "i + 16 * h >= 50 & j < 30 ? "])
+@pytest.mark.parametrize("heads", [4, 5])
+@pytest.mark.covering
+def test_heads_that_share_columns_are_dealt_out(monkeypatch, heads, guard):
+    """What programs walk around their columns has parts too: of a statistic over both, and of the gradient of keys
+    that heads share. Columns that see nothing are there."""
+    monkeypatch.setattr(splits, "FEWEST_COLUMNS", 16)
+    torch.manual_seed(0)
+    inputs = [torch.randn(s) for s in ((2, heads, 37, 24), (2, 41, 24), (2, 41, 24))]
+    text = f"function (Q[B, H, N, E], K[B, M, E]) -> (L, O) {{ {DEALT}; {POOLED.format(guard)}; }}"
+    ours, theirs = (tilec.compile(text, backend=b) for b in ("triton", "torch"))
+    names = [k.name for k in ours.lower(*inputs[:2]).kernels]
+    assert {"O_parts_chain", "O_chain_together"} <= {*names}
+    for x, w in zip(ours(*inputs[:2]), theirs(*(x.double() for x in inputs[:2])), strict=True):
+        torch.testing.assert_close(x.double(), w, rtol=1e-4, atol=1e-5)
+    text = f"function (Q[B, H, N, E], K[B, M, E], V[B, M, E]) -> (L, O) {{ {DEALT}; {ATTENDED.format(guard)}; }}"
+    gradients = [tilec.compile(text, backend=b).grad(("Q", "K", "V")) for b in ("triton", "torch")]
+    inputs += [torch.zeros(2, heads, 37), torch.randn(2, heads, 37, 24)]
+    assert any(k.name.endswith("_together") for k in gradients[0].lower(*inputs).kernels)
+    got, want = gradients[0](*inputs), gradients[1](*(x.double() for x in inputs))
     for x, w in zip(got, want, strict=True):
         torch.testing.assert_close(x.double(), w, rtol=1e-4, atol=1e-5)
 

@@ -42,14 +42,7 @@ def build_kernel(
 
 
 class _Build(Places):
-    def __init__(
-        self,
-        kernel: ChainKernel,
-        types: Types,
-        tiling: Tiling,
-        visits: Visits | None,
-        ahead: bool,
-    ):
+    def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None, ahead: bool):
         super().__init__(kernel, types, tiling)
         self.visits, self.ahead = visits, ahead
         bodies = [r.target.body for r in kernel.targets]
@@ -160,7 +153,9 @@ class _Build(Places):
                 self.ends[v] = count, count
                 return self._walk(rest, {**positions, v: count}, carried, places)
 
-            return b.loop(b.number(0), self.size(v), 1, state, go, hint=v)
+            part = self.kernel.dealt.get(v)
+            first, step = (b.number(0), 1) if part is None else (positions[part], self.extent[part])
+            return b.loop(first, self.size(v), step, state, go, hint=v)
         if looped is None:
             return tuple(self._step(positions, True, state, places))
         if self.visits is not None:

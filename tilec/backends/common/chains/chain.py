@@ -9,7 +9,7 @@ indices. None of them reaches memory: each kernel computes again what it needs, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilec.ir.index import Affine
 from tilec.ir.program import Expr, Statement
@@ -89,7 +89,8 @@ class ChainKernel:
     """Targets that one kernel computes. `blocked`: the variables that programs have a block of; `batch`: those that
     they have one value of; `looped`: the blocked variable that a program walks, if any; `walked`: the others that it
     aggregates over. `extent` of all variables. `rows`: values of rows that come first. `singly`: products and sums are
-    rounded one by one, so that what several kernels compute and compare is the same in all."""
+    rounded one by one, so that what several kernels compute and compare is the same in all. `dealt`: for a variable of
+    `walked` one of `batch`: a program has each n-th value of the first, from the second's on, which has n values."""
 
     targets: tuple[Reduced, ...]
     inners: Mapping[str, Inner]
@@ -100,6 +101,7 @@ class ChainKernel:
     extent: Mapping[str, int]
     rows: tuple[RowStatement, ...] = ()
     singly: bool = False
+    dealt: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def statements(self) -> tuple[Statement, ...]:

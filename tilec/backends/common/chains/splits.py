@@ -46,7 +46,7 @@ class Split:
 
 def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     """A kernel with few programs in parts; None where there are enough, or nothing to share."""
-    if kernel.looped is None or len(kernel.blocked) != 1 or kernel.elementwise or kernel.walked or kernel.rows:
+    if kernel.looped is None or len(kernel.blocked) != 1 or kernel.elementwise or kernel.rows:
         return None
     if any(r.unrolled or types[r.target.output].dtype not in DOT_DTYPES for r in kernel.targets):
         return None
@@ -59,8 +59,12 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     programs = math.prod(kernel.extent[v] for v in kernel.batch) * -(
         -kernel.extent[kernel.blocked[0]] // ROWS_OF_A_PROGRAM
     )
+    if programs >= ENOUGH_PROGRAMS:
+        return None
+    if kernel.walked:
+        return _dealt(kernel, programs, types)
     extent = kernel.extent[kernel.looped]
-    if programs >= ENOUGH_PROGRAMS or extent < 2 * FEWEST_COLUMNS:
+    if extent < 2 * FEWEST_COLUMNS:
         return None
     # found by comparisons alone, and the same for many extents
     columns = next(c for c in _columns() if programs * -(-extent // c) <= MOST_PROGRAMS)
@@ -77,10 +81,36 @@ def _columns() -> Iterator[int]:
         fewest *= 2
 
 
-def _parts(kernel: ChainKernel, columns: int, types: Types) -> Split:
-    assert kernel.looped is not None
-    parts = -(-kernel.extent[kernel.looped] // columns)
+def _dealt(kernel: ChainKernel, programs: int, types: Types) -> Split | None:
+    """The kernel with the values of the longest variable around its columns dealt out: each part has every n-th one."""
+    v = max(kernel.walked, key=lambda v: kernel.extent[v])
+    columns = math.prod(kernel.extent[w] for w in (*kernel.walked, kernel.looped or ""))
+    parts = 1  # found by comparisons alone, and the same for many extents
+    while (
+        2 * parts * programs <= MOST_PROGRAMS
+        and 2 * parts <= kernel.extent[v]
+        and 2 * parts * FEWEST_COLUMNS <= columns
+    ):
+        parts *= 2
     part = fresh_variable("part", {*kernel.extent})
+    mine = call("eq", call("mod", Index(v), Int(parts)), Index(part))
+    return _in_parts(replace(kernel, dealt={v: part}), part, parts, mine, (), types) if parts > 1 else None
+
+
+def _parts(kernel: ChainKernel, columns: int, types: Types) -> Split:
+    looped = kernel.looped or ""
+    parts = -(-kernel.extent[looped] // columns)
+    part = fresh_variable("part", {*kernel.extent})
+    first = Index(part) * Int(columns)
+    inside = call("and", call("ge", Index(looped), first), call("lt", Index(looped), first + Int(columns)))
+    place = Affine.variable(looped) - Affine.variable(part, columns)
+    return _in_parts(kernel, part, parts, inside, (place, -place + (columns - 1)), types)
+
+
+def _in_parts(
+    kernel: ChainKernel, part: str, count: int, inside: Expr, bounds: Sequence[Affine], types: Types
+) -> Split:
+    """The kernel by part: `inside` holds of a part's points; `bounds`: forms that are not negative there."""
     own = dict.fromkeys(r.target.output for r in kernel.targets)  # in order, as the kernel is given them
 
     def change(a: Access) -> Expr:
@@ -89,22 +119,19 @@ def _parts(kernel: ChainKernel, columns: int, types: Types) -> Split:
     def reduced(r: Reduced) -> Reduced:
         t, s = r.target, r.target.statement
         index = (Index(part), *(s.index or ()))
-        first = Index(part) * Int(columns)
-        inside = call("and", call("ge", Index(kernel.looped or ""), first),
-                      call("lt", Index(kernel.looped or ""), first + Int(columns)))  # fmt: skip
         guard = inside if s.guard is None else call("and", s.guard, inside)
         made = replace(s, output=f"{s.output}{_SUFFIX}", index=index, guard=guard, body=rebuilt(s.body, change))
-        place = Affine.variable(kernel.looped or "") - Affine.variable(part, columns)
-        bounds = tuple(sorted({*t.bounds, place, -place + (columns - 1)}, key=repr))
         inner = tuple(replace(f, value=rebuilt(f.value, change)) for f in r.inner)
         anchor = None if r.anchor is None else f"{r.anchor}{_SUFFIX}"
-        target = replace(t, statement=made, body=rebuilt(t.body, change), bounds=bounds)
+        target = replace(
+            t, statement=made, body=rebuilt(t.body, change), bounds=tuple(sorted({*t.bounds, *bounds}, key=repr))
+        )
         return replace(r, target=target, inner=inner, outer=(), anchor=anchor)
 
     targets = tuple(map(reduced, kernel.targets))
-    found = {f"{o}{_SUFFIX}": TensorType((parts, *types[o].shape), "float32") for o in own}
-    extent = {**kernel.extent, part: parts}
-    return Split(replace(kernel, targets=targets, batch=(part, *kernel.batch), extent=extent), parts, part, found)
+    found = {f"{o}{_SUFFIX}": TensorType((count, *types[o].shape), "float32") for o in own}
+    extent = {**kernel.extent, part: count}
+    return Split(replace(kernel, targets=targets, batch=(part, *kernel.batch), extent=extent), count, part, found)
 
 
 def build_together(name: str, split: Split, kernel: ChainKernel, types: Types) -> BlockProgram:

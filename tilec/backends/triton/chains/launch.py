@@ -371,4 +371,5 @@ def _roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:
 
 def _points(kernel: ChainKernel) -> int:
     points = math.prod(kernel.extent[v] for v in (*kernel.blocked, *kernel.batch, *kernel.walked))
+    points //= math.prod(kernel.extent[part] for part in kernel.dealt.values())
     return points if kernel.looped is None else points * kernel.extent[kernel.looped]
