@@ -121,3 +121,12 @@ def test_the_gradient_of_a_sum_within_a_sum_is_products() -> None:
     decay = torch.exp(-0.1 * (i[:, None] - i)).tril()
     wanted = torch.autograd.grad((q @ k.T * decay) @ v, (q, k, v), d)
     torch.testing.assert_close(found, wanted)
+
+
+def test_a_gradient_reads_the_cotangent_and_no_copy_of_it() -> None:
+    """A bias added by indices: what comes in for the product is what comes in for the sum, as it is."""
+    source = "function (X[M, K], W[K, N], B[N]) -> (Y) { P[m, n : M, N] = +(X[m, k] * W[k, n]); %s }"
+    shapes = ((5, 6), (6, 4), (4,), (5, 4))
+    for last in ("Y = P + B;", "Y[m, n : M, N] = P[m, n] + B[n];"):
+        program = lowered(grad(parse(source % last)), *(torch.randn(s, dtype=torch.float64) for s in shapes))
+        assert {s.output for s in program.statements} == {"DX", "DW", "DB"}, program

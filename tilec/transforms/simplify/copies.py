@@ -1,4 +1,5 @@
-"""Statements of a bound program that only copy a tensor: casts to the type that a value already has, mostly."""
+"""Statements of a bound program that only copy a tensor: casts to the type that a value already has, and what gradients
+sum over one point an element."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def drop_copies(program: Program, types: Mapping[str, TensorType]) -> Program:
 
 def _copied(s: Statement) -> str | None:
     """The tensor that a statement copies element by element."""
-    plain = s.aggregation == "assign" and s.guard is None and s.default is None and not s.constraints
+    plain = s.aggregation in ("assign", "sum") and s.guard is None and s.default is None and not s.constraints
     if not plain or s.attributes or not isinstance(s.body, Access) or s.body.index != s.index:
         return None
     distinct = all(isinstance(i, Index) for i in s.body.index) and len(set(s.body.index)) == len(s.body.index)
