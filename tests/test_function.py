@@ -388,9 +388,9 @@ def test_the_longest_common_subsequence() -> None:
 
 
 def test_cost_counts_the_points_at_which_conditions_hold() -> None:
-    f = tilec.compile("function (X[N]) -> (Y) { Y[i : N] = sum(i - j >= 0 & X[j] > 0 ? X[j]); }")
+    f = tilec.compile("function (X[N, N]) -> (Y) { Y[i : N] = sum(i - j >= 0 & X[i, j] > 0 ? X[i, j]); }")
     points = 100 * 101 / 2
-    assert f.lower(tilec.spec((100,))).cost().flops == pytest.approx((4 + 1) * points, rel=0.02)  # condition, sum
+    assert f.lower(tilec.spec((100, 100))).cost().flops == pytest.approx((4 + 1) * points, rel=0.02)  # condition, sum
     never = tilec.compile("Y[i : 8] = sum(i - j > 90 ? X[j])").lower(tilec.spec((8,)))
     assert never.cost().flops < 10
 
