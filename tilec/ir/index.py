@@ -195,10 +195,16 @@ def integer(value: int) -> Expr:
 
 def linear(e: Expr) -> Affine:
     """The form of an index expression, atoms' own arguments made canonical too. AffineMistake where there is none."""
+    kept: Affine | None = e.__dict__.get("_form")
+    if kept is not None:
+        return kept
     found = _FORMS.get(type(e))
     if found is None:
         raise AffineMistake("an index must be affine in the index variables", e.span)
-    return found(e)
+    form = found(e)
+    if type(e) is Call or type(e) is Access:  # asked for thousands of times, and an expression never changes
+        e.__dict__["_form"] = form
+    return form
 
 
 def _of_call(e: Call) -> Affine:

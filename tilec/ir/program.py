@@ -28,6 +28,10 @@ class Expr:
     __slots__ = ()
     span: Span | None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields: what is kept beside them, a hash among it, holds in this process alone."""
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
     def __add__(self, other: Expr) -> Expr:
         return Call("add", (self, other))
 
@@ -91,6 +95,12 @@ class Access(Expr):
     index: tuple[Expr, ...]
     span: Span | None = _span()
 
+    def __hash__(self) -> int:
+        kept: int | None = self.__dict__.get("_hash")
+        if kept is None:
+            kept = self.__dict__["_hash"] = hash((self.tensor, self.index))
+        return kept
+
 
 @dataclass(frozen=True)
 class Inside(Expr):
@@ -116,6 +126,12 @@ class Call(Expr):
     function: str
     args: tuple[Expr, ...]
     span: Span | None = _span()
+
+    def __hash__(self) -> int:
+        kept: int | None = self.__dict__.get("_hash")
+        if kept is None:
+            kept = self.__dict__["_hash"] = hash((self.function, self.args))
+        return kept
 
 
 @dataclass(frozen=True)
