@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from support import quick_operations
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -129,6 +130,7 @@ def hasten() -> None:
     tl.dtype.__eq__ = _equal
     core._unwrap_if_constexpr, interpreter._get_np_dtype = _unwrap, _numpy_type
     TritonSemantic.broadcast_impl_value = _broadcast
+    interpreter._patch_attr = quick_operations.patch
     interpreter.FunctionRewriter.rewrite_ast = _rewritten
     interpreter.InterpretedFunction.__call__ = _call
     if not hasattr(interpreter._interpreter, "fma_fp32"):

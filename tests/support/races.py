@@ -19,18 +19,22 @@ OWN_CALL = GridExecutor.__call__
 
 
 class Touched:
-    """Addresses, each with the number of a program, of one launch."""
+    """Addresses of one launch, each array of them with the number of the program that touches them."""
 
     def __init__(self) -> None:
-        self.read: list[np.ndarray] = []
-        self.written: list[np.ndarray] = []
+        self.read: list[tuple[np.ndarray, int]] = []
+        self.written: list[tuple[np.ndarray, int]] = []
         self.waits = False
 
-    def add(self, places: list[np.ndarray], pointers: Any, mask: Any) -> None:
+    def add(self, places: list[tuple[np.ndarray, int]], pointers: Any, mask: Any) -> None:
         x, y, z = interpreter.interpreter_builder.grid_idx
         _, ny, nz = interpreter.interpreter_builder.grid_dim
-        found = np.unique(pointers.data[np.broadcast_to(mask.data, pointers.data.shape)])
-        places.append(np.stack([found, np.full_like(found, (x * ny + y) * nz + z)]))
+        inside = mask.data
+        found = (
+            pointers.data[np.broadcast_to(inside, pointers.data.shape)] if not inside.all() else pointers.data.ravel()
+        )
+        if found.size:
+            places.append((found, (x * ny + y) * nz + z))
 
     def outside(self, tensors: list[torch.Tensor]) -> str | None:
         """What is touched of no tensor, if anything is. What lies in 16 bytes with a tensor's element may be read."""
@@ -46,17 +50,27 @@ class Touched:
 
     def race(self) -> str | None:
         """What depends on the order of programs, if anything does."""
-        if self.waits or not sum(w.size for w in self.written):
+        if self.waits or not self.written:
             return None
-        written = np.unique(np.concatenate(self.written, axis=1), axis=1)
-        if len(np.unique(written[0])) < written.shape[1]:
+        start, end = min(int(at.min()) for at, _ in self.written), max(int(at.max()) for at, _ in self.written)
+        programs = 1 + max(program for _, program in self.read + self.written)
+        written = np.unique(np.concatenate([_numbered(at, start, programs, p) for at, p in self.written]))
+        place = written // programs
+        if (place[1:] == place[:-1]).any():
             return "an element is written by two programs"
-        if not sum(r.size for r in self.read):
+        near = [(at[(at >= start) & (at <= end)], p) for at, p in self.read]
+        near = [(at, p) for at, p in near if at.size]
+        if not near:
             return None
-        read = np.concatenate(self.read, axis=1)
-        at = np.minimum(np.searchsorted(written[0], read[0]), written.shape[1] - 1)
-        meets = (written[0][at] == read[0]) & (written[1][at] != read[1])
+        read = np.concatenate([_numbered(at, start, programs, p) for at, p in near])
+        at = np.minimum(np.searchsorted(place, read // programs), place.size - 1)
+        meets = (place[at] == read // programs) & (written[at] != read)
         return "an element is read that another program writes" if meets.any() else None
+
+
+def _numbered(at: np.ndarray, start: int, programs: int, program: int) -> np.ndarray:
+    """One number for an address and a program."""
+    return (at - np.uint64(start)) * np.uint64(programs) + np.uint64(program)
 
 
 touched = Touched()
