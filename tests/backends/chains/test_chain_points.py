@@ -115,6 +115,7 @@ def test_values_and_gradients(name, sizes):
 def test_elements_laid_out_by_term(name, sizes, monkeypatch):
     """What a kernel reads term by term for the points that it walks lies along the walk; values are the same."""
     monkeypatch.setattr(rewrites, "BY_TERMS_GAIN", 0.0)
+    monkeypatch.setattr(rewrites, "BY_TERMS_BYTES", 0)
     laid, exact, forward, backward = both_ways(CASES[name], sizes, Tiling(32, 16))
     monkeypatch.setattr(rewrites, "BY_TERMS_GAIN", np.inf)
     plain, *_ = both_ways(CASES[name], sizes, Tiling(32, 16))
@@ -133,6 +134,8 @@ def test_only_the_walk_is_laid_out_by_term(monkeypatch):
     lowered = lower(tilec.compile(text).program, types, {})
     assert not recognise.chained(lowered.stages["flat"], lowered.types).rewritten
     monkeypatch.setattr(rewrites, "BY_TERMS_GAIN", 0.0)
+    assert not recognise.chained(lowered.stages["flat"], lowered.types).rewritten, "few terms of a point"
+    monkeypatch.setattr(rewrites, "BY_TERMS_BYTES", 0)
     found = recognise.chained(lowered.stages["flat"], lowered.types)
     (kernel,) = found.kernels.values()
     assert set(recognise.kernel_reads(kernel)) == {"X", "Y_terms", "B_terms"}
