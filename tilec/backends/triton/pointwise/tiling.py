@@ -32,7 +32,6 @@ READS_UNDER_WAY = 64  # of a thread, at most
 FEW_GATHERED = 256  # elements of a program that reads several at computed places
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
-MAP_COLUMNS = (2048, 1024, 512, 256, 128)  # of a block of a map where all would leave much of it empty
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
 LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after the other, and of a part, at least
@@ -175,20 +174,12 @@ def _map_tiling(
         return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
     scattered = not summed and _computed_places(space, outputs[-1]) > 1
     block = min(block, FEW_GATHERED) if scattered else block
-    bn = _columns_of_map(space.largest(outputs[-1]), NARROWEST_BLOCK if turned or scattered else block)
+    bn = min(power_of_two(space.largest(outputs[-1])), NARROWEST_BLOCK if turned or scattered else block)
     m = space.count(tuple(outputs[:-1]))
     rows = _between_last(space, outputs)
     rows = rows if turned is None else (*(v for v in rows if v != turned), turned)
     axes = (rows, max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
     return PointwiseTiling(axes, None, 1, warps)
-
-
-def _columns_of_map(columns: int, most: int) -> int:
-    """Columns of a block: all, or less where a narrower one, of whole lines of memory, leaves fewer of its own out."""
-    whole = min(power_of_two(columns), most)
-    used = LEAST_USED * columns
-    fits = (n for n in MAP_COLUMNS if n < whole and -(-columns // n) * n <= used)
-    return whole if -(-columns // whole) * whole <= used else next(fits, whole)
 
 
 def _between_last(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:

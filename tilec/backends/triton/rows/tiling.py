@@ -26,6 +26,7 @@ ACROSS = 32  # rows of a block that holds their columns where memory runs along 
 # functions that take exponentials
 EXPONENTIALS = frozenset(("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "softplus", "tanh"))
 NARROW_ROW, ROWS_OF_WARP = 512, 1024  # elements of a row that a warp takes alone, at most; of its rows together
+NARROW_ROWS = 128  # the first of these where rows of several tensors are held
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -112,7 +113,8 @@ def _of_one_warp(tiling: RowTiling, together: int, group: Group, strides: Stride
     columns: with rows that begin anywhere, a thread reads single elements, and warps share each row before they share
     rows. Statistics would be exchanged between them, and each thread would compute what belongs to a row for all."""
     rows = min(tiling.rows, ROWS_OF_WARP // tiling.columns)
-    if together > 1 or not 32 < tiling.columns <= NARROW_ROW or tiling.rows < tiling.warps:
+    most = NARROW_ROW if len(_full_reads(group)) < 2 else NARROW_ROWS
+    if together > 1 or not 32 < tiling.columns <= most or tiling.rows < tiling.warps:
         return tiling
     if group.count(group.rows) < FEW_LONG_ROWS * rows or _bytes_at_once(group, strides, types) > 4:
         return tiling
