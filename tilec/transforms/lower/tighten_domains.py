@@ -324,7 +324,7 @@ def _holds(e: Expr, v: str) -> bool:
 # bands
 
 
-def _over_bands(s: Statement, shapes: Shapes) -> Statement:
+def _over_bands(s: Statement, shapes: Shapes, done: frozenset[str] = frozenset()) -> Statement:
     """`Y[t] = +(X[s] * H[2*t - 3*s])` as `Y[t] = +(X[(2*t - k)/3] * H[k])`: where a tensor is read at an index of a
     summed variable and others, and is much shorter than that variable runs, by the index that it is read at."""
     if s.aggregation not in _RUNNING or reads_itself(s) or asks_in_branches(s):
@@ -339,11 +339,16 @@ def _over_bands(s: Statement, shapes: Shapes) -> Statement:
                 continue
             for v in form.variables():
                 step = form.coefficient(v)
-                long = v not in outputs and any(w == v and m * abs(step) >= _BAND * n for w, m in bare)
+                long = (
+                    n > 0
+                    and v not in outputs
+                    and v not in done
+                    and any(w == v and m * abs(step) >= _BAND * n for w, m in bare)
+                )
                 if long and (abs(step) == 1 or not any(_valued(x, v) for x in s.roots)):
                     rest = form - Affine.variable(v) * step
                     moved = substitute_affine(s, {v: (Affine.variable(v) - rest) * (1 / step)})
-                    return _over_bands(moved, shapes)
+                    return _over_bands(moved, shapes, done | {v})
     return s
 
 
