@@ -233,6 +233,19 @@ def test_rows_moved_by_elements(name: str) -> None:
     assert flat == bound if wanted is None else show_statement(flat) == wanted
 
 
+@pytest.mark.parametrize("length", [0, 1])
+def test_short_bands_end(length: int) -> None:
+    """A band of no elements was shorter than what it was summed over, and so again after each move."""
+    program = parse(
+        "function (A[N, M, 2], B[P, Q, R]) -> (O) {"
+        " O[i : 4] = sum((A[2*j - 2, i, i] + B[j, j, i - j]) * B[j + 2, 3*j - i + 1, j]); }"
+    )
+    shapes = (2, 3, 2), (5, 5, length)
+    check(program, [np.arange(float(np.prod(s))).reshape(s) for s in shapes])
+    types = {name: TensorType(s, "float64") for name, s in zip(program.input_names(), shapes, strict=True)}
+    tighten_domains(bind(program, types, {}))
+
+
 def test_a_long_body_is_walked_once():
     """Not for each of its reads: derivatives of conditionals have thousands."""
 

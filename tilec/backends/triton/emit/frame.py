@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from tilec.backends.common.code import parenthesised, python_name
 from tilec.backends.common.domain import Condition, access_conditions, free, gathered, whole_arguments
 from tilec.backends.triton.emit.kernel import Kernel, all_text, triton_type
+from tilec.backends.triton.emit.magnitudes import parts_of_lower_bound
 from tilec.backends.triton.plan.heading import LITERAL
 from tilec.backends.triton.plan.sizes import NARROWEST, contiguous
 from tilec.backends.triton.plan.source import PROGRAM
@@ -163,9 +164,12 @@ class Frame:
             below = all(high < c.bound for _, high in spans)
             if above and below and scale == 1:
                 continue
-            code = self.assign("at", self.index(form * scale), free(form))
             if not above:
-                found.append(f"({code} >= 0)")
+                for part in parts_of_lower_bound(form):
+                    found.append(f"({self.assign('at', self.index(part * scale), free(part))} >= 0)")
+            if below and scale == 1:
+                continue
+            code = self.assign("at", self.index(form * scale), free(form))
             if not below:
                 bound = self.kernel.number(("bound", form, c.bound), "bound", c.bound * scale, self._runs_fast(form))
                 found.append(f"({code} < {bound})")

@@ -20,6 +20,7 @@ from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
 from tilec.backends.common.scalars import fit, value_children
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import triton_type
+from tilec.backends.triton.emit.magnitudes import MIRRORED, OF_MAGNITUDE, of_negated_magnitude
 from tilec.errors import TileError
 from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS
@@ -159,12 +160,32 @@ class TritonScalars(ScalarWriter):
             four = self._four(e, args)
             if four is not None:
                 return four
-        code, compute_dtype = self._text(e.function, args, result)
+        code, compute_dtype = self._of_magnitude(e, args) or self._text(e.function, args, result)
         variables = frozenset().union(*(a.variables for a in args))
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
         single = (e.function, tuple(args)) if self._rounds_once(e, args, result) else None
         depth = 1 + max(a.depth for a in args)
         return ScalarValue(code, result, compute_dtype, variables, depth=depth, exact=exact, single=single)
+
+    def _of_magnitude(self, e: Call, args: list[ScalarValue]) -> tuple[str, str] | None:
+        """A comparison of the integer -|x| with a number, as one of x."""
+        if e.function not in OF_MAGNITUDE:
+            return None
+        for place, test in ((0, e.function), (1, MIRRORED[e.function])):
+            x, n = of_negated_magnitude(e.args[place]), args[1 - place].number
+            common = promote(*(a.type for a in args)).dtype
+            if (
+                x is None
+                or n is None
+                or is_open_number(n)
+                or not is_integer(common)
+                or common != compute_dtype_of(common)
+            ):
+                continue
+            if args[place].type.dtype == common and torch.iinfo(getattr(torch, common)).min < n <= 0:
+                value = self.frame.assign("t", self.tensor(self.value(x), common), args[place].variables)
+                return OF_MAGNITUDE[test].format(x=value, low=n, high=-n), "bool"
+        return None
 
     def _rounds_once(self, e: Call, args: list[ScalarValue], result: ElementType) -> bool:
         """Whether a value of numbers and positions is the same rounded from float64 to float32 as computed in float32.
