@@ -10,6 +10,7 @@ from tilec.ir.program import reads
 from tilec.ir.types import TensorType
 from tilec.language import parse, show
 from tilec.pipeline import lower
+from tilec.saving import partition
 
 SHAPES = {"A": (4, 3), "B": (5, 3), "P": (7,), "T": (4,), "U": (5,), "Z": (4, 3), "N": (7, 3), "I": (7,), "J": (7,)}
 
@@ -73,3 +74,18 @@ def test_gradients_of_attention_over_edges_share_one_sum() -> None:
     flat = tilec.compile(source).grad(["E", "H"]).lower(edges, at, at, rows, rows, rows).stages["flat"]
     rows_read = [s.output for s in flat.statements if {"DY", "H"} <= set(reads(s))]
     assert rows_read == ["DT_values_total"]
+
+
+def test_gradients_of_attention_over_edges_sort_twice() -> None:
+    """By target and by source, also in a backward pass, which is bound again."""
+    source = """function (E[M], S[M], D[M], H[V, C], Z[V, C]) -> (Y) {
+        G[D[m] : V] = >(E[m]); P[m : M] = exp(E[m] - G[D[m]]); T[D[m] : V] = +(P[m]);
+        Y[D[m], c : V, C] = +(H[S[m], c] * P[m] / T[D[m]]);
+    }"""
+    program = parse(source)
+    edges, at, rows = TensorType((9000,), "float32"), TensorType((9000,), "int64"), TensorType((900, 64), "float32")
+    types = dict(zip(program.input_names(), (edges, at, at, rows, rows), strict=True))
+    backward = partition(program, ["E", "H"], types, {}, True).backward
+    specs = [tilec.spec(backward.types[n].shape, backward.types[n].dtype) for n in backward.program.input_names()]
+    lowered = tilec.Function(backward.program, source).lower(*specs, backend="triton", target="sm_90")
+    assert [k.name for k in lowered.kernels if k.name.endswith("_at_kernel")] == ["DT_at_kernel", "DH_at_kernel"]

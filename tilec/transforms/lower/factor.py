@@ -36,7 +36,6 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating
-from tilec.lattice.questions import InRange
 from tilec.lattice.sets import bounds_of, depends_on_data, domain
 from tilec.transforms.lower.decompose import in_type, points_per_element
 from tilec.transforms.util.naming import Names
@@ -125,9 +124,9 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement] | Non
     found = _total_and_value(s, types, names)
     if found is None:
         return None
-    first, value = found
+    first, value, guard = found
     value = call(types[s.output].dtype, value) if types[s.output].dtype in NARROW else value
-    second = replace(s, body=value, aggregation="assign", constraints=())
+    second = replace(s, body=value, aggregation="assign", constraints=(), guard=guard)
     made = statement_type(second, {**types, first.output: statement_type(first, types)})
     return [first, second] if made == types[s.output] else None
 
@@ -145,16 +144,16 @@ def _factored_terms(s: Statement, types: Types, names: Names) -> list[Statement]
     found = _total_and_value(terms, {**types, terms.output: statement_type(terms, types)}, names)
     if found is None:
         return None
-    first, value = found
+    first, value, guard = found
     known = {**types, first.output: statement_type(first, types)}
-    second = replace(s, body=value, constraints=())
+    second = replace(s, body=value, constraints=(), guard=guard)
     if statement_type(second, known) == types[s.output]:
         return [first, second]
     return [first, *in_type(second, types[s.output].dtype, known, names)] if types[s.output].dtype in NARROW else None
 
 
-def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statement, Expr] | None:
-    """The sum that factors have left, and with them what it was."""
+def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statement, Expr, Expr | None] | None:
+    """The sum that factors have left, with them what it was, and which elements have points."""
     cut = _cut(s, types) or _running_cut(s, types)
     if cut is None:
         return None
@@ -169,14 +168,9 @@ def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statemen
     value = quotient_of([Factor(Access(total, index), False), *outer])
     shapes = {**_shapes(types), total: tuple(n.value for n in shape if isinstance(n, Int))}
     asked = domain(replace(s, body=value, constraints=()), shapes).dependent
-    return first, _where([c for c in domain(s, shapes).dependent if c not in asked], value)
-
-
-def _where(conditions: Sequence[InRange], value: Expr) -> Expr:
-    """The value where conditions on data hold, else zero."""
-    forms = [(place_value(c.form.to_value()), c.bound) for c in conditions]
-    test = all_of(test for e, n in forms for test in (Call("ge", (e, ZERO)), Call("lt", (e, Int(n)))))
-    return value if test is None else call("select", test, value, Float(0.0))
+    forms = [(place_value(c.form.to_value()), c.bound) for c in domain(s, shapes).dependent if c not in asked]
+    tests = [test for e, n in forms for test in (Call("ge", (e, ZERO)), Call("lt", (e, Int(n))))]
+    return first, value, all_of([*s.guards, *tests])
 
 
 def _shapes(types: Types) -> dict[str, tuple[int, ...]]:
