@@ -90,3 +90,26 @@ def test_integers_that_meet_in_a_pair(recorded, monkeypatch):
     if recorded:
         (gradient,) = torch.autograd.grad(found.sum(), [x])
         torch.testing.assert_close(gradient.double(), weights.sum(1).expand(17, 18), rtol=1e-4, atol=1e-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["index", "int32", "int64"])
+def test_integers_past_16_bits_that_meet_in_a_pair(dtype, kind, monkeypatch):
+    """float16 ends at 65504: elements that are 0 where an integer is greater would be no numbers."""
+    monkeypatch.setattr(pairs, "GAIN", 0.0)
+    x, y, z = (floats(*shape).abs().to(dtype) for shape in ((17, 18), (18, 19), (19, 20)))
+    x = x * 1e-4
+    x[:, 5:] = 0
+    if kind == "index":
+        p, q, given = 9000 * torch.arange(18), torch.arange(19), ()
+        factors, declared = "9000 * j * k", ""
+    else:
+        p, q = 7000 * torch.arange(18, dtype=getattr(torch, kind)), torch.arange(19, dtype=getattr(torch, kind))
+        factors, declared, given = "P[j] * Q[k]", ", P[J], Q[K]", (p, q)
+    source = f"""function (X[I, J], Y[J, K], Z[K, L]{declared}) -> (O) {{
+        O[i, l : I, L] = +(X[i, j] * Y[j, k] * Z[k, l] * {factors});
+    }}"""
+    found = tilec.compile(source, backend="triton")(x, y, z, *given)
+    wanted = (x.double() * p) @ (y.double() * q) @ z.double()
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), wanted, rtol=4 * torch.finfo(dtype).eps, atol=0.0)

@@ -35,7 +35,7 @@ from tilec.ir.program import (
     value_accesses,
     walk,
 )
-from tilec.ir.types import FLOATS, TensorType, Types, is_floating
+from tilec.ir.types import FLOATS, NARROW, TensorType, Types, is_floating
 from tilec.transforms.util.naming import Names
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
@@ -61,10 +61,25 @@ class FactorSpace:
 
 
 def as_floats(factors: Sequence[Expr], types: Types, dtype: str) -> tuple[Expr, ...]:
-    """The factors, where more than one is an integer with these in the product's type: two that meet in a pair would
-    wrap in their own."""
-    integers = [f for f in factors if not is_floating(expression_type(f, types).dtype)]
-    return tuple(call(dtype, f) if len(integers) > 1 and f in integers else f for f in factors)
+    """The factors, where more than one is an integer with these converted: two that meet in a pair would wrap in their
+    own type. 16 bits hold small integers alone, and 0 times the infinity that others become is no number: these are
+    int64, which does not raise the type of a product with floats."""
+    own = {f: expression_type(f, types) for f in factors}
+    integers = [f for f in factors if not is_floating(own[f].dtype)]
+    if len(integers) < 2:
+        return tuple(factors)
+
+    def converted(f: Expr) -> Expr:
+        if f not in integers:
+            return f
+        if dtype not in NARROW or own[f].dtype in _EXACT_IN_16_BITS:
+            return call(dtype, f)
+        return f if own[f].dtype == "int64" else call("int64", f)
+
+    return tuple(map(converted, factors))
+
+
+_EXACT_IN_16_BITS = ("bool", "uint8", "int8")
 
 
 def paired(
