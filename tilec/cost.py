@@ -9,7 +9,8 @@ from math import prod
 import numpy as np
 import opt_einsum
 
-from tilec.ir.program import Access, Call, Expr, Pad, Program, Statement, index_variables, reads, walk
+from tilec.ir.functions import all_of, call
+from tilec.ir.program import Access, Call, Expr, Int, Pad, Program, Statement, index_variables, reads, walk
 from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType
 from tilec.lattice.index_values import index_values
 from tilec.lattice.sets import Box, bounds
@@ -20,7 +21,7 @@ GRID, MOST_VARIABLES = 64, 3  # places of a variable, and variables, at which a 
 @dataclass(frozen=True)
 class Cost:
     """`flops`: scalar operations, one a function or operator and one an aggregation step, over the bounding box of the
-    valid points of each statement, of which conditions on indices leave a share. `bytes_moved`: every tensor a
+    valid points of each statement, of which conditions and constraints leave a share. `bytes_moved`: every tensor a
     statement reads, once, and the one it writes; of statements marked `[[kernel(k)]]`, which share a kernel, what comes
     from outside and what goes there. `least_bytes`: the inputs that are read and the outputs, once each. `least_flops`:
     operations that the outputs need, with an intermediate computed only where a statement that reads it needs it, and a
@@ -86,10 +87,11 @@ def _least_flops(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> int
     filled: dict[str, float] = {}  # of the elements of each value, those that may differ from zero
     for s in program.statements:
         box, kept = boxes[s.output], {*index_variables(*s.index or ())}
-        guarded, value = _share(s.guard, box), _filled(s.body, filled)
+        asked = _conditions(s)
+        guarded, value = _share(asked, box), _filled(s.body, filled)
         shares[s.output] = min(guarded, value)
         if s.aggregation in ("sum", "assign") and s.default is None:
-            tested = {*index_variables(s.guard)} if s.guard is not None else set()
+            tested = {*index_variables(*([] if asked is None else [asked]))}
             filled[s.output] = min(guarded if tested <= kept else 1.0, value if box.keys() <= kept else 1.0)
     needed = dict.fromkeys(program.outputs, 1.0)
     found = 0
@@ -196,7 +198,7 @@ def _unit_operations(program: Program, unit: Sequence[Statement], shapes: Mappin
         return max((needed(r) * share(r) for r in readers[s.output]), default=1.0)
 
     def share(s: Statement) -> float:
-        return _share(s.guard, bounds(s, dict(shapes)) or {})
+        return _share(_conditions(s), bounds(s, dict(shapes)) or {})
 
     return sum(round(needed(s) * round(share(s) * operations(s, shapes))) for s in unit)
 
@@ -216,6 +218,13 @@ def operations(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Scalar operations of one statement over the box of its valid points, whose sizes may be open."""
     box = bounds(s, dict(shapes))
     return 0 if box is None else _operations(s) * prod(high - low + 1 for low, high in box.values())
+
+
+def _conditions(s: Statement) -> Expr | None:
+    """What is asked of points in the box: the guard, and the constraints that tie variables to each other."""
+    tied = (c for c in s.constraints if len(index_variables(c.expr)) > 1)
+    inside = [ask for c in tied for ask in (call("ge", c.expr, Int(0)), call("lt", c.expr, c.bound))]
+    return all_of(inside if s.guard is None else [s.guard, *inside])
 
 
 def _share(guard: Expr | None, box: Box) -> float:
