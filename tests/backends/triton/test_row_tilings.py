@@ -12,6 +12,9 @@ SOFTMAX = """function (X[N, C]) -> (Y) {
 SOFTMAX_GRADIENT = """function (Y[N, C], G[N, C]) -> (X) {
     D[n : N] = sum(Y[n, c] * G[n, c]); X[n, c : N, C] = Y[n, c] * (G[n, c] - D[n]); }"""
 
+TRANSPOSED = """function (X[N, C]) -> (Y, Z) {
+    Y[c, n : C, N] = X[n, c]; Z[c, n : C, N] = X[n, c] - X[0, c]; }"""
+
 
 def blocks(source, *given):
     text = tilec.compile(source, backend="triton").lower(*given, target="sm_90").source()
@@ -41,3 +44,19 @@ def test_rows_of_two_tensors_that_a_warp_takes_are_shorter(columns, alone):
     given = [tilec.spec((2**16, columns), "bfloat16")] * 2
     ((_, _, warps),) = blocks(SOFTMAX_GRADIENT, *given)
     assert (warps == 1) == alone
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "wide"),
+    [
+        (8192, 16, "float32", 32),
+        (8192, 16, "bfloat16", 32),
+        (8192, 24, "float32", 32),
+        (100, 16, "float32", 32),  # no shorter than memory's lines
+        (2**18, 16, "float32", 256),  # enough programs, of wider blocks
+        (2**21, 16, "float32", 2048),
+    ],
+)
+def test_few_programs_share_the_columns_where_memory_runs_along_the_rows(rows, columns, dtype, wide):
+    ((_, found, _),) = blocks(TRANSPOSED, tilec.spec((rows, columns), dtype))
+    assert found == wide

@@ -25,6 +25,7 @@ STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported de
 ACROSS = 32  # rows of a block that holds their columns where memory runs along the rows, at least
 # functions that take exponentials
 EXPONENTIALS = frozenset(("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "softplus", "tanh"))
+NARROWEST_SHARE = 32  # columns of a block where memory runs along the rows and programs are few, at least
 NARROW_ROW, ROWS_OF_WARP = 512, 1024  # elements of a row that a warp takes alone, at most; of its rows together
 NARROW_ROWS = 128  # the first of these where rows of several tensors are held
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
@@ -55,11 +56,15 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     if not statistics:
         block = min(needed, 2048)
         down = min(power_of_two(rows), max(together, 2048 // block, 1))
-        across = -(-columns // block)
-        programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // across)
+        programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // -(-columns // block))
         if not group.sums:
-            while down > together and down * block > 256 and -(-rows // down) * across < 4 * MULTIPROCESSORS:
-                down //= 2
+            while down * block > 256 and -(-rows // down) * -(-columns // block) < 4 * MULTIPROCESSORS:
+                if down > together:
+                    down //= 2
+                elif together > 1 and block > NARROWEST_SHARE:  # memory runs along the rows, so a block keeps these
+                    block //= 2
+                else:
+                    break
             return _of_one_warp(RowTiling("tiled", down, block, 0, 4), together, group, strides, types)
         if group.totals:
             return _total_tiling(group)
