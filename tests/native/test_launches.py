@@ -18,11 +18,16 @@ from tilec.backends.triton.runtime.launcher import CompiledKernel, Launched, _pa
 DRIVER = r"""
 #include <stdint.h>
 /* A kernel adds: y[k] = x[k] * scale + step for k < count, of (x, y, count, step, scale) and two further pointers. */
-static int contexts;
-int cuCtxGetCurrent(void **context) { *context = &contexts; return 0; }
-int cuCtxSetCurrent(void *context) { contexts += context == &contexts; return 0; }
+static int context_of_0;
+static _Thread_local void *current; /* a thread has none at first */
+int cuCtxGetCurrent(void **context) { *context = current; return 0; }
+int cuCtxSetCurrent(void *context) { current = context; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = device ? 0 : &context_of_0; return 0; }
 int cuStreamIsCapturing(void *stream, int *capturing) { *capturing = 0; return 0; }
-int cuTensorMapReplaceAddress(void *map, void *address) { *(void **)map = address; return (uintptr_t)map % 64; }
+int cuTensorMapReplaceAddress(void *map, void *address) {
+  *(void **)map = address;
+  return current != &context_of_0 ? 201 : (uintptr_t)map % 64;
+}
 int cuGetErrorName(int code, const char **name) { *name = code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "?"; return 0; }
 static int add(void **p) {
   const float *x = *(float **)p[0];
@@ -34,6 +39,7 @@ static int add(void **p) {
 }
 int cuLaunchKernel(uintptr_t kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned one, unsigned two,
                    unsigned shared, void *stream, void **parameters, void **extra) {
+  if (current != &context_of_0) return 201;
   if (kernel == 9) return 700;
   if (kernel == 7) { /* of a tensor map over x, whose last element is a number to add, and y */
     const char *map = parameters[0];
@@ -42,7 +48,6 @@ int cuLaunchKernel(uintptr_t kernel, unsigned x, unsigned y, unsigned z, unsigne
     for (int k = 0; k < 3; ++k) y[k] = x[k] + map[127];
     return 0;
   }
-  if (kernel == 8 && !contexts) return 201; /* until a context is made current */
   if (x != 2 || y != 3 || z != 4 || threads != 128 || one != 1 || two != 1 || shared != 48 || extra) return 1;
   return add(parameters);
 }
@@ -53,6 +58,7 @@ int cuLaunchCooperativeKernel(uintptr_t kernel, unsigned x, unsigned y, unsigned
 """
 PLANS = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 import torch
 from tilec.native import native
 
@@ -95,6 +101,8 @@ mapped = [("map", (0, 8, bytes(127) + b"\\x05")), ("tensor", 1)]
 steps = [("empty", 1, [3], number), ("launch", 7, [1, 1, 1], 128, 0, False, mapped)]
 for x in (torch.arange(6.0), torch.arange(6.0) + 10):
     assert torch.equal(library.plan(byte, 0, 2, steps, [1])(x)[0], x[2:5] + 5)
+with ThreadPoolExecutor(1) as new_thread:  # the map is its first use of the device
+    assert torch.equal(new_thread.submit(lambda: library.plan(byte, 0, 2, steps, [1])(x)[0]).result(), x[2:5] + 5)
 try:
     library.plan(byte, 0, 1, [added(9, ("tensor", 0), ("tensor", 0), 1.0)], [])(x)
 except RuntimeError as error:

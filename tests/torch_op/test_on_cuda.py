@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -230,6 +231,22 @@ def test_a_thread_for_each_device(name: str) -> None:
     for k in range(4):
         assert all(t.device.index == k % 2 for t in found[k])
         check(found[k], differentiated(example.torch, given[k]))
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_the_first_use_of_the_device_in_a_thread(called: bool) -> None:
+    """It encodes tensor maps, since torch's allocator has memory at hand: nothing has made a context current."""
+    source = "function (A[I, K], B[K, J]) -> (O) { O[i, j : I, J] = +(A[i, k] * B[k, j]); }"
+    f = tilec.compile(source, backend="triton")
+    a, b = torch.randn(2, 512, 512, device="cuda", dtype=torch.bfloat16)
+    expected = tilec.compile(source, backend="triton")(a, b)
+    assert "TensorDescriptor" in f.lower(a, b).source() or torch.cuda.get_device_capability() < (9, 0)
+    for _ in range(3 * called):
+        f(a, b)
+    elsewhere = a.clone(), b.clone()
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as new_thread:
+        assert torch.equal(new_thread.submit(f, *elsewhere).result(), expected)
 
 
 @TWO

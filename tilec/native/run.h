@@ -129,6 +129,7 @@ struct Driver {
   Cooperative cooperative = nullptr;
   int (*current)(void**) = nullptr;
   int (*make_current)(void*) = nullptr;
+  int (*context_of)(void**, int) = nullptr;  // of a device, as torch uses it
   int (*capturing)(void*, int*) = nullptr;
   int (*name_of)(int, const char**) = nullptr;
   int (*replace_address)(void*, void*) = nullptr;  // of a tensor map; older drivers have none
@@ -151,6 +152,7 @@ struct Driver {
     find(cooperative, "cuLaunchCooperativeKernel");
     find(current, "cuCtxGetCurrent");
     find(make_current, "cuCtxSetCurrent");
+    find(context_of, "cuDevicePrimaryCtxRetain");
     find(capturing, "cuStreamIsCapturing");
     find(name_of, "cuGetErrorName");
     replace_address = reinterpret_cast<int (*)(void*, void*)>(dlsym(library, "cuTensorMapReplaceAddress"));
@@ -246,13 +248,21 @@ struct Steps {
   Steps(at::Device device, int slots, std::vector<Step> given, std::vector<int> outputs)
       : device(device), allocated(device), slots(slots), steps(std::move(given)), outputs(std::move(outputs)) {
     for (const Step& step : steps) {
-      if (step.kind == Step::LAUNCH && !context) Driver::get().current(&context);
+      if (step.kind == Step::LAUNCH && !context) context = context_here();
       size_t maps = 0;
       for (const Argument& a : step.arguments) maps += a.kind == Argument::MAP;
       TORCH_CHECK(!maps || (maps <= MOST_MAPS && Driver::get().replace_address), "tensor maps that Python launches");
     }
   }
 
+ private:
+  // The thread's, or in one that has used no device yet, the device's.
+  void* context_here() const {
+    void* found = nullptr;
+    Driver::get().current(&found);
+    if (!found) Driver::get().context_of(&found, device.index() < 0 ? 0 : device.index());
+    return found;
+  }
 };
 
 class Plan final : public Run {
@@ -333,6 +343,12 @@ class Plan final : public Run {
     for (int axis = 0; axis < 3; ++axis) g[axis] = step.grid[axis](numbers_);
     if (!g[0] || !g[1] || !g[2]) return;
     const Driver& driver = Driver::get();
+    auto in_context = [&](auto call) {
+      int code = call();
+      if (code != 201) return code;
+      driver.make_current(steps_->context);  // a thread that has used no device yet has none
+      return call();
+    };
     size_t count = step.arguments.size();
     c10::SmallVector<int64_t, 32> values(count);
     c10::SmallVector<void*, 32> places(count + 1);
@@ -343,7 +359,8 @@ class Plan final : public Run {
       if (a.kind == Argument::MAP) {
         places[i] = &(maps[used] = a.map);
         auto* address = static_cast<char*>(tensors[a.value.value].data_ptr()) + a.offset;
-        int code = driver.replace_address(&maps[used++], address);
+        TensorMap* map = &maps[used++];
+        int code = in_context([&] { return driver.replace_address(map, address); });
         TORCH_CHECK(!code, "a tensor map takes no address: ", code);
         continue;
       }
@@ -352,17 +369,12 @@ class Plan final : public Run {
                                                   : reinterpret_cast<int64_t>(tensors[a.value.value].data_ptr());
       places[i] = &values[i];
     }
-    auto go = [&] {
+    int code = in_context([&] {
       return step.cooperative
           ? driver.cooperative(step.kernel, g[0], g[1], g[2], step.threads, 1, 1, step.shared, stream, places.data())
           : driver.launch(step.kernel, g[0], g[1], g[2], step.threads, 1, 1, step.shared, stream, places.data(),
                           nullptr);
-    };
-    int code = go();
-    if (code == 201) {  // no context in a thread that has used no device yet
-      driver.make_current(steps_->context);
-      code = go();
-    }
+    });
     if (code) {
       const char* name = "an unknown error";
       driver.name_of(code, &name);

@@ -87,6 +87,7 @@ class Launched:
             self._take_launcher()
             somewhere = torch.empty(1, device="cuda")
             before, made.base.value = made.base.value, somewhere.data_ptr()
+            make_context_current()
             encoded, *numbers = self._encode(made, number)
             made.base.value = before
         if not self._lasting or type(encoded).__name__ != "PyCUtensorMap" or type(encoded).__basicsize__ != 256:
@@ -135,6 +136,8 @@ class Launched:
         addresses = tuple([tensors[name].data_ptr() for name in self._names])
         arguments = self._ready.get(addresses)
         if arguments is None:
+            if self._maps:
+                make_context_current()
             with self._lock:
                 arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
                 if self._maps and not self._lasting or len(self._ready) >= MOST_KNOWN:
@@ -250,6 +253,22 @@ class CompiledKernel:
 DriverLaunch = tuple[int, int, int, bool, list[tuple[str, Any]]]
 
 _kernels: dict[tuple, CompiledKernel] = {}  # launches of other sizes share them
+
+
+_thread = threading.local()
+
+
+def make_context_current() -> None:
+    """See to it that this thread has a context. torch takes the first device in a new thread without one, the driver
+    encodes no tensor map then, and Triton makes one current only where it launches."""
+    if getattr(_thread, "has_context", False):
+        return
+    driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    driver.cuCtxGetCurrent(ctypes.byref(context))
+    if not context:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), torch._C._cuda_getDevice())
+        driver.cuCtxSetCurrent(context)
+    _thread.has_context = True
 
 
 def compiled_kernel(key: tuple) -> CompiledKernel | None:
