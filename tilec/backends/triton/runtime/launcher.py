@@ -263,7 +263,10 @@ def make_context_current() -> None:
     encodes no tensor map then, and Triton makes one current only where it launches."""
     if getattr(_thread, "has_context", False):
         return
-    driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    try:
+        driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    except OSError:  # it has another name here: Triton knows where it is
+        return
     driver.cuCtxGetCurrent(ctypes.byref(context))
     if not context:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), torch._C._cuda_getDevice())
