@@ -60,3 +60,30 @@ def test_rows_of_two_tensors_that_a_warp_takes_are_shorter(columns, alone):
 def test_few_programs_share_the_columns_where_memory_runs_along_the_rows(rows, columns, dtype, wide):
     ((_, found, _),) = blocks(TRANSPOSED, tilec.spec((rows, columns), dtype))
     assert found == wide
+
+
+SCALED = "function (X[N, C], G[C]) -> (Y) { Y[n, c : N, C] = X[n, c] * G[c] + X[n, c]; }"
+ADDED = "function (X[N, C], R[N, C], G[C]) -> (Y) { Y[n, c : N, C] = X[n, c] + G[c] * R[n, c]; }"
+SCALED_SAMPLES = "function (X[B, N, C], S[B, C], G[C]) -> (Y) { Y[b, n, c : B, N, C] = X[b, n, c] * S[b, c] + G[c]; }"
+SCALED_ROWS = "function (X[N, C], G[N]) -> (Y) { Y[n, c : N, C] = X[n, c] * G[n] + X[n, c]; }"
+
+
+@pytest.mark.parametrize(
+    ("source", "shapes", "dtype", "rows", "warps"),
+    [
+        (SCALED, [(2**17, 384), (384,)], "bfloat16", 4, 2),
+        (SCALED, [(2**17, 512), (512,)], "float16", 4, 2),
+        (ADDED, [(2**17, 384), (2**17, 384), (384,)], "bfloat16", 2, 2),
+        (SCALED_SAMPLES, [(32, 2**12, 384), (32, 384), (384,)], "bfloat16", 4, 2),
+        (SCALED, [(2**10, 384), (384,)], "bfloat16", 2, 4),  # few elements a program
+        (SCALED, [(2**17, 256), (256,)], "bfloat16", 16, 4),  # a warp alone
+        (SCALED, [(2**17, 128), (128,)], "float32", 8, 4),
+        (SCALED, [(2**17, 1024), (1024,)], "bfloat16", 4, 4),  # eight elements a thread, as of the block
+        (SCALED, [(2**17, 384), (384,)], "float32", 2, 4),  # four, as of the block
+        (SCALED, [(2**17, 385), (385,)], "bfloat16", 8, 4),  # rows begin anywhere: single elements of both
+        (SCALED_ROWS, [(2**17, 384), (2**17,)], "bfloat16", 8, 4),  # nothing has the columns alone
+    ],
+)
+def test_threads_read_as_much_of_a_weight_as_of_what_it_weighs(source, shapes, dtype, rows, warps):
+    ((found, _, of_warps),) = blocks(source, *(tilec.spec(shape, dtype) for shape in shapes))
+    assert (found, of_warps) == (rows, warps)

@@ -59,6 +59,17 @@ def fastest_variable(a: Access, view: StridedView) -> Expr | None:
     return min(moving)[2] if len(moving) > 1 else None
 
 
+def moves_at_once(a: Access, view: StridedView, v: str, count: int) -> bool:
+    """Whether memory runs along this variable, `count` elements at once wherever the others stand."""
+    for i, stride in zip(a.index, view.strides[a.tensor], strict=True):
+        form = linear(i)
+        if not form.is_affine or form.constant * stride % count:
+            return False
+        if any(form.coefficient(w) * stride % count for w in form.variables() if w != v):
+            return False
+    return sum(step for w, step in _moves(a, view) if w == v) == 1
+
+
 def _slides(i: Expr, v: str, space: Space) -> bool:
     """Whether a window along a summed variable overlaps itself at the next value of an output variable."""
     form = linear(i)

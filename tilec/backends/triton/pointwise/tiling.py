@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, runs_across, runs_along
+from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, moves_at_once, runs_across, runs_along
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
@@ -22,7 +22,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
 )
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Call, accesses_in, index_variables, value_accesses, walk
+from tilec.ir.program import Access, Call, accesses_in, index_variables, value_accesses, walk
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import NARROW, Types
 
@@ -41,6 +41,7 @@ COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are 
 WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
+LEAST_BESIDE = 1024  # elements of a program of fewer warps
 PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
 
 
@@ -64,7 +65,8 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     outputs = [v for v in space.outputs if space.largest(v) > 1]
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
-        return _map_tiling(space, outputs, runs_across(space, view, outputs), _map_block(space, view))
+        tiling = _map_tiling(space, outputs, runs_across(space, view, outputs), _map_block(space, view))
+        return _beside_one_row(tiling, space, view)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     if rows and columns:
@@ -180,6 +182,29 @@ def _map_tiling(
     rows = rows if turned is None else (*(v for v in rows if v != turned), turned)
     axes = (rows, max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
     return PointwiseTiling(axes, None, 1, warps)
+
+
+def _beside_one_row(tiling: PointwiseTiling, space: Space, view: StridedView) -> PointwiseTiling:
+    """The same with fewer warps, and rows in proportion, where a tensor has the block's columns alone (a bias, a
+    weight): a thread reads as many elements of its one row at once as of the block then. With fewer, the block would
+    go through shared memory to stand beside it. Programs of one warp, or of few elements, are not better."""
+    if len(tiling.axes) != 2 or len(tiling.axes[1][0]) != 1 or len(space.classes) != 1:
+        return tiling
+    (rows, down), ((last,), bn) = tiling.axes
+    s, many = space.statement, {v for v in space.outputs if space.largest(v) > 1}
+    moved = {Access(s.output, s.index or ()), *value_accesses(s)}
+    along = [a for a in moved if last in index_variables(*a.index)]
+    elements = {size_in_bytes(replace(view.types[a.tensor], shape=())) for a in along}
+    if len(elements) != 1 or not any(many.intersection(index_variables(*a.index)) == {last} for a in along):
+        return tiling
+    at_once = 16 // elements.pop()
+    warps = bn // (32 * at_once)
+    fewer = down * warps // tiling.warps
+    if not 2 <= warps < tiling.warps or fewer * bn < LEAST_BESIDE:
+        return tiling
+    if space.largest(last) % at_once or not all(moves_at_once(a, view, last, at_once) for a in along):
+        return tiling
+    return replace(tiling, axes=((rows, fewer), tiling.axes[1]), warps=warps)
 
 
 def _between_last(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:
