@@ -160,6 +160,7 @@ BODIES = [
     ("TypeMistake", "O = element(«A», 1);", "is a tuple"),
     ("TypeMistake", "O = element(tuple(A, B), «2»);", "no element 2"),
     ("TypeMistake", "O = «tuple(A, B)» + 1;", "a tuple is not a value"),
+    ("AggregationMistake", "T = tuple(A, B + exp(«i»)); O = element(T, 0);", "needs an aggregation"),
     ("TypeMistake", "O = reshape(A, «0.5»);", "holds integers only"),
     ("TypeMistake", "O = index(A, «N»);", "an integer literal"),
     # syntax inside a statement

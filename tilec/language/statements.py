@@ -88,6 +88,7 @@ def _whole(s: StatementSyntax, values: Values) -> None:
     if isinstance(body, CallSyntax) and body.function == "tuple":
         region = Region(False, frozenset(), None)
         elements = tuple([operand(values, arg, region, name).name for arg in body.args])
+        _check_no_indices(s, scope)
         scope.declare(Symbol(name, "tuple", token_span(s.target.name), elements=elements))
         return
     values.constraints = _constraints_by_variable(s, values)
