@@ -1,7 +1,9 @@
 """Two operands as a matrix product: which variables are batch, rows, columns and reduction, and in which layout.
 
 The product is laid out so that its result has the output's own order where possible: the trailing output variables of
-one operand are the columns, those of the other before them the rows, whatever is left the batch.
+one operand are the columns, those of the other before them the rows, whatever is left the batch. A result that is no
+larger than either operand is reordered instead: as a batch, it would read one operand once for each entry, and leave
+each entry a small matrix whose long sum the library does not split.
 """
 
 from __future__ import annotations
@@ -54,10 +56,43 @@ def lay_out(a: Operand, b: Operand, kept: Sequence[str], domain: Domain) -> Layo
     while start and rest[start - 1] in left.variables:
         start -= 1
     outer, rows, columns = rest[:start], rest[start:split], rest[split:]
-    if any(v in left.variables for v in outer) and any(v in right.variables for v in outer):
+    mixed = any(v in left.variables for v in outer) and any(v in right.variables for v in outer)
+    if mixed or outer and _reordered(left, right, batch, outer, (*rows, *columns), summed, domain):
         rows, columns = [v for v in rest if v in left.variables], [v for v in rest if v in right.variables]
         outer = []
     return Layout(batch, tuple(outer), tuple(rows), tuple(columns), summed, left, right)
+
+
+def _reordered(
+    left: Operand,
+    right: Operand,
+    batch: Sequence[str],
+    outer: Sequence[str],
+    inner: Sequence[str],
+    summed: Sequence[str],
+    domain: Domain,
+) -> bool:
+    """Whether to join `outer`, of one side, to that side's rows or columns, and reorder the result. Applies where
+    something is summed, the result is no larger than either operand, and the side is copied no more than as a batch."""
+    if not summed or math.prod(domain.extent[v] for v in (*batch, *outer, *inner)) > min(
+        left.size(domain), right.size(domain)
+    ):
+        return False
+    side = left if outer[0] in left.variables else right
+    own = [v for v in inner if v in side.variables]
+    apart = _in_runs(side, (batch, outer, own, summed), domain)
+    return not apart or _in_runs(side, (batch, [*outer, *own], summed), domain)
+
+
+def _in_runs(o: Operand, groups: Sequence[Sequence[str]], domain: Domain) -> bool:
+    """Whether each group stands together, in its order, among the variables of more than one point: a contiguous
+    operand is then read as it lies."""
+    order = [v for v in o.variables if domain.extent[v] > 1]
+    for group in groups:
+        within = [v for v in group if v in order]
+        if within and order[order.index(within[0]) :][: len(within)] != within:
+            return False
+    return True
 
 
 def plan_steps(task: Task, domain: Domain, layout: Layout, semiring: TorchSemiring) -> dict[str, int]:
