@@ -1,4 +1,4 @@
-"""Gradients of a kernel that may be asked of the library in two ways: input and output exchanged, with the result flipped."""
+"""Gradients of a kernel that may be asked of the library in two ways: with input and output exchanged, or not."""
 
 import re
 
