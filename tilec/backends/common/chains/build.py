@@ -23,7 +23,7 @@ from tilec.backends.common.chains.walk import Piece, limits, pieces
 from tilec.ir.index import Affine
 from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.types import Types
-from tilec.transforms.lower.factor import quotient_of
+from tilec.transforms.util.factors import quotient_of
 
 _INFINITY = math.inf
 

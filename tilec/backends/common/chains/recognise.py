@@ -25,7 +25,7 @@ from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Program, accesses_in, index_variables, reads, walk
 from tilec.ir.types import ITEM_BYTES, NARROW, Types
-from tilec.transforms.lower.factor import Factor, factors_of
+from tilec.transforms.util.factors import Factor, factors_of
 from tilec.transforms.util.naming import fresh_variable
 
 # of the mixtures of one kernel, if their operands have 16 bits, else LONGEST_INNER: 64 rows of sums take 160 registers
