@@ -31,7 +31,7 @@ from tilec.transforms.autodiff.grad import grad
 from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import bind, size_inputs
-from tilec.transforms.bind.sizes import seed_inputs
+from tilec.transforms.bind.value_inputs import seed_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
 from tilec.transforms.checkpoint.chunks import Chunks
 from tilec.transforms.simplify.simplify import simplify
