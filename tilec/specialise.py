@@ -18,8 +18,8 @@ from tilec.errors import InputMistake, TileError
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
-from tilec.ir.shape_class import ShapeClass
-from tilec.ir.symbolic import Pinned, Recorder, symbols_of
+from tilec.ir.shape_class import Recorder, ShapeClass
+from tilec.ir.symbolic import Pinned, symbols_of
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.lowered import Lowered, dump_numbered
 from tilec.pipeline import bind_flat, lower
