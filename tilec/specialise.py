@@ -18,8 +18,8 @@ from tilec.errors import InputMistake, TileError
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
-from tilec.ir.shape_class import ShapeClass
-from tilec.ir.symbolic import Pinned, Recorder, symbols_of
+from tilec.ir.shape_class import Recorder, ShapeClass
+from tilec.ir.symbolic import Pinned, symbols_of
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.lowered import Lowered, dump_numbered
 from tilec.pipeline import bind_flat, lower
@@ -31,7 +31,7 @@ from tilec.transforms.autodiff.grad import grad
 from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import bind, size_inputs
-from tilec.transforms.bind.sizes import seed_inputs
+from tilec.transforms.bind.value_inputs import seed_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
 from tilec.transforms.checkpoint.chunks import Chunks
 from tilec.transforms.simplify.simplify import simplify

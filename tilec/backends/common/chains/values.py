@@ -30,7 +30,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, Types, kind
-from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
+from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
 MANY_COLUMNS = 1024  # at least, of a product of 16-bit operands that is reduced over them, for any rows
