@@ -94,6 +94,10 @@ def _by_key(key: Affine, groups: int, space: Space, view: StridedView) -> Groupe
             return replace(e, index=tuple(Index(group) if linear(i) == key else i for i in e.index))
         return e if isinstance(e, Inside | Pad) else rebuild(e, at_group)
 
+    def of_rows(f: Expr) -> bool:
+        variables = variables_outside(f)
+        return group not in variables and bool(variables & free(key))
+
     outputs = {*space.outputs}
     asked = [c for c in space.valid if c.form != key or c.bound < groups]
     if not all(free(c.form) <= outputs for c in asked):
@@ -104,7 +108,7 @@ def _by_key(key: Affine, groups: int, space: Space, view: StridedView) -> Groupe
     low, extent = {**space.low[0], group: 0}, {**space.extent[0], group: groups}
     own = replace(space, statement=of_groups, valid=(), low=(low,), extent=(extent,))
     over = replace(view, statement=of_groups)
-    dot = recognise_dot(own, over)
+    dot = recognise_dot(own, over, joined=of_rows)
     if dot is None or dot.dtype not in FLOATS:
         return None
     varying = {v for v in free(key) if not space.single(v)}
