@@ -30,13 +30,15 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.ir.types import CASTS, NARROW, Types, is_floating
-from tilec.lattice.sets import InRange, depends_on_data, domain
+from tilec.ir.types import CASTS, NARROW, TensorType, Types, is_floating
+from tilec.lattice.sets import InRange, depends_on_data, domain, sizes_of
 from tilec.transforms.lower.decompose import in_type
 from tilec.transforms.util.factors import Factor, as_float32, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
-LEAST = 16  # rows, columns and points of a sum for which a product of its own is worth it
+Products = dict[tuple[Expr, tuple[Expr, ...] | None], Statement]  # by body and index
+
+LEAST_SIDE = 16  # rows, columns and points of a sum for which a product of its own is worth it
 
 
 def split_keyed_sums(program: Program, inputs: Types) -> Program:
@@ -46,7 +48,7 @@ def split_keyed_sums(program: Program, inputs: Types) -> Program:
     types = dict(infer(program, inputs))
     names = Names.of(program)
     statements: list[Statement] = []
-    products: dict[tuple[Expr, tuple[Expr, ...] | None], Statement] = {}
+    products: Products = {}
     for s in program.statements:
         statements += _split(s, types, names, products) or [s]
     return replace(program, statements=tuple(statements))
@@ -67,9 +69,7 @@ class _KeyedSum:
     asked: tuple[InRange, ...]
 
 
-def _split(
-    s: Statement, types: Types, names: Names, products: dict[tuple[Expr, tuple[Expr, ...] | None], Statement]
-) -> list[Statement] | None:
+def _split(s: Statement, types: dict[str, TensorType], names: Names, products: Products) -> list[Statement] | None:
     """Statements that take the place of this one; `products` that there are already, which new ones join."""
     whole = _keyed_sum(s, types)
     if whole is None:
@@ -78,7 +78,7 @@ def _split(
     if not found:
         return None
     known = next(((p, rest) for inner, rest in found if (p := products.get((inner.body, inner.index)))), None)
-    inner, rest = known or min(found, key=lambda pair: math.prod(n.value for n in pair[0].sizes or () if n != ZERO))
+    inner, rest = known or min(found, key=lambda pair: math.prod(sizes_of(pair[0])))
     place = Access(inner.output, inner.index or ())
     tests = [
         test
@@ -149,7 +149,7 @@ def _candidates(whole: _KeyedSum) -> Iterator[frozenset[str]]:
             math.prod(whole.size[v] for v in whole.key),
         )
         left = {*whole.summed} - over
-        if over and left and over <= variables and not any(f.divides for f in operands) and min(counts) >= LEAST:
+        if over and left and over <= variables and not any(f.divides for f in operands) and min(counts) >= LEAST_SIDE:
             yield over
 
 
