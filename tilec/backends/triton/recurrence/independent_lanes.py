@@ -13,9 +13,9 @@ from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
-from tilec.ir.functions import ZERO
+from tilec.ir.functions import ZERO, is_zero
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Int, Pad, Statement, is_zero, self_reads, walk
+from tilec.ir.program import Access, Call, Expr, Int, Pad, Statement, self_reads, walk
 from tilec.ir.rational import Fraction
 
 MOST_STEPS_BACK = 16  # steps back that registers hold
