@@ -21,9 +21,9 @@ from tilec.backends.triton.grouped_matmul.products import (
 )
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import Config, choose_config, fitted
+from tilec.backends.triton.matmul.blocks import Config, choose_config, fitted, output_tiles
 from tilec.backends.triton.matmul.dot import LEAST
-from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter, launched, output_tiles
+from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter, launched
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop
 from tilec.backends.triton.plan.plan import Release, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, power_of_two

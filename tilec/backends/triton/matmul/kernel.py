@@ -24,7 +24,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, tri
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
+from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables, output_tiles
 from tilec.backends.triton.matmul.dot import (
     LEAST,
     Dot,
@@ -97,17 +97,6 @@ def repair_steps(dot: Dot, space: Space, view: StridedView, flat: Statement, int
     writer = DotWriter(dot, space, view, int64_index, "ieee", config, "_repair")
     writer.repair()
     return writer.kernel.launches((output_tiles(dot, space, config), len(space.classes), 1), 4, 1, flat)
-
-
-def output_tiles(dot: Dot, space: Space, config: Config) -> int:
-    """How many blocks of the result there are, in the class that has most."""
-    per_class = [
-        -(-math.prod(e[v] for v in dot.rows) // config.bm)
-        * -(-math.prod(e[v] for v in dot.columns) // config.bn)
-        * math.prod(e[v] for v in dot.batch)
-        for e in space.extent
-    ]
-    return max(per_class)
 
 
 class DotWriter:
