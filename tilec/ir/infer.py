@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilec.errors import InternalMistake, Span, TypeMistake
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import FUNCTIONS, OPERATORS
+from tilec.ir.functions import FUNCTIONS, OPERATORS, ROUNDING
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -43,7 +43,7 @@ TYPE_ROUNDS = 8  # of a recurrence's type: promotion only goes up, and not often
 NO_BOOL_AT_ALL = ("sub", "neg")
 TRUTH_HINT = "compare with 0 first, as in (X != 0)"
 BITS_HINTS = {"and": TRUTH_HINT, "or": TRUTH_HINT, "not": TRUTH_HINT, "xor": "a power is pow(X, 2), or X * X"}
-NOT_BOOL = (*NO_BOOL_AT_ALL, "abs", "floor", "ceil", "round", "relu", "mod", "pow", "shl", "shr")
+NOT_BOOL = (*NO_BOOL_AT_ALL, *ROUNDING, "abs", "relu", "mod", "pow", "shl", "shr")
 _SYMBOLS = {name: f"`{symbol}`" for (symbol, _), name in OPERATORS.items()} | {"neg": "unary `-`"}
 
 
