@@ -197,6 +197,16 @@ INDICES = np.array([0, 2, 1, 0, 5])
 GATHERS = {
     "gather": ("A[N, M], Ix[K]", "O[i, j : K, M] = A[Ix[i] + 1, j] * 2", [(4, 2)]),
     "gather of a gather": ("A[N], Ix[K]", "O[k : K] = A[Ix[Ix[k]]] * A[k]", [(4,)]),
+    "matrix of a key": (
+        "A[K, M], W[E, M, N], Ix[K]",
+        "O[k, n : K, N] = +(A[k, m] * W[Ix[k], m, n])",
+        [(5, 2), (4, 2, 3)],
+    ),
+    "matrices of keys, summed": (
+        "A[K, M], W[E, M, N], Ix[K]",
+        "O[n : N] = +(A[k, m] * W[Ix[k] - 1, m, n])",
+        [(5, 2), (4, 2, 3)],
+    ),
     "scatter": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = +(A[k, j])", [(5, 2)]),
     "scattered product": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = *(A[k, j])", [(5, 2)]),
     "scattered maximum": ("A[K, M], Ix[K]", "O[Ix[k], j : 3, M] = >(A[k, j])", [(5, 2)]),
