@@ -106,3 +106,36 @@ def test_same_kernel_for_other_keys_and_sizes():
         for ix in (keys(t, below=e), torch.zeros(t, dtype=torch.int64), torch.full((t,), e), torch.arange(t) % e):
             wanted = torch.stack([a @ w[i] if 0 <= i < e else torch.zeros(16) for a, i in zip(x, ix, strict=True)])
             torch.testing.assert_close(f(x, w, ix), wanted, rtol=1e-5, atol=1e-5)
+
+
+SUMS = {
+    "relations": "Y[B[t], o : T, O] = +(X[Ax[t], c] * W[Ix[t], c, o])",
+    "a guard": "Y[Ix[t], c, o : 3, C, O] = +(S[t] > 0 ? X[t, c] * Z[t, o])",
+    "elements elsewhere": "Y[Ix[t], c, o : 3, C, O] = +(X[Ax[t], c] * Z[B[t], o])",
+    "two computed axes": "Y[c, Ix[t], o, (t) % 2 : C, 3, O, 2] = +(X[t, c] * S[t] * Z[t, o])",
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_at_keys(name):
+    t, c, o, e = 60, 17, 20, 3
+    declared = "X[T, C], W[E, C, O], Z[T, O], S[T], Ix[T], Ax[T], B[T]"
+    source = f"function ({declared}) -> (Y) {{ {SUMS[name]}; }}"
+    places = keys(t, below=e), keys(t, below=t), torch.arange(t).flip(0) - 3
+    inputs = normal(t, c), normal(e, c, o), normal(t, o), normal(t), *places
+    f, g = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
+    assert "_grouped[" in f.lower(*inputs).source()
+    found, wanted = f(*inputs), g(*inputs)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+    cotangent, names = normal(*wanted.shape), ["X", "W", "Z", "S"]
+    for a, b in zip(*(h.grad(names)(*inputs, cotangent) for h in (f, g)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+
+
+def test_points_that_are_left_out_meet_no_infinity():
+    source = "Y[Ix[t], c, o : 2, 16, 16] = +(X[Ax[t], c] * Z[t, o])"
+    x, z = torch.ones(4, 16), torch.full((20, 16), torch.inf)
+    ix, ax = torch.zeros(20, dtype=torch.int64), torch.full((20,), 9)
+    z[3], ax[3] = 2.0, 1
+    y = tilec.compile(source, backend="triton")(Ix=ix, X=x, Ax=ax, Z=z)
+    assert (y[0] == 2).all() and (y[1] == 0).all()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Scope, all_text, triton_type
 from tilec.backends.triton.grouped_matmul.products import (
     GroupedProduct,
     group_sums_pay,
@@ -203,7 +203,17 @@ class GroupSumWriter(DotWriter):
         k.assign("red_in", f"place < {self.end}")
         k.assign("red", f"tl.load({order} + place, mask=red_in, other=0).to({self.integer})")
         k.decode(Axis("red", self.found.dot.summed, "BK"))
+        self._ask()
         frames = self._frames({"red": "red_in"})
         self._multiplied(*frames)
         lines = tuple(k.scopes.pop().lines)
         return ForLoop("first", f"range({self.begin}, {self.end}, BK)", lines)
+
+    def _ask(self) -> None:
+        """Points at which a condition fails count as outside, for both operands."""
+        k, asked = self.kernel, self.found.asked
+        if not asked:
+            return
+        frame = Frame(k, ("red",), {"red": "red_in"}, frozenset((*self.found.dot.summed, "red")))
+        tests = self._tests(frame, self._scalars(frame, (), asked), asked)
+        k.assign("red_in", all_text(["red_in", *tests]))

@@ -43,7 +43,7 @@ CACHED_BYTES = 6e12  # bytes a second that terms one by one read of matrices, th
 @dataclass(frozen=True)
 class GroupedProduct:
     """`dot` over `space` and `view`, in which `group` stands for the keys. `places`: the keys of its points, which are
-    sorted by them. `count`: how many keys there are."""
+    sorted by them. `count`: how many keys there are. `asked`: of the points, beside their keys."""
 
     dot: Dot
     space: Space
@@ -53,6 +53,7 @@ class GroupedProduct:
     types: Types
     strides: Strides
     count: int
+    asked: tuple[Condition | Expr, ...] = ()
 
     @property
     def points(self) -> int:
@@ -167,10 +168,7 @@ def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> Groupe
     if domain is None:
         return None
     places = PointPlaces.of(domain, types, sort=True)
-    own = _at_keys(places, types)
-    if own is None:
-        return None
-    term, group = own
+    term, group = _at_keys(places)
     space = build_space(term, types)
     if space is None or len(space.classes) != 1 or space.residues or space.stored or not space.covers:
         return None
@@ -180,9 +178,17 @@ def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> Groupe
     low = {**space.low[0], **{v: a for v, (a, _) in ranges.items()}}
     extent = {**space.extent[0], **{v: n for v, (_, n) in ranges.items()}}
     space = replace(space, low=(low,), extent=(extent,))
-    asked = [c for c in space.valid if not space.box(0).holds(c)]
-    if not all(free(c.form) <= {*places.keyed} and not any(accesses_in(*c.form.atoms())) for c in asked):
+    guard = places.statement.guard if places.whole_guard else None
+    open_ = [c for c in space.valid if not space.box(0).holds(c)]
+    if not all(free(c.form) <= {*places.keyed} for c in open_):
         return None
+    if guard is not None and not variables_outside(guard) <= {*places.keyed}:
+        return None
+    # sorting asks the rest, elements' places aside
+    asked: tuple[Condition | Expr, ...] = (
+        *(c for c in open_ if any(accesses_in(*c.form.atoms()))),
+        *([] if guard is None else [guard]),
+    )
     space = replace(space, valid=())
     view = StridedView(term, types, strides)
     dot = recognise_dot(space, view)
@@ -194,15 +200,13 @@ def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> Groupe
     batch = (*outer, *free_of_group["batch"])
     dot = replace(dot, batch=batch, rows=free_of_group["rows"], columns=free_of_group["columns"], summed=varying)
     count = space.count(tuple(group))
-    return GroupedProduct(dot, space, view, group, places, types, strides, count)
+    return GroupedProduct(dot, space, view, group, places, types, strides, count, asked)
 
 
-def _at_keys(places: PointPlaces, types: Types) -> tuple[Statement, tuple[str, ...]] | None:
-    """The terms written at variables that stand for the computed places, and these; without what sorting asks of the
-    points."""
+def _at_keys(places: PointPlaces) -> tuple[Statement, tuple[str, ...]]:
+    """The terms written at variables that stand for the computed places, and these; without a guard, and without what
+    sorting asks of the points."""
     s = places.statement
-    if places.whole_guard:
-        return None
     used = all_variables(s)
     group = tuple(fresh_variable("g", used) for _ in range(places.split))
     index = list(s.index or ())
