@@ -190,7 +190,8 @@ def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> Groupe
     )
     space = replace(space, valid=())
     view = StridedView(term, types, strides)
-    dot = recognise_dot(space, view)
+    last = next((v for v in reversed(space.outputs) if v not in group and not space.single(v)), None)
+    dot = recognise_dot(space, view, joined=lambda f: last not in variables_outside(f))
     varying = tuple(v for v in places.keyed if not space.single(v))
     if dot is None or dot.dtype not in FLOATS or {*dot.summed} != {*varying}:
         return None
