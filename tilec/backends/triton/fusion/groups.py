@@ -176,7 +176,17 @@ def grouped(program: Program, types: Types) -> Grouped:
     barred = {*members, *grouped_outputs}
     program, windows = with_windows(made.program, made.types, barred, _reads(made.program, chains))
     program, computing = with_producers(program, made.types, barred, _reads(program, chains))
-    changed = made.rewritten | asking | selected | summing | laid_out | shared | moments.rewritten | chains.rewritten | windows
+    changed = (
+        made.rewritten
+        | asking
+        | selected
+        | summing
+        | laid_out
+        | shared
+        | moments.rewritten
+        | chains.rewritten
+        | windows
+    )
     rewritten = changed | computing
     return replace(made, program=program, rewritten=rewritten, chains=chains.kernels)
 

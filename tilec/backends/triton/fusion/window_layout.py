@@ -29,14 +29,14 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, Types
 
-MOST_PLACES = 64  # of a window
-LEAST_ROW = 64  # elements along memory
-LEAST_ELEMENTS = 2**20  # of an intermediate: less stays in a cache, whatever its order
-FEW = 4096  # elements of a table, read along any axis
+_MOST_PLACES = 64  # of a window
+_LEAST_ROW = 64  # elements along memory
+_LEAST_ELEMENTS = 2**20  # of an intermediate: less stays in a cache, whatever its order
+_FEW = 4096  # elements of a table, read along any axis
 
 
 @dataclass(frozen=True)
-class Layout:
+class WindowLayout:
     """Of a tensor: `row`, its axis along which memory is to run; what follows are the places of a window. `lead`: how
     many axes before it are the window's too."""
 
@@ -52,7 +52,7 @@ class Layout:
 def with_window_layouts(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
     """The program with such tensors in that order, their types, the outputs of statements that changed."""
     found = _consistent(_candidates(program, types), program, types)
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, WindowLayout] = {}
     for names in _together(found, program):
         if any(_adds_up(s) for s in program.statements if s.output in names):
             lead = max(found[n].lead for n in names)
@@ -85,9 +85,9 @@ def _is_read(e: Expr, names: Mapping[str, object]) -> bool:
     return isinstance(e, Access) and e.tensor in names
 
 
-def _candidates(program: Program, types: Types) -> dict[str, Layout]:
+def _candidates(program: Program, types: Types) -> dict[str, WindowLayout]:
     """Large intermediates that end in a few places after a long axis."""
-    found: dict[str, Layout] = {}
+    found: dict[str, WindowLayout] = {}
     defaults = {s.default for s in program.statements}
     for s in program.statements:
         shape = types[s.output].shape
@@ -95,15 +95,15 @@ def _candidates(program: Program, types: Types) -> dict[str, Layout]:
         if not plain or s.output in program.outputs or s.output in defaults or distinct_variables(s.index) is None:
             continue
         row = len(shape) - 1
-        while row > 0 and math.prod(shape[row:]) <= MOST_PLACES:
+        while row > 0 and math.prod(shape[row:]) <= _MOST_PLACES:
             row -= 1
         places = math.prod(shape[row + 1 :])
-        if 1 < places and row > 0 and shape[row] >= LEAST_ROW and math.prod(shape) >= LEAST_ELEMENTS:
-            found[s.output] = Layout(row)
+        if 1 < places and row > 0 and shape[row] >= _LEAST_ROW and math.prod(shape) >= _LEAST_ELEMENTS:
+            found[s.output] = WindowLayout(row)
     return found
 
 
-def _consistent(layouts: dict[str, Layout], program: Program, types: Types) -> dict[str, Layout]:
+def _consistent(layouts: dict[str, WindowLayout], program: Program, types: Types) -> dict[str, WindowLayout]:
     """Those whose statements touch nothing that runs along another axis."""
     while layouts:
         refused: set[str] = set()
@@ -120,11 +120,13 @@ def _consistent(layouts: dict[str, Layout], program: Program, types: Types) -> d
     return layouts
 
 
-def _lead(s: Statement, layouts: Mapping[str, Layout], types: Types) -> int | None:
+def _lead(s: Statement, layouts: Mapping[str, WindowLayout], types: Types) -> int | None:
     """How many axes before the row's a statement reads or writes at neighbours; None where not all that it touches runs
     along the row. One that adds up all rows may write anywhere."""
     touched = [Access(s.output, s.index or ()), *value_accesses(s)]
-    if any(_is_read(a, layouts) for e in (*(s.index or ()), *(i for t in touched for i in t.index)) for a in accesses_in(e)):
+    if any(
+        _is_read(a, layouts) for e in (*(s.index or ()), *(i for t in touched for i in t.index)) for a in accesses_in(e)
+    ):
         return None  # at places that are data
     own = [a for a in touched if a.tensor in layouts]
     rows = {linear(a.index[layouts[a.tensor].row]).bare for a in own}
@@ -134,7 +136,7 @@ def _lead(s: Statement, layouts: Mapping[str, Layout], types: Types) -> int | No
     largest = max(math.prod(types[a.tensor].shape) for a in own)
     for a in touched:
         shape = types[a.tensor].shape
-        small = math.prod(shape) <= (largest // LEAST_ROW if a.tensor == s.output else FEW)
+        small = math.prod(shape) <= (largest // _LEAST_ROW if a.tensor == s.output else _FEW)
         if a.tensor not in layouts and not small and abs(linear(a.index[-1]).coefficient(row)) != 1:
             return None
     moved = {v for a in touched for e in a.index if len(names := index_variables(e)) > 1 for v in names}
@@ -146,7 +148,7 @@ def _lead(s: Statement, layouts: Mapping[str, Layout], types: Types) -> int | No
     return lead
 
 
-def _together(layouts: Mapping[str, Layout], program: Program) -> Iterator[set[str]]:
+def _together(layouts: Mapping[str, WindowLayout], program: Program) -> Iterator[set[str]]:
     """Tensors by the statements that touch them."""
     found: list[set[str]] = []
     for s in program.statements:

@@ -1,7 +1,7 @@
 """Values at the places of windows that sums alone read: the kernels of these sums compute them.
 
-`E[y, x, j, i] = exp(-abs(X[y, x] - X[y + j, x + i]))` are weights of a window, whose sums are `Z[y, x] = +(E[y, x, j,
-i])` and `N[y, x] = +(E[y, x, j, i] * X[y + j, x + i])`. In a group each point is read, tested and addressed by itself. A
+`E[y, x, j, i] = exp(-abs(X[y, x] - X[y + j, x + i]))` are weights of a window, added up in `Z[y, x] = +(E[y, x, j, i])`
+and `N[y, x] = +(E[y, x, j, i] * X[y + j, x + i])`. In a group each point is read, tested and addressed by itself. A
 kernel of windows computes neighbours at once, from elements that they share and with the tests of a row: a weight takes
 half the instructions there (bilateral filter of 5x5 on sm_90: 18.5, where a group takes 35.5).
 """
@@ -45,7 +45,7 @@ from tilec.ir.program import (
 from tilec.ir.types import FLOATS, Types
 from tilec.transforms.lower.defract import defracted_form
 
-FEWEST_AXES = 3  # of values at the places of a window: rows, columns and one of the window's
+_FEWEST_AXES = 3  # of values at the places of a window: rows, columns and one of the window's
 
 
 def with_window_values(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
@@ -85,7 +85,7 @@ def _is_value(s: Statement, program: Program, types: Types) -> bool:
     """Whether a statement gives a value to each point of many where what it reads is inside, the same each time."""
     t, names = types[s.output], distinct_variables(s.index)
     plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
-    if not plain or s.init is not None or s.output in program.outputs or names is None or len(names) < FEWEST_AXES:
+    if not plain or s.init is not None or s.output in program.outputs or names is None or len(names) < _FEWEST_AXES:
         return False
     if math.prod(t.shape) < LEAST_OUTPUTS or set(variables_of(s)) - set(names) or reads_itself(s):
         return False
