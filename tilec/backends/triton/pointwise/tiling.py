@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, moves_at_once, runs_across, runs_along
+from tilec.backends.triton.emit.contiguity import is_window, moves_at_once, runs_across, runs_along
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
@@ -38,6 +38,7 @@ LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
+TAPS_TOGETHER = 16  # outputs of a block that read neighbouring elements beside the same ones
 WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
@@ -76,7 +77,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         tiling = tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
-    if not along and points <= LARGEST_WINDOW:
+    if not along and is_window(space, reductions):
         return replace(
             _window_tiling(space, outputs) or _spread(space, reductions, _map_tiling(space, outputs)), reduction=None
         )
@@ -92,6 +93,9 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
         bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if short else 1024) // br))
+        if many and not short and _slides_beside(space, outputs, reductions):
+            bo = min(power_of_two(count), TAPS_TOGETHER)
+            br = min(br, 4096 // bo)
     elif weighted is not None:
         bn, heavy = weighted
         axes = ((tuple(outputs[:-1]), 1), ((outputs[-1],), bn))
@@ -151,6 +155,17 @@ def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequ
     many = {v for v in (*outputs, *reductions) if space.largest(v) > 1}
     read = [set(index_variables(*a.index)) & many for a in value_accesses(space.statement)]
     return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
+
+
+def _slides_beside(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+    """Whether outputs that are neighbours read neighbouring elements of one tensor and the same of another: the taps of
+    a filter, whose gradient is a product of signals a few places apart."""
+    if space.statement.aggregation != "sum":
+        return False
+    read = [[set(linear(e).variables()) for e in a.index] for a in set(value_accesses(space.statement))]
+    slides = any(own.intersection(outputs) and own.intersection(reductions) for index in read for own in index)
+    shared = (set().union(*index) for index in read)
+    return slides and any(own.intersection(reductions) and not own.intersection(outputs) for own in shared)
 
 
 def _map_block(space: Space, view: StridedView) -> int:
