@@ -13,7 +13,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import value_accesses
 
 _VECTOR = 8  # elements of 16 bits that are read at once
-_MANY_BLOCKS = 4  # of the last summed variable, from which on it is walked by itself: little of the last block is empty
+_MOST_EMPTY = 1.15  # places of blocks over a variable's values, where it is walked by itself
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ReductionWalk:
 def blocks_of(
     k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: PointwiseTiling
 ) -> ReductionWalk:
-    """Block by block of all summed variables together, or of the last one where it has many blocks: then no point asks
+    """Block by block of all summed variables together, or of the last one where it fills blocks: then no point asks
     for the others' values. In parts where the reduction is split over programs."""
     assert tiling.reduction is not None
     *around, last = reductions
@@ -64,10 +64,10 @@ def blocks_of(
 
 
 def _walks_last(k: Kernel, around: Sequence[str], last: str, block: int) -> bool:
-    """Whether blocks are of the last summed variable alone: where it has many, and vectors start where they did, with
+    """Whether blocks are of the last summed variable alone: where it fills them, and vectors start where they did, with
     each of its lines, unless nothing is read in vectors."""
     n = k.space.largest(last)
-    if not around or n < _MANY_BLOCKS * block:
+    if not around or -(-n // block) * block > _MOST_EMPTY * n:
         return False
     read = value_accesses(k.space.statement)
     return n % _VECTOR == 0 or not any(a.index and linear(a.index[-1]).bare == last for a in read)

@@ -38,7 +38,7 @@ LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
-TAPS_TOGETHER = 16  # outputs of a block that read neighbouring elements beside the same ones
+_FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
 WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
@@ -70,7 +70,8 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         return _beside_one_row(tiling, space, view)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
-    if rows and columns:
+    taps = _are_taps(space, outputs, reductions)
+    if rows and columns and not taps:
         bm, bn, warps = block_sizes(space, rows, columns)
         tiling = PointwiseTiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
         lanes = lanes_of(space, view, columns, bm, bn, warps) if tiling.outer else None
@@ -83,7 +84,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         )
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
-    weighted = _weighted_columns(space, outputs, reductions) if many and not along else None
+    weighted = _weighted_columns(space, outputs, reductions) if many and not along and not taps else None
     axes: tuple[tuple[tuple[str, ...], int], ...]
     if along:
         once = many and passes_once(space, view.types)
@@ -93,9 +94,6 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
         bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if short else 1024) // br))
-        if many and not short and _slides_beside(space, outputs, reductions):
-            bo = min(power_of_two(count), TAPS_TOGETHER)
-            br = min(br, 4096 // bo)
     elif weighted is not None:
         bn, heavy = weighted
         axes = ((tuple(outputs[:-1]), 1), ((outputs[-1],), bn))
@@ -107,6 +105,9 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         most = 256 if many else 128
         bo = min(power_of_two(count), width if NARROWEST_BLOCK <= width <= most else most)
         br = max(1, min(power_of_two(points), 4096 // bo))
+    if taps:
+        bo = min(power_of_two(count), _TAPS_TOGETHER)
+        br = 4096 // bo
     if weighted is None:
         axes = ((tuple(outputs), bo),)
     programs = math.prod(-(-space.count(variables) // size) for variables, size in axes) * len(space.classes)
@@ -157,15 +158,14 @@ def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequ
     return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
 
 
-def _slides_beside(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
-    """Whether outputs that are neighbours read neighbouring elements of one tensor and the same of another: the taps of
-    a filter, whose gradient is a product of signals a few places apart."""
-    if space.statement.aggregation != "sum":
+def _are_taps(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+    """Whether few outputs are long sums of which neighbours read neighbouring elements: the taps of a filter, whose
+    gradient is a product of signals a few places apart."""
+    if space.statement.aggregation != "sum" or space.count(tuple(outputs)) > _FEW_TAPS:
         return False
-    read = [[set(linear(e).variables()) for e in a.index] for a in set(value_accesses(space.statement))]
-    slides = any(own.intersection(outputs) and own.intersection(reductions) for index in read for own in index)
-    shared = (set().union(*index) for index in read)
-    return slides and any(own.intersection(reductions) and not own.intersection(outputs) for own in shared)
+    forms = (set(linear(e).variables()) for a in value_accesses(space.statement) for e in a.index)
+    slides = any(own.intersection(outputs) and own.intersection(reductions) for own in forms)
+    return slides and space.count(tuple(reductions)) >= MANY_POINTS // _FEW_TAPS
 
 
 def _map_block(space: Space, view: StridedView) -> int:
