@@ -5,8 +5,9 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
 
 - where it is small: at most 1/SMALL_FRACTION of the inputs it is made of (the statistics of a row), and 1/
   OUTPUT_FRACTION where it is an output (a pool's), which whoever reads it keeps as well;
-- where it is dear: HEAVY operations a byte or more, or a recurrence, and no larger than all outputs together, so that
-  what is kept grows with what the call returns and not with the points it visits;
+- where it is dear: HEAVY operations a byte or more, HEAVY_SINGLE if no 16-bit values go into it, or a recurrence, and
+  no larger than all outputs together, so that what is kept grows with what the call returns and not with the points it
+  visits;
 - where it is dearest: HEAVIEST operations a byte or more, HEAVY of what outputs are made of and no 16-bit values go
   into, and all such take no more than MOST_HEAVY_BYTES (the logits of a linear layer that goes into a cross-entropy, of
   some thousand rows);
