@@ -64,7 +64,9 @@ def with_window_layouts(program: Program, types: Types) -> tuple[Program, Types,
 
     def visit(e: Expr) -> Expr:
         e = rebuild(e, visit)
-        return replace(e, index=_in_order(e.index, order[e.tensor])) if _is_read(e, order) else e
+        if not isinstance(e, Access) or e.tensor not in order:
+            return e
+        return replace(e, index=_in_order(e.index, order[e.tensor]))
 
     def changed(s: Statement) -> Statement:
         if s.output in order:
@@ -79,10 +81,6 @@ def with_window_layouts(program: Program, types: Types) -> tuple[Program, Types,
 
 def _in_order(items: tuple[Expr, ...], axes: tuple[int, ...]) -> tuple[Expr, ...]:
     return tuple(items[k] for k in axes)
-
-
-def _is_read(e: Expr, names: Mapping[str, object]) -> bool:
-    return isinstance(e, Access) and e.tensor in names
 
 
 def _candidates(program: Program, types: Types) -> dict[str, WindowLayout]:
@@ -122,11 +120,9 @@ def _consistent(layouts: dict[str, WindowLayout], program: Program, types: Types
 
 def _lead(s: Statement, layouts: Mapping[str, WindowLayout], types: Types) -> int | None:
     """How many axes before the row's a statement reads or writes at neighbours; None where not all that it touches runs
-    along the row. One that adds up all rows may write anywhere."""
+    along the row. A sum of few elements may be written anywhere."""
     touched = [Access(s.output, s.index or ()), *value_accesses(s)]
-    if any(
-        _is_read(a, layouts) for e in (*(s.index or ()), *(i for t in touched for i in t.index)) for a in accesses_in(e)
-    ):
+    if any(a.tensor in layouts for t in touched for e in t.index for a in accesses_in(e)):
         return None  # at places that are data
     own = [a for a in touched if a.tensor in layouts]
     rows = {linear(a.index[layouts[a.tensor].row]).bare for a in own}
@@ -136,7 +132,8 @@ def _lead(s: Statement, layouts: Mapping[str, WindowLayout], types: Types) -> in
     largest = max(math.prod(types[a.tensor].shape) for a in own)
     for a in touched:
         shape = types[a.tensor].shape
-        small = math.prod(shape) <= (largest // _LEAST_ROW if a.tensor == s.output else _FEW)
+        count = math.prod(shape)
+        small = count * _LEAST_ROW <= largest if a.tensor == s.output else count <= _FEW
         if a.tensor not in layouts and not small and abs(linear(a.index[-1]).coefficient(row)) != 1:
             return None
     moved = {v for a in touched for e in a.index if len(names := index_variables(e)) > 1 for v in names}
