@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, moves_at_once, runs_across, runs_along
+from tilec.backends.triton.emit.contiguity import is_window, moves_at_once, runs_across, runs_along
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
@@ -38,6 +38,7 @@ LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
+_FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
 WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
@@ -69,20 +70,21 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         return _beside_one_row(tiling, space, view)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
-    if rows and columns:
+    taps = _are_taps(space, outputs, reductions)
+    if rows and columns and not taps:
         bm, bn, warps = block_sizes(space, rows, columns)
         tiling = PointwiseTiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
         lanes = lanes_of(space, view, columns, bm, bn, warps) if tiling.outer else None
         tiling = tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
-    if not along and points <= LARGEST_WINDOW:
+    if not along and is_window(space, reductions):
         return replace(
             _window_tiling(space, outputs) or _spread(space, reductions, _map_tiling(space, outputs)), reduction=None
         )
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
-    weighted = _weighted_columns(space, outputs, reductions) if many and not along else None
+    weighted = _weighted_columns(space, outputs, reductions) if many and not along and not taps else None
     axes: tuple[tuple[tuple[str, ...], int], ...]
     if along:
         once = many and passes_once(space, view.types)
@@ -103,6 +105,9 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         most = 256 if many else 128
         bo = min(power_of_two(count), width if NARROWEST_BLOCK <= width <= most else most)
         br = max(1, min(power_of_two(points), 4096 // bo))
+    if taps:
+        bo = min(power_of_two(count), _TAPS_TOGETHER)
+        br = 4096 // bo
     if weighted is None:
         axes = ((tuple(outputs), bo),)
     programs = math.prod(-(-space.count(variables) // size) for variables, size in axes) * len(space.classes)
@@ -151,6 +156,16 @@ def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequ
     many = {v for v in (*outputs, *reductions) if space.largest(v) > 1}
     read = [set(index_variables(*a.index)) & many for a in value_accesses(space.statement)]
     return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
+
+
+def _are_taps(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+    """Whether few outputs are long sums of which neighbours read neighbouring elements: the taps of a filter, whose
+    gradient is a product of signals a few places apart."""
+    if space.statement.aggregation != "sum" or space.count(tuple(outputs)) > _FEW_TAPS:
+        return False
+    forms = (set(linear(e).variables()) for a in value_accesses(space.statement) for e in a.index)
+    slides = any(own.intersection(outputs) and own.intersection(reductions) for own in forms)
+    return slides and space.count(tuple(reductions)) >= MANY_POINTS // _FEW_TAPS
 
 
 def _map_block(space: Space, view: StridedView) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tilec.backends.common.domain import access_conditions
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW
+from tilec.backends.triton.emit.contiguity import is_window
 from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
@@ -68,7 +68,7 @@ def choose_register_block(space: Space) -> RegisterBlock | None:
     if found is None:
         return None
     outputs, reductions = found
-    if space.largest(outputs[-1]) < 32 or space.count(tuple(reductions)) > LARGEST_WINDOW:
+    if space.largest(outputs[-1]) < 32 or not is_window(space, reductions):
         return None
     forms = index_forms(space)
     if forms is None:
