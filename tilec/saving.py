@@ -5,8 +5,9 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
 
 - where it is small: at most 1/SMALL_FRACTION of the inputs it is made of (the statistics of a row), and 1/
   OUTPUT_FRACTION where it is an output (a pool's), which whoever reads it keeps as well;
-- where it is dear: HEAVY operations a byte or more, or a recurrence, and no larger than all outputs together, so that
-  what is kept grows with what the call returns and not with the points it visits;
+- where it is dear: HEAVY operations a byte or more, a recurrence, or written at places that are data, for which points
+  would be sorted again, and no larger than all outputs together, so that what is kept grows with what the call returns
+  and not with the points it visits;
 - where it is dearest: HEAVIEST operations a byte or more, HEAVY of what outputs are made of and no 16-bit values go
   into, and all such take no more than MOST_HEAVY_BYTES (the logits of a linear layer that goes into a cross-entropy, of
   some thousand rows);
@@ -42,6 +43,7 @@ from tilec.ir.program import (
     Inside,
     Program,
     Statement,
+    accesses_in,
     children,
     expressions,
     reads,
@@ -253,7 +255,8 @@ class _Joint:
             fraction = OUTPUT_FRACTION if s.output in outputs else SMALL_FRACTION
             small = size * fraction <= self.bytes_of(made_of[s.output])
             work = operations(s, shapes)
-            compute_heavy = size <= most and (reads_itself(s) or work >= HEAVY * size)
+            scattered = any(accesses_in(*(s.index or ())))
+            compute_heavy = size <= most and (reads_itself(s) or scattered or work >= HEAVY * size)
             halves = any(self.types[n].dtype in NARROW for n in values_read(s))
             heaviest = HEAVY if s.output in computed and not halves else HEAVIEST
             if not (small or compute_heavy) and work >= heaviest * size and beside + size <= MOST_HEAVY_BYTES:
