@@ -13,7 +13,6 @@ from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind.bind import bind
-from tilec.transforms.lower.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.distribute import distribute
 from tilec.transforms.lower.eliminate import eliminate
@@ -26,6 +25,7 @@ from tilec.transforms.lower.share_sums import share_sums
 from tilec.transforms.lower.split_clamps import split_clamps
 from tilec.transforms.lower.tighten_domains import tighten_domains
 from tilec.transforms.lower.views import drop_views
+from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.util.kinds import Kinds

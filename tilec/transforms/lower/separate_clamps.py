@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 from tilec.ir.functions import call
 from tilec.ir.index import Affine, linear
@@ -41,8 +41,7 @@ from tilec.lattice.sets import Box, Shapes, bounds_of, covers, domain, sizes_of
 from tilec.transforms.lower.factor import Factor, as_float32, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
-T = TypeVar("T")
-SPARED = 8  # terms that storing and reading an element again is worth, where parts are saved as well
+LEAST_SPARED = 8  # terms that storing and reading an element again is worth, where parts are saved as well
 
 
 def is_clamp(row: Affine) -> bool:
@@ -67,7 +66,7 @@ def one_axis_first(s: Statement, types: Types, shapes: Shapes, names: Names) -> 
     orders = [] if box is None else [o for a in clamped if (o := _order(s, a, types)) is not None]
     spared = [(_spared(o, box), o) for o in orders if box is not None]
     for gain, order in sorted(spared, key=lambda x: -x[0]):
-        if gain >= SPARED * math.prod(order.sizes) and _is_covered(order, s, shapes):
+        if gain >= LEAST_SPARED * math.prod(order.sizes) and _is_covered(order, s, shapes):
             return _separated(s, order, types, names)
     return None
 
@@ -92,7 +91,7 @@ class _Order:
         """Of what goes first."""
         return self.among(self.places.values(), self.width)
 
-    def among(self, others: Iterable[T], own: T) -> tuple[T, ...]:
+    def among(self, others: Iterable[Any], own: Any) -> tuple[Any, ...]:
         """These with that of its own axis."""
         items = tuple(others)
         return (*items[: self.position], own, *items[self.position :])

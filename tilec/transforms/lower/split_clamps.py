@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from tilec.ir.functions import ZERO, call
 from tilec.ir.index import Affine, linear, substitute_affine
@@ -38,8 +37,6 @@ from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, shapes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.lower.separate_clamps import is_clamp, one_axis_first
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
-
-T = TypeVar("T")
 
 
 def split_clamps(program: Program, inputs: Mapping[str, TensorType]) -> Program:
@@ -139,7 +136,7 @@ def _end(
     return keep_constraint_variables(total), received
 
 
-def _without(items: tuple[T, ...], axis: int) -> tuple[T, ...]:
+def _without(items: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:
     return (*items[:axis], *items[axis + 1 :])
 
 

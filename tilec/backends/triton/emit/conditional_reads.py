@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from tilec.backends.common.scalars import value_children
 from tilec.ir.program import Access, Call, Expr, Index, Pad, index_variables, walk
 
-VECTOR = 16  # elements, of which the largest vector has a part
-COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
+LONGEST_VECTOR = 16  # elements, of which the largest vector has a part
+COMPARING = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 LOGIC = frozenset(("and", "or"))
 Taken = tuple[tuple[Expr, bool], ...]  # conditions, and what each is where something is read
 
@@ -59,9 +59,9 @@ def is_known_before(c: Expr, alone: Collection[str], fast: Collection[str], numb
     match c:
         case Call(f, parts) if f in LOGIC:
             return all(is_known_before(p, alone, fast, number) for p in parts)
-        case Call("eq" | "ne", (Call(f) as inner, zero)) if f in COMPARISONS | LOGIC:
+        case Call("eq" | "ne", (Call(f) as inner, zero)) if f in COMPARING | LOGIC:
             return number(zero) == 0 and is_known_before(inner, alone, fast, number)
         case Call("lt" | "ge", (Index(v), end)) if v in alone:
             n = number(end)
-            return type(n) is int and n % VECTOR == 0
+            return type(n) is int and n % LONGEST_VECTOR == 0
     return False

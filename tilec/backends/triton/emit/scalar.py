@@ -27,7 +27,7 @@ from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
-from tilec.ir.program import Access, Call, Expr, Index, Int, index_variables, walk
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables, walk
 from tilec.ir.symbolic import Real, is_open_number
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
 
@@ -75,6 +75,12 @@ class TritonScalars(ScalarWriter):
         self.frame = frame
         self._conditions = conditions_of_reads(zip(roots, guards or itertools.repeat(()), strict=False))
         self._divides = any(map(self._divides_outside, {e for e in walk(*roots) if isinstance(e, Call)}))
+
+    @classmethod
+    def of(cls, frame: Frame, statements: Sequence[Statement], given: dict[Expr, ScalarValue]) -> TritonScalars:
+        """Of the bodies and guards of statements."""
+        roots = [(r, () if k else s.guards) for s in statements for k, r in enumerate((s.body, *s.guards))]
+        return cls(frame, *(r for r, _ in roots), given=given, guards=[guards for _, guards in roots])
 
     def compute_dtype_of(self, dtype: str) -> str:
         return compute_dtype_of(dtype)

@@ -305,9 +305,8 @@ class RowWriter:
 
     def _evaluate(self, frame: Frame, statements: Sequence[Statement], running: Collection[str] = ()) -> None:
         """Values of statements in order; those in `running` are added to their accumulators."""
-        wanted = [(r, s.guards if r is s.body else ()) for s in statements for r in (s.body, *s.guards)]
-        roots = [r for r, _ in wanted]
-        evaluator = TritonScalars(frame, *roots, given=self.values, guards=[guards for _, guards in wanted])
+        roots = [r for s in statements for r in (s.body, *s.guards)]
+        evaluator = TritonScalars.of(frame, statements, self.values)
         evaluator.read_first(*roots, made={s.output for s in self.group.statements})
         pending: list[BlockReduction] = []
         ends = [] if self.filled else [frame.spread("col_in", "col")]
