@@ -123,6 +123,14 @@ def test_float32_products_are_kept_sooner() -> None:
     assert kept(256, "bfloat16") and not kept(120, "bfloat16")
 
 
+def test_what_is_added_up_at_places_that_are_data_is_kept() -> None:
+    """The greatest message of a node, as large as the nodes: else the edges would be sorted for it again."""
+    f = tilec.compile("function (X[N, D], S[E], T[E]) -> (Y) { Y[T[e], d : N, D] = >(X[S[e], d]); }")
+    edges = tilec.spec((500,), "int64"), tilec.spec((500,), "int64")
+    kept = {s.name: s.shape for s in f.saved(tilec.spec((100, 8)), *edges)}
+    assert kept == {"X": (100, 8), "S": (500,), "T": (500,), "Y": (100, 8)}
+
+
 def test_logits_are_kept_while_they_are_few() -> None:
     """Those of a linear layer into a cross-entropy; never scores that a chain computes."""
     function = tilec.compile("""function (X[N, H], W[V, H], T[N]) -> (Y) {

@@ -5,9 +5,9 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
 
 - where it is small: at most 1/SMALL_FRACTION of the inputs it is made of (the statistics of a row), and 1/
   OUTPUT_FRACTION where it is an output (a pool's), which whoever reads it keeps as well;
-- where it is dear: HEAVY operations a byte or more, HEAVY_SINGLE if no 16-bit values go into it, or a recurrence, and
-  no larger than all outputs together, so that what is kept grows with what the call returns and not with the points it
-  visits;
+- where it is dear: HEAVY operations a byte or more, HEAVY_SINGLE if no 16-bit values go into it, a recurrence, or
+  written at places that are data, for which points would be sorted again, and no larger than all outputs together, so
+  that what is kept grows with what the call returns and not with the points it visits;
 - where it is dearest: HEAVIEST operations a byte or more, HEAVY of what outputs are made of and no 16-bit values go
   into, and all such take no more than MOST_HEAVY_BYTES (the logits of a linear layer that goes into a cross-entropy, of
   some thousand rows);
@@ -43,6 +43,7 @@ from tilec.ir.program import (
     Inside,
     Program,
     Statement,
+    accesses_in,
     children,
     expressions,
     reads,
@@ -255,9 +256,10 @@ class _Joint:
             fraction = OUTPUT_FRACTION if s.output in outputs else SMALL_FRACTION
             small = size * fraction <= self.bytes_of(made_of[s.output])
             work = operations(s, shapes)
+            scattered = any(accesses_in(*(s.index or ())))
             halves = any(self.types[n].dtype in NARROW for n in values_read(s))
             heavy = HEAVY if halves else HEAVY_SINGLE
-            compute_heavy = size <= most and (reads_itself(s) or work >= heavy * size)
+            compute_heavy = size <= most and (reads_itself(s) or scattered or work >= heavy * size)
             heaviest = HEAVY if s.output in computed and not halves else HEAVIEST
             if not (small or compute_heavy) and work >= heaviest * size and beside + size <= MOST_HEAVY_BYTES:
                 beside += size

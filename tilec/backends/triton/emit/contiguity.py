@@ -84,12 +84,14 @@ def moves_at_once(a: Access, view: StridedView, v: str, count: int) -> bool:
 
 
 def _slides(i: Expr, v: str, space: Space) -> bool:
-    """Whether a window along a summed variable overlaps itself at the next value of an output variable."""
+    """Whether a window along a summed variable, and others that stand in its index, overlaps itself at the next value
+    of an output variable."""
     form = linear(i)
     outputs = [w for w in space.outputs if space.largest(w) > 1]
     if not form.is_affine:
         return not set(outputs).isdisjoint(index_variables(i))
-    reach = abs(form.coefficient(v)) * space.largest(v)
+    summed = [w for w in form.variables() if w in space.reductions]
+    reach = abs(form.coefficient(v)) + sum(abs(form.coefficient(w)) * (space.largest(w) - 1) for w in summed)
     return any(0 < abs(form.coefficient(w)) < reach for w in outputs)
 
 

@@ -11,7 +11,7 @@ from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.sizes import filled_block, power_of_two
 from tilec.backends.triton.pointwise.semiring_matmul import (
     KVector,
     block_sizes,
@@ -32,6 +32,7 @@ READS_UNDER_WAY = 64  # of a thread, at most
 FEW_GATHERED = 256  # elements of a program that reads several at computed places
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
+NARROWEST_FILLED = 128  # elements of rows that a block has where wider ones would overhang, at least
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
 LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after the other, and of a part, at least
@@ -67,7 +68,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
         tiling = _map_tiling(space, outputs, runs_across(space, view, outputs), _map_block(space, view))
-        return _beside_one_row(tiling, space, view)
+        return _filled(_beside_one_row(tiling, space, view), space)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     taps = _are_taps(space, outputs, reductions)
@@ -206,11 +207,10 @@ def _beside_one_row(tiling: PointwiseTiling, space: Space, view: StridedView) ->
     if len(tiling.axes) != 2 or len(tiling.axes[1][0]) != 1 or len(space.classes) != 1:
         return tiling
     (rows, down), ((last,), bn) = tiling.axes
-    s, many = space.statement, {v for v in space.outputs if space.largest(v) > 1}
-    moved = {Access(s.output, s.index or ()), *value_accesses(s)}
-    along = [a for a in moved if last in index_variables(*a.index)]
+    s = space.statement
+    along = [a for a in {Access(s.output, s.index or ()), *value_accesses(s)} if last in index_variables(*a.index)]
     elements = {size_in_bytes(replace(view.types[a.tensor], shape=())) for a in along}
-    if len(elements) != 1 or not any(many.intersection(index_variables(*a.index)) == {last} for a in along):
+    if len(elements) != 1 or {last} not in _moved_along(space):
         return tiling
     at_once = 16 // elements.pop()
     warps = bn // (32 * at_once)
@@ -220,6 +220,23 @@ def _beside_one_row(tiling: PointwiseTiling, space: Space, view: StridedView) ->
     if space.largest(last) % at_once or not all(moves_at_once(a, view, last, at_once) for a in along):
         return tiling
     return replace(tiling, axes=((rows, fewer), tiling.axes[1]), warps=warps)
+
+
+def _moved_along(space: Space) -> list[set[str]]:
+    """For each tensor that is read, the output variables of several values along which it is."""
+    many = {v for v in space.outputs if space.largest(v) > 1}
+    return [many.intersection(index_variables(*a.index)) for a in set(value_accesses(space.statement))]
+
+
+def _filled(tiling: PointwiseTiling, space: Space) -> PointwiseTiling:
+    """The same with narrower blocks of more rows, where they fill what there is of columns better. Not where a tensor
+    has the block's columns alone: threads would read few elements of it at once."""
+    if len(tiling.axes) != 2 or any(own == {tiling.axes[1][0][-1]} for own in _moved_along(space)):
+        return tiling
+    (rows, down), (last, bn) = tiling.axes
+    narrow = filled_block(space.largest(last[0]), bn, NARROWEST_FILLED)
+    many = space.count(rows) >= down * (bn // narrow)
+    return replace(tiling, axes=((rows, down * (bn // narrow)), (last, narrow))) if many else tiling
 
 
 def _between_last(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:
