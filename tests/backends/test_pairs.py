@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 import tilec
+from tilec.ir.index import linear
 from tilec.ir.program import Statement, value_accesses
 from tilec.ir.types import TensorType
 from tilec.language import parse
@@ -29,6 +32,9 @@ GATES = """function (X[M, H], G[M, E], W[E, H, J]) -> (Y) {
 ALONE = """function (X[N, A, B], F[A, R, S], G[R, B, J], V[S]) -> (Y) {
     Y[n, j : N, J] = +(X[n, a, b] * F[a, r, s] * G[r, b, j]);
 }"""
+CROSSED = """function (W[H, I, J], X[B, I, D], Y[B, J, D]) -> (Z) {
+    Z[b, h, d : B, H, D] = +(W[h, i, j] * X[b, i, d] * Y[b, j, d]);
+}"""
 CASES = {
     "Tucker": (TUCKER, [(16, 16, 16), (64, 16), (48, 16), (80, 16)], torch.float64),
     "Tucker in bfloat16": (TUCKER, [(16, 16, 16), (64, 16), (48, 16), (80, 16)], torch.bfloat16),
@@ -37,6 +43,7 @@ CASES = {
     "a computed operand": (BILINEAR, [(1024, 64), (64, 64, 64), (1024, 64), (64,)], torch.float64),
     "an operand twice": (KHATRI_RAO, [(256, 128, 128), (128, 64)], torch.float64),
     "gates": (GATES, [(2048, 128), (2048, 8), (8, 128, 128)], torch.float64),
+    "an outer product first": (CROSSED, [(64, 24, 24), (512, 24, 16), (512, 24, 16)], torch.float64),
     "a variable of one operand": (ALONE, [(300, 16, 16), (16, 16, 16), (16, 16, 32), (16,)], torch.float64),
 }
 
@@ -74,6 +81,7 @@ FORMULAS = {
     BILINEAR: lambda x, w, y, a: torch.tanh(torch.einsum("bi,kij,bj->bk", x, w.exp(), y) + a),
     KHATRI_RAO: lambda x, a: torch.einsum("ijk,jr,kr->ir", x, a, a),
     GATES: lambda x, g, w: torch.einsum("me,ehj,mh->mj", torch.softmax(g, -1), w, x),
+    CROSSED: lambda w, x, y: torch.einsum("hij,bid,bjd->bhd", w, x, y),
     ALONE: lambda x, f, g, v: torch.einsum("nab,ars,rbj->nj", x, f, g),
 }
 
@@ -118,6 +126,25 @@ def test_what_is_not_divided(name: str) -> None:
     found = parts(source, shapes, "float32")
     program = found.backward.program if found.forward is None else found.forward
     assert not any("pair" in s.output for p in (program, found.backward.program) for s in p.statements)
+
+
+ORDERS = {  # products that are taken as outer products first, and how these are stored
+    "what is kept around what is summed": ("Z[b, h, d] = +(W[h, i, j] * X[b, i, d] * Y[b, j, d])", "bdij"),
+    "summed last": ("Z[b, h] = +(W[h, i, j] * X[b, i] * Y[b, j])", "bij"),
+    "summed first": ("Z[h, b] = +(W[i, j, h] * X[i, b] * Y[j, b])", "ijb"),
+    "a batch before": ("Z[n, b, h, d] = +(W[n, h, i, j] * X[n, b, i, d] * Y[n, b, j, d])", "nbdij"),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_outer_product_is_stored_as_matrices(name: str) -> None:
+    source, order = ORDERS[name]
+    sizes = dict(n=3, b=2**12, d=16, i=24, j=24, h=64)
+    tensors = re.findall(r"[WXY]\[[^]]*\]", source)
+    shapes = [tuple(sizes[v] for v in t[2:-1].split(", ")) for t in tensors]
+    found = parts(source, shapes, "float32").backward.program.statements
+    (pair,) = [s for s in found if s.output == "Z_pair"]
+    assert "".join(linear(e).bare or "" for e in pair.index or ()) == order
 
 
 def test_second_derivatives_are_torch_s() -> None:

@@ -103,13 +103,16 @@ def paired(
     if math.prod(extent[v] for v in names) / TERMS < GAIN * apart:
         return None
     found: list[Statement] = []
-    for pair in path[:-1]:
+    for step, pair in enumerate(path[:-1]):
         chosen = [operands[k] for k in sorted(pair)]
         operands = [o for k, o in enumerate(operands) if k not in pair]
         later = set().union(*(g for g, _ in operands)) | set(whole.outputs)
         own = frozenset().union(*(g for g, _ in chosen))
         left = as_stored([v for v in names if v in own & later], whole.summed, [e for _, e in operands])
         order = as_stored(left, whole.summed, [e for _, e in chosen])
+        following = [g for k, (g, _) in enumerate((*operands, (own, None))) if k in path[step + 1]]
+        if own in following and not own - frozenset(left) - set(whole.outputs):
+            order = _in_groups(order, following[0], frozenset(whole.outputs))
         name = fresh(len(found) + 1)
         index = tuple((Affine.variable(v) - low[v]).to_expr() for v in order)
         body = product_of([e for _, e in chosen])
@@ -119,6 +122,14 @@ def paired(
     if whole.scale != 1:
         body = Call("mul", (body, _number(whole.scale)))
     return [*found, replace(s, body=body)]
+
+
+def _in_groups(order: tuple[str, ...], other: frozenset[str], outputs: frozenset[str]) -> tuple[str, ...]:
+    """The variables of an outer product, which may be stored in any order, in one in which the product with the operand
+    of variables `other` takes it as matrices: what is summed does not stand between what is kept."""
+    batch, rest = [v for v in order if v in other & outputs], [v for v in order if v not in other & outputs]
+    kept, summed = [v for v in rest if v not in other], [v for v in rest if v in other]
+    return order if rest in (kept + summed, summed + kept) else (*batch, *kept, *summed)
 
 
 def _seconds(
