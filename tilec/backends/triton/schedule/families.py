@@ -330,7 +330,10 @@ def _in_turn(p: Problem, stages: list[Statement]) -> list[Step] | None:
         strides[s.output] = contiguous(shape)
         steps.append(Allocate(s.output, shape, types[s.output].dtype))
         steps += statement_steps(s, s, types, strides, p.setting)
-    if p.epilogue:
+    own = problem_of(stages[-1], stages[-1], types, strides, p.setting)
+    if own is not None and _chosen(own)[0].name == "library":
+        last = None if p.epilogue else _emitted(own)[1]
+    elif p.epilogue:
         last = fused_steps(stages[-1], p.flat, p.epilogue, types, strides, setting)
     else:
         last = statement_steps(stages[-1], p.flat, types, strides, setting)
