@@ -13,6 +13,7 @@ from typing import Any
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.banded import Banded, recognise_banded
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, fitted, inner_variables
 from tilec.backends.triton.matmul.chain import pairwise
 from tilec.backends.triton.matmul.class_columns import class_columns
@@ -291,6 +292,25 @@ def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     return [*own, Release(tuple(s.output for s in squares))]
 
 
+def _banded(p: Problem) -> Banded | None:
+    found = None if p.dot is not None else recognise_banded(p.defracted, p.types)
+    if found is None:
+        return None
+    name = found.products.output
+    strides = {**p.strides, name: contiguous(found.types[name].shape)}
+    own = problem_of(found.products, found.products, found.types, strides, p.setting)
+    return found if own is not None and own.dot is not None and worthwhile(own.dot, own.space) else None
+
+
+def _of_band(p: Problem, found: Banded) -> list[Step]:
+    name, types = found.products.output, found.types
+    strides = {**p.strides, name: contiguous(types[name].shape)}
+    made: list[Step] = [Allocate(name, types[name].shape, types[name].dtype)]
+    for s in (found.products, found.band):
+        made += statement_steps(s, s, types, strides, p.setting)
+    return [*made, Release((name,))]
+
+
 def _pointwise(p: Problem, space: Space) -> list[Step] | None:
     view, int64_index = p.view, p.int64_index
     before: list[Step] = []
@@ -362,6 +382,7 @@ FAMILIES = (
         _of_exponentials,
     ),
     Family("distances", lambda p: recognise_distances(p.space, p.view), _of_distances),
+    Family("band of products", _plain(_banded), _of_band),
     Family("pointwise", lambda p: p.space, _pointwise),
 )
 
