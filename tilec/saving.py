@@ -54,6 +54,7 @@ from tilec.pipeline import bind_flat
 from tilec.transforms.autodiff.grad import grad_with_outputs
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
+from tilec.transforms.lower.stack_operands import with_stacked_operands
 from tilec.transforms.simplify.simplify import drop_dead, truth
 from tilec.transforms.util.naming import Names
 
@@ -187,7 +188,8 @@ class _Joint:
         inputs = {name: types[name] for name in program.input_names()}
         bound = bound or bind(program, inputs, values)
         outputs = infer(bound, inputs)
-        joint = grad_with_outputs(in_pairs(program, bound, inputs), wrt)
+        divided = with_stacked_operands(in_pairs(program, bound, inputs), bound, inputs)
+        joint = grad_with_outputs(divided, wrt)
         cotangents = joint.input_names()[len(inputs) :]
         for name, o in zip(cotangents, program.outputs, strict=True):
             t = outputs[o]

@@ -52,7 +52,7 @@ class Residues:
 
 def unrolled_outputs(result: Computed, view: StridedView, int64_index: bool) -> OutputsKernel | None:
     """The kernel that writes several elements for each place of its block; None where that has no gain."""
-    block = choose_register_block(result.space)
+    block = choose_register_block(result.space, view)
     if block is not None:
         return RegisterBlockWriter(block, (result,), view, int64_index)
     residues = choose_residues(result.space, view)

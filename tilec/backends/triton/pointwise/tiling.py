@@ -20,6 +20,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     lanes_of,
     sides,
 )
+from tilec.backends.triton.pointwise.windows import choose_register_block
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, accesses_in, index_variables, value_accesses, walk
@@ -79,7 +80,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         tiling = tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
-    if not along and is_window(space, reductions):
+    if (not along and is_window(space, reductions)) or choose_register_block(space, view) is not None:
         return replace(
             _window_tiling(space, outputs) or _spread(space, reductions, _map_tiling(space, outputs)), reduction=None
         )

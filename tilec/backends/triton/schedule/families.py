@@ -14,6 +14,7 @@ from typing import Any
 from tilec.backends.triton.grouped_matmul.kernels import group_sum_steps, grouped_product, grouped_steps
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.banded import Banded, recognise_banded
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, fitted, inner_variables
 from tilec.backends.triton.matmul.chain import pairwise
 from tilec.backends.triton.matmul.class_columns import class_columns
@@ -31,12 +32,13 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched, repair_steps
-from tilec.backends.triton.matmul.library import is_plain, library_steps
+from tilec.backends.triton.matmul.library import copies_take_longest, is_plain, library_steps
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands
+from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.backends.triton.pointwise.pointwise import fill, pointwise
@@ -164,6 +166,17 @@ def _of_library(p: Problem) -> list[Step] | None:
     return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.view, p.int64_index)
 
 
+def _in_place(p: Problem) -> Dot | None:
+    """A product that a library would copy, before or after, for longer than it gains."""
+    if p.dot is None or not copies_take_longest(p.dot, p.space, p.view) or _of_library(p) is None:
+        return None
+    return None if _ours_is_faster(p) else p.dot
+
+
+def _dot_steps(p: Problem, dot: Dot) -> list[Step] | None:
+    return dot_steps(dot, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue)
+
+
 def _of_stored_operands(p: Problem) -> list[Step] | None:
     """Of the statement as it is written: a library reads tensors as they are."""
     if p.dot is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
@@ -187,7 +200,8 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
 
 def _product(p: Problem, dot: Dot) -> list[Step] | None:
     space, view, int64_index = p.space, p.view, p.int64_index
-    computed = hoisted(dot, space, view, int64_index)
+    hopper = p.setting.device.capability == HOPPER
+    computed = hoisted(dot, space, view, int64_index, _along(dot, space, view), hopper=hopper)
     if p.epilogue:
         plain = computed is None and hopper_steps(dot, space, view, p.setting) is None
         return dot_steps(dot, space, view, p.flat, int64_index, p.setting, p.epilogue) if plain else None
@@ -195,6 +209,13 @@ def _product(p: Problem, dot: Dot) -> list[Step] | None:
         return _product_steps(dot, space, view, p.flat, int64_index, p.setting)
     how = (computed.product, computed.space, computed.view, p.flat, int64_index, p.setting)
     return computed.around(_product_steps(*how))
+
+
+def _along(dot: Dot, space: Space, view: StridedView) -> str | None:
+    """The summed variable along which computed operands shall lie, where float32 products want that of both."""
+    inner = inner_variables(dot, space, view, LEAST_REUSE // 2)
+    packs = dot.dtype == "float32" and len(inner) == 1 and work(dot, space) >= LEAST_WORK
+    return inner[0] if packs else None
 
 
 def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
@@ -224,6 +245,25 @@ def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     writer = DistanceWriter(found, product, squares, p.space, view, p.int64_index, config, p.epilogue)
     own = computed.around([*steps, *launched(writer, p.flat)])
     return [*own, Release(tuple(s.output for s in squares))]
+
+
+def _banded(p: Problem) -> Banded | None:
+    found = None if p.dot is not None else recognise_banded(p.defracted, p.types)
+    if found is None:
+        return None
+    name = found.products.output
+    strides = {**p.strides, name: contiguous(found.types[name].shape)}
+    own = problem_of(found.products, found.products, found.types, strides, p.setting)
+    return found if own is not None and own.dot is not None and worthwhile(own.dot, own.space) else None
+
+
+def _of_band(p: Problem, found: Banded) -> list[Step]:
+    name, types = found.products.output, found.types
+    strides = {**p.strides, name: contiguous(types[name].shape)}
+    made: list[Step] = [Allocate(name, types[name].shape, types[name].dtype)]
+    for s in (found.products, found.band):
+        made += statement_steps(s, s, types, strides, p.setting)
+    return [*made, Release((name,))]
 
 
 def _pointwise(p: Problem, space: Space) -> list[Step] | None:
@@ -265,7 +305,10 @@ def _in_turn(p: Problem, stages: list[Statement]) -> list[Step] | None:
         strides[s.output] = contiguous(shape)
         steps.append(Allocate(s.output, shape, types[s.output].dtype))
         steps += statement_steps(s, s, types, strides, p.setting)
-    if p.epilogue:
+    own = problem_of(stages[-1], stages[-1], types, strides, p.setting)
+    if own is not None and _chosen(own)[0].name == "library":
+        last = None if p.epilogue else _emitted(own)[1]
+    elif p.epilogue:
         last = fused_steps(stages[-1], p.flat, p.epilogue, types, strides, setting)
     else:
         last = statement_steps(stages[-1], p.flat, types, strides, setting)
@@ -282,16 +325,12 @@ FAMILIES = (
     Family("scan of terms", lambda p: terms_first(p.space, p.view), _scan_of_terms, fills=False),
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
+    Family("product in place", _in_place, _dot_steps),
     Family("library", _of_library, _alone, lambda p, steps: not _ours_is_faster(p), fills=False),
     Family("chain of products", _chain, _in_turn, fills=False),
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),
     Family("product", lambda p: p.dot, _product, lambda p, dot: worthwhile(dot, p.space)),
-    Family(
-        "padded product",
-        lambda p: p.dot,
-        lambda p, dot: dot_steps(dot, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue),
-        lambda p, dot: worthwhile_padded(dot, p.space, p.view),
-    ),
+    Family("padded product", lambda p: p.dot, _dot_steps, lambda p, dot: worthwhile_padded(dot, p.space, p.view)),
     Family(
         "grouped product",
         lambda p: grouped_product(p.space, p.view, p.setting) if p.dot is None else None,
@@ -303,6 +342,7 @@ FAMILIES = (
         _of_exponentials,
     ),
     Family("distances", lambda p: recognise_distances(p.space, p.view), _of_distances),
+    Family("band of products", _plain(_banded), _of_band),
     Family("pointwise", lambda p: p.space, _pointwise),
 )
 
