@@ -21,7 +21,7 @@ PROGRAMS = {
     "a branch": "Z = X > 1 ? X * X : exp(-X); Y = X;",
     "a recurrence": "Z[t, n : 4, 3] = Z[t - 1, n] * X[t, n] + X[t, n]; Y = X * 0.5;",
     "a recurrence of another": "H[t, n : 4, 3] = 0.5 * H[t - 1, n] + X[t, n]; Z = H * X; Y = H * 2;",
-    "a window": "Z[i, j : 4, 3] = mean(X[i + k - 1, j] * X[i, j]), k < 3; Y[i, j : 4, 3] = mean(X[i + k - 1, j]), k < 3;",
+    "a window": "V[i, j : 4, 3] = mean(X[i + k - 1, j]), k < 3; Z = V * V; Y = V + 1;",
     "a quotient": "S[i] = sum(W[j, 0] * X[i, j]); Z[i, j] = X[i, j] / S[i]; Y[i, j] = X[i, j] * W[j, 1];",
 }
 
