@@ -35,6 +35,11 @@ class Branch:
 Demand = Access | Branch
 
 
+def access_of(e: Access | Inside) -> Access:
+    """The access that is read, or that `in(...)` asks about."""
+    return e if isinstance(e, Access) else e.access
+
+
 def demands(*roots: Expr | None, own: str | None = None) -> tuple[Demand, ...]:
     """What these expressions ask of one point, each once, in order of appearance; `own` is the tensor whose reads ask
     nothing."""

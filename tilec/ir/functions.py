@@ -42,6 +42,10 @@ class ScalarFunction:
     precedence: int = 0
 
 
+def is_zero(e: Expr) -> bool:
+    return isinstance(e, (Int, Float)) and e.value == 0
+
+
 def without_casts(e: Expr) -> Expr:
     """What casts to floating types are taken of."""
     while isinstance(e, Call) and e.function in FLOATS:
@@ -63,6 +67,7 @@ def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
 
 
 ZERO, ONE, TWO, INFINITY = Int(0), Int(1), Int(2), Float(math.inf)
+NAMED_LITERALS = {"inf": math.inf, "pi": math.pi, "nan": math.nan}
 FUNCTIONS: dict[str, ScalarFunction] = {}
 
 

@@ -25,7 +25,7 @@ from tilec.transforms.lower.absent import without_cotangents
 from tilec.transforms.simplify.simplify import simplify
 
 if TYPE_CHECKING:
-    from tilec.torch_op.node import Ready
+    from tilec.torch_op.recorded import Ready
 
 
 @dataclass(frozen=True)
