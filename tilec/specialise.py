@@ -338,12 +338,6 @@ class Specialiser:
             self._plain[key] = self.made(special.program)
         return self._plain[key]
 
-    def only(self, outputs: tuple[str, ...]) -> Specialiser:
-        """The program with these of its outputs."""
-        if outputs == self.outputs:
-            return self
-        return self._derive("only", outputs, lambda: self.made(replace(self.program, outputs=outputs)))
-
     def grad(self, names: tuple[str, ...]) -> Specialiser:
         """The gradient by inputs: (inputs..., d_outputs...) -> (d_inputs...)."""
         return self._derive("grad", names, lambda: self._gradient(names))

@@ -358,11 +358,16 @@ class Open(Recorded):
         lent = {n for n, t in self.input_types.items() if n not in read and is_floating(t.dtype) and not t.weak}
         return tuple([p for p, n in enumerate(self.inputs) if n not in lent or p in self.special.replaced])
 
+    def _of(self, outputs: tuple[str, ...]) -> Specialiser:
+        """The program with these of its outputs."""
+        return self.plain.made(replace(self.plain.program, outputs=outputs))
+
     def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...], computed: bool = False) -> BackwardPass:
         wanted = tuple([name for name, need in zip(self.inputs, needed, strict=True) if need])
         places = [p for p, t in enumerate(self.types) if t is not None]
-        outputs = [o for o, p in zip(self.plain.outputs, places, strict=True) if there[p]]
-        gradient = self.plain.only(tuple(outputs)).grad(wanted)
+        outputs = tuple([o for o, p in zip(self.plain.outputs, places, strict=True) if there[p]])
+        whole = self.plain if outputs == self.plain.outputs else self._of(outputs)
+        gradient = whole.grad(wanted)
         kept = {self.inputs[p]: k for k, p in enumerate(self._kept_inputs)}
         assert elements_read(gradient.program).isdisjoint(self.input_types.keys() - kept.keys()), "not all is kept"
         cotangents = [len(kept) + p for p in places if there[p]]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from tilec.ir.functions import ONE, call
+from tilec.ir.functions import ONE, call, is_zero
 from tilec.ir.infer import expression_types, infer, statement_type
-from tilec.ir.program import Access, Call, Expr, Inside, Pad, Program, Statement, is_zero, reads_itself
+from tilec.ir.program import Access, Call, Expr, Inside, Pad, Program, Statement, reads_itself
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import CASTS, Types
 from tilec.transforms.lower.reduce import keep_constraint_variables
