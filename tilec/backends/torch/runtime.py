@@ -305,9 +305,9 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 def convolution(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
-    """torch's convolution of [N, C, ...] with [C', C / groups, ...]; float16 in float32 on the CPU."""
-    if _widen(x):
-        return convolution(x.float(), k.float(), stride, padding, dilation, groups).half()
+    """torch's convolution of [N, C, ...] with [C', C / groups, ...]."""
+    if _widen(x, k):
+        return convolution(x.float(), k.float(), stride, padding, dilation, groups).to(x.dtype)
     zero = [0] * len(stride)
     return torch.convolution(x, _beside(x, k), None, stride, padding, dilation, False, zero, groups)
 
@@ -317,8 +317,8 @@ def convolution_input(
 ) -> Tensor:
     """The gradient of `convolution` by x, of that shape. Of a channel each it is a convolution by the kernel turned
     round, which takes torch a 14th of the time on a CPU."""
-    if _widen(g):
-        return convolution_input(g.float(), shape, k.float(), stride, padding, dilation, groups).half()
+    if _widen(g, k):
+        return convolution_input(g.float(), shape, k.float(), stride, padding, dilation, groups).to(g.dtype)
     around = [d * (n - 1) - p for n, d, p in zip(k.shape[2:], dilation, padding, strict=True)]
     whole = [n + a - p for n, a, p in zip(g.shape[2:], around, padding, strict=True)]
     alone = k.shape[:2] == (groups, 1) and set(stride) == {1} and min(around) >= 0 and whole == list(shape[2:])
@@ -332,8 +332,8 @@ def convolution_kernel(
     g: Tensor, x: Tensor, shape: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> Tensor:
     """The gradient of `convolution` by k, of that shape."""
-    if _widen(g):
-        return convolution_kernel(g.float(), x.float(), shape, stride, padding, dilation, groups).half()
+    if _widen(g, x):
+        return convolution_kernel(g.float(), x.float(), shape, stride, padding, dilation, groups).to(g.dtype)
     return _backward(g, x, _empty(shape, x), stride, padding, dilation, groups, 1)
 
 
@@ -343,8 +343,12 @@ def _backward(g, x, k, stride, padding, dilation, groups, which):
     return backward(g, x, k, None, stride, padding, dilation, False, zero, groups, mask)[which]
 
 
-def _widen(t: Tensor) -> bool:
-    return t.dtype is torch.float16 and t.device.type == "cpu"
+def _widen(a: Tensor, b: Tensor) -> bool:
+    """Whether a convolution of these is one in float32: on the CPU, of float16, and of bfloat16 with infinities, which
+    oneDNN multiplies by zeros where it fills pairs of terms up."""
+    if a.device.type != "cpu":
+        return False
+    return a.dtype is torch.float16 or a.dtype is torch.bfloat16 and not finite(a, b)
 
 
 def _empty(shape: Ints, beside: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.stack_operands import full_extents, plain_sum, stack_operands
-from tilec.transforms.util.factors import Factor, added, as_float32, factors_of, is_number, quotient_of, terms_of
+from tilec.transforms.util.factors import Factor, added, factors_of, held_in, is_number, quotient_of, terms_of, widened
 from tilec.transforms.util.naming import Names
 
 _FEWEST = 9  # rows, columns and terms from which a product is one of matrices
@@ -124,6 +124,8 @@ def _of_both(
         if deep < _LEAST_SHARED * (_LEAST_SHARED if larger else 1) or (larger and not given):
             return None  # what is computed need not be stored as it is
         index, sizes = tuple(map(Index, kept)), tuple(Int(extent[v]) for v in kept)
+        dtype = types[p.output].dtype
+        one, two = widened(one, dtype, types), widened(two, dtype, types)
         body = one - two if minus else one + two
         both = Statement(names.fresh(f"{p.output}_both"), index, sizes, body, "assign", None, span=p.span)
         return both, replace(p, body=call("mul", Access(both.output, index), shared))
@@ -146,8 +148,9 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     if cut is None:
         return stack_operands(s, types, names)
     sizes = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
-    halved = types[s.output].dtype in NARROW
-    factors = [as_float32(f, halved) for f in cut.shared]
+    dtype = types[s.output].dtype
+    halved = dtype in NARROW
+    factors = [held_in(f, dtype, types) for f in cut.shared]
     known = dict(types)
     made: list[Statement] = []
 
@@ -161,7 +164,8 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
         known[output] = statement_type(made[-1], known)
         return Access(output, index)
 
-    summed, leaving = added(cut.summed), added(cut.leaving)
+    held = "float32" if halved else dtype
+    summed, leaving = (widened(added(terms), held, types) for terms in (cut.summed, cut.leaving))
     if not halved:
         walked = full_extents(s, types)
         assert walked is not None
@@ -169,8 +173,6 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
         origin = {v: Affine() for v in there if v not in sizes}
         centre = replace_indices(summed, origin)
         summed, leaving = assigned("shifted", there, summed - centre, "assign"), leaving + centre
-    else:
-        summed, leaving = call("float32", summed), call("float32", leaving)
     of_shared = {v: n for v, n in sizes.items() if v in index_variables(*(f.value for f in factors))}
     total = assigned("total", of_shared, quotient_of(factors), "sum")
     mixed = assigned("mixed", sizes, quotient_of([*factors, Factor(summed, False)]), "sum")

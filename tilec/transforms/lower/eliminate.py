@@ -38,8 +38,8 @@ from tilec.ir.program import (
     value_accesses,
     walk,
 )
-from tilec.ir.types import ITEM_BYTES, Types, is_floating, kind
-from tilec.transforms.util.factors import Factor, factors_of, quotient_of
+from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating, kind
+from tilec.transforms.util.factors import Factor, factors_of, held_in, quotient_of, unwidened
 from tilec.transforms.util.naming import Names
 
 
@@ -172,6 +172,8 @@ def _eliminated(
     guards = [g for g in whole.guards if v in index_variables(g)]
     places = tuple(map(Index, index))
     sizes = tuple(Int(whole.extent[w]) for w in index)
+    dtype = types[s.output].dtype
+    inside = inside if dtype in NARROW else [held_in(f, dtype, types) for f in inside]
     first = Statement(name, places, sizes, quotient_of(inside), "sum", all_of(guards), span=s.span)
     return [first, _rest(whole, v, Access(name, places), outside)]
 
@@ -221,9 +223,10 @@ def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Ty
     """The sum with an earlier statement's value in the place of its sum over v; None where there is no such."""
     inside, outside, _ = _parted(whole, v)
     guards = [g for g in whole.guards if v in index_variables(g)]
+    dtype = types[whole.statement.output].dtype
     for s in before:
         other = sum_of_products(s, types)
-        if other is None or len(other.summed) != 1:
+        if other is None or len(other.summed) != 1 or ITEM_BYTES[types[s.output].dtype] < ITEM_BYTES[dtype]:
             continue
         (w,) = other.summed
         there = [f for f in other.factors if w in index_variables(f.value)]
@@ -231,7 +234,8 @@ def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Ty
         conditions = [g for g in other.guards if w in index_variables(g)]
         if len(there) != len(inside) or len(conditions) != len(guards) or len(other.guards) != len(conditions):
             continue
-        match = _matched([f.value for f in there], [f.value for f in inside], {w: v})
+        some, others = ([unwidened(f.value, types) for f in factors] for factors in (there, inside))
+        match = _matched(some, others, {w: v})
         match = None if match is None else _matched(conditions, guards, match)
         found = None if match is None else _taken(across, outside, match)
         if found is None:
@@ -241,7 +245,9 @@ def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Ty
         if any(x not in match for x in index) or any(other.extent[x] != whole.extent[y] for x, y in match.items()):
             continue
         read = Access(s.output, tuple(Index(match[x]) for x in index if x is not None))
-        return _rest(whole, v, read, left)
+        made = _rest(whole, v, read, left)
+        if statement_type(made, types) == types[made.output]:
+            return made
     return None
 
 

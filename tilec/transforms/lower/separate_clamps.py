@@ -16,7 +16,7 @@ the same sum in another order. So are windows without clamps (`separate_windows`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import Box, Shapes, bounds_of, covers, domain, sizes_of
-from tilec.transforms.lower.factor import Factor, as_float32, factors_of, quotient_of
+from tilec.transforms.util.factors import Factor, factors_of, held_in, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
 LEAST_SPARED = 8  # terms that storing and reading an element again is worth, where parts are saved as well
@@ -163,14 +163,14 @@ def _is_covered(order: _Order, s: Statement, shapes: Shapes) -> bool:
     (clamp, _), *_ = linear((s.index or ())[order.axis]).terms
     assert isinstance(clamp, Call)
     form, first, last = map(linear, clamp.args)
-    h, body = _body(order, set(index_variables(*s.roots, *(s.index or ()))), False)
+    h, body = _body(order, set(index_variables(*s.roots, *(s.index or ()))), lambda f: f)
     index = order.among(map(Index, h), form.to_expr())
     sizes = tuple(map(Int, order.sizes))
     inside = Statement("", index, sizes, body, "sum", constraints=order.early)
     return first.constant <= 0 and last.constant >= order.width - 1 and covers(inside, shapes)
 
 
-def _body(order: _Order, taken: set[str], halved: bool) -> tuple[list[str], Expr]:
+def _body(order: _Order, taken: set[str], held: Callable[[Factor], Factor]) -> tuple[list[str], Expr]:
     """Variables for the places of what goes first, and its terms there."""
     h = [fresh_variable("h", taken) for _ in order.places]
     at = dict(zip(order.places, h, strict=True))
@@ -180,14 +180,17 @@ def _body(order: _Order, taken: set[str], halved: bool) -> tuple[list[str], Expr
             return replace(e, index=tuple(Index(at[linear(i)]) if linear(i) in at else i for i in e.index))
         return rebuild(e, visit)
 
-    return h, quotient_of([as_float32(replace(f, value=visit(f.value)), halved) for f in order.inner])
+    return h, quotient_of([held(replace(f, value=visit(f.value))) for f in order.inner])
 
 
 def _separated(s: Statement, order: _Order, types: Types, names: Names) -> list[Statement]:
     written, dtype = s.index or (), statement_type(s, types).dtype
-    halved = dtype in NARROW
     taken = set(index_variables(*s.roots, *written))
-    h, body = _body(order, taken, halved)
+
+    def held(f: Factor) -> Factor:
+        return held_in(f, dtype, types)
+
+    h, body = _body(order, taken, held)
     first = Statement(
         names.fresh(f"{s.output}_along"),
         order.among(map(Index, h), written[order.axis]),
@@ -202,10 +205,10 @@ def _separated(s: Statement, order: _Order, types: Types, names: Names) -> list[
     last = replace(
         s,
         index=tuple(v if k == order.axis else e for k, e in enumerate(written)),
-        body=quotient_of([*(as_float32(f, halved) for f in order.outer), Factor(read, False)]),
+        body=quotient_of([*map(held, order.outer), Factor(read, False)]),
         constraints=order.late,
     )
-    if not halved:
+    if dtype not in NARROW:
         return [first, last]
     total = replace(last, output=names.fresh(f"{s.output}_total"), attributes=())
     return [first, total, _cast(s, total, dtype)]

@@ -1,0 +1,77 @@
+"""Sums over elements of several types are as exact as their own type, whichever way they are carried out."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import tilec
+
+WIDTH = 33  # rows and columns from which sums are taken apart
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+EXACT = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+
+# statements, the axes of their inputs, each of WIDTH elements, and of sums the inputs that may be wider than the others
+QUOTIENTS = {
+    "of a matrix": ("Y[i, j : I, J] = +(A[i, k] / B[k, j]);", "A ij B ij"),
+    "of a row": ("Y[i : I] = +(A[i, k] / B[k]);", "A ij B i"),
+    "and a product": ("Y[i, l : I, L] = +(A[i, k] / B[k, j] * C[j, l]);", "A ij B ij C ij"),
+}
+SUMS = {
+    "a factor": ("Y[i, j : I, J] = +(A[i, k] * B[j]);", "A ij B i", "AB"),
+    "a divisor": ("Y[i : I] = +(A[i, k] / B[i]);", "A ij B i", "AB"),
+    "a mean": ("Y[i, j : I, J] = mean(A[i, k] * B[j]);", "A ij B i", "AB"),
+    "several terms": ("Y[i, j : I, J] = +(A[i, k] * B[i, j] - C[i, k] * B[i, j]);", "A ij B ij C ij", "B"),
+    "a scan": ("Y[i : K] = +(A[k] * B[i]), i - k < K;", "A i B i", "AB"),
+    "a difference": ("Y[i, d : I, D] = +(G[i, j] * (X[i, d] - C[j, d]));", "G ij X ij C ij", "XC"),
+    "three operands": ("Y[i : I] = sum(i >= j ? A[i, f] * V[j, f] * P[i, j]);", "A ij V ij P ij", "AVP"),
+    "two products": ("P[i, d] = +(G[i, j]*X[j, d]); Q[i, d] = +(H[j, i]*X[j, d]); Y = P + Q;", "G ij H ij X ij", "X"),
+}
+SIZES = {"I": WIDTH, "J": WIDTH, "K": WIDTH, "L": WIDTH, "D": WIDTH}
+
+
+def function(text: str, inputs: str) -> tuple[tilec.Function, list[list[int]]]:
+    names, axes = inputs.split()[::2], inputs.split()[1::2]
+    head = ", ".join(f"{n}[{', '.join([str(WIDTH)] * len(a))}]" for n, a in zip(names, axes, strict=True))
+    for name, n in SIZES.items():
+        text = text.replace(f", {name}]", f", {n}]").replace(f": {name}", f": {n}").replace(f"< {name}", f"< {n}")
+    return tilec.compile(f"function ({head}) -> (Y) {{ {text} }}"), [[WIDTH] * len(a) for a in axes]
+
+
+def error(f: tilec.Function, shapes: list[list[int]], dtypes: tuple[torch.dtype, ...], low: float) -> tuple:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [
+        (low + torch.rand(s, generator=generator, dtype=torch.float64)).to(t)
+        for s, t in zip(shapes, dtypes, strict=True)
+    ]
+    y = f(*tensors)
+    wanted = tilec.interpret(str(f.program), *[t.double().numpy() for t in tensors])
+    return y.dtype, float(np.abs(y.double().numpy() - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_divisors_of_another_type(name: str) -> None:
+    """A reciprocal in a narrower type than the quotient's is rounded to it, or infinite."""
+    f, shapes = function(*QUOTIENTS[name])
+    for dtypes in [(torch.float64, t) for t in FLOATS[1:]] + [(torch.float32, t) for t in FLOATS[2:]]:
+        given = (*dtypes, dtypes[0])[: len(shapes)]
+        low = 2e-6 if torch.float16 in given else 0.5  # whose reciprocal float16 does not hold
+        dtype, found = error(f, shapes, given, low)
+        assert dtype is dtypes[0] and found < EXACT[dtype], (given, found)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_intermediate_sums(name: str) -> None:
+    """Parts of a sum have its type, which the wide input gives it; the others are narrower."""
+    text, inputs, wide = SUMS[name]
+    f, shapes = function(text, inputs)
+    for own, other in itertools.combinations(FLOATS, 2):
+        if other is torch.bfloat16 and own is torch.float16:
+            continue  # float32
+        for w in wide:
+            given = tuple(own if n == w else other for n in inputs.split()[::2])
+            dtype, found = error(f, shapes, given, 0.2)
+            assert dtype is own and found < EXACT[own], (given, found)
