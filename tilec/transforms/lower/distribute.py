@@ -46,7 +46,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, TensorType, Types, is_floating
 from tilec.transforms.lower.decompose import points_per_element
-from tilec.transforms.lower.factor import Factor, added, as_float32, factors_of, is_number, quotient_of, terms_of
+from tilec.transforms.util.factors import Factor, added, as_float32, factors_of, is_number, quotient_of, terms_of
 from tilec.transforms.util.naming import Names
 
 _FEWEST = 9  # rows, columns and terms from which a product is one of matrices

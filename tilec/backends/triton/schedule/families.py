@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
+from tilec.backends.triton.grouped_matmul.kernels import group_sum_steps, grouped_product, grouped_steps
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, fitted, inner_variables
@@ -37,71 +38,18 @@ from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathere
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
-from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous, needs_int64_positions
+from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.backends.triton.pointwise.pointwise import fill, pointwise
 from tilec.backends.triton.scan.form import recognise_scan, terms_first
 from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
 from tilec.backends.triton.scatter.scatter import scattered
-from tilec.backends.triton.schedule.candidates import MatmulProblem, steps_of
+from tilec.backends.triton.schedule.candidates import steps_of
+from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Statement, reads
 from tilec.ir.types import TensorType, Types
 from tilec.lattice.sets import sizes_of
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A statement to carry out into its allocated output: in its two forms, over the views of `view`, whose points
-    are `space`. `int64_index`: of positions. `epilogue`: elementwise statements of the same launch."""
-
-    defracted: Statement
-    flat: Statement
-    types: Types
-    strides: Strides
-    setting: Setting
-    view: StridedView
-    space: Space
-    int64_index: bool
-    epilogue: tuple[Statement, ...] = ()
-
-    @cached_property
-    def dot(self) -> Dot | None:
-        return recognise_dot(self.space, self.view)
-
-    @property
-    def product(self) -> MatmulProblem | None:
-        """As one that the tuner knows; None where it is no product."""
-        p, dot = self, self.dot
-        if dot is None:
-            return None
-        return MatmulProblem(p.defracted, p.flat, p.types, dot, p.space, p.view, p.int64_index, p.setting)
-
-
-def problem_of(
-    defracted: Statement,
-    flat: Statement,
-    types: Types,
-    strides: Strides,
-    setting: Setting,
-    epilogue: Sequence[Statement] = (),
-) -> Problem | None:
-    """None where the statement's points are no space: where its output index is data."""
-    as_stored = StridedView(defracted, types, strides)
-    view = as_stored if epilogue else coalesce(as_stored)
-    space = build_space(view.statement, view.types)
-    if space is None:
-        return None
-    int64_index = needs_int64_index((flat, *epilogue), types, strides, space)
-    return Problem(defracted, flat, types, strides, setting, view, space, int64_index, tuple(epilogue))
-
-
-def product_task(
-    defracted: Statement, flat: Statement, types: Types, strides: Strides, setting: Setting
-) -> MatmulProblem | None:
-    """A statement as a product that there are several ways to carry out, None where it is none."""
-    p = problem_of(defracted, flat, types, strides, setting)
-    return p.product if p is not None and p.space.classes else None
 
 
 def statement_steps(
@@ -138,7 +86,8 @@ def _scattered(
 ) -> list[Step] | None:
     int64_index = needs_int64_index((flat, *epilogue), types, strides, None)
     carry, margins = partial(statement_steps, setting=setting), setting.margins.get(flat.output, ())
-    return scattered(flat, types, strides, int64_index, carry, epilogue, margins)
+    products = None if margins else group_sum_steps(flat, types, strides, int64_index, setting, carry, epilogue)
+    return products or scattered(flat, types, strides, int64_index, carry, epilogue, margins)
 
 
 @dataclass(frozen=True)
@@ -254,6 +203,12 @@ def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
     return _exponential_steps(found, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue)
 
 
+def _grouped(p: Problem, found: Any) -> list[Step] | None:
+    product, config = found
+    carry = partial(statement_steps, setting=p.setting)
+    return grouped_steps(product, config, p.flat, p.int64_index, p.setting, carry, p.epilogue)
+
+
 def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     """Both operands and their squares, then the product."""
     if p.epilogue and not p.space.covers:
@@ -338,6 +293,11 @@ FAMILIES = (
         lambda p, dot: worthwhile_padded(dot, p.space, p.view),
     ),
     Family(
+        "grouped product",
+        lambda p: grouped_product(p.space, p.view, p.setting) if p.dot is None else None,
+        _grouped,
+    ),
+    Family(
         "product of exponentials",
         lambda p: recognise_log(p.space, p.view) or recognise_weighted(p.space, p.view),
         _of_exponentials,
@@ -420,9 +380,3 @@ def _allocated_steps(s: Statement, view: StridedView, setting: Setting) -> list[
 def _over_views(view: StridedView, setting: Setting) -> list[Step]:
     """Steps of a statement over views, into a tensor that is there."""
     return statement_steps(view.statement, view.statement, view.types, view.strides, setting)
-
-
-def needs_int64_index(statements: Sequence[Statement], types: Types, strides: Strides, space: Space | None) -> bool:
-    """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
-    many = space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
-    return many or needs_int64_positions(statements, types, strides)
