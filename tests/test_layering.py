@@ -42,6 +42,7 @@ LAYERS = (
     ("tilec.backends.triton.matmul",),
     ("tilec.backends.triton.scan",),
     ("tilec.backends.triton.scatter",),
+    ("tilec.backends.triton.grouped_matmul",),
     ("tilec.backends.triton.recurrence",),
     ("tilec.backends.triton.blocks",),
     ("tilec.backends.triton.chains",),
@@ -229,8 +230,8 @@ def test_the_drawing_of_packages_is_true() -> None:
 def test_files_stay_readable() -> None:
     crowded = {str(d.relative_to(ROOT)): n for d in FOLDERS if (n := len(list(d.glob("*.py")))) > 15}
     assert not crowded, f"a folder past about 15 files wants to be two: {crowded}"
-    long = {str(p.relative_to(ROOT)): n for p in FILES if (n := len(p.read_text().splitlines())) > 447}
-    assert not long, f"a file past about 400 lines wants to be two: {long}"
+    long = {str(p.relative_to(ROOT)): n for p in FILES if (n := len(p.read_text().splitlines())) > 400}
+    assert not long, f"a file past 400 lines wants to be two: {long}"
 
 
 Definition = tuple[str, ast.stmt]  # where, and what

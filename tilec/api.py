@@ -22,7 +22,7 @@ from tilec.language.hints.misspelt import misspelt
 from tilec.language.hints.quotients import truncated
 from tilec.prepare.warn import say
 from tilec.specialise import Checked, Specialiser
-from tilec.transforms.bind.sizes import seed_inputs
+from tilec.transforms.bind.value_inputs import seed_inputs
 
 PATH = re.compile(r"\s*(?:[~./\w-]*/)?[\w.-]*\.[A-Za-z]\w*\s*")  # a text of one word with a suffix
 TEXT = re.compile(r"[\n;{]|[A-Z]\w*'?\s*(\[[^\]]*\])?\s*=[^=]")  # more than a path's characters

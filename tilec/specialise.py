@@ -14,24 +14,24 @@ from tilec.arguments import DTYPE_NAMES
 from tilec.backends import choose_backend
 from tilec.backends.base import Backend, Executable, Lowering, Options
 from tilec.backends.common.tiled_program import TiledProgram
-from tilec.errors import InputMistake, TileError
+from tilec.errors import TileError
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.infer import infer
 from tilec.ir.program import Program
-from tilec.ir.shape_class import ShapeClass
-from tilec.ir.symbolic import Pinned, Recorder, symbols_of
+from tilec.ir.shape_class import Recorder, ShapeClass
+from tilec.ir.symbolic import Pinned, symbols_of
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.lowered import Lowered, dump_numbered
 from tilec.pipeline import bind_flat, lower
 from tilec.prepare.classes import Classes, Opened, OpenProgram
-from tilec.prepare.prepared import Bounded, Prepared, Replaced, Specialised
+from tilec.prepare.prepared import Bounded, Prepared, Replaced, Specialised, replaced_cotangent
 from tilec.prepare.warn import say, warnings_of
 from tilec.saving import Partition, partition, share_at_once
 from tilec.transforms.autodiff.grad import grad
 from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import bind, size_inputs
-from tilec.transforms.bind.sizes import seed_inputs
+from tilec.transforms.bind.value_inputs import seed_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
 from tilec.transforms.checkpoint.chunks import Chunks
 from tilec.transforms.simplify.simplify import simplify
@@ -271,29 +271,17 @@ class Specialiser:
         return Specialised(program, types, tuple([next(count) if f else None for f in floating]), replaced)
 
     def _replaced_cotangents(self, types: Types, values: Mapping[str, int]) -> dict[int, Replaced]:
-        """By position, what takes the place of the d_outputs that are not floating and of those that carry nothing. The
-        others must have their output's shape: the gradient's text alone would read a wrong one as a legal one."""
+        """By position, what takes the place of d_outputs."""
         assert self.gradient is not None
         forward = self.gradient.forward
         inputs = {name: types[name] for name in forward.inputs}
         needed = {name: values[name] for name in forward.sizes if name in values}
         bound = bind(forward.program, inputs, needed)
         forward.warn(inputs, needed, bound)
-        outputs = infer(bound, inputs)
-        replaced = {}
-        for position, output in enumerate(forward.outputs, len(forward.inputs)):
-            name, wanted = self.inputs[position], outputs[output]
-            if not is_floating(wanted.dtype):
-                replaced[position] = Replaced(TensorType(wanted.shape, "float32"), True)
-                continue
-            if types[name].shape != wanted.shape:
-                raise InputMistake(
-                    f"{name} has shape {types[name].shape}, but the output {output} has shape {wanted.shape}",
-                    hint="pass a gradient of the output's shape, such as torch.ones_like of it",
-                )
-            if not is_floating(types[name].dtype):
-                replaced[position] = Replaced(TensorType(wanted.shape, wanted.dtype), False)
-        return replaced
+        outputs, first = infer(bound, inputs), len(forward.inputs)
+        given = zip(self.inputs[first:], forward.outputs, strict=True)
+        found = (replaced_cotangent(name, types[name], output, outputs[output]) for name, output in given)
+        return {position: r for position, r in enumerate(found, first) if r is not None}
 
     def results(self, types: dict[str, TensorType], values: dict[str, int]) -> tuple[TensorType | None, ...]:
         """The type of each output (None: no result), from the inputs' alone. Raises what a call raises."""

@@ -10,8 +10,8 @@ from support.agreement import SMALL, agree
 from support.chains import VARIANTS, both_ways
 from support.stages import check, cotangents, gradient
 
-from tilec.backends.common.chains import recognise
-from tilec.backends.common.chains.places import Tiling
+from tilec.backends.common.chains import cost
+from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.language import parse
 
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5, "float64": 1e-12}
@@ -58,7 +58,7 @@ def test_on_torch(case: ConformanceCase, dtype: str, options) -> None:
 @pytest.mark.one_in(2)
 def test_as_block_programs(case: ConformanceCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and gradients by NumPy's interpreter of blocks, against torch in float64."""
-    monkeypatch.setattr(recognise, "LARGE", 0)  # small matrices may as well be stored where they have no exponential
+    monkeypatch.setattr(cost, "LARGE", 0)  # small matrices may as well be stored where they have no exponential
     sizes = {"B": 2, "N": 50, "M": 37, "E": 20, "F": 24}
     mine, theirs, forward, backward = both_ways(VARIANTS[case.name.split("/")[1]], "float32", sizes, Tiling(32, 16))
     for x, y in zip(mine, theirs, strict=True):

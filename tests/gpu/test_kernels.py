@@ -14,7 +14,7 @@ from tilec.backends.triton.plan.plan import Allocate, Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.executable import PlannedCall
 from tilec.backends.triton.schedule.candidates import steps_of
-from tilec.backends.triton.schedule.families import product_task
+from tilec.backends.triton.schedule.problem import product_task
 from tilec.backends.triton.tuning.store import default_store
 from tilec.ir.types import ITEM_BYTES, TensorType
 from tilec.language import parse

@@ -9,7 +9,7 @@ from support.layers import LAYERS, exact, inputs
 from support.tiers import slow_but
 
 import tilec
-from tilec.backends.triton.fusion import grow_groups as grouping
+from tilec.backends.triton.fusion import members
 from tilec.backends.triton.rows import rows
 from tilec.backends.triton.rows import tiling as rows_tiling
 
@@ -32,7 +32,7 @@ def looped(request, monkeypatch):
         return replace(t, columns=min(t.columns, request.param)) if t.form == "looped" else t
 
     monkeypatch.setattr(rows, "choose_row_tiling", short)
-    for module in (grouping, rows_tiling):
+    for module in (members, rows_tiling):
         monkeypatch.setattr(module, "ON_CHIP", 32)
     return request.param
 

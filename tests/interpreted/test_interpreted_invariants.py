@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.fusion import grow_groups, invariants
+from tilec.backends.triton.fusion import invariants, members
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -95,7 +95,7 @@ GROUPED = """function (X[N, T, C], Z[N, T], A[N, C], B[N, C]) -> (Y) {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("t", [1, 9])
 def test_rows_read_what_many_of_them_share(t, dtype, monkeypatch):
-    monkeypatch.setattr(grow_groups, "INSTRUCTIONS", 1.0)
+    monkeypatch.setattr(members, "INSTRUCTIONS", 1.0)
     torch.manual_seed(0)
     given = [torch.randn(s).to(dtype) for s in ((3, t, 10), (3, t), (3, 10), (3, 10))]
     given[3] = given[3].abs()

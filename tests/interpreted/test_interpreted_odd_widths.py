@@ -8,7 +8,7 @@ import torch
 from support.layers import LAYERS, exact, inputs
 
 import tilec
-from tilec.backends.triton.fusion import grow_groups as grouping
+from tilec.backends.triton.fusion import members
 from tilec.backends.triton.rows import rows
 from tilec.backends.triton.rows import tiling as rows_tiling
 
@@ -31,7 +31,7 @@ def long(monkeypatch, request):
         )
 
     monkeypatch.setattr(rows, "choose_row_tiling", choose)
-    for module in (grouping, rows_tiling):
+    for module in (members, rows_tiling):
         monkeypatch.setattr(module, "ON_CHIP", 32)
 
 

@@ -13,8 +13,7 @@ from support.stages import agree_with_gradient, agree_with_oracle
 
 import tilec
 from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
-from tilec.backends.triton.recurrence import parallel_lanes as recurrence_local
-from tilec.backends.triton.recurrence import recurrence
+from tilec.backends.triton.recurrence import independent_lanes, parallel_lanes, recurrence
 from tilec.backends.triton.recurrence import step as recurrence_step
 from tilec.language import parse
 
@@ -25,9 +24,9 @@ SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 FORMS = {  # how recurrences are carried out, other than as chosen: what is patched in the backend's modules
-    "a step ahead": {(recurrence_local, "MOST_AHEAD"): 1},
-    "two steps ahead": {(recurrence_local, "MOST_AHEAD"): 2},
-    "four steps ahead": {(recurrence_local, "MOST_AHEAD"): 4, (recurrence_local, "FIRST_LOADS"): 2},
+    "a step ahead": {(independent_lanes, "MOST_AHEAD"): 1},
+    "two steps ahead": {(independent_lanes, "MOST_AHEAD"): 2},
+    "four steps ahead": {(independent_lanes, "MOST_AHEAD"): 4, (parallel_lanes, "FIRST_LOADS"): 2},
     "resident": {(recurrence, "recognise_local"): lambda loop: None},
     "resident in blocks": {
         (recurrence, "recognise_local"): lambda loop: None,

@@ -12,7 +12,7 @@ from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.splits import build_together, split_of
 from tilec.backends.triton.chains import launch
 from tilec.ir.infer import infer
-from tilec.ir.symbolic import Recorder
+from tilec.ir.shape_class import Recorder
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import lower

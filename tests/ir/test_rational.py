@@ -12,7 +12,7 @@ from support.effort import counted
 from tilec.ir.index import linear
 from tilec.ir.program import Call, Index, Int, index_variables, walk
 from tilec.ir.rational import Fraction
-from tilec.ir.symbolic import Recorder
+from tilec.ir.shape_class import Recorder
 
 NUMBERS = [(n, d) for n in (-7, -2, -1, 0, 1, 3, 6) for d in (1, 2, 3)]
 COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)

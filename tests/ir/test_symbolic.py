@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tilec.ir.at_sizes import Template, as_float, least, value_at, with_numbers
 from tilec.ir.program import Index, Int
 from tilec.ir.rational import Fraction, as_int
-from tilec.ir.shape_class import SMALLEST_OPEN, Opening, ShapeClass, guard
-from tilec.ir.symbolic import Pinned, Recorder, Size, gcd, is_symbolic
+from tilec.ir.shape_class import SMALLEST_OPEN, Opening, Recorder, ShapeClass, guard
+from tilec.ir.symbolic import Pinned, Size, gcd, is_symbolic
 from tilec.ir.types import TensorType
 
 QUESTIONS: dict[str, Callable[[int, int], object]] = {

@@ -15,7 +15,7 @@ from tilec.language import parse
 from tilec.language.grammar import parser
 from tilec.language.hints.functions import IN_GALLERY
 from tilec.language.hints.idioms import IDIOMS
-from tilec.language.hints.syntax_errors import WORDS
+from tilec.language.hints.tokens import WORDS
 
 # class, text with « and » around what the caret marks, what the hint must say
 CASES = [

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilec.ir.index import Affine
-from tilec.ir.symbolic import Recorder
+from tilec.ir.shape_class import Recorder
 from tilec.lattice.schedule import Conflict, Dependence, completed, find_schedule
 from tilec.lattice.sets import InRange
 

@@ -17,7 +17,8 @@ from tilec.errors import UnboundIndex
 from tilec.ir.at_sizes import value_at, with_numbers
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Index, Int, Pad
-from tilec.ir.symbolic import Recorder, is_symbolic
+from tilec.ir.shape_class import Recorder
+from tilec.ir.symbolic import is_symbolic
 from tilec.language import parse
 from tilec.lattice import questions, sets
 from tilec.lattice.sets import IntegerSet, bounds, bounds_of, covers, domain, is_box, writes_conflict

@@ -14,7 +14,7 @@ from support.packages import CASES
 
 import tilec
 from tilec.errors import InputMistake
-from tilec.ir.symbolic import Recorder
+from tilec.ir.shape_class import Recorder
 from tilec.package import PackageError, launches, loader
 from tilec.package.loader import at_sizes
 

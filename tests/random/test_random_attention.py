@@ -12,8 +12,8 @@ from support.chains import run
 from support.random_attention import close, draw, reference
 
 import tilec
-from tilec.backends.common.chains import recognise
-from tilec.backends.common.chains.places import Tiling
+from tilec.backends.common.chains import cost
+from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.triton.chains import launch
 from tilec.ir.types import TensorType
 from tilec.saving import partition
@@ -25,7 +25,7 @@ TILINGS = (Tiling(16, 16), Tiling(32, 16), Tiling(16, 32), Tiling(32, 32))
 @pytest.mark.parametrize("seed", range(12 * SCALE))
 @pytest.mark.one_in(2)
 def test_interpreted(seed, monkeypatch):
-    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(cost, "LARGE", 0)
     rng = random.Random(seed)
     drawn, tiling = draw(rng), rng.choice(TILINGS)
     narrow = {n: x.astype(np.float32) if x.dtype == np.float64 else x for n, x in drawn.arrays.items()}
@@ -49,7 +49,7 @@ def test_interpreted(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(20 * SCALE))
 def test_on_a_device(seed, dtype, monkeypatch):
     """The gradient by slopes is a sum of terms of both signs, too little of which is left for 16 bits."""
-    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(cost, "LARGE", 0)
     monkeypatch.setattr(launch, "_MANY", 0)
     drawn = draw(random.Random(1000 + seed), 400)
     wrt = tuple(n for n in drawn.wrt if n != "Slope" or dtype is torch.float32)

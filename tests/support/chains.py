@@ -9,10 +9,10 @@ import torch
 
 import tilec
 from tilec.backends.common.blocks.interpret import rounded, run_kernel
-from tilec.backends.common.chains.build import build_kernel
-from tilec.backends.common.chains.places import Tiling
+from tilec.backends.common.chains.codegen.build import build_kernel
+from tilec.backends.common.chains.codegen.places import Tiling
+from tilec.backends.common.chains.codegen.visits import block_shapes, build_lists, visits_of
 from tilec.backends.common.chains.recognise import Chained, chained
-from tilec.backends.common.chains.visits import block_shapes, build_lists, visits_of
 from tilec.ir.program import Program, Statement
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower

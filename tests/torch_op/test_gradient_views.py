@@ -92,7 +92,7 @@ def test_a_missing_cotangent_and_torch_func():
 
 def test_inputs_of_which_the_shape_alone_is_read_take_the_fast_path(monkeypatch):
     """A backward pass that needs the shape of something it did not keep goes straight to what runs as well."""
-    from tilec.torch_op import node
+    from tilec.torch_op import recorded
 
     f = tilec.compile("function (X[N, D], T[M]) -> (Y) { Y[m, d : M, D] = X[T[m], d]; }")
     x, t = torch.randn(7, 3, requires_grad=True), torch.tensor([2, 0, 2, 6])
@@ -100,6 +100,6 @@ def test_inputs_of_which_the_shape_alone_is_read_take_the_fast_path(monkeypatch)
     wanted = torch.zeros(7, 3).index_add(0, t, cotangent)
     for _ in range(2):
         (found,) = torch.autograd.grad(f(x, t), x, cotangent)
-    monkeypatch.setattr(node.Recorded, "pulled_back", None)  # what is unusual goes there
+    monkeypatch.setattr(recorded.Recorded, "pulled_back", None)  # what is unusual goes there
     (found,) = torch.autograd.grad(f(x, t), x, cotangent)
     torch.testing.assert_close(found, wanted)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tilec import knobs
 from tilec.ir.program import Program
-from tilec.ir.symbolic import Recorder
+from tilec.ir.shape_class import Recorder
 from tilec.ir.types import Types
 
 if TYPE_CHECKING:

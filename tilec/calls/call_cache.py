@@ -17,7 +17,7 @@ from tilec.prepare.prepared import CACHED_CALLS
 from tilec.specialise import Specialiser
 from tilec.torch_op import operator as operator
 from tilec.torch_op.autocast import autocast_inputs
-from tilec.torch_op.node import record, recorded_call
+from tilec.torch_op.recorded import record, recorded_call
 from tilec.torch_op.state import PLAIN, autocasting, grad_mode, ordinary, recording, untouched, untouched_once_cast
 
 

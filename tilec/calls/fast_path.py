@@ -17,7 +17,8 @@ import torch
 from tilec.errors import TileError
 from tilec.errors.tracebacks import hide_frames, public
 from tilec.torch_op.backward_pass import BackwardPass, GradientSource
-from tilec.torch_op.node import Outputs, Recorded
+from tilec.torch_op.levels import Outputs
+from tilec.torch_op.recorded import Recorded
 from tilec.torch_op.state import PLAIN, untouched
 
 strided = torch.strided

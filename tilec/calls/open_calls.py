@@ -18,7 +18,7 @@ from tilec.prepare.prepared import CACHED_CALLS, OpenRun, Prepared
 from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op.backward_pass import OpenRecord, standing_in
 from tilec.torch_op.levels import Outputs, TensorSequence
-from tilec.torch_op.node import Recorded, recorded_at
+from tilec.torch_op.recorded import Recorded, recorded_at
 
 
 class OpenRuns:

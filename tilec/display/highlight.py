@@ -15,8 +15,7 @@ from pygments.lexer import RegexLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, Text, _TokenType
 
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import FUNCTIONS
-from tilec.ir.program import NAMED_LITERALS
+from tilec.ir.functions import FUNCTIONS, NAMED_LITERALS
 from tilec.language.desugar import EXPANSIONS
 
 KEYWORDS = ("function", "default", "init", "no_defract")

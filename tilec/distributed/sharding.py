@@ -17,6 +17,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.distributed.copies import Copies, Hop
 from tilec.distributed.placements import (
     REPLICATE,
     IndexBox,
@@ -24,15 +25,11 @@ from tilec.distributed.placements import (
     Placement,
     Placements,
     chunks,
-    coordinates,
     count,
     everywhere,
     hull,
-    is_inside,
     overlap,
     peers,
-    reduced_size,
-    shard_boxes,
     whole,
 )
 from tilec.distributed.plan import Communication, Parted, ShardedStep, Sharding, TensorCopy, passing
@@ -53,7 +50,6 @@ from tilec.ir.program import (
 from tilec.ir.types import ITEM_BYTES, TensorType
 from tilec.language import show_expr
 from tilec.lattice.sets import depends_on_data
-from tilec.transforms.util.naming import Names
 
 # Aggregations whose parts are put together again, and by which reduction.
 REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "product", "any": "max", "all": "min", "assign": "sum"}
@@ -104,17 +100,7 @@ class _Choice:
     cost: int
 
 
-@dataclass(frozen=True)
-class _Hop:
-    """What ranks along one dimension of the mesh exchange of a tensor."""
-
-    along: int
-    have: tuple[IndexBox, ...]
-    need: tuple[IndexBox, ...]
-    received: tuple[int, ...]
-
-
-class _Planner:
+class _Planner(Copies):
     def __init__(
         self,
         program: Program,
@@ -123,24 +109,9 @@ class _Planner:
         mesh: Mesh,
         exact: bool,
     ):
-        self.types, self.home, self.mesh, self.exact = dict(types), home, mesh, exact
-        self.places = coordinates(mesh)
-        self.ranks = len(self.places)
-        self.names = Names.of(program)
-        self.copies: dict[str, list[TensorCopy]] = {}
-        self.times: dict[str, int] = {}  # the program that has a tensor, or -1
-        self.communications: list[Communication] = []
+        super().__init__(program, types, home, mesh)
+        self.exact = exact
         self.steps: list[ShardedStep] = []
-        for name in program.input_names():
-            self._place(name, home[name], 0, -1)
-
-    def _place(self, name: str, placements: Placements, ready: int, time: int) -> None:
-        """`time`: of the program that has computed it, after which it may be sent."""
-        self.home[name], self.times[name] = placements, time
-        self.copies[name] = [] if placements.parts else [TensorCopy(name, name, self._boxes(name, placements), ready)]
-
-    def _boxes(self, name: str, placements: Placements) -> tuple[IndexBox, ...]:
-        return shard_boxes(self.types[name].shape, placements, self.mesh)
 
     def sharding(self, outputs: tuple[str, ...]) -> Sharding:
         results = {}
@@ -303,53 +274,6 @@ class _Planner:
 
     # what is at hand, and what is communicated
 
-    def _cost(self, tensor: str, need: tuple[IndexBox, ...]) -> int:
-        if self._found(tensor, need) is not None:
-            return 0
-        cost, home = 0, self.home[tensor]
-        if not self.copies[tensor]:
-            owned = self._boxes(tensor, home)
-            cost = sum(max(self._ring(tensor, owned, str(home[m].reduction), m)) for m in home.parts)
-        return cost + sum(max(hop.received) for hop in self._hops(tensor, need))
-
-    def _found(self, tensor: str, need: tuple[IndexBox, ...]) -> TensorCopy | None:
-        """What is at hand and holds what each rank needs."""
-        fits = (c for c in self.copies[tensor] if all(map(is_inside, need, c.boxes)))
-        return next(fits, None)
-
-    def _hops(self, tensor: str, need: tuple[IndexBox, ...]) -> list[_Hop]:
-        """How what each rank needs gets there from where a tensor lies: along one dimension of the mesh after another,
-        from the last that divides it, so that what a rank has in between is what is needed of a part of the ones
-        before."""
-        found, home = [], self.home[tensor]
-        have = self._boxes(tensor, home)
-        for k, m in reversed(list(enumerate(home.dims))):
-            earlier = home.dims[:k]
-            outer = self._boxes(tensor, home.without(home.dims[k:]))
-            wanted = []
-            for r, place in enumerate(self.places):
-                box: IndexBox | None = None
-                for other, n in zip(self.places, need, strict=True):
-                    if all(a == b for d, (a, b) in enumerate(zip(place, other, strict=True)) if d not in earlier):
-                        box = hull(box, overlap(outer[r], n))
-                assert box is not None, "a rank is like itself"
-                wanted.append(box)
-            if not all(map(is_inside, wanted, have)):
-                found.append(_Hop(m, have, tuple(wanted), self._received(tensor, m, have, wanted)))
-                have = tuple(wanted)
-        return found
-
-    def _received(self, tensor: str, m: int, have: Sequence[IndexBox], need: Sequence[IndexBox]) -> tuple[int, ...]:
-        size = ITEM_BYTES[self.types[tensor].dtype]
-        return tuple(
-            size * sum(count(overlap(have[other], n)) for other in peers(self.mesh, r, m) if other != r)
-            for r, n in enumerate(need)
-        )
-
-    def _ring(self, tensor: str, owned: Sequence[IndexBox], reduction: str, m: int) -> tuple[int, ...]:
-        size, ranks = reduced_size(self.types[tensor].dtype, reduction), self.mesh[m]
-        return tuple(2 * -(-size * count(box) * (ranks - 1) // ranks) for box in owned)
-
     def _local_copy(
         self, s: Statement, tensor: str, need: tuple[IndexBox, ...], splits: Sequence[Parted]
     ) -> TensorCopy:
@@ -363,7 +287,7 @@ class _Planner:
                 copy = self._exchanged(s, copy, hop, splits)
         return copy
 
-    def _exchanged(self, s: Statement, copy: TensorCopy, hop: _Hop, splits: Sequence[Parted]) -> TensorCopy:
+    def _exchanged(self, s: Statement, copy: TensorCopy, hop: Hop, splits: Sequence[Parted]) -> TensorCopy:
         tensor, m = copy.tensor, hop.along
         d = self.home[tensor][m].dim
         assert d is not None, "what is on every rank is at hand"
@@ -396,24 +320,6 @@ class _Planner:
         )
         shown = show_expr(split.form.to_expr(), tight=True)
         return f"{s.output} is divided by {by} ({shown}), and reads {tensor} at other places of dimension {d}"
-
-    def _reduced(self, tensor: str, before: str, reason: str) -> None:
-        """Put a tensor's parts together."""
-        home = self.home[tensor]
-        owned, source = self._boxes(tensor, home), tensor
-        for m in home.parts:
-            reduction = str(home[m].reduction)
-            hop = _Hop(m, (), owned, self._ring(tensor, owned, reduction, m))
-            source = self._add(before, source, tensor, "all-reduce", reason, hop, reduction).name
-        self.copies[tensor] = [c for c in self.copies[tensor] if c.name == source]
-
-    def _add(self, before, source, tensor, collective, reason, hop: _Hop, reduction) -> TensorCopy:
-        time = self.times[tensor] + 1
-        copy = TensorCopy(self.names.fresh(f"{tensor}_here"), tensor, hop.need, time)
-        ends = source, copy.name, time, hop.along, hop.have, hop.need
-        self.communications.append(Communication(before, tensor, collective, reason, hop.received, *ends, reduction))
-        self.copies[tensor].append(copy)
-        return copy
 
 
 def _placement(s: Statement, split: Parted | None) -> Placement:

@@ -56,9 +56,6 @@ class Int(Expr):
     span: Span | None = _span()
 
 
-NAMED_LITERALS = {"inf": math.inf, "pi": math.pi, "nan": math.nan}
-
-
 @dataclass(frozen=True)
 class Float(Expr):
     """A floating literal, never negative; weakly typed. All NaNs are one object, so that equal literals are equal."""
@@ -262,16 +259,12 @@ class Program:
         return frozenset(d for i in self.inputs for d in i.dims or () if isinstance(d, str))
 
 
-def _of_aggregate(e: Aggregate) -> tuple[Expr, ...]:
-    return (*e.roots, *(x for c in e.constraints for x in (c.expr, c.bound)))
-
-
 _CHILDREN: dict[type, Callable[[Any], tuple[Expr, ...]]] = {
     Call: attrgetter("args"),
     Access: attrgetter("index"),
     Inside: lambda e: (e.access,),
     Pad: attrgetter("access", "value"),
-    Aggregate: _of_aggregate,
+    Aggregate: lambda e: (*e.roots, *(x for c in e.constraints for x in (c.expr, c.bound))),
 }
 
 
@@ -300,11 +293,6 @@ def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
             constraints = tuple(replace(c, expr=f(c.expr), bound=f(c.bound)) for c in e.constraints)
             return replace(e, guard=guard, body=f(e.body), constraints=constraints)
     return e
-
-
-def access_of(e: Access | Inside) -> Access:
-    """The access that is read, or that `in(...)` asks about."""
-    return e if isinstance(e, Access) else e.access
 
 
 def _access(e: Expr) -> Access:
@@ -407,7 +395,3 @@ def self_reads(s: Statement) -> tuple[Access, ...]:
 def reads_itself(s: Statement) -> bool:
     """Is the statement a recurrence?"""
     return s._reads_itself
-
-
-def is_zero(e: Expr) -> bool:
-    return isinstance(e, (Int, Float)) and e.value == 0

@@ -6,18 +6,73 @@ are left open (`symbolic`): what is made then serves every call that meets its g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tilec.ir.at_sizes import value_at
-from tilec.ir.symbolic import Pinned, Recorder, Size
+from tilec.ir.symbolic import Monomial, Pinned, Polynomial, Real, Size, is_open_number, sum_of_terms
 
 SMALLEST_OPEN = 8  # sizes below that are never left open: programs tell small numbers apart
 MOST_TRIES = 64  # compilations with open sizes for one kind of call; each costs as much as one without
 
 SizeTuple = tuple[int, ...]
 Outcome = TypeVar("Outcome")
+
+
+class Recorder:
+    """What was asked of the sizes that are left open: `guards`, Python texts that were true, in the order asked."""
+
+    def __init__(self) -> None:
+        self.guards: dict[str, None] = {}
+        self.hashed: dict[Polynomial, int] = {}
+        self.pinned: set[str] = set()
+        self.symbols_of: dict[str, frozenset[str]] = {}
+        self._names: list[str] = []
+        self._values: dict[str, int] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The open sizes."""
+        return tuple(self._names)
+
+    def symbol(self, name: str, value: int) -> Size:
+        self._names.append(name)
+        return self.name(name, value, frozenset((name,)))
+
+    def value(self, name: str) -> int:
+        """What an open size is in the call that is compiled for."""
+        return self._values[name]
+
+    def polynomial(self, terms: Mapping[Monomial, int]) -> Any:
+        """The size of these terms, a number where none is open."""
+        return sum_of_terms(self, terms, sum(c * math.prod(self._values[a] for a in m) for m, c in terms.items()))
+
+    def name(self, text: str, value: int, symbols: frozenset[str]) -> Size:
+        """What stands in polynomials under one name."""
+        self.symbols_of[text], self._values[text] = symbols, value
+        return Size(self, (((text,), 1),), value)
+
+    def called(self, function: Callable, args: Sequence[Any]) -> Any:
+        """What a function, which texts name, gives for numbers of which some depend on open sizes."""
+        texts = [a.text if is_open_number(a) else repr(a) for a in args]
+        text = f"_{function.__name__.lstrip('_')}({', '.join(texts)})"  # which no tensor is called
+        value = function(*[a.value if is_open_number(a) else a for a in args])
+        if type(value) is bool:
+            self.ask(text if value else f"not {text}")
+            return value
+        if isinstance(value, float):
+            return Real(self, text, value)
+        return self.name(text, value, frozenset(self._names))
+
+    def ask(self, text: str) -> None:
+        self.guards.setdefault(text)
+
+    def pin(self, size: Size) -> Pinned:
+        symbols = size.symbols()
+        self.pinned |= symbols
+        return Pinned(symbols)
 
 
 @dataclass(frozen=True)

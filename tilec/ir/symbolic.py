@@ -14,8 +14,11 @@ import math
 import numbers
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilec.ir.shape_class import Recorder
 
 Monomial = tuple[str, ...]  # names and Python texts of what is no sum or product, sorted
 Polynomial = tuple[tuple[Monomial, int], ...]  # sorted, without zeros
@@ -27,60 +30,6 @@ class Pinned(Exception):
     def __init__(self, symbols: Iterable[str]):
         self.symbols = frozenset(symbols)
         super().__init__(", ".join(sorted(self.symbols)))
-
-
-class Recorder:
-    """What was asked of the sizes that are left open: `guards`, Python texts that were true, in the order asked."""
-
-    def __init__(self) -> None:
-        self.guards: dict[str, None] = {}
-        self.hashed: dict[Polynomial, int] = {}
-        self.pinned: set[str] = set()
-        self.symbols_of: dict[str, frozenset[str]] = {}
-        self._names: list[str] = []
-        self._values: dict[str, int] = {}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The open sizes."""
-        return tuple(self._names)
-
-    def symbol(self, name: str, value: int) -> Size:
-        self._names.append(name)
-        return self.name(name, value, frozenset((name,)))
-
-    def value(self, name: str) -> int:
-        """What an open size is in the call that is compiled for."""
-        return self._values[name]
-
-    def polynomial(self, terms: Mapping[Monomial, int]) -> Any:
-        """The size of these terms, a number where none is open."""
-        return _made(self, terms, sum(c * math.prod(self._values[a] for a in m) for m, c in terms.items()))
-
-    def name(self, text: str, value: int, symbols: frozenset[str]) -> Size:
-        """What stands in polynomials under one name."""
-        self.symbols_of[text], self._values[text] = symbols, value
-        return Size(self, (((text,), 1),), value)
-
-    def called(self, function: Callable, args: Sequence[Any]) -> Any:
-        """What a function, which texts name, gives for numbers of which some depend on open sizes."""
-        texts = [a.text if is_open_number(a) else repr(a) for a in args]
-        text = f"_{function.__name__.lstrip('_')}({', '.join(texts)})"  # which no tensor is called
-        value = function(*[a.value if is_open_number(a) else a for a in args])
-        if type(value) is bool:
-            self.ask(text if value else f"not {text}")
-            return value
-        if isinstance(value, float):
-            return Real(self, text, value)
-        return self.name(text, value, frozenset(self._names))
-
-    def ask(self, text: str) -> None:
-        self.guards.setdefault(text)
-
-    def pin(self, size: Size) -> Pinned:
-        symbols = size.symbols()
-        self.pinned |= symbols
-        return Pinned(symbols)
 
 
 class Size:
@@ -334,7 +283,8 @@ def _text(x: Any) -> str:
     return x.text if type(x) is Size else str(int(x))
 
 
-def _made(recorder: Recorder, terms: Mapping[Monomial, int], value: int) -> Any:
+def sum_of_terms(recorder: Recorder, terms: Mapping[Monomial, int], value: int) -> Any:
+    """The size of these terms, a number where none is open."""
     kept = tuple(sorted((m, c) for m, c in terms.items() if c))
     if not kept:
         return 0
@@ -353,7 +303,7 @@ def _sum(a: Any, b: Any, sign: int) -> Any:
     found = dict(a.terms)
     for m, c in _terms(b):
         found[m] = found.get(m, 0) + sign * c
-    return _made(a.recorder, found, a.value + sign * value_of(b))
+    return sum_of_terms(a.recorder, found, a.value + sign * value_of(b))
 
 
 def _product(a: Size, b: Any) -> Any:
@@ -363,7 +313,7 @@ def _product(a: Size, b: Any) -> Any:
         for n, d in _terms(b):
             key = tuple(sorted((*m, *n)))
             found[key] = found.get(key, 0) + c * d
-    return _made(a.recorder, found, a.value * value_of(b))
+    return sum_of_terms(a.recorder, found, a.value * value_of(b))
 
 
 def _atom(size: Size, sign: str, a: Any, b: Any, operation: Callable[[int, int], int]) -> Any:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from tilec.errors import AggregationMistake, Edit, Hint, Span, UnboundIndex
 from tilec.ir.constraining import always, demands
 from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Int, Name, index_variables, walk
 from tilec.language.hints.misspelt import alike_hint
 from tilec.language.scope import FunctionScope
-from tilec.language.syntax import CallSyntax, aggregation_of, below, direct_variables, index_nodes
+from tilec.language.syntax import CallSyntax, StatementSyntax, aggregation_of, below, direct_variables, index_nodes
 
 
 def check_list(e: CallSyntax, visible: frozenset[str] | set[str]) -> None:
@@ -50,6 +50,25 @@ def check_alone(aggregation: str, body: Expr, visible: frozenset[str] | set[str]
                 e.name_span,
                 hint=Hint(hint, Edit(Span(e.name_span.stop, e.name_span.stop), f"[{few}]")),
             )
+
+
+def check_binding(s: StatementSyntax, aggregation: str, body: Expr, left: Collection[str]) -> None:
+    """A statement's aggregation binds what stands on the right only: its list says the same, and leaves nothing out."""
+    own = [v for v in direct_variables(body) if v not in left]
+    if isinstance(s.body, CallSyntax) and body is not s.body and s.body.bound is not None:
+        check_list(s.body, frozenset(left))
+        listed = [v.name for v in s.body.bound]
+        for node in index_nodes(body, nested=False):
+            if node.name in own and node.name not in listed:
+                last = s.body.bound[-1].span if s.body.bound else None
+                change = () if last is None else (Edit(Span(last.stop, last.stop), f", {node.name}"),)
+                raise AggregationMistake(
+                    f"the list of this `{s.body.function}` leaves out `{node.name}`, and nothing around binds it",
+                    node.span,
+                    hint=Hint(f"add it to the list or to the indices of `{s.target.name}`", *change),
+                )
+    elif not own and aggregation != "assign":
+        check_alone(aggregation if s.symbol is None else str(s.symbol), body, frozenset(left))
 
 
 def _nested(body: Expr) -> Iterator[CallSyntax]:

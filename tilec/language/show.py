@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 from tilec.errors import InternalMistake, Span
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import FUNCTIONS, NAMED_LITERALS
 from tilec.ir.program import (
-    NAMED_LITERALS,
     Access,
     Aggregate,
     Attribute,

@@ -22,7 +22,7 @@ from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Statement, expressions, index_variables, walk
 from tilec.language import indices
-from tilec.language.binding import check_alone, check_list
+from tilec.language.binding import check_binding
 from tilec.language.desugar import EXPANSIONS, operand
 from tilec.language.hints.misspelt import alike_hint, no_variable
 from tilec.language.hints.sizes import unknown_size
@@ -150,7 +150,7 @@ def _indexed(s: StatementSyntax, values: Values) -> None:
     left = dict.fromkeys(v for i in index for v in index_variables(i))
     scope.left = frozenset(left)
     visible = frozenset([*left, *direct_variables(body)])
-    _check_binding(s, aggregation, body, left)
+    check_binding(s, aggregation, body, left)
     values.constraints = _constraints_by_variable(s, values)
     region = Region(True, visible, [])
     value = values.value(body, region)
@@ -202,25 +202,6 @@ def _aggregation(s: StatementSyntax, values: Values) -> tuple[str, Expr]:
         assert isinstance(s.body, CallSyntax)
         return named, values.aggregated(s.body, whole=True)
     return "assign", s.body
-
-
-def _check_binding(s: StatementSyntax, aggregation: str, body: Expr, left: Collection[str]) -> None:
-    """A statement's aggregation binds what stands on the right only: its list says the same, and leaves nothing out."""
-    own = [v for v in direct_variables(body) if v not in left]
-    if isinstance(s.body, CallSyntax) and body is not s.body and s.body.bound is not None:
-        check_list(s.body, frozenset(left))
-        listed = [v.name for v in s.body.bound]
-        for node in index_nodes(body, nested=False):
-            if node.name in own and node.name not in listed:
-                last = s.body.bound[-1].span if s.body.bound else None
-                change = () if last is None else (Edit(Span(last.stop, last.stop), f", {node.name}"),)
-                raise AggregationMistake(
-                    f"the list of this `{s.body.function}` leaves out `{node.name}`, and nothing around binds it",
-                    node.span,
-                    hint=Hint(f"add it to the list or to the indices of `{s.target.name}`", *change),
-                )
-    elif not own and aggregation != "assign":
-        check_alone(aggregation if s.symbol is None else str(s.symbol), body, frozenset(left))
 
 
 def _check_assigned(s: StatementSyntax, left: Collection[str], source: str) -> None:

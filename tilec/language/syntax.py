@@ -15,9 +15,8 @@ from lark import Token
 
 from tilec.errors import ArityMistake, Span, SyntaxMistake
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import FUNCTIONS, OPERATORS
+from tilec.ir.functions import FUNCTIONS, NAMED_LITERALS, OPERATORS
 from tilec.ir.program import (
-    NAMED_LITERALS,
     Access,
     Aggregate,
     Attribute,

@@ -15,7 +15,8 @@ from tilec.backends.common.code import python_name
 from tilec.backends.triton.runtime.executable import TritonProgram
 from tilec.errors import InputMistake, TileError
 from tilec.function import Function
-from tilec.ir.symbolic import Pinned, Recorder
+from tilec.ir.shape_class import Recorder
+from tilec.ir.symbolic import Pinned
 from tilec.ir.types import TensorType
 from tilec.package import launches, loader
 from tilec.package.cpp import header_text, launcher_text

@@ -9,8 +9,8 @@ from typing import Any
 
 from tilec.arguments import OPEN_SIZE, Spec
 from tilec.errors import InputMistake, Unsupported
-from tilec.ir.shape_class import SMALLEST_OPEN, apart_from_fixed
-from tilec.ir.symbolic import Recorder, Size, is_open_number
+from tilec.ir.shape_class import SMALLEST_OPEN, Recorder, apart_from_fixed
+from tilec.ir.symbolic import Size, is_open_number
 from tilec.package.loader import OPEN_SIZE_FUNCTIONS
 
 USUAL = 1024  # what an open size is planned for where its name says nothing

@@ -9,8 +9,8 @@ from typing import Any, Generic
 from tilec import knobs
 from tilec.errors import TileError
 from tilec.ir.at_sizes import with_numbers
-from tilec.ir.shape_class import MOST_TRIES, Opening, Outcome, ShapeClass, predicate
-from tilec.ir.symbolic import Pinned, Recorder, gcd, is_symbolic
+from tilec.ir.shape_class import MOST_TRIES, Opening, Outcome, Recorder, ShapeClass, predicate
+from tilec.ir.symbolic import Pinned, gcd, is_symbolic
 from tilec.ir.types import TensorType, Types
 from tilec.prepare.prepared import Prepared
 

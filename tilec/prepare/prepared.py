@@ -9,9 +9,10 @@ from typing import Any, cast
 import torch
 
 from tilec.backends.base import Executable, OpenExecutable
+from tilec.errors import InputMistake
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, is_floating
 
 CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
 
@@ -94,6 +95,19 @@ class Replaced:
     def __call__(self, t: torch.Tensor) -> torch.Tensor:
         dtype = getattr(torch, self.type.dtype)
         return torch.zeros(self.type.shape, dtype=dtype, device=t.device) if self.ignored else t.to(dtype)
+
+
+def replaced_cotangent(name: str, given: TensorType, output: str, wanted: TensorType) -> Replaced | None:
+    """What takes the place of the d_output `name` of `output`, where it is not floating or carries nothing. Any other
+    must have the output's shape: the gradient's text alone would read a wrong one as a legal one."""
+    if not is_floating(wanted.dtype):
+        return Replaced(TensorType(wanted.shape, "float32"), True)
+    if given.shape != wanted.shape:
+        raise InputMistake(
+            f"{name} has shape {given.shape}, but the output {output} has shape {wanted.shape}",
+            hint="pass a gradient of the output's shape, such as torch.ones_like of it",
+        )
+    return None if is_floating(given.dtype) else Replaced(TensorType(wanted.shape, wanted.dtype), False)
 
 
 @dataclass(frozen=True)

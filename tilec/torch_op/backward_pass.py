@@ -23,7 +23,7 @@ from tilec.torch_op import dtensors
 from tilec.torch_op.levels import Outputs
 
 if TYPE_CHECKING:
-    from tilec.torch_op.node import Ready
+    from tilec.torch_op.recorded import Ready
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 
 from tilec.late import when_imported
 from tilec.torch_op import symbolic
-from tilec.torch_op.node import recorded_call, unrecorded
+from tilec.torch_op.recorded import recorded_call, unrecorded
 from tilec.torch_op.state import included, known_tangents, recording
 from tilec.torch_op.text import function_of
 

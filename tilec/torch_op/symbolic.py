@@ -19,7 +19,8 @@ from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Program, Statement, accesses_in, expressions
 from tilec.ir.types import TensorType
 from tilec.specialise import Specialiser
-from tilec.transforms.bind.sizes import SIZE_FUNCTIONS, as_number, promoting, size_inputs
+from tilec.transforms.bind.sizes import SIZE_FUNCTIONS, as_number, promoting
+from tilec.transforms.bind.value_inputs import size_inputs
 
 OpenSize = Any  # int or torch.SymInt
 OpenShape = tuple[OpenSize, ...]

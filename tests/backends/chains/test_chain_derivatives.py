@@ -8,7 +8,7 @@ from support.chains import COSINE, run
 
 import tilec
 from tilec.backends.common.blocks.interpret import rounded
-from tilec.backends.common.chains.places import Tiling
+from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.triton.fusion.groups import grouped
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower

@@ -7,7 +7,7 @@ from support.chains import run
 from support.kernel_cases import BUCKETS
 
 import tilec
-from tilec.backends.common.chains.places import Tiling
+from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.ir.types import TensorType
 from tilec.saving import partition
 

@@ -6,8 +6,8 @@ import torch
 from support.chains import VARIANTS, both_ways, run
 
 import tilec
-from tilec.backends.common.chains import recognise
-from tilec.backends.common.chains.places import Tiling, feature_blocks
+from tilec.backends.common.chains import cost, recognise
+from tilec.backends.common.chains.codegen.places import Tiling, feature_blocks
 from tilec.backends.triton.chains.launch import chain_launch, choose_chain_tiling
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous
@@ -62,7 +62,7 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_inner_sums_in_registers(name, monkeypatch):
     """A sum of few terms that is no product of a row and a column, reduced without being stored."""
-    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(cost, "LARGE", 0)
     statement, formula = KERNELS[name]
     text = f"function (X[N, D], Y[M, D], B[M]) -> (O) {{ {SQUARES}; {statement}; }}"
     g = np.random.default_rng(0)
@@ -86,7 +86,7 @@ EXTREMUM = f"{SQUARES}; L[i : N] = <(T[i, j]); O[j : M] = +(T[i, j] == L[i] ? G[
 def test_what_is_found_by_equality_is_stored(text, dtype, width, monkeypatch):
     """Values and what they are compared with come from one kernel where another may round otherwise, since then no
     value equals the extremum."""
-    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(cost, "LARGE", 0)
     types = {"X": TensorType((50, width), dtype), "Y": TensorType((37, width), dtype)}
     types |= {"L": TensorType((50,), dtype), "G": TensorType((50,), dtype)}
     program = tilec.compile(text).program
@@ -96,7 +96,7 @@ def test_what_is_found_by_equality_is_stored(text, dtype, width, monkeypatch):
 
 def test_an_extremum_is_found_among_values_that_are_computed_again(monkeypatch):
     """A float32 sum that is added up term by term, in kernels that round products and sums one by one."""
-    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(cost, "LARGE", 0)
     g = np.random.default_rng(0)
     arrays = {n: g.standard_normal(s).astype(np.float32) for n, s in (("X", (50, 3)), ("Y", (37, 3)), ("G", (50,)))}
     types = {n: TensorType(x.shape, "float32") for n, x in arrays.items()}
@@ -142,7 +142,7 @@ EXTREMA = {
 def test_gradients_find_extrema_among_their_own_values(name, width, dtype, monkeypatch):
     """The forward pass may take the extremum from scores that are never stored; the backward pass takes it once more
     from those that it compares with it, and keeps no count of ties either."""
-    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(cost, "LARGE", 0)
     program = tilec.compile(EXTREMA[name]).program
     types = {n: TensorType((4, 128, width), dtype) for n in program.input_names()}
     parts = partition(program, tuple(types), types, {}, True)
@@ -155,7 +155,7 @@ def test_gradients_find_extrema_among_their_own_values(name, width, dtype, monke
 
 
 def test_nearest_distances_are_not_stored(monkeypatch):
-    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(cost, "LARGE", 0)
     text = f"function (X[N, D], Y[M, D]) -> (O) {{ {SQUARES}; O[i : N] = <(T[i, j]); }}"
     g = np.random.default_rng(0)
     arrays = {n: g.standard_normal(s).astype(np.float32) for n, s in (("X", (50, 3)), ("Y", (37, 3)))}
@@ -245,7 +245,7 @@ def test_wide_heads_lie_in_blocks_side_by_side(widths, monkeypatch):
     """A width that would leave half of a block of a power of two empty has two blocks: no product multiplies much
     more than there is."""
     sizes = {**SIZES, "E": widths[0], "F": widths[1]}
-    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(cost, "LARGE", 0)
     for name in ("causal", "divided", "bias"):
         check(*both_ways(VARIANTS[name], "float32", sizes, Tiling(32, 16))[:2], 3e-6)
 

@@ -12,9 +12,9 @@ from support.chains import run
 
 import tilec
 from tilec.backends.common.blocks.ir import Loop, Reduce
-from tilec.backends.common.chains import recognise, rewrites
-from tilec.backends.common.chains.build import build_kernel
-from tilec.backends.common.chains.places import Tiling
+from tilec.backends.common.chains import cost, recognise, rewrites
+from tilec.backends.common.chains.codegen.build import build_kernel
+from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.triton.chains.launch import choose_chain_tiling
 from tilec.backends.triton.fusion.groups import grouped
 from tilec.backends.triton.plan.plan import Setting
@@ -172,7 +172,7 @@ EXTREMA = {
 @pytest.mark.parametrize("many", [False, True], ids=["single", "ties"])
 def test_gradients_through_extrema(name, many, monkeypatch):
     """Values are computed again and compared; ties, which points on a grid have, share the gradient."""
-    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(cost, "LARGE", 0)
     statement, formula = EXTREMA[name]
     g = np.random.default_rng(0)
     arrays = {k: g.standard_normal(s).astype(np.float32) for k, s in (("X", (50, 3)), ("Y", (37, 3)))}
@@ -191,7 +191,7 @@ def test_gradients_through_extrema(name, many, monkeypatch):
 
 def test_gradients_through_extrema_both_ways(monkeypatch):
     """Each side's share of ties is read by both gradients: neither kernel computes it for the other."""
-    monkeypatch.setattr(recognise, "LARGE", 0)
+    monkeypatch.setattr(cost, "LARGE", 0)
     g = np.random.default_rng(0)
     arrays = {k: g.standard_normal(s).astype(np.float32) for k, s in (("X", (50, 3)), ("Y", (37, 3)))}
     types = {k: TensorType(a.shape, "float32") for k, a in arrays.items()}

@@ -9,9 +9,9 @@ from support.chains import Attention, both_ways, inputs_of, run, softmax, types_
 
 import tilec
 from tilec.backends.common.blocks.ir import Load
-from tilec.backends.common.chains.places import Tiling
+from tilec.backends.common.chains.codegen.places import Tiling
+from tilec.backends.common.chains.codegen.visits import visits_of
 from tilec.backends.common.chains.recognise import chained
-from tilec.backends.common.chains.visits import visits_of
 from tilec.backends.triton.blocks.boxes import box_loads
 from tilec.backends.triton.chains import launch
 from tilec.backends.triton.chains.launch import block_program, chain_steps

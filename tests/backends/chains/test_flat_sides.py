@@ -6,7 +6,7 @@ import torch
 from support.chains import run
 
 import tilec
-from tilec.backends.common.chains.places import Tiling
+from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.common.chains.recognise import chained
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower

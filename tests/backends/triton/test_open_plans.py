@@ -16,7 +16,8 @@ from tilec.backends.triton.plan.plan import Launch, Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime import open_plans
 from tilec.ir.at_sizes import Template
-from tilec.ir.symbolic import Pinned, Recorder
+from tilec.ir.shape_class import Recorder
+from tilec.ir.symbolic import Pinned
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
 

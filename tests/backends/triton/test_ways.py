@@ -11,8 +11,8 @@ from tilec.backends.triton.fusion.groups import grouped
 from tilec.backends.triton.plan.plan import Allocate, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.schedule.candidates import product_configs, steps_of
-from tilec.backends.triton.schedule.families import product_task
 from tilec.backends.triton.schedule.planner import make_plan
+from tilec.backends.triton.schedule.problem import product_task
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import lower

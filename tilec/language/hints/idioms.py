@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from tilec.errors import Edit, Hint, Span, SyntaxMistake
 from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.functions import FUNCTIONS
-from tilec.language.hints.functions import LETTERS, assigned_element, einsum, replacement, subscripted
+from tilec.language.hints.functions import LETTERS, einsum, replacement, subscripted
 from tilec.language.hints.notation import AGGREGATION, NOTATION
+from tilec.language.hints.operators import OPERATOR_IDIOMS
 from tilec.language.hints.rewrites import (
     NAME,
     Idiom,
     Match,
+    assigned_name,
+    assigned_to,
     idiom_of,
     instead,
     offset_edits,
     operand_hint,
     rewritten,
+    suggestion,
     whole_statement,
     written_hint,
 )
 
-ATOM = rf"(?:{NAME}|[a-z]\w*|\d[\w.]*)(?:\[[^\[\]]*\]|\([^()]*\))?"
 WINDOW = 300  # characters before and after an error that are looked at
-COMPARES = re.compile(r"==|!=|<|>")
 
 
 def explain_idiom(source: str, place: int) -> SyntaxMistake | None:
@@ -60,20 +61,6 @@ def comment_in_brackets(source: str, place: int, opener: int) -> SyntaxMistake |
     return SyntaxMistake("`//` begins a comment, and this one is inside brackets", span, hint=hint)
 
 
-def suggestion(text: str) -> Callable[[Match, str], str]:
-    return lambda m, source: text.format(**m.groupdict())
-
-
-def _assigned(m: Match) -> str:
-    """The left side of the statement that a match stands in."""
-    found = re.findall(rf"({NAME}(?:\[[^\]]*\])?)\s*=(?!=)", m.string[: m.start()])
-    return found[-1] if found else "Y"
-
-
-def _output(m: Match) -> str:
-    return _assigned(m).partition("[")[0]
-
-
 def _arguments(text: str) -> list[str]:
     """The arguments between a call's parentheses."""
     found, depth, last = [], 0, 0
@@ -87,13 +74,13 @@ def _arguments(text: str) -> list[str]:
 
 def _call(m: Match, source: str, function: str, args: list[str]) -> str | None:
     """A hint for a call of another library's function."""
-    text = replacement(function, args, source, _assigned(m))
+    text = replacement(function, args, source, assigned_to(m))
     return _proposal(m, text) if text else None
 
 
 def _proposal(m: Match, text: str) -> Hint:
     """A hint that proposes an expression, or a statement; of one whose left side stands there, what is on its right."""
-    text = text.removeprefix(f"{_assigned(m)} = ")
+    text = text.removeprefix(f"{assigned_to(m)} = ")
     return whole_statement(m, f"write `{text}`", text) if "= " in text.replace("==", "") else operand_hint(m, text)
 
 
@@ -122,7 +109,7 @@ def _attribute(m: Match, source: str) -> str:
 
 
 def _einsum(m: Match, source: str) -> str:
-    text = einsum(m["spec"], _arguments(m["args"]), _output(m))
+    text = einsum(m["spec"], _arguments(m["args"]), assigned_name(m))
     if not text:
         return "write the indices at the tensors: C[i, j] = sum(A[i, k] * B[k, j])"
     return whole_statement(m, f"write `{text}`", text)
@@ -148,7 +135,7 @@ def _slice(m: Match, source: str) -> str:
         low, high = bounds
         if high:
             size = high if low in ("", "0") else f"{high} - {low}"
-            text = f"{_output(m)}[i : {size}] = {x}[i{'' if low in ('', '0') else f' + {low}'}]"
+            text = f"{assigned_name(m)}[i : {size}] = {x}[i{'' if low in ('', '0') else f' + {low}'}]"
             return whole_statement(m, f"write `{text}`", text)
     return f"write an index for each dimension, as in {_without_slices(f'{x}[{inner}]')}; sizes stand on the left side"
 
@@ -168,46 +155,18 @@ def _declaration(m: Match, source: str) -> str:
     return Hint(f"write `{text}`", Edit(Span(m.start("at"), m.end("rest")), text))
 
 
-def _conditional(c: str, a: str, b: str | None) -> str:
-    return f"{c.strip()} ? {a.strip()}" + ("" if b is None else f" : {b.strip()}")
-
-
-def _negated(m: Match) -> str:
-    x = m["x"].strip()
-    return f"~{x}" if x.startswith("(") and COMPARES.search(x) else f"{x} == 0"
-
-
 def _named(m: Match) -> str:
     """The match with the aggregation's name in the place of its sign."""
     return m[0][: m.start("at") - m.start()] + BY_SYMBOL[m["at"]] + "("
 
 
 def _reduction(m: Match, source: str) -> str:
-    text = replacement(m["f"], [m["x"], m["at"]], source, _assigned(m))
+    text = replacement(m["f"], [m["x"], m["at"]], source, assigned_to(m))
     told = "the indices say what is aggregated"
     if text is None:
         return told
     hint = _proposal(m, text)
     return Hint(f"{told}: {hint}", *hint.edits)
-
-
-def _matrix_product(m: Match, source: str) -> str:
-    _, indices = subscripted(assigned_element(_assigned(m))) or ("", [])
-    i, j = indices if len(indices) == 2 else "ij"
-    k = next(v for v in "klm" if v not in (i, j))
-    text = f"{_output(m)}[{i}, {j}] = sum({m['a']}[{i}, {k}] * {m['b']}[{k}, {j}])"
-    told = f"{PRODUCT.partition(':')[0]}: {text}"
-    return whole_statement(m, told, text) if re.fullmatch(NAME, m["a"]) and re.fullmatch(NAME, m["b"]) else told
-
-
-def _among(m: Match, source: str) -> str:
-    text = f"any({m['a']} == {m['b']}[k])"
-    return Hint(f"whether a value is among a tensor's elements is {text}", instead(m, text))
-
-
-def _unicode(m: Match, source: str) -> str:
-    sign = UNICODE_SIGNS.get(m["at"])
-    return UNICODE_WORDS[m["at"]] if sign is None else Hint(f"write `{sign}`", instead(m, sign))
 
 
 def _nested_aggregation(m: Match, source: str) -> str:
@@ -222,28 +181,6 @@ def _juxtaposed(m: Match) -> str:
 CALLABLE_PATTERN = "|".join(name for name, row in FUNCTIONS.items() if not row.precedence and name not in AGGREGATIONS)
 NO_LOOPS = "index variables range over all valid points, so one statement says it for all: O[i : N] = A[i] + B[i]"
 NO_STATEMENTS = "a text is a list of assignments, or function (A[N], B[N]) -> (O) {{ O = A + B; }}"
-PRODUCT = "a matrix product is a sum over the shared index: C[i, j] = sum(A[i, k] * B[k, j])"
-UNICODE_SIGNS = {
-    "≤": "<=",
-    "≥": ">=",
-    "≠": "!=",
-    "×": "*",
-    "·": "*",
-    "÷": "/",
-    "−": "-",
-    "→": "->",
-    "⋅": "*",
-    "∙": "*",
-    "∘": "*",
-    "⊙": "*",
-    "∞": "inf",
-    "π": "pi",
-}
-UNICODE_WORDS = {
-    "²": "write X * X, or pow(X, 2)", "³": "write pow(X, 3)", "∑": "write sum(...)", "Σ": "write sum(...)",
-    "∏": "write prod(...)", "Π": "write prod(...)", "√": "write sqrt(...)",
-}  # fmt: skip
-
 IDIOMS: tuple[Idiom, ...] = (
     # statements of other languages
     idiom_of(
@@ -336,69 +273,7 @@ IDIOMS: tuple[Idiom, ...] = (
         "the arguments of `{f}` stand in parentheses",
         written_hint(lambda m: f"{m['f']}({m['x']})"),
     ),
-    # operators
-    idiom_of(
-        rf"(?P<a>{ATOM})\s*(?P<at>@)\s*(?P<b>{ATOM})",
-        "there is no operator `@`",
-        _matrix_product,
-    ),
-    idiom_of(
-        r"(?P<at>\bif\b)\s*(?P<c>.+?)\s*\bthen\b\s*(?P<a>.+?)\s*\belse\b\s*(?P<b>[^;}]+)",
-        "there is no `if`: a conditional is `c ? a : b`",
-        lambda m, source: operand_hint(m, _conditional(m["c"], m["a"], m["b"])),
-    ),
-    idiom_of(
-        r"(?<==)(?P<a>[^;=]+?)\s*(?P<at>\bif\b)\s*(?P<c>[^;]+?)\s*\belse\b\s*(?P<b>[^;}]+)",
-        "there is no `if`: a conditional is `c ? a : b`",
-        written_hint(lambda m: " " + _conditional(m["c"], m["a"], m["b"])),
-    ),
-    idiom_of(
-        r",\s*(?P<at>\b(?:if|where|when|with|for)\b)\s*",
-        "a constraint stands after its comma without a word",
-        written_hint(lambda m: ", "),
-    ),
-    idiom_of(
-        r"(?<==)(?P<a>[^;=]*[^;=\s])\s*(?P<at>\b(?:if|where|when)\b)\s*(?P<c>[^;}]+)",
-        "there is no `{at}`: a condition stands before `?`",
-        written_hint(lambda m: " " + _conditional(m["c"], m["a"], None)),
-    ),
-    idiom_of(
-        r"(?P<at>\b(?:if|else|elif|then|endif|where|when|such that)\b)\s*",
-        "there is no `{at}`: a conditional is `c ? a : b`",
-        suggestion(
-            "write `condition ? value : other`; a constraint on the points stands after the statement: `, i < N`"
-        ),
-    ),
-    idiom_of(r"(?P<at>\band\b)\s*", "there is no `and`: the operator is `&`", written_hint(lambda m: "& ")),
-    idiom_of(r"(?P<at>\bor\b)\s*", "there is no `or`: the operator is `|`", written_hint(lambda m: "| ")),
-    idiom_of(r"(?P<at>\bxor\b)\s*", "there is no `xor`: the operator is `^`", written_hint(lambda m: "^ ")),
-    idiom_of(r"(?P<at>\bmod\b)\s*", "there is no operator `mod`: it is `%`", written_hint(lambda m: "% ")),
-    idiom_of(r"(?P<at>\bis\s+not\b)\s*", "there is no `is not`: the operator is `!=`", written_hint(lambda m: "!= ")),
-    idiom_of(r"(?P<at>\bis\b)\s*", "there is no `is`: the operator is `==`", written_hint(lambda m: "== ")),
-    idiom_of(rf"(?P<at>\bnot\b)\s*(?P<x>\([^()]*\)|{ATOM})", "there is no `not`", written_hint(_negated)),
-    idiom_of(
-        rf"(?P<a>{ATOM})\s+(?P<at>\bin\b)\s+(?P<b>{NAME})",
-        "there is no operator `in`",
-        _among,
-    ),
-    idiom_of(r"(?P<at>!)(?P<x>\([^()]*\)|[A-Z]\w*(?:\[[^\[\]]*\])?)", "there is no `!`", written_hint(_negated)),
-    idiom_of(r"(?P<at><>)", "there is no operator `<>`", written_hint(lambda m: "!=")),
-    idiom_of(r"(?P<at>===)", "there is no operator `===`", written_hint(lambda m: "==")),
-    idiom_of(r"(?P<at>!==)", "there is no operator `!==`", written_hint(lambda m: "!=")),
-    idiom_of(r"(?P<at>=>)", "there is no operator `=>`", written_hint(lambda m: ">=")),
-    idiom_of(r"(?P<at>=<)", "there is no operator `=<`", written_hint(lambda m: "<=")),
-    idiom_of(r"(?P<at><-)", "there is no operator `<-`", written_hint(lambda m: "=")),
-    idiom_of(r"(?P<at>:=)", "there is no operator `:=`", written_hint(lambda m: "=")),
-    idiom_of(
-        rf"(?P<a>{ATOM})\s*(?P<at>\*\*)\s*(?P<b>{ATOM})",
-        "there is no operator `**`",
-        written_hint(lambda m: f"pow({m['a']}, {m['b']})"),
-    ),
-    idiom_of(r"(?P<at>&&)", "there is no operator `&&`", written_hint(lambda m: "&")),
-    idiom_of(r"(?P<at>\|\|)", "there is no operator `||`", written_hint(lambda m: "|")),
-    idiom_of(
-        rf"(?P<at>[{''.join([*UNICODE_SIGNS, *UNICODE_WORDS])}])", "`{at}` is no character of the language", _unicode
-    ),
+    *OPERATOR_IDIOMS,
     # aggregations
     idiom_of(
         r"(?:[-*/%(,?:&|^]|[^=\s]\s*\+)\s*(?P<at>[+*<>])\(",

@@ -59,6 +59,20 @@ def written_hint(text: Callable[[Match], str]) -> Callable[[Match, str], str]:
     return lambda m, source: proposed(m, text(m))
 
 
+def suggestion(text: str) -> Callable[[Match, str], str]:
+    return lambda m, source: text.format(**m.groupdict())
+
+
+def assigned_to(m: Match) -> str:
+    """The left side of the statement that a match stands in."""
+    found = re.findall(rf"({NAME}(?:\[[^\]]*\])?)\s*=(?!=)", m.string[: m.start()])
+    return found[-1] if found else "Y"
+
+
+def assigned_name(m: Match) -> str:
+    return assigned_to(m).partition("[")[0]
+
+
 def stands_alone(m: Match) -> bool:
     """Is a match all that its statement has on the right side?"""
     line, (start, stop) = m.string, statement_of(m)

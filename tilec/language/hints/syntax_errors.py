@@ -14,42 +14,17 @@ from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.functions import FUNCTIONS
 from tilec.language.hints.constraints import chained_hint
 from tilec.language.hints.idioms import comment_in_brackets, explain_idiom
+from tilec.language.hints.tokens import (
+    ARITHMETIC_TOKENS,
+    CHARACTERS,
+    CLOSING,
+    COMPARISON_TOKENS,
+    RESERVED_TOKENS,
+    in_words,
+    open_brackets,
+)
 from tilec.language.scope import nearest
 from tilec.language.syntax import token_span
-
-OPENING = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
-CLOSING = {close: open for open, close in OPENING.items()}
-COMPARISON_TOKENS = frozenset(("EQEQ", "NOTEQ", "LESSTHAN", "MORETHAN", "LESSEQ", "MOREEQ"))
-ARITHMETIC_TOKENS = frozenset("CIRCUMFLEX VBAR AMPERSAND SHL SHR PLUS MINUS STAR SLASH PERCENT".split())
-RESERVED_TOKENS = frozenset(("FUNCTION", "DEFAULT", "INIT", "NO_DEFRACT"))
-STARTS = frozenset(("INT", "FLOAT", "LPAR", "MINUS", "TILDE", "UPPER", "LOWER"))
-CHARACTERS = {
-    "!": "`!=` compares; a bitwise not is `~`",
-    ".": "a number has a digit beside its point",
-    "_": "names begin with a letter",
-    "'": "an apostrophe may only end a name",
-    "$": "quoted names are not part of the language",
-    "\\": "a statement may go on in the next line as it is",
-    '"': "there are no strings in the language",
-}
-SIGN_NAMES = {
-    "EQEQ": "==", "NOTEQ": "!=", "LESSEQ": "<=", "MOREEQ": ">=", "SHL": "<<", "SHR": ">>", "LESSTHAN": "<",
-    "MORETHAN": ">", "PLUS": "+", "MINUS": "-", "STAR": "*", "SLASH": "/", "PERCENT": "%", "CIRCUMFLEX": "^",
-    "VBAR": "|", "AMPERSAND": "&", "TILDE": "~", "ARROW": "->", "EQUAL": "=", "COMMA": ",", "COLON": ":",
-    "SEMICOLON": ";", "QMARK": "?", "LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}",
-}  # fmt: skip
-WORDS = {
-    "UPPER": "a tensor or dimension name",
-    "LOWER": "a lower-case name",
-    "INT": "an integer",
-    "FLOAT": "a number",
-    "FUNCTION": "`function`",
-    "DEFAULT": "`default`",
-    "INIT": "`init`",
-    "NO_DEFRACT": "`no_defract`",
-    "$END": "the end of the text",
-    **{name: f"`{sign}`" for name, sign in SIGN_NAMES.items()},
-}
 
 CHAIN = r",\s*([^,;<>=]+)(<=?)([^,;<>=]+)(<=?)([^,;<>={}]+)"  # among constraints: low <= e < high
 
@@ -90,7 +65,7 @@ def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxM
     before = tokens
     if token.type != "$END":
         before = [t for t in tokens if (t.start_pos or 0) < (token.start_pos or 0)]
-    complaint = Complaint(token, frozenset(error.accepts or error.expected), before, _open(before), source)
+    complaint = Complaint(token, frozenset(error.accepts or error.expected), before, open_brackets(before), source)
     if complaint.open and (mistake := _commented_out(complaint)) is not None:
         return mistake
     if token.type != "$END" and (mistake := explain_idiom(source, token.start_pos or 0)) is not None:
@@ -99,7 +74,7 @@ def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxM
         mistake = rule(complaint)
         if mistake is not None:
             return mistake
-    message = f"unexpected `{token}`, expected {_expected(complaint.accepted)}"
+    message = f"unexpected `{token}`, expected {in_words(complaint.accepted)}"
     return SyntaxMistake(message, complaint.span, hint=_keyword(complaint) or _still_open(complaint))
 
 
@@ -115,37 +90,6 @@ def _still_open(c: Complaint) -> str | None:
         return None
     opener = c.open[-1]
     return f"the `{opener}` on line {opener.line}, column {opener.column} is still open"
-
-
-def _open(tokens: list[Token]) -> list[Token]:
-    """Brackets that are open after these tokens."""
-    stack: list[Token] = []
-    for t in tokens:
-        if t.type in OPENING:
-            stack.append(t)
-        elif t.type in CLOSING and stack and stack[-1].type == CLOSING[t.type]:
-            stack.pop()
-    return stack
-
-
-def _expected(accepted: Collection[str]) -> str:
-    """The accepted kinds of token in words, those that begin or continue an expression as one."""
-    rest, words = set(accepted), []
-    if rest >= {"LPAR", "MINUS", "INT", "LOWER"}:
-        words.append("an expression")
-        rest -= STARTS
-    if rest >= {"PLUS", "STAR", "EQUAL"}:
-        words.append("an aggregation such as `+(...)`")
-        rest -= {"PLUS", "STAR", "EQUAL", "LESSTHAN", "MORETHAN"}
-    if rest >= {"PLUS", "STAR", "MINUS"}:
-        words.append("an operator")
-        rest -= ARITHMETIC_TOKENS | COMPARISON_TOKENS | {"QMARK"}
-    words += [WORDS.get(name, name) for name in sorted(rest, key=_order)]
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
-
-
-def _order(name: str) -> tuple[int, str]:
-    return (list(WORDS).index(name) if name in WORDS else len(WORDS), name)
 
 
 def _empty(c: Complaint) -> SyntaxMistake | None:
@@ -171,9 +115,9 @@ def _end(c: Complaint) -> SyntaxMistake | None:
     last = c.before[-1]
     if c.open:
         opener = c.open[-1]
-        hint = f"the text ends where {_expected(c.accepted)} is expected"
+        hint = f"the text ends where {in_words(c.accepted)} is expected"
         return SyntaxMistake(f"`{opener}` is never closed", token_span(opener), hint=hint)
-    message = f"the text ends after `{last}`, where {_expected(c.accepted)} is expected"
+    message = f"the text ends after `{last}`, where {in_words(c.accepted)} is expected"
     return SyntaxMistake(message, Span(token_span(last).stop, token_span(last).stop + 1))
 
 
@@ -289,7 +233,7 @@ def _after_aggregation(c: Complaint) -> SyntaxMistake | None:
 
 def _named_aggregation(c: Complaint) -> Iterator[Edit]:
     """The sign before the parentheses that were closed last as a name."""
-    opener = _open(c.before[:-1])[-1]
+    opener = open_brackets(c.before[:-1])[-1]
     sign = c.before[next(k for k, t in enumerate(c.before) if t is opener) - 1]
     if str(sign) in BY_SYMBOL and BY_SYMBOL[str(sign)] != "assign":
         yield Edit(token_span(sign), BY_SYMBOL[str(sign)])
@@ -372,7 +316,7 @@ def _multiplication(c: Complaint) -> SyntaxMistake | None:
         return None
     words = [w for w in (str(c.previous), str(c.token)) if len(w) > 2 and w.islower() and w not in FUNCTIONS]
     if words:
-        hint = _keyword(c) or f"expected {_expected(c.accepted)}"
+        hint = _keyword(c) or f"expected {in_words(c.accepted)}"
         return SyntaxMistake(f"there is no word `{words[0]}` here", c.span, hint=hint)
     product = f"{c.previous}*{c.token}"
     if not (str(c.previous)[-1].isalnum() and str(c.token)[0].isalnum()):
@@ -400,7 +344,7 @@ def _header(c: Complaint) -> SyntaxMistake | None:
             c.span,
             hint=Hint(f"write `{c.token.upper()}`", Edit(c.span, c.token.upper()))
             if c.token.type == "LOWER"
-            else f"expected {_expected(c.accepted)}; sizes are computed in the body",
+            else f"expected {in_words(c.accepted)}; sizes are computed in the body",
         )
     return None
 

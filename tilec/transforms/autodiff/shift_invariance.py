@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.constraining import always, conditional, demands
-from tilec.ir.functions import RANDOM, STRUCTURAL
+from tilec.ir.functions import RANDOM, STRUCTURAL, is_zero
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -27,7 +27,6 @@ from tilec.ir.program import (
     Program,
     Statement,
     index_variables,
-    is_zero,
     reads,
     reads_itself,
 )

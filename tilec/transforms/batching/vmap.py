@@ -36,7 +36,7 @@ from tilec.transforms.batching.elementwise import batch_elementwise
 from tilec.transforms.batching.ranks import Ranks, ranks_of_reads, with_ranks
 from tilec.transforms.batching.scalars import Scalars, never_outside
 from tilec.transforms.batching.structural import BATCH_RULES
-from tilec.transforms.bind.sizes import size_inputs
+from tilec.transforms.bind.value_inputs import size_inputs
 from tilec.transforms.simplify.simplify import rename_reads, simplify
 from tilec.transforms.util.extents import extents, statement_extent
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable

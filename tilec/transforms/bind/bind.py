@@ -35,8 +35,9 @@ from tilec.language import show_expr
 from tilec.transforms.bind.branches import resolve
 from tilec.transforms.bind.legality import check_bounded, check_writes, features, scaled_by_sizes
 from tilec.transforms.bind.scalars import promoted
-from tilec.transforms.bind.sizes import DividesByZero, bind_inputs, counted, size_inputs
+from tilec.transforms.bind.sizes import DividesByZero, bind_inputs, counted
 from tilec.transforms.bind.structural import STRUCTURAL_EXPANSIONS, Argument, expand_reshape
+from tilec.transforms.bind.value_inputs import size_inputs
 from tilec.transforms.bind.values import BindingScope, ValueBinder
 from tilec.transforms.recurrence import check_recurrence
 from tilec.transforms.simplify.copies import drop_copies

@@ -6,7 +6,7 @@ from tilec.errors import UnboundIndex, WriteConflict
 from tilec.ir.constraining import conditional, demands
 from tilec.ir.program import Aggregate, Call, Expr, Index, Name, Statement, expressions, index_variables, walk
 from tilec.lattice.sets import IntegerSet, Shapes, bounds, bounds_of, domain_of, points_meet, sizes_of, writes_conflict
-from tilec.transforms.bind.branches import domains
+from tilec.transforms.bind.conditional_paths import domains
 
 
 def features(s: Statement) -> frozenset[str]:

@@ -29,7 +29,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.lattice.sets import InRange, IntegerSet, Shapes, bounds_of, domain_of, shapes_of, sizes_of
-from tilec.transforms.bind.branches import MOST_PATHS, alternatives
+from tilec.transforms.bind.conditional_paths import MOST_PATHS, alternatives
 
 Ways = list[tuple[InRange, ...]]  # conditions of which some hold
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, Span, TypeMistake
-from tilec.ir.functions import RANDOM
 from tilec.ir.index import QUASI_AFFINE, Affine, linear
 from tilec.ir.program import (
     Access,
@@ -21,14 +20,12 @@ from tilec.ir.program import (
     Name,
     Pad,
     Program,
-    Statement,
-    children,
-    expressions,
     walk,
 )
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import DTYPES, TensorType, is_integer
 from tilec.language import show_expr
+from tilec.transforms.bind.value_inputs import names_in_size, size_inputs
 
 
 class DividesByZero(SizeMistake):
@@ -206,7 +203,7 @@ class Sizes:
 
     def explain(self, e: Expr) -> str | None:
         """The values that went into an expression and where each came from."""
-        names = tuple(dict.fromkeys(_names(e)))
+        names = tuple(dict.fromkeys(names_in_size(e)))
         parts = [f"{n} is {self.values[n]} ({self.sources[n]})" for n in names if n in self.values]
         asked = (x.args[0] for x in walk(e) if isinstance(x, Call) and x.function == "shape")
         tensors = dict.fromkeys(x.name for x in asked if isinstance(x, Name))
@@ -276,17 +273,6 @@ def counted(n: int, what: str) -> str:
     return f"{n} {what}" + ("" if n == 1 else "s")
 
 
-def _names(e: Expr) -> Iterator[str]:
-    """Names in size arithmetic, rank-0 elements included; not tensors of which only the shape is asked."""
-    match e:
-        case Name(name) | Access(name, ()):
-            yield name
-        case Call("shape"):
-            yield from (name for axis in e.args[1:] for name in _names(axis))
-        case _:
-            yield from (name for child in children(e) for name in _names(child))
-
-
 def bind_inputs(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Sizes:
     """Dimensions and shapes from the inputs. Raises where a rank, a size or an element type is not as declared."""
     sizes = Sizes()
@@ -352,70 +338,3 @@ def _bind_value(sizes: Sizes, name: str, t: TensorType, values: Mapping[str, int
         raise InputMistake(f"{name} is used in a size, so its value is needed", span, hint="pass an int")
     sizes.values[name] = as_int(values[name])
     sizes.sources[name] = f"the input {name}"
-
-
-def size_inputs(program: Program) -> tuple[str, ...]:
-    """Inputs whose values must be known before the program can be bound: those that stand in sizes, indices or
-    constraints, directly or through size statements."""
-    needed: set[str] = set()
-    for s in reversed(program.statements):
-        if s.index is None and s.output in needed:
-            needed.update(_names(s.body))
-        needed.update(_names_in_sizes(s))
-    return tuple(i.name for i in program.inputs if i.name in needed)
-
-
-def seed_inputs(program: Program) -> tuple[str, ...]:
-    """Inputs that stand in the seed of a random number."""
-    found: set[str] = set()
-    for root in (e for s in program.statements for e in expressions(s)):
-        for call in (x for x in walk(root) if isinstance(x, Call) and x.function in RANDOM):
-            seed = list(walk(call.args[0]))
-            found.update(e.tensor if isinstance(e, Access) else e.name for e in seed if isinstance(e, (Access, Name)))
-    return tuple(i.name for i in program.inputs if i.name in found)
-
-
-def _names_in_sizes(s: Statement) -> Iterable[str]:
-    for e in (*(s.sizes or ()), *(c.bound for c in s.constraints)):
-        yield from _names(e)
-    for e in (*(s.index or ()), *(c.expr for c in s.constraints)):
-        yield from _names_in_index(e)
-    for value in (s.guard, s.body, s.init):
-        if value is not None:
-            yield from _names_in_value(value)
-
-
-def _names_in_index(e: Expr) -> Iterable[str]:
-    match e:
-        case Name(name):
-            yield name
-        case Access() | Inside() | Pad() | Aggregate():
-            yield from _names_in_value(e)
-        case Call("shape"):
-            for axis in e.args[1:]:
-                yield from _names_in_index(axis)
-        case _:
-            for child in children(e):
-                yield from _names_in_index(child)
-
-
-def _names_in_value(e: Expr) -> Iterable[str]:
-    match e:
-        case Access():
-            for i in e.index:
-                yield from _names_in_index(i)
-        case Call("reshape" | "shape" | "index", (first, *rest)):
-            if not isinstance(first, Name):
-                yield from _names_in_value(first)
-            for size in rest:
-                yield from _names_in_index(size)
-        case Aggregate():
-            for c in e.constraints:
-                yield from _names_in_index(c.expr)
-                yield from _names(c.bound)
-            for child in (e.guard, e.body):
-                if child is not None:
-                    yield from _names_in_value(child)
-        case _:
-            for child in children(e):
-                yield from _names_in_value(child)

@@ -12,8 +12,9 @@ from dataclasses import replace
 from tilec.errors import TileError
 from tilec.ir.program import Input, Program, reads
 from tilec.ir.types import Types
+from tilec.transforms.checkpoint.chunk_context import ChunkContext
 from tilec.transforms.checkpoint.chunks import CheckpointSchedule, Chunks, independent
-from tilec.transforms.checkpoint.program import Chunk, ChunkContext
+from tilec.transforms.checkpoint.program import Chunk
 from tilec.transforms.checkpoint.timeline import Untimed, timeline
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names

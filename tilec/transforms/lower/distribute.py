@@ -39,8 +39,8 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.lower.decompose import points_per_element
-from tilec.transforms.lower.factor import Factor, added, as_float32, factors_of, is_number, quotient_of, terms_of
 from tilec.transforms.lower.stack_operands import full_extents, plain_sum, stack_operands
+from tilec.transforms.util.factors import Factor, added, as_float32, factors_of, is_number, quotient_of, terms_of
 from tilec.transforms.util.naming import Names
 
 _FEWEST = 9  # rows, columns and terms from which a product is one of matrices

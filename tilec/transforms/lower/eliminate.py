@@ -39,7 +39,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import ITEM_BYTES, Types, is_floating, kind
-from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
+from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
 

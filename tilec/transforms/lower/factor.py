@@ -13,16 +13,15 @@ is a number, and a sum of weighted deviations from the mean of the same points i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilec.ir.functions import ONE, ZERO, all_of, call
 from tilec.ir.index import Affine, distinct_variables, linear, place_value
-from tilec.ir.infer import expression_type, expression_types, infer, statement_type
+from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
     Call,
     Expr,
-    Float,
     Index,
     Inside,
     Int,
@@ -38,6 +37,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import bounds_of, depends_on_data, domain
 from tilec.transforms.lower.decompose import in_type, points_per_element
+from tilec.transforms.util.factors import Factor, added, as_float32, factors_of, is_number, quotient_of, terms_of
 from tilec.transforms.util.naming import Names
 
 
@@ -109,16 +109,6 @@ def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> State
 # factors
 
 
-@dataclass(frozen=True)
-class Factor:
-    """Of a product; `divides`: it stands below the line. `float_dtype`: of an integer, the type that the product's
-    floating factors turn it into."""
-
-    value: Expr
-    divides: bool
-    float_dtype: str | None = None
-
-
 def _factored(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     """Two statements that take the place of this one."""
     found = _total_and_value(s, types, names)
@@ -175,11 +165,6 @@ def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statemen
 
 def _shapes(types: Types) -> dict[str, tuple[int, ...]]:
     return {name: t.shape for name, t in types.items()}
-
-
-def as_float32(f: Factor, halved: bool) -> Factor:
-    """A factor of a sum that is held in float32."""
-    return Factor(call("float32", f.value), False) if halved and not f.divides else f
 
 
 Terms = list[tuple[bool, list[Factor]]]
@@ -271,15 +256,6 @@ def _running_cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple
     return [(False, inner[0])], [Factor(added(sums), False)], outputs
 
 
-def terms_of(e: Expr, negative: bool) -> list[tuple[bool, Expr]]:
-    match e:
-        case Call("add", (a, b)):
-            return [*terms_of(a, negative), *terms_of(b, negative)]
-        case Call("sub", (a, b)):
-            return [*terms_of(a, negative), *terms_of(b, not negative)]
-    return [(negative, e)]
-
-
 def _common(some: list[Factor], others: list[Factor]) -> list[Factor]:
     left, found = list(others), []
     for f in some:
@@ -305,14 +281,6 @@ def _is_spanned(s: Statement) -> bool:
     """Whether some element is read for each point: then no product of matrices is taken apart."""
     variables = set(index_variables(*(s.index or ()), s.body))
     return any(isinstance(e, Access) and variables <= set(index_variables(e)) for e in walk(s.body))
-
-
-def added(terms: list[tuple[bool, Expr]]) -> Expr:
-    (negative, result), *rest = terms
-    result = -result if negative else result
-    for minus, e in rest:
-        result = result - e if minus else result + e
-    return result
 
 
 def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Statement | None:
@@ -364,54 +332,3 @@ def _is_mean(x: Access, mean: Access, n: int, known: Mapping[str, Statement]) ->
         if v is None or w is None or there.setdefault(v, w) != w:
             return False
     return len(set(there.values())) == len(there)
-
-
-def is_number(e: Expr) -> bool:
-    cast = isinstance(e, Call) and len(e.args) == 1 and isinstance(e.args[0], Int)
-    return cast or isinstance(e, (Int, Float, Inside))
-
-
-def factors_of(e: Expr, types: Types) -> list[Factor]:
-    """What a chain of floating products and quotients is made of; a sign is a factor. A product of integers wraps in
-    its own type and their quotient truncates: either is one factor."""
-    typed = expression_types(types)
-
-    def split(x: Expr, divides: bool, whole: str | None) -> list[Factor]:
-        own = typed(x)
-        if is_floating(own.dtype):
-            match x:
-                case Call("mul", (a, b)):
-                    return [*split(a, divides, own.dtype), *split(b, divides, own.dtype)]
-                case Call("div", (a, b)):
-                    return [*split(a, divides, own.dtype), *split(b, not divides, own.dtype)]
-                case Call("neg", (a,)) if not isinstance(a, (Int, Float)):
-                    return [Factor(-Float(1.0), divides), *split(a, divides, own.dtype)]
-            return [Factor(x, divides)]
-        if whole is None or is_number(x):
-            return [Factor(x, divides)]
-        return [Factor(x, divides, "float64" if whole == "float64" else "float32")]
-
-    return split(e, False, None)
-
-
-def quotient_of(factors: Sequence[Factor]) -> Expr:
-    """The product of factors in their order, floating ones before integers and numbers, so that no two integers
-    meet: where none is floating, the first becomes so."""
-    if not factors:
-        return ONE
-    if len(factors) == 1 and not factors[0].divides:
-        return factors[0].value
-    ordered = sorted(factors, key=_is_integer) if _is_integer(factors[0]) else list(factors)
-    first = next((f for f in ordered if not f.divides), None)
-    result = ONE if first is None else first.value
-    if all(map(_is_integer, factors)):
-        dtype = next((f.float_dtype for f in factors if f.float_dtype), None)
-        result = call(dtype, result) if dtype else Float(float(result.value)) if isinstance(result, Int) else result
-    for f in ordered:
-        if f is not first:
-            result = Call("div" if f.divides else "mul", (result, f.value))
-    return result
-
-
-def _is_integer(f: Factor) -> bool:
-    return f.float_dtype is not None or is_number(f.value)

@@ -35,7 +35,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import Box, bounds, covers, sizes_of
 from tilec.transforms.lower.eliminate import POINTWISE_NODES
-from tilec.transforms.lower.factor import Factor, as_float32, factors_of, quotient_of
+from tilec.transforms.util.factors import Factor, as_float32, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
 SPARED = 32  # terms that storing and reading an element again is worth, in float32: 5x5 is quicker whole

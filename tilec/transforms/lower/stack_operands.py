@@ -39,7 +39,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import Types, is_floating
 from tilec.transforms.lower.decompose import points_per_element
-from tilec.transforms.lower.factor import Factor, factors_of, terms_of
+from tilec.transforms.util.factors import Factor, factors_of, terms_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
 _FEWEST_OF_MATRICES = 32  # rows, columns and terms of matrices whose operands are copied

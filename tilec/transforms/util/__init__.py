@@ -1,1 +1,1 @@
-"""What several passes need: fresh names, extents, kinds of values, roles of indices, broadcasting."""
+"""What several passes need: fresh names, extents, kinds of values, roles of indices, broadcasting, factors."""

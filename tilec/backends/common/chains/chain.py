@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tilec.ir.index import Affine
 from tilec.ir.program import Expr, Statement
-from tilec.transforms.lower.factor import Factor
+from tilec.transforms.util.factors import Factor
 
 
 @dataclass(frozen=True)

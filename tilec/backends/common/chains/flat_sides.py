@@ -33,7 +33,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.bind.structural import reshape_indices
-from tilec.transforms.lower.factor import factors_of
+from tilec.transforms.util.factors import factors_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
 Side = tuple[str, ...]  # variables that are one

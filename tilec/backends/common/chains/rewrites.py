@@ -12,7 +12,7 @@ from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced
 from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
 from tilec.backends.common.chains.values import DOT_DTYPES, extents_of, plain_index, rebuilt, reduction_variables
 from tilec.backends.common.scalars import NARROW
-from tilec.ir.constraining import constraining
+from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ONE, ZERO, all_of, call
 from tilec.ir.index import linear
 from tilec.ir.program import (
@@ -24,7 +24,6 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
-    access_of,
     accesses_in,
     index_variables,
     rebuild,

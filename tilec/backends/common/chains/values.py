@@ -8,7 +8,7 @@ from functools import reduce
 
 from tilec.backends.common.chains.chain import Inner
 from tilec.backends.common.domain import Condition, Domain, point_conditions
-from tilec.ir.functions import ZERO, all_of, call
+from tilec.ir.functions import ZERO, all_of, call, is_zero
 from tilec.ir.index import Affine, distinct_variables, integer, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -22,7 +22,6 @@ from tilec.ir.program import (
     accesses_in,
     children,
     index_variables,
-    is_zero,
     reads_itself,
     rebuild,
     value_accesses,
@@ -30,7 +29,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, Types, kind
-from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
+from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
 MANY_COLUMNS = 1024  # at least, of a product of 16-bit operands that is reduced over them, for any rows

@@ -37,7 +37,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, TensorType, Types
-from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
+from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
 _MANY = 4  # elements of a tensor that is read to one of the result: a float32 costs little beside them

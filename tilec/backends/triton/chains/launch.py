@@ -10,11 +10,11 @@ from functools import partial
 from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import BlockProgram
 from tilec.backends.common.blocks.show import served_lines
-from tilec.backends.common.chains.build import build_kernel
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.places import Tiling, feature_block, in_one_block, padded_features
+from tilec.backends.common.chains.codegen.build import build_kernel
+from tilec.backends.common.chains.codegen.places import Tiling, feature_block, in_one_block, padded_features
+from tilec.backends.common.chains.codegen.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.common.chains.splits import Split, build_together, split_of
-from tilec.backends.common.chains.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
 from tilec.backends.triton.blocks.text import print_kernel, stride_name

@@ -22,6 +22,7 @@ from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS, choose_residues, period, reads_of_elements
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.cost import size_in_bytes
+from tilec.ir.constraining import access_of
 from tilec.ir.functions import ONE, ZERO, all_of
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.program import (
@@ -35,7 +36,6 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
-    access_of,
     accesses_in,
     index_variables,
     map_values,

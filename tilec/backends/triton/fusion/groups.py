@@ -19,7 +19,7 @@ from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.disjoint_windows import with_windows
 from tilec.backends.triton.fusion.fuse_producers import elementwise, with_producers
-from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood, grown
+from tilec.backends.triton.fusion.grow_groups import GroupCandidate, grown
 from tilec.backends.triton.fusion.invariants import instructions, with_invariants
 from tilec.backends.triton.fusion.loop_nest import (
     LoopNest,
@@ -30,6 +30,7 @@ from tilec.backends.triton.fusion.loop_nest import (
     taken_by_products,
     taken_by_recurrences,
 )
+from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.fusion.read_through import (
     aggregated_through,
     asking_inputs,

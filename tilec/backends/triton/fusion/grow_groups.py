@@ -7,71 +7,26 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.units import Reads
-from tilec.backends.triton.emit.epilogue import reads_own_element
-from tilec.backends.triton.fusion.invariants import CALLED, INSTRUCTIONS, LEAST_SHARED, QUICK
-from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, Shared, Touched, reduced, walked, walked_by
+from tilec.backends.triton.fusion.loop_nest import LoopNest, Shared, reduced, walked, walked_by
+from tilec.backends.triton.fusion.members import GroupMembers, members_of, scans_columns
 from tilec.backends.triton.fusion.memory_order import memory_order, rows_and_columns, runs_fastest, share_of_programs
+from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.cost import H200, size_in_bytes
-from tilec.ir.index import linear
+from tilec.cost import size_in_bytes
 from tilec.ir.program import (
-    Access,
-    Program,
     Statement,
     index_variables,
     reads,
     value_accesses,
     variables_of,
-    walk,
 )
 from tilec.ir.types import Types
 
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself
 LAUNCH_BYTES = 2**25  # bytes that memory moves while one more kernel is launched, by the host too
 NARROWEST_STRIP = 128  # of a strip that a program goes down, where there are as many
-ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
 PLACES_AROUND_SEED = 48  # places from a seed at which its group is sought first
 LEAST_FUSION_GAIN = 1.15  # bytes apart over bytes together, at least
-Members = tuple[list[Statement], list[Statement], set[str], set[str]]  # see `_members`
-
-
-class Neighbourhood:
-    """A program's statements by place and by reader, and those that are free to join a group. Built once: growing a
-    group looks at what is near its seed, however long the program is."""
-
-    def __init__(
-        self,
-        program: Program,
-        free: Mapping[str, LoopNest],
-        read: Reads,
-        instructions: Mapping[str, float],
-        scans: Mapping[str, ScanForm],
-        epilogues: Collection[str] = (),
-    ):
-        """`read`: what each statement reads; one of a chain, all that its kernel does. `instructions`: what elementwise
-        statements take for each element. `scans`: those of the free, which stand for the values that they add up.
-        `epilogues`: elementwise statements that stay beside products."""
-        self.program, self.read, self.instructions, self.scans = program, read, instructions, scans
-        self.epilogues = epilogues
-        self.place = {s.output: k for k, s in enumerate(program.statements)}
-        self.free = dict(free)
-        self.renamed: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Statement, Touched]] = {}
-
-    def near(self, seed: LoopNest, distance: int) -> list[LoopNest]:
-        """The free statements at most so many places from the seed, in order."""
-        place = self.place[seed.statement.output]
-        around = self.program.statements[max(0, place - distance) : place + distance + 1]
-        return [self.free[s.output] for s in around if s.output in self.free]
-
-    def between(self, statements: Sequence[Statement]) -> Sequence[Statement]:
-        """All statements of the program from the first to the last of these."""
-        places = [self.place[s.output] for s in statements]
-        return self.program.statements[min(places) : max(places) + 1]
-
-    def stored_outside(self, names: set[str]) -> set[str]:
-        """Those that something else reads, or that the program returns."""
-        return {n for n in names if n in self.program.outputs or {s.output for s in self.program.readers(n)} - names}
 
 
 @dataclass(frozen=True)
@@ -115,7 +70,7 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         if split is None:
             return None
         busy = share_of_programs(in_order, split[0], shared.extent)
-        members = _members(around, in_order, *split, shared.extent)
+        members = members_of(around, in_order, *split, shared.extent)
         found = _candidate(around, members, *split, shared.extent, busy, types)
         if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
             found = _few_long_rows(around, in_order, split[1], shared.extent, types)
@@ -154,7 +109,7 @@ def _few_long_rows(
     rest = statements if set(columns) != set(rows_of) else []
     found = None
     while found is None and len(rest) > 1:
-        members = _members(around, rest, rows, columns, extent)
+        members = members_of(around, rest, rows, columns, extent)
         found = _candidate(around, members, rows, columns, extent, 1.0, types)
         # each by itself, where one does not pay
         apart = {s.output for s in (*members[0], *members[1])} or {rest[0].output}
@@ -176,9 +131,9 @@ def _sums_of_rows(
         return None
     rows, columns = tuple(v for v in order if v not in sets[0]), tuple(v for v in order if v in sets[0])
     busy = share_of_programs(statements, rows, extent)
-    members = _members(around, statements, rows, columns, extent)
+    members = members_of(around, statements, rows, columns, extent)
     if not any(reduced(s, extent) for s in members[0]):  # they read the others elsewhere: at computed positions
-        members = _members(around, [s for s in statements if s not in members[0]], rows, columns, extent)
+        members = members_of(around, [s for s in statements if s not in members[0]], rows, columns, extent)
     if sum(bool(reduced(s, extent)) for s in members[0]) < 2:
         return None
     return _candidate(around, members, rows, columns, extent, busy, types)
@@ -206,7 +161,7 @@ def _totals(
     enough = (n for n in range(1, len(own)) if math.prod(extent[v] for v in own[-n:]) >= NARROWEST_STRIP)
     columns = tuple(own[-next(enough, max(len(own) - 1, 1)) :])
     rows = tuple(v for v in order if v not in columns)
-    found = _members(around, statements, rows, columns, extent, kept)
+    found = members_of(around, statements, rows, columns, extent, kept)
     if len(found[2]) > 1:
         return _candidate(around, found, rows, columns, extent, 1.0, types)
     read = dict.fromkeys(a for s in found[0] for a in value_accesses(s) if many <= walked(a, many))
@@ -219,7 +174,7 @@ def _totals(
 
 def _candidate(
     around: Neighbourhood,
-    found: Members,
+    found: GroupMembers,
     rows: tuple[str, ...],
     columns: tuple[str, ...],
     extent: Mapping[str, int],
@@ -250,7 +205,7 @@ def _split(
         return None
     columns: Collection[str] = ()
     many = [v for v in order if extent[v] > 1][-1:]
-    if any(s.output in around.scans and _scans_columns(s, around, many, extent) for s in statements):
+    if any(s.output in around.scans and scans_columns(s, around, many, extent) for s in statements):
         columns = many
     varied = {v for v in order if extent[v] > 1}
     for s in () if columns else statements:
@@ -275,127 +230,6 @@ def _is_needed_again(s: Statement, statements: Sequence[Statement], extent: Mapp
                 return True
             values.add(t.output)
     return False
-
-
-def _members(
-    around: Neighbourhood,
-    statements: Sequence[Statement],
-    rows: tuple[str, ...],
-    columns: tuple[str, ...],
-    extent: Mapping[str, int],
-    kept: Collection[str] | None = None,
-) -> Members:
-    """Those that a kernel over these rows can hold; those that follow its sums; which add up over rows, and over
-    columns too where all of these `kept` are rows; which are cut in two."""
-    by_name = {s.output: s for s in statements}
-    across = {v for v in rows if extent[v] > 1}
-    statistics = any(reduced(s, extent) == set(v for v in columns if extent[v] > 1) for s in statements)
-    along = {v for v in columns if extent[v] > 1}
-    members: dict[str, Statement] = {}
-    late: set[str] = set()  # what is not there while the kernel runs
-    sums: set[str] = set()
-    cut: set[str] = set()
-    after: dict[str, Statement] = {}
-    apart = _computed_apart(around, statements, across, along, extent)
-    for original in around.between(statements):
-        s = by_name.get(original.output)
-        if s is not None and not late & set(reads(s)) and _reads_in_place(s, members):
-            kind = "sum" if kept is not None and reduced(s, extent) else _kind(s, across, along, extent)
-            if kind == "sum" and kept is None and statistics and math.prod(extent[v] for v in along) > ON_CHIP:
-                kind = None
-            if s.output in apart:
-                kind = None
-            if s.output in around.scans and (kept is not None or not _scans_columns(s, around, columns, extent)):
-                kind = None
-            if kind is not None:
-                members[s.output] = s
-                if kind != "plain":
-                    late.add(s.output)
-                    (sums if kind == "sum" else cut).add(s.output)
-                continue
-        needs = (late | members.keys()) & set(around.read[original.output])
-        if needs:
-            late.add(original.output)
-        own = set() if s is None else {v for v in variables_of(s) if extent[v] > 1}
-        over_kept = s is not None and own <= set(along if kept is None else kept)
-        follows = s is not None and over_kept and not reduced(s, extent) and _reads_in_place(s, by_name)
-        if s is not None and follows and needs and needs <= sums | after.keys():
-            after[s.output] = s
-    return list(members.values()), list(after.values()), sums, cut
-
-
-def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
-    """Whether it reads members at its own point alone."""
-    hidden = {a.tensor for c in s.constraints for a in walk(c.expr) if isinstance(a, Access)}
-    read = {a.tensor for a in value_accesses(s)} & members.keys()
-    return not hidden & members.keys() and all(
-        reads_own_element(root, name, members[name].index or ()) for root in s.roots for name in read
-    )
-
-
-def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> str | None:
-    """What a member is: "plain" (a value at each point, row or column, or a statistic of each row), a "sum" over rows
-    for each column, a "cut" aggregation over columns and rows; None where it is none of these. A row that a statement
-    has no variable for would count its sums again."""
-    summed = reduced(s, extent)
-    written = {v for v in index_variables(*(s.index or ())) if extent[v] > 1}
-    if not summed or (summed == along and written == across):
-        return "plain"
-    if summed == across and written == along:
-        return "sum"
-    if along and along < summed and across <= summed | written and not written & along and s.aggregation != "assign":
-        return "cut"
-    return None
-
-
-def _computed_apart(
-    around: Neighbourhood,
-    statements: Sequence[Statement],
-    across: set[str],
-    along: set[str],
-    extent: Mapping[str, int],
-) -> set[str]:
-    """Outputs of statements whose values many rows share in each column: those that a kernel waits for, and where it
-    takes longer than a launch to read what the others need and compute them for each row, these and what they need, if
-    nothing of it is a statistic or has further variables."""
-    repeated = [
-        s
-        for s in statements
-        if s.output in around.instructions
-        and _is_repeated(s, across, along, extent)
-        and _kind(s, across, along, extent) is not None
-    ]
-    if not repeated:
-        return set()
-    by_name = {s.output: s for s in statements if _kind(s, across, along, extent) is not None}
-    apart = {s.output for s in repeated if around.instructions[s.output] >= 2 * CALLED}
-    found, each = set[str](), 0.0
-    for s in repeated:
-        own = {v for v in variables_of(s) if extent[v] > 1}
-        needed: dict[str, Statement] = {}
-        pending = [s] if own & across else []  # else once for each column of a program
-        while pending:
-            t = pending.pop()
-            needed[t.output] = t
-            pending += [by_name[n] for n in reads(t) if n in by_name and n not in needed]
-        within = ({v for v in variables_of(t) if extent[v] > 1} <= own for t in needed.values())
-        if needed and all(within) and needed.keys() <= around.instructions.keys():
-            found |= needed.keys()
-            each += around.instructions[s.output] + QUICK
-    pays = math.prod(extent.values()) * int(each) > int(H200.launch * INSTRUCTIONS)
-    return apart | found if pays else apart
-
-
-def _is_repeated(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> bool:
-    """Whether many rows have the same value of a statement in each column."""
-    own = set(variables_of(s))
-    return bool(own & along) and math.prod(extent[v] for v in across - own) >= LEAST_SHARED
-
-
-def _scans_columns(s: Statement, around: Neighbourhood, columns: Sequence[str], extent: Mapping[str, int]) -> bool:
-    """Whether a scan goes through all columns, along which memory runs."""
-    along = linear((s.index or ())[around.scans[s.output].axis]).bare
-    return [v for v in columns if extent[v] > 1] == [along] and runs_fastest([s], extent) == along
 
 
 def _pays(

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import Condition, access_conditions, point_conditions
-from tilec.backends.triton.fusion.grow_groups import GroupCandidate, Neighbourhood
+from tilec.backends.triton.fusion.grow_groups import GroupCandidate
+from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.cost import size_in_bytes

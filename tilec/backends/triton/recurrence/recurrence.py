@@ -13,7 +13,8 @@ from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, needs_int64_positions
 from tilec.backends.triton.recurrence.coupled_lanes import choose_blocks, swept
 from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue, over, times_read
-from tilec.backends.triton.recurrence.parallel_lanes import choose_local, local_steps, recognise_local
+from tilec.backends.triton.recurrence.independent_lanes import choose_local, recognise_local
+from tilec.backends.triton.recurrence.parallel_lanes import local_steps
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
 from tilec.ir.program import Program, Statement, reads_itself
 from tilec.ir.types import Types

@@ -31,7 +31,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import Types, is_floating
-from tilec.transforms.lower.factor import factors_of
+from tilec.transforms.util.factors import factors_of
 
 MOST_INLINED_NODES = 200  # of a body with everything written into it
 

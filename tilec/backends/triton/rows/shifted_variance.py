@@ -23,7 +23,7 @@ from tilec.ir.at_sizes import as_float
 from tilec.ir.functions import without_casts
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, index_variables, node_count, rebuild, walk
 from tilec.ir.types import TensorType, Types, is_floating
-from tilec.transforms.lower.factor import factors_of
+from tilec.transforms.util.factors import factors_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tilec import knobs
 from tilec.backends.triton.emit.contiguity import moved_least
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.fusion.grow_groups import ON_CHIP
+from tilec.backends.triton.fusion.members import ON_CHIP
 from tilec.backends.triton.fusion.memory_order import NEIGHBOURS
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import Strides, power_of_two

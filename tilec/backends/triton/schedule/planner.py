@@ -29,8 +29,9 @@ from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_e
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
 from tilec.backends.triton.scatter.places import is_scatter, shared_margins
-from tilec.backends.triton.schedule.families import fused_steps, needs_int64_index, statement_steps
+from tilec.backends.triton.schedule.families import fused_steps, statement_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
+from tilec.backends.triton.schedule.problem import needs_int64_index
 from tilec.backends.triton.schedule.reshape import reshape_steps, reshaped_inputs
 from tilec.backends.triton.schedule.scatter_sums import ScatterSum, scatter_sums, sum_steps
 from tilec.backends.triton.schedule.shared_reads import SharedReads

@@ -10,7 +10,8 @@ from tilec.backends.triton.emit.epilogue import find_epilogue, reads_own_element
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.scatter.scatter import scattered_together
-from tilec.backends.triton.schedule.families import needs_int64_index, statement_steps
+from tilec.backends.triton.schedule.families import statement_steps
+from tilec.backends.triton.schedule.problem import needs_int64_index
 from tilec.ir.program import Program, Statement, reads
 from tilec.ir.types import Types
 

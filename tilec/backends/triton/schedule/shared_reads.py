@@ -20,7 +20,8 @@ from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.backends.triton.pointwise.pointwise import fits_registers, form_beside, several
 from tilec.backends.triton.pointwise.unrolled import Computed
-from tilec.backends.triton.schedule.families import Problem, is_pointwise, problem_of
+from tilec.backends.triton.schedule.families import is_pointwise
+from tilec.backends.triton.schedule.problem import Problem, problem_of
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.program import Access, Program, Statement, reads, reads_itself, value_accesses, variables_of

@@ -11,7 +11,7 @@ from tilec.backends.triton.plan.plan import Allocate, Plan, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.executable import PlannedCall
 from tilec.backends.triton.schedule.candidates import Choice, MatmulProblem, product_configs
-from tilec.backends.triton.schedule.families import product_task
+from tilec.backends.triton.schedule.problem import product_task
 from tilec.backends.triton.tuning.benchmark import measure_candidates
 from tilec.backends.triton.tuning.store import Environment, Tuned, TuningKey, default_store
 from tilec.ir.program import reads

@@ -14,7 +14,7 @@ from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
 from tilec.backends.common.blocks.ir import COMPARED, BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.places import Tiling, size_name
+from tilec.backends.common.chains.codegen.places import Tiling, size_name
 from tilec.backends.common.code import python_name
 from tilec.ir.at_sizes import fixed_value
 from tilec.ir.index import Affine, linear

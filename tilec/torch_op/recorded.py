@@ -1,12 +1,9 @@
-"""A call of a Tile function as torch sees it: a node of its autograd graph whose backward is again a Tile function.
+"""A call of a Tile function as torch records it: what runs forward, what is kept, and the backward pass, which is again
+a Tile function.
 
-The node has the function's outputs and, after them, what the forward pass keeps for the backward pass beside inputs and
-outputs. These are outputs like any other for torch, which hands them to the backward pass with this very node as their
-origin: a derivative of the gradient comes back here with cotangents for them, to any order.
-
-torch.func's transforms meet the same node: its rule for forward mode is the function's tangent, its rule for vmap the
-function over a batch. What is left when all transforms are done runs, or becomes a call of the operator (`operator.py`)
-where torch traces and wants no more than to see it.
+A recorded call becomes a node of torch's autograd graph (`autograd_node.py`). What is left when all of torch.func's
+transforms are done runs, or becomes a call of the operator (`operator.py`) where torch traces and wants no more than to
+see it.
 """
 
 from __future__ import annotations
@@ -17,10 +14,8 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
-from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
-from tilec.errors.tracebacks import public
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.symbolic import Pinned
 from tilec.ir.types import TensorType, Types, is_floating
@@ -29,6 +24,7 @@ from tilec.prepare.prepared import Prepared, Specialised
 from tilec.saving import Backward, Partition
 from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op import dtensors, symbolic
+from tilec.torch_op.autograd_node import TileCall
 from tilec.torch_op.backward_pass import (
     BackwardPass,
     CotangentView,
@@ -397,51 +393,3 @@ class Ready:
             prepared = self.function.prepared(tensors, self.weak, self.values)
             self._prepared[key] = prepared, prepared.unrecorded
         return self._prepared[key][not torch._C._is_any_autocast_enabled()](tensors)
-
-
-class TileCall(torch.autograd.Function):
-    """Run a recorded call on tensors; the backward pass runs its gradient, which is recorded in turn if asked."""
-
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        """As torch's own, which binds the arguments to a signature each time; here none has a default."""
-        return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
-
-    @staticmethod
-    def forward(recorded: Recorded, *tensors: torch.Tensor) -> Outputs:
-        # torch takes no operation in place on what a node returns as a view, though nothing else has its memory
-        return tuple([r if r is None or not r._is_view() else r.detach() for r in recorded.run(tensors)])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-        recorded, *tensors = inputs
-        ctx.recorded = recorded
-        ctx.set_materialize_grads(False)
-        every = (*output, *tensors)
-        ctx.save_for_backward(*[every[place] for place in recorded.kept])
-        constant = [o for o in output if o is not None and not o.is_floating_point()]
-        if forward_ad._current_level >= 0:
-            ctx.save_for_forward(*tensors)  # inputs that need no gradient may have a tangent, and so their extras
-        else:
-            constant += [output[place] for place in recorded.constant]
-        if constant:
-            ctx.mark_non_differentiable(*constant)
-
-    @staticmethod
-    @public
-    def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Outputs:
-        return (None, *ctx.recorded.pulled_back(ctx.needs_input_grad[1:], ctx.saved_tensors, d_outputs))
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Outputs:
-        """The outputs' tangents (None: of no floating output, or of one that depends on no tangent)."""
-        recorded: Recorded = ctx.recorded
-        return recorded.tangents(ctx.saved_tensors, tangents)
-
-    @staticmethod
-    def vmap(size: int, randomness: str, dims: Sequence[int | None], recorded: Recorded, tensors: Any) -> Any:
-        """The function over a batch of so many, which each tensor has along a dimension or not; the outputs' is first.
-        Random numbers are functions of their seeds, so that an element draws what it would alone unless `randomness` is
-        "different"."""
-        results = recorded.over_batch(randomness, dims, tensors)
-        return results, tuple(None if r is None else 0 for r in results)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Load, Loop, Op, Store, Value
 from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement
-from tilec.backends.common.chains.emit import Emitter
-from tilec.backends.common.chains.walk import is_falling, is_rising
+from tilec.backends.common.chains.codegen.emit import Emitter
+from tilec.backends.common.chains.codegen.walk import is_falling, is_rising
 from tilec.backends.common.code import python_name
 from tilec.ir.functions import without_casts
 from tilec.ir.index import Affine, linear, replace_indices

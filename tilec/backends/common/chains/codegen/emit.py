@@ -18,7 +18,7 @@ from tilec.ir.infer import call_type, expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, ElementType, Types, kind
-from tilec.transforms.lower.factor import Factor, factors_of, quotient_of
+from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 

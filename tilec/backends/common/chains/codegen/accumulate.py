@@ -1,0 +1,205 @@
+"""What a block of points adds to each target: greatest values, sums relative to them, mixtures, numbers of points.
+
+Where a target takes the exponential of what its kernel has the greatest value of, sums are kept relative to the
+greatest value so far and rescaled when it grows (online softmax: Milakov and Gimelshein 2018; with products: Rabe and
+Staats 2021, Dao et al. 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tilec.backends.common.blocks.builder import INDEX_TYPE
+from tilec.backends.common.blocks.ir import Value
+from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
+from tilec.backends.common.chains.codegen.emit import LOG2E, Emitter
+from tilec.backends.common.chains.codegen.places import Places, Tiling, tensors_of
+from tilec.backends.common.chains.codegen.visits import Visits
+from tilec.backends.common.chains.codegen.walk import limits
+from tilec.backends.common.chains.values import DOT_DTYPES
+from tilec.ir.index import Affine
+from tilec.ir.program import index_variables
+from tilec.ir.types import Types
+from tilec.transforms.util.factors import quotient_of
+
+
+class Accumulation(Places):
+    """The lines that add points to what is carried, mask them, and combine what they gave."""
+
+    def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None):
+        super().__init__(kernel, types, tiling)
+        self.visits = visits
+
+    def _counts(self, t: Target) -> bool:
+        """Whether the target is the number of points at which something holds."""
+        return self.types[t.output].dtype not in DOT_DTYPES
+
+    def _walked_axes(self) -> list[str]:
+        """Of what is carried for a row: those of the block too where each of its points has its own."""
+        looped = [self.kernel.looped] if self.kernel.elementwise and self.kernel.looped is not None else []
+        return [*self.kernel.blocked, *looped]
+
+    def _along(self, aggregation: str, x: Value, careful: bool = False) -> Value:
+        """The aggregation along the block that is walked, if it is taken there at once."""
+        looped = self.kernel.looped
+        if looped is None or self.kernel.elementwise:
+            return x
+        return self.b.reduce(aggregation, looped, x, careful=careful)
+
+    def _may_be_empty(self, r: Reduced) -> bool:
+        """Whether an element without a point must be told apart from what factors outside of the sum make of zero."""
+        if not (r.target.bounds or r.target.conditions) or r.target.aggregation != "sum" or self.kernel.looped is None:
+            return False
+        rest = any(index_variables(f.value) or tensors_of(f.value) for f in r.outer)
+        return rest or (r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp")
+
+    def _needs_seen(self, r: Reduced) -> bool:
+        looped = self.kernel.looped
+        simple = not r.target.conditions and all(
+            looped is not None and abs(f.coefficient(looped)) <= 1 for f in r.target.bounds
+        )
+        return self._may_be_empty(r) and not (simple and not self.kernel.walked)
+
+    def _of(self, output: str) -> Reduced:
+        return next(r for r in self.kernel.targets if r.target.output == output)
+
+    def _full(self, x: Value) -> Value:
+        """The value with the axes of the matrix."""
+        axes = [a for a in (*self.kernel.blocked, self.kernel.looped) if a is not None]
+        return x if set(axes) <= set(x.type.axes) else self.b.apply("add", x, self.b.fill(axes, 0.0))
+
+    def _mask(self, t: Target, at: Emitter, masked: bool) -> Value | None:
+        """Where points are valid; None where all are."""
+        b, kernel = self.b, self.kernel
+        condition: Value | None = None
+        known = () if masked or self.visits is None else self.visits.conditions
+        forms = t.bounds if masked else [f for f in t.bounds if f not in self.bounds]
+        for f in forms:
+            positive = Affine.of([(a, c) for a, c in f.terms if c > 0], f.constant)
+            negative = Affine.of([(a, -c) for a, c in f.terms if c < 0])
+            condition = at.both(condition, b.apply("ge", at.form(positive), at.form(negative)))
+        for c in (c for c in t.conditions if c not in known):
+            condition = at.both(condition, at.condition(c))
+        looped = kernel.looped
+        if looped is not None and masked and self.extent[looped] % self.axes[looped]:
+            condition = at.both(condition, b.apply("lt", at.positions[looped], self.size(looped)))
+        return condition
+
+    def _statistic(self, t: Target, at: Emitter, mask: Value | None, before: Sequence[Value | None]):
+        """The greatest value so far, the sum of exponentials relative to it, these, and what older sums are to be
+        multiplied by, if there are any. Of a logsumexp the values are multiples of log 2."""
+        b, looped = self.b, self.kernel.looped
+        assert looped is not None
+        scaled = t.aggregation == "logsumexp"
+        number, rest = at.parted(t.body) if scaled else (1.0, [])
+        later = number > 0 and bool(
+            rest
+        )  # a positive number leaves the order alone: one product a row, one sum a point
+        if scaled:
+            x = self._full(at.product(rest) if later else at.scaled(t.body, LOG2E))
+        else:
+            x = self._full(at.value(t.body, "float32"))
+        low, unit = b.number(-math.inf, "float32"), b.number(number * LOG2E, "float32")
+        x = x if mask is None else b.apply("select", mask, x, low)
+        highest = self._along("max", x, careful=not scaled)
+        if later:
+            highest, x = b.apply("mul", highest, unit), b.apply("mul", x, unit)
+        earlier = before[0]
+        top = highest if earlier is None else b.apply("larger" if scaled else "max", earlier, highest, hint="top")
+        finite = b.apply("select", b.apply("eq", top, low), b.number(0.0, "float32"), top)
+        below = [b.apply("sub", v, finite) for v in (x, earlier) if v is not None]
+        below = below if scaled else [b.apply("mul", b.number(LOG2E, "float32"), v) for v in below]
+        p, *ratio = (b.apply("exp2", v, hint=hint) for v, hint in zip(below, "pr", strict=False))
+        r = ratio[0] if ratio else None
+        if not scaled:
+            return top, None, p, r
+        older = None if r is None or before[1] is None else b.apply("mul", before[1], r)
+        total = self._along("sum", p)
+        return top, total if older is None else b.apply("add", older, total, hint="total"), p, r
+
+    def _sum(
+        self,
+        reduced: Reduced,
+        at: Emitter,
+        mask: Value | None,
+        before: Value | None,
+        exponentials: Mapping[str, tuple[Value, Value | None]],
+    ) -> Value:
+        b, looped, t = self.b, self.kernel.looped, reduced.target
+        factors = list(reduced.inner)
+        weights: Value | None = None
+        if reduced.anchor is not None:
+            p, r = exponentials[reduced.anchor]
+            rest = [f for f in factors if reduced.anchor not in tensors_of(f.value)]
+            weights = p
+            if rest:
+                weights = b.apply("mul", at.product(rest), p)
+            before = None if before is None or r is None else b.apply("mul", before, r)
+            masked = bool(rest) or self._of(reduced.anchor).target.points != t.points
+        else:
+            weights = at.product(factors)
+            masked = True
+        if mask is not None and masked:
+            weights = b.apply("select", mask, weights, b.number(0.0, "float32"))
+        weights = self._full(weights)
+        if t.feature is not None and reduced.unrolled is None:
+            mixed = quotient_of(reduced.feature)
+            dtype = reduced.operand or "float32"
+            operand = self.operand(mixed, dtype, at, looped or "")
+            return b.dot(looped or "", b.cast(weights, dtype), operand, before, self._precision(dtype))
+        total = self._along("sum", weights)
+        return total if before is None else b.apply("add", before, total)
+
+    def _count(self, t: Target, at: Emitter, mask: Value | None, before: Value | None) -> Value:
+        b = self.b
+        condition = at.condition(t.body)
+        here = b.cast(condition if mask is None else b.apply("and", mask, condition), INDEX_TYPE)
+        axes = [a for a in (*self.kernel.blocked, self.kernel.looped) if a is not None]
+        here = here if set(axes) <= set(here.type.axes) else b.apply("add", here, b.fill(axes, 0, INDEX_TYPE))
+        here = self._along("sum", here)
+        return here if before is None else b.apply("add", before, here)
+
+    def _empty(self, t: Target, at: Emitter, state: Sequence[Value]) -> Value:
+        """Where no point is valid."""
+        b, looped = self.b, self.kernel.looped
+        assert looped is not None
+        if t.points in self.seen:
+            return b.apply("eq", state[self.seen[t.points]], b.number(0))
+        ends = {v: (x, x) for v, x in at.positions.items()}
+        found = limits(b, t.bounds, looped, ends, self.size(looped))
+        condition = b.apply("lt", found.last, found.first)
+        for f in t.bounds:
+            if not f.coefficient(looped):
+                condition = b.apply("or", condition, b.apply("lt", at.form(f), b.number(0)))
+        return condition
+
+    def _combined(self, state: Sequence[Value], places: Mapping[str, tuple[int, ...]]) -> list[Value]:
+        """What the points of a block have, as values of its rows: sums relative to a greatest value are rescaled to the
+        row's."""
+        b, looped = self.b, self.kernel.looped
+        if looped is None or not self.kernel.elementwise:
+            return list(state)
+        found = list(state)
+        scale: dict[str, Value] = {}
+        anchors = {r.anchor for r in self.kernel.targets}
+        for r in self.kernel.targets:
+            t, own = r.target, places[r.target.output]
+            scaled = t.aggregation == "logsumexp"
+            if t.aggregation == "sum":
+                for k in own:
+                    x = found[k] if r.anchor is None else b.apply("mul", found[k], scale[r.anchor])
+                    found[k] = b.reduce("sum", looped, x)
+                continue
+            tops = found[own[0]]
+            top = found[own[0]] = b.reduce("max" if scaled else t.aggregation, looped, tops, careful=not scaled)
+            if scaled or t.output in anchors:
+                low, zero = b.number(-math.inf, "float32"), b.number(0.0, "float32")
+                below = b.apply("sub", tops, b.apply("select", b.apply("eq", top, low), zero, top))
+                below = below if scaled else b.apply("mul", b.number(LOG2E, "float32"), below)
+                scale[t.output] = b.apply("exp2", below, hint="scale")
+            if scaled:
+                found[own[1]] = b.reduce("sum", looped, b.apply("mul", found[own[1]], scale[t.output]))
+        for place in self.seen.values():
+            found[place] = b.reduce("max", looped, found[place])
+        return found

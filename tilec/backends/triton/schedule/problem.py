@@ -1,0 +1,76 @@
+"""A statement to carry out, as the families look at it: its points, the views that they walk, its product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
+from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.dot import Dot, recognise_dot
+from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.plan.sizes import NARROWEST, Strides, needs_int64_positions
+from tilec.backends.triton.schedule.candidates import MatmulProblem
+from tilec.ir.program import Statement
+from tilec.ir.types import Types
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A statement to carry out into its allocated output: in its two forms, over the views of `view`, whose points
+    are `space`. `int64_index`: of positions. `epilogue`: elementwise statements of the same launch."""
+
+    defracted: Statement
+    flat: Statement
+    types: Types
+    strides: Strides
+    setting: Setting
+    view: StridedView
+    space: Space
+    int64_index: bool
+    epilogue: tuple[Statement, ...] = ()
+
+    @cached_property
+    def dot(self) -> Dot | None:
+        return recognise_dot(self.space, self.view)
+
+    @property
+    def product(self) -> MatmulProblem | None:
+        """As one that the tuner knows; None where it is no product."""
+        p, dot = self, self.dot
+        if dot is None:
+            return None
+        return MatmulProblem(p.defracted, p.flat, p.types, dot, p.space, p.view, p.int64_index, p.setting)
+
+
+def problem_of(
+    defracted: Statement,
+    flat: Statement,
+    types: Types,
+    strides: Strides,
+    setting: Setting,
+    epilogue: Sequence[Statement] = (),
+) -> Problem | None:
+    """None where the statement's points are no space: where its output index is data."""
+    as_stored = StridedView(defracted, types, strides)
+    view = as_stored if epilogue else coalesce(as_stored)
+    space = build_space(view.statement, view.types)
+    if space is None:
+        return None
+    int64_index = needs_int64_index((flat, *epilogue), types, strides, space)
+    return Problem(defracted, flat, types, strides, setting, view, space, int64_index, tuple(epilogue))
+
+
+def product_task(
+    defracted: Statement, flat: Statement, types: Types, strides: Strides, setting: Setting
+) -> MatmulProblem | None:
+    """A statement as a product that there are several ways to carry out, None where it is none."""
+    p = problem_of(defracted, flat, types, strides, setting)
+    return p.product if p is not None and p.space.classes else None
+
+
+def needs_int64_index(statements: Sequence[Statement], types: Types, strides: Strides, space: Space | None) -> bool:
+    """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
+    many = space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
+    return many or needs_int64_positions(statements, types, strides)
