@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.matmul import banded
+from tilec.backends.triton.schedule import banded
 
 CASES = {
     "a correlation volume": (

@@ -19,9 +19,17 @@ from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, MEMORY_BYTES, POINTERS, Dot, recognise_dot
+from tilec.backends.triton.matmul.dot import (
+    LAUNCH_SECONDS,
+    MEMORY_BYTES,
+    POINTERS,
+    Dot,
+    operand_accesses,
+    recognise_dot,
+)
+from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import repair_steps
-from tilec.backends.triton.plan.plan import Step, TorchLines
+from tilec.backends.triton.plan.plan import Setting, Step, TorchLines
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import linear
@@ -66,6 +74,7 @@ def library_steps(
 
 
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
+FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
@@ -146,3 +155,15 @@ def _step(task: Task, lines: list[str], own_precision: bool = False) -> TorchLin
     s = task.flat
     numbers = named_sizes(n for name in (*reads(s), s.output) for n in task.types[name].shape)
     return TorchLines(tuple(lines), reads(s), (s.output,), (s.output,), (task.type.dtype,), numbers, own_precision)
+
+
+def ours_is_faster(dot: Dot, space: Space, view: StridedView, setting: Setting) -> bool:
+    """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
+    no look at the result for infinities at its borders afterwards. Matrix products stay the library's where they are
+    plain: it would copy others before or after. Convolutions that must be split over programs for few columns stay the
+    library's as well: kernel gradients of 64 channels take ours a third longer."""
+    accesses = [a for side in (dot.left, dot.right) for f in side for a in operand_accesses(f)]
+    bare = all(linear(e).bare is not None for a in accesses for e in a.index)
+    steps = None if bare and is_plain(dot, space, view) else hopper_steps(dot, space, view, setting)
+    split = steps is not None and len(steps) > 1
+    return steps is not None and (bare or not split or space.count(dot.columns) > FEW_COLUMNS)

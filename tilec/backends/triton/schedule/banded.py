@@ -10,8 +10,10 @@ import math
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import PRODUCTS
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, MEMORY_BYTES, POINTERS
+from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import ZERO
 from tilec.ir.index import distinct_variables, linear
@@ -21,19 +23,22 @@ from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 TERMS_OF_BANDS = 1e12  # points a second, term by term, as measured on an H100
-MOST_STORED = 2**28  # bytes of all products
+MOST_PRODUCTS = 2**28  # bytes of all products
 
 
 @dataclass(frozen=True)
 class Banded:
-    """All products of rows and columns, and the statement that reads the band. `types`: with those of the products."""
+    """All products of rows and columns, which `view` knows too, and the statement that reads the band."""
 
-    products: Statement
     band: Statement
-    types: Types
+    view: StridedView
+
+    @property
+    def products(self) -> Statement:
+        return self.view.statement
 
 
-def recognise_banded(s: Statement, types: Types) -> Banded | None:
+def recognise_banded(s: Statement, types: Types, strides: Strides) -> Banded | None:
     """The statement as a band of fewest products; None where it is none, or takes less time term by term."""
     space = build_space(s, types)
     outputs = distinct_variables(s.index)
@@ -45,22 +50,24 @@ def recognise_banded(s: Statement, types: Types) -> Banded | None:
         return None
     match s.body:
         case Call("mul", (Access() as a, Access() as b)):
-            found = [x for pair in ((a, b), (b, a)) for x in _bands(s, *pair, outputs, types)]
+            found = [x for pair in ((a, b), (b, a)) for x in _bands(s, *pair, outputs, types, strides)]
         case _:
             return None
     summed = math.prod(space.extent[0][v] for v in space.reductions)
-    best = min(found, key=lambda f: math.prod(f.types[f.products.output].shape), default=None)
+    best = min(found, key=lambda f: math.prod(f.view.types[f.products.output].shape), default=None)
     if best is None or not summed:
         return None
-    stored = best.types[best.products.output]
+    stored = best.view.types[best.products.output]
     points = math.prod(stored.shape) * summed
     moved = 2 * size_in_bytes(stored) / MEMORY_BYTES + 2 * LAUNCH_SECONDS
     takes = points / (POINTERS * PRODUCTS[t.dtype]) + moved
     pays = takes < math.prod(t.shape) * summed / TERMS_OF_BANDS
-    return best if pays and size_in_bytes(stored) <= MOST_STORED else None
+    return best if pays and size_in_bytes(stored) <= MOST_PRODUCTS else None
 
 
-def _bands(s: Statement, rows: Access, columns: Access, outputs: tuple[str, ...], types: Types) -> list[Banded]:
+def _bands(
+    s: Statement, rows: Access, columns: Access, outputs: tuple[str, ...], types: Types, strides: Strides
+) -> list[Banded]:
     """For each index of `columns` that is computed of output variables, it as a variable of its own."""
     found = []
     sizes = dict(zip(outputs, types[s.output].shape, strict=True))
@@ -70,9 +77,9 @@ def _bands(s: Statement, rows: Access, columns: Access, outputs: tuple[str, ...]
             continue
         u = fresh_variable("u", set(all_variables(s)))
         each = replace(columns, index=tuple(Index(u) if k == axis else i for k, i in enumerate(columns.index)))
-        known = set(index_variables(*rows.index, *each.index))
-        kept = [v for v in outputs if v in known]
-        if set(outputs) - own - known or not own & set(index_variables(*rows.index)):
+        indexed = set(index_variables(*rows.index, *each.index))
+        kept = [v for v in outputs if v in indexed]
+        if set(outputs) - own - indexed or not own & set(index_variables(*rows.index)):
             continue
         name = f"{s.output}.products"
         shape = (*(sizes[v] for v in kept), types[columns.tensor].shape[axis])
@@ -81,5 +88,6 @@ def _bands(s: Statement, rows: Access, columns: Access, outputs: tuple[str, ...]
         products = Statement(name, index, tuple(map(Int, shape)), body, "sum")
         there: tuple[Expr, ...] = (*map(Index, kept), e)
         band = replace(s, body=Pad(Access(name, there), ZERO), aggregation="assign")
-        found.append(Banded(products, band, {**types, name: TensorType(shape, types[s.output].dtype)}))
+        known = {**types, name: TensorType(shape, types[s.output].dtype)}
+        found.append(Banded(band, StridedView(products, known, {**strides, name: contiguous(shape)})))
     return found
