@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 
 import tilec
+from tilec.backends.triton.plan.device_info import DEVICES
+from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.types import CASTS
+from tilec.pipeline import TRANSFORMS
 
 ROOT = Path(__file__).resolve().parent.parent
 REFRESH = runpy.run_path(str(ROOT / "docs" / "refresh.py"), run_name="refresh")
@@ -78,3 +83,16 @@ def test_the_architecture_names_every_package() -> None:
     packages = {p.parent.relative_to(ROOT / "tilec") for p in (ROOT / "tilec").glob("*/**/__init__.py")}
     missing = {str(p) for p in packages if f"{p.name}/" not in page}
     assert not missing, f"docs/architecture.md does not say what is in {missing}"
+
+
+NAMED = {
+    "language.md": {*AGGREGATIONS, *(n for n, f in FUNCTIONS.items() if not f.symbol)} - {*CASTS, "uint16", "uint32"},
+    "architecture.md": set(TRANSFORMS),
+    "triton.md": set(DEVICES),
+}
+
+
+@pytest.mark.parametrize("page", NAMED)
+def test_pages_name_every_row_of_a_table(page: str) -> None:
+    words = set(re.findall(r"\w+", (ROOT / "docs" / page).read_text()))
+    assert not NAMED[page] - words, f"docs/{page} does not name {sorted(NAMED[page] - words)}"

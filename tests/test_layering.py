@@ -42,6 +42,7 @@ LAYERS = (
     ("tilec.backends.triton.matmul",),
     ("tilec.backends.triton.scan",),
     ("tilec.backends.triton.scatter",),
+    ("tilec.backends.triton.grouped_matmul",),
     ("tilec.backends.triton.recurrence",),
     ("tilec.backends.triton.blocks",),
     ("tilec.backends.triton.chains",),

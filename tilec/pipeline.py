@@ -20,6 +20,7 @@ from tilec.transforms.lower.eliminate import eliminate
 from tilec.transforms.lower.factor import factor
 from tilec.transforms.lower.flatten import flatten
 from tilec.transforms.lower.float_counts import float_counts
+from tilec.transforms.lower.keyed_sums import split_keyed_sums
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.lower.separate_windows import separate_windows
 from tilec.transforms.lower.split_clamps import split_clamps
@@ -54,6 +55,7 @@ TRANSFORMS: dict[str, Transform] = {
     "factor": lambda program, setting: factor(program, setting.types),
     "distribute": lambda program, setting: distribute(program, setting.types),
     "eliminate": lambda program, setting: eliminate(program, setting.types),
+    "split_keyed_sums": lambda program, setting: split_keyed_sums(program, setting.types),
     "separate_windows": lambda program, setting: separate_windows(program, setting.types),
     "float_counts": lambda program, setting: float_counts(program, setting.types),
     "widen_statistics": lambda program, setting: widen_statistics(program, setting.types),
@@ -77,7 +79,7 @@ class Pass:
 
 CONTRACTIONS = (
     *("flatten", "simplify", "views", "split_clamps", "tighten_domains", "factor", "distribute", "eliminate"),
-    "separate_windows",
+    *("split_keyed_sums", "separate_windows"),
     "simplify",
     "widen_statistics",
 )

@@ -5,7 +5,9 @@ import pytest
 import torch
 from support.agreement import SMALL, agree, run, tensors
 
+import tilec
 from tilec.backends.base import Options
+from tilec.ir.functions import FUNCTIONS, ScalarFunction
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -105,3 +107,21 @@ def test_division_of_the_extremes_of_integers(dtype):
     quotients, *_ = agree(source, a, b)
     assert quotients[[0, 1, 6]].tolist() == [least, least, 0]
     assert quotients[7] == -(-least // 3)
+
+
+@pytest.mark.parametrize(
+    ("source", "other"),
+    [
+        ("O = hypot(A, 2.0);", torch.tensor(2.0)),
+        ("O = hypot(2, A);", torch.tensor(2.0)),
+        ("O[i : N] = hypot(A[i], N);", torch.tensor(5.0)),
+        ("O[i : N] = hypot(A[i], i);", torch.arange(5.0)),
+    ],
+)
+def test_a_function_of_torch_is_given_tensors(source, other, monkeypatch):
+    """One that is new in the table: torch.hypot takes no Python number."""
+    row = ScalarFunction("hypot", (2, 2), "float", np.hypot, "torch.hypot({0}, {1})")
+    monkeypatch.setitem(FUNCTIONS, "hypot", row)
+    a = torch.linspace(-2, 2, 5, dtype=torch.float64)
+    got = tilec.compile(f"function (A[N]) -> (O) {{ {source} }}", backend="torch")(a)
+    torch.testing.assert_close(got, torch.hypot(a, other.double()))

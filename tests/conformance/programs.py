@@ -14,6 +14,7 @@ CONTRACTIONS = [
     ("O[i, x, j, y : 3, 2, 5, 2] = +(A[i, k, x] * B[y, k, j]);", (3, 7, 2), (2, 7, 5)),
     ("O[i, j : 3, 4] = +(A[i, k] * B[k, l] * C[l, j]);", (3, 5), (5, 6), (6, 4)),
     ("O[] = +(A[k] * B[k]);", (5,), (5,)),
+    ("O[i, j, 0 : 3, 5, 2] = +(A[i, k] * B[k, j]);", (3, 7), (7, 5)),
     ("O[i : 3] = +(A[i, k] * B[k]);", (3, 5), (5,)),
     ("O[i, j : 3, 4] = +(-A[i, k] * B[k, j] / C[j] * 2.5 * in(A[0, l]));", (3, 5), (5, 4), (4,)),
     ("O[i, j : 3, 4] = +(sin(A[i, k]) * exp(B[k, j] - C[k]));", (3, 5), (5, 4), (5,)),
@@ -55,6 +56,8 @@ GENERAL = [
     ("O[x : 7] = >(A[x + k - 1]), k < 3;", (7,)),
     ("O[x : 7] = <(A[2*x - k]), k < 3;", (7,)),
     ("O[i : 6] = +(A[j]), i - j < 6;", (6,)),
+    ("O[i : 5] = A[i], i < 3;", (5,)),
+    ("O[i, j : 4, 5] = A[i, j], i - j < 2 default B;", (4, 5), (4, 5)),
     ("O[i : 7] = A[i - 2] default B;", (3,), (7,)),
     ("O[i : 7] = +(A[i - k]), k < 2 default B;", (3,), (7,)),
     ("O[3 - 2*i, i : 4, 4] = +(A[j, i]) default B;", (3, 4), (4, 4)),
@@ -194,6 +197,16 @@ INDICES = np.array([0, 2, 1, 0, 5])
 GATHERS = {
     "gather": ("A[N, M], Ix[K]", "O[i, j : K, M] = A[Ix[i] + 1, j] * 2", [(4, 2)]),
     "gather of a gather": ("A[N], Ix[K]", "O[k : K] = A[Ix[Ix[k]]] * A[k]", [(4,)]),
+    "matrix of a key": (
+        "A[K, M], W[E, M, N], Ix[K]",
+        "O[k, n : K, N] = +(A[k, m] * W[Ix[k], m, n])",
+        [(5, 2), (4, 2, 3)],
+    ),
+    "matrices of keys, summed": (
+        "A[K, M], W[E, M, N], Ix[K]",
+        "O[n : N] = +(A[k, m] * W[Ix[k] - 1, m, n])",
+        [(5, 2), (4, 2, 3)],
+    ),
     "scatter": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = +(A[k, j])", [(5, 2)]),
     "scattered product": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = *(A[k, j])", [(5, 2)]),
     "scattered maximum": ("A[K, M], Ix[K]", "O[Ix[k], j : 3, M] = >(A[k, j])", [(5, 2)]),

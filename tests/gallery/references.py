@@ -83,6 +83,11 @@ def locally_connected(x: Tensor, k: Tensor) -> Tensor:
     return torch.einsum("bucw,uwcd->bud", x.unfold(1, k.shape[1], 1), k)
 
 
+def routed(x, g, e, v, u, w):
+    hidden = F.silu(torch.einsum("tc,tkcf->tkf", x, v[e])) * torch.einsum("tc,tkcf->tkf", x, u[e])
+    return torch.einsum("tk,tkf,tkfc->tc", g, hidden, w[e])
+
+
 def mixture(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
     return torch.einsum("me,mh,ehj->mj", torch.softmax(x @ g, -1), x, w)
 
@@ -333,6 +338,7 @@ REFERENCES = {
     "matmul": torch.matmul,
     "max_plus": lambda a, b: torch.amax(a[:, :, None] + b, 1),
     "mixture_of_experts": mixture,
+    "routed_experts": routed,
     "toeplitz": toeplitz,
     "triangle_multiplication": lambda a, b: torch.einsum("ikd,jkd->ijd", a, b),
     "cumulative_logsumexp": lambda x: torch.logcumsumexp(x, 1),

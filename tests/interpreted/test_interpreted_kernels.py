@@ -250,13 +250,21 @@ def test_every_function():
     from tilec.ir.functions import FUNCTIONS
 
     x = torch.linspace(-0.9, 0.9, 31, dtype=torch.float64)
-    names = [f.name for f in FUNCTIONS.values() if f.triton and not f.symbol and f.result in ("float", "promote")]
-    assert len(names) > 25
-    for name in names:
-        arguments = ", ".join(["X", "Y", "Y + 1"][: FUNCTIONS[name].arity[1]])
-        source = function("X, Y", f"O = {name}({arguments}) + Y * 0;")
-        a, b = tilec.compile(source, backend="triton"), tilec.compile(source, backend="torch")
-        torch.testing.assert_close(a(x, x + 1), b(x, x + 1), rtol=1e-12, atol=1e-12, equal_nan=True, msg=name)
+    results = ("float", "promote", "bool")
+    rows = [f for f in FUNCTIONS.values() if f.triton and not f.symbol and f.result in results]
+    assert len(rows) > 25
+    for f in rows:
+        arguments = ["X", "Y", "Y + 1"][: f.arity[1]]
+        several = [["X", "0.5", "2"][: f.arity[1]], ["0.5", "X", "X"][: f.arity[1]]] if f.arity[1] > 1 else []
+        sources = [f"O = {f.name}({', '.join(given)}) + Y * 0;" for given in (arguments, *several)]
+        cases = [(source, x) for source in sources]
+        if f.result == "promote":  # an integer stays one
+            cases.append((f"O = {f.name}({', '.join(arguments)}) + Y;", torch.arange(-3, 9, dtype=torch.int32)))
+        for text, t in cases:
+            source = function("X, Y", text)
+            a, b = tilec.compile(source, backend="triton"), tilec.compile(source, backend="torch")
+            close = {"rtol": 1e-12, "atol": 1e-12} if t.is_floating_point() else {"rtol": 0, "atol": 0}
+            torch.testing.assert_close(a(t, t + 1), b(t, t + 1), **close, equal_nan=True, msg=text)
 
 
 def test_numpy_in_numpy_out():

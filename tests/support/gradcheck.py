@@ -8,6 +8,7 @@ import numpy as np
 
 from tilec.ir.evaluate import evaluate
 from tilec.ir.program import Program
+from tilec.ir.verify import verify
 from tilec.language import parse, show
 from tilec.transforms.autodiff.grad import grad
 
@@ -33,6 +34,7 @@ def check_gradient(
     names = program.input_names()
     wanted = tuple(n for n, a in zip(names, arrays, strict=True) if a.dtype.kind == "f") if wrt is None else tuple(wrt)
     gradient = grad(program, wanted)
+    verify(gradient)
     text = show(gradient)
     assert parse(text) == gradient, f"the gradient does not survive its text:\n{text}"
     random = np.random.default_rng(seed)

@@ -150,9 +150,18 @@ BUCKETS = """function (Q[B, H, N, E], K[B, H, M, E], V[B, H, M, F], Table[U, H],
     O[b, h, i, f : B, H, N, F] = sum(exp(S[b, h, i, j] - L[b, h, i]) * V[b, h, j, f]);
 }"""
 
+EXPERTS = """function (X[T, C], G[T, K], E[T, K], V[N, C, F], W[N, F, C]) -> (Y) {
+    H[t, k, f : T, K, F] = gelu(sum(X[t, c] * V[E[t, k], c, f]));
+    Y[t, o : T, C] = +(G[t, k] * H[t, k, f] * W[E[t, k], f, o]);
+}"""
+
 
 def _large():
     """Programs that go through their intermediates piece by piece, or never store them; and that sort."""
+    matrices = (((8, 512, 1024), "bfloat16"), ((8, 1024, 512), "bfloat16"))
+    tokens = (((4096, 512), "bfloat16"), ((4096, 2), "bfloat16"), ((4096, 2), "int64"), *matrices)
+    yield KernelCase("large/experts", EXPERTS, tokens)
+    yield KernelCase("large/gradient/experts", EXPERTS, tokens, True)
     for points in (4000, 40000):
         edges = (((3000, 64), "float32"), ((points,), "float32"), ((points,), "int64"), ((points,), "int64"))
         yield KernelCase(f"large/messages over {points} edges", MESSAGES, edges)

@@ -11,7 +11,8 @@ from support.gradcheck import check_gradient
 import tilec
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.evaluate import evaluate
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import FUNCTIONS, ScalarFunction
+from tilec.ir.program import Float
 from tilec.ir.types import DTYPES
 from tilec.language import parse
 from tilec.transforms.autodiff.adjoint import ADJOINT_RULES
@@ -225,3 +226,10 @@ def test_a_factor_that_leaves_a_sum_leaves_no_quotient_of_integers():
     d = torch.tensor([1.0, 2.0], dtype=torch.float64)
     found = tilec.compile(source).grad("X")(x, z, d)
     torch.testing.assert_close(found, 2 * d[:, None] * (z - z.mean(1, keepdim=True)) / 3)
+
+
+def test_a_pullback_with_a_negative_literal_is_found(monkeypatch):
+    row = ScalarFunction("halved", (1, 1), "float", lambda x: -x / 2, pullback=lambda g, a, f: (g * Float(-0.5),))
+    monkeypatch.setitem(FUNCTIONS, "halved", row)
+    with pytest.raises(tilec.InternalMistake, match=r"the literal -0\.5 is negative"):
+        check_gradient("function (X) -> (O) { O = halved(X); }", np.ones(4))

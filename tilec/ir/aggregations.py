@@ -1,8 +1,8 @@
 """THE table of aggregations: how the values of an output element's valid points become one.
 
 `identity` is what an element without valid points holds (for integers, the extremes of the type where it is infinite).
-`result` says how the type follows: accumulate (16-bit floats in float32, integers and bool to int64), keep,
-float, bool, int64.
+`result` says how the type follows: accumulate (16-bit floats in float32, integers and bool to int64), keep, bits (keep,
+of integers and bool alone), float, bool, int64.
 `times` names the scalar function that distributes over the aggregation, which makes the pair a semiring: SEMIRINGS
 lists these with what else belongs to them.
 """
@@ -92,6 +92,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
         Aggregation("mean", None, 0, "float"),
     )
 }  # fmt: skip
+SPLITTABLE = frozenset(a.name for a in AGGREGATIONS.values() if a.torch and a.name != "assign")  # by parts
 NUMBERED = ("argmax", "argmin")  # those whose result is the number of a point
 LOGICAL = tuple(a.name for a in AGGREGATIONS.values() if a.result == "bool")  # of what is not zero
 BY_SYMBOL = {a.symbol: a.name for a in AGGREGATIONS.values() if a.symbol}

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from tilec.errors import AffineMistake
-from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.aggregations import AGGREGATIONS, SPLITTABLE
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Pad, Statement, children
@@ -204,14 +204,13 @@ def constraining(*roots: Expr | None, own: str | None = None, gathers: bool = Tr
 
 # branches whose points need not be looked at
 
-EXEMPT = frozenset(("sum", "prod", "max", "min", "logsumexp", "any", "all"))
 PointNode = TypeVar("PointNode", bound=Statement | Aggregate)
 
 
 def without_identity(s: PointNode) -> PointNode:
     """The aggregation with branches of its body that are its identity, `: 0` in a sum, dropped by its guard: their
     points change nothing, except that a `default` is not for an element that they reach."""
-    if s.aggregation not in EXEMPT or isinstance(s, Statement) and s.default is not None:
+    if s.aggregation not in SPLITTABLE or isinstance(s, Statement) and s.default is not None:
         return s
     demand, body = _pruned(s.body, float(AGGREGATIONS[s.aggregation].identity))
     if demand is None:

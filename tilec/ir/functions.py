@@ -12,6 +12,7 @@ condition (`c ? g : 0`) where the derivative is zero whatever else is infinite.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
@@ -291,6 +292,7 @@ _row("rand", (1, 2), "random", philox.uniform, "rt.philox.uniform({0}, {1})", tr
 _row("randn", (1, 2), "random", philox.normal, "rt.philox.normal({0}, {1})", triton="randn_({0}, {1})")
 
 OPERATORS = {(f.symbol, f.arity[1]): f.name for f in FUNCTIONS.values() if f.symbol}
+ROUNDING = ("floor", "ceil", "round")  # leave an integer as it is
 STRUCTURAL = ("reshape", "gather", "scatter", "simple_reduce")
 RANDOM = ("rand", "randn")
 
@@ -300,10 +302,14 @@ def counts_positions(e: Expr) -> bool:
     return isinstance(e, Call) and e.function in RANDOM and len(e.args) == 1
 
 
+_ONE_INSTRUCTION = ("maximum_", "minimum_")
+
+
+def _calling(wanted: Callable[[str], bool]) -> frozenset[str]:
+    """The functions whose Triton text calls one that is wanted."""
+    return frozenset(f.name for f in FUNCTIONS.values() if any(map(wanted, re.findall(r"([\w.]+)\(", f.triton or ""))))
+
+
 # what a device's library computes, and what else divides or takes many instructions: computed once where it can be
-LIBRARY_FUNCTIONS = frozenset(
-    "acos asin atan atan2 ceil cos cosh erf exp expm1 floor log log1p round rsqrt sin sinh sqrt tan tanh".split()
-)
-COSTLY_FUNCTIONS = LIBRARY_FUNCTIONS | frozenset(
-    "div gelu logaddexp mod pow rand randn recip shl shr sigmoid sign silu softplus".split()
-)
+LIBRARY_FUNCTIONS = _calling(lambda called: called.startswith("libdevice."))
+COSTLY_FUNCTIONS = LIBRARY_FUNCTIONS | _calling(lambda called: called.endswith("_") and called not in _ONE_INSTRUCTION)

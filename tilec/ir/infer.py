@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilec.errors import InternalMistake, Span, TypeMistake
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import FUNCTIONS, OPERATORS
+from tilec.ir.functions import FUNCTIONS, OPERATORS, ROUNDING
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -43,7 +43,7 @@ TYPE_ROUNDS = 8  # of a recurrence's type: promotion only goes up, and not often
 NO_BOOL_AT_ALL = ("sub", "neg")
 TRUTH_HINT = "compare with 0 first, as in (X != 0)"
 BITS_HINTS = {"and": TRUTH_HINT, "or": TRUTH_HINT, "not": TRUTH_HINT, "xor": "a power is pow(X, 2), or X * X"}
-NOT_BOOL = (*NO_BOOL_AT_ALL, "abs", "floor", "ceil", "round", "relu", "mod", "pow", "shl", "shr")
+NOT_BOOL = (*NO_BOOL_AT_ALL, *ROUNDING, "abs", "relu", "mod", "pow", "shl", "shr")
 _SYMBOLS = {name: f"`{symbol}`" for (symbol, _), name in OPERATORS.items()} | {"neg": "unary `-`"}
 
 
@@ -88,14 +88,17 @@ def call_type(function: str, types: Sequence[ElementType], span: Span | None = N
     return both
 
 
-def aggregate_type(aggregation: str, element: ElementType) -> ElementType:
-    """Type of an aggregation over values of one type. Whether the result counts as rank 0 is for the caller to say."""
+def aggregate_type(aggregation: str, element: ElementType, span: Span | None = None) -> ElementType:
+    """Type of an aggregation over values of one type. Whether the result counts as rank 0 is for the caller to say.
+    TypeMistake where it takes no such values."""
     rule = AGGREGATIONS[aggregation].result
+    if rule == "bits" and is_floating(element.dtype):
+        raise TypeMistake(f"`{aggregation}` works on the bits of integers and bool, not on {element.dtype}", span)
     if rule == "float":
         return element if is_floating(element.dtype) else _as_float(element)
     if rule == "accumulate":
         return element if is_floating(element.dtype) else ElementType("int64", element.weak, element.scalar)
-    return element if rule == "keep" else ElementType(rule, element.weak, element.scalar)
+    return element if rule in ("keep", "bits") else ElementType(rule, element.weak, element.scalar)
 
 
 def expression_type(e: Expr, tensors: Mapping[str, TensorType]) -> ElementType:
@@ -140,7 +143,7 @@ def _plain_statement_type(s: Statement, tensors: Mapping[str, TensorType]) -> Te
         typing.of(s.guard)
     for e in s.index or ():
         typing.check_index(e)
-    element = aggregate_type(s.aggregation, typing.of(s.body))
+    element = aggregate_type(s.aggregation, typing.of(s.body), s.span)
     if s.init is not None:
         element = promote(element, typing.of(s.init))
     if s.default is not None:
@@ -200,7 +203,7 @@ class _Typing:
             case Aggregate():
                 if e.guard is not None:
                     self.of(e.guard)
-                element = aggregate_type(e.aggregation, self.of(e.body))
+                element = aggregate_type(e.aggregation, self.of(e.body), e.span)
                 return ElementType(element.dtype, element.weak, not index_variables(e))
         raise InternalMistake(f"{type(e).__name__} is no expression", getattr(e, "span", None))
 

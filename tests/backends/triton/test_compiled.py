@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from support.tiers import slow_but
 
 import tilec
 from tilec import spec
 from tilec.backends.triton.runtime.parallel import in_parallel
+from tilec.ir.aggregations import AGGREGATIONS, Aggregation
 
 knobs = pytest.importorskip("triton").knobs
 
@@ -122,6 +124,14 @@ def test_what_no_step_can_compute_is_refused() -> None:
     with pytest.raises(tilec.Unsupported, match="argmax of what a recurrence computes") as caught:
         tilec.compile(source, backend="triton").lower(spec((5,)), spec((3,)), target="sm_90").source()
     assert "^" in str(caught.value)
+
+
+def test_what_is_written_with_others_stands_in_no_step(monkeypatch) -> None:
+    """Of an aggregation that is new in the table: it has no text of its own."""
+    monkeypatch.setitem(AGGREGATIONS, "number_of", Aggregation("number_of", None, 0, "int64"))
+    function = tilec.compile("function (B[T], W[S]) -> (H) { H[t : T] = B[t] + number_of(H[t - 1] * W[k]); }")
+    with pytest.raises(tilec.Unsupported, match="number_of of what a recurrence computes"):
+        function(torch.ones(5), torch.ones(3))
 
 
 @pytest.mark.skipif(bool(knobs.runtime.interpret), reason="nothing is compiled while kernels are interpreted")

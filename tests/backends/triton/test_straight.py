@@ -14,7 +14,7 @@ import torch
 
 import tilec
 from tilec.backends.common.python_text import parsing
-from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat
+from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat, TorchLines
 from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
 from tilec.backends.triton.runtime import launcher
 from tilec.backends.triton.runtime.launcher import Launched
@@ -178,3 +178,17 @@ def test_trees_that_python_counts_wrongly_are_built_again() -> None:
     assert parsing(action) == "parsed"
     with pytest.raises(SystemError, match="another"):
         parsing(lambda: (_ for _ in ()).throw(SystemError("another")))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lines_of_torch_make_tensors(dtype: str) -> None:
+    """A library's product that is a part of a larger tensor: the lines make that one, on the plan's device."""
+    source = "function (A[I, K], B[K, J]) -> (O) { O[i, j, 0 : I, J, 2] = +(A[i, k] * B[k, j]); }"
+    plan = tilec.compile(source).lower(*[tilec.spec((64, 64), dtype)] * 2, target="sm_90")._executable.plan
+    (step,) = plan.steps
+    assert isinstance(step, TorchLines) and any("device=device" in line for line in step.lines)
+    a, b = (torch.randn(64, 64).to(getattr(torch, dtype)) for _ in "ab")
+    tensors = {"A": a, "B": b}
+    operation_of(step, torch.device("cpu"))(tensors, 0)
+    torch.testing.assert_close(tensors["O"][..., 0], a @ b)
+    assert not tensors["O"][..., 1].any()

@@ -13,7 +13,7 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Call, Expr, Pad, Statement
-from tilec.ir.types import NARROW, ElementType, is_floating, is_integer
+from tilec.ir.types import NARROW, ElementType, is_floating
 
 LEAST_CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}  # least sum, a term, whose relative error is sure
 INTEGER_BITS = {"uint8": (8, False), "int8": (8, True), "int16": (16, True), "int32": (32, True), "int64": (64, True)}
@@ -130,13 +130,13 @@ def fit(n: bool | int | float, dtype: str) -> bool | int | float:
 def identity(aggregation: str, dtype: str) -> bool | int | float:
     """What an element of this type holds that no point reaches."""
     value = AGGREGATIONS[aggregation].identity
+    if is_floating(dtype) or math.isfinite(value):
+        return fit(value, dtype)
     if dtype == "bool":
-        return value is True or (not isinstance(value, bool) and value > 0)
-    if is_integer(dtype) and math.isinf(value):
-        bits, signed = INTEGER_BITS[dtype]
-        high = (1 << (bits - signed)) - 1
-        return high if value > 0 else (-high - 1 if signed else 0)
-    return float(value) if is_floating(dtype) else int(value)
+        return value > 0
+    bits, signed = INTEGER_BITS[dtype]
+    high = (1 << (bits - signed)) - 1
+    return high if value > 0 else (-high - 1 if signed else 0)
 
 
 def accumulation_dtype(aggregation: str, dtype: str) -> str:

@@ -10,6 +10,7 @@ from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.fused import fused
 from tilec.backends.torch.matmul.convolution import convolution_lines
 from tilec.backends.torch.matmul.exponentials import exponentials
+from tilec.backends.torch.matmul.keyed import keyed_products
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.recurrence.recurrence import recurrence
 from tilec.backends.torch.scan import scan
@@ -45,7 +46,15 @@ def shifted_exponentials(task: Task) -> list[str] | None:
 
 
 EXACT_RULES: tuple[StatementRule, ...] = (general, scatter_rule)
-SPECIAL: tuple[StatementRule, ...] = (recurrence, empty, cumulative, shifted_exponentials, library, product_lines)
+SPECIAL: tuple[StatementRule, ...] = (
+    recurrence,
+    empty,
+    cumulative,
+    shifted_exponentials,
+    library,
+    keyed_products,
+    product_lines,
+)
 MOST_TOGETHER = 8  # statements in one group of loops
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -267,6 +268,30 @@ def _multiplied_as_stored(a: Tensor) -> bool:
         or a.dtype is torch.bfloat16
         and torch.cpu._is_avx512_bf16_supported()
     )
+
+
+def products_by_key(
+    out: Tensor,
+    summed: bool,
+    keys: Tensor,
+    count: int,
+    equation: str,
+    rows: Sequence[Tensor],
+    matrices: Sequence[Tensor],
+    shared: Sequence[Tensor],
+) -> None:
+    """For each key the product, as einsum names it, of its rows, its matrices, and tensors of all keys, into its rows
+    of `out`, or its entry where rows are `summed`. Keys outside of 0 to `count` are nobody's."""
+    ordered, order = torch.sort(keys, stable=True)
+    ends = torch.searchsorted(ordered, torch.arange(count + 1, device=keys.device)).tolist()
+    compute_dtype = torch.promote_types(out.dtype, torch.float32)
+    for n, (first, end) in enumerate(itertools.pairwise(ends)):
+        if first < end:
+            own = order[first:end]
+            stored = [*(r[own] for r in rows), *(m[n] for m in matrices), *shared]
+            as_is = all(t.dtype == out.dtype and _multiplied_as_stored(t) for t in stored)
+            operands = stored if as_is else [t.to(compute_dtype) for t in stored]
+            out[n if summed else own] = torch.einsum(equation, *operands).to(out.dtype)
 
 
 def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:

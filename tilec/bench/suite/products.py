@@ -33,6 +33,26 @@ def _experts(x: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.einsum("me,ehj,mh->mj", torch.softmax(g, -1), w, x)
 
 
+def _by_expert(rows: torch.Tensor, matrices: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Each row by the matrix of its key: by torch's grouped product where there is one for these tensors."""
+    if not rows.is_cuda or rows.dtype != torch.bfloat16:
+        found = rows.new_zeros(len(rows), matrices.shape[2])
+        for n, matrix in enumerate(matrices):
+            own = (keys == n).nonzero()[:, 0]
+            found = found.index_add(0, own, rows[own] @ matrix)
+        return found
+    ordered, order = torch.sort(keys, stable=True)
+    ends = torch.searchsorted(ordered, torch.arange(len(matrices), device=keys.device), right=True)
+    product = F.grouped_mm(rows[order], matrices, offs=ends.to(torch.int32))
+    return torch.empty_like(product).index_copy(0, order, product)
+
+
+def _routed(x, g, e, v, u, w) -> torch.Tensor:
+    keys, rows = e.reshape(-1), x.repeat_interleave(e.shape[1], 0)
+    hidden = F.silu(_by_expert(rows, v, keys)) * _by_expert(rows, u, keys)
+    return (_by_expert(hidden, w, keys).reshape(*e.shape, -1) * g[:, :, None]).sum(1)
+
+
 WORKLOADS = (
     layout("product, rows by columns", "ik", "kj"),
     layout("product, second transposed", "ik", "jk"),
@@ -77,6 +97,12 @@ WORKLOADS = (
         Y[m, j : M, J] = sum(P[m, e] * W[e, h, j] * X[m, h]);
     }""", _experts, ("X: M H", "G: M E", "W: E H J ~ 0.02"),
              {"M": (5, 1024, 4096), "H": (7, 512, 1024), "J": (6, 512, 1024), "E": (2, 4, 8)}),
+    Workload("mixture of experts, two for each token", KIND,
+             """function (X[T, C], G[T, K], E[T, K], V[N, C, F], U[N, C, F], W[N, F, C]) -> (Y) {
+        H[t, k, f : T, K, F] = silu(sum(X[t, c] * V[E[t, k], c, f])) * sum(X[t, c] * U[E[t, k], c, f]);
+        Y[t, o : T, C] = +(G[t, k] * H[t, k, f] * W[E[t, k], f, o]);
+    }""", _routed, ("X: T C", "G: T K", "E: T K < N", "V: N C F ~ 0.03", "U: N C F ~ 0.03", "W: N F C ~ 0.03"),
+             {"T": (6, 1024, 4096), "C": (5, 512, 1024), "K": (2, 2, 2), "N": (3, 8, 8), "F": (4, 1024, 2048)}),
     Workload("outer products summed over the batch", KIND, """function (X[B, I], Y[B, J]) -> (O) {
         O[i, j : I, J] = +(X[b, i] * Y[b, j]);
     }""", lambda x, y: x.mT @ y, ("X: B I", "Y: B J"), {"B": (5, 8192, 65536), "I": (3, 256, 256), "J": (4, 256, 256)}),

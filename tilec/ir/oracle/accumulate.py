@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
+from tilec.ir.infer import aggregate_type
 from tilec.ir.types import ElementType, Kind, is_floating, kind
 
 LAST = np.iinfo(np.int64).max
@@ -59,6 +60,7 @@ class PointAccumulator:
 
     def _begin(self, element: ElementType) -> np.ndarray:
         self.type = element
+        aggregate_type(self.aggregation, element)  # refuses what it does not take
         start = {"argmax": "max", "argmin": "min", "logsumexp": "max"}.get(self.aggregation, self.aggregation)
         dtype = element.dtype
         if self.aggregation in LOGICAL:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tilec.ir.aggregations import AGGREGATIONS
+from tilec.ir.aggregations import AGGREGATIONS, SPLITTABLE
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Pad, walk
-
-NO_POINTS_LOST = ("sum", "prod", "max", "min", "logsumexp", "any", "all")
 
 
 @dataclass
@@ -82,7 +80,7 @@ def _visit(e: Expr, own: str | None, identity: float | None, result: Accesses) -
 
 def identity_of(aggregation: str) -> float | None:
     """The value whose points may be left out."""
-    return float(AGGREGATIONS[aggregation].identity) if aggregation in NO_POINTS_LOST else None
+    return float(AGGREGATIONS[aggregation].identity) if aggregation in SPLITTABLE else None
 
 
 def _is(e: Expr, value: float) -> bool:

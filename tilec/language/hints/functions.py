@@ -288,8 +288,7 @@ EXTERNAL_FUNCTIONS = frozenset((*FOREIGN_NAMES, *WRITERS, *IN_GALLERY, *OUTSIDE)
 
 ELEMENT_TYPE = re.compile(r"(float|bfloat|int|uint|complex|f|bf|fp|i|u)\d+\w*")  # float8, uint64, complex64
 ALL_FUNCTIONS = ", ".join(
-    "abs exp log sqrt rsqrt pow sin cos tan asin acos atan atan2 sinh cosh tanh sigmoid relu gelu silu softplus erf "
-    "max min clamp floor ceil round sign recip log1p expm1 logaddexp rand randn".split()
+    f.name for f in FUNCTIONS.values() if f.triton and not f.symbol and f.name not in ("ident", "reverse_grad")
 )
 
 

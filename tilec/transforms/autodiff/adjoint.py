@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import (
     Branch,
     Demand,
@@ -116,6 +117,7 @@ def _logsumexp(g: Cotangent, a: AggregationSite) -> Cotangent | None:
 
 # The cotangent of the body at a point, given that of the result; None: nothing flows.
 ADJOINT_RULES: dict[str, AdjointRule | None] = {
+    **{a.name: None for a in AGGREGATIONS.values() if a.result in ("bool", "bits", "int64")},
     "sum": _through,
     "assign": _through,
     "mean": _mean,
@@ -123,10 +125,6 @@ ADJOINT_RULES: dict[str, AdjointRule | None] = {
     "max": _extremum,
     "min": _extremum,
     "logsumexp": _logsumexp,
-    "any": None,
-    "all": None,
-    "argmax": None,
-    "argmin": None,
 }
 
 # Forward, the tangent of the body takes the cotangent's place, and an aggregation adds up what the rule makes of it.

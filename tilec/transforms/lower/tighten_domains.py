@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from tilec.errors import UnboundIndex
+from tilec.ir.aggregations import SPLITTABLE
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.functions import ZERO, all_of
 from tilec.ir.index import Affine, distinct_variables, linear, place_value, substitute_affine
@@ -44,7 +45,6 @@ from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
 
 _BAND = 8  # as many times as long as the band is what is summed over, at least, to be summed over the band
-_RUNNING = ("sum", "prod", "max", "min", "any", "all", "logsumexp")  # what cumulative functions aggregate
 
 
 def tighten_domains(program: Program) -> Program:
@@ -183,7 +183,7 @@ def _running(s: Statement, shapes: Shapes) -> Statement:
     """With a guard that compares an output variable to a summed one as a constraint, where no term depends on both:
     where other variables are summed too, no term on the former at all, since a product of matrices may be left."""
     names = distinct_variables(s.index)
-    if s.guard is None or names is None or s.default is not None or s.aggregation not in _RUNNING:
+    if s.guard is None or names is None or s.default is not None or s.aggregation not in SPLITTABLE:
         return s
     tests = _conjuncts(s.guard)
     for test in tests:
@@ -327,7 +327,7 @@ def _holds(e: Expr, v: str) -> bool:
 def _over_bands(s: Statement, shapes: Shapes, done: frozenset[str] = frozenset()) -> Statement:
     """`Y[t] = +(X[s] * H[2*t - 3*s])` as `Y[t] = +(X[(2*t - k)/3] * H[k])`: where a tensor is read at an index of a
     summed variable and others, and is much shorter than that variable runs, by the index that it is read at."""
-    if s.aggregation not in _RUNNING or reads_itself(s) or asks_in_branches(s):
+    if s.aggregation not in SPLITTABLE or reads_itself(s) or asks_in_branches(s):
         return s
     outputs = set(index_variables(*(s.index or ())))
     accesses = list(constraining(*s.roots))

@@ -50,8 +50,8 @@ def statement_kinds(s: Statement, known: TensorKinds) -> Kinds:
 
 def aggregated(aggregation: str, body: Kinds) -> Kinds:
     rule = AGGREGATIONS[aggregation].result
-    if rule == "keep":
-        return body
+    if rule in ("keep", "bits"):
+        return body if rule == "keep" else body - FLOATING
     if rule == "accumulate":
         return _promoted(body, INTEGER)
     return FLOATING if rule == "float" else frozenset((kind(rule),))

@@ -19,7 +19,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Index
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, promote
 
-TENSORS_ONLY = ("atan2", "logaddexp", "clamp")  # torch takes no Python number for either argument
+NUMBERS_TOO = ("mod", "pow")  # functions of torch that take a Python number for either of two arguments
 _ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
 WITH_OUT = frozenset(
     "exp log sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh sigmoid erf floor ceil round log1p expm1 abs recip "
@@ -182,7 +182,7 @@ class TorchScalars(ScalarWriter):
         compute_dtype = self.compute_dtype_of(result.dtype)
         template = row.torch or "{0}"
         if row.result == "bool" and function != "bool":
-            return self._comparison(template, args), "bool"
+            return self._comparison(function, args), "bool"
         if function == "select":
             condition = self.condition(args[0])
             branches = [
@@ -214,7 +214,7 @@ class TorchScalars(ScalarWriter):
                 operands[0] = self.tensor(args[0], compute_dtype)
             return f"{name}({operands[0]}, {operands[1]})", compute_dtype
         negative = function == "pow" and not is_floating(result.dtype) and (args[1].number or 0) < 0  # in a tensor only
-        if function in TENSORS_ONLY or function in ("max", "min") or _all_numbers(args) or negative:
+        if _tensors_only(function) or _all_numbers(args) or negative:
             operands = [self.tensor(a, compute_dtype) for a in args]
         else:
             cast = self.operand if function in _ARITHMETIC else self.cast
@@ -233,15 +233,19 @@ class TorchScalars(ScalarWriter):
         code = self.tensor(v, dtype)
         return code if compute_dtype == dtype else f"{code}.to(torch.{compute_dtype})", compute_dtype
 
-    def _comparison(self, template: str, args: list[ScalarValue]) -> str:
+    def _comparison(self, function: str, args: list[ScalarValue]) -> str:
         """Operands are rounded to their common type first: a wider value must not differ from a stored one."""
         common = promote(*(a.type for a in args)).dtype
-        operands = [self.cast(a, common) for a in args]
-        if _all_numbers(args):
+        operands = [(self.tensor if _tensors_only(function) else self.cast)(a, common) for a in args]
+        if args[0].number is not None:
             operands[0] = self.tensor(args[0], common)
-        if args[0].number is not None and args[1].number is None:
-            operands[0] = self.tensor(args[0], common)
-        return template.format(*operands)
+        return (FUNCTIONS[function].torch or "").format(*operands)
+
+
+def _tensors_only(function: str) -> bool:
+    """Is it one of torch's that takes no Python number for any of several arguments?"""
+    row = FUNCTIONS[function]
+    return row.arity[1] > 1 and (row.torch or "").startswith("torch.") and function not in NUMBERS_TOO
 
 
 def _all_numbers(args: list[ScalarValue]) -> bool:

@@ -24,7 +24,7 @@ from tilec.backends.torch.recurrence.aggregates import nested
 from tilec.backends.torch.recurrence.numpy_steps import HostStep
 from tilec.backends.torch.recurrence.steps import Level, Loose, reads_own
 from tilec.errors import Unsupported
-from tilec.ir.aggregations import NUMBERED
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import constraining, product_of_demands
 from tilec.ir.functions import ONE, ZERO, call
 from tilec.ir.index import Affine
@@ -108,8 +108,13 @@ def assigned(s: Statement) -> Statement:
     return map_values(s, lambda e: _spelled(e, s.output))
 
 
+def _only_outside(aggregation: str) -> bool:
+    """Is it written with others, by statements that a recurrence cannot hold?"""
+    return AGGREGATIONS[aggregation].torch is None and aggregation != "mean"
+
+
 def _spelled(e: Expr, own: str) -> Expr:
-    if isinstance(e, Aggregate) and e.aggregation in NUMBERED and reads_own(e, own):
+    if isinstance(e, Aggregate) and _only_outside(e.aggregation) and reads_own(e, own):
         raise Unsupported(
             f"{e.aggregation} of what a recurrence computes cannot stand in the recurrence itself",
             e.span,

@@ -23,7 +23,7 @@ from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.magnitudes import MIRRORED, OF_MAGNITUDE, of_negated_magnitude
 from tilec.errors import TileError
 from tilec.ir.at_sizes import followed
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import FUNCTIONS, ROUNDING
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, index_variables, walk
@@ -267,7 +267,7 @@ class TritonScalars(ScalarWriter):
             return self._converted(args[0], result.dtype), compute_dtype
         if function in ("uint16", "uint32"):
             return f"({self._converted(args[0], 'int64')} & {2 ** int(function[4:]) - 1})", "int64"
-        if function in ("floor", "ceil", "round") and not is_floating(result.dtype):
+        if function in ROUNDING and not is_floating(result.dtype):
             return self.tensor(args[0], compute_dtype), compute_dtype
         if function == "pow" and args[1].number in (2, 3) and args[0].number is None:
             x = self.frame.assign("t", self.cast(args[0], compute_dtype), args[0].variables)

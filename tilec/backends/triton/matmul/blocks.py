@@ -83,6 +83,17 @@ def _config(t: tuple[int, ...], m: int, n: int, k: int) -> Config:
     return Config(bm, bn, min(t[2], max(LEAST, power_of_two(k))), t[3], t[4])
 
 
+def output_tiles(dot: Dot, space: Space, config: Config) -> int:
+    """How many blocks of the result there are, in the class that has most."""
+    per_class = [
+        -(-math.prod(e[v] for v in dot.rows) // config.bm)
+        * -(-math.prod(e[v] for v in dot.columns) // config.bn)
+        * math.prod(e[v] for v in dot.batch)
+        for e in space.extent
+    ]
+    return max(per_class)
+
+
 def inner_variables(dot: Dot, space: Space, view: StridedView, block: int) -> tuple[str, ...]:
     """The summed variables that a block of the reduction enumerates; the others are windows, walked one by one."""
     summed = list(dot.summed)

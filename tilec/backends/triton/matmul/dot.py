@@ -7,7 +7,7 @@ condition on the points zeroes an operand, or the result where it concerns outpu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, free
@@ -67,9 +67,12 @@ class OperandRewrite:
         return [*self.before, *steps, *self.after]
 
 
-def recognise_dot(space: Space, view: StridedView, one_channel: bool = False) -> Dot | None:
+def recognise_dot(
+    space: Space, view: StridedView, one_channel: bool = False, joined: Callable[[Expr], bool] = lambda f: False
+) -> Dot | None:
     """The statement as a product of two operands, None where it is none, or too small for tensor cores.
-    `one_channel`: output variables of a single value count as columns too."""
+    `one_channel`: output variables of a single value count as columns too. `joined`: factors of one operand, whatever
+    variables each has."""
     s = space.statement
     if s.aggregation != "sum" or s.default is not None or space.stored:
         return None
@@ -81,7 +84,8 @@ def recognise_dot(space: Space, view: StridedView, one_channel: bool = False) ->
     dtype = _dot_type(factors, element.dtype, view)
     if dtype is None:
         return None
-    found = sides_of(factors, space, frozenset(space.outputs) if one_channel else frozenset())
+    together = [f for f in factors if joined(f)]
+    found = sides_of(factors, space, frozenset(space.outputs) if one_channel else frozenset(), together)
     if found is None:
         return None
     if dtype != element.dtype and max(len(found.left), len(found.right)) > 1:
@@ -94,13 +98,16 @@ def recognise_dot(space: Space, view: StridedView, one_channel: bool = False) ->
     return replace(found, scale=scale, dtype=dtype)
 
 
-def sides_of(factors: list[Expr], space: Space, kept: frozenset[str] = frozenset()) -> Dot | None:
+def sides_of(
+    factors: list[Expr], space: Space, kept: frozenset[str] = frozenset(), joined: Sequence[Expr] = ()
+) -> Dot | None:
     """Factors (or terms) as two operands that share a summed variable, None where they are not. `kept`: variables that
-    count although they have a single value."""
+    count although they have a single value. `joined`: factors of one operand."""
     varying = {v for v in (*space.outputs, *space.reductions) if v in kept or not space.single(v)}
     groups: dict[frozenset[str], list[Expr]] = {}
+    shared = frozenset().union(*map(variables_outside, joined))
     for f in factors:
-        groups.setdefault(variables_outside(f) & varying, []).append(f)
+        groups.setdefault((shared if f in joined else variables_outside(f)) & varying, []).append(f)
     sides = _two_sides(groups, space, varying)
     if sides is None:
         return None

@@ -12,7 +12,7 @@ points exist, an accumulator that comes out infinite or NaN is computed again po
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from tilec.backends.common.code import parenthesised, python_name, tuple_text
@@ -24,7 +24,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, tri
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables
+from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables, output_tiles
 from tilec.backends.triton.matmul.dot import (
     LEAST,
     Dot,
@@ -85,7 +85,7 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     """The launch of a written kernel, and the table of its classes."""
     writer.write()
     config = writer.config
-    grid = (_tiles(writer.dot, writer.space, config), len(writer.space.classes), parts)
+    grid = (output_tiles(writer.dot, writer.space, config), len(writer.space.classes), parts)
     return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
 
 
@@ -96,20 +96,14 @@ def repair_steps(dot: Dot, space: Space, view: StridedView, flat: Statement, int
     config = Config(bm, bn, LEAST, 4, 1)
     writer = DotWriter(dot, space, view, int64_index, "ieee", config, "_repair")
     writer.repair()
-    return writer.kernel.launches((_tiles(dot, space, config), len(space.classes), 1), 4, 1, flat)
-
-
-def _tiles(dot: Dot, space: Space, config: Config) -> int:
-    per_class = [
-        -(-math.prod(e[v] for v in dot.rows) // config.bm)
-        * -(-math.prod(e[v] for v in dot.columns) // config.bn)
-        * math.prod(e[v] for v in dot.batch)
-        for e in space.extent
-    ]
-    return max(per_class)
+    return writer.kernel.launches((output_tiles(dot, space, config), len(space.classes), 1), 4, 1, flat)
 
 
 class DotWriter:
+    placed = "row"  # the name of where the program's rows are among all
+    stored = "row_in[:, None] & col_in[None, :]"  # the test of the elements that are stored
+    around: tuple[frozenset[str], ...] = ()  # what the scopes around the walk of the reduction bind
+
     def __init__(
         self,
         dot: Dot,
@@ -222,12 +216,16 @@ class DotWriter:
         k.constants["GROUP"] = self.config.group
         k.assign("group", "tile // (GROUP * across)")
         k.assign("members", "tl.minimum(down - group * GROUP, GROUP)")
-        k.assign("row", "(group * GROUP + tile % (GROUP * across) % members) * BM + tl.arange(0, BM)")
+        self._rows("(group * GROUP + tile % (GROUP * across) % members) * BM + tl.arange(0, BM)")
         k.assign("col", "(tile % (GROUP * across) // members) * BN + tl.arange(0, BN)")
-        k.assign("row_in", f"row < {k.count(dot.rows)}")
+        k.assign("row_in", f"{self.placed} < {k.count(dot.rows)}")
         k.assign("col_in", f"col < {k.count(dot.columns)}")
         for axis in (Axis("row", dot.rows, "BM"), Axis("col", dot.columns, "BN"), Axis("batch", dot.batch, None)):
             k.decode(axis)
+
+    def _rows(self, places: str) -> None:
+        """The numbers of the program's rows, which are at these places."""
+        self.kernel.assign("row", places)
 
     def _loop(self) -> None:
         k, config, (inner, windows) = self.kernel, self.config, self._reduction
@@ -254,7 +252,7 @@ class DotWriter:
     def _blocks(self, body: Callable[[Frame, Frame], None], rare: bool = False) -> CodeLine:
         """A loop over blocks of the reduction: `body` emits its lines, given the frames of a left and a right block.
         `rare`: it is seldom entered, and shall ask for no more memory on the chip than the others."""
-        k, dot, config, (inner, windows) = self.kernel, self.dot, self.config, self._reduction
+        k, config, (inner, windows) = self.kernel, self.config, self._reduction
         count = k.count(inner)
         even = not any(math.prod(e[v] for v in inner) % config.bk for e in self.space.extent)
         k.scopes.append(Scope())
@@ -269,15 +267,19 @@ class DotWriter:
         if not even:
             k.assign("red_in", f"red < {count}")
         k.decode(Axis("red", inner, "BK"))
-        loop = frozenset((*dot.summed, "red", "window"))
-        body(
-            Frame(k, ("row", "red"), {"row": "row_in", **tails}, loop),
-            Frame(k, ("red", "col"), {"col": "col_in", **tails}, loop),
-        )
+        body(*self._frames(tails))
         lines = tuple(k.scopes.pop().lines)
         span = "start, end" if config.parts > 1 else "0, steps"
         walk = f"tl.range({span}, num_stages=1)" if rare else f"range({span})"
         return ForLoop("step", walk, lines)
+
+    def _frames(self, tails: Mapping[str, str]) -> tuple[Frame, Frame]:
+        """Those of a left and a right block, in the walk of the reduction."""
+        loop = frozenset((*self.dot.summed, "red", "window"))
+        return (
+            Frame(self.kernel, ("row", "red"), {"row": "row_in", **tails}, *self.around, loop),
+            Frame(self.kernel, ("red", "col"), {"col": "col_in", **tails}, *self.around, loop),
+        )
 
     def _operand(self, frame: Frame, factors: tuple[Expr, ...], zeros, dtype: str | None = None) -> str:
         """A block of an operand, zero where it overhangs or its conditions fail."""
@@ -373,7 +375,7 @@ class DotWriter:
 
     def _store(self) -> None:
         k, s = self.kernel, self.space.statement
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *self.around)
         self._finish(frame)
         value, compute_dtype = finish(frame, self.space, "acc", self.accumulator.dtype, self.epilogue)
         output = self.epilogue[-1].output if self.epilogue else s.output
@@ -386,4 +388,4 @@ class DotWriter:
             cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
         else:
             address = frame.element_address(s, output)
-        k.store(address, f"result{cast}", "row_in[:, None] & col_in[None, :]")
+        k.store(address, f"result{cast}", self.stored)

@@ -134,7 +134,7 @@ class Table:
 @dataclass(frozen=True)
 class TorchLines:
     """Python lines over torch: `reads` and `writes` name the tensors, which are local variables of the lines as are
-    `numbers`, sizes that are left open; `dtypes`: of `writes`; `statements`: outputs of those carried out.
+    `device` and `numbers`, sizes that are left open; `dtypes`: of `writes`; `statements`: outputs of those carried out.
     `own_precision`: they run with cuDNN in the precision of matrix products, which torch keeps for all."""
 
     lines: tuple[str, ...]

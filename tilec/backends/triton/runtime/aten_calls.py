@@ -165,15 +165,20 @@ def _lines_function(text: str, statements: str) -> Callable[..., tuple]:
     return scope["lines"]
 
 
-def torch_lines(step: TorchLines) -> AtenStep:
-    """The lines as a function of the tensors they read, with their numbers."""
-    return lines_at(step)(step.numbers)
+def torch_lines(step: TorchLines, device: torch.device) -> AtenStep:
+    """The lines as a function of the tensors they read, with their numbers; `device` is where they make others."""
+    return lines_at(step, device)(step.numbers)
 
 
-def lines_at(step: TorchLines) -> Callable[[Iterable[tuple[str, int]]], AtenStep]:
+def lines_at(step: TorchLines, device: torch.device) -> Callable[[Iterable[tuple[str, int]]], AtenStep]:
     """The same of other numbers."""
     results = ", ".join(map(python_name, step.writes))
-    header = f"def lines({', '.join([*map(python_name, step.reads), *(name for name, _ in step.numbers)])}):"
+    names = [*map(python_name, step.reads), *(name for name, _ in step.numbers), "device"]
+    header = f"def lines({', '.join(names)}):"
     text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
     function = _lines_function(text, ", ".join(step.statements))
-    return lambda numbers: AtenStep(partial(function, **dict(numbers)), step.reads, step.writes, step.own_precision)
+
+    def at(numbers: Iterable[tuple[str, int]]) -> AtenStep:
+        return AtenStep(partial(function, **dict(numbers), device=device), step.reads, step.writes, step.own_precision)
+
+    return at

@@ -68,7 +68,9 @@ class OpenNative:
         self._device = next(iter(inputs.values())).device
         self._shared = may_share(plan)
         python = [s for s in plan.steps if isinstance(s, Table | TorchLines)]
-        self._makers = [lines_at(s) if isinstance(s, TorchLines) and depends_on_sizes(s) else None for s in python]
+        self._makers = [
+            lines_at(s, self._device) if isinstance(s, TorchLines) and depends_on_sizes(s) else None for s in python
+        ]
         self._functions = [operation(s) if m is None else None for s, m in zip(python, self._makers, strict=True)]
         self._kinds: dict[str, object] = {name: specialised(t) for name, t in inputs.items()}
         for s in plan.steps:

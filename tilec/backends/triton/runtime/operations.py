@@ -29,7 +29,7 @@ def operation_of(step: object, device: torch.device) -> Operation:
         case Release(names):
             return _release(names)
         case TorchLines():
-            return torch_lines(step)
+            return torch_lines(step, device)
         case SubPlan():
             return _part(step, device)
         case TiledLoop():

@@ -190,11 +190,12 @@ def _way(
     assert own is not None
     runs = replace(runs, space=own, view=view, keyed=numbering, columns=across, along=along, margins=margins)
     positions = math.prod(places.lengths(margins))
-    runs = replace(runs, sort=Sort(s.output, points, positions, int64_index))
+    sort_ = Sort(s.output, points, positions, int64_index)
+    runs = replace(runs, sort=sort_)
     content = runs.name("default")
     kept_too = [_contiguous_default(s, content, types)] if s.default is not None else []
     made = (*after, *([content] if s.default is not None else []))
-    return Sorted((*before, *kept_too), _sort(runs, places, types, strides, carry), runs, made)
+    return Sorted((*before, *kept_too), sorted_points(sort_, places, margins, types, strides, carry), runs, made)
 
 
 def _selected(s: Statement, named: Sequence[Affine], wanted: Sequence[Condition]) -> Statement:
@@ -212,12 +213,17 @@ def _selected(s: Statement, named: Sequence[Affine], wanted: Sequence[Condition]
     return replace(s, index=tuple(index), guard=guard, constraints=constraints)
 
 
-def _sort(
-    runs: Runs, places: PointPlaces, types: Mapping[str, TensorType], strides: Strides, carry: StatementPlanner
+def sorted_points(
+    sort: Sort,
+    places: PointPlaces,
+    margins: Margins,
+    types: Mapping[str, TensorType],
+    strides: Strides,
+    carry: StatementPlanner,
 ) -> Once:
     """Steps that sort the points by position."""
-    position, sort = places.position(runs.margins), runs.sort
-    assert sort is not None and position.output == sort.keys
+    position = places.position(margins)
+    assert position.output == sort.keys
     at = sort.keys
     shape = tuple(size_of(n) for n in position.sizes or ())
     types = {**types, at: TensorType(shape, sort.dtype)}

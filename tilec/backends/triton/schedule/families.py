@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from tilec.backends.triton.grouped_matmul.kernels import group_sum_steps, grouped_product, grouped_steps
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, fitted, inner_variables
@@ -85,7 +86,8 @@ def _scattered(
 ) -> list[Step] | None:
     int64_index = needs_int64_index((flat, *epilogue), types, strides, None)
     carry, margins = partial(statement_steps, setting=setting), setting.margins.get(flat.output, ())
-    return scattered(flat, types, strides, int64_index, carry, epilogue, margins)
+    products = None if margins else group_sum_steps(flat, types, strides, int64_index, setting, carry, epilogue)
+    return products or scattered(flat, types, strides, int64_index, carry, epilogue, margins)
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,12 @@ def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
     return _exponential_steps(found, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue)
 
 
+def _grouped(p: Problem, found: Any) -> list[Step] | None:
+    product, config = found
+    carry = partial(statement_steps, setting=p.setting)
+    return grouped_steps(product, config, p.flat, p.int64_index, p.setting, carry, p.epilogue)
+
+
 def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     """Both operands and their squares, then the product."""
     if p.epilogue and not p.space.covers:
@@ -283,6 +291,11 @@ FAMILIES = (
         lambda p: p.dot,
         lambda p, dot: dot_steps(dot, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue),
         lambda p, dot: worthwhile_padded(dot, p.space, p.view),
+    ),
+    Family(
+        "grouped product",
+        lambda p: grouped_product(p.space, p.view, p.setting) if p.dot is None else None,
+        _grouped,
     ),
     Family(
         "product of exponentials",

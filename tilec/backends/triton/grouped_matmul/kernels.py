@@ -1,0 +1,219 @@
+"""Kernels of grouped products: tiles of a product whose rows, or whose points of the sum, are taken in order of keys.
+
+A block of sorted rows is multiplied by the matrix of each key that it holds, and of each product the rows of that key
+are stored: what other rows hold, infinities too, touches nothing. Nothing is padded or copied, and which rows share a
+block depends on the keys alone, so that the bits are the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import Axis, Scope, all_text, triton_type
+from tilec.backends.triton.grouped_matmul.products import (
+    GroupedProduct,
+    group_sums_pay,
+    grouped_pays,
+    recognise_group_sums,
+    recognise_grouped,
+)
+from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.blocks import Config, choose_config, fitted, output_tiles
+from tilec.backends.triton.matmul.dot import LEAST
+from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter, launched
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop
+from tilec.backends.triton.plan.plan import Release, Setting, Step
+from tilec.backends.triton.plan.sizes import Strides, power_of_two
+from tilec.backends.triton.scatter.scatter import StatementPlanner, sorted_points
+from tilec.backends.triton.scatter.sort import KEY_SHIFT, Sort
+from tilec.ir.program import Statement
+from tilec.ir.types import ITEM_BYTES, Types
+
+# of 16 bits: the fastest of ten settings for rows, and for sums over points, at three sizes on an H100
+ROW_TILE, SUM_TILE = Config(64, 128, 64, 4, 4), Config(128, 128, 64, 8, 4)
+
+
+def grouped_product(space: Space, view: StridedView, setting: Setting) -> tuple[GroupedProduct, Config] | None:
+    """The statement as a product of each row by its key's matrix, and the blocks, where that pays."""
+    found = recognise_grouped(space, view)
+    if found is None:
+        return None
+    config = _blocks(found, ROW_TILE, setting)
+    mean = power_of_two(-(-found.points // found.count))
+    config = replace(config, bm=min(config.bm, max(LEAST, mean)))
+    return (found, config) if grouped_pays(found, config.bm) else None
+
+
+def grouped_steps(
+    found: GroupedProduct,
+    config: Config,
+    flat: Statement,
+    int64_index: bool,
+    setting: Setting,
+    carry: StatementPlanner,
+    epilogue: Sequence[Statement] = (),
+) -> list[Step] | None:
+    """Steps that sort the rows by key and multiply; None where they take no such epilogue."""
+    if epilogue and not found.space.covers:
+        return None
+    return _steps(GroupedWriter, found, config, flat, int64_index, setting, carry, epilogue)
+
+
+def group_sum_steps(
+    flat: Statement,
+    types: Types,
+    strides: Strides,
+    int64_index: bool,
+    setting: Setting,
+    carry: StatementPlanner,
+    epilogue: Sequence[Statement] = (),
+) -> list[Step] | None:
+    """Steps that sum a product over the points of each key, and its epilogue; None where the statement is none, or
+    terms one by one take less time."""
+    found = recognise_group_sums(flat, types, strides)
+    if found is None:
+        return None
+    config = _blocks(found, SUM_TILE, setting)
+    if not group_sums_pay(found, output_tiles(found.dot, found.space, config)):
+        return None
+    return _steps(GroupSumWriter, found, config, flat, int64_index, setting, carry, epilogue)
+
+
+def _blocks(found: GroupedProduct, largest: Config, setting: Setting) -> Config:
+    """The blocks of a product, of 16-bit operands no larger than these: rows and points are read one by one."""
+    config = replace(choose_config(found.dot, found.space, setting.device.shared), parts=1)
+    large = ITEM_BYTES[found.dot.dtype] == 2 and config.bm * config.bn > largest.bm * largest.bn
+    return fitted(replace(largest, bk=config.bk), 2, setting.device.shared) if large else config
+
+
+def _steps(
+    writer: type[GroupedWriter] | type[GroupSumWriter],
+    found: GroupedProduct,
+    config: Config,
+    flat: Statement,
+    int64_index: bool,
+    setting: Setting,
+    carry: StatementPlanner,
+    epilogue: Sequence[Statement],
+) -> list[Step]:
+    sort = Sort(found.space.statement.output, found.points, found.count, int64_index)
+    ordered = sorted_points(sort, found.places, (), found.types, found.strides, carry)
+    own = writer(found, sort, int64_index, PRECISION[setting.precision], config, epilogue)
+    return [ordered, *launched(own, flat), Release(ordered.makes)]
+
+
+class GroupedWriter(DotWriter):
+    """Rows in order of their keys, each by the matrix of its own."""
+
+    placed = "place"
+
+    def __init__(
+        self,
+        found: GroupedProduct,
+        sort: Sort,
+        int64_index: bool,
+        precision: str,
+        config: Config,
+        epilogue: Sequence[Statement],
+    ):
+        super().__init__(found.dot, found.space, found.view, int64_index, precision, config, "_grouped", epilogue)
+        self.found, self.sort = found, sort
+        self.key = self.kernel.names.fresh("key")
+        self.around = (frozenset((*found.group, *found.space.outputs, "row", "col")),)
+
+    def _rows(self, places: str) -> None:
+        k, sort = self.kernel, self.sort
+        k.assign("place", places)
+        order, inside = k.pointer(sort.order), f"place < {k.count(self.dot.rows)}"
+        keys = k.pointer(sort.moved[0])
+        item = k.line("item", f"tl.load({order} + place, mask={inside}, other=0)")
+        shift = f" >> {KEY_SHIFT}" if sort.packed else ""
+        kind = self.integer
+        own = item if sort.packed else k.line("item", f"tl.load({keys} + place, mask={inside}, other=0)")
+        before = k.line("before", f"tl.load({keys} + place - 1, mask=({inside}) & (place > 0), other=0)")
+        self.keys = k.line("keys", f"({own}{shift}).to({kind})")
+        k.assign("row", f"{item}.to({kind})")
+        # the first of a block may have its like in the block before
+        head = f"(({before}{shift}).to({kind}) != {self.keys}) | (tl.arange(0, BM) == 0)"
+        self.distinct = k.line("distinct", f"tl.sum((({inside}) & ({head})).to(tl.int32), 0)")
+
+    def _loop(self) -> None:
+        """A product for each key of the block, and the rows of that key stored; none for those that have no key."""
+        k, key = self.kernel, self.key
+        beyond = k.number("keys", "beyond", self.found.count + 1, False)
+        k.assign(key, f"tl.min(tl.where(row_in, {self.keys}, {beyond}), 0)")
+        k.scopes.append(Scope())
+        k.value_of[self.found.group[0]] = k.line("matrix", f"tl.maximum({key} - 1, 0)")
+        super()._loop()
+        super()._store()
+        k.assign(key, f"tl.min(tl.where({self.keys} > {key}, {self.keys}, {beyond}), 0)")
+        lines = tuple(k.scopes.pop().lines)
+        k.add(ForLoop("over", f"range({self.distinct})", lines))
+
+    def _finish(self, frame: Frame) -> None:
+        super()._finish(frame)
+        self.kernel.assign("acc", f"tl.where({self.key} > 0, acc, 0)")
+        self.stored = f"(row_in & ({self.keys} == {self.key}))[:, None] & col_in[None, :]"
+
+    def _store(self) -> None:
+        """In the walk."""
+
+
+class GroupSumWriter(DotWriter):
+    """A product for each key, summed over the key's points."""
+
+    def __init__(
+        self,
+        found: GroupedProduct,
+        sort: Sort,
+        int64_index: bool,
+        precision: str,
+        config: Config,
+        epilogue: Sequence[Statement],
+    ):
+        super().__init__(found.dot, found.space, found.view, int64_index, precision, config, "_grouped", epilogue)
+        self.found, self.sort = found, sort
+
+    def _loop(self) -> None:
+        k = self.kernel
+        starts = k.pointer(self.sort.starts)
+        at = k.line("run", self._run())
+        self.begin, self.end = (
+            k.line(stem, f"tl.load({starts} + {at}{more}).to({self.integer})")
+            for stem, more in (("begin", ""), ("stop", " + 1"))
+        )
+        k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        k.add(self._points_of_key())
+
+    def _run(self) -> str:
+        """The key's number: of several axes, as the output has them."""
+        k, text = self.kernel, "0"
+        for v in self.found.group:
+            value = k.value_of[v]
+            text = value if text == "0" else f"({text}) * {k.extent(v)} + {value}"
+        return text
+
+    def _points_of_key(self) -> CodeLine:
+        k, order = self.kernel, self.kernel.pointer(self.sort.order)
+        k.scopes.append(Scope())
+        k.assign("place", "first + tl.arange(0, BK)")
+        k.assign("red_in", f"place < {self.end}")
+        k.assign("red", f"tl.load({order} + place, mask=red_in, other=0).to({self.integer})")
+        k.decode(Axis("red", self.found.dot.summed, "BK"))
+        self._ask()
+        frames = self._frames({"red": "red_in"})
+        self._multiplied(*frames)
+        lines = tuple(k.scopes.pop().lines)
+        return ForLoop("first", f"range({self.begin}, {self.end}, BK)", lines)
+
+    def _ask(self) -> None:
+        """Points at which a condition fails count as outside, for both operands."""
+        k, asked = self.kernel, self.found.asked
+        if not asked:
+            return
+        frame = Frame(k, ("red",), {"red": "red_in"}, frozenset((*self.found.dot.summed, "red")))
+        tests = self._tests(frame, self._scalars(frame, (), asked), asked)
+        k.assign("red_in", all_text(["red_in", *tests]))

@@ -1,0 +1,168 @@
+"""Sums over what names a matrix (an expert of several), after the products with these matrices.
+
+`Y[t, o] = +(G[t, k] * H[t, k, f] * W[E[t, k], f, o])` adds up, over the experts k of a token, products with the matrix
+of each. The product over f is a statement of its own, `P[t, k, o] = +(H[t, k, f] * W[E[t, k], f, o])`, which a backend
+carries out on tensor cores, and the sum over k comes after it: `Y[t, o] = +(G[t, k] * P[t, k, o])`, over the k at which
+W is read inside. 16-bit sums are kept in float32 between the two. Equal products become one statement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilec.ir.functions import ZERO, all_of
+from tilec.ir.index import distinct_variables, linear, place_value
+from tilec.ir.infer import expression_type, infer, statement_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Program,
+    Statement,
+    accesses_in,
+    index_variables,
+    reads_itself,
+    walk,
+)
+from tilec.ir.types import CASTS, NARROW, TensorType, Types, is_floating
+from tilec.lattice.sets import InRange, depends_on_data, domain, sizes_of
+from tilec.transforms.lower.decompose import in_type
+from tilec.transforms.util.factors import Factor, as_float32, factors_of, quotient_of
+from tilec.transforms.util.naming import Names
+
+Products = dict[tuple[Expr, tuple[Expr, ...] | None], Statement]  # by body and index
+
+LEAST_SIDE = 16  # rows, columns and points of a sum for which a product of its own is worth it
+
+
+def split_keyed_sums(program: Program, inputs: Types) -> Program:
+    """The program with products by matrices that computed indices name apart from sums over these indices."""
+    if not any(depends_on_data(linear(i)) for s in program.statements for a in accesses_in(s.body) for i in a.index):
+        return program
+    types = dict(infer(program, inputs))
+    names = Names.of(program)
+    statements: list[Statement] = []
+    products: Products = {}
+    for s in program.statements:
+        statements += _split(s, types, names, products) or [s]
+    return replace(program, statements=tuple(statements))
+
+
+@dataclass(frozen=True)
+class _KeyedSum:
+    """A sum of products of which `matrix` is at a computed place: the variables that this depends on (`key`) and the
+    others of the matrix. `size` of every variable; `summed`: those that are no output's. `asked` of the points."""
+
+    statement: Statement
+    factors: Sequence[Factor]
+    matrix: Factor
+    key: frozenset[str]
+    others: tuple[str, ...]
+    size: Mapping[str, int]
+    summed: tuple[str, ...]
+    asked: tuple[InRange, ...]
+
+
+def _split(s: Statement, types: dict[str, TensorType], names: Names, products: Products) -> list[Statement] | None:
+    """Statements that take the place of this one; `products` that there are already, which new ones join."""
+    whole = _keyed_sum(s, types)
+    if whole is None:
+        return None
+    found = [(inner, rest) for over in _candidates(whole) for inner, rest in [_product(whole, over, types, names)]]
+    if not found:
+        return None
+    known = next(((p, rest) for inner, rest in found if (p := products.get((inner.body, inner.index)))), None)
+    inner, rest = known or min(found, key=lambda pair: math.prod(sizes_of(pair[0])))
+    place = Access(inner.output, inner.index or ())
+    tests = [
+        test
+        for c in whole.asked
+        for e in (place_value(c.form.to_value()),)
+        for test in (Call("ge", (e, ZERO)), Call("lt", (e, Int(c.bound))))
+    ]
+    outer = replace(s, body=quotient_of([Factor(place, False), *rest]), guard=all_of(tests))
+    there = {**types, inner.output: statement_type(inner, types)}
+    last = [outer]
+    if statement_type(outer, there) != types[s.output]:
+        if types[s.output].dtype not in NARROW:
+            return None
+        last = in_type(outer, types[s.output].dtype, there, names)
+    types[inner.output] = there[inner.output]
+    products[inner.body, inner.index] = inner
+    return last if known else [inner, *last]
+
+
+def _keyed_sum(s: Statement, types: Types) -> _KeyedSum | None:
+    """None where it is none, and where points are no box but for what data say."""
+    plain = s.guard is None and s.default is None and not s.constraints and not reads_itself(s)
+    outputs = distinct_variables(s.index) if s.aggregation == "sum" and plain else None
+    if (
+        outputs is None
+        or not is_floating(types[s.output].dtype)
+        or any(isinstance(e, Inside | Pad) for e in walk(s.body))
+    ):
+        return None
+    factors = factors_of(s.body, types)
+    if any(not is_floating(expression_type(f.value, types).dtype) for f in factors if index_variables(f.value)):
+        return None
+    size = dict(zip(outputs, types[s.output].shape, strict=True))
+    matrices = []
+    for f in factors:
+        for a in accesses_in(f.value):
+            for e, n in zip(a.index, types[a.tensor].shape, strict=True):
+                form = linear(e)
+                if depends_on_data(form):
+                    matrices.append((f, form, a))
+                elif form.bare is None or size.setdefault(form.bare, n) != n:
+                    return None
+    if len(matrices) != 1 or not set(index_variables(s.body)) <= size.keys():
+        return None
+    ((matrix, form, access),) = matrices
+    read = matrix.value.args[0] if isinstance(matrix.value, Call) and matrix.value.function in CASTS else matrix.value
+    key = frozenset(index_variables(form.to_expr()))
+    others = tuple(v for e in access.index if (v := linear(e).bare) is not None)
+    if read != access or matrix.divides or key & {*others} or len({*others}) != len(others):
+        return None
+    asked = domain(s, {name: t.shape for name, t in types.items()}).dependent
+    if not all(c.form.is_integral and key.issuperset(index_variables(c.form.to_expr())) for c in asked):
+        return None
+    summed = tuple(v for v in index_variables(s.body) if v not in outputs)
+    return _KeyedSum(s, factors, matrix, key, others, size, summed, asked)
+
+
+def _candidates(whole: _KeyedSum) -> Iterator[frozenset[str]]:
+    """Sums over some variables of the matrix, which other variables are summed after."""
+    inside = [v for v in whole.others if v in whole.summed]
+    for over in [frozenset(inside), *(frozenset((v,)) for v in inside if len(inside) > 1)]:
+        columns = [v for v in whole.others if v not in over]
+        operands = [f for f in whole.factors if f is not whole.matrix and over & {*index_variables(f.value)}]
+        variables = {v for f in operands for v in index_variables(f.value)}
+        counts = (
+            math.prod(whole.size[v] for v in over),
+            math.prod(whole.size[v] for v in columns if v not in variables),
+            math.prod(whole.size[v] for v in whole.key),
+        )
+        left = {*whole.summed} - over
+        if over and left and over <= variables and not any(f.divides for f in operands) and min(counts) >= LEAST_SIDE:
+            yield over
+
+
+def _product(whole: _KeyedSum, over: frozenset[str], types: Types, names: Names) -> tuple[Statement, list[Factor]]:
+    """The product summed over these variables, and the factors that stay outside of it."""
+    s = whole.statement
+    inner = [f for f in whole.factors if f is whole.matrix or over & {*index_variables(f.value)}]
+    used = {v for f in inner for v in index_variables(f.value)} - over
+    columns = [v for v in whole.others if v in used and v not in whole.key]
+    order = [*(v for v in whole.size if v in used and v not in columns), *columns]
+    halved = types[s.output].dtype in NARROW
+    body = quotient_of([as_float32(f, halved) for f in inner])
+    sizes = tuple(Int(whole.size[v]) for v in order)
+    index = tuple(map(Index, order))
+    product = Statement(names.fresh(f"{s.output}_product"), index, sizes, body, "sum", span=s.span)
+    return product, [f for f in whole.factors if f not in inner]
