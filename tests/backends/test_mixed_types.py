@@ -90,3 +90,15 @@ def test_products_by_matrices_that_elements_name() -> None:
             y = f(g, h, w, places)
             wanted = tilec.interpret(f.tile, *[t.double().numpy() for t in (g, h, w)], places.numpy())
             assert y.dtype is own and np.abs(y.double().numpy() - wanted).max() < EXACT[own] * np.abs(wanted).max()
+
+
+def test_pairs_of_three_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are divided whatever that gains; what two of the operands make has the type of the sum."""
+    monkeypatch.setattr("tilec.backends.common.pairs.GAIN", 0.0)
+    f = tilec.compile("D[i, l] = +(A[i, k] * B[k, j] * C[j, l])")
+    generator = torch.Generator().manual_seed(0)
+    a, b, c, d = (0.2 + torch.rand(WIDTH, WIDTH, generator=generator) for _ in range(4))
+    given = [a.bfloat16(), b.bfloat16(), c.requires_grad_()]
+    (found,) = torch.autograd.grad(f(*given), c, d)
+    wanted = (given[0].double() @ given[1].double()).T @ d.double()
+    assert (found - wanted).abs().max() < EXACT[torch.float32] * wanted.max()
