@@ -30,6 +30,7 @@ SUMS = {
     "three operands": ("Y[i : I] = sum(i >= j ? A[i, f] * V[j, f] * P[i, j]);", "A ij V ij P ij", "AVP"),
     "two products": ("P[i, d] = +(G[i, j]*X[j, d]); Q[i, d] = +(H[j, i]*X[j, d]); Y = P + Q;", "G ij H ij X ij", "X"),
 }
+KEYED = "function (G[16, 2], H[16, 2, 33], W[5, 33, 17], E[16, 2]) -> (Y) {{ Y[t, o : 16, 17] = +({}); }}"
 SIZES = {"I": WIDTH, "J": WIDTH, "K": WIDTH, "L": WIDTH, "D": WIDTH}
 
 
@@ -75,3 +76,29 @@ def test_intermediate_sums(name: str) -> None:
             given = tuple(own if n == w else other for n in inputs.split()[::2])
             dtype, found = error(f, shapes, given, 0.2)
             assert dtype is own and found < EXACT[own], (given, found)
+
+
+def test_products_by_matrices_that_elements_name() -> None:
+    f = tilec.compile(KEYED.format("G[t, k] * H[t, k, f] * W[E[t, k], f, o]"))
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(16, 2), (16, 2, 33), (5, 33, 17)]
+    places = torch.randint(-1, 6, (16, 2), generator=generator)
+    for given in itertools.product(FLOATS, repeat=3):
+        own = min(given, key=FLOATS.index)
+        if given[0] is own and len({*given}) == 2 and given[1] is given[2] and {*given} != {*FLOATS[2:]}:
+            g, h, w = ((0.2 + torch.rand(s, generator=generator)).to(t) for s, t in zip(shapes, given, strict=True))
+            y = f(g, h, w, places)
+            wanted = tilec.interpret(f.tile, *[t.double().numpy() for t in (g, h, w)], places.numpy())
+            assert y.dtype is own and np.abs(y.double().numpy() - wanted).max() < EXACT[own] * np.abs(wanted).max()
+
+
+def test_pairs_of_three_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are divided whatever that gains; what two of the operands make has the type of the sum."""
+    monkeypatch.setattr("tilec.backends.common.pairs.GAIN", 0.0)
+    f = tilec.compile("D[i, l] = +(A[i, k] * B[k, j] * C[j, l])")
+    generator = torch.Generator().manual_seed(0)
+    a, b, c, d = (0.2 + torch.rand(WIDTH, WIDTH, generator=generator) for _ in range(4))
+    given = [a.bfloat16(), b.bfloat16(), c.requires_grad_()]
+    (found,) = torch.autograd.grad(f(*given), c, d)
+    wanted = (given[0].double() @ given[1].double()).T @ d.double()
+    assert (found - wanted).abs().max() < EXACT[torch.float32] * wanted.max()

@@ -21,7 +21,7 @@ from tilec.prepare.prepared import Specialised
 from tilec.saving import Backward, Partition
 from tilec.torch_op import dtensors
 from tilec.torch_op.levels import Outputs
-from tilec.transforms.lower.absent import without_cotangents
+from tilec.transforms.checkpoint.absent import without_cotangents
 from tilec.transforms.simplify.simplify import simplify
 
 if TYPE_CHECKING:

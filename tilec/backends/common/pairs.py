@@ -36,7 +36,7 @@ from tilec.ir.program import (
     value_accesses,
     walk,
 )
-from tilec.ir.types import FLOATS, NARROW, TensorType, Types, is_floating
+from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types, is_floating
 from tilec.transforms.util.naming import Names
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
@@ -63,20 +63,22 @@ class FactorSpace:
 
 
 def as_floats(factors: Sequence[Expr], types: Types, dtype: str) -> tuple[Expr, ...]:
-    """The factors, where more than one is an integer with these converted: two that meet in a pair would wrap in their
-    own type. 16 bits hold small integers alone, and 0 times the infinity that others become is no number: these are
-    int64, which does not raise the type of a product with floats."""
+    """The factors in types in which pairs of them can be stored. Of several integers these are others:
+    two that meet would wrap in their own type. 16 bits hold small integers alone, and 0 times the infinity that others
+    become is no number: these are int64, which does not raise the type of a product with floats. Floats narrower than
+    the sum are as wide: what two of them make would be rounded to fewer digits."""
     own = {f: expression_type(f, types) for f in factors}
     integers = [f for f in factors if not is_floating(own[f].dtype)]
-    if len(integers) < 2:
-        return tuple(factors)
 
     def converted(f: Expr) -> Expr:
+        t = own[f]
         if f not in integers:
+            return call(dtype, f) if not t.weak and ITEM_BYTES[t.dtype] < ITEM_BYTES[dtype] else f
+        if len(integers) < 2:
             return f
-        if dtype not in NARROW or own[f].dtype in _EXACT_IN_16_BITS:
+        if dtype not in NARROW or t.dtype in _EXACT_IN_16_BITS:
             return call(dtype, f)
-        return f if own[f].dtype == "int64" else call("int64", f)
+        return f if t.dtype == "int64" else call("int64", f)
 
     return tuple(map(converted, factors))
 

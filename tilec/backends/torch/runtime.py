@@ -346,9 +346,7 @@ def _backward(g, x, k, stride, padding, dilation, groups, which):
 def _widen(a: Tensor, b: Tensor) -> bool:
     """Whether a convolution of these is one in float32: on the CPU, of float16, and of bfloat16 with infinities, which
     oneDNN multiplies by zeros where it fills pairs of terms up."""
-    if a.device.type != "cpu":
-        return False
-    return a.dtype is torch.float16 or a.dtype is torch.bfloat16 and not finite(a, b)
+    return a.device.type == "cpu" and (a.dtype is torch.float16 or a.dtype is torch.bfloat16 and not finite(a, b))
 
 
 def _empty(shape: Ints, beside: Tensor) -> Tensor:

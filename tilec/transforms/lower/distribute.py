@@ -40,7 +40,16 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.stack_operands import full_extents, plain_sum, stack_operands
-from tilec.transforms.util.factors import Factor, added, factors_of, held_in, is_number, quotient_of, terms_of, widened
+from tilec.transforms.util.factors import (
+    Factor,
+    added,
+    as_accumulated,
+    factors_of,
+    in_wider_type,
+    is_number,
+    quotient_of,
+    terms_of,
+)
 from tilec.transforms.util.naming import Names
 
 _FEWEST = 9  # rows, columns and terms from which a product is one of matrices
@@ -125,7 +134,7 @@ def _of_both(
             return None  # what is computed need not be stored as it is
         index, sizes = tuple(map(Index, kept)), tuple(Int(extent[v]) for v in kept)
         dtype = types[p.output].dtype
-        one, two = widened(one, dtype, types), widened(two, dtype, types)
+        one, two = in_wider_type(one, dtype, types), in_wider_type(two, dtype, types)
         body = one - two if minus else one + two
         both = Statement(names.fresh(f"{p.output}_both"), index, sizes, body, "assign", None, span=p.span)
         return both, replace(p, body=call("mul", Access(both.output, index), shared))
@@ -150,7 +159,7 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     sizes = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
     dtype = types[s.output].dtype
     halved = dtype in NARROW
-    factors = [held_in(f, dtype, types) for f in cut.shared]
+    factors = [as_accumulated(f, dtype, types) for f in cut.shared]
     known = dict(types)
     made: list[Statement] = []
 
@@ -164,8 +173,8 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
         known[output] = statement_type(made[-1], known)
         return Access(output, index)
 
-    held = "float32" if halved else dtype
-    summed, leaving = (widened(added(terms), held, types) for terms in (cut.summed, cut.leaving))
+    compute_dtype = "float32" if halved else dtype
+    summed, leaving = (in_wider_type(added(terms), compute_dtype, types) for terms in (cut.summed, cut.leaving))
     if not halved:
         walked = full_extents(s, types)
         assert walked is not None

@@ -39,7 +39,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating, kind
-from tilec.transforms.util.factors import Factor, factors_of, held_in, quotient_of, unwidened
+from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of, unwidened
 from tilec.transforms.util.naming import Names
 
 
@@ -173,7 +173,7 @@ def _eliminated(
     places = tuple(map(Index, index))
     sizes = tuple(Int(whole.extent[w]) for w in index)
     dtype = types[s.output].dtype
-    inside = inside if dtype in NARROW else [held_in(f, dtype, types) for f in inside]
+    inside = inside if dtype in NARROW else [as_accumulated(f, dtype, types) for f in inside]
     first = Statement(name, places, sizes, quotient_of(inside), "sum", all_of(guards), span=s.span)
     return [first, _rest(whole, v, Access(name, places), outside)]
 

@@ -38,7 +38,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import Box, Shapes, bounds_of, covers, domain, sizes_of
-from tilec.transforms.util.factors import Factor, factors_of, held_in, quotient_of
+from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
 LEAST_SPARED = 8  # terms that storing and reading an element again is worth, where parts are saved as well
@@ -170,7 +170,7 @@ def _is_covered(order: _Order, s: Statement, shapes: Shapes) -> bool:
     return first.constant <= 0 and last.constant >= order.width - 1 and covers(inside, shapes)
 
 
-def _body(order: _Order, taken: set[str], held: Callable[[Factor], Factor]) -> tuple[list[str], Expr]:
+def _body(order: _Order, taken: set[str], accumulated: Callable[[Factor], Factor]) -> tuple[list[str], Expr]:
     """Variables for the places of what goes first, and its terms there."""
     h = [fresh_variable("h", taken) for _ in order.places]
     at = dict(zip(order.places, h, strict=True))
@@ -180,17 +180,17 @@ def _body(order: _Order, taken: set[str], held: Callable[[Factor], Factor]) -> t
             return replace(e, index=tuple(Index(at[linear(i)]) if linear(i) in at else i for i in e.index))
         return rebuild(e, visit)
 
-    return h, quotient_of([held(replace(f, value=visit(f.value))) for f in order.inner])
+    return h, quotient_of([accumulated(replace(f, value=visit(f.value))) for f in order.inner])
 
 
 def _separated(s: Statement, order: _Order, types: Types, names: Names) -> list[Statement]:
     written, dtype = s.index or (), statement_type(s, types).dtype
     taken = set(index_variables(*s.roots, *written))
 
-    def held(f: Factor) -> Factor:
-        return held_in(f, dtype, types)
+    def accumulated(f: Factor) -> Factor:
+        return as_accumulated(f, dtype, types)
 
-    h, body = _body(order, taken, held)
+    h, body = _body(order, taken, accumulated)
     first = Statement(
         names.fresh(f"{s.output}_along"),
         order.among(map(Index, h), written[order.axis]),
@@ -205,7 +205,7 @@ def _separated(s: Statement, order: _Order, types: Types, names: Names) -> list[
     last = replace(
         s,
         index=tuple(v if k == order.axis else e for k, e in enumerate(written)),
-        body=quotient_of([*map(held, order.outer), Factor(read, False)]),
+        body=quotient_of([*map(accumulated, order.outer), Factor(read, False)]),
         constraints=order.late,
     )
     if dtype not in NARROW:

@@ -35,7 +35,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import Box, bounds, covers, sizes_of
 from tilec.transforms.lower.eliminate import POINTWISE_NODES
-from tilec.transforms.util.factors import Factor, factors_of, held_in, quotient_of
+from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
 SPARED = 32  # terms that storing and reading an element again is worth, in float32: 5x5 is quicker whole
@@ -165,10 +165,10 @@ def _last(
     sizes = tuple(n if w == h else shape[w] for w in place)
     name = names.fresh(f"{s.output}_along")
 
-    def held(f: Factor) -> Factor:
-        return held_in(f, dtype, types) if s.aggregation == "sum" else f
+    def accumulated(f: Factor) -> Factor:
+        return as_accumulated(f, dtype, types) if s.aggregation == "sum" else f
 
-    body = quotient_of([held(replace(f, value=_at(f.value, form, h))) for f in inner])
+    body = quotient_of([accumulated(replace(f, value=_at(f.value, form, h))) for f in inner])
     first = Statement(
         name,
         tuple(map(Index, place)),
@@ -181,7 +181,7 @@ def _last(
     read = Access(name, tuple(form.to_expr() if w == h else Index(w) for w in place))
     last = replace(
         s,
-        body=quotient_of([*map(held, outer), Factor(read, False)]),
+        body=quotient_of([*map(accumulated, outer), Factor(read, False)]),
         constraints=tuple(late),
     )
     return first, last

@@ -22,7 +22,7 @@ from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import Access, Call, Index, Program, Statement, index_variables, reads, walk
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products, unified
-from tilec.transforms.util.factors import Factor, held_in, quotient_of
+from tilec.transforms.util.factors import Factor, as_accumulated, quotient_of
 from tilec.transforms.util.naming import Names
 
 
@@ -125,7 +125,7 @@ def _order(statements: Sequence[Statement], whole: Statement, part: Statement) -
 def _in_float32(s: Statement, factors: Sequence[Factor], types: Types, names: Names) -> tuple[Statement, ...]:
     """The sum of products of these factors, first as it is added up and then, where it has 16 bits, in its type."""
     dtype = types[s.output].dtype
-    total = replace(s, body=quotient_of([held_in(f, dtype, types) for f in factors]), constraints=())
+    total = replace(s, body=quotient_of([as_accumulated(f, dtype, types) for f in factors]), constraints=())
     if dtype not in NARROW:
         return (total,)
     total = replace(total, output=names.fresh(f"{s.output}_total"), attributes=())

@@ -72,18 +72,18 @@ def _is_integer(f: Factor) -> bool:
     return f.float_dtype is not None or is_number(f.value)
 
 
-def held_in(f: Factor, output: str, types: Types) -> Factor:
+def as_accumulated(f: Factor, output: str, types: Types) -> Factor:
     """A factor of a sum of which elements of type `output` are made: it is added up in float32 where these have 16
     bits, and where other factors are wider, in their type."""
     if f.divides:
         return f
     if output in NARROW:
         return Factor(call("float32", f.value), False)
-    value = widened(f.value, output, types)
+    value = in_wider_type(f.value, output, types)
     return f if value is f.value else replace(f, value=value)
 
 
-def widened(e: Expr, dtype: str, types: Types) -> Expr:
+def in_wider_type(e: Expr, dtype: str, types: Types) -> Expr:
     """A floating value that is narrower than this type in it, another as it is."""
     own = expression_type(e, types)
     narrower = is_floating(own.dtype) and not own.weak and ITEM_BYTES[own.dtype] < ITEM_BYTES[dtype]
