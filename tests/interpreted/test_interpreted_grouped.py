@@ -112,6 +112,7 @@ SUMS = {
     "relations": "Y[B[t], o : T, O] = +(X[Ax[t], c] * W[Ix[t], c, o])",
     "a guard": "Y[Ix[t], c, o : 3, C, O] = +(S[t] > 0 ? X[t, c] * Z[t, o])",
     "elements elsewhere": "Y[Ix[t], c, o : 3, C, O] = +(X[Ax[t], c] * Z[B[t], o])",
+    "constraints alone bound": "Y[Ix[t] + a, c, o : 3, C, O] = +((a == 0 ? S[t] : 2) * X[t, c] * Z[t, o]), a < 2",
     "two computed axes": "Y[c, Ix[t], o, (t) % 2 : C, 3, O, 2] = +(X[t, c] * S[t] * Z[t, o])",
 }
 

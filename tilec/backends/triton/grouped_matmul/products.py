@@ -31,7 +31,6 @@ from tilec.ir.program import (
     Pad,
     Statement,
     accesses_in,
-    index_variables,
     rebuild,
 )
 from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType, Types
@@ -191,7 +190,8 @@ def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> Groupe
     )
     space = replace(space, valid=())
     view = StridedView(term, types, strides)
-    dot = recognise_dot(space, view)
+    last = next((v for v in reversed(space.outputs) if v not in group and not space.single(v)), None)
+    dot = recognise_dot(space, view, joined=lambda f: last not in variables_outside(f))
     varying = tuple(v for v in places.keyed if not space.single(v))
     if dot is None or dot.dtype not in FLOATS or {*dot.summed} != {*varying}:
         return None
@@ -204,16 +204,14 @@ def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> Groupe
 
 
 def _at_keys(places: PointPlaces) -> tuple[Statement, tuple[str, ...]]:
-    """The terms written at variables that stand for the computed places, and these; without a guard, and without what
-    sorting asks of the points."""
+    """The terms written at variables that stand for the computed places, and these; without a guard."""
     s = places.statement
     used = all_variables(s)
     group = tuple(fresh_variable("g", used) for _ in range(places.split))
     index = list(s.index or ())
     for a, v in zip(places.axes[: places.split], group, strict=True):
         index[a] = Index(v)
-    kept = tuple(c for c in s.constraints if not {*index_variables(c.expr)} <= {*places.keyed})
-    return replace(s, index=tuple(index), guard=None, constraints=kept), group
+    return replace(s, index=tuple(index), guard=None), group
 
 
 def group_sums_pay(found: GroupedProduct, tiles: int) -> bool:
