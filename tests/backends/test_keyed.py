@@ -78,6 +78,24 @@ def test_sums_of_16_bits_that_are_kept_in_float32():
     torch.testing.assert_close(y.double(), torch.tensor(tilec.interpret(source, *arrays)), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_elements_that_are_cast_to_16_bits_are_rounded(dtype):
+    cast, a_little = str(dtype).removeprefix("torch."), torch.finfo(dtype).eps / 4
+    x, w, ix = torch.tensor([[1 + a_little, -1.0]] * 3), torch.ones(2, 2, 4, dtype=dtype), torch.tensor([0, 1, 1])
+    f = tilec.compile(f"Y[t, o] = +({cast}(X[t, c]) * W[Ix[t], c, o])", backend="torch")
+    assert "products_by_key" in f.lower(x, w, ix).source()
+    assert (f(x, w, ix) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_several_of_16_bits_are_rounded_once(dtype):
+    source, arrays = call(ROWS["several"], dtype)
+    inputs = [torch.tensor(a).to(dtype) if a.dtype == np.float64 else torch.tensor(a) for a in arrays]
+    y = tilec.compile(source, backend="torch")(*inputs)
+    wanted = torch.tensor(tilec.interpret(source, *arrays))
+    torch.testing.assert_close(y.double(), wanted, rtol=0.6 * torch.finfo(dtype).eps, atol=1e-7)
+
+
 def test_what_other_rows_hold_touches_nothing():
     x, w, ix = torch.ones(6, 3), torch.ones(3, 3, 4), torch.tensor([0, 1, 2, 3, -1, 0])
     w[1], x[2] = torch.inf, torch.nan

@@ -289,7 +289,9 @@ def products_by_key(
         if first < end:
             own = order[first:end]
             stored = [*(r[own] for r in rows), *(m[n] for m in matrices), *shared]
-            as_is = all(t.dtype == out.dtype and _multiplied_as_stored(t) for t in stored)
+            # a product of several is rounded between them
+            exact = len(stored) == 2 or out.dtype == compute_dtype
+            as_is = exact and all(t.dtype == out.dtype and _multiplied_as_stored(t) for t in stored)
             operands = stored if as_is else [t.to(compute_dtype) for t in stored]
             out[n if summed else own] = torch.einsum(equation, *operands).to(out.dtype)
 

@@ -17,7 +17,7 @@ from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr
 from tilec.ir.rational import as_int
-from tilec.ir.types import CASTS, FLOATS
+from tilec.ir.types import CASTS, FLOATS, NARROW
 
 FEWEST_OF_KEY = 4096  # terms for each key, below which a product of its own takes longer
 
@@ -88,7 +88,9 @@ def _lines(
     for a, names in zip(accesses, operands, strict=True):
         kind = "matrix" if None in names else "row" if {*names} & {*rows} else "shared"
         others = [v for v in names if v is not None and v not in rows]
-        text = permuted(task.local[a.tensor], [names.index(v) for v in (*_first(names, rows), *others)])
+        rounded = task.type.dtype in NARROW and task.types[a.tensor].dtype != task.type.dtype
+        stored = task.local[a.tensor] + (f".to(torch.{task.type.dtype})" if rounded else "")
+        text = permuted(stored, [names.index(v) for v in (*_first(names, rows), *others)])
         if kind == "row":
             text = _in_rows(text, names, rows, [sizes[v] for v in others], sizes, points)
         kinds[kind].append(text)
