@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tilec.cost import size_in_bytes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.program import (
     Access,
@@ -34,13 +33,12 @@ _MOST_PLACES = 64  # of a window
 _LEAST_ROW = 64  # elements along memory
 _LEAST_ELEMENTS = 2**20  # of an intermediate: less stays in a cache, whatever its order
 _FEW = 4096  # elements of a table, read along any axis
-_CACHED = 0  # bytes of all else that is touched: read again for each place, from a cache
 
 
 @dataclass(frozen=True)
 class WindowLayout:
     """Of a tensor: `row`, its axis along which memory is to run; what follows are the places of a window. `lead`: how
-    many axes before it stay beside it: those of the window, or all, so that they are one to who walks all elements."""
+    many axes before it are the window's too."""
 
     row: int
     lead: int = 0
@@ -58,9 +56,7 @@ def with_window_layouts(program: Program, types: Types) -> tuple[Program, Types,
     for names in _together(found, program):
         if any(_adds_up(s) for s in program.statements if s.output in names):
             lead = max(found[n].lead for n in names)
-            touched = {n for s in program.statements for n in (s.output, *reads(s)) if names & {s.output, *reads(s)}}
-            cached = sum(size_in_bytes(types[n]) for n in touched - found.keys()) <= _CACHED
-            layouts |= {n: replace(found[n], lead=found[n].row if cached else min(lead, found[n].row)) for n in names}
+            layouts |= {n: replace(found[n], lead=min(lead, found[n].row)) for n in names}
     if not layouts:
         return program, types, frozenset()
     order = {n: layout.order(len(types[n].shape)) for n, layout in layouts.items()}
