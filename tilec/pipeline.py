@@ -13,19 +13,19 @@ from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind.bind import bind
+from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.distribute import distribute
 from tilec.transforms.lower.eliminate import eliminate
 from tilec.transforms.lower.factor import factor
 from tilec.transforms.lower.flatten import flatten
+from tilec.transforms.lower.float_counts import float_counts
 from tilec.transforms.lower.keyed_sums import split_keyed_sums
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.lower.separate_windows import separate_windows
 from tilec.transforms.lower.share_sums import share_sums
-from tilec.transforms.lower.split_clamps import split_clamps
 from tilec.transforms.lower.tighten_domains import tighten_domains
 from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
-from tilec.transforms.simplify.float_counts import float_counts
 from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.simplify.views import drop_views

@@ -34,8 +34,8 @@ from tilec.ir.program import (
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType
 from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, shapes_of
+from tilec.transforms.lower.clamps.separate_clamps import is_clamp, one_axis_first
 from tilec.transforms.lower.reduce import keep_constraint_variables
-from tilec.transforms.lower.separate_clamps import is_clamp, one_axis_first
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
 
