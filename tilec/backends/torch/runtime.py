@@ -25,6 +25,7 @@ from tilec.backends.torch.exponentials import right_factor as right_factor
 from tilec.backends.torch.expr import philox as philox
 
 Tensor = torch.Tensor
+Tensors = Sequence[Tensor]
 
 
 def iota(low: int, extent: int, position: int, rank: int, device: torch.device) -> Tensor:
@@ -276,9 +277,9 @@ def products_by_key(
     keys: Tensor,
     count: int,
     equation: str,
-    rows: Sequence[Tensor],
-    matrices: Sequence[Tensor],
-    shared: Sequence[Tensor],
+    rows: Tensors,
+    matrices: Tensors,
+    shared: Tensors,
 ) -> None:
     """For each key the product, as einsum names it, of its rows, its matrices, and tensors of all keys, into its rows
     of `out`, or its entry where rows are `summed`. Keys outside of 0 to `count` are nobody's."""
