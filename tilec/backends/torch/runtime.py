@@ -25,7 +25,6 @@ from tilec.backends.torch.exponentials import right_factor as right_factor
 from tilec.backends.torch.expr import philox as philox
 
 Tensor = torch.Tensor
-Tensors = Sequence[Tensor]
 
 
 def iota(low: int, extent: int, position: int, rank: int, device: torch.device) -> Tensor:
@@ -272,17 +271,11 @@ def _multiplied_as_stored(a: Tensor) -> bool:
 
 
 def products_by_key(
-    out: Tensor,
-    summed: bool,
-    keys: Tensor,
-    count: int,
-    equation: str,
-    rows: Tensors,
-    matrices: Tensors,
-    shared: Tensors,
+    out: Tensor, summed: bool, keys: Tensor, count: int, equation: str, operands: Sequence[Sequence[Tensor]]
 ) -> None:
-    """For each key the product, as einsum names it, of its rows, its matrices, and tensors of all keys, into its rows
-    of `out`, or its entry where rows are `summed`. Keys outside of 0 to `count` are nobody's."""
+    """For each key the product, as einsum names it, of its rows, its matrices, and tensors of all keys (`operands`),
+    into its rows of `out`, or its entry where rows are `summed`. Keys outside of 0 to `count` are nobody's."""
+    rows, matrices, shared = operands
     ordered, order = torch.sort(keys, stable=True)
     ends = torch.searchsorted(ordered, torch.arange(count + 1, device=keys.device)).tolist()
     compute_dtype = torch.promote_types(out.dtype, torch.float32)
@@ -293,8 +286,8 @@ def products_by_key(
             # a product of several is rounded between them
             exact = len(stored) == 2 or out.dtype == compute_dtype
             as_is = exact and all(t.dtype == out.dtype and _multiplied_as_stored(t) for t in stored)
-            operands = stored if as_is else [t.to(compute_dtype) for t in stored]
-            out[n if summed else own] = torch.einsum(equation, *operands).to(out.dtype)
+            factors = stored if as_is else [t.to(compute_dtype) for t in stored]
+            out[n if summed else own] = torch.einsum(equation, *factors).to(out.dtype)
 
 
 def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
