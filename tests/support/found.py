@@ -174,6 +174,11 @@ FOUND = {
         " U[A[i] % 3, j : 3, M] = *(i > k + 2 ? D[j] * E[k]) default F; }",
         [np.array([0, 0, 1, -1]), np.array([3, 4, -1, 7]), F[:2], F[:3], np.arange(6.0).reshape(3, 2)],
     ),
+    "a turned place beside one that elements of the same variable say": (
+        "function (A[N], C[N]) -> (S, T) { S[(i - k) % 5, A[i] % 4 : 5, 4] = >(C[i]), k < 3;"
+        " T[A[i], (k - i + 1) % 5 : 4, 5] = +(C[i]), k < 2; }",
+        [np.array([1, 3, 3, -1, 2]), F[:5]],
+    ),
     "the order of nested constraints": (
         "function (A[2]) -> (T) { T[] = *(A[1] - A[(k + 1) % 2] + A[i]), (i + i)/2 < 4, k < 1; }",
         [F[:2]],

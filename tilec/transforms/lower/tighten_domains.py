@@ -301,7 +301,7 @@ def _turned_back(s: Statement, shapes: Shapes) -> Statement:
         v = next((v for v in form.variables() if form.coefficient(v) == 1 and _goes_round(v, box, n)), None)
         if v is None:
             continue
-        if any(v in linear(e).variables() or _holds(e, v) for k, e in enumerate(s.index or ()) if k != place):
+        if any(v in index_variables(e) for k, e in enumerate(s.index or ()) if k != place):
             continue
         low = box[v][0]
         back = Affine.variable(v) * 2 - form - low
@@ -315,10 +315,6 @@ def _turned_back(s: Statement, shapes: Shapes) -> Statement:
 
 def _goes_round(v: str, box: Box, n: int) -> bool:
     return box[v][1] - box[v][0] + 1 == n
-
-
-def _holds(e: Expr, v: str) -> bool:
-    return any(v in linear(x).variables() for atom in linear(e).atoms() if isinstance(atom, Call) for x in atom.args)
 
 
 # bands
