@@ -107,6 +107,30 @@ def test_what_is_dear_is_kept() -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-3)
 
 
+def test_float32_products_are_kept_sooner() -> None:
+    """Where they are no larger than outputs: of 201 terms, not of 128, which a chain computes again as fast."""
+    function = tilec.compile("""function (X[N, K], M[K, U]) -> (Y) {
+        P = X * X;
+        E[n, u] = sum(P[n, k] * M[k, u]);
+        Y = log(E + 0.000001);
+    }""")
+
+    def kept(terms: int, dtype: str) -> bool:
+        given = (tilec.spec((4096, terms), dtype), tilec.spec((terms, 80), dtype))
+        return "E" in {s.name for s in function.saved(*given)}
+
+    assert kept(201, "float32") and not kept(201, "float64") and not kept(128, "float32")
+    assert kept(256, "bfloat16") and not kept(120, "bfloat16")
+
+
+def test_what_is_added_up_at_places_that_are_data_is_kept() -> None:
+    """The greatest message of a node, as large as the nodes: else the edges would be sorted for it again."""
+    f = tilec.compile("function (X[N, D], S[E], T[E]) -> (Y) { Y[T[e], d : N, D] = >(X[S[e], d]); }")
+    edges = tilec.spec((500,), "int64"), tilec.spec((500,), "int64")
+    kept = {s.name: s.shape for s in f.saved(tilec.spec((100, 8)), *edges)}
+    assert kept == {"X": (100, 8), "S": (500,), "T": (500,), "Y": (100, 8)}
+
+
 def test_logits_are_kept_while_they_are_few() -> None:
     """Those of a linear layer into a cross-entropy; never scores that a chain computes."""
     function = tilec.compile("""function (X[N, H], W[V, H], T[N]) -> (Y) {

@@ -13,7 +13,7 @@ from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind.bind import bind
-from tilec.transforms.lower.copy_shared_outputs import copy_shared_outputs
+from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.distribute import distribute
 from tilec.transforms.lower.eliminate import eliminate
@@ -23,11 +23,12 @@ from tilec.transforms.lower.float_counts import float_counts
 from tilec.transforms.lower.keyed_sums import split_keyed_sums
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.lower.separate_windows import separate_windows
-from tilec.transforms.lower.split_clamps import split_clamps
+from tilec.transforms.lower.share_sums import share_sums
 from tilec.transforms.lower.tighten_domains import tighten_domains
-from tilec.transforms.lower.views import drop_views
+from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.simplify import simplify
+from tilec.transforms.simplify.views import drop_views
 from tilec.transforms.util.kinds import Kinds
 
 
@@ -55,6 +56,7 @@ TRANSFORMS: dict[str, Transform] = {
     "factor": lambda program, setting: factor(program, setting.types),
     "distribute": lambda program, setting: distribute(program, setting.types),
     "eliminate": lambda program, setting: eliminate(program, setting.types),
+    "share_sums": lambda program, setting: share_sums(program, setting.types),
     "split_keyed_sums": lambda program, setting: split_keyed_sums(program, setting.types),
     "separate_windows": lambda program, setting: separate_windows(program, setting.types),
     "float_counts": lambda program, setting: float_counts(program, setting.types),
@@ -79,7 +81,7 @@ class Pass:
 
 CONTRACTIONS = (
     *("flatten", "simplify", "views", "split_clamps", "tighten_domains", "factor", "distribute", "eliminate"),
-    *("split_keyed_sums", "separate_windows"),
+    *("share_sums", "split_keyed_sums", "separate_windows"),
     "simplify",
     "widen_statistics",
 )

@@ -5,8 +5,9 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
 
 - where it is small: at most 1/SMALL_FRACTION of the inputs it is made of (the statistics of a row), and 1/
   OUTPUT_FRACTION where it is an output (a pool's), which whoever reads it keeps as well;
-- where it is dear: HEAVY operations a byte or more, or a recurrence, and no larger than all outputs together, so that
-  what is kept grows with what the call returns and not with the points it visits;
+- where it is dear: HEAVY operations a byte or more, HEAVY_SINGLE if no 16-bit values go into it, a recurrence, or
+  written at places that are data, for which points would be sorted again, and no larger than all outputs together, so
+  that what is kept grows with what the call returns and not with the points it visits;
 - where it is dearest: HEAVIEST operations a byte or more, HEAVY of what outputs are made of and no 16-bit values go
   into, and all such take no more than MOST_HEAVY_BYTES (the logits of a linear layer that goes into a cross-entropy, of
   some thousand rows);
@@ -42,6 +43,7 @@ from tilec.ir.program import (
     Inside,
     Program,
     Statement,
+    accesses_in,
     children,
     expressions,
     reads,
@@ -52,12 +54,14 @@ from tilec.pipeline import bind_flat
 from tilec.transforms.autodiff.grad import grad_with_outputs
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
+from tilec.transforms.lower.stack_operands import with_stacked_operands
 from tilec.transforms.simplify.simplify import drop_dead, truth
 from tilec.transforms.util.naming import Names
 
 SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
 OUTPUT_FRACTION = 4  # of an output, which somebody reads anyway
 HEAVY = 128  # operations a byte from which computing again costs more than writing and reading
+HEAVY_SINGLE = 65  # the same of wider values, whose products are slower: up to 64 a chain computes them as fast
 HEAVIEST = 512  # the same of 16-bit values, which chains compute again at no cost
 MOST_HEAVY_BYTES = 2**28  # bytes that such values may take together
 MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
@@ -184,7 +188,8 @@ class _Joint:
         inputs = {name: types[name] for name in program.input_names()}
         bound = bound or bind(program, inputs, values)
         outputs = infer(bound, inputs)
-        joint = grad_with_outputs(in_pairs(program, bound, inputs), wrt)
+        divided = with_stacked_operands(in_pairs(program, bound, inputs), bound, inputs)
+        joint = grad_with_outputs(divided, wrt)
         cotangents = joint.input_names()[len(inputs) :]
         for name, o in zip(cotangents, program.outputs, strict=True):
             t = outputs[o]
@@ -253,8 +258,10 @@ class _Joint:
             fraction = OUTPUT_FRACTION if s.output in outputs else SMALL_FRACTION
             small = size * fraction <= self.bytes_of(made_of[s.output])
             work = operations(s, shapes)
-            compute_heavy = size <= most and (reads_itself(s) or work >= HEAVY * size)
+            scattered = any(accesses_in(*(s.index or ())))
             halves = any(self.types[n].dtype in NARROW for n in values_read(s))
+            heavy = HEAVY if halves else HEAVY_SINGLE
+            compute_heavy = size <= most and (reads_itself(s) or scattered or work >= heavy * size)
             heaviest = HEAVY if s.output in computed and not halves else HEAVIEST
             if not (small or compute_heavy) and work >= heaviest * size and beside + size <= MOST_HEAVY_BYTES:
                 beside += size

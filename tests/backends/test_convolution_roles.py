@@ -59,3 +59,16 @@ def test_no_gradient_of_one_output_channel_by_several(name):
     ((shape, groups),) = re.findall(r"convolution_kernel\(\w+, \w+, \(([\d, ]+)\),.* (\d+)\)", source)
     out, into, *_ = map(int, shape.split(", "))
     assert out > int(groups) or into == 1, source
+
+
+@pytest.mark.parametrize("taps", [1, 2, 3, 4])
+def test_infinities_of_bfloat16_meet_their_own_terms_alone(taps):
+    """The library fills pairs of terms up with zeros, which an infinity beside them makes NaN."""
+    f = tilec.compile("function (X[C, T], H[F, C, L]) -> (Y) { Y[f, t : F, T - L + 1] = +(X[c, t + l] * H[f, c, l]); }")
+    x = np.random.default_rng(0).integers(1, 4, (3, 12)).astype(float)
+    x[0, 4] = x[2, 11] = np.inf
+    h, d = np.full((2, 3, taps), 2.0), np.full((2, 13 - taps), 3.0)
+    for g, given in ((f, (x, h)), (f.grad("H"), (x, h, d)), (f.grad("X"), (x, h, x[:2, : 13 - taps]))):
+        found = g(*[torch.from_numpy(a).to(torch.bfloat16) for a in given])
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_array_equal(found.double().numpy(), tilec.interpret(str(g.program), *given))

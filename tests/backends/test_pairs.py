@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 import tilec
+from tilec.ir.index import linear
 from tilec.ir.program import Statement, value_accesses
 from tilec.ir.types import TensorType
 from tilec.language import parse
@@ -29,6 +32,16 @@ GATES = """function (X[M, H], G[M, E], W[E, H, J]) -> (Y) {
 ALONE = """function (X[N, A, B], F[A, R, S], G[R, B, J], V[S]) -> (Y) {
     Y[n, j : N, J] = +(X[n, a, b] * F[a, r, s] * G[r, b, j]);
 }"""
+CROSSED = """function (W[H, I, J], X[B, I, D], Y[B, J, D]) -> (Z) {
+    Z[b, h, d : B, H, D] = +(W[h, i, j] * X[b, i, d] * Y[b, j, d]);
+}"""
+WINDOW = "I[n, y + j - 1, x + i - 1, c]"
+SCALED = f"""function (I[N, H, W, C], S[C], K[3, 3, C, O]) -> (R) {{
+    R[n, y, x, o : N, H, W, O] = +({WINDOW} * S[c] * K[j, i, c, o]);
+}}"""
+MODULATED = f"""function (I[N, H, W, C], M[N, C], D[O], K[3, 3, C, O]) -> (R) {{
+    R[n, y, x, o : N, H, W, O] = +(2 * {WINDOW} * exp(M[n, c]) * D[o] * K[j, i, c, o]);
+}}"""
 CASES = {
     "Tucker": (TUCKER, [(16, 16, 16), (64, 16), (48, 16), (80, 16)], torch.float64),
     "Tucker in bfloat16": (TUCKER, [(16, 16, 16), (64, 16), (48, 16), (80, 16)], torch.bfloat16),
@@ -37,6 +50,10 @@ CASES = {
     "a computed operand": (BILINEAR, [(1024, 64), (64, 64, 64), (1024, 64), (64,)], torch.float64),
     "an operand twice": (KHATRI_RAO, [(256, 128, 128), (128, 64)], torch.float64),
     "gates": (GATES, [(2048, 128), (2048, 8), (8, 128, 128)], torch.float64),
+    "an outer product first": (CROSSED, [(64, 24, 24), (512, 24, 16), (512, 24, 16)], torch.float64),
+    "scaled channels": (SCALED, [(8, 24, 24, 16), (16,), (3, 3, 16, 32)], torch.float64),
+    "scaled channels in bfloat16": (SCALED, [(8, 24, 24, 16), (16,), (3, 3, 16, 32)], torch.bfloat16),
+    "modulated channels": (MODULATED, [(8, 24, 24, 16), (8, 16), (32,), (3, 3, 16, 32)], torch.float64),
     "a variable of one operand": (ALONE, [(300, 16, 16), (16, 16, 16), (16, 16, 32), (16,)], torch.float64),
 }
 
@@ -68,17 +85,25 @@ def test_gradient_is_torch_s(name: str) -> None:
         assert (g.double() - w).abs().max() <= tolerance * w.abs().max()
 
 
+def convolution(image: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    x, k = image.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1)
+    return torch.nn.functional.conv2d(x, k, padding=1).permute(0, 2, 3, 1)
+
+
 FORMULAS = {
+    SCALED: lambda i, s, k: convolution(i * s, k),
+    MODULATED: lambda i, m, d, k: 2 * d * convolution(i * m.exp()[:, None, None], k),
     TUCKER: lambda g, a, b, c: torch.einsum("pqr,ip,jq,kr->ijk", g, a, b, c),
     TRAIN: lambda x, f, g: torch.einsum("nab,iar,rjb->nij", x, f, g) / 3,
     BILINEAR: lambda x, w, y, a: torch.tanh(torch.einsum("bi,kij,bj->bk", x, w.exp(), y) + a),
     KHATRI_RAO: lambda x, a: torch.einsum("ijk,jr,kr->ir", x, a, a),
     GATES: lambda x, g, w: torch.einsum("me,ehj,mh->mj", torch.softmax(g, -1), w, x),
+    CROSSED: lambda w, x, y: torch.einsum("hij,bid,bjd->bhd", w, x, y),
     ALONE: lambda x, f, g, v: torch.einsum("nab,ars,rbj->nj", x, f, g),
 }
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "a computed operand"])
+@pytest.mark.parametrize("name", [n for n in CASES if n not in ("a computed operand", "modulated channels")])
 def test_no_sum_has_more_than_two_operands(name: str) -> None:
     source, shapes, dtype = CASES[name]
     found = products(parts(source, shapes, str(dtype).removeprefix("torch.")).backward.program.statements)
@@ -101,6 +126,11 @@ NOT_DIVIDED = {
         "function (X[N, T], F[T, R], G[R, T]) -> (Y) { Y[n : N] = +(X[n, t] * F[t - 1, r] * G[r, s]); }",
         [(512, 64), (64, 64), (64, 64)],
     ),
+    "few scaled channels": (SCALED, [(2, 9, 9, 16), (16,), (3, 3, 16, 32)]),
+    "a scale of more channels": (
+        SCALED.replace("S[C]", "S[B]"),
+        [(8, 24, 24, 16), (17,), (3, 3, 16, 32)],
+    ),
     "part of an axis": (
         "function (X[N, A], F[B, R], G[R, J]) -> (Y) { Y[n, j : N, J] = +(X[n, a] * F[a, r] * G[r, j]); }",
         [(512, 64), (128, 64), (64, 512)],
@@ -117,7 +147,28 @@ def test_what_is_not_divided(name: str) -> None:
     source, shapes = NOT_DIVIDED[name]
     found = parts(source, shapes, "float32")
     program = found.backward.program if found.forward is None else found.forward
-    assert not any("pair" in s.output for p in (program, found.backward.program) for s in p.statements)
+    assert not any(
+        "_pair" in s.output or "_joined" in s.output for p in (program, found.backward.program) for s in p.statements
+    )
+
+
+ORDERS = {  # products that are taken as outer products first, and how these are stored
+    "what is kept around what is summed": ("Z[b, h, d] = +(W[h, i, j] * X[b, i, d] * Y[b, j, d])", "bdij"),
+    "summed last": ("Z[b, h] = +(W[h, i, j] * X[b, i] * Y[b, j])", "bij"),
+    "summed first": ("Z[h, b] = +(W[i, j, h] * X[i, b] * Y[j, b])", "ijb"),
+    "a batch before": ("Z[n, b, h, d] = +(W[n, h, i, j] * X[n, b, i, d] * Y[n, b, j, d])", "nbdij"),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_outer_product_is_stored_as_matrices(name: str) -> None:
+    source, order = ORDERS[name]
+    sizes = dict(n=3, b=2**12, d=16, i=24, j=24, h=64)
+    tensors = re.findall(r"[WXY]\[[^]]*\]", source)
+    shapes = [tuple(sizes[v] for v in t[2:-1].split(", ")) for t in tensors]
+    found = parts(source, shapes, "float32").backward.program.statements
+    (pair,) = [s for s in found if s.output == "Z_pair"]
+    assert "".join(linear(e).bare or "" for e in pair.index or ()) == order
 
 
 def test_second_derivatives_are_torch_s() -> None:

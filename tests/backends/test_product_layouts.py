@@ -12,6 +12,7 @@ SOURCES = {
     "columns as they lie": ("nc,nsk->sck", True),
     "two sums": ("ncp,npsk->sck", True),
     "a batch besides": ("bnar,bni->bair", True),
+    "few columns of a batch": ("in,arn->air", True),
     "four groups": ("nar,nib->airb", True),
     "read as it lies only as a batch": ("anr,ni->air", False),
     "a large result": ("ak,ik->ai", False),
@@ -54,6 +55,15 @@ def test_small_results_are_reordered(name):
 def test_large_results_stay_in_their_order(name):
     einsum, _ = SOURCES[name]
     assert "torch.matmul(" in lines_of(einsum, LONG | {"n": 2, "p": 1})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "joined"), [({"r": 50, "c": 3}, True), ({"r": 50, "c": 32}, False), ({"n": 20}, False)]
+)
+def test_a_batch_of_few_columns_is_one_product(sizes, joined):
+    """The result is larger than one operand, and much smaller than the other, whose matrices have few columns."""
+    source = lines_of("hn,rcn->rhc", {"h": 3, "n": 40, "r": 50, "c": 3} | sizes)
+    assert ("torch.matmul(" not in source) == joined, source
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)

@@ -340,3 +340,25 @@ def test_parts_at_numbers(name: str) -> None:
         image(full), image(full), *(image(t.shape) for t in f.lower(image(full), image(full)).outputs)
     )
     assert len(lowered.kernels) == (1 if name == "cross products" else 2) and "torch.full" not in lowered.source()
+
+
+SUMMED = {  # statement over X[N, W] and K[J], shapes, whether neighbours are joined
+    "clamped taps": ("Y[n, 2*x + q : N, 2*W] = +(X[n, clamp(x + q + j - 2, 0, W - 1)] * K[j]), q < 2;", 4, True),
+    "a transposed convolution": ("Y[n, 2*x + j : N, 2*W] = +(X[n, x] * K[j]);", 4, True),
+    "by four": ("Y[n, 4*x + j - 1 : N, 4*W] = +(X[n, x] * K[j]);", 6, True),
+    "by three": ("Y[n, 3*x + j : N, 3*W] = +(X[n, x] * K[j]);", 4, False),
+    "one place more": ("Y[n, 2*x + j : N, 2*W + 1] = +(X[n, x] * K[j]);", 3, False),
+}
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_sums_of_neighbouring_classes_are_stored_together(name: str) -> None:
+    """Where all classes have as many elements: else those a step apart are other programs'."""
+    statement, taps, joined = SUMMED[name]
+    source = f"function (X[N, W], K[J]) -> (Y) {{ {statement} }}"
+    for dtype in (torch.float32, torch.bfloat16):
+        x, k = image((5, 48), dtype), image((taps,), dtype)
+        f = tilec.compile(source, backend="triton")
+        assert torch.equal(f(x, k), tilec.compile(source, backend="torch")(x, k))
+        (kernel,) = f.lower(x, k).kernels
+        assert ("tl.join(" in kernel.source) == joined

@@ -83,6 +83,43 @@ def test_zeros_outside_do_not_meet_infinities(place: tuple[int, int]) -> None:
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+CORRELATIONS = {  # of radius 4: features, offsets of an axis, a cotangent's index
+    "channels last": (
+        "F[b, y, x, c]",
+        "G[b, y + v - 4, x + u - 4, c]",
+        "[b, y, x, v, u : B, Y, X, 9, 9]",
+        "B, Y, X, C",
+    ),
+    "channels first": (
+        "F[b, c, y, x]",
+        "G[b, c, y + v - 4, x + u - 4]",
+        "[b, v, u, y, x : B, 9, 9, Y, X]",
+        "B, C, Y, X",
+    ),
+    "along one axis": ("F[b, y, x, c]", "G[b, y, x + u - 4, c]", "[b, y, x, u : B, Y, X, 9]", "B, Y, X, C"),
+}
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", CORRELATIONS)
+@pytest.mark.covering
+def test_gradients_of_correlations(name: str, special: bool) -> None:
+    f, g, index, axes = CORRELATIONS[name]
+    source = f"function (F[{axes}], G[{axes}]) -> (V) {{ V{index} = +({f} * {g}); }}"
+    shape = (1, 32, 5, 37) if name == "channels first" else (1, 5, 17, 33)
+    given = [image(shape), image(shape).flip(1).contiguous()]
+    if special:
+        given[0][0, 2, 3, 4], given[1][0, 1, 2, 5] = float("inf"), float("nan")
+    exact = tilec.compile(source, backend="torch")
+    cotangent = image(tuple(exact(*given).shape))
+    gradient = tilec.compile(source, backend="triton").grad()
+    wanted = exact.grad()(*(t.double() for t in (*given, cotangent)))
+    for mine, want in zip(gradient(*given, cotangent), wanted, strict=True):
+        torch.testing.assert_close(mine.double(), want, rtol=1e-5, atol=1e-5, equal_nan=True)
+    text = gradient.lower(*given, cotangent).source()
+    assert text.count("    acc_3 = ") >= 2
+
+
 TAPS = {  # a sum over all places for each tap; whether zeros are read outside
     "same": "G[j, i, c : 3, 3, C] = +(D[n, y, x, c] * I[n, y + j - 1, x + i - 1, c]);",
     "stride 2": "G[j, i, c : 5, 5, C] = +(D[n, y, x, c] * I[n, 2*y + j - 2, 2*x + i - 2, c]);",

@@ -65,6 +65,9 @@ STEPS = {
 }
 
 
+CONVOLUTIONS = ("a convolution", "the gradient of one")
+
+
 def laid_out(shape: tuple[int, ...], dtype: torch.dtype, how: str) -> torch.Tensor:
     if how == "columns":
         return torch.randn(shape[::-1]).to(dtype).permute(*reversed(range(len(shape))))
@@ -81,6 +84,9 @@ def test_done_again(library, name: str, how: str, dtype: torch.dtype) -> None:
     function, shapes = STEPS[name]
     counted = Counted(function)
     step, plan = made(library, counted, [laid_out(s, dtype, how) for s in shapes])
+    if name in CONVOLUTIONS and dtype is torch.bfloat16:  # which on a CPU asks whether all is finite
+        assert step.calls is None
+        return
     assert step.calls is not None
     for _ in range(2):
         tensors = [laid_out(s, dtype, how) for s in shapes]

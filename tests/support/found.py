@@ -168,6 +168,12 @@ FOUND = {
         "function (A[4, 3]) -> (T) { T = max(A[p, q]) * A * mean(A[clamp((q + 3)/2, -1, 3), p]), p < 3, q < 2; }",
         [np.arange(12.0).reshape(4, 3)],
     ),
+    "a default and sums of which some have no point": (
+        "function (A[N], B[N], D[M], E[K], F[3, M]) -> (S, T, U) { S[A[i] : M] = +(B[i] * E[B[j]]) default D;"
+        " T[A[i] : M] = >(E[j] > 5 ? B[i] * E[j]) default D;"
+        " U[A[i] % 3, j : 3, M] = *(i > k + 2 ? D[j] * E[k]) default F; }",
+        [np.array([0, 0, 1, -1]), np.array([3, 4, -1, 7]), F[:2], F[:3], np.arange(6.0).reshape(3, 2)],
+    ),
     "the order of nested constraints": (
         "function (A[2]) -> (T) { T[] = *(A[1] - A[(k + 1) % 2] + A[i]), (i + i)/2 < 4, k < 1; }",
         [F[:2]],

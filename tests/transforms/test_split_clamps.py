@@ -9,30 +9,83 @@ from support.stages import check, setting_of
 from tilec.language import parse
 from tilec.pipeline import bind_flat
 
+FILTERED = ["O_first_sum", "O_last_sum", "O_inside", "O"]
 CASES = {  # source, shapes, outputs of the flat statements
     "an edge repeated": (
         "function (A[N, D]) -> (O) { O[clamp(i - 1, 0, N - 1), d : N, D] = +(A[i, d]); }",
         ((5, 2),),
-        ["O_inside", "O_first", "O"],
+        ["O_first", "O_inside", "O"],
     ),
     "halves": (
         "function (A[N]) -> (O) { O[clamp((i + 1)/2, 0, N/2 - 1) : N/2] = +(i % 2 != 0 ? A[i]); }",
         ((8,),),
-        ["O_inside", "O_last", "O"],
+        ["O_last", "O_inside", "O"],
     ),
     "many beyond both ends": (
         "function (A[N, D]) -> (O) { O[clamp(7 - 2*i, -1, 1) + 0, d : 4, D] = +(A[i, d] * i); }",
         ((7, 2),),
-        ["O_inside", "O_last_sum", "O_last", "O"],
+        ["O_last_sum", "O_inside", "O"],
     ),
     "windows at an edge": (
         "function (A[N]) -> (O) { O[clamp(i + j - 2, 0, N - 1) : N] = +(A[i]), j < 5; }",
         ((4,),),
-        ["O_inside", "O_first_sum", "O_first", "O_last_sum", "O_last", "O"],
+        ["O_first_sum", "O_last_sum", "O_inside", "O"],
     ),
     "both axes": (
         "function (A[N, M]) -> (O) { O[clamp(i - 1, 0, N), clamp(j, 1, 2) : N, M] = +(A[i, j]); }",
         ((4, 4),),
+        None,
+    ),
+    "a filter of both axes": (
+        """function (A[N, M], K[J]) -> (O) {
+            O[clamp(y + j - 3, 0, N - 1), clamp(x + i - 3, 0, M - 1) : N, M] = +(A[y, x] * K[j] * K[i]);
+        }""",
+        ((5, 6), (7,)),
+        ["O_along_first_sum", "O_along_last_sum", "O_along_inside", "O_along", *FILTERED],
+    ),
+    "phases of both axes": (
+        """function (A[B, N, M], K[2, 4]) -> (O) {
+            O[b, clamp(y + j + p - 2, 0, N/2 - 1), clamp(x + i + q - 2, 0, M/2 - 1) : B, N/2, M/2] =
+                +(A[b, 2*y + p, 2*x + q] * K[p, j] * K[q, i]), p < 2, q < 2;
+        }""",
+        ((2, 6, 8), (2, 4)),
+        ["O_along_first_sum", "O_along_last_sum", "O_along_inside", "O_along", *FILTERED],
+    ),
+    "a filter of three axes": (
+        """function (A[L, N, M], K[J]) -> (O) {
+            O[clamp(z + k - 2, 0, L - 1), clamp(y + j - 2, 0, N - 1), clamp(x + i - 2, 0, M - 1) : L, N, M] =
+                +(A[z, y, x] * K[j] * K[i] * K[k]);
+        }""",
+        ((3, 4, 5), (5,)),
+        None,
+    ),
+    "other factors and constraints": (
+        """function (A[N, M], K[J], S[N], T[M]) -> (O) {
+            O[clamp(y + j - 3, 0, N - 1), clamp(x + i - 3, 0, M - 1) : N, M] =
+                +(A[y, x] * K[j] * K[i] * S[y] * T[x]), 2*i - x < 9, j - 1 < 6;
+        }""",
+        ((5, 6), (7,), (5,), (6,)),
+        None,
+    ),
+    "weights of both axes": (
+        """function (A[N, M], K[J, J]) -> (O) {
+            O[clamp(y + j - 3, 0, N - 1), clamp(x + i - 3, 0, M - 1) : N, M] = +(A[y, x] * K[j, i] * K[i, j]);
+        }""",
+        ((5, 6), (7, 7)),
+        None,
+    ),
+    "aslant": (
+        """function (A[N, M], K[J]) -> (O) {
+            O[clamp(y + j - 3, 0, N - 1), clamp(x + i + y - 3, 0, M - 1) : N, M] = +(A[y, x] * K[j] * K[i]);
+        }""",
+        ((5, 6), (7,)),
+        None,
+    ),
+    "elements that nothing reaches": (
+        """function (A[N, M], K[J]) -> (O) {
+            O[clamp(9*y + j - 3, 0, 20), clamp(9*x + i - 3, 0, 20) : 21, 21] = +(A[y, x] * K[j] * K[i]);
+        }""",
+        ((3, 3), (7,)),
         None,
     ),
     "nothing inside": ("function (A[N]) -> (O) { O[clamp(i - 9, 0, N - 1) : N] = +(A[i]); }", ((4,),), None),
@@ -55,6 +108,13 @@ def test_same_values_in_parts(name: str) -> None:
         assert [s.output for s in bind_flat(program, setting.types, setting.values).statements] == outputs
 
 
+@pytest.mark.parametrize("name", ["weights of both axes", "aslant", "elements that nothing reaches"])
+def test_places_that_hang_together_stay(name: str) -> None:
+    source, shapes, _ = CASES[name]
+    setting = setting_of(program := parse(source), [np.ones(s) for s in shapes])
+    assert not any("_along" in s.output for s in bind_flat(program, setting.types, setting.values).statements)
+
+
 def test_half_precision_is_rounded_once() -> None:
     """256 + 1 + 1 in float32, which bfloat16 would lose one by one."""
     import torch
@@ -64,3 +124,17 @@ def test_half_precision_is_rounded_once() -> None:
     source = "function (A[N]) -> (O) { O[clamp(i - 2, 0, 1) : 2] = +(A[i]); }"
     a = torch.tensor([1.0, 1.0, 256.0, 4.0], dtype=torch.bfloat16)
     assert tilec.compile(source, backend="torch")(a).tolist() == [258.0, 4.0]
+
+
+def test_half_precision_is_rounded_once_along_both_axes() -> None:
+    import torch
+
+    import tilec
+
+    source = """function (A[N, M], K[J]) -> (O) {
+        O[clamp(y + j - 3, 0, N - 1), clamp(x + i - 3, 0, M - 1) : N, M] = +(A[y, x] * K[j] * K[i]);
+    }"""
+    g = torch.Generator().manual_seed(0)
+    a, k = torch.randint(1, 200, (5, 6), generator=g).bfloat16(), torch.ones(7, dtype=torch.bfloat16)
+    function = tilec.compile(source, backend="torch")
+    assert torch.equal(function(a, k), function(a.double(), k.double()).bfloat16())

@@ -21,6 +21,8 @@ from tilec.prepare.prepared import Specialised
 from tilec.saving import Backward, Partition
 from tilec.torch_op import dtensors
 from tilec.torch_op.levels import Outputs
+from tilec.transforms.checkpoint.absent import without_cotangents
+from tilec.transforms.simplify.simplify import simplify
 
 if TYPE_CHECKING:
     from tilec.torch_op.recorded import Ready
@@ -100,6 +102,13 @@ def _extents(s: Statement) -> dict[str, int] | None:
         elif n != 1 or e != Int(0):
             return None
     return extents
+
+
+def gradient_by(wanted: Sequence[str], wrt: Sequence[str], backward: Backward, absent: Sequence[str]) -> Program:
+    """The program of the gradients by the inputs `wanted` alone, where the cotangents `absent` are not there."""
+    names = dict(zip(wrt, backward.program.outputs, strict=True))
+    program = without_cotangents(backward.program, absent, backward.types)
+    return simplify(program, [names[name] for name in wanted])
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,13 @@ from tilec.torch_op.backward_pass import (
     OpenRecord,
     OpenRecordAt,
     elements_read,
+    gradient_by,
     input_views,
     standing_in,
 )
 from tilec.torch_op.dispatch import SizeValues, Weak, operator, run_plain
 from tilec.torch_op.levels import Outputs, through_levels
 from tilec.torch_op.state import asking, exporting, ordinary, recording, transforming
-from tilec.transforms.simplify.simplify import simplify
 
 Written = TypeVar("Written")
 
@@ -165,7 +165,7 @@ class Recorded:
     partition: Partition | None
     function: Specialiser
     shared: OpenRecordAt | None = None
-    _gradients: dict[tuple[bool, tuple[str, ...]], tuple[Specialiser, Backward]] = field(default_factory=dict)
+    _gradients: dict[object, tuple[Specialiser, Backward]] = field(default_factory=dict)
     _passes: dict[object, BackwardPass] = field(default_factory=dict)
     _views: dict[bool, dict[str, CotangentView]] = field(default_factory=dict)
 
@@ -236,17 +236,18 @@ class Recorded:
         tensors = self.given(tensors)
         return self.results(over_batch(self.plain, randomness, dims, tensors, self.weak, self.values_of))
 
-    def gradient(self, wanted: tuple[str, ...], extended: bool) -> tuple[Specialiser, Backward]:
-        """The gradient by some of `wrt`, and what it reads."""
-        key = extended, wanted
+    def gradient(
+        self, wanted: tuple[str, ...], extended: bool, absent: tuple[str, ...] = ()
+    ) -> tuple[Specialiser, Backward]:
+        """The gradient by some of `wrt`, and what it reads, where the cotangents `absent` are not there."""
+        key = extended, wanted, absent
         if key not in self._gradients:
             backward = self._gradient_part(extended)
-            function = self._shared_gradient(wanted, extended)
+            function = self._shared_gradient(wanted, extended, absent)
             if function is not None:
                 self._gradients[key] = function, backward
                 return self._gradients[key]
-            names = dict(zip(self.wrt, backward.program.outputs, strict=True))
-            program = simplify(self._numbers(backward.program), [names[name] for name in wanted])
+            program = gradient_by(wanted, self.wrt, self._numbers(backward), absent)
             chunks = None if extended or self.partition is None else self.partition.chunks
             self._gradients[key] = self.function.made(program, chunks), backward
         return self._gradients[key]
@@ -270,17 +271,16 @@ class Recorded:
         """With numbers in the place of sizes that the partition leaves open."""
         return x if self.shared is None else with_numbers(x, self.shared[1])
 
-    def _shared_gradient(self, wanted: tuple[str, ...], extended: bool) -> Specialiser | None:
+    def _shared_gradient(self, wanted: tuple[str, ...], extended: bool, absent: tuple[str, ...]) -> Specialiser | None:
         """The same as what a class of shapes shares."""
         if self.shared is None:
             return None
         shared, sizes = self.shared
-        key = extended, wanted
+        key = extended, wanted, absent
         if key not in shared.gradients:
             backward = self._gradient_part(extended)
-            names = dict(zip(self.wrt, backward.program.outputs, strict=True))
             try:
-                program = simplify(backward.program, [names[name] for name in wanted])
+                program = gradient_by(wanted, self.wrt, backward, absent)
             except Pinned:
                 return None
             opened = Opened(shared.opened.recorder, dict(backward.types))
@@ -297,8 +297,9 @@ class Recorded:
             cotangents = [place for place, o in enumerate(self.outputs) if o is not None]
             cotangents += range(len(self.outputs), len(there))
             given = {name: place for place, name in enumerate(self.partition.kept)}
-            names = zip(self._gradient_part(extended).cotangents, cotangents, strict=False)
+            names = list(zip(self._gradient_part(extended).cotangents, cotangents, strict=False))
             given |= {name: first + place for name, place in names if there[place]}
+            absent = tuple([name for name, place in names if not there[place]])
             asked = tuple(name for name, need in zip(self.inputs, needed, strict=True) if need)
             found = {} if computed else self.views(extended)
             views = {n: (given[v.source], v) for n, v in found.items() if n in asked and v.source in given}
@@ -309,7 +310,7 @@ class Recorded:
             if not wanted:
                 self._passes[key] = BackwardPass(None, (), tuple(results), {})
                 return self._passes[key]
-            function, backward = self.gradient(wanted, extended)
+            function, backward = self.gradient(wanted, extended, absent)
             weak = dict(zip(self.inputs, self.weak, strict=True))
             replaced = {self.inputs[p]: r for p, r in self.special.replaced.items()}
             self._passes[key] = BackwardPass(
@@ -357,16 +358,19 @@ class Open(Recorded):
         lent = {n for n, t in self.input_types.items() if n not in read and is_floating(t.dtype) and not t.weak}
         return tuple([p for p, n in enumerate(self.inputs) if n not in lent or p in self.special.replaced])
 
+    def _of(self, outputs: tuple[str, ...]) -> Specialiser:
+        """The program with these of its outputs."""
+        return self.plain.made(replace(self.plain.program, outputs=outputs))
+
     def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...], computed: bool = False) -> BackwardPass:
         wanted = tuple([name for name, need in zip(self.inputs, needed, strict=True) if need])
-        gradient = self.plain.grad(wanted)
-        kept, nothing = {self.inputs[p]: k for k, p in enumerate(self._kept_inputs)}, TensorType((), "float32")
-        assert elements_read(gradient.program).isdisjoint(self.input_types.keys() - kept.keys()), "not all is kept"
-        types = [t for t in self.types if t is not None]
         places = [p for p, t in enumerate(self.types) if t is not None]
-        missing = [t if is_floating(t.dtype) else replace(nothing, shape=t.shape) for t in types]
-        pairs = zip(places, missing, strict=True)
-        cotangents: list[int | TensorType] = [len(kept) + p if there[p] else t for p, t in pairs]
+        outputs = tuple([o for o, p in zip(self.plain.outputs, places, strict=True) if there[p]])
+        whole = self.plain if outputs == self.plain.outputs else self._of(outputs)
+        gradient = whole.grad(wanted)
+        kept = {self.inputs[p]: k for k, p in enumerate(self._kept_inputs)}
+        assert elements_read(gradient.program).isdisjoint(self.input_types.keys() - kept.keys()), "not all is kept"
+        cotangents = [len(kept) + p for p in places if there[p]]
         weak = (*self.weak, *[False] * len(cotangents))
         return BackwardPass(
             Ready(gradient, weak, self.values_of(gradient)),

@@ -506,7 +506,7 @@ def test_one_element_that_one_other_reads_has_a_kernel():
 RESPONSE = """function (X[N, P, C], G[C], B[C]) -> (Y) {
     S[n, c : N, C] = sqrt(sum(X[n, p, c] * X[n, p, c]) + 0.000001);
     M[n : N] = mean(S[n, c]);
-    Y[n, p, c : N, P, C] = G[c] * (X[n, p, c] * (S[n, c] / (M[n] + 0.000001))) + B[c] + X[n, p, c];
+    Y[n, p, c : N, P, C] = G[c] * X[n, p, c] * S[n, c] + B[c] + X[n, p, c] * X[n, p, c] / (M[n] + 0.000001);
 }"""
 
 

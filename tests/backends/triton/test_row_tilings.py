@@ -81,9 +81,24 @@ SCALED_ROWS = "function (X[N, C], G[N]) -> (Y) { Y[n, c : N, C] = X[n, c] * G[n]
         (SCALED, [(2**17, 1024), (1024,)], "bfloat16", 4, 4),  # eight elements a thread, as of the block
         (SCALED, [(2**17, 384), (384,)], "float32", 2, 4),  # four, as of the block
         (SCALED, [(2**17, 385), (385,)], "bfloat16", 8, 4),  # rows begin anywhere: single elements of both
-        (SCALED_ROWS, [(2**17, 384), (2**17,)], "bfloat16", 8, 4),  # nothing has the columns alone
+        (SCALED_ROWS, [(2**17, 512), (2**17,)], "bfloat16", 8, 4),  # nothing has the columns alone
     ],
 )
 def test_threads_read_as_much_of_a_weight_as_of_what_it_weighs(source, shapes, dtype, rows, warps):
     ((found, _, of_warps),) = blocks(source, *(tilec.spec(shape, dtype) for shape in shapes))
     assert (found, of_warps) == (rows, warps)
+
+
+TWO_SCALED_ROWS = """function (X[N, C], G[N]) -> (Y, Z) {
+    Y[n, c : N, C] = X[n, c] * G[n]; Z[n, c : N, C] = X[n, c] / G[n]; }"""
+
+
+@pytest.mark.parametrize(
+    ("columns", "wide"),
+    [(384, 128), (768, 256), (1152, 256), (512, 512), (500, 512), (640, 128), (320, 512), (96, 128)],
+)
+@pytest.mark.parametrize(("source", "elements"), [(SCALED_ROWS, 1024), (TWO_SCALED_ROWS, 2048)])
+def test_blocks_fill_the_columns(source, elements, columns, wide):
+    """Of a map, and of two in one kernel; as wide as a row where no block of 128 columns or more fills it."""
+    ((down, found, _),) = blocks(source, tilec.spec((2**15, columns)), tilec.spec((2**15,)))
+    assert found == wide and down * found == elements

@@ -71,4 +71,4 @@ def test_both_sums_of_a_gradient() -> None:
         Y = A / B; }"""
     f = tilec.compile(source, backend="triton")
     lowered = f.grad().lower(tilec.spec((6, 500, 500)), tilec.spec((6, 500, 500)), target="sm_90")
-    assert len(lowered.kernels) == 2
+    assert lowered.kernels[-1].statements == ("GX", "GX_2", "DX")

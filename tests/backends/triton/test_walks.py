@@ -19,3 +19,12 @@ def test_few_outputs_are_computed_by_many_programs(batch: int, length: int) -> N
     lowered = tilec.compile(SOURCE, backend="triton").lower(*given, target="sm_90")
     (launched,) = re.findall(r"Z_kernel\[\((\d+), (\d+), (\d+)\)\]", lowered.source())
     assert int(launched[0]) * int(launched[2]) >= 128
+
+
+@pytest.mark.parametrize("index, walked", [("2*x + 2*i + q", True), ("8*x + 2*i + q", False), ("2*x + i", True)])
+def test_windows_that_overlap_along_memory_are_walked_point_by_point(index: str, walked: bool) -> None:
+    """Of one summed variable or of two; those that do not overlap are read as memory runs."""
+    source = f"function (X[N, W], K[Q, I]) -> (Y) {{ Y[n, x : N, 64] = +(X[n, {index}] * K[q, i]); }}"
+    given = tilec.spec((4096, 520)), tilec.spec((2, 4))
+    text = tilec.compile(source, backend="triton").lower(*given, target="sm_90").source()
+    assert ("UNROLL=4" in text) == walked and ("BR=8" in text) != walked

@@ -19,7 +19,7 @@ from tilec.backends.common.terms import product_of, split_factors
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.functions import call
 from tilec.ir.index import Affine, as_stored, distinct_variables, linear
-from tilec.ir.infer import expression_type, infer
+from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
     Call,
@@ -32,10 +32,11 @@ from tilec.ir.program import (
     index_variables,
     reads,
     reads_itself,
+    rebuild,
     value_accesses,
     walk,
 )
-from tilec.ir.types import FLOATS, NARROW, TensorType, Types, is_floating
+from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types, is_floating
 from tilec.transforms.util.naming import Names
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
@@ -43,6 +44,7 @@ LEAST = 16  # rows, columns and points of a reduction that a tensor core takes a
 TERMS = 4e12
 PRODUCTS = {"bfloat16": 300e12, "float16": 300e12, "float32": 40e12, "float64": 15e12}
 GAIN = 1.3  # what is gained by dividing a sum, at least
+_LEAST_JOINED = 2**24  # points of a sum over windows from which factors are made one first
 MOST_STORED = 2**30  # bytes of what is stored between two products
 
 
@@ -61,20 +63,22 @@ class FactorSpace:
 
 
 def as_floats(factors: Sequence[Expr], types: Types, dtype: str) -> tuple[Expr, ...]:
-    """The factors, where more than one is an integer with these converted: two that meet in a pair would wrap in their
-    own type. 16 bits hold small integers alone, and 0 times the infinity that others become is no number: these are
-    int64, which does not raise the type of a product with floats."""
+    """The factors in types in which pairs of them can be stored. Of several integers these are others:
+    two that meet would wrap in their own type. 16 bits hold small integers alone, and 0 times the infinity that others
+    become is no number: these are int64, which does not raise the type of a product with floats. Floats narrower than
+    the sum are as wide: what two of them make would be rounded to fewer digits."""
     own = {f: expression_type(f, types) for f in factors}
     integers = [f for f in factors if not is_floating(own[f].dtype)]
-    if len(integers) < 2:
-        return tuple(factors)
 
     def converted(f: Expr) -> Expr:
+        t = own[f]
         if f not in integers:
+            return call(dtype, f) if not t.weak and ITEM_BYTES[t.dtype] < ITEM_BYTES[dtype] else f
+        if len(integers) < 2:
             return f
-        if dtype not in NARROW or own[f].dtype in _EXACT_IN_16_BITS:
+        if dtype not in NARROW or t.dtype in _EXACT_IN_16_BITS:
             return call(dtype, f)
-        return f if own[f].dtype == "int64" else call("int64", f)
+        return f if t.dtype == "int64" else call("int64", f)
 
     return tuple(map(converted, factors))
 
@@ -103,22 +107,30 @@ def paired(
     if math.prod(extent[v] for v in names) / TERMS < GAIN * apart:
         return None
     found: list[Statement] = []
-    for pair in path[:-1]:
+    for step, pair in enumerate(path[:-1]):
         chosen = [operands[k] for k in sorted(pair)]
         operands = [o for k, o in enumerate(operands) if k not in pair]
         later = set().union(*(g for g, _ in operands)) | set(whole.outputs)
         own = frozenset().union(*(g for g, _ in chosen))
         left = as_stored([v for v in names if v in own & later], whole.summed, [e for _, e in operands])
         order = as_stored(left, whole.summed, [e for _, e in chosen])
+        following = [g for k, (g, _) in enumerate((*operands, (own, None))) if k in path[step + 1]]
+        if own in following and not own - frozenset(left) - set(whole.outputs):
+            order = _in_groups(order, following[0], frozenset(whole.outputs))
         name = fresh(len(found) + 1)
         index = tuple((Affine.variable(v) - low[v]).to_expr() for v in order)
         body = product_of([e for _, e in chosen])
         found.append(Statement(name, index, tuple(Int(extent[v]) for v in order), body, "sum", span=s.span))
         operands.append((frozenset(order), Access(name, index)))
-    body = product_of([e for _, e in operands])
-    if whole.scale != 1:
-        body = Call("mul", (body, _number(whole.scale)))
-    return [*found, replace(s, body=body)]
+    return [*found, replace(s, body=_scaled(product_of([e for _, e in operands]), whole.scale))]
+
+
+def _in_groups(order: tuple[str, ...], other: frozenset[str], outputs: frozenset[str]) -> tuple[str, ...]:
+    """The variables of an outer product, which may be stored in any order, in one in which the product with the operand
+    of variables `other` takes it as matrices: what is summed does not stand between what is kept."""
+    batch, rest = [v for v in order if v in other & outputs], [v for v in order if v not in other & outputs]
+    kept, summed = [v for v in rest if v not in other], [v for v in rest if v in other]
+    return order if rest in (kept + summed, summed + kept) else (*batch, *kept, *summed)
 
 
 def _seconds(
@@ -153,6 +165,10 @@ def _seconds(
     return total
 
 
+def _scaled(e: Expr, scale: float | int) -> Expr:
+    return e if scale == 1 else Call("mul", (e, _number(scale)))
+
+
 def _number(n: float | int) -> Expr:
     e: Expr = Float(abs(n)) if isinstance(n, float) else Int(abs(n))
     return Call("neg", (e,)) if n < 0 else e
@@ -175,9 +191,11 @@ def in_pairs(program: Program, bound: Program, types: Types) -> Program:
 
 
 def _divided(s: Statement, types: Types, names: Names, there: Collection[str]) -> list[Statement] | None:
-    whole = _whole(s, types)
-    if whole is None or not set(reads(s)) <= set(there):
+    if not set(reads(s)) <= set(there):
         return None
+    whole = _whole(s, types)
+    if whole is None:
+        return _joined(s, types, names)
     return paired(
         whole,
         types[s.output].dtype,
@@ -208,6 +226,71 @@ def _whole(s: Statement, types: Types) -> FactorSpace | None:
     summed = tuple(v for v in every if v not in outputs)
     low = dict.fromkeys(extent, 0)
     return FactorSpace(s, as_floats(split[0], types, types[s.output].dtype), split[1], low, extent, outputs, summed)
+
+
+def _joined(s: Statement, types: Types, names: Names) -> list[Statement] | None:
+    """A long sum over windows of three factors or more with those that scale another (the channels of a convolution's
+    kernel, or of each image) taken into it, as a tensor of its own: the gradients by both are made of that by their
+    product. None for any other."""
+    if s.aggregation != "sum" or s.guard is not None or s.default is not None or reads_itself(s) or s.index is None:
+        return None
+    split = split_factors(s.body, types) if all(isinstance(e, _NODES) for e in walk(s.body)) else None
+    if split is None or len(split[0]) < 3 or not all(is_floating(expression_type(f, types).dtype) for f in split[0]):
+        return None
+    factors = split[0]
+    axes = [_bare_axes(f, types) for f in factors]
+    extent = dict(zip(index_variables(*s.index), types[s.output].shape, strict=False))
+    extent |= {v: n for _, own in axes for v, n in own.items()}
+    taken: dict[int, int] = {}  # the place of a factor and that of the one that it scales
+    for k, (elements, own) in enumerate(axes):
+        if set(index_variables(factors[k])) == own.keys():
+            larger = [
+                (n, j) for j, (n, other) in enumerate(axes) if (n, j) > (elements, k) and own.items() <= other.items()
+            ]
+            taken |= {k: min(larger)[1]} if larger else {}
+    if not taken or math.prod(extent.values()) < _LEAST_JOINED:
+        return None
+    made: list[Statement] = []
+    for root in sorted({*taken.values()} - taken.keys()):
+        scales = [factors[k] for k in taken if _last(k, taken) == root]
+        (a,) = {x for x in walk(factors[root]) if isinstance(x, Access)}
+        index = tuple(e if linear(e).bare is not None else Index(names.fresh(f"i{d}")) for d, e in enumerate(a.index))
+        whole = replace(a, index=index)
+        body = product_of([_with_access(factors[root], whole), *scales])
+        shape = tuple(map(Int, types[a.tensor].shape))
+        made.append(Statement(names.fresh(f"{s.output}_joined"), index, shape, body, "assign", span=s.span))
+        factors = [Access(made[-1].output, a.index) if k == root else f for k, f in enumerate(factors)]
+    last = replace(s, body=_scaled(product_of([f for k, f in enumerate(factors) if k not in taken]), split[1]))
+    known = {**types, **{m.output: statement_type(m, types) for m in made}}
+    return [*made, last] if statement_type(last, known) == types[s.output] else None
+
+
+def _last(place: int, taken: Mapping[int, int]) -> int:
+    return _last(taken[place], taken) if place in taken else place
+
+
+def _bare_axes(e: Expr, types: Types) -> tuple[int, dict[str, int]]:
+    """Of an expression of one element: how many there are, and how long the axes are that a variable walks alone;
+    nothing for others."""
+    read = [x for x in walk(e) if isinstance(x, Access)]
+    if len(read) != 1 or not _is_computed_of(e):
+        return 0, {}
+    shape, found = types[read[0].tensor].shape, list[tuple[str, int]]()
+    for i, n in zip(read[0].index, shape, strict=True):
+        if not linear(i).is_affine:
+            return 0, {}
+        found += [(v, n)] if (v := linear(i).bare) is not None else []
+    alone = [v for i in read[0].index for v in index_variables(i)]
+    return math.prod(shape), {v: n for v, n in found if alone.count(v) == 1}
+
+
+def _is_computed_of(e: Expr) -> bool:
+    """Whether a value is computed of elements and numbers, and of no variables beside their indices."""
+    return isinstance(e, (Access, Int, Float)) or (isinstance(e, Call) and all(map(_is_computed_of, e.args)))
+
+
+def _with_access(e: Expr, a: Access) -> Expr:
+    return a if isinstance(e, Access) else rebuild(e, lambda x: _with_access(x, a))
 
 
 _NODES = (Access, Call, Index, Int, Float)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tilec.ir.infer import expression_types
 from tilec.ir.program import Call, Expr, Float, Inside, Int
-from tilec.ir.types import ElementType, Types, is_floating
+from tilec.ir.types import ITEM_BYTES, ElementType, Types, is_floating
 
 Typed = Callable[[Expr], ElementType]
 
@@ -43,8 +43,9 @@ def _factors(e: Expr, typed: Typed, whole: str) -> tuple[list[Expr], float | int
             if isinstance(b, (Int, Float)):
                 return None if x is None or not b.value else (x[0], x[1] / b.value)
             quotient = typed(e)
-            if not is_floating(typed(b).dtype) and not quotient.weak:
-                b = Call(quotient.dtype, (b,))  # an integer's own reciprocal would be a float32
+            own = typed(b).dtype
+            if not quotient.weak and (not is_floating(own) or ITEM_BYTES[own] < ITEM_BYTES[quotient.dtype]):
+                b = Call(quotient.dtype, (b,))  # its own reciprocal would be rounded to fewer digits
             return None if x is None else ([*x[0], Call("recip", (b,))], x[1])
         case Call("ident" | "reverse_grad", (a, *_)):
             return split(a)

@@ -271,17 +271,11 @@ def _multiplied_as_stored(a: Tensor) -> bool:
 
 
 def products_by_key(
-    out: Tensor,
-    summed: bool,
-    keys: Tensor,
-    count: int,
-    equation: str,
-    rows: Sequence[Tensor],
-    matrices: Sequence[Tensor],
-    shared: Sequence[Tensor],
+    out: Tensor, summed: bool, keys: Tensor, count: int, equation: str, operands: Sequence[Sequence[Tensor]]
 ) -> None:
-    """For each key the product, as einsum names it, of its rows, its matrices, and tensors of all keys, into its rows
-    of `out`, or its entry where rows are `summed`. Keys outside of 0 to `count` are nobody's."""
+    """For each key the product, as einsum names it, of its rows, its matrices, and tensors of all keys (`operands`),
+    into its rows of `out`, or its entry where rows are `summed`. Keys outside of 0 to `count` are nobody's."""
+    rows, matrices, shared = operands
     ordered, order = torch.sort(keys, stable=True)
     ends = torch.searchsorted(ordered, torch.arange(count + 1, device=keys.device)).tolist()
     compute_dtype = torch.promote_types(out.dtype, torch.float32)
@@ -292,8 +286,8 @@ def products_by_key(
             # a product of several is rounded between them
             exact = len(stored) == 2 or out.dtype == compute_dtype
             as_is = exact and all(t.dtype == out.dtype and _multiplied_as_stored(t) for t in stored)
-            operands = stored if as_is else [t.to(compute_dtype) for t in stored]
-            out[n if summed else own] = torch.einsum(equation, *operands).to(out.dtype)
+            factors = stored if as_is else [t.to(compute_dtype) for t in stored]
+            out[n if summed else own] = torch.einsum(equation, *factors).to(out.dtype)
 
 
 def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -307,9 +301,9 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 def convolution(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
-    """torch's convolution of [N, C, ...] with [C', C / groups, ...]; float16 in float32 on the CPU."""
-    if _widen(x):
-        return convolution(x.float(), k.float(), stride, padding, dilation, groups).half()
+    """torch's convolution of [N, C, ...] with [C', C / groups, ...]."""
+    if _widen(x, k):
+        return convolution(x.float(), k.float(), stride, padding, dilation, groups).to(x.dtype)
     zero = [0] * len(stride)
     return torch.convolution(x, _beside(x, k), None, stride, padding, dilation, False, zero, groups)
 
@@ -319,8 +313,8 @@ def convolution_input(
 ) -> Tensor:
     """The gradient of `convolution` by x, of that shape. Of a channel each it is a convolution by the kernel turned
     round, which takes torch a 14th of the time on a CPU."""
-    if _widen(g):
-        return convolution_input(g.float(), shape, k.float(), stride, padding, dilation, groups).half()
+    if _widen(g, k):
+        return convolution_input(g.float(), shape, k.float(), stride, padding, dilation, groups).to(g.dtype)
     around = [d * (n - 1) - p for n, d, p in zip(k.shape[2:], dilation, padding, strict=True)]
     whole = [n + a - p for n, a, p in zip(g.shape[2:], around, padding, strict=True)]
     alone = k.shape[:2] == (groups, 1) and set(stride) == {1} and min(around) >= 0 and whole == list(shape[2:])
@@ -334,8 +328,8 @@ def convolution_kernel(
     g: Tensor, x: Tensor, shape: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> Tensor:
     """The gradient of `convolution` by k, of that shape."""
-    if _widen(g):
-        return convolution_kernel(g.float(), x.float(), shape, stride, padding, dilation, groups).half()
+    if _widen(g, x):
+        return convolution_kernel(g.float(), x.float(), shape, stride, padding, dilation, groups).to(g.dtype)
     return _backward(g, x, _empty(shape, x), stride, padding, dilation, groups, 1)
 
 
@@ -345,8 +339,10 @@ def _backward(g, x, k, stride, padding, dilation, groups, which):
     return backward(g, x, k, None, stride, padding, dilation, False, zero, groups, mask)[which]
 
 
-def _widen(t: Tensor) -> bool:
-    return t.dtype is torch.float16 and t.device.type == "cpu"
+def _widen(a: Tensor, b: Tensor) -> bool:
+    """Whether a convolution of these is one in float32: on the CPU, of float16, and of bfloat16 with infinities, which
+    oneDNN multiplies by zeros where it fills pairs of terms up."""
+    return a.device.type == "cpu" and (a.dtype is torch.float16 or a.dtype is torch.bfloat16 and not finite(a, b))
 
 
 def _empty(shape: Ints, beside: Tensor) -> Tensor:

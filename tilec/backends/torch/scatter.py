@@ -48,9 +48,16 @@ def scatter_lines(task: Task, lines_for: Callable[[Task], list[str]]) -> list[st
     written = {*positions.variables(), *(v for a in positions.plain for v in positions.rows[a].variables())}
     others = [v for v in domain.low if v not in written and domain.extent[v] > 1]
     count = math.prod(domain.extent[v] for v in written)
-    if others and task.flat.aggregation != "assign" and 8 * count <= task.options.memory_budget:
+    reduced = others and task.flat.aggregation != "assign" and _reaches_alike(task.flat, domain, positions)
+    if reduced and 8 * count <= task.options.memory_budget:
         return _reduced_first(task, domain, tuple(v for v in domain.low if v in written), lines_for)
     return _scatter_lines(task, domain, positions)
+
+
+def _reaches_alike(s: Statement, domain: Domain, positions: ScatterPositions) -> bool:
+    """Whether reductions over what the output index lacks have points wherever that is inside, or it does not matter
+    which have: an element that no point reaches holds the default."""
+    return s.default is None or (s.guard is None and all(c.form in positions.rows for c in domain.conditions))
 
 
 def _positions(s: Statement, domain: Domain) -> ScatterPositions:

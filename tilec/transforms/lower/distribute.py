@@ -9,9 +9,7 @@ The difference of two large numbers may be small. What both parts have in common
 the spread of the points and not to their distance from the origin (torch's gradient of `cdist` is this without C).
 Products of 16-bit elements are exact as they are, and are not shifted.
 
-`P[i, j] = +(A[i, k] * C[k, j] - B[i, k] * D[k, j])`, a product of complex matrices or of rotated pairs, has no shared
-factor. Its terms are products of matrices over the same rows and columns, so it is one product over twice as many
-terms: of `A` beside `-B` and of `C` beside `D`.
+A sum of products of two tensors each, without a shared factor, is `stack_operands.py`'s.
 
 `D = P + Q` of two products by one matrix, `P[i, d] = +(G[i, j] * X[j, d])` and `Q[j, d] = +(G[i, j] * X[i, d])`, the
 gradient of all pairs of rows of X, is one product of a sum: `P[i, d] = +((G[i, j] + G[j, i]) * X[j, d])`.
@@ -24,34 +22,38 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import ZERO, call
-from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
+from tilec.ir.functions import call
+from tilec.ir.index import Affine, replace_indices
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
     Call,
     Expr,
     Index,
-    Inside,
     Int,
-    Pad,
     Program,
     Statement,
     accesses_in,
     expressions,
     index_variables,
-    reads_itself,
-    rebuild,
-    walk,
 )
-from tilec.ir.types import NARROW, TensorType, Types, is_floating
+from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.lower.decompose import points_per_element
-from tilec.transforms.util.factors import Factor, added, as_float32, factors_of, is_number, quotient_of, terms_of
+from tilec.transforms.lower.stack_operands import full_extents, plain_sum, stack_operands
+from tilec.transforms.util.factors import (
+    Factor,
+    added,
+    as_accumulated,
+    factors_of,
+    in_wider_type,
+    is_number,
+    quotient_of,
+    terms_of,
+)
 from tilec.transforms.util.naming import Names
 
 _FEWEST = 9  # rows, columns and terms from which a product is one of matrices
 _LEAST_SHARED = 16  # columns of an operand that two products share; its square where their other operands are larger
-_FEWEST_BESIDE = 32  # of those whose operands are copied
 DistributedTerms = list[tuple[bool, Expr]]
 
 
@@ -103,7 +105,7 @@ def _of_both(
 ) -> tuple[Statement, Statement] | None:
     """The sum (or difference) of the operands that two products do not share, and their product with the one that they
     share; None where there is none, or where it would not pay."""
-    plain, other = _plain_sum(p, types), _plain_sum(q, types)
+    plain, other = plain_sum(p, types), plain_sum(q, types)
     if plain is None or other is None or types[p.output] != types[q.output]:
         return None
     (outputs, extent), (left, others) = plain, other
@@ -131,6 +133,8 @@ def _of_both(
         if deep < _LEAST_SHARED * (_LEAST_SHARED if larger else 1) or (larger and not given):
             return None  # what is computed need not be stored as it is
         index, sizes = tuple(map(Index, kept)), tuple(Int(extent[v]) for v in kept)
+        dtype = types[p.output].dtype
+        one, two = in_wider_type(one, dtype, types), in_wider_type(two, dtype, types)
         body = one - two if minus else one + two
         both = Statement(names.fresh(f"{p.output}_both"), index, sizes, body, "assign", None, span=p.span)
         return both, replace(p, body=call("mul", Access(both.output, index), shared))
@@ -151,10 +155,11 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     """The statement, or those that take its place."""
     cut = _cut(s, types)
     if cut is None:
-        return _beside(s, types, names)
+        return stack_operands(s, types, names)
     sizes = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
-    halved = types[s.output].dtype in NARROW
-    factors = [as_float32(f, halved) for f in cut.shared]
+    dtype = types[s.output].dtype
+    halved = dtype in NARROW
+    factors = [as_accumulated(f, dtype, types) for f in cut.shared]
     known = dict(types)
     made: list[Statement] = []
 
@@ -168,16 +173,15 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
         known[output] = statement_type(made[-1], known)
         return Access(output, index)
 
-    summed, leaving = added(cut.summed), added(cut.leaving)
+    compute_dtype = "float32" if halved else dtype
+    summed, leaving = (in_wider_type(added(terms), compute_dtype, types) for terms in (cut.summed, cut.leaving))
     if not halved:
-        walked = _extents(s, types)
+        walked = full_extents(s, types)
         assert walked is not None
         there = {v: walked[v] for v in index_variables(summed)}
         origin = {v: Affine() for v in there if v not in sizes}
         centre = replace_indices(summed, origin)
         summed, leaving = assigned("shifted", there, summed - centre, "assign"), leaving + centre
-    else:
-        summed, leaving = call("float32", summed), call("float32", leaving)
     of_shared = {v: n for v, n in sizes.items() if v in index_variables(*(f.value for f in factors))}
     total = assigned("total", of_shared, quotient_of(factors), "sum")
     mixed = assigned("mixed", sizes, quotient_of([*factors, Factor(summed, False)]), "sum")
@@ -188,21 +192,8 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     return [*made, last] if alike and statement_type(last, known) == types[s.output] else [s]
 
 
-def _plain_sum(s: Statement, types: Types) -> tuple[tuple[str, ...], dict[str, int]] | None:
-    """The variables of the output and the extent of each variable of a floating sum over all points of a box."""
-    if s.aggregation != "sum" or s.index is None or s.default is not None or s.guard is not None or s.constraints:
-        return None
-    outputs = distinct_variables(s.index)
-    if outputs is None or reads_itself(s) or not is_floating(types[s.output].dtype):
-        return None
-    if any(isinstance(e, (Inside, Pad)) for e in walk(s.body)):
-        return None
-    extent = _extents(s, types)
-    return None if extent is None or points_per_element(s, types) is None else (outputs, extent)
-
-
 def _cut(s: Statement, types: Types) -> _Cut | None:
-    plain = _plain_sum(s, types)
+    plain = plain_sum(s, types)
     if plain is None:
         return None
     outputs, extent = plain
@@ -216,61 +207,6 @@ def _cut(s: Statement, types: Types) -> _Cut | None:
         if found is not None:
             return found
     return None
-
-
-def _beside(s: Statement, types: Types, names: Names) -> list[Statement]:
-    """A sum of products of two matrices each as one product of these side by side; the statement where it is none."""
-    found = _plain_sum(s, types)
-    terms = terms_of(s.body, False)
-    if found is None or len(terms) < 2:
-        return [s]
-    outputs, extent = found
-    varying = {v for v, n in extent.items() if n > 1}
-    summed = varying - set(outputs)
-    pairs = [factors_of(e, types) for _, e in terms]
-    if len(summed) != 1 or any(len(p) != 2 or any(f.divides for f in p) for p in pairs):
-        return [s]
-    (k,) = summed
-    sides = [set(index_variables(f.value)) & varying for f in pairs[0]]
-    counts = [math.prod(extent[v] for v in side) for side in (sides[0] - sides[1], sides[1] - sides[0], {k})]
-    if sides[0] | sides[1] != varying or k not in sides[0] & sides[1] or min(counts) < _FEWEST_BESIDE:
-        return [s]
-    operands: list[list[Expr]] = [[], []]
-    for (negative, _), pair in zip(terms, pairs, strict=True):
-        own = [set(index_variables(f.value)) & varying for f in pair]
-        if own not in (sides, sides[::-1]):
-            return [s]
-        first, second = (f.value for f in (pair if own == sides else pair[::-1]))
-        operands[0].append(call("neg", first) if negative else first)
-        operands[1].append(second)
-    if len({expression_type(e, types) for side in operands for e in side}) > 1:
-        return [s]
-    made = [_stacked(s, names, side, own, k, extent) for side, own in zip(operands, sides, strict=True)]
-    known = {**types, **{m.output: statement_type(m, types) for m in made}}
-    last = replace(s, body=call("mul", *(Access(m.output, m.index or ()) for m in made)))
-    return [*made, last] if statement_type(last, known) == types[s.output] else [s]
-
-
-def _stacked(
-    s: Statement, names: Names, parts: list[Expr], variables: set[str], k: str, extent: Mapping[str, int]
-) -> Statement:
-    """The values of these parts one after the other along k."""
-    order = [v for v in extent if v in variables and v != k]
-    body: Expr | None = None
-    for place, part in reversed([*enumerate(parts)]):
-        here = replace_indices(part, {k: Affine.of([(Index(k), 1)], -place * extent[k])})
-        here = _padded(here)
-        inside = call("lt", Index(k), Int((place + 1) * extent[k]))
-        body = here if body is None else call("select", inside, here, body)
-    assert body is not None
-    sizes = (*(extent[v] for v in order), len(parts) * extent[k])
-    index = tuple(map(Index, (*order, k)))
-    name = names.fresh(f"{s.output}_beside")
-    return Statement(name, index, tuple(map(Int, sizes)), body, "assign", None, span=s.span)
-
-
-def _padded(e: Expr) -> Expr:
-    return Pad(e, ZERO) if isinstance(e, Access) else rebuild(e, _padded)
 
 
 def _uncast(e: Expr) -> Expr:
@@ -296,15 +232,3 @@ def _sorted(rest: list[Factor], terms: DistributedTerms, outputs: set, extent: M
     known = set(index_variables(*(e for _, e in leaving))) & rows
     counts = [math.prod(extent[v] for v in side) for side in (rows, columns, reduced & mixed)]
     return _Cut(shared, outer, leaving, summed) if known and min(counts) >= _FEWEST else None
-
-
-def _extents(s: Statement, types: Types) -> dict[str, int] | None:
-    """How many values each variable has, where all are bare in what they index and every tensor says the same."""
-    found = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
-    for a in walk(s.body):
-        if isinstance(a, Access):
-            for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-                v = linear(e).bare
-                if v is None or found.setdefault(v, n) != n:
-                    return None
-    return found

@@ -38,8 +38,8 @@ from tilec.ir.program import (
     value_accesses,
     walk,
 )
-from tilec.ir.types import ITEM_BYTES, Types, is_floating, kind
-from tilec.transforms.util.factors import Factor, factors_of, quotient_of
+from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating, kind
+from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of, unwidened
 from tilec.transforms.util.naming import Names
 
 
@@ -68,7 +68,7 @@ def _earlier(s: Statement, done: Sequence[Statement], types: Types) -> int | Non
 
 def _reusing(s: Statement, value: Statement, types: Types) -> Statement | None:
     """The sum of products `s` as one that reads `value`."""
-    whole = _sum_of(s, types)
+    whole = sum_of_products(s, types)
     if whole is None or len(whole.summed) < 2:
         return None
     found = (_reused(whole, v, [value], types) for v in whole.summed)
@@ -76,7 +76,7 @@ def _reusing(s: Statement, value: Statement, types: Types) -> Statement | None:
 
 
 @dataclass(frozen=True)
-class _Sum:
+class SumOfProducts:
     """A statement that adds up products: its factors, the parts of its guard, how many values each variable has. What
     constraints say stands in the guard."""
 
@@ -87,7 +87,7 @@ class _Sum:
     summed: tuple[str, ...]
 
 
-def _sum_of(s: Statement, types: Types) -> _Sum | None:
+def sum_of_products(s: Statement, types: Types) -> SumOfProducts | None:
     if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
     names = distinct_variables(s.index)
@@ -112,7 +112,8 @@ def _sum_of(s: Statement, types: Types) -> _Sum | None:
         return None
     parts = (*(p for g in s.guards for p in _conjuncts(g)), *tests)
     s = replace(s, guard=all_of(parts), constraints=()) if s.constraints else s
-    return _Sum(s, tuple(factors), parts, extent, tuple(v for v in every if v not in outputs and extent[v] > 1))
+    summed = tuple(v for v in every if v not in outputs and extent[v] > 1)
+    return SumOfProducts(s, tuple(factors), parts, extent, summed)
 
 
 def _as_tests(constraints: Sequence[Constraint], extent: Mapping[str, int]) -> list[Expr] | None:
@@ -144,7 +145,7 @@ def _conjuncts(e: Expr) -> list[Expr]:
 def _eliminated(
     s: Statement, before: Sequence[Statement], types: Types, names: Names, inputs: frozenset[str]
 ) -> list[Statement]:
-    whole = _sum_of(s, types)
+    whole = sum_of_products(s, types)
     if whole is None or not whole.summed or not _is_computed(whole, inputs):
         return [s]
     if len(whole.summed) == 1:
@@ -171,11 +172,13 @@ def _eliminated(
     guards = [g for g in whole.guards if v in index_variables(g)]
     places = tuple(map(Index, index))
     sizes = tuple(Int(whole.extent[w]) for w in index)
+    dtype = types[s.output].dtype
+    inside = inside if dtype in NARROW else [as_accumulated(f, dtype, types) for f in inside]
     first = Statement(name, places, sizes, quotient_of(inside), "sum", all_of(guards), span=s.span)
     return [first, _rest(whole, v, Access(name, places), outside)]
 
 
-def _parted(whole: _Sum, v: str) -> tuple[list[Factor], list[Factor], tuple[str, ...]]:
+def _parted(whole: SumOfProducts, v: str) -> tuple[list[Factor], list[Factor], tuple[str, ...]]:
     """The factors with the variable, those without, and the other variables that the former and the guard have."""
     inside = [f for f in whole.factors if v in index_variables(f.value)]
     outside = [f for f in whole.factors if v not in index_variables(f.value)]
@@ -185,7 +188,7 @@ def _parted(whole: _Sum, v: str) -> tuple[list[Factor], list[Factor], tuple[str,
     return inside, outside, as_stored([w for w in whole.extent if w in used], whole.summed, values)
 
 
-def _is_computed(whole: _Sum, inputs: frozenset[str]) -> bool:
+def _is_computed(whole: SumOfProducts, inputs: frozenset[str]) -> bool:
     """Whether some factor is more than an input's element: products of inputs alone are ordered by who multiplies."""
     values = [f.value for f in whole.factors]
     called = any(isinstance(v, Call) and index_variables(v) for v in values)
@@ -198,7 +201,7 @@ def _is_product(inside: Sequence[Factor], index: Sequence[str], v: str) -> bool:
     return len(sets) > 1 and all(own != set(index) for own in sets)
 
 
-def _rest(whole: _Sum, v: str, inner: Access, outside: Sequence[Factor]) -> Statement:
+def _rest(whole: SumOfProducts, v: str, inner: Access, outside: Sequence[Factor]) -> Statement:
     guards = [g for g in whole.guards if v not in index_variables(g)]
     body = quotient_of([*outside, Factor(inner, False)])
     return replace(whole.statement, body=body, guard=all_of(guards))
@@ -207,7 +210,7 @@ def _rest(whole: _Sum, v: str, inner: Access, outside: Sequence[Factor]) -> Stat
 # what is there already
 
 
-def _product_reused(whole: _Sum, before: Sequence[Statement], types: Types) -> Statement | None:
+def _product_reused(whole: SumOfProducts, before: Sequence[Statement], types: Types) -> Statement | None:
     """A sum over one variable of what an earlier product adds up, times other factors, as these times that product."""
     (v,) = whole.summed
     inside, outside, index = _parted(whole, v)
@@ -216,13 +219,14 @@ def _product_reused(whole: _Sum, before: Sequence[Statement], types: Types) -> S
     return _reused(whole, v, before, types)
 
 
-def _reused(whole: _Sum, v: str, before: Sequence[Statement], types: Types) -> Statement | None:
+def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Types) -> Statement | None:
     """The sum with an earlier statement's value in the place of its sum over v; None where there is no such."""
     inside, outside, _ = _parted(whole, v)
     guards = [g for g in whole.guards if v in index_variables(g)]
+    dtype = types[whole.statement.output].dtype
     for s in before:
-        other = _sum_of(s, types)
-        if other is None or len(other.summed) != 1:
+        other = sum_of_products(s, types)
+        if other is None or len(other.summed) != 1 or ITEM_BYTES[types[s.output].dtype] < ITEM_BYTES[dtype]:
             continue
         (w,) = other.summed
         there = [f for f in other.factors if w in index_variables(f.value)]
@@ -230,7 +234,8 @@ def _reused(whole: _Sum, v: str, before: Sequence[Statement], types: Types) -> S
         conditions = [g for g in other.guards if w in index_variables(g)]
         if len(there) != len(inside) or len(conditions) != len(guards) or len(other.guards) != len(conditions):
             continue
-        match = _matched([f.value for f in there], [f.value for f in inside], {w: v})
+        some, others = ([unwidened(f.value, types) for f in factors] for factors in (there, inside))
+        match = _matched(some, others, {w: v})
         match = None if match is None else _matched(conditions, guards, match)
         found = None if match is None else _taken(across, outside, match)
         if found is None:
@@ -240,7 +245,9 @@ def _reused(whole: _Sum, v: str, before: Sequence[Statement], types: Types) -> S
         if any(x not in match for x in index) or any(other.extent[x] != whole.extent[y] for x, y in match.items()):
             continue
         read = Access(s.output, tuple(Index(match[x]) for x in index if x is not None))
-        return _rest(whole, v, read, left)
+        made = _rest(whole, v, read, left)
+        if statement_type(made, types) == types[made.output]:
+            return made
     return None
 
 
@@ -251,7 +258,7 @@ def _taken(
     left = list(outside)
     for f in wanted:
         for g in left:
-            grown = _unified(f.value, g.value, match) if f.divides == g.divides else None
+            grown = unified(f.value, g.value, match) if f.divides == g.divides else None
             if grown is not None:
                 match = grown
                 left.remove(g)
@@ -266,14 +273,14 @@ def _matched(some: Sequence[Expr], others: Sequence[Expr], match: dict[str, str]
     if not some:
         return match
     for k, e in enumerate(others):
-        grown = _unified(some[0], e, match)
+        grown = unified(some[0], e, match)
         rest = None if grown is None else _matched(some[1:], [*others[:k], *others[k + 1 :]], grown)
         if rest is not None:
             return rest
     return None
 
 
-def _unified(a: Expr, b: Expr, match: dict[str, str]) -> dict[str, str] | None:
+def unified(a: Expr, b: Expr, match: dict[str, str]) -> dict[str, str] | None:
     if isinstance(a, Index) and isinstance(b, Index):
         if match.get(a.name, b.name) != b.name or a.name not in match and b.name in match.values():
             return None
@@ -288,5 +295,5 @@ def _unified(a: Expr, b: Expr, match: dict[str, str]) -> dict[str, str] | None:
         return match if a == b else None
     found: dict[str, str] | None = match
     for x, y in zip(children(a), children(b), strict=True):
-        found = None if found is None else _unified(x, y, found)
+        found = None if found is None else unified(x, y, found)
     return found

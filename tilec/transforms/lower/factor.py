@@ -37,7 +37,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import bounds_of, depends_on_data, domain
 from tilec.transforms.lower.decompose import in_type, points_per_element
-from tilec.transforms.util.factors import Factor, added, as_float32, factors_of, is_number, quotient_of, terms_of
+from tilec.transforms.util.factors import Factor, added, as_accumulated, factors_of, is_number, quotient_of, terms_of
 from tilec.transforms.util.naming import Names
 
 
@@ -148,11 +148,13 @@ def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statemen
     if cut is None:
         return None
     terms, outer, kept = cut
-    halved = types[s.output].dtype in NARROW
+    dtype = types[s.output].dtype
     total = names.fresh(f"{s.output}_total")
     index = tuple(Index(v) for v in kept)
     sizes = {v: n for e, n in zip(s.index or (), s.sizes or (), strict=True) if (v := linear(e).bare) is not None}
-    body = added([(negative, quotient_of([as_float32(f, halved) for f in inner])) for negative, inner in terms])
+    body = added(
+        [(negative, quotient_of([as_accumulated(f, dtype, types) for f in inner])) for negative, inner in terms]
+    )
     shape = tuple(sizes[v] for v in kept)
     first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
     value = quotient_of([Factor(Access(total, index), False), *outer])

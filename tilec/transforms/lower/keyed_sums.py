@@ -33,7 +33,7 @@ from tilec.ir.program import (
 from tilec.ir.types import CASTS, NARROW, TensorType, Types, is_floating
 from tilec.lattice.sets import InRange, depends_on_data, domain, sizes_of
 from tilec.transforms.lower.decompose import in_type
-from tilec.transforms.util.factors import Factor, as_float32, factors_of, quotient_of
+from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
 Products = dict[tuple[Expr, tuple[Expr, ...] | None], Statement]  # by body and index
@@ -160,8 +160,8 @@ def _product(whole: _KeyedSum, over: frozenset[str], types: Types, names: Names)
     used = {v for f in inner for v in index_variables(f.value)} - over
     columns = [v for v in whole.others if v in used and v not in whole.key]
     order = [*(v for v in whole.size if v in used and v not in columns), *columns]
-    halved = types[s.output].dtype in NARROW
-    body = quotient_of([as_float32(f, halved) for f in inner])
+    dtype = types[s.output].dtype
+    body = quotient_of([as_accumulated(f, dtype, types) for f in inner])
     sizes = tuple(Int(whole.size[v]) for v in order)
     index = tuple(map(Index, order))
     product = Statement(names.fresh(f"{s.output}_product"), index, sizes, body, "sum", span=s.span)

@@ -35,7 +35,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import Box, bounds, covers, sizes_of
 from tilec.transforms.lower.eliminate import POINTWISE_NODES
-from tilec.transforms.util.factors import Factor, as_float32, factors_of, quotient_of
+from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
 SPARED = 32  # terms that storing and reading an element again is worth, in float32: 5x5 is quicker whole
@@ -163,9 +163,12 @@ def _last(
     place = tuple(h if w == moved[0] else w for w in written if w in used and w not in moved[1:])
     shape = dict(zip(written, sizes_of(s), strict=True))
     sizes = tuple(n if w == h else shape[w] for w in place)
-    narrow = dtype in NARROW and s.aggregation == "sum"
     name = names.fresh(f"{s.output}_along")
-    body = quotient_of([as_float32(replace(f, value=_at(f.value, form, h)), narrow) for f in inner])
+
+    def accumulated(f: Factor) -> Factor:
+        return as_accumulated(f, dtype, types) if s.aggregation == "sum" else f
+
+    body = quotient_of([accumulated(replace(f, value=_at(f.value, form, h))) for f in inner])
     first = Statement(
         name,
         tuple(map(Index, place)),
@@ -178,7 +181,7 @@ def _last(
     read = Access(name, tuple(form.to_expr() if w == h else Index(w) for w in place))
     last = replace(
         s,
-        body=quotient_of([*(as_float32(f, narrow) for f in outer), Factor(read, False)]),
+        body=quotient_of([*map(accumulated, outer), Factor(read, False)]),
         constraints=tuple(late),
     )
     return first, last

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.ir.functions import ONE, call
-from tilec.ir.infer import expression_types
+from tilec.ir.infer import expression_type, expression_types
 from tilec.ir.program import Call, Expr, Float, Inside, Int
-from tilec.ir.types import Types, is_floating
+from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,31 @@ def _is_integer(f: Factor) -> bool:
     return f.float_dtype is not None or is_number(f.value)
 
 
-def as_float32(f: Factor, halved: bool) -> Factor:
-    """A factor of a sum that is held in float32."""
-    return Factor(call("float32", f.value), False) if halved and not f.divides else f
+def as_accumulated(f: Factor, output: str, types: Types) -> Factor:
+    """A factor of a sum of which elements of type `output` are made: it is added up in float32 where these have 16
+    bits, and where other factors are wider, in their type."""
+    if f.divides:
+        return f
+    if output in NARROW:
+        return Factor(call("float32", f.value), False)
+    value = in_wider_type(f.value, output, types)
+    return f if value is f.value else replace(f, value=value)
+
+
+def in_wider_type(e: Expr, dtype: str, types: Types) -> Expr:
+    """A floating value that is narrower than this type in it, another as it is."""
+    own = expression_type(e, types)
+    narrower = is_floating(own.dtype) and not own.weak and ITEM_BYTES[own.dtype] < ITEM_BYTES[dtype]
+    return call(dtype, e) if narrower else e
+
+
+def unwidened(e: Expr, types: Types) -> Expr:
+    """What a cast turns into a wider float, another value as it is."""
+    match e:
+        case Call(dtype, (x,)) if is_floating(dtype):
+            own = expression_type(x, types)
+            return x if is_floating(own.dtype) and ITEM_BYTES[own.dtype] < ITEM_BYTES[dtype] else e
+    return e
 
 
 def terms_of(e: Expr, negative: bool) -> list[tuple[bool, Expr]]:

@@ -107,7 +107,7 @@ def _lines(
     return [
         f"{keys} = {place}",
         f"{made} = torch.zeros({shape}, dtype=torch.{task.type.dtype}, device=device)",
-        f'rt.products_by_key({made}, {summed}, {keys}, {key.count}, "{equation}", {tensors})',
+        f'rt.products_by_key({made}, {summed}, {keys}, {key.count}, "{equation}", ({tensors}))',
         f"{task.out} = {permuted(whole, [axes.index(v) for v in output])}",
     ]
 

@@ -3,7 +3,7 @@
 The product is laid out so that its result has the output's own order where possible: the trailing output variables of
 one operand are the columns, those of the other before them the rows, whatever is left the batch. A result that is no
 larger than either operand is reordered instead: as a batch, it would read one operand once for each entry, and leave
-each entry a small matrix whose long sum the library does not split.
+each entry a small matrix whose long sum the library does not split. So is one whose entries would have few columns.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.factors import LOG, Operand, TorchSemiring, emit
 from tilec.ir.types import NARROW
 
+FEW_OF_A_BATCH, MUCH_SMALLER = 32, 8  # rows or columns of a matrix; and so many times a result is reordered for them
 COPY_BLOCKS = 2  # a matrix copied out of windows holds at most this many blocks' worth of elements
 
 
@@ -73,13 +74,14 @@ def _reordered(
     domain: Domain,
 ) -> bool:
     """Whether to join `outer`, of one side, to that side's rows or columns, and reorder the result. Applies where
-    something is summed, the result is no larger than either operand, and the side is copied no more than as a batch."""
-    if not summed or math.prod(domain.extent[v] for v in (*batch, *outer, *inner)) > min(
-        left.size(domain), right.size(domain)
-    ):
-        return False
+    something is summed, the result is no larger than either operand, or much smaller than that side where a batch would
+    have few rows or columns of it, and the side is copied no more than as a batch."""
     side = left if outer[0] in left.variables else right
     own = [v for v in inner if v in side.variables]
+    result = math.prod(domain.extent[v] for v in (*batch, *outer, *inner))
+    few = math.prod(domain.extent[v] for v in own) < FEW_OF_A_BATCH and MUCH_SMALLER * result <= side.size(domain)
+    if not summed or not (few or result <= min(left.size(domain), right.size(domain))):
+        return False
     apart = _in_runs(side, (batch, outer, own, summed), domain)
     return not apart or _in_runs(side, (batch, [*outer, *own], summed), domain)
 

@@ -14,13 +14,26 @@ from tilec.ir.program import Access, Expr, accesses_in, index_variables
 from tilec.ir.rational import Fraction
 
 LARGEST_WINDOW = 64  # points of a window that is walked point by point
+LARGEST_OF_MANY, LONGEST_SIDE = 4096, 16  # of windows of so many outputs that they fill a device by themselves
+MANY_WINDOWS = 2**20
+
+
+def is_window(space: Space, reductions: Sequence[str]) -> bool:
+    """Whether a reduction is walked point by point, unless memory runs along it: a short one, or one over few values of
+    each variable for many outputs (patches at the places of a window). Block by block each of its points would be
+    decoded by itself."""
+    points = space.count(tuple(reductions))
+    if points <= LARGEST_WINDOW:
+        return True
+    few = points <= LARGEST_OF_MANY and all(space.largest(v) <= LONGEST_SIDE for v in reductions)
+    return few and space.count(space.outputs) * len(space.classes) >= MANY_WINDOWS
 
 
 def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bool:
     """Whether memory runs along the reduction in the largest tensor read. Where a short window slides along memory, it
     runs along the outputs: neighbours of these read neighbouring elements."""
     best, answer = -1, False
-    short = space.count(tuple(reductions)) <= LARGEST_WINDOW
+    short = is_window(space, reductions)
     for root in (space.statement.body, space.statement.guard):
         for a in constraining(root) if root is not None else ():
             size = math.prod(view.types[a.tensor].shape)
@@ -71,12 +84,14 @@ def moves_at_once(a: Access, view: StridedView, v: str, count: int) -> bool:
 
 
 def _slides(i: Expr, v: str, space: Space) -> bool:
-    """Whether a window along a summed variable overlaps itself at the next value of an output variable."""
+    """Whether a window along a summed variable, and others that stand in its index, overlaps itself at the next value
+    of an output variable."""
     form = linear(i)
     outputs = [w for w in space.outputs if space.largest(w) > 1]
     if not form.is_affine:
         return not set(outputs).isdisjoint(index_variables(i))
-    reach = abs(form.coefficient(v)) * space.largest(v)
+    summed = [w for w in form.variables() if w in space.reductions]
+    reach = abs(form.coefficient(v)) + sum(abs(form.coefficient(w)) * (space.largest(w) - 1) for w in summed)
     return any(0 < abs(form.coefficient(w)) < reach for w in outputs)
 
 

@@ -266,6 +266,16 @@ class Frame:
         """Texts of the tests that the access itself lies in its tensor."""
         return self.tests(access_conditions(access, self.types))
 
+    def vectors(self, access: Access) -> tuple[frozenset[str], frozenset[str]]:
+        """The variables along which vectors of what is read may lie, and those that have an axis alone, from 0 on."""
+        k, steps = self.kernel, self.kernel.strides[access.tensor]
+        moved = [(linear(e), step) for e, step in zip(access.index, steps, strict=True) if step]
+        near = {v for f, step in moved for v in free(f) if not f.is_affine or abs(f.coefficient(v) * step) == 1}
+        fast = {*self.axes[-1:], *self.dimensions(frozenset(near))}
+        on = {a: [v for v, own in k.axis_of.items() if own.name == a and k.space.largest(v) > 1] for a in self.axes}
+        alone = (v for variables in on.values() for v in variables if len(variables) == 1 and k.low(v) == "0")
+        return frozenset(v for a in fast for v in on.get(a, ())), frozenset(alone)
+
     def tail_tests(self, variables: frozenset[str]) -> list[str]:
         """Texts of the tests that what the variables take is no overhang of a block."""
         return [self.spread(self.tails[a], a) for a in self.axes if a in self.dimensions(variables) & set(self.tails)]
@@ -274,9 +284,9 @@ class Frame:
         """The variables that what is read depends on."""
         return free_of(access)
 
-    def read(self, access: Access, other: float | int | None) -> str:
-        """A name of the elements read; where the access is outside, or the tile overhangs, they are `other` (None: not
-        needed, since what is read there is not used)."""
+    def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
+        """A name of the elements read; where the access is outside, the tile overhangs, or they are not `wanted` (texts
+        of tests), they are `other` (None: not needed, since what is read there is not used)."""
         forms = [self.form(e) for e in access.index]
         if 0 in self.types[access.tensor].shape:
             return f"tl.full((), 0, {triton_type(self.types[access.tensor].dtype)})"
@@ -285,7 +295,7 @@ class Frame:
         part = None if tests else self._taken_out(access, forms, variables)
         if part is not None:
             return part
-        tests += self.tail_tests(variables)
+        tests += [*wanted, *self.tail_tests(variables)]
         masked = self.dimensions(variables) if tests else frozenset()
         text = f"tl.load({self.address(access.tensor, forms, masked)}"
         if tests:

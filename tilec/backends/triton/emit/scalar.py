@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from tilec.backends.common.code import literal, parenthesised
 from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
 from tilec.backends.common.scalars import fit, value_children
+from tilec.backends.triton.emit.conditional_reads import conditions_of_reads, is_known_before
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.magnitudes import MIRRORED, OF_MAGNITUDE, of_negated_magnitude
@@ -26,7 +27,7 @@ from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS, ROUNDING
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
-from tilec.ir.program import Access, Call, Expr, Index, Int, index_variables, walk
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables, walk
 from tilec.ir.symbolic import Real, is_open_number
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
 
@@ -62,10 +63,24 @@ def compute_dtype_of(dtype: str) -> str:
 class TritonScalars(ScalarWriter):
     most_nested = MOST_NESTED
 
-    def __init__(self, frame: Frame, *roots: Expr, given: dict[Expr, ScalarValue] | None = None):
+    def __init__(
+        self,
+        frame: Frame,
+        *roots: Expr,
+        given: dict[Expr, ScalarValue] | None = None,
+        guards: Sequence[Sequence[Expr]] | None = None,
+    ):
+        """`guards`: under which each of the roots is wanted."""
         super().__init__(*roots, given=given)
         self.frame = frame
+        self._conditions = conditions_of_reads(zip(roots, guards or itertools.repeat(()), strict=False))
         self._divides = any(map(self._divides_outside, {e for e in walk(*roots) if isinstance(e, Call)}))
+
+    @classmethod
+    def of(cls, frame: Frame, statements: Sequence[Statement], given: dict[Expr, ScalarValue]) -> TritonScalars:
+        """Of the bodies and guards of statements."""
+        roots = [(r, () if k else s.guards) for s in statements for k, r in enumerate((s.body, *s.guards))]
+        return cls(frame, *(r for r, _ in roots), given=given, guards=[guards for _, guards in roots])
 
     def compute_dtype_of(self, dtype: str) -> str:
         return compute_dtype_of(dtype)
@@ -141,12 +156,27 @@ class TritonScalars(ScalarWriter):
 
     def _access(self, e: Access) -> ScalarValue:
         t = self.frame.types[e.tensor]
-        code = self.frame.read(e, 1 if self._divides and is_floating(t.dtype) else None)
+        code = self.frame.read(e, 1 if self._divides and is_floating(t.dtype) else None, self._wanted(e))
         compute_dtype = compute_dtype_of(t.dtype)
         variables = self.frame.dependencies(e)
         if compute_dtype != t.dtype:
             code = self.frame.assign("wide", f"{code}.to({triton_type(compute_dtype)})", variables)
         return ScalarValue(code, t.element(), compute_dtype, variables, exact=True)
+
+    def _wanted(self, e: Access) -> list[str]:
+        """Texts of tests that say where the access is needed."""
+        if e not in self._conditions:
+            return []
+        fast, alone = self.frame.vectors(e)
+        own = self.frame.dependencies(e)
+        known = [
+            (c, holds) for c, holds in self._conditions[e]
+            if own.issuperset(index_variables(c)) and is_known_before(c, alone, fast, self._number)
+        ]  # fmt: skip
+        return [self.test(c) if holds else f"({self.test(c)} == 0)" for c, holds in known]
+
+    def _number(self, e: Expr) -> object:
+        return None if index_variables(e) else self.value(e).number
 
     def _padded(
         self, inside: str, access: Access, read: ScalarValue, value: ScalarValue, t: ElementType

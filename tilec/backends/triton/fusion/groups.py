@@ -41,6 +41,8 @@ from tilec.backends.triton.fusion.read_through import (
     recomputed_by_readers,
     scaled_sums,
 )
+from tilec.backends.triton.fusion.window_layout import with_window_layouts
+from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.ir.functions import FUNCTIONS
@@ -136,6 +138,8 @@ def grouped(program: Program, types: Types) -> Grouped:
     """The flat program with its chains and the groups that pay."""
     program, asking = asking_inputs(program, types)
     program, types, selected = with_selections(program, types)
+    program, summing = with_window_values(program, types)
+    program, types, laid_out = with_window_layouts(program, types)
     moments = with_moments(program, types)
     program, types = moments.program, moments.types
     chains = chained(program, types)
@@ -173,7 +177,17 @@ def grouped(program: Program, types: Types) -> Grouped:
     barred = {*members, *grouped_outputs}
     program, windows = with_windows(made.program, made.types, barred, _reads(made.program, chains))
     program, computing = with_producers(program, made.types, barred, _reads(program, chains))
-    changed = made.rewritten | asking | selected | shared | moments.rewritten | chains.rewritten | windows
+    changed = (
+        made.rewritten
+        | asking
+        | selected
+        | summing
+        | laid_out
+        | shared
+        | moments.rewritten
+        | chains.rewritten
+        | windows
+    )
     rewritten = changed | computing
     return replace(made, program=program, rewritten=rewritten, chains=chains.kernels)
 

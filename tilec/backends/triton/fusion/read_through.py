@@ -189,10 +189,10 @@ def _aggregates_within(r: Statement, made: Statement, around: Neighbourhood, typ
     (read,) = {a for a in accesses_in(*r.roots) if a.tensor == made.output}
     names = distinct_variables(made.index or ()) or ()
     body = replace_indices(made.body, {v: linear(e) for v, e in zip(names, read.index, strict=True)})
-    return set(point_conditions((body,), (), types)) <= {*_known(r, types), *access_conditions(read, types)}
+    return set(point_conditions((body,), (), types)) <= {*known_conditions(r, types), *access_conditions(read, types)}
 
 
-def _known(s: Statement, types: Types) -> list[Condition]:
+def known_conditions(s: Statement, types: Types) -> list[Condition]:
     """What is so at each point of a statement."""
     inside = [Condition(linear(e), n) for e, n in zip(s.index or (), types[s.output].shape, strict=True)]
     return [*inside, *point_conditions(s.roots, s.constraints, types)]
@@ -201,7 +201,7 @@ def _known(s: Statement, types: Types) -> list[Condition]:
 def aggregated_through(s: Statement, views: Mapping[str, Statement], types: Types) -> Statement:
     """The same aggregation, of the same points, that computes what it reads of these."""
     made = read_through(s, views)
-    known = set(_known(made, types))
+    known = set(known_conditions(made, types))
     places = (a for a in accesses_in(*s.roots) if a.tensor in views)
     bounds = ((e, n) for a in places for e, n in zip(a.index, types[a.tensor].shape, strict=True))
     asked = dict.fromkeys(Constraint(e, Int(n)) for e, n in bounds if Condition(linear(e), n) not in known)

@@ -162,7 +162,8 @@ def variables_outside(e: Expr) -> frozenset[str]:
 
 
 def _two_sides(groups, space: Space, varying: set[str]):
-    """The factors as two operands: smaller sets of variables join a larger one that holds them."""
+    """The factors as two operands: smaller sets of variables join a larger one that holds them; of two that do, one
+    that is computed anyway, or else the smaller: what is no lone element becomes a tensor of its own."""
     sets = sorted(groups, key=lambda g: -len(g))
     roots: list[frozenset[str]] = []
     for g in sets:
@@ -174,10 +175,15 @@ def _two_sides(groups, space: Space, varying: set[str]):
     right = roots[1] if last in roots[1] or last not in roots[0] else roots[0]
     left = roots[0] if right is roots[1] else roots[1]
     sides: dict[frozenset[str], list[Expr]] = {left: [], right: []}
+    joined = min((left, right), key=lambda side: (_is_bare(groups[side]), space.count(tuple(side))))
     for g in groups:
-        home = left if g <= left else right
+        home = joined if g <= left & right else left if g <= left else right
         sides[home] += groups[g]
     return (left, sides[left]), (right, sides[right])
+
+
+def _is_bare(factors: list[Expr]) -> bool:
+    return all(isinstance(f, Access) for f in factors)
 
 
 def _zeros(space: Space, varying: set[str], left: frozenset[str], right: frozenset[str], outputs: set[str]):

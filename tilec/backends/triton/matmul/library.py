@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import groupby, pairwise
 
 from tilec.backends.base import Options
 from tilec.backends.common.code import FreshNames, python_name
+from tilec.backends.common.pairs import LEAST, PRODUCTS
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.dot import Dot, recognise_dot
+from tilec.backends.triton.matmul.dot import (
+    LAUNCH_SECONDS,
+    MEMORY_BYTES,
+    POINTERS,
+    Dot,
+    operand_accesses,
+    recognise_dot,
+)
+from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import repair_steps
-from tilec.backends.triton.plan.plan import Step, TorchLines
+from tilec.backends.triton.plan.plan import Setting, Step, TorchLines
+from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import linear
 from tilec.ir.infer import statement_type
@@ -63,6 +74,7 @@ def library_steps(
 
 
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
+FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
@@ -87,6 +99,47 @@ def is_plain(dot: Dot, space: Space, view: StridedView) -> bool:
     return set(order[: many[3]]) <= set(dot.batch)
 
 
+def copies_take_longest(dot: Dot, space: Space, view: StridedView) -> bool:
+    """Whether a library would copy operands whose axes it cannot merge, or a result whose axes lie in another order
+    than batch, rows and columns, for longer than kernels that read and write all in its place lose otherwise: few
+    terms, many elements."""
+    sides = [e for side in (dot.left, dot.right) for e in side]
+    if dot.dtype not in PRODUCTS or dot.zero_left or dot.zero_right or dot.zero_result or len(sides) != 2:
+        return False
+    operands = [e for e in sides if isinstance(e, Access)]
+    copied = [a.tensor for a in operands if _is_copied(a, dot, space, view)]
+    copied += [space.statement.output] if _is_reordered(dot, space) else []
+    tensors = (space.statement.output, *(a.tensor for a in operands))
+    moved = sum(size_in_bytes(view.types[name]) for name in tensors) / MEMORY_BYTES
+    copying = 2 * sum(size_in_bytes(view.types[name]) for name in copied) / MEMORY_BYTES
+    counts = [space.count(group) for group in (dot.rows, dot.columns, dot.summed)]
+    repeated, rate = space.count(dot.batch) * len(space.classes), PRODUCTS[dot.dtype]
+    library = max(math.prod(counts) * repeated / rate, moved) + copying
+    own = max(math.prod(max(n, LEAST) for n in counts) * repeated / (POINTERS * rate), moved)
+    return copying > LAUNCH_SECONDS and own < library
+
+
+def _is_copied(a: Access, dot: Dot, space: Space, view: StridedView) -> bool:
+    """Whether an operand is no batch of matrices whose rows or columns are contiguous."""
+    steps: dict[str, int] = {}
+    for e, stride in zip(a.index, view.strides[a.tensor], strict=True):
+        for v in linear(e).variables():
+            steps[v] = steps.get(v, 0) + int(linear(e).coefficient(v)) * stride
+    for group in (dot.batch, (*dot.rows, *dot.columns), dot.summed):
+        ordered = sorted((v for v in group if v in steps), key=lambda v: -steps[v])
+        if any(steps[v] != steps[w] * space.largest(w) for v, w in pairwise(ordered)):
+            return True
+    return 1 not in steps.values()
+
+
+def _is_reordered(dot: Dot, space: Space) -> bool:
+    """Whether the result's axes are no batch and then rows and columns one after the other, in any order of these."""
+    written = [v for e in space.statement.index or () if (v := linear(e).bare) is not None and not space.single(v)]
+    groups = (dot.batch, dot.rows, dot.columns)
+    order = [key for key, _ in groupby(next((k for k, g in enumerate(groups) if v in g), None) for v in written)]
+    return len(order) != len(set(order)) or 0 in order[1:]
+
+
 def _slow(c: Convolution) -> bool:
     """cuDNN's gradient of the input of a strided convolution takes 1.3 to 3 times as long as residue classes do."""
     return c.written == INPUT and any(s.stride > 1 for s in c.spatial)
@@ -102,3 +155,15 @@ def _step(task: Task, lines: list[str], own_precision: bool = False) -> TorchLin
     s = task.flat
     numbers = named_sizes(n for name in (*reads(s), s.output) for n in task.types[name].shape)
     return TorchLines(tuple(lines), reads(s), (s.output,), (s.output,), (task.type.dtype,), numbers, own_precision)
+
+
+def ours_is_faster(dot: Dot, space: Space, view: StridedView, setting: Setting) -> bool:
+    """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
+    no look at the result for infinities at its borders afterwards. Matrix products stay the library's where they are
+    plain: it would copy others before or after. Convolutions that must be split over programs for few columns stay the
+    library's as well: kernel gradients of 64 channels take ours a third longer."""
+    accesses = [a for side in (dot.left, dot.right) for f in side for a in operand_accesses(f)]
+    bare = all(linear(e).bare is not None for a in accesses for e in a.index)
+    steps = None if bare and is_plain(dot, space, view) else hopper_steps(dot, space, view, setting)
+    split = steps is not None and len(steps) > 1
+    return steps is not None and (bare or not split or space.count(dot.columns) > FEW_COLUMNS)

@@ -55,6 +55,12 @@ def packed(dot: Dot, space: Space, view: StridedView, int64_index: bool = False)
     return OperandRewrite(view, replace(space, statement=view.statement), tuple(before), tuple(after), dot)
 
 
+def wanted_along(dot: Dot, space: Space, view: StridedView) -> str | None:
+    """The summed variable along which operands that are computed beforehand shall lie, so that none is packed."""
+    inner = inner_variables(dot, space, view, LEAST_REUSE // 2)
+    return inner[0] if dot.dtype == "float32" and len(inner) == 1 and work(dot, space) >= LEAST_WORK else None
+
+
 def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -> OperandRewrite | None:
     """The same for any other reduction over pairs of rows and columns: what columns alone read lies along the columns
     then, so that a block's reads are of whole vectors. None where nothing is gained."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tilec.backends.common.domain import point_conditions
+from tilec.backends.common.pairs import PRODUCTS
 from tilec.backends.common.scalars import value_children
 from tilec.backends.common.terms import product_of
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -24,6 +25,7 @@ from tilec.backends.triton.matmul.blocks import LEAST_REUSE
 from tilec.backends.triton.matmul.dot import (
     LAUNCH_SECONDS,
     MEMORY_BYTES,
+    POINTERS,
     Dot,
     OperandRewrite,
     operand_accesses,
@@ -38,7 +40,7 @@ from tilec.ir.functions import COSTLY_FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, rebuild, walk
-from tilec.ir.types import FLOATS, NARROW, TensorType
+from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType
 from tilec.lattice.sets import sizes_of
 
 MOST_STORED_OPERANDS = 2**28  # bytes
@@ -52,15 +54,18 @@ def hoisted(
     int64_index: bool = False,
     last: str | None = None,
     requested: bool = False,
+    hopper: bool = False,
 ) -> OperandRewrite | None:
     """The product over operands that are computed beforehand; None where nothing is gained. `last`: the variable along
-    which operands that know it shall lie. `requested`: others may ask for the same."""
+    which operands that know it shall lie. `requested`: others may ask for the same. `hopper`: Hopper's kernels would
+    take bare elements."""
     if len(space.classes) != 1 or dot.dtype == "int8":
         return None
     made = Precomputed(view, int64_index)
     for side, other, zeros in (("left", dot.columns, dot.zero_left), ("right", dot.rows, dot.zero_right)):
         factors: tuple[Expr, ...] = getattr(dot, side)
-        if zeros or space.count(other) < LEAST_REUSE or not _computed(factors):
+        needed = _computed(factors) or (hopper and _copy_pays(factors[0], dot, space, view))
+        if zeros or space.count(other) < LEAST_REUSE or not needed:
             continue
         s = operand_of(side, factors, dot.dtype, space, made.view, last)
         if s is None:
@@ -116,6 +121,20 @@ def _computed(factors: tuple[Expr, ...]) -> bool:
     if isinstance(lone, Call) and len(lone.args) == 1 and lone.function in FLOATS:
         lone = lone.args[0]
     return len(factors) > 1 or not isinstance(lone, Access)
+
+
+def _copy_pays(e: Expr, dot: Dot, space: Space, view: StridedView) -> bool:
+    """Whether an element that is cast to 16 bits (an 8-bit weight) is better stored so: Hopper's kernels do not take it
+    as it is, and those that do reach a share of their rate."""
+    if not isinstance(e, Call) or dot.dtype not in NARROW:
+        return False
+    read = operand_accesses(e)
+    if len(read) != 1 or view.types[read[0].tensor].dtype == dot.dtype:
+        return False
+    stored = math.prod(space.count((v,)) for v in variables_outside(e))
+    moved = size_in_bytes(view.types[read[0].tensor]) + 2 * stored * ITEM_BYTES[dot.dtype]
+    points = math.prod(space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
+    return points / PRODUCTS[dot.dtype] * (1 / POINTERS - 1) > moved / MEMORY_BYTES + LAUNCH_SECONDS
 
 
 def operand_of(

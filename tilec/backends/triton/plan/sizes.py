@@ -7,15 +7,26 @@ from collections.abc import Mapping, Sequence
 
 from tilec.ir.at_sizes import followed
 from tilec.ir.program import Statement, reads
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 
 Strides = Mapping[str, tuple[int, ...]]  # of tensors, by name, in elements
+MOST_OVERHANG = 1.15  # elements of blocks over those that there are, where smaller blocks fill better
 NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
 
 def power_of_two(n: int) -> int:
     """The least power of two that is at least n, and at least 1."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def filled_block(n: int, block: int, least: int) -> int:
+    """The largest power of two from `least` up to `block` whose blocks hardly overhang n; `block` where there is none,
+    or n is left open: threads beyond the end issue what the others do."""
+    if is_symbolic(n):
+        return block
+    sizes = (block >> k for k in range(block.bit_length()))
+    return next((b for b in sizes if b >= least and -(-n // b) * b <= MOST_OVERHANG * n), block)
 
 
 isqrt = followed(math.isqrt)

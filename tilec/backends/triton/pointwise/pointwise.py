@@ -73,7 +73,7 @@ def form_beside(space: Space, view: StridedView) -> PointwiseTiling | RegisterBl
         return None
     if tiling.reduction is not None:
         return None if tap_sums(space) is not None else tiling
-    block = choose_register_block(space)
+    block = choose_register_block(space, view)
     return block or (None if choose_residues(space, view) is not None else tiling)
 
 

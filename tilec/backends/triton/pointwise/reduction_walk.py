@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.backends.triton.pointwise.tiling import PointwiseTiling, part_of, passes_once, point_walk, splits_innermost
+from tilec.ir.index import linear
+from tilec.ir.program import value_accesses
+
+_VECTOR = 8  # elements of 16 bits that are read at once
+_MOST_EMPTY = 1.15  # places of blocks over a variable's values, where it is walked by itself
 
 
 @dataclass(frozen=True)
@@ -25,23 +30,47 @@ class ReductionWalk:
 def blocks_of(
     k: Kernel, axes: list[Axis], tails: dict[str, str], reductions: list[str], tiling: PointwiseTiling
 ) -> ReductionWalk:
-    """Block by block of all summed variables together; in parts where the reduction is split over programs."""
+    """Block by block of all summed variables together, or of the last one where it fills blocks: then no point asks
+    for the others' values. In parts where the reduction is split over programs."""
     assert tiling.reduction is not None
-    start, end, before = _bounds(k, tiling, k.count(reductions), k.space.count(tuple(reductions)), tiling.reduction)
+    *around, last = reductions
+    apart = _walks_last(k, around, last, tiling.reduction)
+    if apart:
+        blocks = -(-k.space.largest(last) // tiling.reduction)
+        each = f"tl.cdiv({k.extent(last)}, BR)"
+        count, points, step = f"{k.count(around)} * {each}", k.space.count(tuple(around)) * blocks, 1
+    else:
+        each, count, points, step = "", k.count(reductions), k.space.count(tuple(reductions)), tiling.reduction
+    start, end, before = _bounds(k, tiling, count, points, step)
 
     def enter(_: int) -> Frame:
-        position = "first + tl.arange(0, BR)"
+        position = f"first % ({each}) * BR + tl.arange(0, BR)" if apart else "first + tl.arange(0, BR)"
+        if apart:
+            k.assign("window", f"first // ({each})")
+            k.decode(Axis("window", tuple(around), None))
         k.assign("red", f"({position}).to(tl.int64)" if k.int64_index else position)
-        frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, frozenset(("red",)))
-        k.assign("red_in", f"red < {end}")
-        k.decode(Axis("red", tuple(reductions), "BR"))
+        inner = frozenset(("red", "window", *around) if apart else ("red",))
+        frame = Frame(k, [*(a.name for a in axes), "red"], {**tails, "red": "red_in"}, inner)
+        k.assign("red_in", f"red < {k.extent(last) if apart else end}")
+        k.decode(Axis("red", (last,) if apart else tuple(reductions), "BR"))
         if passes_once(k.space, k.types):
             frame.how = ', eviction_policy="evict_first"'
         return frame
 
-    stages = tiling.stages
-    over = f"tl.range({start}, {end}, BR, num_stages={stages})" if stages > 1 else f"range({start}, {end}, BR)"
+    stages, by = tiling.stages, ", BR" if not apart else ""
+    staged = f", 1, num_stages={stages}" if apart else f", BR, num_stages={stages}"
+    over = f"tl.range({start}, {end}{staged})" if stages > 1 else f"range({start}, {end}{by})"
     return ReductionWalk(before, ((("first", over),),), enter)
+
+
+def _walks_last(k: Kernel, around: Sequence[str], last: str, block: int) -> bool:
+    """Whether blocks are of the last summed variable alone: where it fills them, and vectors start where they did, with
+    each of its lines, unless nothing is read in vectors."""
+    n = k.space.largest(last)
+    if not around or -(-n // block) * block > _MOST_EMPTY * n:
+        return False
+    read = value_accesses(k.space.statement)
+    return n % _VECTOR == 0 or not any(a.index and linear(a.index[-1]).bare == last for a in read)
 
 
 def _bounds(

@@ -52,7 +52,7 @@ class Residues:
 
 def unrolled_outputs(result: Computed, view: StridedView, int64_index: bool) -> OutputsKernel | None:
     """The kernel that writes several elements for each place of its block; None where that has no gain."""
-    block = choose_register_block(result.space)
+    block = choose_register_block(result.space, view)
     if block is not None:
         return RegisterBlockWriter(block, (result,), view, int64_index)
     residues = choose_residues(result.space, view)
@@ -93,11 +93,19 @@ def choose_residues(space: Space, view: StridedView) -> Residues | None:
 
 
 def _neighbours(space: Space, rows: Sequence[Affine], v: str) -> tuple[str, int]:
-    """The class variable `j` of `n*v + j`, the only index that has both, and `n`; 1 where it is another one."""
-    found = [w for w in space.steps if rows[0].coefficient(w) == 1]
-    n = space.extent[0][found[0]] if len(found) == 1 else 1
+    """The class variable `j` of `n*v + j`, the only index that has both, and `n`; 1 where it is another one, or where
+    not all of its values have the same elements."""
+    found = [w for w in (*space.steps, *_residues_alike(space)) if rows[0].coefficient(w) == 1]
+    n = 1 if len(found) != 1 else space.extent[0].get(found[0]) or len({c[found[0]] for c in space.classes})
     alone = len(rows) == 1 and n in JOINED and rows[0] == Affine.of([(Index(v), n), (Index(found[0]), 1)])
     return (found[0], n) if alone else (v, 1)
+
+
+def _residues_alike(space: Space) -> tuple[str, ...]:
+    """The residue whose values come one after the other, where all classes have the same elements at each place."""
+    count = math.prod(len({c[w] for c in space.classes}) for w in space.residues)
+    places = [{(low[v], e[v]) for low, e in zip(space.low, space.extent, strict=True)} for v in space.outputs]
+    return space.residues[-1:] if count == len(space.classes) and all(len(p) == 1 for p in places) else ()
 
 
 def _texts(space: Space, v: str) -> int:

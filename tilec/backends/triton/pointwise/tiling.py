@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW, moves_at_once, runs_across, runs_along
+from tilec.backends.triton.emit.contiguity import is_window, moves_at_once, runs_across, runs_along
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.sizes import filled_block, power_of_two
 from tilec.backends.triton.pointwise.semiring_matmul import (
     KVector,
     block_sizes,
@@ -20,6 +20,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     lanes_of,
     sides,
 )
+from tilec.backends.triton.pointwise.windows import choose_register_block
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, accesses_in, index_variables, value_accesses, walk
@@ -32,12 +33,14 @@ READS_UNDER_WAY = 64  # of a thread, at most
 FEW_GATHERED = 256  # elements of a program that reads several at computed places
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
+NARROWEST_FILLED = 128  # elements of rows that a block has where wider ones would overhang, at least
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
 LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after the other, and of a part, at least
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
+_FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
 WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
@@ -66,23 +69,24 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
         tiling = _map_tiling(space, outputs, runs_across(space, view, outputs), _map_block(space, view))
-        return _beside_one_row(tiling, space, view)
+        return _filled(_beside_one_row(tiling, space, view), space)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
-    if rows and columns:
+    taps = _are_taps(space, outputs, reductions)
+    if rows and columns and not taps:
         bm, bn, warps = block_sizes(space, rows, columns)
         tiling = PointwiseTiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
         lanes = lanes_of(space, view, columns, bm, bn, warps) if tiling.outer else None
         tiling = tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
-    if not along and points <= LARGEST_WINDOW:
+    if (not along and is_window(space, reductions)) or choose_register_block(space, view) is not None:
         return replace(
             _window_tiling(space, outputs) or _spread(space, reductions, _map_tiling(space, outputs)), reduction=None
         )
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
-    weighted = _weighted_columns(space, outputs, reductions) if many and not along else None
+    weighted = _weighted_columns(space, outputs, reductions) if many and not along and not taps else None
     axes: tuple[tuple[tuple[str, ...], int], ...]
     if along:
         once = many and passes_once(space, view.types)
@@ -103,6 +107,9 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         most = 256 if many else 128
         bo = min(power_of_two(count), width if NARROWEST_BLOCK <= width <= most else most)
         br = max(1, min(power_of_two(points), 4096 // bo))
+    if taps:
+        bo = min(power_of_two(count), _TAPS_TOGETHER)
+        br = 4096 // bo
     if weighted is None:
         axes = ((tuple(outputs), bo),)
     programs = math.prod(-(-space.count(variables) // size) for variables, size in axes) * len(space.classes)
@@ -153,6 +160,16 @@ def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequ
     return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
 
 
+def _are_taps(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+    """Whether few outputs are long sums of which neighbours read neighbouring elements: the taps of a filter, whose
+    gradient is a product of signals a few places apart."""
+    if space.statement.aggregation != "sum" or space.count(tuple(outputs)) > _FEW_TAPS:
+        return False
+    forms = (set(linear(e).variables()) for a in value_accesses(space.statement) for e in a.index)
+    slides = any(own.intersection(outputs) and own.intersection(reductions) for own in forms)
+    return slides and space.count(tuple(reductions)) >= MANY_POINTS // _FEW_TAPS
+
+
 def _map_block(space: Space, view: StridedView) -> int:
     """Elements of a program of four warps: more of 16 bits, where one tensor or two are read and programs are many."""
     s = space.statement
@@ -191,11 +208,10 @@ def _beside_one_row(tiling: PointwiseTiling, space: Space, view: StridedView) ->
     if len(tiling.axes) != 2 or len(tiling.axes[1][0]) != 1 or len(space.classes) != 1:
         return tiling
     (rows, down), ((last,), bn) = tiling.axes
-    s, many = space.statement, {v for v in space.outputs if space.largest(v) > 1}
-    moved = {Access(s.output, s.index or ()), *value_accesses(s)}
-    along = [a for a in moved if last in index_variables(*a.index)]
+    s = space.statement
+    along = [a for a in {Access(s.output, s.index or ()), *value_accesses(s)} if last in index_variables(*a.index)]
     elements = {size_in_bytes(replace(view.types[a.tensor], shape=())) for a in along}
-    if len(elements) != 1 or not any(many.intersection(index_variables(*a.index)) == {last} for a in along):
+    if len(elements) != 1 or {last} not in _moved_along(space):
         return tiling
     at_once = 16 // elements.pop()
     warps = bn // (32 * at_once)
@@ -205,6 +221,23 @@ def _beside_one_row(tiling: PointwiseTiling, space: Space, view: StridedView) ->
     if space.largest(last) % at_once or not all(moves_at_once(a, view, last, at_once) for a in along):
         return tiling
     return replace(tiling, axes=((rows, fewer), tiling.axes[1]), warps=warps)
+
+
+def _moved_along(space: Space) -> list[set[str]]:
+    """For each tensor that is read, the output variables of several values along which it is."""
+    many = {v for v in space.outputs if space.largest(v) > 1}
+    return [many.intersection(index_variables(*a.index)) for a in set(value_accesses(space.statement))]
+
+
+def _filled(tiling: PointwiseTiling, space: Space) -> PointwiseTiling:
+    """The same with narrower blocks of more rows, where they fill what there is of columns better. Not where a tensor
+    has the block's columns alone: threads would read few elements of it at once."""
+    if len(tiling.axes) != 2 or any(own == {tiling.axes[1][0][-1]} for own in _moved_along(space)):
+        return tiling
+    (rows, down), (last, bn) = tiling.axes
+    narrow = filled_block(space.largest(last[0]), bn, NARROWEST_FILLED)
+    many = space.count(rows) >= down * (bn // narrow)
+    return replace(tiling, axes=((rows, down * (bn // narrow)), (last, narrow))) if many else tiling
 
 
 def _between_last(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:

@@ -14,19 +14,20 @@ from dataclasses import dataclass
 from tilec.backends.common.domain import access_conditions
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.contiguity import LARGEST_WINDOW
+from tilec.backends.triton.emit.contiguity import is_window, moved_least
 from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.pointwise.unrolled import Computed, Element, OutputsKernel, inside_tile, tiled
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Expr, Statement, accesses_in, value_accesses
+from tilec.ir.program import Access, Expr, Statement, accesses_in, index_variables, value_accesses
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES, TensorType, Types, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 NEIGHBOURS_AT_ONCE = (8, 7, 6, 5, 4)  # of an axis, in a program
 MOST_TAPS = 8  # of the axis that are written out
+MOST_TAPS_OF_ROWS, MOST_POINTS_OF_ROWS = 16, 512  # and points of a window, where whole rows of memory are read
 MOST_PADDING = 1.15  # neighbours or columns of blocks over those that there are
 LEAST_OUTPUTS = 2**20  # fewer leave multiprocessors idle where each program has so many
 SMALL_WINDOW = 16  # of a window, up to which blocks have rows of 64
@@ -62,20 +63,24 @@ def index_forms(space: Space) -> list[Affine] | None:
     return forms if all(form.is_affine and form.is_integral for form in forms) else None
 
 
-def choose_register_block(space: Space) -> RegisterBlock | None:
+def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | None:
     """The axis of a window that overlaps itself, where there is enough work beside; None elsewhere."""
     found = window_axes(space)
     if found is None:
         return None
     outputs, reductions = found
-    if space.largest(outputs[-1]) < 32 or space.count(tuple(reductions)) > LARGEST_WINDOW:
+    points = space.count(tuple(reductions))
+    of_rows = _reads_rows(space, view, outputs[-1])
+    fits = points <= MOST_POINTS_OF_ROWS if of_rows else is_window(space, reductions)
+    if space.largest(outputs[-1]) < 32 or not fits:
         return None
+    most_taps = MOST_TAPS_OF_ROWS if of_rows else MOST_TAPS
     forms = index_forms(space)
     if forms is None:
         return None
     for v in reversed(outputs[:-1]):
         beside = {w for f in forms if v in f.variables() for w in f.variables() if w in reductions}
-        best = [w for w in reductions if w in beside and space.largest(w) <= MOST_TAPS]
+        best = [w for w in reductions if w in beside and space.largest(w) <= most_taps]
         if best and any(_overlaps(f, v, best[-1], space) for f in forms):
             n = space.largest(v)
             counts = [c for c in NEIGHBOURS_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
@@ -88,6 +93,14 @@ def choose_register_block(space: Space) -> RegisterBlock | None:
                 fewer = NEIGHBOURS_AT_ONCE[-1] in counts and few < MORE_READS * many
                 return RegisterBlock(v, best[-1], NEIGHBOURS_AT_ONCE[-1] if fewer else counts[0], taps)
     return None
+
+
+def _reads_rows(space: Space, view: StridedView, last: str) -> bool:
+    """Whether memory runs along the last output variable in all that is read along it; the rest is the same for a
+    row (a kernel, the cotangent of a correlation)."""
+    read = {a for a in value_accesses(space.statement) if last in index_variables(*a.index)}
+    moved = [moved_least(a, view.strides[a.tensor], space.largest) for a in read]
+    return bool(moved) and all(found is not None and last in found[1] for found in moved)
 
 
 def _overlaps(form: Affine, v: str, tap: str, space: Space) -> bool:

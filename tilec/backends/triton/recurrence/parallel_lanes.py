@@ -32,7 +32,7 @@ class _Frame(InductionFrame):
     local: Local
     history: list[str]
 
-    def read(self, access: Access, other: float | int | None) -> str:
+    def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         back = self.local.back.get(access)
         return super().read(access, other) if back is None else self.history[back - 1]
 

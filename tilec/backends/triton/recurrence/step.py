@@ -70,7 +70,7 @@ class StepFrame(Frame):
     def dependencies(self, access: Access) -> frozenset[str]:
         return super().dependencies(access) | ({self.time} if access.tensor == self.own else frozenset())
 
-    def read(self, access: Access, other: float | int | None) -> str:
+    def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         if access in self.loaded:
             return self.loaded[access]
         if access.tensor != self.own or not self.inner:

@@ -12,7 +12,7 @@ splits: this needs tensors that begin at a multiple of 16 bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,7 @@ class AlignedFrame(Frame):
         self.aligned = aligned
         self.ends = "(first == 0) | (first + BN >= span)"  # whether a block holds ends of its rows
 
-    def read(self, access: Access, other: float | int | None) -> str:
+    def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         if access.tensor not in self.aligned.tensors:
             return super().read(access, other)
         own = VECTOR // getattr(torch, self.kernel.types[access.tensor].dtype).itemsize

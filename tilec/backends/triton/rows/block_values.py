@@ -38,7 +38,7 @@ class BlockValues:
     def _evaluate(self, frame: Frame, statements: Sequence[Statement], running: Collection[str] = ()) -> None:
         """Values of statements in order; those in `running` are added to their accumulators."""
         roots = [r for s in statements for r in (s.body, *s.guards)]
-        evaluator = TritonScalars(frame, *roots, given=self.values)
+        evaluator = TritonScalars.of(frame, statements, self.values)
         evaluator.read_first(*roots, made={s.output for s in self.group.statements})
         pending: list[BlockReduction] = []
         ends = [] if self.filled else [frame.spread("col_in", "col")]

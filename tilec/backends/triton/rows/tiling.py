@@ -12,7 +12,7 @@ from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.members import ON_CHIP
 from tilec.backends.triton.fusion.memory_order import NEIGHBOURS
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.sizes import Strides, power_of_two
+from tilec.backends.triton.plan.sizes import Strides, filled_block, power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, index_variables, value_accesses, variables_of, walk
@@ -28,6 +28,7 @@ EXPONENTIALS = frozenset(("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "soft
 NARROWEST_SHARE = 32  # columns of a block where memory runs along the rows and programs are few, at least
 NARROW_ROW, ROWS_OF_WARP = 512, 1024  # elements of a row that a warp takes alone, at most; of its rows together
 NARROW_ROWS = 128  # the first of these where rows of several tensors are held
+FILLED = 128  # columns of a block that leaves fewer threads beyond the last one, at least
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -54,7 +55,7 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     statistics = bool(group.scans) or any(group.reductions(s) and s.output not in group.sums for s in group.statements)
     together = rows_together(group, strides)
     if not statistics:
-        block = min(needed, 2048)
+        block = min(needed, 2048) if group.sums or together > 1 else filled_block(columns, min(needed, 2048), FILLED)
         down = min(power_of_two(rows), max(together, 2048 // block, 1))
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // -(-columns // block))
         if not group.sums:

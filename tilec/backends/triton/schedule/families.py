@@ -22,7 +22,6 @@ from tilec.backends.triton.matmul.distances import Distances, DistanceWriter, co
 from tilec.backends.triton.matmul.dot import (
     Dot,
     OperandRewrite,
-    operand_accesses,
     recognise_dot,
     variables_outside,
     worthwhile,
@@ -31,21 +30,22 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched, repair_steps
-from tilec.backends.triton.matmul.library import is_plain, library_steps
+from tilec.backends.triton.matmul.library import copies_take_longest, library_steps, ours_is_faster
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
-from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, work
+from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, wanted_along, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands
+from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.backends.triton.pointwise.pointwise import fill, pointwise
 from tilec.backends.triton.scan.form import recognise_scan, terms_first
 from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
 from tilec.backends.triton.scatter.scatter import scattered
+from tilec.backends.triton.schedule.banded import Banded, recognise_banded
 from tilec.backends.triton.schedule.candidates import steps_of
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
-from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Statement, reads
 from tilec.ir.types import TensorType, Types
@@ -164,6 +164,20 @@ def _of_library(p: Problem) -> list[Step] | None:
     return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.view, p.int64_index)
 
 
+def _left_to_library(p: Problem, _: object = None) -> bool:
+    return p.dot is not None and not ours_is_faster(p.dot, p.space, p.view, p.setting)
+
+
+def _in_place(p: Problem) -> Dot | None:
+    """A product that a library would copy, before or after, for longer than it gains."""
+    slow = p.dot is not None and copies_take_longest(p.dot, p.space, p.view)
+    return p.dot if slow and _of_library(p) is not None and _left_to_library(p) else None
+
+
+def _dot_steps(p: Problem, dot: Dot) -> list[Step] | None:
+    return dot_steps(dot, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue)
+
+
 def _of_stored_operands(p: Problem) -> list[Step] | None:
     """Of the statement as it is written: a library reads tensors as they are."""
     if p.dot is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
@@ -187,7 +201,8 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
 
 def _product(p: Problem, dot: Dot) -> list[Step] | None:
     space, view, int64_index = p.space, p.view, p.int64_index
-    computed = hoisted(dot, space, view, int64_index)
+    hopper = p.setting.device.capability == HOPPER
+    computed = hoisted(dot, space, view, int64_index, wanted_along(dot, space, view), hopper=hopper)
     if p.epilogue:
         plain = computed is None and hopper_steps(dot, space, view, p.setting) is None
         return dot_steps(dot, space, view, p.flat, int64_index, p.setting, p.epilogue) if plain else None
@@ -224,6 +239,20 @@ def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     writer = DistanceWriter(found, product, squares, p.space, view, p.int64_index, config, p.epilogue)
     own = computed.around([*steps, *launched(writer, p.flat)])
     return [*own, Release(tuple(s.output for s in squares))]
+
+
+def _banded(p: Problem) -> Banded | None:
+    found = None if p.dot is not None else recognise_banded(p.defracted, p.types, p.strides)
+    if found is None:
+        return None
+    own = problem_of(found.products, found.products, found.view.types, found.view.strides, p.setting)
+    return found if own is not None and own.dot is not None and worthwhile(own.dot, own.space) else None
+
+
+def _of_band(p: Problem, found: Banded) -> list[Step]:
+    made = _allocated_steps(found.products, found.view, p.setting)
+    band = statement_steps(found.band, found.band, found.view.types, found.view.strides, p.setting)
+    return [*made, *band, Release((found.products.output,))]
 
 
 def _pointwise(p: Problem, space: Space) -> list[Step] | None:
@@ -265,7 +294,10 @@ def _in_turn(p: Problem, stages: list[Statement]) -> list[Step] | None:
         strides[s.output] = contiguous(shape)
         steps.append(Allocate(s.output, shape, types[s.output].dtype))
         steps += statement_steps(s, s, types, strides, p.setting)
-    if p.epilogue:
+    own = problem_of(stages[-1], stages[-1], types, strides, p.setting)
+    if own is not None and _chosen(own)[0].name == "library":
+        last = None if p.epilogue else _emitted(own)[1]
+    elif p.epilogue:
         last = fused_steps(stages[-1], p.flat, p.epilogue, types, strides, setting)
     else:
         last = statement_steps(stages[-1], p.flat, types, strides, setting)
@@ -282,16 +314,18 @@ FAMILIES = (
     Family("scan of terms", lambda p: terms_first(p.space, p.view), _scan_of_terms, fills=False),
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
-    Family("library", _of_library, _alone, lambda p, steps: not _ours_is_faster(p), fills=False),
+    Family("product in place", _in_place, _dot_steps),
+    Family(
+        "library",
+        _of_library,
+        _alone,
+        _left_to_library,
+        fills=False,
+    ),
     Family("chain of products", _chain, _in_turn, fills=False),
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),
     Family("product", lambda p: p.dot, _product, lambda p, dot: worthwhile(dot, p.space)),
-    Family(
-        "padded product",
-        lambda p: p.dot,
-        lambda p, dot: dot_steps(dot, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue),
-        lambda p, dot: worthwhile_padded(dot, p.space, p.view),
-    ),
+    Family("padded product", lambda p: p.dot, _dot_steps, lambda p, dot: worthwhile_padded(dot, p.space, p.view)),
     Family(
         "grouped product",
         lambda p: grouped_product(p.space, p.view, p.setting) if p.dot is None else None,
@@ -303,25 +337,9 @@ FAMILIES = (
         _of_exponentials,
     ),
     Family("distances", lambda p: recognise_distances(p.space, p.view), _of_distances),
+    Family("band of products", _plain(_banded), _of_band),
     Family("pointwise", lambda p: p.space, _pointwise),
 )
-
-
-FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
-
-
-def _ours_is_faster(p: Problem) -> bool:
-    """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
-    no look at the result for infinities at its borders afterwards. Matrix products stay the library's where they are
-    plain: it would copy others before or after. Convolutions that must be split over programs for few columns stay the
-    library's as well: kernel gradients of 64 channels take ours a third longer."""
-    dot, space, view = p.dot, p.space, p.view
-    assert dot is not None
-    accesses = [a for side in (dot.left, dot.right) for f in side for a in operand_accesses(f)]
-    bare = all(linear(e).bare is not None for a in accesses for e in a.index)
-    steps = None if bare and is_plain(dot, space, view) else hopper_steps(dot, space, view, p.setting)
-    split = steps is not None and len(steps) > 1
-    return steps is not None and (bare or not split or space.count(dot.columns) > FEW_COLUMNS)
 
 
 def _product_steps(

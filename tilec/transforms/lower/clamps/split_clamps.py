@@ -6,7 +6,9 @@
     G_inside[x - 1] = +(D[x]); G_first[i] = +(i == 0 ? D[0]); G_last[i] = +(i == N - 1 ? D[N]);
     G[i] = G_inside[i] + G_first[i] + G_last[i];
 
-Where more than one value of a variable lies beyond an end, these are added up first, in a tensor without that axis.
+Where more than one value of a variable lies beyond an end, these are added up first, in a tensor without that axis; the
+last sum reads that tensor at its end. Sums written at several clamped places are first parted by axes, if they can be
+(`separate_clamps`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.ir.functions import call
+from tilec.ir.functions import ZERO, call
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
@@ -32,6 +34,7 @@ from tilec.ir.program import (
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType
 from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, shapes_of
+from tilec.transforms.lower.clamps.separate_clamps import is_clamp, one_axis_first
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
@@ -45,7 +48,8 @@ def split_clamps(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     pending = list(reversed(program.statements))
     while pending:
         s = pending.pop()
-        parts = _parts(s, types, shapes, names)
+        parts = one_axis_first(s, types, shapes, names) if _clamped(s) is not None else None
+        parts = parts or _parts(s, types, shapes, names)
         if len(parts) > 1:
             pending += reversed(parts)
             continue
@@ -61,15 +65,8 @@ def _clamped(s: Statement) -> int | None:
     if s.aggregation != "sum" or s.default is not None or reads_itself(s):
         return None
     rows = list(map(linear, s.index or ()))
-    clamped = [axis for axis, row in enumerate(rows) if _is_clamp(row)]
-    return clamped[0] if clamped and all(row.is_affine or _is_clamp(row) for row in rows) else None
-
-
-def _is_clamp(row: Affine) -> bool:
-    match row.terms:
-        case ((Call("clamp", (form, *ends)), c),) if c == 1 and not row.constant:
-            return linear(form).is_affine and all(not linear(e).terms and linear(e).is_integral for e in ends)
-    return False
+    clamped = [axis for axis, row in enumerate(rows) if is_clamp(row)]
+    return clamped[0] if clamped and all(row.is_affine or is_clamp(row) for row in rows) else None
 
 
 def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names: Names) -> list[Statement]:
@@ -98,54 +95,45 @@ def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names:
         constraints=tuple(dict.fromkeys((*s.constraints, within))),
         attributes=(),
     )
-    made = [inside]
-    terms = [inside.output]
+    places = tuple(Index(f"i{a}") for a in range(len(target.shape)))
+    made: list[Statement] = []
+    value: Expr = Access(inside.output, places)
     for place, beyond, count in (
         (first, form * -1 + (first - 1), first - least),
         (last, form - (last + 1), most - last),
     ):
         if count > 0 and 0 <= place < target.shape[axis]:
             limit = Constraint(beyond.to_expr(), Int(count))
-            ends = _end(
-                replace(s, constraints=tuple(dict.fromkeys((*s.constraints, limit))), attributes=()),
-                axis,
-                place,
-                shapes,
-                names,
-            )
-            made += ends
-            terms += [e.output for e in ends[-1:]]
-    places = tuple(Index(f"i{a}") for a in range(len(target.shape)))
-    value: Expr = Access(terms[0], places)
-    for name in terms[1:]:
-        value = call("add", value, Access(name, places))
+            beside = replace(s, constraints=tuple(dict.fromkeys((*s.constraints, limit))), attributes=())
+            end, received = _end(beside, axis, place, places, shapes, names)
+            made.append(end)
+            value = call("add", value, received)
     if widens:
         value = call(target.dtype, value)
-    return [*made, Statement(s.output, places, s.sizes, value, attributes=s.attributes, span=s.span)]
+    return [*made, inside, Statement(s.output, places, s.sizes, value, attributes=s.attributes, span=s.span)]
 
 
-def _end(s: Statement, axis: int, place: int, shapes: Shapes, names: Names) -> list[Statement]:
-    """What one end receives, zero elsewhere."""
+def _end(
+    s: Statement, axis: int, place: int, places: tuple[Index, ...], shapes: Shapes, names: Names
+) -> tuple[Statement, Expr]:
+    """What one end receives, and what of that the element at these places does."""
     assert s.index is not None and s.sizes is not None
     name = names.fresh(f"{s.output}_{'last' if place else 'first'}")
     box = bounds(replace(s, index=_without(s.index, axis), sizes=_without(s.sizes, axis)), shapes)
     v = fresh_variable("i", all_variables(s))
-    at = call("eq", Index(v), Int(place))
     others = {x for a, e in enumerate(s.index) if a != axis for x in index_variables(e)}
     own = [x for x in all_variables(s) if x not in others]
     if box is not None and all(box[x][0] == box[x][1] for x in own):
+        at = call("eq", Index(v), Int(place))
         fixed = substitute_affine(s, {x: Affine.of((), box[x][0]) for x in own})
         guard = at if fixed.guard is None else call("and", at, call("ne", fixed.guard, Int(0)))
         index = tuple(Index(v) if a == axis else e for a, e in enumerate(fixed.index or ()))
         constraints = tuple(c for c in fixed.constraints if index_variables(c.expr))
-        return [
-            keep_constraint_variables(replace(fixed, output=name, index=index, guard=guard, constraints=constraints))
-        ]
+        spread = replace(fixed, output=name, index=index, guard=guard, constraints=constraints)
+        return keep_constraint_variables(spread), Access(name, places)
     total = replace(s, output=names.fresh(f"{name}_sum"), index=_without(s.index, axis), sizes=_without(s.sizes, axis))
-    taken = all_variables(s) | {v}
-    places = tuple(Index(v) if a == axis else Index(fresh_variable("i", taken)) for a in range(len(s.index)))
-    spread = Statement(name, places, s.sizes, Access(total.output, _without(places, axis)), "assign", at, span=s.span)
-    return [keep_constraint_variables(total), spread]
+    received = call("select", call("eq", places[axis], Int(place)), Access(total.output, _without(places, axis)), ZERO)
+    return keep_constraint_variables(total), received
 
 
 def _without(items: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:

@@ -1,0 +1,84 @@
+"""Operands that become tensors of their own before a product, and products that keep to the places of their tensors."""
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton.plan.plan import Allocate, TorchLines
+
+BF, BYTE = torch.bfloat16, torch.int8
+WEIGHTS = "Y[i, j] = +(X[i, k] * bfloat16(W[j, k]) * S[j])"
+
+
+def plan_of(f, *specs):
+    lowered = f.lower(*(tilec.spec(shape, dtype) for shape, dtype in specs), target="sm_90")
+    return lowered, lowered._executable.plan.steps
+
+
+def stored(steps):
+    made = {s.tensor: s.shape for s in steps if isinstance(s, Allocate) and "." in s.tensor}
+    return {name: shape for name, shape in made.items() if not name.endswith(".parts")}
+
+
+def by_hopper(lowered):
+    return [k.statements for k in lowered.kernels if "warpgroup_mma" in k.source]
+
+
+def test_a_scale_joins_the_weight_that_is_cast_anyway():
+    """One tensor of weights times scales, for a product of 16-bit elements; none of cotangents times scales."""
+    specs = ((1024, 512), BF), ((2048, 512), BYTE), ((2048,), BF), ((1024, 2048), BF)
+    lowered, steps = plan_of(tilec.compile(WEIGHTS).grad("X"), *specs)
+    assert stored(steps) == {"DX.right": (2048, 512)} and by_hopper(lowered) == [("DX",)]
+
+
+def test_a_scale_joins_the_smaller_of_two_operands():
+    f = tilec.compile("Y[i, j] = +(X[i, k] * S[k] * W[k, j])")
+    assert stored(plan_of(f, ((8192, 512), BF), ((512,), BF), ((512, 256), BF))[1]) == {"Y.right": (512, 256)}
+    assert stored(plan_of(f, ((256, 512), BF), ((512,), BF), ((512, 8192), BF))[1]) == {"Y.left": (256, 512)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "kept"), [(4096, BYTE, True), (4096, torch.float32, True), (64, BYTE, False)]
+)
+def test_casts_are_stored_for_long_products(rows, dtype, kept):
+    f = tilec.compile("Y[i, j] = +(X[i, k] * bfloat16(W[j, k]))")
+    lowered, steps = plan_of(f, ((rows, 2048), BF), ((2048, 2048), dtype))
+    assert bool(stored(steps)) == bool(by_hopper(lowered)) == kept
+
+
+def test_a_computed_operand_of_float32_lies_along_the_sum_at_once():
+    f = tilec.compile("Y[i, k] = +(D[i, j] * exp(W[j, k]))", backend="triton")
+    _, steps = plan_of(f, ((1024, 1024), torch.float32), ((1024, 1024), torch.float32))
+    assert len(stored(steps)) == 1
+
+
+VOTES = "U[b, i, j, d] = +(W[i, j, d, k] * X[b, i, k])"
+TURNED = "U[b, j, i, d] = +(W[j, i, d, k] * X[b, i, k])"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF], ids=str)
+@pytest.mark.parametrize("source", [VOTES, TURNED])
+def test_few_terms_go_to_their_places(source, dtype):
+    """A library writes the batch i first, and a copy of all results then takes longer than the product."""
+    weights = (1152, 10, 16, 8) if source == VOTES else (10, 1152, 16, 8)
+    lowered, steps = plan_of(tilec.compile(source), (weights, dtype), ((128, 1152, 8), dtype))
+    assert len(lowered.kernels) == 1 and not any(isinstance(s, TorchLines) for s in steps)
+
+
+def test_operands_that_a_library_would_copy():
+    specs = ((10, 1152, 16, 8), torch.float32), ((128, 1152, 8), torch.float32), ((128, 10, 1152, 16), torch.float32)
+    _, steps = plan_of(tilec.compile(TURNED).grad(), *specs)
+    assert not any(isinstance(s, TorchLines) for s in steps)
+
+
+@pytest.mark.parametrize(
+    ("source", "shapes"),
+    [
+        ("U[b, i, d] = +(W[i, d, k] * X[b, i, k])", ((4, 16, 8), (32, 4, 8))),  # small
+        ("O[b, i, h, d] = +(P[b, h, i, j] * V[b, j, h, d])", ((8, 16, 512, 512), (8, 512, 16, 64))),  # many terms
+        ("C[b, i, j] = +(A[b, i, k] * B[b, k, j])", ((1024, 128, 8), (1024, 8, 128))),  # nothing to copy
+    ],
+)
+def test_what_stays_a_librarys(source, shapes):
+    _, steps = plan_of(tilec.compile(source), *((s, torch.float32) for s in shapes))
+    assert any(isinstance(s, TorchLines) for s in steps)

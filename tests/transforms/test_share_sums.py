@@ -1,0 +1,94 @@
+"""Sums of which other sums are parts: read where they are, in float32, before who reads them."""
+
+import pytest
+import torch
+
+import tilec
+from tilec.ir.program import Access, Program, Statement, walk
+from tilec.ir.types import TensorType
+from tilec.language import parse
+from tilec.pipeline import CallContext, apply
+from tilec.transforms.lower.share_sums import share_sums
+
+N, H, W, C = 2, 3, 5, 4
+RESPONSE = """function (X[N, H, W, C], A[C], B[C]) -> (Y) {
+    G[n, c] = sqrt(sum(X[n, y, x, c] * X[n, y, x, c]));
+    M[n] = mean(G[n, c]);
+    Y[n, y, x, c] = A[c] * (X[n, y, x, c] * (G[n, c] / (M[n] + 0.000001))) + B[c] + X[n, y, x, c];
+}"""
+PAIR = """function (D[2, 5, 4], X[2, 5, 4], G[2, 4]) -> (M, S) {
+    M[n : 2] = +(D[n, x, c] * X[n, x, c] * G[n, c]);
+    S[n, c : 2, 4] = +(D[n, x, c] * X[n, x, c]);
+}"""
+
+
+def read(s: Statement) -> set[str]:
+    return {a.tensor for a in walk(s.body) if isinstance(a, Access)}
+
+
+def before_and_after(text: str, dtype: str = "float32") -> tuple[Program, Program]:
+    source = parse(text)
+    types = {i.name: TensorType(tuple(map(int, i.dims or ())), dtype) for i in source.inputs}
+    program = apply(("bind", "flatten", "simplify"), source, CallContext(types, {}))
+    return program, share_sums(program, types)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_gradient_of_a_response_norm_reads_all_points_of_two_tensors_in_one_sum(dtype: str) -> None:
+    f = tilec.compile(RESPONSE)
+    specs = [tilec.spec(s, dtype) for s in ((N, H, W, C), (C,), (C,), (N, H, W, C))]
+    flat = f.grad().lower(*specs, backend="torch").stages["flat"]
+    sums = [s for s in flat.statements if s.aggregation == "sum" and {"X", "DY"} <= read(s)]
+    assert len([s for s in sums if not {"G", "M", "A"} & read(s)]) == 1 and len(sums) == 1, flat
+
+
+def response(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    g = x.square().sum((1, 2), keepdim=True).sqrt()
+    return a * (x * (g / (g.mean(-1, keepdim=True) + 0.000001))) + b + x
+
+
+def test_gradients_are_what_they_were() -> None:
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in ((N, H, W, C), (C,), (C,))]
+    d = torch.randn(N, H, W, C, generator=g, dtype=torch.float64)
+    found = torch.autograd.grad(tilec.compile(RESPONSE)(*given), given, d)
+    torch.testing.assert_close(found, torch.autograd.grad(response(*given), given, d))
+
+
+def test_the_part_goes_first() -> None:
+    _, program = before_and_after(PAIR)
+    assert [s.output for s in program.statements] == ["S", "M"]
+    assert read(program.statements[1]) == {"S", "G"}
+
+
+def test_parts_of_16_bits_are_read_in_float32() -> None:
+    _, program = before_and_after(PAIR, "bfloat16")
+    of = {s.output: s for s in program.statements}
+    assert read(of["M_total"]) == {"S_total", "G"} and read(of["S"]) == {"S_total"} and read(of["M"]) == {"M_total"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # S divides by what M multiplies with
+        PAIR.replace("D[n, x, c] * X[n, x, c])", "D[n, x, c] / X[n, x, c])"),
+        # what is left of M's factors depends on x
+        PAIR.replace("G[2, 4]", "G[2, 5]").replace("G[n, c]", "G[n, x]"),
+        # S is a product of matrices, which M is not made of
+        """function (D[2, 5], X[5, 4], G[2, 4]) -> (M, S) {
+            M[n : 2] = +(D[n, x] * X[x, c] * G[n, c]);
+            S[n, c : 2, 4] = +(D[n, x] * X[x, c]);
+        }""",
+        # S has points that M does not have
+        PAIR.replace("G[n, c]);", "G[n, c]), x < 3;"),
+        # the two sums are read by one another
+        """function (D[2, 5, 4], G[2, 4]) -> (M, S) {
+            M[n : 2] = +(D[n, x, c] * G[n, c]);
+            T[n, x, c : 2, 5, 4] = D[n, x, c] * M[n];
+            S[n, c : 2, 4] = +(D[n, x, c] * T[n, x, c]);
+        }""",
+    ],
+)
+def test_other_sums_stay(text: str) -> None:
+    before, after = before_and_after(text)
+    assert after == before

@@ -1,0 +1,161 @@
+"""Intermediates over the places of windows, laid out with the places before the rows along which memory runs.
+
+`D[y, x, u, v] = +((X[y + p, x + q] - X[y + u + p, x + v + q])^2)` compares patches: all that it is made of, and what is
+made of it, runs along x in memory, and D itself along v, which has few values. Laid out as `D[u, v, y, x]` all of them
+run along x: a kernel of windows computes neighbours in y from elements that they share (15 loads a distance of 5x5, not
+50), and what reads D at x reads whole lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from tilec.ir.index import distinct_variables, linear
+from tilec.ir.program import (
+    Access,
+    Expr,
+    Program,
+    Statement,
+    accesses_in,
+    index_variables,
+    map_values,
+    reads,
+    reads_itself,
+    rebuild,
+    value_accesses,
+    variables_of,
+)
+from tilec.ir.types import TensorType, Types
+
+_MOST_PLACES = 64  # of a window
+_LEAST_ROW = 64  # elements along memory
+_LEAST_ELEMENTS = 2**20  # of an intermediate: less stays in a cache, whatever its order
+_FEW = 4096  # elements of a table, read along any axis
+
+
+@dataclass(frozen=True)
+class WindowLayout:
+    """Of a tensor: `row`, its axis along which memory is to run; what follows are the places of a window. `lead`: how
+    many axes before it are the window's too."""
+
+    row: int
+    lead: int = 0
+
+    def order(self, rank: int) -> tuple[int, ...]:
+        """The axes in the order in which they are laid out."""
+        first = self.row - self.lead
+        return (*range(first), *range(self.row + 1, rank), *range(first, self.row + 1))
+
+
+def with_window_layouts(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
+    """The program with such tensors in that order, their types, the outputs of statements that changed."""
+    found = _consistent(_candidates(program, types), program, types)
+    layouts: dict[str, WindowLayout] = {}
+    for names in _together(found, program):
+        if any(_adds_up(s) for s in program.statements if s.output in names):
+            lead = max(found[n].lead for n in names)
+            layouts |= {n: replace(found[n], lead=min(lead, found[n].row)) for n in names}
+    if not layouts:
+        return program, types, frozenset()
+    order = {n: layout.order(len(types[n].shape)) for n, layout in layouts.items()}
+    laid_out = {n: TensorType(tuple(types[n].shape[k] for k in axes), types[n].dtype) for n, axes in order.items()}
+
+    def visit(e: Expr) -> Expr:
+        e = rebuild(e, visit)
+        if not isinstance(e, Access) or e.tensor not in order:
+            return e
+        return replace(e, index=_in_order(e.index, order[e.tensor]))
+
+    def changed(s: Statement) -> Statement:
+        if s.output in order:
+            axes = order[s.output]
+            s = replace(s, index=_in_order(s.index or (), axes), sizes=_in_order(s.sizes or (), axes))
+        return map_values(s, visit)
+
+    touched = frozenset(s.output for s in program.statements if not order.keys().isdisjoint((s.output, *reads(s))))
+    statements = tuple(changed(s) if s.output in touched else s for s in program.statements)
+    return replace(program, statements=statements), {**types, **laid_out}, touched
+
+
+def _in_order(items: tuple[Expr, ...], axes: tuple[int, ...]) -> tuple[Expr, ...]:
+    return tuple(items[k] for k in axes)
+
+
+def _candidates(program: Program, types: Types) -> dict[str, WindowLayout]:
+    """Large intermediates that end in a few places after a long axis."""
+    found: dict[str, WindowLayout] = {}
+    defaults = {s.default for s in program.statements}
+    for s in program.statements:
+        shape = types[s.output].shape
+        plain = s.default is None and s.init is None and not reads_itself(s) and s.sizes is not None
+        if not plain or s.output in program.outputs or s.output in defaults or distinct_variables(s.index) is None:
+            continue
+        row = len(shape) - 1
+        while row > 0 and math.prod(shape[row:]) <= _MOST_PLACES:
+            row -= 1
+        places = math.prod(shape[row + 1 :])
+        if 1 < places and row > 0 and shape[row] >= _LEAST_ROW and math.prod(shape) >= _LEAST_ELEMENTS:
+            found[s.output] = WindowLayout(row)
+    return found
+
+
+def _consistent(layouts: dict[str, WindowLayout], program: Program, types: Types) -> dict[str, WindowLayout]:
+    """Those whose statements touch nothing that runs along another axis."""
+    while layouts:
+        refused: set[str] = set()
+        for s in program.statements:
+            own = {n for n in (s.output, *reads(s)) if n in layouts}
+            lead = _lead(s, layouts, types) if own else 0
+            if lead is None:
+                refused |= own
+            elif own:
+                layouts |= {n: replace(layouts[n], lead=max(lead, layouts[n].lead)) for n in own}
+        if not refused:
+            break
+        layouts = {n: layout for n, layout in layouts.items() if n not in refused}
+    return layouts
+
+
+def _lead(s: Statement, layouts: Mapping[str, WindowLayout], types: Types) -> int | None:
+    """How many axes before the row's a statement reads or writes at neighbours; None where not all that it touches runs
+    along the row. A sum of few elements may be written anywhere."""
+    touched = [Access(s.output, s.index or ()), *value_accesses(s)]
+    if any(a.tensor in layouts for t in touched for e in t.index for a in accesses_in(e)):
+        return None  # at places that are data
+    own = [a for a in touched if a.tensor in layouts]
+    rows = {linear(a.index[layouts[a.tensor].row]).bare for a in own}
+    row = next(iter(rows)) if len(rows) == 1 else None
+    if row is None:
+        return None
+    largest = max(math.prod(types[a.tensor].shape) for a in own)
+    for a in touched:
+        shape = types[a.tensor].shape
+        count = math.prod(shape)
+        small = count * _LEAST_ROW <= largest if a.tensor == s.output else count <= _FEW
+        if a.tensor not in layouts and not small and abs(linear(a.index[-1]).coefficient(row)) != 1:
+            return None
+    moved = {v for a in touched for e in a.index if len(names := index_variables(e)) > 1 for v in names}
+    lead = 0
+    for a in own:
+        before = layouts[a.tensor].row
+        axes = [k for k in range(before) if moved.intersection(index_variables(a.index[k]))]
+        lead = max([lead, *(before - k for k in axes)])
+    return lead
+
+
+def _together(layouts: Mapping[str, WindowLayout], program: Program) -> Iterator[set[str]]:
+    """Tensors by the statements that touch them."""
+    found: list[set[str]] = []
+    for s in program.statements:
+        own = {n for n in (s.output, *reads(s)) if n in layouts}
+        if own:
+            joined = [names for names in found if names & own]
+            found = [names for names in found if not names & own] + [own.union(*joined)]
+    return iter(found)
+
+
+def _adds_up(s: Statement) -> bool:
+    """Whether a statement adds up terms, so that what it writes is stored, unless what reads it adds them up too."""
+    return bool(set(variables_of(s)) - set(index_variables(*(s.index or ()))))

@@ -1,0 +1,133 @@
+"""A sum of which another one is a part, as a sum over that one.
+
+`S[n, c] = +(D[n, x, c] * X[n, x, c]); M[n] = +(D[n, x, c] * X[n, x, c] * G[n, c])` read D and X twice. What the second
+adds up over x alone is the first, so that `M[n] = +(S[n, c] * G[n, c])` reads neither. Gradients of normalisations by
+statistics of several levels ask for the same products in several sums: by an element of each channel, by the mean of
+all channels, by weights.
+
+Only sums are shared that read an element for each of their points: what is left is smaller than what was read, and no
+product of matrices is taken apart. Exact as sums of products are that are added up in another order, and as factors are
+that leave a sum (`factor`); sums of 16 bits are shared in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tilec.ir.functions import call
+from tilec.ir.index import linear
+from tilec.ir.infer import expression_type, infer
+from tilec.ir.program import Access, Call, Index, Program, Statement, index_variables, reads, walk
+from tilec.ir.types import NARROW, Types
+from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products, unified
+from tilec.transforms.util.factors import Factor, as_accumulated, quotient_of
+from tilec.transforms.util.naming import Names
+
+
+def share_sums(program: Program, inputs: Types) -> Program:
+    """The program with such sums over each other. `inputs`: types of the inputs."""
+    names = Names.of(program)
+    while (found := _with_one_shared(program, infer(program, inputs), names)) is not None:
+        program = found
+    return program
+
+
+def _with_one_shared(program: Program, types: Types, names: Names) -> Program | None:
+    sums = [found for s in program.statements if (found := _spanned(s, types)) is not None]
+    for whole in sums:
+        parts = [p for p in sums if _may_be_part(p, whole, types)]
+        for part in sorted(parts, key=lambda p: -math.prod(p.extent[v] for v in p.summed)):
+            over = _over(whole, part, types)
+            order = _order(program.statements, whole.statement, part.statement)
+            if over is None or order is None:
+                continue
+            places, rest = over
+            shared = _in_float32(part.statement, part.factors, types, names)
+            factors = [*rest, Factor(Access(shared[0].output, places), False)]
+            made = {
+                part.statement.output: shared,
+                whole.statement.output: _in_float32(whole.statement, factors, types, names),
+            }
+            return replace(program, statements=tuple(m for s in order for m in made.get(s.output, (s,))))
+    return None
+
+
+def _spanned(s: Statement, types: Types) -> SumOfProducts | None:
+    """The sum of all points of a box, where some element is read for each of them."""
+    found = sum_of_products(s, types) if s.aggregation == "sum" else None
+    if found is None or found.guards or not found.summed:
+        return None
+    moving = {v for v, n in found.extent.items() if n > 1}
+    accesses = (e for f in found.factors for e in walk(f.value) if isinstance(e, Access))
+    return found if any(moving <= set(index_variables(e)) for e in accesses) else None
+
+
+def _may_be_part(part: SumOfProducts, whole: SumOfProducts, types: Types) -> bool:
+    some, other = part.statement, whole.statement
+    alike = _accumulated(types[some.output].dtype) == _accumulated(types[other.output].dtype)
+    return alike and len(part.summed) < len(whole.summed) and set(reads(some)) <= set(reads(other))
+
+
+def _accumulated(dtype: str) -> str:
+    return "float32" if dtype in NARROW else dtype
+
+
+def _over(whole: SumOfProducts, part: SumOfProducts, types: Types) -> tuple[tuple[Index, ...], list[Factor]] | None:
+    """Where the sum `whole` reads the sum `part`, and its other factors; None where it is no sum over that."""
+    wanted, factors = ([_plain(f, types) for f in x.factors] for x in (part, whole))
+    index = [linear(e).bare for e in part.statement.index or ()]
+    for match, taken in _embeddings(wanted, factors, {}, ()):
+        rest = [f for k, f in enumerate(whole.factors) if k not in taken]
+        within = {match[v] for v in part.summed}
+        if any(v not in match for v in index) or any(part.extent[v] != whole.extent[w] for v, w in match.items()):
+            continue
+        if within < set(whole.summed) and not within & set(index_variables(*(f.value for f in rest))):
+            return tuple(Index(match[v]) for v in index if v is not None), rest
+    return None
+
+
+def _embeddings(
+    wanted: Sequence[Factor], factors: Sequence[Factor], match: dict[str, str], taken: tuple[int, ...]
+) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+    """Each way to find all of `wanted` among the factors: the variables' other names, and which factors these are."""
+    if not wanted:
+        yield match, taken
+        return
+    for k, f in enumerate(factors):
+        grown = unified(wanted[0].value, f.value, match) if k not in taken and f.divides == wanted[0].divides else None
+        if grown is not None:
+            yield from _embeddings(wanted[1:], factors, grown, (*taken, k))
+
+
+def _plain(f: Factor, types: Types) -> Factor:
+    """The factor without a cast of 16 bits to float32, in which sums add up anyway."""
+    match f.value:
+        case Call("float32", (value,)) if expression_type(value, types).dtype in NARROW:
+            return replace(f, value=value)
+    return f
+
+
+def _order(statements: Sequence[Statement], whole: Statement, part: Statement) -> list[Statement] | None:
+    """The statements with the part before the whole; None where neither can move."""
+    at, there = statements.index(whole), statements.index(part)
+    if there < at:
+        return list(statements)
+    between = {s.output for s in statements[at:there]}
+    if not between & set(reads(part)):
+        return [*statements[:at], part, *statements[at:there], *statements[there + 1 :]]
+    if any(whole.output in reads(s) for s in statements[at : there + 1]):
+        return None
+    return [*statements[:at], *statements[at + 1 : there + 1], whole, *statements[there + 1 :]]
+
+
+def _in_float32(s: Statement, factors: Sequence[Factor], types: Types, names: Names) -> tuple[Statement, ...]:
+    """The sum of products of these factors, first as it is added up and then, where it has 16 bits, in its type."""
+    dtype = types[s.output].dtype
+    total = replace(s, body=quotient_of([as_accumulated(f, dtype, types) for f in factors]), constraints=())
+    if dtype not in NARROW:
+        return (total,)
+    total = replace(total, output=names.fresh(f"{s.output}_total"), attributes=())
+    value = call(dtype, Access(total.output, s.index or ()))
+    return total, replace(s, body=value, aggregation="assign", constraints=())
