@@ -9,18 +9,24 @@ from hypothesis import given, settings
 from support.programs import AGGREGATIONS, FAMILIES, PHASES, Case, Options, programs
 from support.stages import REFUSALS, check
 
+from tilec.backends.torch.matmul import keyed
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
+from tilec.transforms.lower import keyed_sums
 
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))  # multiplies the number of programs
 
 COUNTS = {
     "mixed": 36, "contractions": 36, "elementwise": 24, "smooth": 18, "special": 18, "chains": 15, "quasi-affine": 24,
+    "keyed": 24,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_stage_and_the_backend_agree(family):
+def test_every_stage_and_the_backend_agree(family, monkeypatch):
+    monkeypatch.setattr(keyed, "FEWEST_OF_KEY", 0)
+    monkeypatch.setattr(keyed_sums, "LEAST_SIDE", 1)
+
     @settings(max_examples=COUNTS[family] * SCALE, phases=PHASES)
     @given(programs(FAMILIES[family]))
     def agree(case: Case):

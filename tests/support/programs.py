@@ -171,6 +171,41 @@ class Writer(Expressions):
             exact = known.exact and known.magnitude < LARGE / 64
             self.assign(f"simple_reduce({name}, {like})", Known(target, category, exact, known.magnitude * 64))
 
+    def keyed(self) -> None:
+        """Rows by the matrix of their key, or sums of products at keys."""
+        rows = ["t", "k"][: self.pick((1, 1, 2))]
+        size = {v: self.size() for v in (*rows, "c", "o")}
+        count = self.size()
+        place = self._element("i", rows, size, (-1, count + 1))
+        last = max(count - 1, 0)
+        key = self.pick(
+            (place, place, place, f"{place} + 1", f"({place} + t) % {last + 1}", f"clamp({place}, 0, {last})")
+        )
+        size[key] = count
+        summed = self.chance(35)
+        factors = [(*rows, "c"), (*rows, "o") if summed else (key, "c", "o")]
+        factors += [f for f in (tuple(rows), (key, "o"), ("o",), (rows[0],)) if self.chance(15)]
+        before = {*self.arrays}
+        body = " * ".join(self._element("f", f, size) for f in factors)
+        if self.chance(80):  # most of one type
+            self.arrays |= {n: a.astype("float64") for n, a in self.arrays.items() if n not in before}
+        guard = self.pick(("t > 0 ? ", "c < 2 ? ", f"{place} < 2 ? ")) if self.chance(15) else ""
+        outputs = [key, "c", "o"] if summed else [*rows[: 1 if self.chance(30) else 2], "o"]
+        if self.chance(30):
+            outputs.reverse()
+        shape = tuple(size[v] for v in outputs)
+        name, sizes = f"T{len(self.outputs)}", ", ".join(map(self.size_text, shape))
+        self.statements.append(f"{name}[{', '.join(outputs)} : {sizes}] = +({guard}{body});")
+        self.outputs.append(name)
+        magnitude = 4.0 ** len(factors) * int(np.prod([n for v, n in size.items() if v != key]))
+        self.tensors[name] = Known(shape, "f", not (self.options.smooth or self.options.special), magnitude)
+        self.features.add("keyed product")
+
+    def _element(self, category: str, index, size: dict[str, int], values: tuple[int, int] | None = None) -> str:
+        """One of a new input, whose axes may stand in the other order."""
+        index = list(reversed(index) if self.chance(30) else index)
+        return f"{self.new_input(category, tuple(size[v] for v in index), values)}[{', '.join(index)}]"
+
     def program(self) -> Case:
         for _ in range(self.integer(1, self.options.statements)):
             if self.chance(8):
@@ -193,6 +228,7 @@ FAMILIES = {
     "special": Options(special=True),
     "chains": Options(statements=8),
     "quasi-affine": Options(quasi_affine=True, statements=2),
+    "keyed": Options(kinds=("keyed", "keyed", "elementwise"), statements=3),
 }
 
 
