@@ -71,7 +71,7 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
     outputs, reductions = found
     points = space.count(tuple(reductions))
     of_rows = _reads_rows(space, view, outputs[-1])
-    fits = points <= MOST_POINTS_OF_ROWS if of_rows else is_window(space, reductions)
+    fits = is_window(space, reductions) or (of_rows and points <= MOST_POINTS_OF_ROWS)
     if space.largest(outputs[-1]) < 32 or not fits:
         return None
     most_taps = MOST_TAPS_OF_ROWS if of_rows else MOST_TAPS
