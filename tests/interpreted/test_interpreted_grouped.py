@@ -113,6 +113,7 @@ SUMS = {
     "a guard": "Y[Ix[t], c, o : 3, C, O] = +(S[t] > 0 ? X[t, c] * Z[t, o])",
     "elements elsewhere": "Y[Ix[t], c, o : 3, C, O] = +(X[Ax[t], c] * Z[B[t], o])",
     "constraints alone bound": "Y[Ix[t] + a, c, o : 3, C, O] = +((a == 0 ? S[t] : 2) * X[t, c] * Z[t, o]), a < 2",
+    "places alone bound": "Y[(Ix[t] + 2*a) % 3, c, 3*a + t, o : 3, C, T, O] = +(X[t, c] * Z[t, o])",
     "two computed axes": "Y[c, Ix[t], o, (t) % 2 : C, 3, O, 2] = +(X[t, c] * S[t] * Z[t, o])",
 }
 

@@ -117,7 +117,7 @@ def test_rows_read_what_takes_longer_than_a_launch():
 
 def test_rows_do_not_store_for_each_row_what_many_share():
     source = """function (X[N, T, C], D[N, T, C], A[N, C]) -> (E, G, H) {
-        U[n, c : N, C] = +(X[n, t, c] * D[n, t, c]);
+        U[n, c : N, C] = +(X[n, t, c] * abs(D[n, t, c]));
         E[n, c : N, C] = U[n, c] / (A[n, c] + 1);
         G[c : C] = +(D[n, t, c] * X[n, t, c] * A[n, c]);
         H[c : C] = +(D[n, t, c]);

@@ -183,9 +183,10 @@ def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> Groupe
         return None
     if guard is not None and not variables_outside(guard) <= {*places.keyed}:
         return None
-    # sorting asks the rest, elements' places aside
+    # sorting asks the rest: that a point is written inside, and what asks nothing of elements
+    written = list(zip(places.rows[: places.split], places.shape, strict=False))
     asked: tuple[Condition | Expr, ...] = (
-        *(c for c in open_ if any(accesses_in(*c.form.atoms()))),
+        *(c for c in open_ if any(accesses_in(*c.form.atoms())) and (c.form, c.bound) not in written),
         *([] if guard is None else [guard]),
     )
     space = replace(space, valid=())
@@ -211,7 +212,8 @@ def _at_keys(places: PointPlaces) -> tuple[Statement, tuple[str, ...]]:
     index = list(s.index or ())
     for a, v in zip(places.axes[: places.split], group, strict=True):
         index[a] = Index(v)
-    return replace(s, index=tuple(index), guard=None), group
+    limits = places.limits[: places.split]  # which may bound variables of the points
+    return replace(s, index=tuple(index), guard=None, constraints=(*s.constraints, *limits)), group
 
 
 def group_sums_pay(found: GroupedProduct, tiles: int) -> bool:
