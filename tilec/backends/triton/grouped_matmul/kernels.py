@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, all_text, triton_type
@@ -90,7 +91,7 @@ def _blocks(found: GroupedProduct, largest: Config, setting: Setting) -> Config:
 
 
 def _steps(
-    writer: type[GroupedWriter] | type[GroupSumWriter],
+    writer: type[_SortedWriter],
     found: GroupedProduct,
     config: Config,
     flat: Statement,
@@ -105,10 +106,8 @@ def _steps(
     return [ordered, *launched(own, flat), Release(ordered.makes)]
 
 
-class GroupedWriter(DotWriter):
-    """Rows in order of their keys, each by the matrix of its own."""
-
-    placed = "place"
+class _SortedWriter(DotWriter):
+    """A product whose rows, or whose points of the sum, are taken as they are sorted."""
 
     def __init__(
         self,
@@ -121,6 +120,15 @@ class GroupedWriter(DotWriter):
     ):
         super().__init__(found.dot, found.space, found.view, int64_index, precision, config, "_grouped", epilogue)
         self.found, self.sort = found, sort
+
+
+class GroupedWriter(_SortedWriter):
+    """Rows in order of their keys, each by the matrix of its own."""
+
+    placed = "place"
+
+    def __init__(self, found: GroupedProduct, *settings: Any):
+        super().__init__(found, *settings)
         self.key = self.kernel.names.fresh("key")
         self.around = (frozenset((*found.group, *found.space.outputs, "row", "col")),)
 
@@ -162,20 +170,8 @@ class GroupedWriter(DotWriter):
         """In the walk."""
 
 
-class GroupSumWriter(DotWriter):
+class GroupSumWriter(_SortedWriter):
     """A product for each key, summed over the key's points."""
-
-    def __init__(
-        self,
-        found: GroupedProduct,
-        sort: Sort,
-        int64_index: bool,
-        precision: str,
-        config: Config,
-        epilogue: Sequence[Statement],
-    ):
-        super().__init__(found.dot, found.space, found.view, int64_index, precision, config, "_grouped", epilogue)
-        self.found, self.sort = found, sort
 
     def _loop(self) -> None:
         k = self.kernel
