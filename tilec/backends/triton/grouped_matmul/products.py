@@ -171,22 +171,16 @@ def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> Groupe
     space = build_space(term, types)
     if space is None or len(space.classes) != 1 or space.residues or space.stored or not space.covers:
         return None
-    ranges = {v: (domain.low[v], domain.extent[v]) for v in places.keyed}
-    if not {*places.keyed} <= {*space.reductions}:
+    if not {*places.keyed} <= {*space.reductions} or not _numbers_alike(places, space):
         return None
-    low = {**space.low[0], **{v: a for v, (a, _) in ranges.items()}}
-    extent = {**space.extent[0], **{v: n for v, (_, n) in ranges.items()}}
-    space = replace(space, low=(low,), extent=(extent,))
     guard = places.statement.guard if places.whole_guard else None
-    open_ = [c for c in space.valid if not space.box(0).holds(c)]
-    if not all(free(c.form) <= {*places.keyed} for c in open_):
+    if not all(free(c.form) <= {*places.keyed} for c in space.valid):
         return None
     if guard is not None and not variables_outside(guard) <= {*places.keyed}:
         return None
-    # sorting asks the rest: that a point is written inside, and what asks nothing of elements
-    written = list(zip(places.rows[: places.split], places.shape, strict=False))
+    # sorting asks the rest, elements' places aside
     asked: tuple[Condition | Expr, ...] = (
-        *(c for c in open_ if any(accesses_in(*c.form.atoms())) and (c.form, c.bound) not in written),
+        *(c for c in space.valid if any(accesses_in(*c.form.atoms()))),
         *([] if guard is None else [guard]),
     )
     space = replace(space, valid=())
@@ -212,8 +206,8 @@ def _at_keys(places: PointPlaces) -> tuple[Statement, tuple[str, ...]]:
     index = list(s.index or ())
     for a, v in zip(places.axes[: places.split], group, strict=True):
         index[a] = Index(v)
-    limits = places.limits[: places.split]  # which may bound variables of the points
-    return replace(s, index=tuple(index), guard=None, constraints=(*s.constraints, *limits)), group
+    ranges = (Constraint(places.shifted(v), Int(places.domain.extent[v])) for v in places.keyed)
+    return replace(s, index=tuple(index), guard=None, constraints=(*s.constraints, *ranges)), group
 
 
 def group_sums_pay(found: GroupedProduct, tiles: int) -> bool:
