@@ -86,7 +86,8 @@ class _Flattened:
             sides = self._sides_read(s)
             matrix = is_elementwise(s)
         else:
-            sides, matrix = _sides_of(s, self.types), True
+            read = any(self.program.readers(s.output))  # what nothing reads is no matrix of a chain
+            sides, matrix = _sides_of(s, self.types) if read else [], True
             if not sides:
                 return [s]
         index, extent = plain_index(s), extents_of(s, self.types)
