@@ -12,7 +12,7 @@ is a number, and a sum of weighted deviations from the mean of the same points i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.functions import ONE, ZERO, all_of, call
@@ -35,7 +35,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating
-from tilec.lattice.sets import bounds_of, depends_on_data, domain
+from tilec.lattice.sets import InRange, bounds_of, depends_on_data, domain
 from tilec.transforms.lower.decompose import in_type, points_per_element
 from tilec.transforms.util.factors import Factor, added, as_accumulated, factors_of, is_number, quotient_of, terms_of
 from tilec.transforms.util.naming import Names
@@ -160,9 +160,14 @@ def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statemen
     value = quotient_of([Factor(Access(total, index), False), *outer])
     shapes = {**_shapes(types), total: tuple(n.value for n in shape if isinstance(n, Int))}
     asked = domain(replace(s, body=value, constraints=()), shapes).dependent
-    forms = [(place_value(c.form.to_value()), c.bound) for c in domain(s, shapes).dependent if c not in asked]
-    tests = [test for e, n in forms for test in (Call("ge", (e, ZERO)), Call("lt", (e, Int(n))))]
+    tests = range_tests(c for c in domain(s, shapes).dependent if c not in asked)
     return first, value, all_of([*s.guards, *tests])
+
+
+def range_tests(conditions: Iterable[InRange]) -> list[Expr]:
+    """The conditions as values: that each form is from 0 to below its bound."""
+    forms = [(place_value(c.form.to_value()), c.bound) for c in conditions]
+    return [test for e, n in forms for test in (Call("ge", (e, ZERO)), Call("lt", (e, Int(n))))]
 
 
 def _shapes(types: Types) -> dict[str, tuple[int, ...]]:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import ZERO, all_of
-from tilec.ir.index import distinct_variables, linear, place_value
+from tilec.ir.functions import all_of
+from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -33,6 +33,7 @@ from tilec.ir.program import (
 from tilec.ir.types import CASTS, NARROW, TensorType, Types, is_floating
 from tilec.lattice.sets import InRange, depends_on_data, domain, sizes_of
 from tilec.transforms.lower.decompose import in_type
+from tilec.transforms.lower.factor import range_tests
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
@@ -74,19 +75,13 @@ def _split(s: Statement, types: dict[str, TensorType], names: Names, products: P
     whole = _keyed_sum(s, types)
     if whole is None:
         return None
-    found = [(inner, rest) for over in _candidates(whole) for inner, rest in [_product(whole, over, types, names)]]
+    found = [_product(whole, over, types, names) for over in _candidates(whole)]
     if not found:
         return None
     known = next(((p, rest) for inner, rest in found if (p := products.get((inner.body, inner.index)))), None)
     inner, rest = known or min(found, key=lambda pair: math.prod(sizes_of(pair[0])))
     place = Access(inner.output, inner.index or ())
-    tests = [
-        test
-        for c in whole.asked
-        for e in (place_value(c.form.to_value()),)
-        for test in (Call("ge", (e, ZERO)), Call("lt", (e, Int(c.bound))))
-    ]
-    outer = replace(s, body=quotient_of([Factor(place, False), *rest]), guard=all_of(tests))
+    outer = replace(s, body=quotient_of([Factor(place, False), *rest]), guard=all_of(range_tests(whole.asked)))
     there = {**types, inner.output: statement_type(inner, types)}
     last = [outer]
     if statement_type(outer, there) != types[s.output]:

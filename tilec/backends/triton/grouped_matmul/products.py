@@ -117,7 +117,7 @@ def _by_key(key: Affine, groups: int, space: Space, view: StridedView) -> Groupe
     if varying != {*dot.rows} or not groups:
         return None
     places, types, strides = _key_places(key, groups, space, view)
-    if places is None or not _numbers_alike(places, space) or {*places.keyed} - {*dot.rows} - {*free(key)}:
+    if places is None or not _numbers_alike(places, space):
         return None
     zeros: tuple[Condition | Expr, ...] = (*asked, *([] if s.guard is None else [s.guard]))
     dot = replace(dot, rows=tuple(v for v in places.keyed if v in dot.rows), zero_result=zeros)
@@ -161,7 +161,8 @@ def grouped_pays(found: GroupedProduct, bm: int) -> bool:
 def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> GroupedProduct | None:
     """A flat scatter as products of two operands, one for each key, summed over the points of the key; None where it is
     none."""
-    if s.aggregation != "sum" or s.default is not None:
+    split = split_factors(s.body, types) if s.aggregation == "sum" and s.default is None else None
+    if split is None or len(split[0]) < 2:
         return None
     domain = build_domain(s, types)
     if domain is None:
