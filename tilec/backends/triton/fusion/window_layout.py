@@ -9,7 +9,7 @@ run along x: a kernel of windows computes neighbours in y from elements that the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.index import distinct_variables, linear
@@ -53,7 +53,7 @@ def with_window_layouts(program: Program, types: Types) -> tuple[Program, Types,
     """The program with such tensors in that order, their types, the outputs of statements that changed."""
     found = _consistent(_candidates(program, types), program, types)
     layouts: dict[str, WindowLayout] = {}
-    for names in _together(found, program):
+    for names in connected_tensors(found, program):
         if any(_adds_up(s) for s in program.statements if s.output in names):
             lead = max(found[n].lead for n in names)
             layouts |= {n: replace(found[n], lead=min(lead, found[n].row)) for n in names}
@@ -145,15 +145,15 @@ def _lead(s: Statement, layouts: Mapping[str, WindowLayout], types: Types) -> in
     return lead
 
 
-def _together(layouts: Mapping[str, WindowLayout], program: Program) -> Iterator[set[str]]:
-    """Tensors by the statements that touch them."""
+def connected_tensors(names: Collection[str], program: Program) -> list[set[str]]:
+    """These tensors by the statements that touch them: two that one statement touches are in one set."""
     found: list[set[str]] = []
     for s in program.statements:
-        own = {n for n in (s.output, *reads(s)) if n in layouts}
+        own = {n for n in (s.output, *reads(s)) if n in names}
         if own:
-            joined = [names for names in found if names & own]
-            found = [names for names in found if not names & own] + [own.union(*joined)]
-    return iter(found)
+            joined = [others for others in found if others & own]
+            found = [others for others in found if not others & own] + [own.union(*joined)]
+    return found
 
 
 def _adds_up(s: Statement) -> bool:

@@ -19,6 +19,7 @@ from tilec.backends.triton.fusion.read_through import (
     known_conditions,
     read_through,
 )
+from tilec.backends.triton.fusion.window_layout import connected_tensors
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
@@ -54,7 +55,7 @@ def with_window_values(program: Program, types: Types) -> tuple[Program, frozens
     values = _read_by_sums(values, program)
     taken: dict[str, Statement] = {}
     gone: set[str] = set()
-    for names in _together(values, program):
+    for names in connected_tensors(values, program):  # which go into the same sums
         made = _summed_through({n: s for n, s in values.items() if n in names}, program, types)
         if made is not None:
             taken |= made
@@ -126,17 +127,6 @@ def _sums(s: Statement, value: str) -> bool:
     (place,) = places if len(places) == 1 else ((),)
     names = distinct_variables(place) or ()
     return plain and len(names) > len(s.index or ()) and set(variables_of(s)) <= set(names)
-
-
-def _together(values: Mapping[str, Statement], program: Program) -> list[set[str]]:
-    """The values by what reads them: those of one set, and no others, go into the same sums."""
-    found: list[set[str]] = []
-    for s in program.statements:
-        own = {n for n in reads(s) if n in values} | ({s.output} & values.keys())
-        if own:
-            joined = [names for names in found if names & own]
-            found = [names for names in found if not names & own] + [own.union(*joined)]
-    return found
 
 
 def _summed_through(values: Mapping[str, Statement], program: Program, types: Types) -> dict[str, Statement] | None:
