@@ -99,16 +99,20 @@ def recognise_dot(
 
 
 def sides_of(
-    factors: list[Expr], space: Space, kept: frozenset[str] = frozenset(), joined: Sequence[Expr] = ()
+    factors: list[Expr],
+    space: Space,
+    kept: frozenset[str] = frozenset(),
+    joined: Sequence[Expr] = (),
+    added: bool = False,
 ) -> Dot | None:
-    """Factors (or terms) as two operands that share a summed variable, None where they are not. `kept`: variables that
-    count although they have a single value. `joined`: factors of one operand."""
+    """Factors (or terms, `added`) as two operands that share a summed variable, None where they are not. `kept`:
+    variables that count although they have a single value. `joined`: factors of one operand."""
     varying = {v for v in (*space.outputs, *space.reductions) if v in kept or not space.single(v)}
     groups: dict[frozenset[str], list[Expr]] = {}
     shared = frozenset().union(*map(variables_outside, joined))
     for f in factors:
         groups.setdefault((shared if f in joined else variables_outside(f)) & varying, []).append(f)
-    sides = _two_sides(groups, space, varying)
+    sides = _two_sides(groups, space, varying, added)
     if sides is None:
         return None
     (left_set, left), (right_set, right) = sides
@@ -161,9 +165,10 @@ def variables_outside(e: Expr) -> frozenset[str]:
     return frozenset().union(*(variables_outside(c) for c in children(e)))
 
 
-def _two_sides(groups, space: Space, varying: set[str]):
+def _two_sides(groups, space: Space, varying: set[str], added: bool):
     """The factors as two operands: smaller sets of variables join a larger one that holds them; of two that do, one
-    that is computed anyway, or else the smaller: what is no lone element becomes a tensor of its own."""
+    that is computed anyway, or else the smaller: what is no lone element becomes a tensor of its own. Terms join the
+    operand that is written first: where a gradient adds them one by one, it then rounds as the value does."""
     sets = sorted(groups, key=lambda g: -len(g))
     roots: list[frozenset[str]] = []
     for g in sets:
@@ -175,7 +180,9 @@ def _two_sides(groups, space: Space, varying: set[str]):
     right = roots[1] if last in roots[1] or last not in roots[0] else roots[0]
     left = roots[0] if right is roots[1] else roots[1]
     sides: dict[frozenset[str], list[Expr]] = {left: [], right: []}
-    joined = min((left, right), key=lambda side: (_is_bare(groups[side]), space.count(tuple(side))))
+    first = next(g for g in groups if g in roots)
+    cheaper = min((left, right), key=lambda side: (_is_bare(groups[side]), space.count(tuple(side))))
+    joined = first if added else cheaper
     for g in groups:
         home = joined if g <= left & right else left if g <= left else right
         sides[home] += groups[g]

@@ -65,7 +65,7 @@ def recognise_log(space: Space, view: StridedView) -> LogDot | None:
     if element not in FLOATS or len(terms) < 2:
         return None
     dtype = "float64" if element == "float64" else "float32"
-    found = sides_of(terms, space)
+    found = sides_of(terms, space, added=True)
     if found is None:
         return None
     left, right = (added_terms(side, dtype) for side in (found.left, found.right))
