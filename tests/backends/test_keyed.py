@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.torch import keyed_products, runtime
 from tilec.backends.torch.matmul import keyed
 
 SIZES = {"T": 13, "K": 2, "C": 3, "O": 4, "E": 3}
@@ -19,6 +20,7 @@ ROWS = {
     "no summed variable": "Y[t, c, o : T, C, O] = +(X[t, c] * W[Ix[t], c, o])",
     "sums at keys": "Y[Ix[t], c, o : 3, C, O] = +(X[t, c] * D[t, o])",
     "sums of shared operands at keys": "Y[c, Jx[t, k] - 1, o : C, 3, O] = +(X[t, c] * D[t, o] * G[t, k])",
+    "sums by what all share": "Y[Ix[t], o : 3, O] = +(X[t, c] * D[t, o] * S[o])",
     "an axis of its own": "Y[t, o, p : T, O, 2] = +(X[t, c] * W[Ix[t], c, o])",
     "a sum with another": "Y[Jx[t, k], o : 3, O] = +(Z[t, k, c] * D[t, o])",
 }
@@ -58,6 +60,16 @@ def test_values_and_gradients_are_the_oracles(name):
     torch.testing.assert_close(y, torch.tensor(tilec.interpret(source, *arrays)))
     leaves = [t.requires_grad_() for t in inputs if t.is_floating_point()]
     assert torch.autograd.gradcheck(lambda *_: f(*inputs), leaves)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_values_as_on_devices(name, monkeypatch):
+    """Where the number of a key's rows is not asked; what the rows of others hold touches nothing."""
+    monkeypatch.setattr(runtime, "products_by_key", keyed_products.products_of_masks)
+    source, arrays = call(ROWS[name])
+    arrays[-2 if name == "sums by what all share" else 0][0] = np.inf
+    y = tilec.compile(source, backend="torch")(*map(torch.tensor, arrays))
+    torch.testing.assert_close(y, torch.tensor(tilec.interpret(source, *arrays)), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,8 @@ from tilec.backends.torch.exponentials import log_product as log_product
 from tilec.backends.torch.exponentials import log_step as log_step
 from tilec.backends.torch.exponentials import right_factor as right_factor
 from tilec.backends.torch.expr import philox as philox
+from tilec.backends.torch.keyed_products import multiplied_as_stored
+from tilec.backends.torch.keyed_products import products_by_key as products_by_key
 
 Tensor = torch.Tensor
 
@@ -255,44 +256,15 @@ def multiply(a: Tensor, b: Tensor, float32_result: bool = False) -> Tensor:
 
     A CPU without 16-bit matrix instructions is faster in float32, and float16 has no fast product on any.
     """
-    if _multiplied_as_stored(a) and not float32_result:
+    if multiplied_as_stored(a) and not float32_result:
         return torch.matmul(a, b)
     result = torch.matmul(a.float(), b.float())
     return result if float32_result else result.to(a.dtype)
 
 
-def _multiplied_as_stored(a: Tensor) -> bool:
-    return (
-        a.device.type != "cpu"
-        or a.dtype not in (torch.float16, torch.bfloat16)
-        or a.dtype is torch.bfloat16
-        and torch.cpu._is_avx512_bf16_supported()
-    )
-
-
-def products_by_key(
-    out: Tensor, summed: bool, keys: Tensor, count: int, equation: str, operands: Sequence[Sequence[Tensor]]
-) -> None:
-    """For each key the product, as einsum names it, of its rows, its matrices, and tensors of all keys (`operands`),
-    into its rows of `out`, or its entry where rows are `summed`. Keys outside of 0 to `count` are nobody's."""
-    rows, matrices, shared = operands
-    ordered, order = torch.sort(keys, stable=True)
-    ends = torch.searchsorted(ordered, torch.arange(count + 1, device=keys.device)).tolist()
-    compute_dtype = torch.promote_types(out.dtype, torch.float32)
-    for n, (first, end) in enumerate(itertools.pairwise(ends)):
-        if first < end:
-            own = order[first:end]
-            stored = [*(r[own] for r in rows), *(m[n] for m in matrices), *shared]
-            # a product of several is rounded between them
-            exact = len(stored) == 2 or out.dtype == compute_dtype
-            as_is = exact and all(t.dtype == out.dtype and _multiplied_as_stored(t) for t in stored)
-            factors = stored if as_is else [t.to(compute_dtype) for t in stored]
-            out[n if summed else own] = torch.einsum(equation, *factors).to(out.dtype)
-
-
 def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     """Matrix product times a number: one pass over the result, rounded once, where torch has that."""
-    if not _multiplied_as_stored(a):
+    if not multiplied_as_stored(a):
         return scaled_product(a.float(), b.float(), scale).to(a.dtype)
     if a.dim() != b.dim() or a.shape[:-2] != b.shape[:-2] or a.dim() > 3:
         return torch.matmul(a, b) * scale

@@ -97,7 +97,7 @@ def _lines(
         subscripts[kind].append(("z" if kind == "row" else "") + "".join(letters[v] for v in others))
     summed, others = None in output, [v for v in output if v is not None and v not in rows]
     result = ("" if summed else "z") + "".join(letters[v] for v in others)
-    equation = ",".join(term for kind in kinds for term in subscripts[kind]) + "->" + result
+    named = tuple(tuple(subscripts[kind]) for kind in kinds)
     keys, made = task.names.fresh("keys"), task.names.fresh(task.out.lower())
     shape = tuple_text([key.count if summed else points, *(sizes[v] for v in others)])
     axes: list[str | None] = [*([None] if summed else rows), *others]
@@ -107,7 +107,7 @@ def _lines(
     return [
         f"{keys} = {place}",
         f"{made} = torch.zeros({shape}, dtype=torch.{task.type.dtype}, device=device)",
-        f'rt.products_by_key({made}, {summed}, {keys}, {key.count}, "{equation}", ({tensors}))',
+        f'rt.products_by_key({made}, {summed}, {keys}, {key.count}, ({named}, "{result}"), ({tensors}))',
         f"{task.out} = {permuted(whole, [axes.index(v) for v in output])}",
     ]
 
