@@ -7,6 +7,7 @@ import tilec
 from tilec.ir.program import Access, Index, Program, index_variables, walk
 from tilec.language import parse
 from tilec.transforms.autodiff.grad import grad
+from tilec.transforms.lower import eliminate
 
 GATED = """function (X[M, H], P[M, E], W[E, H, J]) -> (Y) {
     Q[m, e : M, E] = exp(P[m, e]);
@@ -130,3 +131,55 @@ def test_a_gradient_reads_the_cotangent_and_no_copy_of_it() -> None:
     for last in ("Y = P + B;", "Y[m, n : M, N] = P[m, n] + B[n];"):
         program = lowered(grad(parse(source % last)), *(torch.randn(s, dtype=torch.float64) for s in shapes))
         assert {s.output for s in program.statements} == {"DX", "DW", "DB"}, program
+
+
+ALONE = {
+    "in one operand": ("Y[i] = +(D[i, j] * X[n, j])", [["X"], ["D", "Y_over_n"]]),
+    "in both": ("Y[i] = +(D[i, j, m] * X[n, j])", [["D"], ["X"], ["Y_over_m", "Y_over_n"]]),
+    "under a function": ("Y[i] = +(-D[i, j] / 7 * exp(X[n, j]))", [["X"], ["D", "Y_over_n"]]),
+    "with a condition": ("Y[i] = +(X[n, j] > 0 & n > 2 ? D[i, j] * X[n, j])", [["X", "X"], ["D", "Y_over_n"]]),
+    "with a scale of its own": ("Y[i] = +(D[i, j] * X[n, j] * W[n])", None),  # a product of matrices first
+    "what others read": ("Y[i] = +(i > n ? D[i, j] * X[n, j])", None),
+    "an element alone": ("Y[i] = +(X[i, j] * W[j] * W[j])", None),
+    "integers": ("Y[i] = +(int32(D[i, j]) * int32(X[n, j]))", None),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_one_factor_alone_has_is_added_up_first(name: str, monkeypatch) -> None:
+    text, wanted = ALONE[name]
+    monkeypatch.setattr(eliminate, "LEAST_SAVED", 1)
+    g = torch.Generator().manual_seed(0)
+    sizes = {"D": (5, 4, 3)[: 3 if "m]" in text else 2], "X": (6, 4), "W": (6 if "W[n]" in text else 4,)}
+    if name == "an element alone":
+        sizes["X"] = (5, 4)
+    inputs = {n: torch.randn(s, generator=g, dtype=torch.float64) for n, s in sizes.items() if f"{n}[" in text}
+    f = tilec.compile(text)
+    statements = f.lower(**inputs, backend="torch").stages["flat"].statements
+    if wanted is not None:
+        assert [[a.tensor for r in s.roots for a in walk(r) if isinstance(a, Access)] for s in statements] == wanted
+    else:
+        assert not [s for s in statements if "_over_n" in s.output and len(s.index or ()) == 1]
+    value = f(**inputs)
+    exact = torch.as_tensor(tilec.interpret(f.tile, *(inputs[n].numpy() for n in f.program.input_names())))
+    torch.testing.assert_close(value, exact.to(value.dtype))
+
+
+def test_a_gradient_of_deviations_reads_their_sum() -> None:
+    """A count that an element beside it keeps inside is a number for it."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 64, 32, generator=g, dtype=torch.float64, requires_grad=True)
+    f = tilec.compile(COVARIANCE)
+    d = torch.randn(2, 32, 32, generator=g, dtype=torch.float64)
+    program = lowered(grad(parse(COVARIANCE), ("X",)), x, d)
+    sums = [s for s in program.statements if s.output.startswith("DM") and s.aggregation == "sum"]
+    assert sums and all(len(index_variables(*s.roots)) <= 3 for s in sums), program
+    q = x - x.mean(1, keepdim=True)
+    (found,), (wanted,) = (torch.autograd.grad(y, x, d) for y in (f(x), q.transpose(1, 2) @ q / 64))
+    torch.testing.assert_close(found, wanted)
+
+
+COVARIANCE = """function (X[B, N, C]) -> (S) {
+    M[b, c] = mean(X[b, n, c]);
+    S[b, i, j : B, C, C] = mean((X[b, n, i] - M[b, i]) * (X[b, n, j] - M[b, j]));
+}"""

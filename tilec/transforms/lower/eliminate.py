@@ -7,6 +7,9 @@ intermediate that the program has already, up to the names of variables and the 
 factors have 16 bits, and of these the smallest.
 So the gradient of an attention's normalisation becomes the sum over its rows of what comes in times what went out.
 
+A variable that one factor alone has is added up in that factor first: `Y[i] = +(D[i, j] * X[n, j])` is
+`T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`. That is how often the other factors are read, whoever multiplies.
+
 Exact as sums of products are that are added up in another order: factors are floating, every element has the points
 that the box of its variables and the guard say, and a factor that is infinite where no term is left counts as one that
 meets zero.
@@ -41,6 +44,8 @@ from tilec.ir.program import (
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating, kind
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of, unwidened
 from tilec.transforms.util.naming import Names
+
+LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
 
 
 def eliminate(program: Program, inputs: Types) -> Program:
@@ -85,6 +90,11 @@ class SumOfProducts:
     guards: tuple[Expr, ...]
     extent: Mapping[str, int]
     summed: tuple[str, ...]
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        written = (linear(e).bare or "" for e in self.statement.index or ())
+        return (*written, *self.summed)
 
 
 def sum_of_products(s: Statement, types: Types) -> SumOfProducts | None:
@@ -146,7 +156,15 @@ def _eliminated(
     s: Statement, before: Sequence[Statement], types: Types, names: Names, inputs: frozenset[str]
 ) -> list[Statement]:
     whole = sum_of_products(s, types)
-    if whole is None or not whole.summed or not _is_computed(whole, inputs):
+    if whole is None or not whole.summed:
+        return [s]
+    alone = next((v for v in whole.summed if _is_sum_alone(whole, v)), None)
+    if alone is not None:
+        reused = _reused(whole, alone, before, types)
+        made = [reused] if reused is not None else _summed_first(whole, alone, types, names)
+        types = {**types, **{m.output: statement_type(m, types) for m in made[:-1]}}
+        return [*made[:-1], *_eliminated(made[-1], [*before, *made[:-1]], types, names, inputs)]
+    if not _is_computed(whole, inputs):
         return [s]
     if len(whole.summed) == 1:
         return [_product_reused(whole, before, types) or s]
@@ -167,6 +185,12 @@ def _eliminated(
     if not choices:
         return [s]
     *_, v = min(choices)
+    return _summed_first(whole, v, types, names)
+
+
+def _summed_first(whole: SumOfProducts, v: str, types: Types, names: Names) -> list[Statement]:
+    """The sum over v of the factors that have it, and the sum over the other variables of that times the others."""
+    s = whole.statement
     inside, outside, index = _parted(whole, v)
     name = names.fresh(f"{s.output}_over_{v.rstrip(chr(39))}")
     guards = [g for g in whole.guards if v in index_variables(g)]
@@ -176,6 +200,18 @@ def _eliminated(
     inside = inside if dtype in NARROW else [as_accumulated(f, dtype, types) for f in inside]
     first = Statement(name, places, sizes, quotient_of(inside), "sum", all_of(guards), span=s.span)
     return [first, _rest(whole, v, Access(name, places), outside)]
+
+
+def _is_sum_alone(whole: SumOfProducts, v: str) -> bool:
+    """Whether factors that others do not share the variable with are read for each value of what others alone have."""
+    inside, outside, index = _parted(whole, v)
+    if len(whole.summed) < 2 or not any(not f.divides and index_variables(f.value) for f in outside):
+        return False
+    if len({frozenset(index_variables(f.value)) for f in inside}) != 1:
+        return False
+    every = math.prod(whole.extent[w] for w in whole.variables)
+    first, rest = math.prod(whole.extent[w] for w in (*index, v)), every // whole.extent[v]
+    return every - first - rest >= LEAST_SAVED
 
 
 def _parted(whole: SumOfProducts, v: str) -> tuple[list[Factor], list[Factor], tuple[str, ...]]:

@@ -89,21 +89,43 @@ def _product(e: Expr) -> list[Expr]:
 
 
 def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> Statement:
-    """The statement with counts as numbers where it reads them at its own output's variables, whatever it constrains
-    them to."""
+    """The statement with counts as numbers where it reads them at variables that its output, or another element that it
+    reads at each point, keeps inside."""
     if not counts or s.index is None or s.sizes is None:
         return s
-    sizes = {v: n for e, n in zip(s.index, types[s.output].shape, strict=True) if (v := linear(e).bare) is not None}
+    within = [(s.index, types[s.output].shape)]
+    within += [(a.index, types[a.tensor].shape) for a in _read_everywhere(s.body) if a.tensor not in counts]
+    sizes: dict[str, int] = {}
+    for index, shape in within:
+        for e, n in zip(index, shape, strict=True):
+            if (v := linear(e).bare) is not None:
+                sizes[v] = min(n, sizes.get(v, n))
+
+    def number(e: Expr) -> Int | None:
+        if not isinstance(e, Access) or e.tensor not in counts:
+            return None
+        places = zip((linear(i).bare for i in e.index), types[e.tensor].shape, strict=True)
+        return Int(counts[e.tensor]) if all(v is not None and sizes.get(v, n + 1) <= n for v, n in places) else None
 
     def visit(e: Expr) -> Expr:
-        if isinstance(e, Access) and e.tensor in counts:
-            bare = [linear(i).bare for i in e.index]
-            shape = types[e.tensor].shape
-            if all(v is not None and sizes.get(v, n + 1) <= n for v, n in zip(bare, shape, strict=True)):
-                return call(types[e.tensor].dtype, Int(counts[e.tensor]))
+        if isinstance(e, Access) and (n := number(e)) is not None:
+            return call(types[e.tensor].dtype, n)
+        if isinstance(e, Call) and e.function == "div" and (n := number(e.args[1])) is not None:
+            made = replace(e, args=(visit(e.args[0]), n))
+            if expression_type(made, types) == expression_type(e, types):
+                return made
         return e if isinstance(e, (Access, Inside)) else rebuild(e, visit)
 
     return s if reads_itself(s) else map_values(s, visit)
+
+
+def _read_everywhere(e: Expr) -> list[Access]:
+    """The elements that are read at each point, whatever the branches of conditionals read."""
+    if isinstance(e, Access):
+        return [e]
+    if isinstance(e, (Inside, Pad)) or not isinstance(e, Call) or e.function == "select":
+        return []
+    return [a for x in e.args for a in _read_everywhere(x)]
 
 
 # factors
