@@ -51,6 +51,22 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
         ((5,), (2,)),
         "O[i : 5] = +(A[(i - j) % 5] * B[j]);",
     ),
+    "turned by a remainder": (
+        "function (A[Q, N]) -> (O) { O[q, (i - q % 3 + 1) % N : Q, N] = +(A[q, i]); }",
+        ((7, 5),),
+        "O[q, i : 7, 5] = +(A[q, (i + q % 3 - 1) % 5]);",
+    ),
+    "turned by a quotient": (
+        "function (A[Q, N]) -> (O) { O[q, (i - (q - q % 3)/3) % N : Q, N] = +(A[q, i]); }",
+        ((7, 5),),
+        "O[q, i : 7, 5] = +(A[q, (i + 1/3*q - 1/3*(q % 3)) % 5]);",
+    ),
+    "turned at every other point": (
+        "function (A[Q, N]) -> (O) { O[q, (i + q/2) % N : Q, N] = +(A[q, i]); }",
+        ((7, 5),),
+        None,
+    ),
+    "turned by itself": ("function (A[N]) -> (O) { O[(i + i % 2) % N : N] = +(A[i]); }", ((5,),), None),
     "moved and mirrored": (
         "function (A[N, M]) -> (O) { O[i + 2, 3 - j : N, M] = +(j < 2 ? A[i, j]); }",
         ((5, 3),),
@@ -184,6 +200,11 @@ def test_what_becomes_of_it(name: str) -> None:
 
 
 MOVED = {  # by elements of integers; shapes, the first of them of floats; the text of the flat statement
+    "turned": (
+        "function (A[N, M], S[N]) -> (O) { O[n, (m - 3*S[n]) % M : N, M] = +(A[n, m]); }",
+        ((3, 5), (3,)),
+        "O[n, m : 3, 5] = +(A[n, (m + 3*S[n]) % 5]);",
+    ),
     "each row by its own": (
         "function (A[N, M], S[N]) -> (O) { O[n, m + S[n] - 1 : N, M] = +(A[n, m]); }",
         ((3, 5), (3,)),

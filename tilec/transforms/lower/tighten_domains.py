@@ -40,8 +40,9 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of, sizes_of
+from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
+from tilec.transforms.lower.turned_places import turned_back
 from tilec.transforms.simplify.simplify import is_bool
 
 _BAND = 8  # as many times as long as the band is what is summed over, at least, to be summed over the band
@@ -58,7 +59,7 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
     if reads_itself(s):
         return s
     s = _running(_confined(_without_repeats(s, shapes), shapes), shapes)
-    return _sized(_over_bands(_moved_back(_turned_back(s, shapes)), shapes), shapes, computed)
+    return _sized(_over_bands(_moved_back(turned_back(s, shapes)), shapes), shapes, computed)
 
 
 # constraints that accesses state as well
@@ -283,38 +284,6 @@ def _interval(form: Affine, box: Box) -> tuple[int, int] | None:
         ends = as_int(c) * a, as_int(c) * b
         low, high = low + min(ends), high + max(ends)
     return low, high
-
-
-# output indices
-
-
-def _turned_back(s: Statement, shapes: Shapes) -> Statement:
-    for place, row in enumerate(map(linear, s.index or ())):
-        match row.terms:
-            case ((Call("mod", (inner, Int(n))), c),) if c == 1 and not row.constant and n > 0:
-                form = linear(inner)
-            case _:
-                continue
-        box = bounds_of(domain(s, shapes))
-        if not form.is_affine or not form.is_integral or sizes_of(s)[place] > n or box is None:
-            continue
-        v = next((v for v in form.variables() if form.coefficient(v) == 1 and _goes_round(v, box, n)), None)
-        if v is None:
-            continue
-        if any(v in index_variables(e) for k, e in enumerate(s.index or ()) if k != place):
-            continue
-        low = box[v][0]
-        back = Affine.variable(v) * 2 - form - low
-        turned = Affine.of([(Call("mod", (back.to_expr(), Int(n))), 1)], low)
-        index = list(s.index or ())
-        moved = substitute_affine(s, {v: turned})
-        index[place] = Index(v)
-        s = replace(moved, index=tuple(index))
-    return s
-
-
-def _goes_round(v: str, box: Box, n: int) -> bool:
-    return box[v][1] - box[v][0] + 1 == n
 
 
 # bands
