@@ -220,6 +220,19 @@ MOVED = {  # by elements of integers; shapes, the first of them of floats; the t
         ((3, 5), (3,), (3,)),
         "O[m, n, k : 5, 3, 5] = +(A[n, m - S[n]] * A[n, k + T[n]]);",
     ),
+    "by elements of a sum": (
+        "function (A[P, M], S[N, P], B[N]) -> (O) { O[n, m + S[n, p] : N, M + 3] = +(A[p, m] * B[n]); }",
+        ((2, 5), (3, 2), (3,)),
+        "O[n, m : 3, 8] = +(A[p, m - S[n, p]] * B[n]);",
+    ),
+    "patches in an image": (
+        "function (A[P, H, W], S[P], T[P]) -> (O) { O[y + S[p], x - T[p] : 4, 6] = >(A[p, y, x]); }",
+        ((2, 3, 4), (2,), (2,)),
+        "O[y, x : 4, 6] = >(A[p, y - S[p], x + T[p]]);",
+    ),
+    "few places of a long output": (
+        "function (A[P, M], S[P]) -> (O) { O[m + S[p] : 90] = +(A[p, m]); }", ((2, 5), (2,)), None,
+    ),
     "by elements of the row that moves": (
         "function (A[N, M], S[M]) -> (O) { O[n, m + S[m] : N, M] = +(A[n, m]); }", ((3, 5), (5,)), None,
     ),
