@@ -8,6 +8,7 @@ import torch
 
 import tilec
 from tilec.backends.triton.matmul import pack
+from tilec.backends.triton.pointwise import tiling
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -203,3 +204,14 @@ def test_a_short_walk_and_one_of_many_programs_stay_whole():
     for m, k, split in ((20, 255, False), (20, 256, True), (600, 256, True), (800, 256, False)):
         specs = tilec.spec((m, k)), tilec.spec((k, 66))
         assert ("C_parts" in f.lower(*specs, backend="triton", target="sm_90").source()) == split
+
+
+@pytest.mark.parametrize(
+    "body", ["+(abs(A[i, k, l] - B[j, k, l]))", "+(A[i, k, l] * exp(B[j, k, l]))", ">(A[i, k, l] + B[j, k, l])"]
+)
+def test_few_elements_of_long_sums(body, monkeypatch):
+    """Lanes of a block take points of the sum too, where rows and columns are fewer than its threads."""
+    monkeypatch.setattr(tiling, "MANY_POINTS", 128)
+    source = f"function (A[M, K, L], B[N, K, L]) -> (C) {{ C[i, j : M, N] = {body}; }}"
+    (kernel, *_) = agree(source, whole(3, 5, 300), whole(5, 5, 300)).kernels
+    assert "BR: tl.constexpr" in kernel.source

@@ -41,6 +41,7 @@ SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the 
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
 _FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
+FEWEST_LANES = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
 WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
@@ -72,15 +73,16 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         return _filled(_beside_one_row(tiling, space, view), space)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
-    taps = _are_taps(space, outputs, reductions)
+    bm, bn, warps = block_sizes(space, rows, columns) if rows and columns else (1, 1, 4)
+    few = 1 < bm * bn < FEWEST_LANES and points >= MANY_POINTS // FEWEST_LANES
+    taps = few or _are_taps(space, outputs, reductions)
     if rows and columns and not taps:
-        bm, bn, warps = block_sizes(space, rows, columns)
         tiling = PointwiseTiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
         lanes = lanes_of(space, view, columns, bm, bn, warps) if tiling.outer else None
         tiling = tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
-    if (not along and is_window(space, reductions)) or choose_register_block(space, view) is not None:
+    if not few and ((not along and is_window(space, reductions)) or choose_register_block(space, view) is not None):
         return replace(
             _window_tiling(space, outputs) or _spread(space, reductions, _map_tiling(space, outputs)), reduction=None
         )
