@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import ONE, ZERO, all_of, call
+from tilec.ir.functions import ONE, ZERO, all_of, call, operands_of
 from tilec.ir.index import Affine, distinct_variables, linear, place_value
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
@@ -66,10 +66,14 @@ def factor(program: Program, inputs: Types) -> Program:
 
 def _count(s: Statement, types: Types) -> int | None:
     """The number of points of each element, where the statement adds up ones."""
-    if s.aggregation != "sum" or s.default is not None or s.index is None or not only_names(s.guard):
-        return None
-    s = replace(s, guard=None)
-    return points_per_element(s, types) if all(e == ONE or isinstance(e, Inside) for e in _product(s.body)) else None
+    bare = replace(s, guard=None)
+    return points_per_element(bare, types) if only_names(s.guard) and counts_points(bare) else None
+
+
+def counts_points(s: Statement) -> bool:
+    """Whether a statement adds up ones, where its accesses lie inside."""
+    ones = all(e == ONE or isinstance(e, Inside) for e in operands_of("mul", s.body))
+    return s.aggregation == "sum" and ones and s.guard is None and s.default is None and s.index is not None
 
 
 def only_names(guard: Expr | None) -> bool:
@@ -80,12 +84,6 @@ def only_names(guard: Expr | None) -> bool:
         case Call("eq", (Index() as a, b)):
             return a == b
     return guard is None
-
-
-def _product(e: Expr) -> list[Expr]:
-    if isinstance(e, Call) and e.function == "mul":
-        return [x for a in e.args for x in _product(a)]
-    return [e]
 
 
 def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> Statement:

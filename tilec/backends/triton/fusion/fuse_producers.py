@@ -23,7 +23,7 @@ from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS, choose
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.cost import size_in_bytes
 from tilec.ir.constraining import access_of
-from tilec.ir.functions import ONE, ZERO, all_of
+from tilec.ir.functions import ONE, ZERO, all_of, operands_of
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.program import (
     Access,
@@ -160,7 +160,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     names = elementwise(reader)
     if names is None or reader.guard is not None or types[reader.output].dtype == "bool":
         return None
-    terms = _summands(reader.body)
+    terms = operands_of("add", reader.body)
     tensors = [e.tensor if isinstance(e, Access) and e.index == reader.index else "" for e in terms]
     if len(set(tensors)) < len(tensors) or set(tensors) != parts.keys():
         return None
@@ -188,10 +188,6 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     numbered = any(linear(e).terms == () for s in parts.values() for e in s.index or ())
     few = math.prod(counts) <= MOST_CLASS_ELEMENTS
     return made if numbered and few or not fresh and period(made, names[-1]) > 1 else None
-
-
-def _summands(e: Expr) -> list[Expr]:
-    return [x for a in e.args for x in _summands(a)] if isinstance(e, Call) and e.function == "add" else [e]
 
 
 def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str], types: Types) -> Expr | None:
