@@ -30,7 +30,7 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched, repair_steps
-from tilec.backends.triton.matmul.library import copies_take_longest, library_steps, ours_is_faster
+from tilec.backends.triton.matmul.library import copies_take_longest, ours_is_faster
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, wanted_along, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
@@ -44,7 +44,7 @@ from tilec.backends.triton.scan.form import recognise_scan, terms_first
 from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
 from tilec.backends.triton.scatter.scatter import scattered
 from tilec.backends.triton.schedule.banded import Banded, recognise_banded
-from tilec.backends.triton.schedule.candidates import steps_of
+from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Statement, reads
@@ -140,9 +140,8 @@ def _scan_of_terms(p: Problem, found: tuple[Statement, TensorType, Statement]) -
 
 
 def _tuned(p: Problem) -> list[Step] | None:
-    problem = p.product
-    choice = p.setting.known(problem) if p.setting.known is not None and problem is not None else None
-    return None if choice is None or problem is None else steps_of(problem, choice)
+    choice = p.setting.known(p) if p.setting.known is not None and p.dot is not None else None
+    return None if choice is None else steps_of(p, choice)
 
 
 def _rewritten(p: Problem) -> Any:
@@ -158,12 +157,6 @@ def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
     return None if p.epilogue else found.carried_out(partial(_over_views, setting=replace(p.setting, library=False)))
 
 
-def _of_library(p: Problem) -> list[Step] | None:
-    if p.dot is None or not p.setting.library:
-        return None
-    return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.view, p.int64_index)
-
-
 def _left_to_library(p: Problem, _: object = None) -> bool:
     return p.dot is not None and not ours_is_faster(p.dot, p.space, p.view, p.setting)
 
@@ -171,7 +164,7 @@ def _left_to_library(p: Problem, _: object = None) -> bool:
 def _in_place(p: Problem) -> Dot | None:
     """A product that a library would copy, before or after, for longer than it gains."""
     slow = p.dot is not None and copies_take_longest(p.dot, p.space, p.view)
-    return p.dot if slow and _of_library(p) is not None and _left_to_library(p) else None
+    return p.dot if slow and by_library(p) is not None and _left_to_library(p) else None
 
 
 def _dot_steps(p: Problem, dot: Dot) -> list[Step] | None:
@@ -191,7 +184,7 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     if space is None or dot is None or found is None:
         return None
     own = problem_of(found.product, found.product, found.view.types, found.view.strides, p.setting)
-    product = None if own is None else _of_library(own)
+    product = None if own is None else by_library(own)
     if product is None:
         return None
     before = [step for s in found.operands for step in _allocated_steps(s, found.view, p.setting)]
@@ -317,7 +310,7 @@ FAMILIES = (
     Family("product in place", _in_place, _dot_steps),
     Family(
         "library",
-        _of_library,
+        by_library,
         _alone,
         _left_to_library,
         fills=False,

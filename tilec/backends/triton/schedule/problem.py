@@ -11,7 +11,6 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import Dot, recognise_dot
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, needs_int64_positions
-from tilec.backends.triton.schedule.candidates import MatmulProblem
 from tilec.ir.program import Statement
 from tilec.ir.types import Types
 
@@ -35,14 +34,6 @@ class Problem:
     def dot(self) -> Dot | None:
         return recognise_dot(self.space, self.view)
 
-    @property
-    def product(self) -> MatmulProblem | None:
-        """As one that the tuner knows; None where it is no product."""
-        p, dot = self, self.dot
-        if dot is None:
-            return None
-        return MatmulProblem(p.defracted, p.flat, p.types, dot, p.space, p.view, p.int64_index, p.setting)
-
 
 def problem_of(
     defracted: Statement,
@@ -64,10 +55,10 @@ def problem_of(
 
 def product_task(
     defracted: Statement, flat: Statement, types: Types, strides: Strides, setting: Setting
-) -> MatmulProblem | None:
+) -> Problem | None:
     """A statement as a product that there are several ways to carry out, None where it is none."""
     p = problem_of(defracted, flat, types, strides, setting)
-    return p.product if p is not None and p.space.classes else None
+    return p if p is not None and p.space.classes and p.dot is not None else None
 
 
 def needs_int64_index(statements: Sequence[Statement], types: Types, strides: Strides, space: Space | None) -> bool:
