@@ -22,6 +22,7 @@ from tilec.backends.triton.matmul.distances import Distances, DistanceWriter, co
 from tilec.backends.triton.matmul.dot import (
     Dot,
     OperandRewrite,
+    product_over,
     recognise_dot,
     variables_outside,
     worthwhile,
@@ -177,18 +178,17 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
         return None
     if p.dot.dtype != "float32" or not any(map(is_gathered, (*p.dot.left, *p.dot.right))):
         return None
-    view = StridedView(p.flat, p.types, p.strides)
-    space = build_space(p.flat, p.types)
-    dot = None if space is None else recognise_dot(space, view)
-    found = None if space is None or dot is None else with_stored_operands(dot, space, view)
-    if space is None or dot is None or found is None:
+    written = product_over(StridedView(p.flat, p.types, p.strides))
+    found = None if written is None else with_stored_operands(written.product, written.space, written.view)
+    if written is None or found is None:
         return None
     own = problem_of(found.product, found.product, found.view.types, found.view.strides, p.setting)
     product = None if own is None else by_library(own)
     if product is None:
         return None
     before = [step for s in found.operands for step in _allocated_steps(s, found.view, p.setting)]
-    repaired = repair_steps(dot, space, view, p.flat, p.int64_index) if found.checked else []
+    how = (written.product, written.space, written.view, p.flat, p.int64_index)
+    repaired = repair_steps(*how) if found.checked else []
     return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
 
 

@@ -1,4 +1,5 @@
-"""A statement to carry out, as the families look at it: its points, the views that they walk, its product."""
+"""A statement to carry out, as the families look at it: its points, the views that they walk, its product; and what
+carries out one or several."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from functools import cached_property
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import Dot, recognise_dot
-from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, needs_int64_positions
-from tilec.ir.program import Statement
+from tilec.ir.program import Statement, reads
 from tilec.ir.types import Types
 
 
@@ -33,6 +34,20 @@ class Problem:
     @cached_property
     def dot(self) -> Dot | None:
         return recognise_dot(self.space, self.view)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Statements that are carried out together, the tensors that are made for them, the steps, and what these read
+    beside what the statements say."""
+
+    statements: tuple[Statement, ...]
+    outputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    reads: tuple[str, ...] = ()
+
+    def touched(self) -> tuple[str, ...]:
+        return (*self.reads, *(n for s in self.statements for n in (s.output, *reads(s))))
 
 
 def problem_of(
