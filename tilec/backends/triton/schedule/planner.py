@@ -22,7 +22,7 @@ from tilec.backends.triton.plan.plan import (
     Release,
     Setting,
     Step,
-    TorchLines,
+    made_by,
 )
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
@@ -222,17 +222,9 @@ def _launchable(step: Step) -> Iterator[Step]:
 
 def _without_overwritten(steps: list[Step]) -> list[Step]:
     """Without allocations that the next step makes again, filled."""
+    following = [*map(made_by, steps[1:]), {}]
     return [
         s
-        for k, s in enumerate(steps)
-        if not (isinstance(s, Allocate) and s.fill is None and any(s.tensor in _makes(o) for o in steps[k + 1 : k + 2]))
+        for s, made in zip(steps, following, strict=False)
+        if not (isinstance(s, Allocate) and s.fill is None and s.tensor in made)
     ]
-
-
-def _makes(step: Step) -> tuple[str, ...]:
-    match step:
-        case Allocate(tensor):
-            return (tensor,)
-        case TorchLines(writes=writes):
-            return writes
-    return ()
