@@ -193,22 +193,55 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
 
 
 def _product(p: Problem, dot: Dot) -> list[Step] | None:
-    space, view, int64_index = p.space, p.view, p.int64_index
     hopper = p.setting.device.capability == HOPPER
-    computed = hoisted(dot, space, view, int64_index, wanted_along(dot, space, view), hopper=hopper)
+    along = wanted_along(dot, p.space, p.view)
+    computed = hoisted(dot, p.space, p.view, p.int64_index, along, hopper=hopper)
     if p.epilogue:
-        plain = computed is None and hopper_steps(dot, space, view, p.setting) is None
-        return dot_steps(dot, space, view, p.flat, int64_index, p.setting, p.epilogue) if plain else None
-    if computed is None:
-        return _product_steps(dot, space, view, p.flat, int64_index, p.setting)
-    how = (computed.product, computed.space, computed.view, p.flat, int64_index, p.setting)
-    return computed.around(_product_steps(*how))
+        plain = computed is None and hopper_steps(dot, p.space, p.view, p.setting) is None
+        return _dot_steps(p, dot) if plain else None
+    found = computed or OperandRewrite(p.view, p.space, dot=dot)
+    return found.around(_product_steps(p, found.product, found.space, found.view))
+
+
+def _product_steps(p: Problem, dot: Dot, space: Space, view: StridedView) -> list[Step]:
+    """Hopper's kernels where they fit, over copies where those help; pointer kernels elsewhere."""
+    fast = hopper_steps(dot, space, view, p.setting)
+    if fast is not None:
+        return fast
+    over = packed(dot, space, view, p.int64_index) or OperandRewrite(view, space, dot=dot)
+    if over.before:
+        fast = hopper_steps(over.product, over.space, over.view, p.setting)
+    return over.around(fast or dot_steps(over.product, over.space, over.view, p.flat, p.int64_index, p.setting) or ())
 
 
 def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
+    """A product of exponentials: the greatest terms of each operand, then the product."""
     if p.epilogue and not p.space.covers:
         return None
-    return _exponential_steps(found, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue)
+    space, int64_index, setting = p.space, p.int64_index, p.setting
+    view = with_tops(found.tops, p.view)
+    head = [
+        Request(s, view.types, view.strides, int64_index, partial(_allocated_steps, s, view, setting))
+        for s in found.tops
+    ]
+    product = with_guards(found.dot)
+    inner = inner_variables(product, space, view, LEAST_REUSE)
+    last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
+    much = work(product, space) >= LEAST_WORK
+    divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
+    divided = split_operands(product, space, view, int64_index) if divisible else None
+    computed = hoisted(product, space, view, int64_index, last, True) if much and divided is None else None
+    config = replace(choose_config(product, space, setting.device.shared), parts=1)
+    split: SplitOperands | None = None
+    over = OperandRewrite(view, space, dot=product) if computed is None else computed
+    if divided is not None:
+        over, split = divided
+        config = fitted(config, SPLIT_BYTES, setting.device.shared)
+    view = replace(over.view, statement=view.statement)
+    how = (over.product, space, view, int64_index, PRECISION[setting.precision], config, p.epilogue, split)
+    own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), p.flat)
+    steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in own]
+    return [*head, *over.around(steps), Release(tuple(s.output for s in found.tops))]
 
 
 def _grouped(p: Problem, found: Any) -> list[Step] | None:
@@ -333,54 +366,6 @@ FAMILIES = (
     Family("band of products", _plain(_banded), _of_band),
     Family("pointwise", lambda p: p.space, _pointwise),
 )
-
-
-def _product_steps(
-    dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool, setting: Setting
-) -> list[Step]:
-    """Hopper's kernels where they fit, over copies where those help; pointer kernels elsewhere."""
-    fast = hopper_steps(dot, space, view, setting)
-    if fast is not None:
-        return fast
-    over = packed(dot, space, view, int64_index) or OperandRewrite(view, space, dot=dot)
-    if over.before:
-        fast = hopper_steps(over.product, over.space, over.view, setting)
-    return over.around(fast or dot_steps(over.product, over.space, over.view, flat, int64_index, setting) or ())
-
-
-def _exponential_steps(
-    found: LogDot | Weighted,
-    space: Space,
-    view: StridedView,
-    flat: Statement,
-    int64_index: bool,
-    setting: Setting,
-    epilogue: Sequence[Statement] = (),
-) -> list[Step]:
-    """A product of exponentials: the greatest terms of each operand, then the product."""
-    view = with_tops(found.tops, view)
-    head = [
-        Request(s, view.types, view.strides, int64_index, partial(_allocated_steps, s, view, setting))
-        for s in found.tops
-    ]
-    product = with_guards(found.dot)
-    inner = inner_variables(product, space, view, LEAST_REUSE)
-    last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
-    much = work(product, space) >= LEAST_WORK
-    divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
-    divided = split_operands(product, space, view, int64_index) if divisible else None
-    computed = hoisted(product, space, view, int64_index, last, True) if much and divided is None else None
-    config = replace(choose_config(product, space, setting.device.shared), parts=1)
-    split: SplitOperands | None = None
-    over = OperandRewrite(view, space, dot=product) if computed is None else computed
-    if divided is not None:
-        over, split = divided
-        config = fitted(config, SPLIT_BYTES, setting.device.shared)
-    product, view = over.product, replace(over.view, statement=view.statement)
-    how = (product, space, view, int64_index, PRECISION[setting.precision], config, epilogue, split)
-    own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
-    steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in own]
-    return [*head, *over.around(steps), Release(tuple(s.output for s in found.tops))]
 
 
 def _allocated_steps(s: Statement, view: StridedView, setting: Setting) -> list[Step]:
