@@ -29,7 +29,7 @@ from tilec.backends.common.chains.values import (
     zero_outside,
 )
 from tilec.ir.functions import RANDOM, operands_of
-from tilec.ir.index import distinct_variables, linear
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices, substitute_affine
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
@@ -286,8 +286,6 @@ def _implied(form, extent: Mapping[str, int]) -> bool:
 
 def renamed_target(t: Target, names: Mapping[str, str]) -> Target:
     """The target with other index variables."""
-    from tilec.ir.index import Affine, replace_indices, substitute_affine
-
     mapping = {v: Affine.variable(w) for v, w in names.items() if v != w}
     if not mapping:
         return t
