@@ -27,7 +27,7 @@ LAUNCH_BYTES = 2**25  # bytes that memory moves while one more kernel is launche
 NARROWEST_STRIP = 128  # of a strip that a program goes down, where there are as many
 PLACES_AROUND_SEED = 48  # places from a seed at which its group is sought first
 LEAST_FUSION_GAIN = 1.15  # bytes apart over bytes together, at least
-Axes = tuple[str, ...]
+_Variables = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class GroupCandidate:
 
     members: tuple[Statement, ...]
     after: tuple[Statement, ...]
-    rows: Axes
-    columns: Axes
+    rows: _Variables
+    columns: _Variables
     extent: Mapping[str, int]
     sums: frozenset[str]
     cut: frozenset[str]
@@ -112,7 +112,11 @@ class _Growth:
         return reduced(s, self.extent)
 
     def members(
-        self, statements: Sequence[Statement], rows: Axes, columns: Axes, kept: Collection[str] | None = None
+        self,
+        statements: Sequence[Statement],
+        rows: _Variables,
+        columns: _Variables,
+        kept: Collection[str] | None = None,
     ) -> GroupMembers:
         return members_of(self.around, statements, rows, columns, self.extent, kept)
 
@@ -176,7 +180,9 @@ class _Growth:
             tuple(found[0]), tuple(found[1]), rows, columns, self.extent, frozenset(found[2]), frozenset()
         )
 
-    def candidate(self, found: GroupMembers, rows: Axes, columns: Axes, busy: float = 1.0) -> GroupCandidate | None:
+    def candidate(
+        self, found: GroupMembers, rows: _Variables, columns: _Variables, busy: float = 1.0
+    ) -> GroupCandidate | None:
         """The kernel of these members over rows and columns; None where it would not pay."""
         members, after, sums, cut = found
         if len(members) < 2:
@@ -189,7 +195,7 @@ class _Growth:
             return None
         return GroupCandidate(tuple(members), tuple(after), rows, columns, self.extent, frozenset(sums), frozenset(cut))
 
-    def split(self, statements: Sequence[Statement]) -> tuple[Axes, Axes] | None:
+    def split(self, statements: Sequence[Statement]) -> tuple[_Variables, _Variables] | None:
         """Rows and columns, each as memory runs. Columns are what a scan goes through, or what the first statistic that
         is needed at each point again aggregates over; where there is neither, the fastest axes of a tensor that spans
         the space which all aggregations treat alike."""
