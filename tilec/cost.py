@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import opt_einsum
 
-from tilec.ir.functions import all_of, call
+from tilec.ir.functions import all_of, call, operands_of
 from tilec.ir.program import Access, Call, Expr, Int, Pad, Program, Statement, index_variables, reads, walk
 from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType
 from tilec.lattice.index_values import index_values
@@ -121,7 +121,7 @@ def _least_operations(s: Statement, extents: Mapping[str, int]) -> int:
     def points(variables: Iterable[str]) -> int:
         return prod(extents[v] for v in variables if v in extents)
 
-    factors = _multiplied(s.body) if s.aggregation == "sum" else [s.body]
+    factors = operands_of("mul", s.body) if s.aggregation == "sum" else [s.body]
     found = sum(points(index_variables(e)) for f in factors for e in _calls(f))
     if len(factors) < 3:
         return found + (len(factors) - 1 + (s.aggregation != "assign")) * points(extents)
@@ -134,12 +134,6 @@ def _least_operations(s: Statement, extents: Mapping[str, int]) -> int:
         left.append(variables.intersection(kept.union(*left)))
         found += 2 * points(variables)
     return found
-
-
-def _multiplied(e: Expr) -> list[Expr]:
-    if isinstance(e, Call) and e.function == "mul":
-        return [f for arg in e.args for f in _multiplied(arg)]
-    return [e]
 
 
 def kernel_costs(

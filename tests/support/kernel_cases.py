@@ -139,6 +139,11 @@ VARIATION = """function (X[N, H, W]) -> (Y) {
     B[n : N] = mean(abs(X[n, y, x + 1] - X[n, y, x]));
     Y[n : N] = A[n] + B[n];
 }"""
+DOUBLED = """function (X[H, W]) -> (A, Y) {
+    A[] = sum(abs(X[y + 1, x] - X[y, x]));
+    Y[y, x : H, W] = 2 * X[y, x];
+}"""
+ONE_QUERY = "function (Q[B, D], K[B, M, D]) -> (O) { O[b, j : B, M] = sum(Q[b, d] * K[b, j, d]); }"
 MOMENTS = "function (X[N]) -> (S, Q, M) { S[] = sum(X[i]); Q[] = sum(X[i] * X[i]); M[] = >(X[i]); }"
 HEADS = """function (X[B, H, N, E], W[H, E, D]) -> (O) {
     O[b, n, d : B, N, D] = +(X[b, h, n, e] * W[h, e, d]);
@@ -181,6 +186,8 @@ def _large():
     yield KernelCase("large/gradient/attention with buckets", BUCKETS, given, True)
     for images in (1, 3):
         yield KernelCase(f"large/variation of {images}", VARIATION, (((images, 512, 1000), "float32"),))
+    yield KernelCase("large/variation beside a map", DOUBLED, (((4096, 4096), "float32"),))
+    yield KernelCase("large/one query of many keys", ONE_QUERY, (((64, 64), "bfloat16"), ((64, 4096, 64), "bfloat16")))
     yield KernelCase("large/moments", MOMENTS, (((2**20 + 1,), "float32"),))
     heads = (((4, 16, 512, 64), "bfloat16"), ((16, 64, 1024), "bfloat16"))
     yield KernelCase("large/gradient/heads", HEADS, heads, True)

@@ -89,3 +89,20 @@ def test_gradients_of_attention_over_edges_sort_twice() -> None:
     specs = [tilec.spec(backward.types[n].shape, backward.types[n].dtype) for n in backward.program.input_names()]
     lowered = tilec.Function(backward.program, source).lower(*specs, backend="triton", target="sm_90")
     assert [k.name for k in lowered.kernels if k.name.endswith("_at_kernel")] == ["DT_at_kernel", "DH_at_kernel"]
+
+
+@pytest.mark.parametrize("rows, value, other", [
+    ("N", "S[i] / M", lambda mean: mean),
+    ("N", "exp(S[i] / M)", np.exp),
+    ("N", "-(S[i] / M)", np.negative),
+    ("N/2", "S[i] / M", lambda mean: mean * (np.arange(6) < 3)),
+])  # fmt: skip
+def test_only_deviations_from_a_mean_add_up_to_nothing(rows: str, value: str, other) -> None:
+    """A function of the mean is no mean, nor is what stands where there is none."""
+    f = tilec.compile(f"""function (X[N, M], W[N]) -> (O) {{
+        S[i : {rows}] = sum(X[i, k]);
+        T[i : N] = {value};
+        O[i : N] = sum(W[i] * (X[i, j] - T[i]));
+    }}""")
+    x, w = np.random.default_rng(0).standard_normal((2, 6, 7))
+    np.testing.assert_allclose(f(x, w[:, 0]), w[:, 0] * (x - other(x.mean(1))[:, None]).sum(1), atol=1e-12)

@@ -58,6 +58,13 @@ def call(name: str, *args: Expr) -> Expr:
     return Call(name, args)
 
 
+def operands_of(function: str, e: Expr) -> tuple[Expr, ...]:
+    """What nested calls of an associative function combine, such as the factors of a product; else the expression."""
+    if not isinstance(e, Call) or e.function != function:
+        return (e,)
+    return tuple(x for a in e.args for x in operands_of(function, a))
+
+
 def all_of(conditions: Iterable[Expr]) -> Expr | None:
     """The condition that all of these hold; None of none."""
     return reduce(lambda a, b: b if a is None else Call("and", (a, b)), conditions, None)

@@ -8,8 +8,8 @@ from support.chains import VARIANTS, both_ways, run
 import tilec
 from tilec.backends.common.chains import cost, recognise
 from tilec.backends.common.chains.codegen.places import Tiling, feature_blocks
-from tilec.backends.triton.chains.launch import chain_launch, choose_chain_tiling
-from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.chains.launch import chain_steps, choose_chain_tiling
+from tilec.backends.triton.plan.plan import Launch, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
@@ -109,9 +109,9 @@ def test_an_extremum_is_found_among_values_that_are_computed_again(monkeypatch):
     np.testing.assert_allclose(ran.values["O"], wanted, rtol=1e-5, atol=1e-6)
     lowered = lower(program, types, {})
     found = recognise.chained(lowered.stages["flat"], lowered.types)
-    launches = [chain_launch(k, found.types, {n: contiguous(found.types[n].shape) for n in found.types}, Setting())
-                for k in found.kernels.values()]  # fmt: skip
-    assert len(launches) == 2 and not any(x.fusion for x in launches)
+    strides = {n: contiguous(t.shape) for n, t in found.types.items()}
+    steps = [s for k in found.kernels.values() for s in chain_steps(k, found.types, strides, Setting())]
+    assert len(steps) == 2 and all(isinstance(s, Launch) and not s.fusion for s in steps)
 
 
 SCORES = "S[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e])"

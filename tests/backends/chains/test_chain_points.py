@@ -248,3 +248,21 @@ def test_rows_without_points_and_infinities():
     usual = torch.isfinite(torch.logsumexp(s, 1)).numpy()
     np.testing.assert_allclose(ran.values["O"][usual], x[:, 0].numpy()[usual], rtol=1e-4)
     assert (ran.values["O"][:10] == 0).all()
+
+
+@pytest.mark.parametrize("body, wanted, output", [
+    ("L[] = sum(exp(-S[i, j]))", lambda s: np.exp(-s).sum(), "L_rows"),
+    ("L[] = max(S[i, j])", lambda s: s.max(), "L_rows"),
+    ("L[i : N] = sum(S[i, j] < 1)", lambda s: (s < 1).sum(1), "L"),
+])  # fmt: skip
+def test_both_sides_at_once_and_counts(body, wanted, output, monkeypatch):
+    """What is reduced over rows and columns is so row by row first; points at which a condition holds are counted."""
+    monkeypatch.setattr(recognise, "chains_pay", lambda *how: True)
+    g = np.random.default_rng(4)
+    arrays = {k: g.standard_normal(s).astype(np.float32) for k, s in (("X", (50, 3)), ("Y", (37, 3)))}
+    types = {k: TensorType(x.shape, "float32") for k, x in arrays.items()}
+    program = tilec.compile(f"function (X[N, D], Y[M, D]) -> (L) {{ S[i, j : N, M] = +({SQUARES}); {body}; }}").program
+    ran = run(program, types, arrays, Tiling(32, 16))
+    exact = ((arrays["X"][:, None].astype(float) - arrays["Y"]) ** 2).sum(2)
+    np.testing.assert_allclose(ran.values["L"], wanted(exact), rtol=1e-5)
+    assert ran.kernels == [(output,)]

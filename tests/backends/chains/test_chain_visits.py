@@ -9,12 +9,13 @@ from support.chains import Attention, both_ways, inputs_of, run, softmax, types_
 
 import tilec
 from tilec.backends.common.blocks.ir import Load
+from tilec.backends.common.chains.codegen.build import build_kernel
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.common.chains.codegen.visits import visits_of
 from tilec.backends.common.chains.recognise import chained
 from tilec.backends.triton.blocks.boxes import box_loads
 from tilec.backends.triton.chains import launch
-from tilec.backends.triton.chains.launch import block_program, chain_steps
+from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.plan.plan import Launch, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.types import TensorType
@@ -126,7 +127,7 @@ def test_small_programs_have_no_lists():
 def test_boxes_are_of_aligned_tensors():
     """Operands come by tensor maps where an address, a distance or an element type does not forbid it."""
     kernel, types, strides = plans()
-    made, _ = block_program(kernel, types, Setting(), Tiling(64, 64), visits_of(kernel, types))
+    made = build_kernel("O_chain", kernel, types, Tiling(64, 64), visits_of(kernel, types))
     shapes = {t.name: types[t.name].shape for t in made.tensors if t.name in types}
     shapes |= {t.name: (1,) * t.rank for t in made.tensors if t.name not in types}
     strides |= {n: (1,) * len(s) for n, s in shapes.items() if n not in strides}
@@ -137,7 +138,7 @@ def test_boxes_are_of_aligned_tensors():
         loads, maps = box_loads(made, shapes, {**strides, **changed}, misaligned)
         assert {d.tensor for d in maps.values()} == {"Q", "V"}
     narrower = {**types, **{n: TensorType((16, 4096, 64), "float32") for n in "QKV"}}
-    made, _ = block_program(kernel, narrower, Setting(), Tiling(64, 64))
+    made = build_kernel("O_chain", kernel, narrower, Tiling(64, 64))
     assert any(isinstance(op, Load) for op in made.body) and box_loads(made, shapes, strides, ()) == ({}, {})
 
 

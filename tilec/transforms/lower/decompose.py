@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
-from tilec.ir.functions import call
+from tilec.ir.functions import call, operands_of
 from tilec.ir.index import Affine, integer
 from tilec.ir.infer import expression_type, statement_type
 from tilec.ir.program import (
     Access,
-    Call,
     Expr,
     Float,
     Index,
@@ -52,17 +51,10 @@ def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names)
 def _in_float32(body: Expr, types: Types) -> Expr:
     """A 16-bit body in float32. A product of elements of several places is one of float32 elements, which is not
     rounded, as in a sum, and is a matrix product where it sums over one."""
-    factors = product_factors(body)
+    factors = operands_of("mul", body)
     if len({*factors}) > 1 and all(isinstance(f, Access) and types[f.tensor].dtype in NARROW for f in factors):
         return functools.reduce(operator.mul, (call("float32", f) for f in factors))
     return call("float32", body)
-
-
-def product_factors(e: Expr) -> tuple[Expr, ...]:
-    """What is multiplied."""
-    if isinstance(e, Call) and e.function == "mul":
-        return tuple(f for part in e.args for f in product_factors(part))
-    return (e,)
 
 
 def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Names) -> list[Statement]:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import ZERO, all_of
+from tilec.ir.functions import ZERO, all_of, operands_of
 from tilec.ir.index import as_stored, distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
@@ -120,7 +120,7 @@ def sum_of_products(s: Statement, types: Types) -> SumOfProducts | None:
     tests = _as_tests(s.constraints, extent)
     if tests is None:
         return None
-    parts = (*(p for g in s.guards for p in _conjuncts(g)), *tests)
+    parts = (*(p for g in s.guards for p in operands_of("and", g)), *tests)
     s = replace(s, guard=all_of(parts), constraints=()) if s.constraints else s
     summed = tuple(v for v in every if v not in outputs and extent[v] > 1)
     return SumOfProducts(s, tuple(factors), parts, extent, summed)
@@ -146,10 +146,6 @@ POINTWISE_NODES = (Access, Call, Index, Int, Float)
 
 def _is_number(e: Expr) -> bool:
     return not index_variables(e) and not any(isinstance(x, Access) for x in walk(e))
-
-
-def _conjuncts(e: Expr) -> list[Expr]:
-    return [p for a in e.args for p in _conjuncts(a)] if isinstance(e, Call) and e.function == "and" else [e]
 
 
 def _eliminated(

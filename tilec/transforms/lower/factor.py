@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import ONE, ZERO, all_of, call
+from tilec.ir.functions import ONE, ZERO, all_of, call, operands_of
 from tilec.ir.index import Affine, distinct_variables, linear, place_value
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
@@ -38,6 +38,7 @@ from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import InRange, bounds_of, depends_on_data, domain
 from tilec.transforms.lower.decompose import in_type, points_per_element
 from tilec.transforms.util.factors import Factor, added, as_accumulated, factors_of, is_number, quotient_of, terms_of
+from tilec.transforms.util.means import total_of_mean
 from tilec.transforms.util.naming import Names
 
 
@@ -66,10 +67,14 @@ def factor(program: Program, inputs: Types) -> Program:
 
 def _count(s: Statement, types: Types) -> int | None:
     """The number of points of each element, where the statement adds up ones."""
-    if s.aggregation != "sum" or s.default is not None or s.index is None or not only_names(s.guard):
-        return None
-    s = replace(s, guard=None)
-    return points_per_element(s, types) if all(e == ONE or isinstance(e, Inside) for e in _product(s.body)) else None
+    bare = replace(s, guard=None)
+    return points_per_element(bare, types) if only_names(s.guard) and counts_points(bare) else None
+
+
+def counts_points(s: Statement) -> bool:
+    """Whether a statement adds up ones, where its accesses lie inside."""
+    ones = all(e == ONE or isinstance(e, Inside) for e in operands_of("mul", s.body))
+    return s.aggregation == "sum" and ones and s.guard is None and s.default is None and s.index is not None
 
 
 def only_names(guard: Expr | None) -> bool:
@@ -80,12 +85,6 @@ def only_names(guard: Expr | None) -> bool:
         case Call("eq", (Index() as a, b)):
             return a == b
     return guard is None
-
-
-def _product(e: Expr) -> list[Expr]:
-    if isinstance(e, Call) and e.function == "mul":
-        return [x for a in e.args for x in _product(a)]
-    return [e]
 
 
 def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> Statement:
@@ -326,38 +325,10 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
     match moving[0].value:
         case Call("sub", (Access() as x, Access() as mean)) if not set(index_variables(mean)) - outputs:
             n = points_per_element(s, types)
-            if n is None or not _is_mean(x, mean, n, known):
+            if n is None or total_of_mean(x, mean, n, known, types) is None:
                 return None
         case _:
             return None
     still = replace(moving[0], value=Call("sub", (mean, mean)))
     made = replace(s, body=quotient_of([still if f is moving[0] else f for f in factors]), aggregation="assign")
     return made if statement_type(made, types) == types[s.output] else None
-
-
-def _is_mean(x: Access, mean: Access, n: int, known: Mapping[str, Statement]) -> bool:
-    """Whether `mean` reads the sum of n elements of x's tensor over the variables of x that `mean` lacks, over n."""
-    s = known.get(mean.tensor)
-    if s is None or s.aggregation != "assign" or s.guard is not None or s.index is None:
-        return False
-    body = s.body
-    while isinstance(body, Call) and len(body.args) == 1:
-        body = body.args[0]
-    match body:
-        case Call("div", (Access() as total, Int(m))) if m == n and total.index == s.index:
-            t = known.get(total.tensor)
-        case _:
-            return False
-    if t is None or t.aggregation != "sum" or t.guard is not None or t.constraints or t.index is None:
-        return False
-    summed = t.body.args[0] if isinstance(t.body, Call) and t.body.function == "float32" else t.body
-    if not isinstance(summed, Access) or summed.tensor != x.tensor:
-        return False
-    there = {linear(e).bare: linear(i).bare for e, i in zip(t.index, mean.index, strict=True)}
-    if None in there or None in there.values():
-        return False
-    for e, i in zip(summed.index, x.index, strict=True):
-        v, w = linear(e).bare, linear(i).bare
-        if v is None or w is None or there.setdefault(v, w) != w:
-            return False
-    return len(set(there.values())) == len(there)

@@ -44,8 +44,8 @@ from tilec.ir.program import (
 from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType, Types
 from tilec.lattice.sets import bounds, domain, shapes_of
-from tilec.transforms.lower.decompose import points_per_element, product_factors
-from tilec.transforms.lower.factor import only_names
+from tilec.transforms.lower.decompose import points_per_element
+from tilec.transforms.lower.factor import counts_points, only_names
 from tilec.transforms.util.naming import Names, all_variables
 
 _EXACT = 2**24  # integers that float32 holds
@@ -71,7 +71,7 @@ def float_counts(program: Program, inputs: Mapping[str, TensorType]) -> Program:
 def _with_numbers(program: Program, inputs: Types) -> Program:
     """The program with counts of points that are the same everywhere as numbers, where values are divided by them that
     are read at the same place: those say what places there are."""
-    counts = [s for s in program.statements if s.output not in program.outputs and _counts_points(s)]
+    counts = [s for s in program.statements if s.output not in program.outputs and counts_points(s)]
     if not counts:
         return program
     types = infer(program, inputs)
@@ -92,16 +92,10 @@ def _with_numbers(program: Program, inputs: Types) -> Program:
     return replace(program, statements=tuple(kept))
 
 
-def _counts_points(s: Statement) -> bool:
-    """Whether a statement adds up ones, where its accesses lie inside."""
-    ones = all(isinstance(e, Inside) or e == Int(1) for e in product_factors(s.body))
-    return s.aggregation == "sum" and ones and s.guard is None and s.default is None and s.index is not None
-
-
 def _with_ends(program: Program, inputs: Types) -> Program:
     """The program with counts of points as products of lengths, where each summed variable has ends of its own."""
     bare = {s.output: replace(s, guard=None) for s in program.statements if only_names(s.guard) and not reads_itself(s)}
-    counts = {name for name, s in bare.items() if _counts_points(s)}
+    counts = {name for name, s in bare.items() if counts_points(s)}
     if not counts:
         return program
     types = infer(program, inputs)

@@ -18,11 +18,11 @@ from dataclasses import replace
 
 from tilec.ir.functions import call
 from tilec.ir.index import linear
-from tilec.ir.infer import expression_type, infer
-from tilec.ir.program import Access, Call, Index, Program, Statement, index_variables, reads, walk
+from tilec.ir.infer import infer
+from tilec.ir.program import Access, Index, Program, Statement, index_variables, reads, walk
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products, unified
-from tilec.transforms.util.factors import Factor, as_accumulated, quotient_of
+from tilec.transforms.util.factors import Factor, as_accumulated, quotient_of, unwidened
 from tilec.transforms.util.naming import Names
 
 
@@ -76,7 +76,7 @@ def _accumulated(dtype: str) -> str:
 
 def _over(whole: SumOfProducts, part: SumOfProducts, types: Types) -> tuple[tuple[Index, ...], list[Factor]] | None:
     """Where the sum `whole` reads the sum `part`, and its other factors; None where it is no sum over that."""
-    wanted, factors = ([_plain(f, types) for f in x.factors] for x in (part, whole))
+    wanted, factors = ([replace(f, value=unwidened(f.value, types)) for f in x.factors] for x in (part, whole))
     index = [linear(e).bare for e in part.statement.index or ()]
     for match, taken in _embeddings(wanted, factors, {}, ()):
         rest = [f for k, f in enumerate(whole.factors) if k not in taken]
@@ -99,14 +99,6 @@ def _embeddings(
         grown = unified(wanted[0].value, f.value, match) if k not in taken and f.divides == wanted[0].divides else None
         if grown is not None:
             yield from _embeddings(wanted[1:], factors, grown, (*taken, k))
-
-
-def _plain(f: Factor, types: Types) -> Factor:
-    """The factor without a cast of 16 bits to float32, in which sums add up anyway."""
-    match f.value:
-        case Call("float32", (value,)) if expression_type(value, types).dtype in NARROW:
-            return replace(f, value=value)
-    return f
 
 
 def _order(statements: Sequence[Statement], whole: Statement, part: Statement) -> list[Statement] | None:

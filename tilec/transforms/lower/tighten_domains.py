@@ -20,7 +20,7 @@ from dataclasses import replace
 from tilec.errors import UnboundIndex
 from tilec.ir.aggregations import SPLITTABLE
 from tilec.ir.constraining import asks_in_branches, constraining
-from tilec.ir.functions import ZERO, all_of
+from tilec.ir.functions import ZERO, all_of, operands_of
 from tilec.ir.index import Affine, distinct_variables, linear, place_value, substitute_affine
 from tilec.ir.program import (
     Access,
@@ -166,7 +166,7 @@ def _clamped_inside(form: Affine, n: int) -> bool:
 
 
 def _confined(s: Statement, shapes: Shapes) -> Statement:
-    tests = [] if s.guard is None else _conjuncts(s.guard)
+    tests = () if s.guard is None else operands_of("and", s.guard)
     if not any(map(_outside, tests)) or not all(map(is_bool, tests)):
         return s
     box = bounds_of(domain(s, shapes))
@@ -190,7 +190,7 @@ def _running(s: Statement, shapes: Shapes) -> Statement:
     names = distinct_variables(s.index)
     if s.guard is None or names is None or s.default is not None or s.aggregation not in SPLITTABLE:
         return s
-    tests = _conjuncts(s.guard)
+    tests = operands_of("and", s.guard)
     for test in tests:
         form = _order(test)
         pair = () if form is None else form.variables()
@@ -232,13 +232,6 @@ def _terms(e: Expr) -> Iterator[Expr]:
             yield from _terms(x)
     else:
         yield e
-
-
-def _conjuncts(e: Expr) -> list[Expr]:
-    match e:
-        case Call("and", (a, b)):
-            return [*_conjuncts(a), *_conjuncts(b)]
-    return [e]
 
 
 def _outside(e: Expr) -> bool:

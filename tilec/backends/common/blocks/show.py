@@ -25,13 +25,9 @@ from tilec.backends.common.blocks.ir import (
 from tilec.backends.common.blocks.slices import served_outputs
 
 
-def show_kernel(kernel: BlockProgram) -> str:
-    """The kernel as text, one operation a line."""
-    return "\n".join(text for text, _ in served_lines(kernel))
-
-
 def served_lines(kernel: BlockProgram) -> list[tuple[str, str]]:
-    """The lines of `show_kernel`, each with the output that it serves, empty for those that serve none alone."""
+    """The kernel as text, one operation a line, each with the output that it serves, empty for those that serve none
+    alone."""
     axes = ", ".join(f"{a} = {n}" for a, n in kernel.axes.items())
     tensors = ", ".join(f"{'out ' if t.written else ''}{t.name}: {t.dtype}" for t in kernel.tensors)
     heading = f"kernel {kernel.name}({tensors})  axes {axes}  grid {kernel.grid}"

@@ -15,7 +15,6 @@ from tilec.backends.common.chains.values import (
     as_inner,
     as_value,
     bound_of,
-    conjuncts,
     extents_of,
     is_computable,
     is_elementwise,
@@ -29,8 +28,8 @@ from tilec.backends.common.chains.values import (
     written_apart,
     zero_outside,
 )
-from tilec.ir.functions import RANDOM
-from tilec.ir.index import distinct_variables, linear
+from tilec.ir.functions import RANDOM, operands_of
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices, substitute_affine
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
@@ -204,7 +203,7 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
         return None
     bounds = {b for c in conditions for b in (c.form, -c.form + (c.bound - 1)) if not _implied(b, extent)}
     others: dict[Expr, None] = {}
-    for c in () if s.guard is None else conjuncts(s.guard):
+    for c in () if s.guard is None else operands_of("and", s.guard):
         form = bound_of(c)
         if form is None:
             others[matrices.written_out(c)] = None
@@ -287,8 +286,6 @@ def _implied(form, extent: Mapping[str, int]) -> bool:
 
 def renamed_target(t: Target, names: Mapping[str, str]) -> Target:
     """The target with other index variables."""
-    from tilec.ir.index import Affine, replace_indices, substitute_affine
-
     mapping = {v: Affine.variable(w) for v, w in names.items() if v != w}
     if not mapping:
         return t

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
 from tilec.backends.common.chains.chain import Inner
 from tilec.backends.common.domain import Condition, Domain, point_conditions
-from tilec.ir.functions import ZERO, all_of, call, is_zero
+from tilec.ir.functions import ZERO, all_of, call, is_zero, operands_of
 from tilec.ir.index import Affine, distinct_variables, integer, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -220,15 +220,6 @@ def _sides(parts: Sequence[Expr], axis: str, extent: Mapping[str, int]) -> tuple
     return sides[0], sides[1], longest[0], longest[1]
 
 
-def conjuncts(e: Expr) -> Iterator[Expr]:
-    match e:
-        case Call("and", (a, b)):
-            yield from conjuncts(a)
-            yield from conjuncts(b)
-        case _:
-            yield e
-
-
 def bound_of(e: Expr) -> Affine | None:
     """The form that is not negative exactly where a comparison of affine integers holds; None for other values."""
     match e:
@@ -267,7 +258,7 @@ def zero_outside(e: Expr, types: Types) -> frozenset[Expr]:
     `in(...)`, what a condition drops is no product of zero with something infinite."""
     match e:
         case Call("select", (c, x, y)) if is_zero(y):
-            return frozenset(p for p in conjuncts(c) if is_mask(p, types)) | zero_outside(x, types)
+            return frozenset(p for p in operands_of("and", c) if is_mask(p, types)) | zero_outside(x, types)
         case Call("mul", (x, y)):
             return zero_outside(x, types) | zero_outside(y, types)
         case Call("div", (x, _)) | Call("neg", (x,)):
@@ -289,7 +280,7 @@ def where(e: Expr, known: Collection[Expr]) -> Expr:
     if not known or not isinstance(e, Call):
         return e
     if e.function == "select" and is_zero(e.args[2]):
-        left = all_of(p for p in conjuncts(e.args[0]) if p not in known)
+        left = all_of(p for p in operands_of("and", e.args[0]) if p not in known)
         inner = where(e.args[1], known)
         return inner if left is None else Call("select", (left, inner, ZERO))
     return rebuild(e, lambda x: where(x, known))

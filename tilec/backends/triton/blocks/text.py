@@ -62,18 +62,18 @@ def stride_name(tensor: str, dimension: int) -> str:
 def print_kernel(
     kernel: BlockProgram,
     int64_tensors: Sequence[str],
-    heading: Sequence[str] = (),
-    loads: Mapping[int, BoxLoad] | None = None,
-    factors: Mapping[tuple[str, int], int] | None = None,
+    heading: Sequence[str],
+    loads: Mapping[int, BoxLoad],
+    factors: Mapping[tuple[str, int], int],
 ) -> KernelFile:
     """The file of a kernel. Its arguments are tensor maps, the tensors, the sizes, and the strides of each tensor.
     `int64_tensors`: those whose positions need 64 bits. `heading`: comments. `loads`: what maps bring, by value.
     `factors`: of strides by tensor and axis; the argument is the stride without it."""
-    arguments = list(dict.fromkeys(box.parameter for box in (loads or {}).values()))
+    arguments = list(dict.fromkeys(box.parameter for box in loads.values()))
     arguments += [python_name(t.name) for t in kernel.tensors]
     arguments += list(kernel.sizes)
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
-    writer = BlockText(kernel, frozenset(int64_tensors), set(arguments), loads or {}, factors)
+    writer = BlockText(kernel, frozenset(int64_tensors), set(arguments), loads, factors)
     body = tuple(writer.lines(kernel.body))
     return kernel_file(KernelFunction(kernel.name, tuple(arguments), (), body, heading=tuple(heading)))
 

@@ -205,31 +205,10 @@ def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[
     return stationary, streamed, matrices
 
 
-def block_program(
-    kernel: ChainKernel,
-    types: Types,
-    setting: Setting,
-    tiling: Tiling | None = None,
-    visits: Visits | None = None,
-    ahead: bool = True,
-) -> tuple[BlockProgram, Tiling]:
-    tiling = tiling or choose_chain_tiling(kernel, types, setting)
-    return build_kernel(_name(kernel), kernel, types, tiling, visits, ahead), tiling
-
-
-def _name(kernel: ChainKernel) -> str:
-    return python_name(kernel.outputs[-1]) + "_chain"
-
-
 def chain_steps(kernel: ChainKernel, types: Types, strides: AnyStrides, setting: Setting) -> list[Step]:
     """The steps that compute a chain's targets: where they pay, parts of the walk, lists of the blocks to visit; its
     kernel."""
     return _ChainPlanner(kernel, types, strides, setting).steps()
-
-
-def chain_launch(kernel: ChainKernel, types: Types, strides: AnyStrides, setting: Setting) -> Launch:
-    """The launch of a chain's kernel that walks all of its blocks."""
-    return _ChainPlanner(kernel, types, strides, setting).launch(choose_chain_tiling(kernel, types, setting))
 
 
 @dataclass(frozen=True)
@@ -238,6 +217,10 @@ class _ChainPlanner:
     types: Types
     strides: AnyStrides
     setting: Setting
+
+    @property
+    def _name(self) -> str:
+        return python_name(self.kernel.outputs[-1]) + "_chain"
 
     def steps(self) -> list[Step]:
         split = split_of(self.kernel, self.types)
@@ -262,10 +245,10 @@ class _ChainPlanner:
         shapes = {} if visits is None else block_shapes(visits, self.kernel, tiling)
         lists = {n: TensorType(s, INDEX_TYPE) for n, s in shapes.items()}
         planner = self._beside(lists)
-        launch = planner._warp_roles(tiling, visits) if roles else planner.launch(tiling, visits)
+        launch = planner._warp_roles(tiling, visits) if roles else planner._whole(tiling, visits)
         if visits is None or launch is None:
             return None if launch is None else [launch]
-        made = build_lists(f"{_name(self.kernel)}_blocks", visits, self.kernel, planner.types, tiling)
+        made = build_lists(f"{self._name}_blocks", visits, self.kernel, planner.types, tiling)
         steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in lists.items()]
         return [*steps, planner._launched(made, LISTS, {}, {}), launch, Release(tuple(lists))]
 
@@ -274,12 +257,12 @@ class _ChainPlanner:
         planner = self._beside(split.types)
         steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in split.types.items()]
         steps += replace(planner, kernel=split.kernel)._walk()
-        made = build_together(f"{_name(self.kernel)}_together", split, self.kernel, planner.types)
+        made = build_together(f"{self._name}_together", split, self.kernel, planner.types)
         return [*steps, planner._launched(made, PARTS_TILING, {}, {}), Release(tuple(split.types))]
 
-    def launch(self, tiling: Tiling, visits: Visits | None = None) -> Launch:
+    def _whole(self, tiling: Tiling, visits: Visits | None) -> Launch:
         """`visits`: lists that are there."""
-        made, _ = block_program(self.kernel, self.types, self.setting, tiling, visits)
+        made = build_kernel(self._name, self.kernel, self.types, tiling, visits)
         return self._launched(made, tiling, *self._boxes(made, tiling))
 
     def _launched(
@@ -326,7 +309,7 @@ class _ChainPlanner:
     def _warp_roles(self, tiling: Tiling, visits: Visits | None) -> Launch | None:
         """The launch of a kernel whose warps have work of their own; None where that is not of its form, or there are
         fewer programs than multiprocessors."""
-        made, _ = block_program(self.kernel, self.types, self.setting, tiling, visits, ahead=False)
+        made = build_kernel(self._name, self.kernel, self.types, tiling, visits, ahead=False)
         loads, maps = self._boxes(made, tiling)
         found = warp_roles(made, loads) if made.grid >= MULTIPROCESSORS else None
         if found is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce as reduce_terms
 
-from tilec.backends.triton.fusion.fuse_producers import CHEAP, LEAST_GAIN, LONGEST_BODY, seconds
+from tilec.backends.triton.fusion.fuse_producers import CHEAP, LONGEST_BODY, is_faster, reads_values
 from tilec.backends.triton.iteration.coalesce import StridedView, values
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
@@ -29,7 +29,6 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
-    accesses_in,
     map_values,
     node_count,
     reads_itself,
@@ -117,11 +116,7 @@ def _with_windows(
     made = defract_statement(made, shapes)
     if not _read_at_one_place(made, types):
         return None
-    together = seconds(made, types, summed=True)
-    apart = [seconds(x, types, summed=True) for x in (own, *parts.values())]
-    if together is None or None in apart or sum(x or 0 for x in apart) < LEAST_GAIN * together:
-        return None
-    return made, set(parts)
+    return (made, set(parts)) if is_faster(made, (own, *parts.values()), types, summed=True) else None
 
 
 def _read_at_one_place(s: Statement, types: Types) -> set[str]:
@@ -168,12 +163,7 @@ def _written_out(s: Statement, types: Types) -> Statement | None:
 def _read_inside(reader: Statement, name: str, s: Statement, types: Types) -> Statement | None:
     """The reader with elements of an elementwise statement, which writes all of its own, computed where it reads them;
     None where it reads them outside or by an element."""
-    hidden = (*(c.expr for c in reader.constraints), *(reader.index or ()))
-    asked = [e for e in walk(*reader.roots) if isinstance(e, Inside | Pad)]
-    nested = [a for e in walk(*reader.roots) if isinstance(e, Access) for a in accesses_in(*e.index)]
-    if any(a.tensor == name for e in (*hidden, *asked) for a in accesses_in(e)) or any(
-        a.tensor == name for a in nested
-    ):
+    if not reads_values(reader, name):
         return None
     names, ranges = distinct_variables(s.index) or (), dict[Constraint, None]()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import access_conditions, build_domain, whole_arguments
@@ -23,7 +23,7 @@ from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS, choose
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.cost import size_in_bytes
 from tilec.ir.constraining import access_of
-from tilec.ir.functions import ONE, ZERO, all_of
+from tilec.ir.functions import ONE, ZERO, all_of, operands_of
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.program import (
     Access,
@@ -39,6 +39,7 @@ from tilec.ir.program import (
     accesses_in,
     index_variables,
     map_values,
+    node_count,
     reads_itself,
     rebuild,
     variables_of,
@@ -87,28 +88,20 @@ def with_producers(
 def _computing(reader: Statement, s: Statement, types: Types) -> Statement | None:
     """The reduction with what it reads of an elementwise statement computed at each of its points; None where that is
     of another form or would compute elements more than once."""
-    if s.aggregation != "assign" or s.index is None or s.constraints or s.guard is not None or reads_itself(s):
+    names = elementwise(s)
+    if names is None or s.aggregation != "assign" or s.guard is not None:
         return None
-    if s.default is not None or s.init is not None or reader.default is not None or reads_itself(reader):
-        return None
-    names = distinct_variables(s.index)
-    if names is None or not set(variables_of(s)) <= set(names):
+    if reader.default is not None or reads_itself(reader) or not reads_values(reader, s.output):
         return None
     places = {a.index for a in accesses_in(*reader.roots) if a.tensor == s.output}
-    hidden = (*(c.expr for c in reader.constraints), *(reader.index or ()))
-    if len(places) != 1 or any(a.tensor == s.output for a in accesses_in(*hidden)):
+    if len(places) != 1:
         return None
-    asked = (e.access for e in walk(*reader.roots) if isinstance(e, Inside | Pad))
-    if any(a.tensor == s.output for e in asked for a in accesses_in(e)):
-        return None  # at places outside of it too
     (place,) = places
     found = [e.name for e in place if isinstance(e, Index)]
     if len(set(found)) != len(place) or not set(variables_of(reader)) <= set(found):
         return None
     if not set(found) - set(index_variables(*(reader.index or ()))):
         return None  # no reduction
-    if any(a.tensor == s.output for e in walk(*reader.roots) if isinstance(e, Access) for a in _inside(e)):
-        return None
     filled = writes_all(s, dict(zip(names, types[s.output].shape, strict=True)), types)
     read = Access(s.output, place)
     value = _filled_at(s, read, names, types) if filled else element_at(s, read, types)
@@ -119,6 +112,15 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     extent = dict(zip(found, types[s.output].shape, strict=True))
     ranges = _unbounded(value if filled else None, extent, types)
     return replace(map_values(reader, computed), constraints=(*reader.constraints, *ranges))
+
+
+def reads_values(s: Statement, tensor: str) -> bool:
+    """Whether a statement takes a tensor's elements as values alone: it neither finds places by them nor asks whether
+    one lies inside."""
+    places = (*(c.expr for c in s.constraints), *(s.index or ()))
+    asked = (e.access for e in walk(*s.roots) if isinstance(e, Inside | Pad))
+    gathered = (i for e in walk(*s.roots) if isinstance(e, Access) for i in e.index)
+    return all(a.tensor != tensor for a in accesses_in(*places, *asked, *gathered))
 
 
 def _filled_at(s: Statement, read: Access, names: Sequence[str], types: Types) -> Expr:
@@ -145,11 +147,6 @@ def _unbounded(value: Expr | None, extent: Mapping[str, int], types: Types) -> t
     return tuple(Constraint(Index(v), Int(n)) for v, n in extent.items() if shifted or (v, n) not in bounds)
 
 
-def _inside(e: Access) -> list[Access]:
-    """What is read to find where an access reads."""
-    return list(accesses_in(*e.index))
-
-
 # parts of a tensor
 
 
@@ -160,7 +157,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     names = elementwise(reader)
     if names is None or reader.guard is not None or types[reader.output].dtype == "bool":
         return None
-    terms = _summands(reader.body)
+    terms = operands_of("add", reader.body)
     tensors = [e.tensor if isinstance(e, Access) and e.index == reader.index else "" for e in terms]
     if len(set(tensors)) < len(tensors) or set(tensors) != parts.keys():
         return None
@@ -180,7 +177,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     ranges = tuple(Constraint(Index(v), Int(n)) for v, n in zip(fresh, counts, strict=True))
     made = replace(reader, body=body, aggregation="sum" if fresh else reader.aggregation, constraints=ranges)
     space = build_space(made, types)
-    if space is None or sum(1 for _ in walk(body)) > LONGEST_BODY:
+    if space is None or node_count(body) > LONGEST_BODY:
         return None
     view = StridedView(made, types, {name: contiguous(t.shape) for name, t in types.items()})
     if choose_residues(space, view) is not None:
@@ -188,10 +185,6 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     numbered = any(linear(e).terms == () for s in parts.values() for e in s.index or ())
     few = math.prod(counts) <= MOST_CLASS_ELEMENTS
     return made if numbered and few or not fresh and period(made, names[-1]) > 1 else None
-
-
-def _summands(e: Expr) -> list[Expr]:
-    return [x for a in e.args for x in _summands(a)] if isinstance(e, Call) and e.function == "add" else [e]
 
 
 def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str], types: Types) -> Expr | None:
@@ -259,7 +252,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     names = elementwise(s)
     if names is None or elementwise(reader) is None or types[s.output].dtype == "bool":
         return None
-    if any(s.output in (a.tensor for a in _inside(e)) for e in walk(*reader.roots) if isinstance(e, Access)):
+    if any(a.tensor == s.output for e in accesses_in(*reader.roots) for a in accesses_in(*e.index)):
         return None
     found = {a: whole_places(a, reader, types) for a in accesses_in(*reader.roots) if a.tensor == s.output}
     places = {a: e for a, e in found.items() if e is not None}
@@ -289,12 +282,9 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     guard = None if reader.guard is None else visit(reader.guard)
     made = replace(reader, body=visit(reader.body), guard=guard)
     made = replace(made, constraints=(*reader.constraints, *asked))
-    if sum(1 for _ in walk(made.body)) > LONGEST_BODY:
+    if node_count(made.body) > LONGEST_BODY:
         return None
-    apart = [seconds(x, types) for x in (s, reader)]
-    together = seconds(made, types)
-    pays = together is not None and None not in apart and sum(x or 0 for x in apart) >= LEAST_GAIN * together
-    return made if pays else None
+    return made if is_faster(made, (s, reader), types) else None
 
 
 def elementwise(s: Statement) -> tuple[str, ...] | None:
@@ -327,7 +317,13 @@ def whole_places(access: Access, reader: Statement, types: Types) -> Expr | None
     return all_of(tests) or ONE
 
 
-def seconds(s: Statement, types: Types, *, summed: bool = False) -> float | None:
+def is_faster(made: Statement, apart: Iterable[Statement], types: Types, *, summed: bool = False) -> bool:
+    """Whether one statement takes clearly less time than several, elementwise ones or over windows if `summed`."""
+    together, others = _seconds(made, types, summed), [_seconds(s, types, summed) for s in apart]
+    return together is not None and None not in others and sum(t or 0 for t in others) >= LEAST_GAIN * together
+
+
+def _seconds(s: Statement, types: Types, summed: bool) -> float | None:
     """Time of an elementwise statement, or one over windows if `summed`, in that of a byte of memory; None where it has
     no kernel of its own, or one that reads too much."""
     space = build_space(s, types)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import Condition, access_conditions, point_conditions
+from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.iteration.space import build_space
@@ -33,6 +34,7 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     map_values,
+    node_count,
     reads,
     reads_itself,
     rebuild,
@@ -147,10 +149,11 @@ def recomputed_by_readers(
         members = {s.output for s in (*c.members, *c.after)}
         inside: dict[str, Statement] = {}  # what nothing stores
         for s in program.statements:
-            if s.output not in members or not _is_elementwise(s, c, program, types):
+            whole = math.prod(types[s.output].shape) >= math.prod(c.extent.values())
+            if s.output not in members or not whole or not gives_values(s, program, types):
                 continue
             made = read_through(s, {**views, **found, **inside})
-            if sum(1 for _ in walk(made.body)) > LONGEST_RECOMPUTED:
+            if node_count(made.body) > LONGEST_RECOMPUTED:
                 continue
             readers = [r for r in around.program.readers(s.output) if kernel_of.get(r.output) != kernel]
             others = {kernel_of.get(r.output, "") for r in readers}
@@ -208,16 +211,12 @@ def aggregated_through(s: Statement, views: Mapping[str, Statement], types: Type
     return replace(made, constraints=(*made.constraints, *asked))
 
 
-def _is_elementwise(s: Statement, c: GroupCandidate, program: Program, types: Types) -> bool:
-    """Whether a statement gives a value to each point of its group where what it reads is inside, of the type that its
-    body has; no output."""
-    plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
-    names, t = distinct_variables(s.index or ()), types[s.output]
-    if not plain or s.init is not None or reads_itself(s) or s.output in program.outputs or names is None:
-        return False
-    if set(variables_of(s)) - set(names) or math.prod(t.shape) < math.prod(c.extent.values()):
-        return False
-    return t.dtype in FLOATS and expression_type(s.body, types).dtype == t.dtype
+def gives_values(s: Statement, program: Program, types: Types) -> bool:
+    """Whether a statement gives a floating value to each element for which what it reads is inside, of the type that
+    its body has; no output."""
+    t = types[s.output]
+    plain = elementwise(s) is not None and s.guard is None and s.output not in program.outputs
+    return plain and t.dtype in FLOATS and expression_type(s.body, types).dtype == t.dtype
 
 
 def _is_filled(s: Statement, types: Types) -> bool:

@@ -16,6 +16,7 @@ from tilec.backends.common.domain import access_conditions, point_conditions
 from tilec.backends.triton.fusion.read_through import (
     LONGEST_RECOMPUTED,
     aggregated_through,
+    gives_values,
     known_conditions,
     read_through,
 )
@@ -27,7 +28,6 @@ from tilec.backends.triton.pointwise.pointwise import form_beside
 from tilec.backends.triton.pointwise.windows import LEAST_OUTPUTS, RegisterBlock
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import distinct_variables, linear, replace_indices
-from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
     Call,
@@ -43,7 +43,7 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.types import FLOATS, Types
+from tilec.ir.types import Types
 from tilec.transforms.lower.defract import defracted_form
 
 _FEWEST_AXES = 3  # of values at the places of a window: rows, columns and one of the window's
@@ -83,15 +83,11 @@ def _put_off(statements: Sequence[Statement], late: Collection[str]) -> Iterator
 
 
 def _is_value(s: Statement, program: Program, types: Types) -> bool:
-    """Whether a statement gives a value to each point of many where what it reads is inside, the same each time."""
-    t, names = types[s.output], distinct_variables(s.index)
-    plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
-    if not plain or s.init is not None or s.output in program.outputs or names is None or len(names) < _FEWEST_AXES:
+    """Whether a statement gives values to many elements, the same each time."""
+    shape = types[s.output].shape
+    if len(shape) < _FEWEST_AXES or math.prod(shape) < LEAST_OUTPUTS or not gives_values(s, program, types):
         return False
-    if math.prod(t.shape) < LEAST_OUTPUTS or set(variables_of(s)) - set(names) or reads_itself(s):
-        return False
-    drawn = any(isinstance(e, Call) and e.function in RANDOM for e in walk(s.body))
-    return not drawn and t.dtype in FLOATS and expression_type(s.body, types).dtype == t.dtype
+    return not any(isinstance(e, Call) and e.function in RANDOM for e in walk(s.body))
 
 
 def _read_by_sums(values: Mapping[str, Statement], program: Program) -> dict[str, Statement]:

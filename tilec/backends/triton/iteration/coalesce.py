@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -28,6 +28,8 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, Types
 
+WantedPair = Callable[[set[str]], bool]
+
 
 @dataclass(frozen=True)
 class StridedView:
@@ -43,21 +45,27 @@ class StridedView:
         return replace(self, types={**self.types, name: t}, strides={**self.strides, name: strides})
 
 
-def coalesce(view: StridedView) -> StridedView:
-    """Merge while anything merges: neighbouring output variables, and summed variables that follow each other in some
-    tensor. Only variables that stand bare wherever they stand are looked at."""
-    pending = True
-    while pending:
-        pending = False
-        for outer, inner in coalescable(view.statement):
-            merged = merge(view, outer, inner)
-            if merged is not None:
-                view, pending = merged, True
-                break
+def coalesce(view: StridedView, wanted: WantedPair = lambda pair: True) -> StridedView:
+    """The view with all that can be merged."""
+    for _, _, merged in merges(view, wanted):
+        view = merged
     return view
 
 
-def coalescable(s: Statement) -> list[tuple[str, str]]:
+def merges(view: StridedView, wanted: WantedPair) -> Iterator[tuple[str, str, StridedView]]:
+    """One merge after the other while anything merges: neighbouring output variables, and summed variables that follow
+    each other in some tensor, of the pairs that are `wanted`; the inner one's name stays. Only variables that stand
+    bare wherever they stand are looked at."""
+    while True:
+        pairs = ((a, b) for a, b in _neighbours(view.statement) if wanted({a, b}))
+        found = next(((a, b, merged) for a, b in pairs if (merged := _merge(view, a, b)) is not None), None)
+        if found is None:
+            return
+        view = found[2]
+        yield found
+
+
+def _neighbours(s: Statement) -> list[tuple[str, str]]:
     """Pairs of variables that stand bare at neighbouring axes of the output or, in neither, of an access."""
     outputs = [linear(e).bare for e in s.index or ()]
     pairs = [(a, b) for a, b in itertools.pairwise(outputs) if a is not None and b is not None and a != b]
@@ -70,7 +78,7 @@ def coalescable(s: Statement) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
-def merge(view: StridedView, outer: str, inner: str) -> StridedView | None:
+def _merge(view: StridedView, outer: str, inner: str) -> StridedView | None:
     """The statement with the two variables as one, called `inner`; None where some tensor does not walk them as one."""
     s = view.statement
     assert s.index is not None and s.sizes is not None

@@ -19,8 +19,9 @@ from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import as_float
 from tilec.ir.functions import without_casts
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Program, Statement, reads, reads_itself
+from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Program, Statement, reads
 from tilec.ir.types import FLOATS, NARROW, TensorType, Types
+from tilec.transforms.util.means import is_plain_sum, total_of_mean
 from tilec.transforms.util.naming import Names
 
 PIVOTS = 256  # rows for each that z is the mean of, at most
@@ -74,7 +75,7 @@ class _Variance:
 
 
 def _variance(s: Statement, made: Mapping[str, Statement], types: Types) -> _Variance | None:
-    if not _is_sum(s) or types[s.output].dtype != "float32":
+    if not is_plain_sum(s) or types[s.output].dtype != "float32":
         return None
     match without_casts(s.body):
         case Call("mul", (Call("sub", (Access() as x, Access() as mean)) as a, b)) if a == b:
@@ -100,7 +101,7 @@ def _variance(s: Statement, made: Mapping[str, Statement], types: Types) -> _Var
         return None
     if math.prod(extent[v] for v in summed) <= PERSISTENT:
         return None
-    total = _total(mean, x, made, math.prod(extent[v] for v in summed))
+    total = total_of_mean(x, mean, math.prod(extent[v] for v in summed), made, types)
     return None if total is None else _Variance(x, mean, total, summed, extent)
 
 
@@ -108,34 +109,6 @@ def _has_company(s: Statement, v: _Variance, program: Program) -> bool:
     """Whether another sum walks the deviations anyhow, once the mean is there (a gradient's): they share that walk."""
     both = {v.x.tensor, v.mean.tensor}
     return any(t is not s and t.aggregation == "sum" and both <= set(reads(t)) for t in program.statements)
-
-
-def _is_sum(s: Statement) -> bool:
-    plain = s.guard is None and s.default is None and s.init is None and not s.constraints and not reads_itself(s)
-    return s.aggregation == "sum" and plain and s.index is not None
-
-
-def _total(mean: Access, x: Access, made: Mapping[str, Statement], count: int) -> str | None:
-    """The sum that the mean of x is of; None where it is another value."""
-    s = made.get(mean.tensor)
-    if s is None or s.aggregation != "assign" or s.guard is not None or s.constraints or s.index is None:
-        return None
-    match without_casts(s.body):
-        case Call("div", (Access(total, index), Int(n) | Float(n))) if n == count and index == s.index:
-            pass
-        case _:
-            return None
-    t = made.get(total)
-    if t is None or not _is_sum(t):
-        return None
-    body = without_casts(t.body)
-    if not isinstance(body, Access) or body.tensor != x.tensor:
-        return None
-    theirs = {linear(e).bare: d for d, e in enumerate(body.index)}
-    mine = {linear(e).bare: d for d, e in enumerate(x.index)}
-    kept = [theirs.get(linear(e).bare) for e in t.index or ()]
-    wanted = [mine.get(linear(e).bare) for e in mean.index]
-    return total if None not in theirs and len(theirs) == len(body.index) and kept == wanted else None
 
 
 def _about_pivot(s: Statement, v: _Variance, names: Names, types: dict[str, TensorType]) -> list[Statement]:

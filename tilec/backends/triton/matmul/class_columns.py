@@ -12,9 +12,9 @@ import math
 from dataclasses import replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.columns import ROW_MULTIPLE, WindowRows
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, recognise_dot
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
@@ -84,14 +84,12 @@ def class_columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -
         result.tensor, result.index, _sizes(types, result), Call("mul", (_at(image, shifts), copy)), "sum"
     )
     placed = replace(s, body=result, aggregation="assign")
-    over = coalesce(StridedView(product, types, strides))
-    points = build_space(over.statement, over.types)
-    found = None if points is None else recognise_dot(points, over)
-    if found is None or points is None:
+    over = product_over(coalesce(StridedView(product, types, strides)))
+    if over is None:
         return None
-    steps = hopper_steps(found, points, over, setting)
+    steps = hopper_steps(over.product, over.space, over.view, setting)
     if steps is None and (setting.device.capability < HOPPER or channels == 1):  # one channel alone is no product
-        steps = dot_steps(found, points, over, product, False, setting)
+        steps = dot_steps(over.product, over.space, over.view, product, False, setting)
     if steps is None:
         return None
     views = [StridedView(x, types, strides) for x in (made, product, placed)]

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import MOST_STORED
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, operand_accesses, recognise_dot
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import repair_steps
 from tilec.backends.triton.matmul.pack import renamed
@@ -76,15 +76,13 @@ def columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -> Wind
     product = build.of_operand(s, tangled[0], sides) if tangled else build.of_output(s, dot, sides)
     if product is None or hopper_steps(dot, space, view, setting) is not None:
         return None
-    matrices = coalesce(StridedView(product, build.types, build.strides))
-    space_of = build_space(matrices.statement, matrices.types)
-    found = None if space_of is None else recognise_dot(space_of, matrices)
-    steps = None if found is None or space_of is None else hopper_steps(found, space_of, matrices, setting)
+    made = StridedView(product, build.types, build.strides)
+    found = product_over(coalesce(made))
+    steps = None if found is None else hopper_steps(found.product, found.space, found.view, setting)
     if steps is None:
         return None
     outside = dot.zero_left or dot.zero_right
     repairs = repair_steps(dot, space, view, view.statement) if outside else []
-    made = StridedView(product, build.types, build.strides)
     return WindowRows(tuple(build.before), made, steps, tuple(build.after), repairs, build.made)
 
 

@@ -15,7 +15,7 @@ from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Step
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.infer import expression_type
@@ -65,6 +65,13 @@ class OperandRewrite:
 
     def around(self, steps: Iterable[Step]) -> list[Step]:
         return [*self.before, *steps, *self.after]
+
+
+def product_over(view: StridedView) -> OperandRewrite | None:
+    """The product that a statement over views is, with nothing made before it; None where it is none."""
+    space = build_space(view.statement, view.types)
+    dot = None if space is None else recognise_dot(space, view)
+    return None if space is None or dot is None else OperandRewrite(view, space, dot=dot)
 
 
 def recognise_dot(

@@ -18,14 +18,14 @@ from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import (
     LAUNCH_SECONDS,
     MEMORY_BYTES,
     POINTERS,
     Dot,
     operand_accesses,
-    recognise_dot,
+    product_over,
 )
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import repair_steps
@@ -91,9 +91,8 @@ def is_plain(dot: Dot, space: Space, view: StridedView) -> bool:
     many = [len([v for v in g if not space.single(v)]) for g in (dot.rows, dot.columns, dot.summed, dot.batch)]
     if max(many) > 1:
         merged = coalesce(view)
-        found = None if merged.statement == view.statement else build_space(merged.statement, merged.types)
-        again = None if found is None else recognise_dot(found, merged)
-        return found is not None and again is not None and is_plain(again, found, merged)
+        again = None if merged.statement == view.statement else product_over(merged)
+        return again is not None and is_plain(again.product, again.space, merged)
     written = [linear(e).bare for e in space.statement.index or ()]
     order = [v for v in written if v is not None and not space.single(v)]
     return set(order[: many[3]]) <= set(dot.batch)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.dot import NARROW, Dot, operand_accesses, recognise_dot
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.dot import NARROW, Dot, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.pack import renamed
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
@@ -145,12 +145,11 @@ def _apart(
         out = split[output]
         product = replace(s, index=out.index, sizes=tuple(map(Int, types[output].shape)), body=renamed(s.body, made))
     as_it_is = StridedView(product, types, strides)
-    merged = coalesce(as_it_is)
-    space = build_space(merged.statement, merged.types)
-    dot = None if space is None else recognise_dot(space, merged)
-    first = small.tensor != output
-    same = (_merged_into(q, as_it_is, merged), _merged_into(r, as_it_is, merged)) if first else None
-    steps = None if dot is None or space is None else hopper_steps(dot, space, merged, setting, same=same)
+    over, first = product_over(coalesce(as_it_is)), small.tensor != output
+    if over is None:
+        return None
+    same = (_merged_into(q, as_it_is, over.view), _merged_into(r, as_it_is, over.view)) if first else None
+    steps = hopper_steps(over.product, over.space, over.view, setting, same=same)
     return None if steps is None else SideBySide(blocks, product, first, steps, types, strides, grown)
 
 

@@ -201,6 +201,18 @@ class TiledLoop:
 Step = Allocate | Request | Once | Launch | Repeat | Table | TorchLines | Release | SubPlan | TiledLoop
 
 
+def made_by(step: Step) -> dict[str, str]:
+    """The tensors that a step makes, parts of plans aside, with their element types."""
+    match step:
+        case Allocate(tensor, _, dtype):
+            return {tensor: dtype}
+        case Table(tensor):
+            return {tensor: "int32"}
+        case TorchLines():
+            return dict(zip(step.writes, step.dtypes, strict=True))
+    return {}
+
+
 @dataclass(frozen=True)
 class Plan:
     """Steps in order, which make the outputs of these names."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.iteration.coalesce import StridedView, coalescable, merge
+from tilec.backends.triton.iteration.coalesce import StridedView, merges
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.rows.alignment_peeling import Alignment, alignment
@@ -111,18 +111,14 @@ def _coalesced(group: Group, types: Types, strides: Strides) -> tuple[Group, Typ
     extent, rows, columns = dict(group.extent), list(group.rows), list(group.columns)
     statistics = bool(group.scans) or any(map(group.reductions, group.statements))
     alike = group.totals or not statistics  # rows and columns are all the same to it
-    pending = True
-    while pending:
-        pending = False
-        for outer, inner in coalescable(view.statement):
-            together = alike or (outer in rows) == (inner in rows)
-            together = together and (outer in group.kept) == (inner in group.kept)
-            merged = merge(view, outer, inner) if together else None
-            if merged is not None:
-                view, pending = merged, True
-                extent[inner] *= extent.pop(outer)
-                (rows if outer in rows else columns).remove(outer)
-                break
+
+    def wanted(pair: set[str]) -> bool:
+        return (alike or len(pair & {*rows}) != 1) and len(pair & {*group.kept}) != 1
+
+    for outer, inner, merged in merges(view, wanted):
+        view = merged
+        extent[inner] *= extent.pop(outer)
+        (rows if outer in rows else columns).remove(outer)
     assert isinstance(view.statement.body, Call)
     left = iter(view.statement.body.args)
     statements = []

@@ -24,6 +24,7 @@ from tilec.backends.triton.plan.plan import (
     Table,
     TiledLoop,
     TorchLines,
+    made_by,
     repeated_bytes,
     temporary_bytes,
 )
@@ -272,13 +273,8 @@ def _typed(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[tuple[Launch
     """Every launch with the element types of the tensors that it may read."""
     dtypes = {name: t.dtype for name, t in types.items()}
     for step in plan.steps:
+        dtypes |= made_by(step)
         match step:
-            case Allocate(tensor, _, dtype):
-                dtypes[tensor] = dtype
-            case Table(tensor):
-                dtypes[tensor] = "int32"
-            case TorchLines():
-                dtypes |= dict(zip(step.writes, step.dtypes, strict=True))
             case Launch():
                 yield step, dtypes
             case Repeat(launch=launch):

@@ -19,6 +19,7 @@ from tilec.backends.triton.plan.plan import (
     Table,
     TiledLoop,
     TorchLines,
+    made_by,
 )
 from tilec.backends.triton.plan.source import IMPORTS
 from tilec.language.show import show_statement
@@ -104,11 +105,7 @@ class _Writer:
 def _made(plan: Plan) -> Iterator[str]:
     """The tensors that a plan's steps make."""
     for step in plan.steps:
-        match step:
-            case Allocate(tensor) | Table(tensor):
-                yield tensor
-            case TorchLines(writes=names) | SubPlan(plan=Plan(outputs=names)):
-                yield from names
+        yield from step.plan.outputs if isinstance(step, SubPlan) else made_by(step)
 
 
 def _lines(step: Step) -> list[str]:

@@ -7,13 +7,13 @@ its sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Table, TorchLines
+from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Table, TorchLines, made_by
 from tilec.backends.triton.runtime.aten_calls import lines_at
 from tilec.backends.triton.runtime.launcher import CompiledKernel, compiled_kernel, kernel_key, specialised
 from tilec.backends.triton.runtime.native_plan import PlanMaker
@@ -27,31 +27,16 @@ def fits(plan: Plan, names: Sequence[str]) -> bool:
     known = set(names)
     for step in plan.steps:
         match step:
-            case Allocate(tensor, fill=None):
-                known.add(tensor)
-            case Table(tensor) if not depends_on_sizes(step):
-                known.add(tensor)
-            case TorchLines():
-                known |= set(step.writes)
-            case Launch() if not step.maps and known.issuperset(step.tensors):
+            case Allocate(fill=None) | TorchLines() | Release():
                 pass
-            case Release():
+            case Table() if not depends_on_sizes(step):
+                pass
+            case Launch() if not step.maps and known.issuperset(step.tensors):
                 pass
             case _:
                 return False
+        known |= made_by(step).keys()
     return bool(names)
-
-
-def _made_by(step: object) -> Iterable[tuple[str, str]]:
-    """The tensors that a step makes, with their types; all begin at multiples of 16 bytes."""
-    match step:
-        case Allocate(tensor, _, dtype):
-            return [(tensor, dtype)]
-        case Table(tensor):
-            return [(tensor, "int32")]
-        case TorchLines():
-            return zip(step.writes, step.dtypes, strict=True)
-    return ()
 
 
 class OpenNative:
@@ -74,7 +59,7 @@ class OpenNative:
         self._functions = [operation(s) if m is None else None for s, m in zip(python, self._makers, strict=True)]
         self._kinds: dict[str, object] = {name: specialised(t) for name, t in inputs.items()}
         for s in plan.steps:
-            for name, dtype in _made_by(s):
+            for name, dtype in made_by(s).items():  # which begin at multiples of 16 bytes
                 made = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
                 self._kinds[name] = specialised(made)
         launches = [s for s in plan.steps if isinstance(s, Launch)]

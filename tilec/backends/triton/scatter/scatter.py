@@ -25,7 +25,7 @@ from tilec.backends.common.domain import (
 )
 from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.iteration.coalesce import StridedView, coalescable, merge
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
@@ -42,6 +42,7 @@ from tilec.ir.program import (
     Index,
     Int,
     Statement,
+    index_variables,
 )
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import all_variables, fresh_variable
@@ -144,9 +145,8 @@ def _way(
         default=None,
     )
     dtype = accumulation_dtype(aggregation, out.dtype)
-    given, given_strides = types, strides
-    types = {**types, term.output: TensorType(tuple(domain.extent[v] for v in order), dtype)}
-    strides = {**strides, term.output: contiguous(types[term.output].shape)}
+    values = TensorType(tuple(domain.extent[v] for v in order), dtype)
+    view = StridedView(term, types, strides).with_tensor(term.output, values)
     before: list[Step] = []
     after: tuple[str, ...] = ()
     width = math.prod(shape[split:])
@@ -156,9 +156,8 @@ def _way(
     wanted = point_conditions(roots, (*s.constraints, *limits), types)
     place = row_major(rows[:split], shape[:split])
     summed = set(order) < set(domain.low)
-    space = build_space(term, types)
+    space = build_space(term, view.types)
     assert space is not None
-    view = StridedView(term, types, strides)
     sides = axes[:split], axes[split:]
     runs = Runs(s, space, view, keyed, columns, points, count, width, accumulator, int64_index, *sides)
     kept = [whole_axis(row, n, domain) for row, n in zip(rows[:split], shape[:split], strict=True)]
@@ -167,35 +166,36 @@ def _way(
     looked = seen <= FEW_AT_AN_ELEMENT and seen * count * width <= terms
     if looked and s.default is None and aggregation != "assign" and not sort:
         chosen = _selected(s, [row for row, v in zip(rows, kept, strict=False) if v is None], wanted)
-        return None if sorted_only else carry(chosen, chosen, types, strides)
+        return None if sorted_only else carry(chosen, chosen, view.types, view.strides)
     exact = None if summed or sort else exact_steps(runs, place, wanted)
     if exact is not None:
         return None if sorted_only else exact
     if not places.every:
-        return _way(s, given, given_strides, int64_index, carry, sorted_only, margins, sort=True)
+        return _way(s, types, strides, int64_index, carry, sorted_only, margins, sort=True)
     if summed:
-        before = [Allocate(term.output, types[term.output].shape, dtype), *carry(term, term, types, strides)]
+        before = [Allocate(term.output, values.shape, dtype), *carry(term, term, view.types, view.strides)]
         after = (term.output,)
-        term = _read_back(term, order, types)
-        types = {**types, term.output: types[after[0]]}
-        strides = {**strides, term.output: strides[after[0]]}
+        read = _read_back(term, order, values)
+        view = replace(view, statement=read).with_tensor(read.output, values)
     along: tuple[str, ...] = ()
     if not summed and not any(map(any, margins)):
         term, along = places.at_runs(term)
-        shape_of_terms = tuple(size_of(n) for n in term.sizes or ())
-        types = {**types, term.output: TensorType(shape_of_terms, dtype)}
-        strides = {**strides, term.output: contiguous(shape_of_terms)}
-    view, numbering, across = _merged(StridedView(term, types, strides), keyed, columns)
-    own = build_space(_without_keyed(view.statement, numbering, places.whole_guard), view.types)
+        values = TensorType(tuple(size_of(n) for n in term.sizes or ()), dtype)
+        view = replace(view, statement=term).with_tensor(term.output, values)
+    merged = coalesce(view, lambda pair: pair <= set(keyed) or pair <= set(columns))
+    left = index_variables(*(merged.statement.index or ()))
+    numbering, across = (tuple(v for v in names if v in left) for names in (keyed, columns))
+    own = build_space(_without_keyed(merged.statement, numbering, places.whole_guard), merged.types)
     assert own is not None
-    runs = replace(runs, space=own, view=view, keyed=numbering, columns=across, along=along, margins=margins)
-    positions = math.prod(places.lengths(margins))
-    sort_ = Sort(s.output, points, positions, int64_index)
-    runs = replace(runs, sort=sort_)
-    content = runs.name("default")
-    kept_too = [_contiguous_default(s, content, types)] if s.default is not None else []
-    made = (*after, *([content] if s.default is not None else []))
-    return Sorted((*before, *kept_too), sorted_points(sort_, places, margins, types, strides, carry), runs, made)
+    sort_ = Sort(s.output, points, math.prod(places.lengths(margins)), int64_index)
+    runs = replace(
+        runs, space=own, view=merged, keyed=numbering, columns=across, along=along, margins=margins, sort=sort_
+    )
+    if s.default is not None:
+        content = runs.name("default")
+        before.append(_contiguous_default(s, content, types))
+        after = (*after, content)
+    return Sorted(tuple(before), sorted_points(sort_, places, margins, view.types, view.strides, carry), runs, after)
 
 
 def _selected(s: Statement, named: Sequence[Affine], wanted: Sequence[Condition]) -> Statement:
@@ -233,28 +233,10 @@ def sorted_points(
     return Once(key, sort.made, (*steps, Release((at,))))
 
 
-def _read_back(term: Statement, order: tuple[str, ...], types: Mapping[str, TensorType]) -> Statement:
+def _read_back(term: Statement, order: tuple[str, ...], values: TensorType) -> Statement:
     """The terms once they are elements of a tensor."""
-    places = tuple(map(Index, order))
-    sizes = tuple(map(Int, types[term.output].shape))
+    places, sizes = tuple(map(Index, order)), tuple(map(Int, values.shape))
     return Statement(f"{term.output}.read", places, sizes, Access(term.output, places), span=term.span)
-
-
-def _merged(
-    view: StridedView, keyed: tuple[str, ...], columns: tuple[str, ...]
-) -> tuple[StridedView, tuple[str, ...], tuple[str, ...]]:
-    """Neighbouring variables that all tensors walk as one as one, of those that number the points and of columns."""
-    pending = True
-    while pending:
-        pending = False
-        for outer, inner in coalescable(view.statement):
-            together = {outer, inner} <= set(keyed) or {outer, inner} <= set(columns)
-            found = merge(view, outer, inner) if together else None
-            if found is not None:
-                view, pending = found, True
-                keyed, columns = (tuple(v for v in names if v != outer) for names in (keyed, columns))
-                break
-    return view, keyed, columns
 
 
 def _without_keyed(s: Statement, keyed: tuple[str, ...], whole_guard: bool) -> Statement:

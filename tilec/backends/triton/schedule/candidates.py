@@ -7,11 +7,9 @@ None where it no longer fits (a choice holds for a class of shapes).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
-from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config
 from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, worthwhile
 from tilec.backends.triton.matmul.hopper.form import HopperConfig
@@ -20,95 +18,88 @@ from tilec.backends.triton.matmul.kernel import dot_steps
 from tilec.backends.triton.matmul.library import library_steps
 from tilec.backends.triton.matmul.pack import packed
 from tilec.backends.triton.plan.heading import without_sizes
-from tilec.backends.triton.plan.plan import Setting, Step
+from tilec.backends.triton.plan.plan import Step
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.ir.program import Statement, reads
-from tilec.ir.types import ITEM_BYTES, TensorType
+from tilec.backends.triton.schedule.problem import Problem
+from tilec.ir.program import reads
+from tilec.ir.types import ITEM_BYTES
 from tilec.language.show import show_statement
 
 Choice = Mapping[str, int | str]
 MOST_TILES = 10  # of Hopper's candidates, the likeliest first
 
 
-@dataclass(frozen=True)
-class MatmulProblem:
-    """A product to carry out, in the statement's two forms and in the planner's."""
-
-    defracted: Statement
-    flat: Statement
-    types: Mapping[str, TensorType]
-    dot: Dot
-    space: Space
-    view: StridedView
-    int64_index: bool
-    setting: Setting
-
-    @property
-    def text(self) -> str:
-        """The statement without sizes."""
-        return show_statement(without_sizes(self.flat))
-
-    @property
-    def shape_class(self) -> str:
-        """What a choice depends on beside the text: counts (those of rows and batch up to a power of two), types, which
-        axis of each tensor is contiguous and whether the others are aligned, the precision and what may serve."""
-        d, s = self.dot, self.space
-        counts = [power_of_two(s.count(d.batch)), power_of_two(s.count(d.rows)), s.count(d.columns), s.count(d.summed)]
-        layouts = []
-        for name in (s.statement.output, *reads(s.statement)):
-            if name in self.view.types:
-                moves = "".join("1" if n == 1 else "a" if n % 16 == 0 else "x" for n in self.view.strides[name])
-                layouts.append(f"{self.view.types[name].dtype}:{moves}")
-        settings = f"{self.setting.precision} {'library' if self.setting.library else 'own'}"
-        return f"{counts} {len(s.classes)} {' '.join(layouts)} {settings}"
+def statement_text(p: Problem) -> str:
+    """The statement without sizes."""
+    return show_statement(without_sizes(p.flat))
 
 
-def product_configs(task: MatmulProblem) -> list[tuple[Choice, list[Step]]]:
-    """Every way, the untuned one first."""
-    found = []
-    for choice in _choices(task):
-        steps = steps_of(task, choice)
-        if steps is not None:
-            found.append((choice, steps))
-    return found
+def shape_class(p: Problem) -> str:
+    """What a choice depends on beside the text: counts (those of rows and batch up to a power of two), types, which
+    axis of each tensor is contiguous and whether the others are aligned, the precision and what may serve."""
+    d, s = _dot(p), p.space
+    counts = [power_of_two(s.count(d.batch)), power_of_two(s.count(d.rows)), s.count(d.columns), s.count(d.summed)]
+    layouts = []
+    for name in (s.statement.output, *reads(s.statement)):
+        if name in p.view.types:
+            moves = "".join("1" if n == 1 else "a" if n % 16 == 0 else "x" for n in p.view.strides[name])
+            layouts.append(f"{p.view.types[name].dtype}:{moves}")
+    settings = f"{p.setting.precision} {'library' if p.setting.library else 'own'}"
+    return f"{counts} {len(s.classes)} {' '.join(layouts)} {settings}"
 
 
-def _choices(task: MatmulProblem) -> Iterator[Choice]:
-    yield from [{"family": "library"}] if task.setting.library else []
-    prepared = _along(task)
-    for tiles in candidates(prepared.product, prepared.space, prepared.view, task.setting)[:MOST_TILES]:
+def _dot(p: Problem) -> Dot:
+    assert p.dot is not None, "the tuner is asked of products alone"
+    return p.dot
+
+
+def product_configs(p: Problem) -> list[tuple[Choice, list[Step]]]:
+    """Every way to carry out a product, the untuned one first."""
+    return [(choice, steps) for choice in _choices(p) if (steps := steps_of(p, choice)) is not None]
+
+
+def _choices(p: Problem) -> Iterator[Choice]:
+    yield from [{"family": "library"}] if p.setting.library else []
+    prepared = _along(p)
+    for tiles in candidates(prepared.product, prepared.space, prepared.view, p.setting)[:MOST_TILES]:
         yield _hopper_choice(tiles)
-    if worthwhile(task.dot, task.space):
-        first = choose_config(task.dot, task.space, task.setting.device.shared)
-        for bm, bn, bk, warps, stages in TILES[ITEM_BYTES[task.dot.dtype]]:
+    dot = _dot(p)
+    if worthwhile(dot, p.space):
+        first = choose_config(dot, p.space, p.setting.device.shared)
+        for bm, bn, bk, warps, stages in TILES[ITEM_BYTES[dot.dtype]]:
             own = replace(first, bm=min(bm, first.bm * 2), bn=min(bn, first.bn * 2), bk=bk, warps=warps, stages=stages)
             yield _dot_choice(own)
         yield _dot_choice(first)
 
 
-def steps_of(task: MatmulProblem, choice: Choice) -> list[Step] | None:
+def steps_of(p: Problem, choice: Choice) -> list[Step] | None:
     """The steps that a choice stands for, None where it does not fit."""
     match choice.get("family"):
-        case "library" if task.setting.library:
-            return library_steps(
-                task.defracted, task.flat, task.types, task.dot, task.space, task.view, task.int64_index
-            )
+        case "library":
+            return by_library(p)
         case "hopper":
-            prepared = _along(task)
+            prepared = _along(p)
             tiles = _hopper_config(choice)
-            steps = hopper_steps(prepared.product, prepared.space, prepared.view, task.setting, tiles)
-            return None if steps is None else [*prepared.before, *steps, *prepared.after]
-        case "dot" if worthwhile(task.dot, task.space):
+            steps = hopper_steps(prepared.product, prepared.space, prepared.view, p.setting, tiles)
+            return None if steps is None else prepared.around(steps)
+        case "dot" if worthwhile(_dot(p), p.space):
             names = ("bm", "bn", "bk", "warps", "stages", "parts")
             config = Config(**{n: int(choice[n]) for n in names})
-            return dot_steps(task.dot, task.space, task.view, task.flat, task.int64_index, task.setting, config=config)
+            return dot_steps(_dot(p), p.space, p.view, p.flat, p.int64_index, p.setting, config=config)
     return None
 
 
-def _along(task: MatmulProblem) -> OperandRewrite:
+def by_library(p: Problem) -> list[Step] | None:
+    """Steps by torch's own operation, where the statement is one and a library may serve."""
+    if p.dot is None or not p.setting.library:
+        return None
+    return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.view, p.int64_index)
+
+
+def _along(p: Problem) -> OperandRewrite:
     """The product over operands that lie along the reduction, where that takes a copy."""
-    copied = packed(task.dot, task.space, task.view, task.int64_index)
-    return copied or OperandRewrite(task.view, task.space, dot=task.dot)
+    copied = packed(_dot(p), p.space, p.view, p.int64_index)
+    return copied or OperandRewrite(p.view, p.space, dot=p.dot)
 
 
 def _hopper_choice(c: HopperConfig) -> Choice:

@@ -22,6 +22,7 @@ from tilec.backends.triton.matmul.distances import Distances, DistanceWriter, co
 from tilec.backends.triton.matmul.dot import (
     Dot,
     OperandRewrite,
+    product_over,
     recognise_dot,
     variables_outside,
     worthwhile,
@@ -30,7 +31,7 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched, repair_steps
-from tilec.backends.triton.matmul.library import copies_take_longest, library_steps, ours_is_faster
+from tilec.backends.triton.matmul.library import copies_take_longest, ours_is_faster
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, wanted_along, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
@@ -44,7 +45,7 @@ from tilec.backends.triton.scan.form import recognise_scan, terms_first
 from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
 from tilec.backends.triton.scatter.scatter import scattered
 from tilec.backends.triton.schedule.banded import Banded, recognise_banded
-from tilec.backends.triton.schedule.candidates import steps_of
+from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Statement, reads
@@ -140,9 +141,8 @@ def _scan_of_terms(p: Problem, found: tuple[Statement, TensorType, Statement]) -
 
 
 def _tuned(p: Problem) -> list[Step] | None:
-    problem = p.product
-    choice = p.setting.known(problem) if p.setting.known is not None and problem is not None else None
-    return None if choice is None or problem is None else steps_of(problem, choice)
+    choice = p.setting.known(p) if p.setting.known is not None and p.dot is not None else None
+    return None if choice is None else steps_of(p, choice)
 
 
 def _rewritten(p: Problem) -> Any:
@@ -158,12 +158,6 @@ def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
     return None if p.epilogue else found.carried_out(partial(_over_views, setting=replace(p.setting, library=False)))
 
 
-def _of_library(p: Problem) -> list[Step] | None:
-    if p.dot is None or not p.setting.library:
-        return None
-    return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.view, p.int64_index)
-
-
 def _left_to_library(p: Problem, _: object = None) -> bool:
     return p.dot is not None and not ours_is_faster(p.dot, p.space, p.view, p.setting)
 
@@ -171,7 +165,7 @@ def _left_to_library(p: Problem, _: object = None) -> bool:
 def _in_place(p: Problem) -> Dot | None:
     """A product that a library would copy, before or after, for longer than it gains."""
     slow = p.dot is not None and copies_take_longest(p.dot, p.space, p.view)
-    return p.dot if slow and _of_library(p) is not None and _left_to_library(p) else None
+    return p.dot if slow and by_library(p) is not None and _left_to_library(p) else None
 
 
 def _dot_steps(p: Problem, dot: Dot) -> list[Step] | None:
@@ -184,38 +178,70 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
         return None
     if p.dot.dtype != "float32" or not any(map(is_gathered, (*p.dot.left, *p.dot.right))):
         return None
-    view = StridedView(p.flat, p.types, p.strides)
-    space = build_space(p.flat, p.types)
-    dot = None if space is None else recognise_dot(space, view)
-    found = None if space is None or dot is None else with_stored_operands(dot, space, view)
-    if space is None or dot is None or found is None:
+    written = product_over(StridedView(p.flat, p.types, p.strides))
+    found = None if written is None else with_stored_operands(written.product, written.space, written.view)
+    if written is None or found is None:
         return None
     own = problem_of(found.product, found.product, found.view.types, found.view.strides, p.setting)
-    product = None if own is None else _of_library(own)
+    product = None if own is None else by_library(own)
     if product is None:
         return None
     before = [step for s in found.operands for step in _allocated_steps(s, found.view, p.setting)]
-    repaired = repair_steps(dot, space, view, p.flat, p.int64_index) if found.checked else []
+    how = (written.product, written.space, written.view, p.flat, p.int64_index)
+    repaired = repair_steps(*how) if found.checked else []
     return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
 
 
 def _product(p: Problem, dot: Dot) -> list[Step] | None:
-    space, view, int64_index = p.space, p.view, p.int64_index
     hopper = p.setting.device.capability == HOPPER
-    computed = hoisted(dot, space, view, int64_index, wanted_along(dot, space, view), hopper=hopper)
+    along = wanted_along(dot, p.space, p.view)
+    computed = hoisted(dot, p.space, p.view, p.int64_index, along, hopper=hopper)
     if p.epilogue:
-        plain = computed is None and hopper_steps(dot, space, view, p.setting) is None
-        return dot_steps(dot, space, view, p.flat, int64_index, p.setting, p.epilogue) if plain else None
-    if computed is None:
-        return _product_steps(dot, space, view, p.flat, int64_index, p.setting)
-    how = (computed.product, computed.space, computed.view, p.flat, int64_index, p.setting)
-    return computed.around(_product_steps(*how))
+        plain = computed is None and hopper_steps(dot, p.space, p.view, p.setting) is None
+        return _dot_steps(p, dot) if plain else None
+    found = computed or OperandRewrite(p.view, p.space, dot=dot)
+    return found.around(_product_steps(p, found.product, found.space, found.view))
+
+
+def _product_steps(p: Problem, dot: Dot, space: Space, view: StridedView) -> list[Step]:
+    """Hopper's kernels where they fit, over copies where those help; pointer kernels elsewhere."""
+    fast = hopper_steps(dot, space, view, p.setting)
+    if fast is not None:
+        return fast
+    over = packed(dot, space, view, p.int64_index) or OperandRewrite(view, space, dot=dot)
+    if over.before:
+        fast = hopper_steps(over.product, over.space, over.view, p.setting)
+    return over.around(fast or dot_steps(over.product, over.space, over.view, p.flat, p.int64_index, p.setting) or ())
 
 
 def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
+    """A product of exponentials: the greatest terms of each operand, then the product."""
     if p.epilogue and not p.space.covers:
         return None
-    return _exponential_steps(found, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue)
+    space, int64_index, setting = p.space, p.int64_index, p.setting
+    view = with_tops(found.tops, p.view)
+    head = [
+        Request(s, view.types, view.strides, int64_index, partial(_allocated_steps, s, view, setting))
+        for s in found.tops
+    ]
+    product = with_guards(found.dot)
+    inner = inner_variables(product, space, view, LEAST_REUSE)
+    last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
+    much = work(product, space) >= LEAST_WORK
+    divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
+    divided = split_operands(product, space, view, int64_index) if divisible else None
+    computed = hoisted(product, space, view, int64_index, last, True) if much and divided is None else None
+    config = replace(choose_config(product, space, setting.device.shared), parts=1)
+    split: SplitOperands | None = None
+    over = OperandRewrite(view, space, dot=product) if computed is None else computed
+    if divided is not None:
+        over, split = divided
+        config = fitted(config, SPLIT_BYTES, setting.device.shared)
+    view = replace(over.view, statement=view.statement)
+    how = (over.product, space, view, int64_index, PRECISION[setting.precision], config, p.epilogue, split)
+    own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), p.flat)
+    steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in own]
+    return [*head, *over.around(steps), Release(tuple(s.output for s in found.tops))]
 
 
 def _grouped(p: Problem, found: Any) -> list[Step] | None:
@@ -317,7 +343,7 @@ FAMILIES = (
     Family("product in place", _in_place, _dot_steps),
     Family(
         "library",
-        _of_library,
+        by_library,
         _alone,
         _left_to_library,
         fills=False,
@@ -340,54 +366,6 @@ FAMILIES = (
     Family("band of products", _plain(_banded), _of_band),
     Family("pointwise", lambda p: p.space, _pointwise),
 )
-
-
-def _product_steps(
-    dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool, setting: Setting
-) -> list[Step]:
-    """Hopper's kernels where they fit, over copies where those help; pointer kernels elsewhere."""
-    fast = hopper_steps(dot, space, view, setting)
-    if fast is not None:
-        return fast
-    over = packed(dot, space, view, int64_index) or OperandRewrite(view, space, dot=dot)
-    if over.before:
-        fast = hopper_steps(over.product, over.space, over.view, setting)
-    return over.around(fast or dot_steps(over.product, over.space, over.view, flat, int64_index, setting) or ())
-
-
-def _exponential_steps(
-    found: LogDot | Weighted,
-    space: Space,
-    view: StridedView,
-    flat: Statement,
-    int64_index: bool,
-    setting: Setting,
-    epilogue: Sequence[Statement] = (),
-) -> list[Step]:
-    """A product of exponentials: the greatest terms of each operand, then the product."""
-    view = with_tops(found.tops, view)
-    head = [
-        Request(s, view.types, view.strides, int64_index, partial(_allocated_steps, s, view, setting))
-        for s in found.tops
-    ]
-    product = with_guards(found.dot)
-    inner = inner_variables(product, space, view, LEAST_REUSE)
-    last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
-    much = work(product, space) >= LEAST_WORK
-    divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
-    divided = split_operands(product, space, view, int64_index) if divisible else None
-    computed = hoisted(product, space, view, int64_index, last, True) if much and divided is None else None
-    config = replace(choose_config(product, space, setting.device.shared), parts=1)
-    split: SplitOperands | None = None
-    over = OperandRewrite(view, space, dot=product) if computed is None else computed
-    if divided is not None:
-        over, split = divided
-        config = fitted(config, SPLIT_BYTES, setting.device.shared)
-    product, view = over.product, replace(over.view, statement=view.statement)
-    how = (product, space, view, int64_index, PRECISION[setting.precision], config, epilogue, split)
-    own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), flat)
-    steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in own]
-    return [*head, *over.around(steps), Release(tuple(s.output for s in found.tops))]
 
 
 def _allocated_steps(s: Statement, view: StridedView, setting: Setting) -> list[Step]:

@@ -23,8 +23,7 @@ from tilec.backends.triton.plan.plan import (
     Repeat,
     Request,
     Step,
-    Table,
-    TorchLines,
+    made_by,
 )
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.rows.rows import row_launch
@@ -107,11 +106,7 @@ def _written(step: Step) -> tuple[str, ...]:
             return statements
         case Repeat(launch=launch):
             return launch.statements
-        case Allocate(tensor) | Table(tensor):
-            return (tensor,)
-        case TorchLines(writes=writes):
-            return writes
-    return ()
+    return tuple(made_by(step))
 
 
 def _with_names(step: Request, names: Renamed) -> Request:

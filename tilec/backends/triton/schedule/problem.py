@@ -1,4 +1,5 @@
-"""A statement to carry out, as the families look at it: its points, the views that they walk, its product."""
+"""A statement to carry out, as the families look at it: its points, the views that they walk, its product; and what
+carries out one or several."""
 
 from __future__ import annotations
 
@@ -9,10 +10,9 @@ from functools import cached_property
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import Dot, recognise_dot
-from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, needs_int64_positions
-from tilec.backends.triton.schedule.candidates import MatmulProblem
-from tilec.ir.program import Statement
+from tilec.ir.program import Statement, reads
 from tilec.ir.types import Types
 
 
@@ -35,13 +35,19 @@ class Problem:
     def dot(self) -> Dot | None:
         return recognise_dot(self.space, self.view)
 
-    @property
-    def product(self) -> MatmulProblem | None:
-        """As one that the tuner knows; None where it is no product."""
-        p, dot = self, self.dot
-        if dot is None:
-            return None
-        return MatmulProblem(p.defracted, p.flat, p.types, dot, p.space, p.view, p.int64_index, p.setting)
+
+@dataclass(frozen=True)
+class Unit:
+    """Statements that are carried out together, the tensors that are made for them, the steps, and what these read
+    beside what the statements say."""
+
+    statements: tuple[Statement, ...]
+    outputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    reads: tuple[str, ...] = ()
+
+    def touched(self) -> tuple[str, ...]:
+        return (*self.reads, *(n for s in self.statements for n in (s.output, *reads(s))))
 
 
 def problem_of(
@@ -64,10 +70,10 @@ def problem_of(
 
 def product_task(
     defracted: Statement, flat: Statement, types: Types, strides: Strides, setting: Setting
-) -> MatmulProblem | None:
+) -> Problem | None:
     """A statement as a product that there are several ways to carry out, None where it is none."""
     p = problem_of(defracted, flat, types, strides, setting)
-    return p.product if p is not None and p.space.classes else None
+    return p if p is not None and p.space.classes and p.dot is not None else None
 
 
 def needs_int64_index(statements: Sequence[Statement], types: Types, strides: Strides, space: Space | None) -> bool:

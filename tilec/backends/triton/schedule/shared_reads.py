@@ -17,11 +17,11 @@ from tilec.backends.triton.fusion.read_through import is_reshape
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
-from tilec.backends.triton.plan.sizes import Strides, contiguous
+from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.pointwise.pointwise import fits_registers, form_beside, several
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.schedule.families import is_pointwise
-from tilec.backends.triton.schedule.problem import Problem, problem_of
+from tilec.backends.triton.schedule.problem import Problem, Unit, problem_of
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.program import Access, Program, Statement, reads, reads_itself, value_accesses, variables_of
@@ -52,15 +52,6 @@ class Sum:
         return self.statements[-1].output
 
 
-@dataclass(frozen=True)
-class JointKernel:
-    """`statements` in order, `outputs` of those whose results are stored."""
-
-    statements: tuple[Statement, ...]
-    outputs: tuple[str, ...]
-    steps: tuple[Step, ...]
-
-
 class SharedReads:
     """Looks for kernels of several sums in a flat program. `defracted`: its statements' other form."""
 
@@ -69,9 +60,7 @@ class SharedReads:
         self.place = {s.output: k for k, s in enumerate(program.statements)}
         self.spaces: dict[int, Space | None] = {}  # by place, of aggregations over a box
 
-    def kernel(
-        self, place: int, there: Collection[str], barred: Collection[str], strides: Strides
-    ) -> JointKernel | None:
+    def kernel(self, place: int, there: Collection[str], barred: Collection[str], strides: Strides) -> Unit | None:
         """That of the statement at a place and of later ones; None where none reads the same. `there`: tensors that are
         made by then; `barred`: outputs that other kernels make; `strides`: of what is there."""
         first = self._sum(place, barred)
@@ -97,7 +86,7 @@ class SharedReads:
                     refused.add(k)
         return self._made(found) if len(found.sums) > 1 else None
 
-    def _made(self, found: _Members) -> JointKernel | None:
+    def _made(self, found: _Members) -> Unit:
         statements = tuple(s for x in found.in_order() for s in x.statements)
         names = {s.output for s in statements}
         results = [x.output for x in found.sums]
@@ -107,7 +96,7 @@ class SharedReads:
         steps = found.steps(stored)
         outputs = tuple(s.output for s in statements if s.output in stored)
         allocated = (Allocate(o, self.types[o].shape, self.types[o].dtype) for o in outputs)
-        return JointKernel(statements, outputs, (*allocated, *steps))
+        return Unit(statements, outputs, (*allocated, *steps))
 
     def _sum(self, place: int, barred: Collection[str], like: Statement | None = None) -> Sum | None:
         """None where the statement is no aggregation of elements, of one box of points and as many outputs as another,
@@ -135,7 +124,7 @@ class _Members:
     """The sums of one kernel, the first first. `read`: what they read, by the bytes that they read at all points."""
 
     def __init__(self, first: Sum, space: Space, types: Types, strides: Strides, setting: Setting):
-        self.types, self.strides, self.setting, self.space = types, dict(strides), setting, space
+        self.types, self.strides, self.setting, self.space = types, strides, setting, space
         self.sums = [first]
         self.read = self._reads(first.statement)
         # as problems, whose neighbouring variables may be one or not; made when there is a second
@@ -206,7 +195,6 @@ class _Members:
         """As one of a kernel point by point. `merged`: neighbouring variables may be one."""
         if merged and x.epilogue:
             return None
-        self.strides |= {s.output: contiguous(self.types[s.output].shape) for s in x.statements}
         p = problem_of(x.statement, x.flat, self.types, self.strides, self.setting, x.epilogue)
         if p is not None and not merged:
             view, space = StridedView(x.statement, self.types, self.strides), build_space(x.statement, self.types)

@@ -10,8 +10,8 @@ from tilec.backends.base import Lowering
 from tilec.backends.triton.plan.plan import Allocate, Plan, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.executable import PlannedCall
-from tilec.backends.triton.schedule.candidates import Choice, MatmulProblem, product_configs
-from tilec.backends.triton.schedule.problem import product_task
+from tilec.backends.triton.schedule.candidates import Choice, product_configs, shape_class, statement_text
+from tilec.backends.triton.schedule.problem import Problem, product_task
 from tilec.backends.triton.tuning.benchmark import measure_candidates
 from tilec.backends.triton.tuning.store import Environment, Tuned, TuningKey, default_store
 from tilec.ir.program import reads
@@ -19,7 +19,7 @@ from tilec.ir.program import reads
 TOLERANCES = {"float64": 1e-9, "float32": 2e-3, "float16": 1e-2, "bfloat16": 5e-2}  # tf32 counts as float32
 
 
-def known_choice(task: MatmulProblem) -> Choice | None:
+def known_choice(task: Problem) -> Choice | None:
     """What was found for such a product before, by this process or another; None off the device."""
     if not task.setting.device.capability or not torch.cuda.is_available():
         return None
@@ -45,7 +45,7 @@ def tune_products(lowering: Lowering, strides: Sequence[tuple[int, ...]], settin
         _measure(task, found, tensors)
 
 
-def _measure(task: MatmulProblem, found: list[tuple[Choice, list[Step]]], tensors: dict[str, torch.Tensor]) -> None:
+def _measure(task: Problem, found: list[tuple[Choice, list[Step]]], tensors: dict[str, torch.Tensor]) -> None:
     output = task.flat.output
     t = task.types[output]
     device = next(iter(tensors.values())).device
@@ -72,8 +72,8 @@ def _measure(task: MatmulProblem, found: list[tuple[Choice, list[Step]]], tensor
     default_store().put(_key(task), Tuned(found[winner][0], microseconds))
 
 
-def _key(task: MatmulProblem) -> TuningKey:
-    return TuningKey.of(Environment.of(torch.cuda.current_device()), "product", task.text, task.shape_class)
+def _key(task: Problem) -> TuningKey:
+    return TuningKey.of(Environment.of(torch.cuda.current_device()), "product", statement_text(task), shape_class(task))
 
 
 def _random(lowering: Lowering, name: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
