@@ -351,4 +351,9 @@ FOUND = {
         }""",
         [np.linspace(-1, 1, n).reshape(s) for n, s in ((12, (3, 4)), (4, (1, 4)), (72, (6, 3, 4)), (24, (6, 1, 4)))],
     ),
+    "the only element of a tensor, read at a place that all points of a run share": (
+        "function (A[2], B[2], C[1], E[2], F[2, 1]) -> (R) {"
+        " R[i, A[i] : 2, 1] = +(B[i] * C[clamp(E[i], 0, 1)]) default F; }",
+        [np.zeros(2, int), F[:2], F[:1], IX[:2], F[:2].reshape(2, 1)],
+    ),
 }

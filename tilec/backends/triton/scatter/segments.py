@@ -171,6 +171,10 @@ class _RunFrame(Frame):
         )
         return [*own, *super().tail_tests(variables)]
 
+    def _zeros(self, spread_over: frozenset[str]) -> str:
+        own = f" + {self.spread(self.run, self.run)} * 0" if self.run in spread_over else ""
+        return own + super()._zeros(spread_over)
+
 
 class _Writer:
     """One kernel: lanes are runs x points, beside columns. It walks the runs of its members one after the other."""
