@@ -129,6 +129,13 @@ def test_first_and_second_order(case):
     check_gradient(source, *inputs, order=2)
 
 
+def test_what_init_binds_may_be_called_as_what_it_is_read_at():
+    source = """function (W[D, D], X[T, D], I[D, D]) -> (H) {
+        H[t, n : T, D] = 0.5 * sum(W[n, m] * H[t - 1, m]) + X[t, n] init sum(I[n, m]);
+    }"""
+    check_gradient(source, normal(2, 2), normal(2, 2), normal(2, 2), order=1)
+
+
 def on_the_backend(case):
     source, *inputs = CASES[case]
     tensors = [torch.tensor(a) for a in inputs]
