@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.common import pairs
 from tilec.ir.index import linear
 from tilec.ir.program import Statement, value_accesses
 from tilec.ir.types import TensorType
@@ -169,6 +170,17 @@ def test_an_outer_product_is_stored_as_matrices(name: str) -> None:
     found = parts(source, shapes, "float32").backward.program.statements
     (pair,) = [s for s in found if s.output == "Z_pair"]
     assert "".join(linear(e).bare or "" for e in pair.index or ()) == order
+
+
+def test_what_no_point_reads_has_no_gradient_by_an_infinite_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "_LEAST_JOINED", 0)
+    source = (
+        "function (X[N, L, C], S[N, C], K[T, C]) -> (Y) { Y[n, x : N, L/2] = +(X[n, 2*x, c] * S[n, c] * K[t, c]); }"
+    )
+    inputs = torch.ones(2, 6, 3), torch.full((2, 3), torch.inf), torch.ones(1, 3)
+    x = inputs[0].requires_grad_()
+    (gradient,) = torch.autograd.grad(tilec.compile(source)(*inputs).sum(), x)
+    assert gradient[:, ::2].isinf().all() and not gradient[:, 1::2].any()
 
 
 def test_second_derivatives_are_torch_s() -> None:

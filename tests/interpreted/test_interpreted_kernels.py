@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -284,3 +285,12 @@ def test_an_operand_that_is_used_often_is_computed_once():
 def test_what_would_grow_is_not_computed_first():
     source = function("X[N, C], B[KW, C, D]", "O[n, d : N, D] = +(sin(X[n + k, c]) * B[k, c, d]);")
     check(source, normal(90, 16), normal(3, 16, 80), tolerance=1e-4, kernels=["O_dot"])
+
+
+def test_functions_in_several_threads():
+    """Triton's interpreter has one state for all of them."""
+    texts = "Y = 3 * X;", "Y[i] = sum(X[i, j]);", "Y[i, j] = exp(X[i, j] - max(X[i, k]));", "Y[i] = argmax(X[i, j]);"
+    functions = [tilec.compile(text, backend="triton") for text in texts * 3]
+    with ThreadPoolExecutor(len(functions)) as pool:
+        for _ in pool.map(lambda f: f(normal(8, 8)), functions):
+            pass

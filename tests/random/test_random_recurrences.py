@@ -11,6 +11,7 @@ from support.programs import PHASES
 from support.random_recurrences import recurrences
 from support.stages import check, gradient
 
+from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
@@ -32,4 +33,13 @@ def test_gradients(case, seed):
     if derived is None:
         return
     (output,) = check(program, arrays, backend=None)
-    check(derived, [*arrays, np.random.default_rng(seed).normal(size=output.shape)])
+    random = np.random.default_rng(seed)
+    cotangent = random.normal(size=output.shape)
+    check(derived, [*arrays, cotangent])
+    direction = [random.normal(size=a.shape) for a in arrays]
+    step = 1e-5
+    ends = [evaluate(program, [a + h * d for a, d in zip(arrays, direction, strict=True)])[0] for h in (step, -step)]
+    slope = np.sum(cotangent * (ends[0] - ends[1])) / (2 * step)
+    parts = [np.sum(g * d) for g, d in zip(evaluate(derived, [*arrays, cotangent]), direction, strict=True)]
+    if np.isfinite(slope) and np.isfinite(sum(parts)):
+        assert abs(slope - sum(parts)) <= 1e-4 * (1 + abs(slope) + sum(map(abs, parts)))

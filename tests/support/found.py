@@ -351,4 +351,17 @@ FOUND = {
         }""",
         [np.linspace(-1, 1, n).reshape(s) for n, s in ((12, (3, 4)), (4, (1, 4)), (72, (6, 3, 4)), (24, (6, 1, 4)))],
     ),
+    "the only element of a tensor, read at a place that all points of a run share": (
+        "function (A[2], B[2], C[1], E[2], F[2, 1]) -> (R) {"
+        " R[i, A[i] : 2, 1] = +(B[i] * C[clamp(E[i], 0, 1)]) default F; }",
+        [np.zeros(2, int), F[:2], F[:1], IX[:2], F[:2].reshape(2, 1)],
+    ),
+    "an infinite factor beside zeros that another one reads outside": (
+        "function (A[N], B[N], K[R, 2]) -> (T) { T[x, o : 4, 2] = +(A[x + k - 1] * B[(x + k) % 3] * K[k, o]); }",
+        [F[:3], np.full(3, np.inf), F.reshape(3, 2)],
+    ),
+    "a product of what stands in the place of nothing": (
+        "function (A[N, M], B[P, M]) -> (T) { T[i, j : P, 16] = +(pad(A[j, k], 2.0) * B[i, k]); }",
+        [np.zeros((0, 16)), np.arange(256.0).reshape(16, 16) / 64],
+    ),
 }

@@ -105,7 +105,7 @@ def recurrences(draw, smooth=False):
         init = (
             f" init {tensor((sizes[k] + 1,))}[{variables[k]} + 1]"
             if init == "tensor"
-            else f" init sum({tensor((2,))}[m])"
+            else f" init sum({tensor((sizes[-1], 2))}[{variables[-1]}, {draw(st.sampled_from('km'))}])"
         )
     source = f"H[{', '.join(variables)} : {', '.join(map(str, sizes))}] = {guard}{body}{init};"
     declared = ", ".join(f"{name}[{', '.join(map(str, a.shape))}]" for name, a in inputs.items())

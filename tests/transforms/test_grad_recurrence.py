@@ -129,6 +129,23 @@ def test_first_and_second_order(case):
     check_gradient(source, *inputs, order=2)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0.5 * sum(W[n, m] * H[t - 1, m]) + W[t, n] init sum(I[n, m])",
+        "sin(sum(W[n, m] * H[t - 1, m])) init sum(W[n, m]) + I[n, 0]",
+        "W[t, n] * H[t - 1, n] init sum(I[m, n] * t)",
+    ],
+)
+def test_what_init_binds_may_be_called_as_what_it_is_read_at(text):
+    source = f"function (W[D, D], I[D, D]) -> (H) {{ H[t, n : D, D] = {text}; }}"
+    w, i = normal(2, 2), normal(2, 2)
+    check_gradient(source, w, i, order=1)
+    f, directions, step = tilec.compile(source), (normal(2, 2), normal(2, 2)), 1e-5
+    ends = [f(w + h * directions[0], i + h * directions[1]) for h in (step, -step)]
+    np.testing.assert_allclose(f.jvp()(w, i, *directions)[1], (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-6)
+
+
 def on_the_backend(case):
     source, *inputs = CASES[case]
     tensors = [torch.tensor(a) for a in inputs]

@@ -233,3 +233,16 @@ def test_a_pullback_with_a_negative_literal_is_found(monkeypatch):
     monkeypatch.setitem(FUNCTIONS, "halved", row)
     with pytest.raises(tilec.InternalMistake, match=r"the literal -0\.5 is negative"):
         check_gradient("function (X) -> (O) { O = halved(X); }", np.ones(4))
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["A[i] * B[i] * C[i]", "A[i] * A[i] * C[i] * C[i]", "exp(A[i] * B[i] * C[i] / 100)", "(3 - A[i]) * B[i] * C[i]"],
+)
+@pytest.mark.parametrize("form", ["Y[i : N] = {}", "Y[] = +({})"])
+def test_integers_that_wrap_in_a_product_wrap_in_its_gradient(body, form):
+    a, b = np.array([20, 30, 3], np.int8), np.array([20, 20, 20], np.int8)
+    source = f"function (A[N], B[N], C[N]) -> (Y) {{ {form.format(body)}; }}"
+    check_gradient(source, a, b, *normal((3,)), order=1)
+    y = tilec.compile(source).jvp(wrt="C")(a, b, np.ones(3), np.ones(3))[1]
+    assert np.allclose(y.sum(), tilec.compile(source).grad("C")(a, b, np.ones(3), np.ones(y.shape)).sum())

@@ -42,6 +42,11 @@ STACKED = {  # text, and how many statements copy operands
         " A[m, c, 0] * K[c, o, 0] - A[m, c, 1] * K[c, o, 1] : A[m, c, 0] * K[c, o, 1] + A[m, c, 1] * K[c, o, 0]); }",
         2,
     ),
+    "matrices in a batch of one": (
+        "function (A[1, M, C], B[1, M, C], K[C, O], L[C, O]) -> (R) {"
+        " R[n, m, o : 1, M, O] = +(A[n, m, c] * K[c, o] - L[c, o] * B[n, m, c]); }",
+        2,
+    ),
     "two sums": (
         "function (A[M, N, C], B[M, N, C], K[O, N, C], L[O, N, C]) -> (R) {"
         " R[m, o : M, O] = +(A[m, n, c] * K[o, n, c] - B[m, n, c] * L[o, n, c]); }",

@@ -140,6 +140,7 @@ def check_recurrence(s: Statement, shapes: Shapes) -> None:
 def padded(s: Statement) -> Statement:
     """The statement with each read of its own output as `pad(H[e], the value of init there)`: what it says of another
     tensor that holds the output already."""
+    s = separate(s)  # `init` binds no variable of the places that are read
 
     def visit(e: Expr) -> Expr:
         if isinstance(e, Pad):
@@ -155,7 +156,7 @@ def padded(s: Statement) -> Statement:
             return Pad(e, initial(s, e), span=e.span)
         return e
 
-    return replace(map_values(separate(s), visit), init=None)
+    return replace(map_values(s, visit), init=None)
 
 
 def initial(s: Statement, access: Access) -> Expr:

@@ -23,6 +23,7 @@ from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
     Call,
+    Constraint,
     Expr,
     Float,
     Index,
@@ -37,6 +38,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types, is_floating
+from tilec.lattice.sets import covers
 from tilec.transforms.util.naming import Names
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
@@ -231,7 +233,8 @@ def _whole(s: Statement, types: Types) -> FactorSpace | None:
 def _joined(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     """A long sum over windows of three factors or more with those that scale another (the channels of a convolution's
     kernel, or of each image) taken into it, as a tensor of its own: the gradients by both are made of that by their
-    product. None for any other."""
+    product. None for any other. An element that no point reads has no gradient, whatever would scale it: there is none
+    of such tensors."""
     if s.aggregation != "sum" or s.guard is not None or s.default is not None or reads_itself(s) or s.index is None:
         return None
     split = split_factors(s.body, types) if all(isinstance(e, _NODES) for e in walk(s.body)) else None
@@ -241,14 +244,19 @@ def _joined(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     axes = [_bare_axes(f, types) for f in factors]
     extent = dict(zip(index_variables(*s.index), types[s.output].shape, strict=False))
     extent |= {v: n for _, own in axes for v, n in own.items()}
+    if math.prod(extent.values()) < _LEAST_JOINED:
+        return None
+    read = [_is_read_whole(f, s, types) for f in factors]
     taken: dict[int, int] = {}  # the place of a factor and that of the one that it scales
     for k, (elements, own) in enumerate(axes):
         if set(index_variables(factors[k])) == own.keys():
             larger = [
-                (n, j) for j, (n, other) in enumerate(axes) if (n, j) > (elements, k) and own.items() <= other.items()
+                (n, j)
+                for j, (n, other) in enumerate(axes)
+                if (n, j) > (elements, k) and own.items() <= other.items() and read[j]
             ]
             taken |= {k: min(larger)[1]} if larger else {}
-    if not taken or math.prod(extent.values()) < _LEAST_JOINED:
+    if not taken:
         return None
     made: list[Statement] = []
     for root in sorted({*taken.values()} - taken.keys()):
@@ -263,6 +271,17 @@ def _joined(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     last = replace(s, body=_scaled(product_of([f for k, f in enumerate(factors) if k not in taken]), split[1]))
     known = {**types, **{m.output: statement_type(m, types) for m in made}}
     return [*made, last] if statement_type(last, known) == types[s.output] else None
+
+
+def _is_read_whole(f: Expr, s: Statement, types: Types) -> bool:
+    """Whether points of a statement read each element of a factor's tensor."""
+    accesses = [x for x in walk(f) if isinstance(x, Access)]
+    if len(accesses) != 1:
+        return False
+    sizes = tuple(map(Int, types[accesses[0].tensor].shape))
+    written = tuple(Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True))
+    reader = replace(s, index=accesses[0].index, sizes=sizes, constraints=(*s.constraints, *written))
+    return covers(reader, {name: t.shape for name, t in types.items()})
 
 
 def _last(place: int, taken: Mapping[int, int]) -> int:

@@ -175,6 +175,7 @@ class _Tangent:
         self.forward, self.whole = forward, whole
         self.original = separate(s)
         self.own = s.output if reads_itself(s) else None
+        self.outlines = self.own is not None
         self.name = forward.names.fresh(f"T{s.output}")
         forward.reserved[self.name] = f"T{s.output}"
         self.outlined: dict[str, Aggregate] = {}
@@ -212,6 +213,7 @@ class _Tangent:
             )
             init = self.original.init
             if init is not None and reads_itself(made):
+                self.outlines = False  # its places lie outside of any tensor over the left side
                 made = replace(made, init=push_forward(init, Cotangent(TANGENT), self._moving, self._leaf))
             yield separate(made)
 
@@ -272,7 +274,7 @@ class _Tangent:
         if tangent is None:
             return None
         own, others = [tangent], list[Expr]()
-        if aggregation == "sum" and self.own is not None:
+        if aggregation == "sum" and self.outlines:
             found = addends(tangent)
             own = [x for x in found if any(isinstance(a, Access) and a.tensor == self.name for a in walk(x))]
             others = [x for x in found if x not in own]

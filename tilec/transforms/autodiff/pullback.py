@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from tilec.ir.functions import FUNCTIONS, ONE, ZERO
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, children, walk
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
+from tilec.transforms.util.kinds import FLOATING, kinds
 
 MOST_IN_A_ROW = 16  # factors or conditions in a row, beyond which they are grouped
 
@@ -282,8 +283,9 @@ def _factors(e: Call, g: Cotangent, value: Expr, live: set[int]) -> Iterator[tup
     """The factors and divisors of `a * b / c * d` that lead to active tensors.
 
     What stands left of a factor is a product of its own and stays one where it holds a division: that of two integers
-    truncates. Once the factor itself is floating, so is everything that follows it. An exponential is its own
-    derivative: where `value` is at hand, it takes the place of the exponential and all other factors.
+    truncates. So does the product of what may be integers: it wraps. Once a factor is floating, so is everything that
+    follows it. An exponential is its own derivative: where `value` is at hand, it takes the place of the exponential
+    and all other factors.
     """
     chain: list[tuple[str, Expr, Call]] = []
     first: Expr = e
@@ -296,6 +298,14 @@ def _factors(e: Call, g: Cotangent, value: Expr, live: set[int]) -> Iterator[tup
         for function, operand, _ in chain[position:]:
             by = by.times(operand) if function == "mul" else by.over(operand)
         return by
+
+    operands = [first, *(operand for _, operand, _ in chain)]
+    floating = (n for n, x in enumerate(operands) if id(x) in live or kinds(x, {}) == FLOATING)
+    integers = next(floating, len(operands))  # operands that may be integers, before one that is not
+
+    def before(position: int) -> list[Expr]:
+        together = min(position, integers)
+        return operands[:position] if together < 2 else [chain[together - 2][2], *operands[together:position]]
 
     def exponent(factor: Expr) -> Expr | None:
         if value is not e and isinstance(factor, Call) and factor.function == "exp":
@@ -311,10 +321,10 @@ def _factors(e: Call, g: Cotangent, value: Expr, live: set[int]) -> Iterator[tup
         if function == "mul" and (power := exponent(operand)) is not None:
             yield power, g.times(value)
         elif function == "div":
-            before = value if node is e else node
+            quotient = value if node is e else node
             scaled = followed(g, k + 1)
-            yield operand, Cotangent(-(scaled.value * before / operand), scaled.masks)
+            yield operand, Cotangent(-(scaled.value * quotient / operand), scaled.masks)
         elif any(f == "div" for f, _, _ in chain[:k]):
             yield operand, followed(g.times(node.args[0]), k + 1)
         else:
-            yield operand, followed(g.times(first, *(x for _, x, _ in chain[:k])), k + 1)
+            yield operand, followed(g.times(*before(k + 1)), k + 1)

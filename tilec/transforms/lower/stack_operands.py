@@ -140,17 +140,16 @@ def _of_matrices(s: Statement, types: Types, names: Names, least: int) -> list[S
         operands[1].append(second)
     if len({expression_type(e, types) for side in operands for e in side}) > 1:
         return [s]
-    made = [_stacked_along(s, names, side, own, k, extent) for side, own in zip(operands, sides, strict=True)]
+    made = [_stacked_along(s, names, side, k, extent) for side in operands]
     known = {**types, **{m.output: statement_type(m, types) for m in made}}
     last = replace(s, body=call("mul", *(Access(m.output, m.index or ()) for m in made)))
     return [*made, last] if statement_type(last, known) == types[s.output] else [s]
 
 
-def _stacked_along(
-    s: Statement, names: Names, parts: list[Expr], variables: set[str], k: str, extent: Mapping[str, int]
-) -> Statement:
+def _stacked_along(s: Statement, names: Names, parts: list[Expr], k: str, extent: Mapping[str, int]) -> Statement:
     """The values of these parts one after the other along k."""
-    order = [v for v in extent if v in variables and v != k]
+    own = set(index_variables(*parts))
+    order = [v for v in extent if v in own and v != k]
     body: Expr | None = None
     for place, part in reversed([*enumerate(parts)]):
         here = replace_indices(part, {k: Affine.of([(Index(k), 1)], -place * extent[k])})

@@ -12,6 +12,7 @@ from tilec.ir.program import (
     Index,
     Program,
     Statement,
+    children,
     expressions,
     index_variables,
     map_expressions,
@@ -116,7 +117,10 @@ def separate(s: Statement) -> Statement:
         if not isinstance(e, Aggregate):
             return rebuild(e, visit)
         if e not in known:
-            names = {v: fresh_variable(v, used) for v in e.bound}
+            within = {v for x in walk(*children(e)) if isinstance(x, Aggregate) for v in x.bound}
+            taken = used | within  # what an aggregation inside binds would take in what it reads by that name
+            names = {v: fresh_variable(v, taken) for v in e.bound}
+            used.update(names.values())
             inner = rebuild(e, lambda x: visit(rename(x, names)))
             assert isinstance(inner, Aggregate)
             bound = set(names.values())

@@ -288,9 +288,10 @@ class Frame:
         """A name of the elements read; where the access is outside, the tile overhangs, or they are not `wanted` (texts
         of tests), they are `other` (None: not needed, since what is read there is not used)."""
         forms = [self.form(e) for e in access.index]
-        if 0 in self.types[access.tensor].shape:
-            return f"tl.full((), 0, {triton_type(self.types[access.tensor].dtype)})"
         variables = free_of(access)
+        if 0 in self.types[access.tensor].shape:
+            zeros, kind = self._zeros(self.dimensions(variables)), triton_type(self.types[access.tensor].dtype)
+            return f"(tl.full((), 0, tl.int32){zeros}).to({kind})" if zeros else f"tl.full((), 0, {kind})"
         tests = self.access_tests(access)
         part = None if tests else self._taken_out(access, forms, variables)
         if part is not None:

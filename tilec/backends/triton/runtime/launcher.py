@@ -33,6 +33,7 @@ from tilec.native import native
 NUMBER_TYPES = ("i32", "i64", "i1", "u1", "fp32")  # types of the numbers that kernels take
 MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
 LAUNCHER_LOADING = threading.Lock()  # Triton 3.6 loads all launchers as extension modules of one name, in one module
+INTERPRETING = threading.Lock()  # the interpreter keeps the program it is at, and what it patches, for the process
 
 
 class Launched:
@@ -156,7 +157,8 @@ class Launched:
             elif isinstance(v, Descriptor):
                 arguments[place] = tensor_map(v, tensors[v.tensor], _rounds(name, tensors[v.tensor]))
         if interpreting():
-            self._function[launch.grid](*arguments, **dict(launch.constants))
+            with INTERPRETING:
+                self._function[launch.grid](*arguments, **dict(launch.constants))
             return
         rounded: list[bool] = []
         for place, (name, v) in enumerate(launch.arguments):

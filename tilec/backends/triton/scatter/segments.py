@@ -164,12 +164,12 @@ class _RunFrame(Frame):
         return super().spread(text, "red" if axis == self.run else axis)
 
     def tail_tests(self, variables: frozenset[str]) -> list[str]:
-        own = (
-            [self.spread(self.tails[self.run], self.run)]
-            if self.run in self.dimensions(variables) & set(self.tails)
-            else []
-        )
-        return [*own, *super().tail_tests(variables)]
+        own = self.run in self.dimensions(variables) & set(self.tails)
+        return [*([self.spread(self.tails[self.run], self.run)] if own else []), *super().tail_tests(variables)]
+
+    def _zeros(self, spread_over: frozenset[str]) -> str:
+        zeros = super()._zeros(spread_over)
+        return f" + {self.spread(self.run, self.run)} * 0{zeros}" if self.run in spread_over else zeros
 
 
 class _Writer:
