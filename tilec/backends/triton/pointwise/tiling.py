@@ -41,7 +41,7 @@ SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the 
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
 _FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
-FEWEST_LANES = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
+LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
 WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
@@ -74,7 +74,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     bm, bn, warps = block_sizes(space, rows, columns) if rows and columns else (1, 1, 4)
-    few = 1 < bm * bn < FEWEST_LANES and points >= MANY_POINTS // FEWEST_LANES
+    few = 1 < bm * bn < LANES_FILLED and points >= MANY_POINTS // LANES_FILLED
     taps = few or _are_taps(space, outputs, reductions)
     if rows and columns and not taps:
         tiling = PointwiseTiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
