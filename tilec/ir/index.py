@@ -85,7 +85,10 @@ class Affine:
         return Affine.of(((Index(name), c) for name, c in coefficients.items()), constant)
 
     def coefficient(self, name: str) -> Fraction:
-        return next((c for a, c in self.terms if isinstance(a, Index) and a.name == name), _ZERO)
+        for atom, c in self.terms:
+            if type(atom) is Index and atom.name == name:
+                return c
+        return _ZERO
 
     def variables(self) -> tuple[str, ...]:
         """Index variables that stand in the form directly, not inside an atom."""
@@ -201,9 +204,7 @@ def linear(e: Expr) -> Affine:
     found = _FORMS.get(type(e))
     if found is None:
         raise AffineMistake("an index must be affine in the index variables", e.span)
-    form = found(e)
-    if type(e) is Call or type(e) is Access:  # asked for thousands of times, and an expression never changes
-        e.__dict__["_form"] = form
+    form = e.__dict__["_form"] = found(e)  # asked for thousands of times, and an expression never changes
     return form
 
 

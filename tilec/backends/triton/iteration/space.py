@@ -129,8 +129,8 @@ def _ranges(
 ) -> dict[str, tuple[int, int]] | None:
     """Low end and extent of each variable in a class, None if the class has no element of the output. The constraints
     that are `output_constraints` say which elements there are; the others, which points."""
-    fixed = {v: Affine.of((), r) for v, r in residues.items()}
-    s = substitute_affine(s, fixed)
+    if residues:
+        s = substitute_affine(s, {v: Affine.of((), r) for v, r in residues.items()})
     elements = bounds(replace(s, body=Int(1), guard=None, constraints=output_constraints), shapes)
     if elements is None:
         return None
