@@ -111,9 +111,9 @@ class Affine:
     @property
     def bare(self) -> str | None:
         """The name, where the form is one index variable and nothing else."""
-        if self.constant == 0 and len(self.terms) == 1:
+        if len(self.terms) == 1:
             ((atom, coefficient),) = self.terms
-            if isinstance(atom, Index) and coefficient == 1:
+            if type(atom) is Index and coefficient == 1 and self.constant == 0:
                 return atom.name
         return None
 

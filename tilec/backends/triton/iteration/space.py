@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, Domain, point_conditions, size_of
 from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.infer import once
 from tilec.ir.program import Constraint, Int, Statement, index_variables
 from tilec.ir.types import Types
 from tilec.lattice.sets import bounds
@@ -70,6 +71,7 @@ def _box(s: Statement, residues: Mapping[str, int], low: Mapping[str, int], exte
     return Domain(s, {**low, **residues}, {**at_least_one, **ones}, (), None)
 
 
+@once
 def build_space(s: Statement, types: Types) -> Space | None:
     """The space of a defracted statement, None where its output index is no change of variables."""
     found = roles(s)
