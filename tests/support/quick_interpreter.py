@@ -84,7 +84,7 @@ def _text(fn: Any) -> str:
     return "".join([lines[start], *body])
 
 
-def _rewrite(source: str) -> ast.Module:
+def rewrite(source: str) -> ast.Module:
     """A text with what the interpreter puts into functions: around what is assigned, and where comparisons are chained.
     Statements are walked here; what is below them only where a text has two comparisons."""
     tree, lines = ast.parse(source), source.splitlines()
@@ -110,7 +110,7 @@ def _get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
     if not fullname.startswith("tilec_kernels."):
         return OWN_GET_CODE(self, fullname)
     REWRITTEN.add(self.path)
-    return compile(_rewrite(self.get_data(self.path).decode()), self.path, "exec")
+    return compile(rewrite(self.get_data(self.path).decode()), self.path, "exec")
 
 
 def _rewritten(self: interpreter.FunctionRewriter) -> Any:
@@ -124,7 +124,7 @@ def _rewritten(self: interpreter.FunctionRewriter) -> Any:
     except StopIteration:  # a function inside another
         return OWN_REWRITE(self)
     if source not in CODES:
-        CODES[source] = compile(_rewrite(source), file, "exec")
+        CODES[source] = compile(rewrite(source), file, "exec")
     made = dict(self.kwargs)
     exec(CODES[source], names, made)
     return made[self.fn.__name__]
