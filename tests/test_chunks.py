@@ -159,7 +159,7 @@ def test_any_number_of_steps(steps: int, monkeypatch) -> None:
         torch.testing.assert_close(got, right, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["two layers", "a tanh network", "three steps back, shifted", "a Markov model"])
+@pytest.mark.parametrize("name", ["a tanh network", "two layers", "three steps back, shifted", "a Markov model"])
 @pytest.mark.one_in(4)
 def test_derivatives_of_any_order(name: str, monkeypatch) -> None:
     monkeypatch.setenv(BUDGET, "1")
@@ -213,7 +213,7 @@ def test_chunks_are_as_long_as_the_budget_allows(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
-        ("a Markov model", 128),
+        ("a Markov model", 64),
         pytest.param("a tanh network", 256, marks=pytest.mark.slow),
         pytest.param("a Markov model", 1024, marks=pytest.mark.slow),
         pytest.param("a tanh network", 1024, marks=pytest.mark.slow),

@@ -222,8 +222,8 @@ def _conditions(s: Statement) -> Expr | None:
 
 
 def _share(guard: Expr | None, box: Box) -> float:
-    """The share of the box at which the conditions on indices hold, on a grid of up to GRID places a variable; at least
-    one of its places."""
+    """The share of the box at which the conditions on indices hold: of all of its points where these are few, else on a
+    grid of up to GRID places a variable; at least one of them."""
     if guard is None:
         return 1.0
     if (
@@ -236,7 +236,9 @@ def _share(guard: Expr | None, box: Box) -> float:
     if not 0 < len(names) <= MOST_VARIABLES:
         both = guard.args if isinstance(guard, Call) and guard.function == "and" else ()
         return min((_share(part, box) for part in both), default=1.0)
-    axes = [np.unique(np.linspace(*box[v], GRID).round()) for v in names]
+    lengths = {v: 1 + box[v][1] - box[v][0] for v in names}
+    few = prod(lengths.values()) <= GRID**MOST_VARIABLES
+    axes = [np.unique(np.linspace(*box[v], lengths[v] if few else GRID).round()) for v in names]
     grid = dict(zip(names, np.meshgrid(*axes, indexing="ij"), strict=True))
     return _holds(guard, grid)
 

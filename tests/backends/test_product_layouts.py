@@ -68,6 +68,7 @@ def test_a_batch_of_few_columns_is_one_product(sizes, joined):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.covering
 def test_values(name, dtype):
     einsum, _ = SOURCES[name]
     for sizes in (LONG, LONG | {"n": 2}, LONG | {"n": 0}, LONG | {"a": 0}, LONG | {"i": 1, "r": 1}, LONG | {"a": 1}):

@@ -8,6 +8,7 @@ import torch
 from support.agreement import agree, run, tensors
 
 import tilec
+from tilec.backends.torch.recurrence import aggregates
 
 SHUFFLE = """function (B[N, T, D], H0[N, D]) -> (H) {
     H[n, t, i : N, T, D] = relu(B[n, t, i] + H[n, t - 1, (i - 1) % D]) init H0[n, i];
@@ -80,10 +81,11 @@ HIDDEN = """function (P[S, S], E[T, N, S], F0[N, S]) -> (F) {
 
 @pytest.mark.parametrize("change", ["none", "banded", "an impossible step", "infinite", "wide"])
 @pytest.mark.one_in(2)
-def test_the_gradient_of_a_log_step_is_a_matrix_product_of_exponentials(change):
-    p, e, f, d = tensors((40, 40), (5, 3, 40), (3, 40), (5, 3, 40))
+def test_the_gradient_of_a_log_step_is_a_matrix_product_of_exponentials(change, monkeypatch):
+    monkeypatch.setattr(aggregates, "FEWEST_MATMUL_PRODUCTS", 0)
+    p, e, f, d = tensors((14, 14), (5, 3, 14), (3, 14), (5, 3, 14))
     if change == "banded":
-        p[(torch.arange(40)[:, None] - torch.arange(40)).abs() > 2] = -torch.inf
+        p[(torch.arange(14)[:, None] - torch.arange(14)).abs() > 2] = -torch.inf
     elif change == "an impossible step":
         e[2, 1] = -torch.inf
     elif change == "infinite":

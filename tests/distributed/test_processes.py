@@ -29,9 +29,15 @@ ACROSS = "function (X[N, D], A[D]) -> (H) { H[n, d : N, D] = tanh(A[d] * H[n, d 
 LAYER = "function (X[N, D], W[D, E], B[E]) -> (Y) { Y[n, e : N, E] = relu(sum(X[n, d] * W[d, e]) + B[e]); }"
 
 
+IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel", "pytest", "tilec.nn")
+
+
 def in_processes(count: int, body, device: str = "cpu") -> None:
+    """All are forked from one that has imported what they need and has done nothing else."""
+    mp.get_context("forkserver").set_forkserver_preload([*IMPORTED])
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, (count, f"file://{folder}/store", body, device), count)
+        given = _process, (count, f"file://{folder}/store", body, device), count
+        mp.start_processes(*given, start_method="forkserver")
 
 
 def _process(rank: int, count: int, store: str, body, device: str) -> None:

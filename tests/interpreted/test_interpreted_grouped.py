@@ -120,7 +120,7 @@ SUMS = {
 
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_at_keys(name):
-    t, c, o, e = 60, 17, 20, 3
+    t, c, o, e = 40, 17, 20, 3
     declared = "X[T, C], W[E, C, O], Z[T, O], S[T], Ix[T], Ax[T], B[T]"
     source = f"function ({declared}) -> (Y) {{ {SUMS[name]}; }}"
     places = keys(t, below=e), keys(t, below=t), torch.arange(t).flip(0) - 3

@@ -3,12 +3,14 @@ two programs write, or one reads that another writes (`support/races.py`). Here,
 
 from __future__ import annotations
 
+import ast
 import os
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from support import quick_interpreter
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -81,3 +83,19 @@ def test_what_is_no_tensor_s(distance: int, found: bool) -> None:
 def test_nothing_is_written_behind_a_tensor() -> None:
     with pytest.raises(AssertionError, match="copied: what is no tensor's is written"):
         copied[(1,)](torch.zeros(8), torch.zeros(7), 0, BLOCK=8)
+
+
+CHAINED = """def kernel(X, n, m, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK) if 0 <= n < m else n
+    for k in range(0, n):
+        if k < n <= m or (k > n) == (m > n):
+            at = tl.load(X + at, mask=(at < n) & (0 <= at < m), other=0)
+            total: tl.constexpr = n
+        total += 0 < k < m
+    return n < m < total
+"""
+
+
+def test_kernels_are_rewritten_as_the_interpreter_does() -> None:
+    own = quick_interpreter.REWRITER.visit(ast.parse(CHAINED))
+    assert ast.dump(quick_interpreter.rewrite(CHAINED)) == ast.dump(own)

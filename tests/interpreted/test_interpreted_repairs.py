@@ -21,7 +21,7 @@ CONVOLUTION = """function (I[N, Y, X, C], K[O, J, L, C]) -> (R) {
     R[n, y, x, o : N, Y, X, O] = +(I[n, y + j - 1, x + l - 1, c] * K[o, j, l, c]);
 }"""
 CASES = {
-    "windows": (CONVOLUTION, (2, 5, 7, 16), (16, 3, 3, 16)),
+    "windows": (CONVOLUTION, (1, 4, 5, 16), (16, 3, 3, 16)),
     "product": ("function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }", (37, 40), (40, 70)),
     "batches": (
         "function (A[B, I, K], C[B, K, J]) -> (D) { D[b, i, j : B, I, J] = +(A[b, i, k] * C[b, k, j]); }",

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
 )
 
-POINTS = 300
+POINTS = 200
 CASES = {  # source, how many sorts
     "two elements beside each other": (
         """function (X[M, D], T[M], Z[N, D]) -> (Y) {

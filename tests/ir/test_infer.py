@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from itertools import product
 
@@ -12,7 +13,7 @@ from support.aggregations import takes
 from tilec.errors import TypeMistake
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS
-from tilec.ir.infer import aggregate_type, call_type, expression_type, infer
+from tilec.ir.infer import aggregate_type, call_type, expression_type, infer, statement_type
 from tilec.ir.program import Access, Aggregate, Call, Float, Index, Int
 from tilec.ir.types import DTYPES, WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, TensorType
 from tilec.language import parse
@@ -184,3 +185,14 @@ def test_a_default_takes_the_outputs_type(body: str, default: str, dtype: str | 
             infer(program, types)
     else:
         assert infer(program, types)["O"].dtype == dtype
+
+
+def test_a_statement_keeps_its_type_for_the_types_it_was_asked_with() -> None:
+    (s,) = parse("function (X[N], Y[N]) -> (Z) { Z[i : 5] = X[i] * Y[i]; }").statements
+    types = {name: TensorType((5,), "float32") for name in ("X", "Y")}
+    found = statement_type(s, types)
+    assert statement_type(s, {**types, "V": TensorType((), "bool")}) is found
+    assert statement_type(s, {**types, "Y": TensorType((5,), "float64")}).dtype == "float64"
+    assert statement_type(s, types) == found and statement_type(s, dict.fromkeys("XY", types["X"])) == found
+    again = pickle.loads(pickle.dumps(s))
+    assert again == s and not any(name.startswith("_") for name in vars(again))

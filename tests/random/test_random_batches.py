@@ -19,9 +19,9 @@ from tilec.transforms.bind.bind import size_inputs
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
-    "mixed": (programs(Options()), 36),
-    "structural": (programs(Options(kinds=("structural", "elementwise"), statements=3)), 36),
-    "special": (programs(Options(special=True, statements=3)), 18),
+    "mixed": (programs(Options()), 28),
+    "structural": (programs(Options(kinds=("structural", "elementwise"), statements=3)), 28),
+    "special": (programs(Options(special=True, statements=3)), 14),
 }
 
 

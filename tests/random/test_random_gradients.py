@@ -14,10 +14,10 @@ from tilec.language import parse
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
-    "mixed": (Options(), 15),
-    "contractions": (Options(kinds=("contraction",), statements=2), 15),
-    "smooth": (Options(smooth=True), 10),
-    "special": (Options(special=True, statements=3), 10),
+    "mixed": (Options(), 12),
+    "contractions": (Options(kinds=("contraction",), statements=2), 12),
+    "smooth": (Options(smooth=True), 8),
+    "special": (Options(special=True, statements=3), 8),
 }
 
 
@@ -71,7 +71,7 @@ def test_gradients_are_derivatives():
     """Along a random direction of the inputs the outputs change as the gradient says."""
     compared = []
 
-    @settings(max_examples=140 * SCALE, phases=PHASES)
+    @settings(max_examples=100 * SCALE, phases=PHASES)
     @given(programs(Options(smooth=True)))
     def derivative(case: Case):
         program, arrays = parse(case.source), list(case.inputs.values())

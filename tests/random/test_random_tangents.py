@@ -15,8 +15,8 @@ from tilec.language import parse
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
-    "mixed": (Options(), 12),
-    "contractions": (Options(kinds=("contraction",), statements=2), 10),
+    "mixed": (Options(), 10),
+    "contractions": (Options(kinds=("contraction",), statements=2), 8),
     "smooth": (Options(smooth=True), 8),
     "special": (Options(special=True, statements=3), 8),
 }

@@ -17,8 +17,8 @@ from tilec.transforms.lower import keyed_sums
 SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))  # multiplies the number of programs
 
 COUNTS = {
-    "mixed": 36, "contractions": 36, "elementwise": 24, "smooth": 18, "special": 18, "chains": 15, "quasi-affine": 24,
-    "keyed": 24,
+    "mixed": 28, "contractions": 28, "elementwise": 18, "smooth": 14, "special": 14, "chains": 12, "quasi-affine": 18,
+    "keyed": 18,
 }  # fmt: skip
 
 

@@ -1,12 +1,14 @@
-"""Triton's interpreter makes the types of blocks anew at each operation, and reads and rewrites each function of each
-kernel's file, which takes most of its time. Here what follows from the name of a type, or from a function's text, is
-made once. What operations compute remains the interpreter's, but that with every version `fma` rounds once and `~`
-takes unsigned types."""
+"""Triton's interpreter makes the types of blocks anew at each operation, and reads, rewrites and compiles each function
+of each kernel's file once more, which takes most of its time. Here what follows from the name of a type is made once,
+and a kernel's file is rewritten when it is loaded. What operations compute remains the interpreter's, but that with
+every version `fma` rounds once and `~` takes unsigned types."""
 
 from __future__ import annotations
 
 import ast
 import linecache
+import re
+from importlib.machinery import SourceFileLoader
 from itertools import takewhile
 from types import CodeType
 from typing import Any
@@ -21,12 +23,16 @@ from triton.runtime import interpreter
 OWN_BLOCK, OWN_TENSOR, OWN_EQUAL = tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__
 OWN_UNWRAP, OWN_NUMPY_TYPE = core._unwrap_if_constexpr, interpreter._get_np_dtype
 OWN_BROADCAST = TritonSemantic.broadcast_impl_value
-OWN_REWRITE = interpreter.FunctionRewriter.rewrite_ast
+OWN_REWRITE, REWRITER = interpreter.FunctionRewriter.rewrite_ast, interpreter.FunctionRewriter.ast_transformer
+OWN_GET_CODE = SourceFileLoader.get_code
 BLOCKS: dict[tuple, dict[str, Any]] = {}  # attributes, by element type and sizes
 TENSORS: dict[str, dict[str, Any]] = {}  # attributes besides the handle, by type
 NUMPY_TYPES: dict[str, Any] = {}
 UNWRAPPED: dict[type, bool] = {}  # the classes of which unwrapping gives something else
 CODES: dict[str, CodeType] = {}  # of the rewritten function, by its text
+REWRITTEN: set[str] = set()  # files of kernels
+ASSIGNED = "x = interpreter_semantic.to_tensor(y, False)"  # what becomes of `x = y`
+COMPARISON = re.compile(r"[<>=!]=|[<>]|\b(?:in|is)\b")
 
 
 def _block(self: Any, element_ty: tl.dtype, shape: Any) -> None:
@@ -78,17 +84,48 @@ def _text(fn: Any) -> str:
     return "".join([lines[start], *body])
 
 
+def rewrite(source: str) -> ast.Module:
+    """A text with what the interpreter puts into functions: around what is assigned, and where comparisons are chained.
+    Statements are walked here; what is below them only where a text has two comparisons."""
+    tree, lines = ast.parse(source), source.splitlines()
+    rest: list[ast.AST] = [f for f in tree.body if isinstance(f, ast.FunctionDef)]
+    while rest:
+        node = rest.pop()
+        for name, field in ast.iter_fields(node):
+            if isinstance(field, ast.expr):
+                text = "\n".join(lines[field.lineno - 1 : field.end_lineno])
+                if len(COMPARISON.findall(text)) > 1:
+                    setattr(node, name, ast.fix_missing_locations(REWRITER.visit(field)))
+            elif type(field) is list:
+                rest += [x for x in field if isinstance(x, ast.stmt)]
+        if type(node) is ast.Assign:
+            at = {"lineno": node.lineno, "col_offset": 0}
+            owner = ast.Name("interpreter_semantic", ast.Load(), **at)
+            function = ast.Attribute(owner, "to_tensor", ast.Load(), **at)
+            node.value = ast.Call(function, [node.value, ast.Constant(False, **at)], [], **at)
+    return tree
+
+
+def _get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+    if not fullname.startswith("tilec_kernels."):
+        return OWN_GET_CODE(self, fullname)
+    REWRITTEN.add(self.path)
+    return compile(rewrite(self.get_data(self.path).decode()), self.path, "exec")
+
+
 def _rewritten(self: interpreter.FunctionRewriter) -> Any:
+    names, file = self.fn.__globals__, self.fn.__code__.co_filename
+    for key, value in vars(interpreter).items():
+        names.setdefault(key, value)
+    if file in REWRITTEN:
+        return self.fn
     try:
         source = _text(self.fn)
     except StopIteration:  # a function inside another
         return OWN_REWRITE(self)
     if source not in CODES:
-        tree = ast.fix_missing_locations(self.ast_transformer.visit(ast.parse(source)))
-        CODES[source] = compile(tree, self.fn.__code__.co_filename, "exec")
-    names, made = self.fn.__globals__, dict(self.kwargs)
-    for key, value in vars(interpreter).items():
-        names.setdefault(key, value)
+        CODES[source] = compile(rewrite(source), file, "exec")
+    made = dict(self.kwargs)
     exec(CODES[source], names, made)
     return made[self.fn.__name__]
 
@@ -131,7 +168,8 @@ def hasten() -> None:
     core._unwrap_if_constexpr, interpreter._get_np_dtype = _unwrap, _numpy_type
     TritonSemantic.broadcast_impl_value = _broadcast
     interpreter._patch_attr = quick_operations.patch
-    interpreter.FunctionRewriter.rewrite_ast = _rewritten
+    if ast.unparse(REWRITER.visit(ast.parse("x = y"))) == ASSIGNED:
+        interpreter.FunctionRewriter.rewrite_ast, SourceFileLoader.get_code = _rewritten, _get_code
     interpreter.InterpretedFunction.__call__ = _call
     if not hasattr(interpreter._interpreter, "fma_fp32"):
         interpreter.InterpreterBuilder.create_fma = _fma

@@ -188,18 +188,15 @@ def constraining(*roots: Expr | None, own: str | None = None, gathers: bool = Tr
     stack = [e for e in reversed(roots) if e is not None]
     while stack:
         e = stack.pop()
-        match e:
-            case Pad():
-                stack.append(e.value)
-            case Aggregate():
-                pass
-            case Access():
-                if e.tensor != own:
-                    yield e
-                if gathers or e.tensor == own:
-                    stack.extend(reversed(e.index))
-            case _:
-                stack.extend(reversed(children(e)))
+        if type(e) is Access:  # most are not: asking for each class with `isinstance` takes longer than the rest
+            if e.tensor != own:
+                yield e
+            if gathers or e.tensor == own:
+                stack += e.index[::-1]
+        elif type(e) is Pad:
+            stack.append(e.value)
+        elif type(e) is not Aggregate:
+            stack += children(e)[::-1]
 
 
 # branches whose points need not be looked at

@@ -85,7 +85,10 @@ class Affine:
         return Affine.of(((Index(name), c) for name, c in coefficients.items()), constant)
 
     def coefficient(self, name: str) -> Fraction:
-        return next((c for a, c in self.terms if isinstance(a, Index) and a.name == name), _ZERO)
+        for atom, c in self.terms:
+            if type(atom) is Index and atom.name == name:
+                return c
+        return _ZERO
 
     def variables(self) -> tuple[str, ...]:
         """Index variables that stand in the form directly, not inside an atom."""
@@ -108,9 +111,9 @@ class Affine:
     @property
     def bare(self) -> str | None:
         """The name, where the form is one index variable and nothing else."""
-        if self.constant == 0 and len(self.terms) == 1:
+        if len(self.terms) == 1:
             ((atom, coefficient),) = self.terms
-            if isinstance(atom, Index) and coefficient == 1:
+            if type(atom) is Index and coefficient == 1 and self.constant == 0:
                 return atom.name
         return None
 
@@ -201,9 +204,7 @@ def linear(e: Expr) -> Affine:
     found = _FORMS.get(type(e))
     if found is None:
         raise AffineMistake("an index must be affine in the index variables", e.span)
-    form = found(e)
-    if type(e) is Call or type(e) is Access:  # asked for thousands of times, and an expression never changes
-        e.__dict__["_form"] = form
+    form = e.__dict__["_form"] = found(e)  # asked for thousands of times, and an expression never changes
     return form
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import is_
+from typing import TypeVar
 
 from tilec.errors import InternalMistake, Span, TypeMistake
 from tilec.ir.aggregations import AGGREGATIONS
@@ -23,6 +25,7 @@ from tilec.ir.program import (
     Statement,
     children,
     index_variables,
+    reads,
     reads_itself,
 )
 from tilec.ir.types import (
@@ -45,6 +48,24 @@ TRUTH_HINT = "compare with 0 first, as in (X != 0)"
 BITS_HINTS = {"and": TRUTH_HINT, "or": TRUTH_HINT, "not": TRUTH_HINT, "xor": "a power is pow(X, 2), or X * X"}
 NOT_BOOL = (*NO_BOOL_AT_ALL, *ROUNDING, "abs", "relu", "mod", "pow", "shl", "shr")
 _SYMBOLS = {name: f"`{symbol}`" for (symbol, _), name in OPERATORS.items()} | {"neg": "unary `-`"}
+
+
+Found = TypeVar("Found")
+
+
+def once(find: Callable[[Statement, Mapping[str, TensorType]], Found]) -> Callable[..., Found]:
+    """What a function says of a statement and the types of the tensors in it, kept with the statement for as long as
+    these types are the same objects: passes ask again and again of statements that they leave alone."""
+    name = f"_kept_{find.__name__.lstrip('_')}"
+
+    def ask(s: Statement, types: Mapping[str, TensorType]) -> Found:
+        given = (types.get(s.output), *map(types.get, reads(s)))
+        kept = s.__dict__.get(name)
+        if kept is None or not all(map(is_, kept[0], given)):
+            kept = s.__dict__[name] = given, find(s, types)
+        return kept[1]
+
+    return ask
 
 
 def call_type(function: str, types: Sequence[ElementType], span: Span | None = None) -> ElementType:
@@ -120,6 +141,11 @@ def statement_type(s: Statement, tensors: Mapping[str, TensorType]) -> TensorTyp
 
     A recurrence has the least type that its body gives back when it reads that type, `init` being of a type no higher.
     """
+    return _statement_type(s, tensors)
+
+
+@once
+def _statement_type(s: Statement, tensors: Mapping[str, TensorType]) -> TensorType:
     if not reads_itself(s):
         return _plain_statement_type(s, tensors)
     mistake: TypeMistake | None = None

@@ -145,6 +145,7 @@ class Guarded:
 
     body: Expr
     guard: Expr | None
+    __getstate__ = Expr.__getstate__
 
     @property
     def guards(self) -> tuple[Expr, ...]:

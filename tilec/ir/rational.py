@@ -22,6 +22,8 @@ class Fraction(fractions.Fraction):
     def __eq__(self, other: object) -> bool:
         if type(other) is Fraction:
             return self._numerator == other._numerator and self._denominator == other._denominator
+        if type(other) is int:
+            return self._denominator == 1 and self._numerator == other
         return fractions.Fraction.__eq__(self, other)
 
     def __lt__(self, other: Any) -> bool:

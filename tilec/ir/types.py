@@ -72,6 +72,12 @@ class ElementType:
         return 0 if self.weak else 1 if self.scalar else 2
 
 
+@cache
+def _element(dtype: str, weak: bool, scalar: bool) -> ElementType:
+    """The type, one object for all equal ones: it is asked for at each access and promotion."""
+    return ElementType(dtype, weak, scalar)
+
+
 WEAK_INT = ElementType("int64", weak=True, scalar=True)  # a literal's
 WEAK_FLOAT = ElementType("float64", weak=True, scalar=True)
 WEAK_INDEX = ElementType("int64", weak=True)  # an index variable's
@@ -81,6 +87,8 @@ def promote(*types: ElementType) -> ElementType:
     """torch's rule: a lower priority counts only where its category is higher, and then with its default type."""
     result = types[0]
     for t in types[1:]:
+        if t is result:
+            continue
         high, low = (result, t) if result.rank >= t.rank else (t, result)
         if high.rank == low.rank:
             dtype = promote_dtypes(high.dtype, low.dtype)
@@ -88,7 +96,7 @@ def promote(*types: ElementType) -> ElementType:
             dtype = high.dtype
         else:
             dtype = low.dtype if not low.weak else DEFAULT_FLOAT if is_floating(low.dtype) else "int64"
-        result = ElementType(dtype, weak=high.weak, scalar=high.scalar and low.scalar)
+        result = _element(dtype, high.weak, high.scalar and low.scalar)
     return result
 
 
@@ -103,7 +111,7 @@ class TensorType:
     strong: bool = False
 
     def element(self) -> ElementType:
-        return ElementType(self.dtype, weak=self.weak, scalar=not self.shape and not self.strong)
+        return _element(self.dtype, self.weak, not self.shape and not self.strong)
 
 
 Types = Mapping[str, TensorType]  # of tensors, by name

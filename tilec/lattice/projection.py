@@ -23,7 +23,10 @@ class Inequality:
     constant: int
 
     def coefficient(self, v: str) -> int:
-        return next((c for name, c in self.terms if name == v), 0)
+        for name, c in self.terms:
+            if name == v:
+                return c
+        return 0
 
 
 class Inexact(Exception):
@@ -70,12 +73,17 @@ def _cost(system: Sequence[Inequality], v: str) -> tuple[int, int]:
 
 
 def _without(system: Sequence[Inequality], v: str) -> list[Inequality]:
-    lower = [q for q in system if q.coefficient(v) > 0]
-    upper = [q for q in system if q.coefficient(v) < 0]
-    found = {q.terms: q.constant for q in system if not q.coefficient(v)}
-    for low in lower:
-        for high in upper:
-            a, b = low.coefficient(v), -high.coefficient(v)
+    lower: list[tuple[Inequality, int]] = []
+    upper: list[tuple[Inequality, int]] = []
+    found: dict[tuple[tuple[str, int], ...], int] = {}
+    for q in system:
+        c = q.coefficient(v)
+        if not c:
+            found[q.terms] = q.constant
+        else:
+            (lower if c > 0 else upper).append((q, abs(c)))
+    for low, a in lower:
+        for high, b in upper:
             terms: dict[str, int] = {}
             for name, c in (*((n, b * c) for n, c in low.terms), *((n, a * c) for n, c in high.terms)):
                 terms[name] = terms.get(name, 0) + c
@@ -115,7 +123,7 @@ def interval(system: Sequence[Inequality], v: str) -> tuple[int | None, int | No
 def ranges(system: Sequence[Inequality], variables: Sequence[str]) -> list[tuple[int, int]] | None:
     """Exact range of each variable over the integer points of a system, None if there are none. Raises Inexact, and
     where a variable is not bounded."""
-    if not possible(project_out(system, variables)):
+    if not variables and not possible(system):
         return None
     found = []
     for v in variables:

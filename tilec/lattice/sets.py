@@ -108,7 +108,7 @@ def shapes_of(program: Program) -> dict[str, tuple[int, ...]]:
 
 def domain(s: Statement, shapes: Shapes) -> IntegerSet:
     """Valid points of a bound statement; guards and conditions on data are ignored."""
-    variables = index_variables(*expressions(replace(s, init=None)))
+    variables = index_variables(*expressions(s if s.init is None else replace(s, init=None)))
     return domain_of(s.roots, shapes, s.constraints, s.index or (), sizes_of(s), variables, s.output)
 
 

@@ -112,6 +112,7 @@ def test_values_and_gradients(name, sizes):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("sizes", [(50, 37, 3, 1), (33, 64, 2, 3), (33, 40, 16, 12)], ids=str)
+@pytest.mark.covering
 def test_elements_laid_out_by_term(name, sizes, monkeypatch):
     """What a kernel reads term by term for the points that it walks lies along the walk; values are the same."""
     monkeypatch.setattr(rewrites, "BY_TERMS_GAIN", 0.0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, Domain, point_conditions, size_of
 from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.infer import once
 from tilec.ir.program import Constraint, Int, Statement, index_variables
 from tilec.ir.types import Types
 from tilec.lattice.sets import bounds
@@ -70,6 +71,7 @@ def _box(s: Statement, residues: Mapping[str, int], low: Mapping[str, int], exte
     return Domain(s, {**low, **residues}, {**at_least_one, **ones}, (), None)
 
 
+@once
 def build_space(s: Statement, types: Types) -> Space | None:
     """The space of a defracted statement, None where its output index is no change of variables."""
     found = roles(s)
@@ -129,8 +131,8 @@ def _ranges(
 ) -> dict[str, tuple[int, int]] | None:
     """Low end and extent of each variable in a class, None if the class has no element of the output. The constraints
     that are `output_constraints` say which elements there are; the others, which points."""
-    fixed = {v: Affine.of((), r) for v, r in residues.items()}
-    s = substitute_affine(s, fixed)
+    if residues:
+        s = substitute_affine(s, {v: Affine.of((), r) for v, r in residues.items()})
     elements = bounds(replace(s, body=Int(1), guard=None, constraints=output_constraints), shapes)
     if elements is None:
         return None
