@@ -44,6 +44,9 @@ from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS, NARROW
 
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
+# the program's own block of rows and of columns
+BLOCK_DOWN = "(group * GROUP + tile % (GROUP * across) % members)"
+BLOCK_ACROSS = "(tile % (GROUP * across) // members)"
 SOME_NOT_FINITE = "tl.max(tl.max((tl.abs({}) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0"
 REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
 RECOMPUTED_ROWS = 8  # rows of such a block that are computed again at a time
@@ -85,7 +88,7 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     """The launch of a written kernel, and the table of its classes."""
     writer.write()
     config = writer.config
-    grid = (output_tiles(writer.dot, writer.space, config), len(writer.space.classes), parts)
+    grid = (writer.tiles(), len(writer.space.classes), parts)
     return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
 
 
@@ -100,7 +103,7 @@ def repair_steps(dot: Dot, space: Space, view: StridedView, flat: Statement, int
 
 
 class DotWriter:
-    placed = "row"  # the name of where the program's rows are among all
+    placed, row_end = "row", ""  # names of where the program's rows are among all, and of what they end at
     stored = "row_in[:, None] & col_in[None, :]"  # the test of the elements that are stored
     around: tuple[frozenset[str], ...] = ()  # what the scopes around the walk of the reduction bind
 
@@ -142,6 +145,9 @@ class DotWriter:
         """The variables that blocks of the reduction run through, and the windows that are walked one by one."""
         inner = inner_variables(self.dot, self.space, self.view, self.config.bk)
         return inner, tuple(v for v in self.dot.summed if v not in inner)
+
+    def tiles(self) -> int:
+        return output_tiles(self.dot, self.space, self.config)
 
     def write(self) -> None:
         k = self.kernel
@@ -202,7 +208,7 @@ class DotWriter:
             if self.space.single(v):
                 k.value_of[v] = k.low(v)
         pid = k.program()
-        k.assign("down", f"tl.cdiv({k.count(dot.rows)}, BM)")
+        k.assign("down", self._down())
         k.assign("across", f"tl.cdiv({k.count(dot.columns)}, BN)")
         tile = pid
         if dot.batch:
@@ -216,16 +222,19 @@ class DotWriter:
         k.constants["GROUP"] = self.config.group
         k.assign("group", "tile // (GROUP * across)")
         k.assign("members", "tl.minimum(down - group * GROUP, GROUP)")
-        self._rows("(group * GROUP + tile % (GROUP * across) % members) * BM + tl.arange(0, BM)")
-        k.assign("col", "(tile % (GROUP * across) // members) * BN + tl.arange(0, BN)")
-        k.assign("row_in", f"{self.placed} < {k.count(dot.rows)}")
+        self._rows(BLOCK_DOWN)
+        k.assign("col", f"{BLOCK_ACROSS} * BN + tl.arange(0, BN)")
+        k.assign("row_in", f"{self.placed} < {self.row_end or k.count(dot.rows)}")
         k.assign("col_in", f"col < {k.count(dot.columns)}")
         for axis in (Axis("row", dot.rows, "BM"), Axis("col", dot.columns, "BN"), Axis("batch", dot.batch, None)):
             k.decode(axis)
 
-    def _rows(self, places: str) -> None:
-        """The numbers of the program's rows, which are at these places."""
-        self.kernel.assign("row", places)
+    def _down(self) -> str:
+        return f"tl.cdiv({self.kernel.count(self.dot.rows)}, BM)"
+
+    def _rows(self, block: str) -> None:
+        """The numbers of the program's rows, which are those of this block."""
+        self.kernel.assign("row", f"{block} * BM + tl.arange(0, BM)")
 
     def _loop(self) -> None:
         k, config, (inner, windows) = self.kernel, self.config, self._reduction
