@@ -29,7 +29,7 @@ from tilec.ir.types import ITEM_BYTES, NARROW
 
 ALIGNMENT = 16  # bytes: of a map's strides
 RANK = 5
-MOST_KEYS = 4096  # among which a program looks for its own
+FEWEST_KEYS, MOST_KEYS = 256, 4096  # among which a program looks for its own
 COPIED = Config(16, 256, 16, 4, 1)  # rows and columns of a program that copies
 FEWEST_POINTS = 2**32  # multiply-adds from which the host's work on maps does not show
 # operations and bytes a second: of products that read through pointers, of those of boxes, and of copies
@@ -99,6 +99,8 @@ def _canonical(
 ) -> tuple[object, ...]:
     """Equal for equal operands, whatever their variables are called."""
     space = found.space
+    lone = lone_access(tuple(factors), found.dot.dtype, found.view)
+    factors = factors if lone is None else (lone,)
     low, extent = space.low[0], space.extent[0]
     number: dict[str, Expr] = {v: Int(low[v]) for v in (*space.outputs, *space.reductions) if space.single(v)}
     number |= {v: Index(f"p{k}") for k, v in enumerate(points)} | {v: Index(f"c{k}") for k, v in enumerate(columns)}
@@ -231,7 +233,7 @@ class BoxedWriter(DotWriter):
         precision: str,
         config: Config,
         epilogue: Sequence[Statement],
-        copy: SortedCopy,
+        copy: SortedCopy | None,
         matrix: MatrixBoxes,
     ):
         super().__init__(found.dot, found.space, found.view, int64_index, precision, config, "_grouped", epilogue)
@@ -253,7 +255,7 @@ class BoxedWriter(DotWriter):
         k, kind = self.kernel, self.integer
         starts = k.pointer(self.sort.starts)
         keys = k.number("keys", "keys", self.found.count, False)
-        k.constants["KEYS"] = power_of_two(self.found.count)
+        k.constants["KEYS"] = max(FEWEST_KEYS, power_of_two(self.found.count))
         own = k.line("block", block)
         lane = k.line("lane", "tl.arange(0, KEYS)")
         begins = k.line("begins", f"tl.load({starts} + {lane}, mask={lane} < {keys}, other=0).to({kind})")
@@ -274,14 +276,26 @@ class BoxedWriter(DotWriter):
         k.value_of[self.found.group[0]] = matrix
         k.assign("steps", f"tl.where({self.key} > 0, tl.cdiv({k.count(dot.summed)}, BK), 0)")
         k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        if self.copy is None:
+            k.add(self._blocks(self._multiplied))
+            return
         rows = parameter(k, self.copy.map(self.config.bm, self.config.bk))
         left = box_load(rows, (self.first, "step * BK"), k.int64_index)
-        at = [matrix if t == "matrix" else t for t in self.matrix.starts]
-        boxed = "(BN, BK)" if self.matrix.transposed else "(BK, BN)"
-        right = f"{box_load(parameter(k, self.matrix.map), at, k.int64_index)}.reshape{boxed}"
-        right = f"tl.trans({right})" if self.matrix.transposed else right
-        body = (assign("left", left), assign("right", right), assign("acc", "tl.dot(left, right, acc)"))
+        body = (assign("left", left), assign("right", self._right()), assign("acc", "tl.dot(left, right, acc)"))
         k.add(ForLoop("step", "range(0, steps)", body))
+
+    def _multiplied(self, rows: Frame, columns: Frame) -> None:
+        """Rows are read where they are."""
+        left = self._operand(rows, self.dot.left, ())
+        self.kernel.assign("right", self._right())
+        self.kernel.assign("acc", f"tl.dot({left}, right, acc)")
+
+    def _right(self) -> str:
+        k, boxed = self.kernel, "(BN, BK)" if self.matrix.transposed else "(BK, BN)"
+        matrix = k.value_of[self.found.group[0]]
+        at = [matrix if t == "matrix" else t for t in self.matrix.starts]
+        right = f"{box_load(parameter(k, self.matrix.map), at, k.int64_index)}.reshape{boxed}"
+        return f"tl.trans({right})" if self.matrix.transposed else right
 
 
 class BoxedSumWriter(DotWriter):

@@ -129,6 +129,9 @@ def _boxed_rows(task: GroupedTask) -> list[Step] | None:
     matrix = matrix_boxes(found, task.config, task.setting)
     if matrix is None or not boxes_pay(found, task.setting, found.points * space.count(dot.summed), task.config):
         return None
+    import os
+    if os.environ.get("TILEC_ROWS") == "mixed":
+        return task.steps(BoxedWriter(*task.how, None, matrix))
     copy = sorted_copy(found, task.sort, task.ordered, dot.left, (), dot.rows, dot.summed, task.int64_index)
     return task.steps(BoxedWriter(*task.how, copy, matrix), copy)
 
