@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.grouped_matmul import boxes, products
+from tilec.backends.triton.grouped_matmul import boxes, kernels, products
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -33,8 +33,9 @@ def keys(*shape, below):
     return torch.randint(-1, below + 1, shape, generator=torch.Generator().manual_seed(below))
 
 
-def agree(source, *inputs, boxed=(1, 2), copies=(1, 2), wrt=("X", "W")):
-    """Values, and gradients, as the torch backend's in float64; `boxed`: products by boxes forward and backward."""
+def agree(source, *inputs, boxed=(1, 2), copies=(0, 2), wrt=("X", "W")):
+    """Values, and gradients, as the torch backend's in float64; `boxed`: products by boxes, and `copies` of rows in
+    order, forward and backward."""
     f, g = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
     wide = [t.double() if t.is_floating_point() else t for t in inputs]
     wanted = g(*wide)
@@ -43,7 +44,7 @@ def agree(source, *inputs, boxed=(1, 2), copies=(1, 2), wrt=("X", "W")):
     for made, n, m in zip(lowered, boxed, copies, strict=True):
         grouped = [k for k in made.source().splitlines() if "_grouped[" in k]
         assert sum("TensorDescriptor" in k for k in grouped) == n
-        assert made.source().count("_sorted[") == m
+        assert made.source().count("_in_order[") == m
     found = f(*inputs), *f.grad(list(wrt))(*inputs, cotangent)
     for a, b in zip(found, (wanted, *g.grad(list(wrt))(*wide, cotangent.double())), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=4e-3, atol=4e-2, equal_nan=True)
@@ -54,3 +55,58 @@ def agree(source, *inputs, boxed=(1, 2), copies=(1, 2), wrt=("X", "W")):
 )
 def test_each_row_by_the_matrix_of_its_key(t, c, o, e):
     agree(ROWS, normal(t, c), normal(e, c, o), keys(t, below=e))
+
+
+@pytest.mark.parametrize("t, o", [(300, 72)])
+def test_rows_in_order_are_copied_once(t, o, monkeypatch):
+    monkeypatch.setattr(kernels, "rows_in_place", lambda found: False)
+    agree(ROWS, normal(t, 40), normal(5, 40, o), keys(t, below=5), copies=(1, 2))
+
+
+SPELLINGS = {
+    "result transposed": "Y[o, t : O, T] = +(W[Ix[t], c, o] * X[t, c])",
+    "rows of a condition": "Y[t, o : T, O] = +(t > 5 ? X[t, c] * W[Ix[t], c, o])",
+    "scale of a row": "Y[t, o : T, O] = +(X[t, c] * exp(X[t, 0]) * W[Ix[t], c, o])",
+    "matrices turned": "Y[t, o : T, O] = +(X[t, c] * W[Ix[t], o, c])",
+    "key plus one": "Y[t, o : T, O] = +(X[t, c] * W[Ix[t] + 1, c, o])",
+    "key is clamped": "Y[t, o : T, O] = +(X[t, c] * W[clamp(Ix[t], 0, E - 1), c, o])",
+    "epilogue": "Y[t, o : T, O] = relu(sum(X[t, c] * W[Ix[t], c, o])) * B[o]",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spellings(spelling):
+    turned = spelling == "matrices turned"
+    source = (
+        f"function (X[T, C], W[E, {'O, C' if turned else 'C, O'}], Ix[T], B[O]) -> (Y) {{ {SPELLINGS[spelling]}; }}"
+    )
+    t, c, o, e = 150, 80, 48, 3
+    inputs = normal(t, c) / 8, normal(e, *((o, c) if turned else (c, o))) / 4, keys(t, below=e), normal(o)
+    f, g = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    torch.testing.assert_close(f(*inputs).double(), g(*wide), rtol=4e-3, atol=4e-3)
+    assert "TensorDescriptor" in f.lower(*inputs).source()
+    cotangent = normal(*g(*wide).shape)
+    found, wanted = (h.grad(["X", "W"])(*i, cotangent.to(i[0])) for h, i in ((f, inputs), (g, wide)))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=4e-3, atol=3e-2)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_other_rows_hold_touches_nothing(in_place, monkeypatch):
+    monkeypatch.setattr(kernels, "rows_in_place", lambda found: in_place)
+    x, w, ix = torch.ones(100, 24).half(), torch.ones(3, 24, 16).half(), torch.arange(100) % 3
+    x[1::3], w[1] = torch.inf, torch.nan
+    f = tilec.compile(ROWS, backend="triton")
+    found, wanted = f(x, w, ix), torch.full((100, 16), 24.0).half()
+    wanted[1::3] = torch.nan
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    dw = f.grad(["W"])(x, w, ix, torch.ones(100, 16).half())
+    assert torch.isinf(dw[1]).all() and (dw[0] == 34).all() and (dw[2] == 33).all()
+
+
+def test_no_keys_and_no_rows():
+    x, w = torch.ones(40, 24).half(), torch.ones(3, 24, 16).half()
+    f = tilec.compile(ROWS, backend="triton")
+    assert (f(x, w, torch.full((40,), 7)) == 0).all()
+    assert (f.grad(["W"])(x, w, torch.full((40,), -1), torch.ones(40, 16).half()) == 0).all()

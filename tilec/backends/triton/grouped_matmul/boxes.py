@@ -6,6 +6,7 @@ same rows share the copy. A program multiplies up to BM rows of one key: the blo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -51,22 +52,29 @@ class SortedCopy:
         return Descriptor(self.name, 0, (self.rows, self.width), (self.stride, 1), (rows, columns), "")
 
 
-def boxes_pay(found: GroupedProduct, setting: Setting, copies: int, config: Config) -> bool:
+def boxes_pay(found: GroupedProduct, setting: Setting, copies: int) -> bool:
     """Whether the copies of `copies` elements and products of boxes take less time than products through pointers.
     They are for 16-bit operands on Hopper alone."""
     dot, space = found.dot, found.space
     if setting.device.capability != HOPPER or dot.dtype not in NARROW or found.count >= MOST_KEYS:
         return False
     beside = tuple(v for v in dot.batch if v not in found.group)
-    columns, summed = space.count(dot.columns), space.count(dot.summed)
-    points = columns * summed * (space.count(dot.rows))
+    points = math.prod(space.count(v) for v in (dot.rows, dot.columns, dot.summed))
     if beside or points < FEWEST_POINTS:
         return False
-    copying = COPY_SECONDS + 2 * ITEM_BYTES[dot.dtype] * copies / COPY_BYTES
+    copying = COPY_SECONDS + 2 * ITEM_BYTES[dot.dtype] * copies / COPY_BYTES if copies else 0.0
     return 2 * points / POINTER_RATE > copying + 2 * points / BOX_RATE
 
 
 # rows in order
+
+
+def rows_in_place(found: GroupedProduct) -> bool:
+    """Whether rows are read where they are as fast as from a copy: lone elements, along which memory runs."""
+    a = lone_access(found.dot.left, found.dot.dtype, found.view)
+    last = found.dot.summed[-1]
+    steps = () if a is None else zip(a.index, found.view.strides[a.tensor], strict=True)
+    return any(linear(e).bare == last and step == 1 for e, step in steps)
 
 
 def sorted_copy(
@@ -84,10 +92,9 @@ def sorted_copy(
     rows, width = space.count(points), space.count(columns)
     aligned = ALIGNMENT // ITEM_BYTES[dtype]
     stride = -(-width // aligned) * aligned
-    name = sort.name(
-        f"{'_'.join(map(python_name, dict.fromkeys(a.tensor for f in factors for a in operand_accesses(f))))}_sorted"
-    )
-    writer = CopyWriter(found, sort, factors, zeros, points, columns, name, stride, int64_index)
+    copied = "_".join(map(python_name, dict.fromkeys(a.tensor for f in factors for a in operand_accesses(f))))
+    name = sort.name(f"{copied}_sorted")
+    writer = CopyWriter(found, sort, factors, zeros, points, columns, name, f"_{copied}_in_order", stride, int64_index)
     launch = writer.launch(rows, width)
     key = ("copy", ordered.key, *_canonical(found, factors, zeros, points, columns), dtype, int64_index)
     once = Once(key, (name,), (Allocate(name, (rows, stride), dtype), launch))
@@ -126,10 +133,11 @@ class CopyWriter(DotWriter):
         points: tuple[str, ...],
         columns: tuple[str, ...],
         copy: str,
+        suffix: str,
         stride: int,
         int64_index: bool,
     ):
-        super().__init__(found.dot, found.space, found.view, int64_index, "ieee", COPIED, "_sorted")
+        super().__init__(found.dot, found.space, found.view, int64_index, "ieee", COPIED, suffix)
         self.sort, self.factors, self.zeros = sort, factors, zeros
         self.points, self.across, self.copy, self.stride = points, columns, copy, stride
 
@@ -233,8 +241,8 @@ class BoxedWriter(DotWriter):
         precision: str,
         config: Config,
         epilogue: Sequence[Statement],
-        copy: SortedCopy | None,
         matrix: MatrixBoxes,
+        copy: SortedCopy | None = None,
     ):
         super().__init__(found.dot, found.space, found.view, int64_index, precision, config, "_grouped", epilogue)
         self.found, self.sort, self.copy, self.matrix = found, sort, copy, matrix

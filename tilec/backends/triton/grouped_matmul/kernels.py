@@ -20,6 +20,7 @@ from tilec.backends.triton.grouped_matmul.boxes import (
     boxes_pay,
     key_bounds,
     matrix_boxes,
+    rows_in_place,
     sorted_copy,
 )
 from tilec.backends.triton.grouped_matmul.products import (
@@ -127,13 +128,14 @@ def _boxed_rows(task: GroupedTask) -> list[Step] | None:
     dot, space = found.dot, found.space
     task = replace(task, config=_boxed_tile(found, task.setting))
     matrix = matrix_boxes(found, task.config, task.setting)
-    if matrix is None or not boxes_pay(found, task.setting, found.points * space.count(dot.summed), task.config):
+    in_place = rows_in_place(found)
+    copied = 0 if in_place else found.points * space.count(dot.summed)
+    if matrix is None or not boxes_pay(found, task.setting, copied):
         return None
-    import os
-    if os.environ.get("TILEC_ROWS") == "mixed":
-        return task.steps(BoxedWriter(*task.how, None, matrix))
+    if in_place:
+        return task.steps(BoxedWriter(*task.how, matrix))
     copy = sorted_copy(found, task.sort, task.ordered, dot.left, (), dot.rows, dot.summed, task.int64_index)
-    return task.steps(BoxedWriter(*task.how, copy, matrix), copy)
+    return task.steps(BoxedWriter(*task.how, matrix, copy), copy)
 
 
 def _boxed_sums(task: GroupedTask) -> list[Step] | None:
@@ -142,7 +144,7 @@ def _boxed_sums(task: GroupedTask) -> list[Step] | None:
     dot, space = found.dot, found.space
     copied = found.points * (space.count(dot.rows) + space.count(dot.columns))
     task = replace(task, config=_boxed_tile(found, task.setting))
-    if not boxes_pay(found, task.setting, copied, task.config):
+    if not boxes_pay(found, task.setting, copied):
         return None
     left, right = (
         sorted_copy(found, task.sort, task.ordered, side, found.asked, dot.summed, columns, task.int64_index)
