@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Condition
@@ -17,22 +17,25 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, triton_type
 from tilec.backends.triton.grouped_matmul.products import GroupedProduct
 from tilec.backends.triton.matmul.blocks import Config
 from tilec.backends.triton.matmul.dot import Zeros, operand_accesses
+from tilec.backends.triton.matmul.hopper.configs import Tile, predicted_time
+from tilec.backends.triton.matmul.hopper.form import HopperConfig
 from tilec.backends.triton.matmul.hopper.steps import lone_access
 from tilec.backends.triton.matmul.kernel import BLOCK_ACROSS, BLOCK_DOWN, DotWriter
 from tilec.backends.triton.plan.device_info import HOPPER
-from tilec.backends.triton.plan.lines import ForLoop, If, assign
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Once, Setting
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.scatter.sort import KEY_SHIFT, Sort
+from tilec.backends.triton.scatter.sort import Sort
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Index, Int, Statement, substitute
+from tilec.ir.program import Expr, Index, Int, Statement, substitute
+from tilec.ir.rational import as_int
 from tilec.ir.types import ITEM_BYTES, NARROW
 
 ALIGNMENT = 16  # bytes: of a map's strides
 RANK = 5
 FEWEST_KEYS, MOST_KEYS = 256, 4096  # among which a program looks for its own
 COPIED = Config(16, 256, 16, 4, 1)  # rows and columns of a program that copies
-FEWEST_POINTS = 2**32  # multiply-adds from which the host's work on maps does not show
+FEWEST_POINTS = 2**29  # multiply-adds from which the work of the host on maps does not show
 # operations and bytes a second: of products that read through pointers, of those of boxes, and of copies
 POINTER_RATE, BOX_RATE, COPY_BYTES, COPY_SECONDS = 280e12, 480e12, 2.2e12, 4e-6
 
@@ -66,6 +69,36 @@ def boxes_pay(found: GroupedProduct, setting: Setting, copies: int) -> bool:
     return 2 * points / POINTER_RATE > copying + 2 * points / BOX_RATE
 
 
+def fits(config: Config, setting: Setting) -> bool:
+    """Whether on-chip memory holds the boxes."""
+    return config.stages * (config.bm + config.bn) * config.bk * 2 <= setting.device.shared
+
+
+def boxed_time(found: GroupedProduct, config: Config) -> float:
+    """Microseconds, about, of a product with these blocks; of a key, half of the last block is rows of others."""
+    dot, space = found.dot, found.space
+    size = ITEM_BYTES[dot.dtype]
+    out_size = ITEM_BYTES[found.view.types[space.statement.output].dtype]
+    rows, columns, summed = (space.count(v) for v in (dot.rows, dot.columns, dot.summed))
+    if dot.batch:
+        down, summed = found.count * -(-rows // config.bm), -(-summed // found.count)
+    else:
+        down = rows // config.bm + (found.count + 1) // 2
+    tile = Tile(
+        config.bm,
+        config.bn,
+        config.bk,
+        size,
+        out_size,
+        down * -(-columns // config.bn),
+        -(-summed // config.bk),
+        elements=0,
+        memory=0,
+        maps=0,
+    )
+    return predicted_time(HopperConfig((), config.warps, config.stages), tile)
+
+
 # rows in order
 
 
@@ -88,7 +121,7 @@ def sorted_copy(
     int64_index: bool,
 ) -> SortedCopy:
     """A copy of an operand with the points, sorted, as rows; others that want the same one share it."""
-    space, view, dtype = found.space, found.view, found.dot.dtype
+    space, dtype = found.space, found.dot.dtype
     rows, width = space.count(points), space.count(columns)
     aligned = ALIGNMENT // ITEM_BYTES[dtype]
     stride = -(-width // aligned) * aligned
@@ -186,33 +219,41 @@ def matrix_boxes(found: GroupedProduct, config: Config, setting: Setting) -> Mat
         return None
     ((column,), (term,)) = dot.columns, dot.summed
     box = {column: config.bn, term: config.bk}
-    at = {column: f"{BLOCK_ACROSS} * BN", term: "step * BK", found.group[0]: "matrix"}
-    dims: list[tuple[int, int, int, str, str]] = []  # size, stride, box, start, variable
+    start = {column: f"{BLOCK_ACROSS} * BN", term: "step * BK", found.group[0]: "matrix"}
+    dims: list[_Dim] = []
     low, extent = space.low[0], space.extent[0]
     for e, n, stride in zip(a.index, view.types[a.tensor].shape, view.strides[a.tensor], strict=True):
         form = linear(e)
         v = form.bare
-        if v in at:
-            if low[v] or (v == term and extent[v] != n):
-                return None
-            dims.append((n, stride, box.get(v, 1), at[v], v))
+        if v is not None and v in start and not low[v] and (v != term or extent[v] == n):
+            dims.append(_Dim(n, stride, box.get(v, 1), start[v], v))
         elif not form.terms or (v is not None and space.single(v)):
-            value = form.constant if not form.terms else low[v]
-            dims.append((n, stride, 1, str(int(value)), ""))
+            dims.append(_Dim(n, stride, 1, str(as_int(form.constant) if v is None else low[v])))
         else:
             return None
-    names = [v for *_, v in dims if v]
-    if sorted(names) != sorted(at) or len(dims) > RANK or 0 in [n for n, *_ in dims]:
+    inner = [d for d in dims if d.variable in box and d.stride == 1]
+    if sorted(d.variable for d in dims if d.variable) != sorted(start) or len(dims) > RANK or len(inner) != 1:
         return None
-    dims.sort(key=lambda d: d[1] == 1 and d[4] in box)
+    dims = [*(d for d in dims if d is not inner[0]), *inner]
     size = ITEM_BYTES[dot.dtype]
-    last = dims[-1]
-    if last[1] != 1 or last[4] not in box or any(d[1] <= 0 or d[1] * size % ALIGNMENT for d in dims[:-1]):
+    if any(d.stride <= 0 or d.stride * size % ALIGNMENT for d in dims[:-1]) or 0 in [d.size for d in dims]:
         return None
-    boxed = [d for d in dims if d[4] in box]
-    shape, strides, block = (tuple(d[k] for d in dims) for k in range(3))
-    made = Descriptor(a.tensor, 0, shape, strides, block, "")
-    return MatrixBoxes(made, tuple(d[3] for d in dims), boxed[0][4] == column)
+    shape, strides, block = (tuple(getattr(d, n) for d in dims) for n in ("size", "stride", "box"))
+    first = next(d for d in dims if d.variable in box)
+    return MatrixBoxes(
+        Descriptor(a.tensor, 0, shape, strides, block, ""), tuple(d.start for d in dims), first.variable == column
+    )
+
+
+@dataclass(frozen=True)
+class _Dim:
+    """A dimension of a map: elements, their distance, the box's extent, where it begins, and the variable along it."""
+
+    size: int
+    stride: int
+    box: int
+    start: str
+    variable: str = ""
 
 
 def parameter(k: Kernel, d: Descriptor) -> str:
@@ -231,7 +272,7 @@ def box_load(map_: str, starts: Sequence[str], int64_index: bool) -> str:
 class BoxedWriter(DotWriter):
     """Rows of a copy in order of their keys, by the matrix of their key."""
 
-    placed, row_end = "place", "stop"
+    placed = "place"
 
     def __init__(
         self,
@@ -272,11 +313,13 @@ class BoxedWriter(DotWriter):
         )
         key = self.key
         begin = k.line("begin", f"tl.load({starts} + {key} - 1, mask={key} > 0, other=0).to({kind})")
-        k.assign("stop", f"tl.load({starts} + {key}).to({kind})")
+        self.row_end = k.line("stop", f"tl.load({starts} + {key}).to({kind})")
         self.first = k.line("at", f"{begin} + ({own} - {begin} // BM - {key}) * BM")
-        k.leave(f"{self.first} >= stop")
+        k.leave(f"{self.first} >= {self.row_end}")
         k.assign("place", f"{self.first} + tl.arange(0, BM)")
-        k.assign("row", f"tl.load({k.pointer(self.sort.order)} + place, mask=place < stop, other=0).to({kind})")
+        k.assign(
+            "row", f"tl.load({k.pointer(self.sort.order)} + place, mask=place < {self.row_end}, other=0).to({kind})"
+        )
 
     def _loop(self) -> None:
         k, dot = self.kernel, self.dot
@@ -289,14 +332,11 @@ class BoxedWriter(DotWriter):
             return
         rows = parameter(k, self.copy.map(self.config.bm, self.config.bk))
         left = box_load(rows, (self.first, "step * BK"), k.int64_index)
-        body = (assign("left", left), assign("right", self._right()), assign("acc", "tl.dot(left, right, acc)"))
-        k.add(ForLoop("step", "range(0, steps)", body))
+        k.add(ForLoop("step", "range(0, steps)", multiplied(k, left, self._right())))
 
     def _multiplied(self, rows: Frame, columns: Frame) -> None:
         """Rows are read where they are."""
-        left = self._operand(rows, self.dot.left, ())
-        self.kernel.assign("right", self._right())
-        self.kernel.assign("acc", f"tl.dot({left}, right, acc)")
+        self.kernel.add(*multiplied(self.kernel, self._operand(rows, self.dot.left, ()), self._right()))
 
     def _right(self) -> str:
         k, boxed = self.kernel, "(BN, BK)" if self.matrix.transposed else "(BK, BN)"
@@ -336,17 +376,17 @@ class BoxedSumWriter(DotWriter):
             return [box_load(m, (first, a), k.int64_index) for m, a in zip(maps, at, strict=True)]
 
         left, right = boxes("first")
-        body = (assign("left", f"tl.trans({left})"), assign("right", right), assign("acc", "tl.dot(left, right, acc)"))
-        k.add(ForLoop("first", f"range({begin}, {whole}, BK)", body))
+        k.add(ForLoop("first", f"range({begin}, {whole}, BK)", multiplied(k, f"tl.trans({left})", right)))
         # rows of the next key are none of this one's, whatever they hold
         left, right = (f"tl.where(red_in[:, None], {b}, 0.0).to({kind})" for b in boxes(whole))
-        rest = (
-            assign("red_in", f"{whole} + tl.arange(0, BK) < {stop}"),
-            assign("left", f"tl.trans({left})"),
-            assign("right", right),
-            assign("acc", "tl.dot(left, right, acc)"),
-        )
-        k.add(If(f"{whole} < {stop}", rest))
+        own = assign("red_in", f"{whole} + tl.arange(0, BK) < {stop}")
+        k.add(If(f"{whole} < {stop}", (own, *multiplied(k, f"tl.trans({left})", right))))
+
+
+def multiplied(k: Kernel, left: str, right: str) -> tuple[CodeLine, ...]:
+    """Lines that add the product of two blocks."""
+    a, b = (k.names.fresh(n) for n in ("left", "right"))
+    return assign(a, left), assign(b, right), assign("acc", f"tl.dot({a}, {b}, acc)")
 
 
 def key_bounds(k: Kernel, sort: Sort, found: GroupedProduct, integer: str) -> tuple[str, str]:
