@@ -16,15 +16,13 @@ from tilec.backends.triton.emit.kernel import Axis, Scope, all_text, triton_type
 from tilec.backends.triton.grouped_matmul.boxes import (
     BoxedSumWriter,
     BoxedWriter,
-    SortedCopy,
     boxed_time,
+    boxes_fit,
     boxes_pay,
-    fits,
     key_bounds,
     matrix_boxes,
-    rows_in_place,
-    sorted_copy,
 )
+from tilec.backends.triton.grouped_matmul.copies import SortedCopy, rows_in_place, sorted_copy
 from tilec.backends.triton.grouped_matmul.products import (
     GroupedProduct,
     group_sums_pay,
@@ -83,6 +81,12 @@ class GroupedTask:
         precision = PRECISION[self.setting.precision]
         return self.found, self.sort, self.int64_index, precision, self.config, self.epilogue
 
+    def rows(self) -> list[Step] | None:
+        """Steps that sort the rows by key and multiply; None where they take no such epilogue."""
+        if self.epilogue and not self.found.space.covers:
+            return None
+        return _boxed_rows(self) or self.steps(GroupedWriter(*self.how))
+
     def steps(self, writer: DotWriter, *copies: SortedCopy) -> list[Step]:
         """Steps that sort, copy, multiply and let go."""
         made = (self.ordered, *(c.once for c in copies))
@@ -98,14 +102,6 @@ def grouped_product(space: Space, view: StridedView, setting: Setting) -> tuple[
     mean = power_of_two(-(-found.points // found.count))
     config = replace(config, bm=min(config.bm, max(LEAST, mean)))
     return (found, config) if grouped_pays(found, config.bm) else None
-
-
-def grouped_steps(task: GroupedTask) -> list[Step] | None:
-    """Steps that sort the rows by key and multiply; None where they take no such epilogue."""
-    found = task.found
-    if task.epilogue and not found.space.covers:
-        return None
-    return _boxed_rows(task) or task.steps(GroupedWriter(*task.how))
 
 
 def group_sum_steps(
@@ -162,7 +158,7 @@ def _boxed_sums(task: GroupedTask) -> list[Step] | None:
 
 def _boxed_tile(found: GroupedProduct, setting: Setting) -> Config:
     """The blocks of a product of boxes that take least time by the model of Hopper's products."""
-    return min((c for c in BOXED_TILES if fits(c, setting)), key=lambda c: boxed_time(found, c))
+    return min((c for c in BOXED_TILES if boxes_fit(c, setting)), key=lambda c: boxed_time(found, c))
 
 
 def _blocks(found: GroupedProduct, largest: Config, setting: Setting) -> Config:

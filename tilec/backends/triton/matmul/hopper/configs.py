@@ -48,7 +48,7 @@ HopperTensors = Mapping[str, TensorView]  # those of a product, by name
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileWork:
     """What the model needs to know of a choice: a tile's extents, sizes of elements in bytes, tiles, steps of a sum,
     elements of the output, bytes of all tensors, tensor maps of the output if it is stored through such, sums of a
     program."""
@@ -107,7 +107,7 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
                 tiles = count(dot.rows, own[0]) * across * outer
                 steps = count(summed, own[2]) * walked
                 maps = math.prod(strided.get(v, 1) for v, b in own[0] if b > 1)
-                tile = Tile(m, n, depth, size, out_size, tiles, steps, elements, memory, maps)
+                tile = TileWork(m, n, depth, size, out_size, tiles, steps, elements, memory, maps)
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
                 group = 1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * n / m) / 2)
                 for split, stages, consumers, mapped in itertools.product(
@@ -174,20 +174,20 @@ def _unrolled(
             yield v, values
 
 
-def _shared_bytes(config: HopperConfig, tile: Tile) -> int:
+def _shared_bytes(config: HopperConfig, tile: TileWork) -> int:
     """Bytes of shared memory that stay taken."""
     staged = tile.rows * tile.columns * (4 if config.split > 1 else tile.out_size)
     copied = tile.rows + tile.several * tile.columns
     return config.stages * copied * tile.depth * tile.size + config.consumers * staged
 
 
-def _sensible(config: HopperConfig, tile: Tile) -> bool:
+def _sensible(config: HopperConfig, tile: TileWork) -> bool:
     share = -(-tile.steps // config.split)
     stages = config.stages <= max(share + 1, 3) and (config.stages > 2 or share <= 2)
     return stages and config.consumers * config.warps in (0, 8) and _shared_bytes(config, tile) <= USABLE_SHARED
 
 
-def predicted_time(config: HopperConfig, tile: Tile) -> float:
+def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     """Microseconds, about."""
     area = tile.rows * tile.columns * tile.several
     threads = 32 * config.warps
