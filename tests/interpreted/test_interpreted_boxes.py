@@ -105,6 +105,20 @@ def test_what_other_rows_hold_touches_nothing(in_place, monkeypatch):
     assert torch.isinf(dw[1]).all() and (dw[0] == 34).all() and (dw[2] == 33).all()
 
 
+@pytest.mark.parametrize("boxed", [True, False])
+def test_points_of_a_key_shared_among_programs(boxed, monkeypatch):
+    monkeypatch.setattr(boxes, "SHARE_STEPS", 1)
+    monkeypatch.setattr(kernels, "boxed_time", lambda found, config: -config.parts)
+    if not boxed:
+        monkeypatch.setattr(boxes, "HOPPER", 90)
+    x, dy, ix = normal(500, 32), normal(500, 40), keys(500, below=2) // 2
+    f = tilec.compile(ROWS, backend="triton").grad(["W"])
+    text = f.lower(x, normal(2, 32, 40), ix, dy).source()
+    assert "DW_parts" in text and text.count("TensorDescriptor(") == 2 * boxed
+    wanted = torch.stack([x[ix == e].double().T @ dy[ix == e].double() for e in range(2)])
+    torch.testing.assert_close(f(x, normal(2, 32, 40), ix, dy).double(), wanted, rtol=4e-3, atol=2e-2)
+
+
 def test_no_keys_and_no_rows():
     x, w = torch.ones(40, 24).half(), torch.ones(3, 24, 16).half()
     f = tilec.compile(ROWS, backend="triton")

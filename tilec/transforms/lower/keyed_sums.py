@@ -45,7 +45,7 @@ from tilec.transforms.util.naming import Names
 Key = tuple[Expr, tuple[Expr, ...] | None]  # of a product: its body and index
 Products = dict[Key, Statement]
 
-LEAST_SHARED = 256  # points of a sum for which a product in float32 that two read is worth it, where these have 16 bits
+LEAST_SUMMED_TWICE = 256  # points of a sum for which a product in float32 is worth it that two sums of 16 bits read
 LEAST_SIDE = 16  # rows, columns and points of a sum for which a product of its own is worth it
 
 
@@ -128,7 +128,7 @@ def _shared_products(program: Program, types: Types) -> frozenset[Key]:
 def _without_scale(whole: _KeyedSum, types: Types, names: Names) -> tuple[Statement, list[Factor]] | None:
     """The product of all summed variables without the factors that have none of them; None where there are none."""
     over = frozenset(whole.summed)
-    least = LEAST_SHARED if types[whole.statement.output].dtype in NARROW else 0
+    least = LEAST_SUMMED_TWICE if types[whole.statement.output].dtype in NARROW else 0
     if not over or not over <= {*whole.others} or math.prod(whole.size[v] for v in over) < least:
         return None
     inner, rest = _product(whole, over, types, names)

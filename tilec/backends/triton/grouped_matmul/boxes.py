@@ -15,22 +15,24 @@ from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Kernel, triton_type
 from tilec.backends.triton.grouped_matmul.copies import SortedCopy
 from tilec.backends.triton.grouped_matmul.products import GroupedProduct
-from tilec.backends.triton.matmul.blocks import Config
+from tilec.backends.triton.matmul.blocks import Config, output_tiles
 from tilec.backends.triton.matmul.hopper.configs import TileWork, predicted_time
 from tilec.backends.triton.matmul.hopper.form import HopperConfig
 from tilec.backends.triton.matmul.hopper.steps import lone_access
 from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT, MAX_RANK
 from tilec.backends.triton.matmul.kernel import BLOCK_ACROSS, BLOCK_DOWN, DotWriter
-from tilec.backends.triton.plan.device_info import HOPPER
+from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Descriptor, Setting
 from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.ir.index import linear
 from tilec.ir.program import Statement
 from tilec.ir.rational import as_int
 from tilec.ir.types import ITEM_BYTES, NARROW
 
+SHARE_STEPS = 8  # blocks of points of a program that has a share of a key's
 FEWEST_KEYS, MOST_KEYS = 256, 4096  # among which a program looks for its own
 FEWEST_POINTS = 2**29  # multiply-adds from which the work of the host on maps does not show
 # operations and bytes a second: of products that read through pointers, of those of boxes, and of copies
@@ -74,11 +76,11 @@ def boxed_time(found: GroupedProduct, config: Config) -> float:
         out_size,
         down * -(-columns // config.bn),
         -(-summed // config.bk),
-        elements=0,
+        elements=math.prod(found.view.types[space.statement.output].shape),
         memory=0,
         maps=0,
     )
-    return predicted_time(HopperConfig((), config.warps, config.stages), tile)
+    return predicted_time(HopperConfig((), config.warps, config.stages, config.parts), tile)
 
 
 # the matrix of a key
@@ -249,7 +251,7 @@ class BoxedSumWriter(DotWriter):
     def _loop(self) -> None:
         k, config = self.kernel, self.config
         kind = triton_type(self.dot.dtype)
-        begin, stop = key_bounds(k, self.sort, self.found, self.integer)
+        begin, stop = key_bounds(k, self.sort, self.found, self.integer, config.parts)
         maps = [parameter(k, c.map(config.bk, n)) for c, n in zip(self.copies, (config.bm, config.bn), strict=True)]
         at = (k.line("down_at", f"{BLOCK_DOWN} * BM"), k.line("across_at", f"{BLOCK_ACROSS} * BN"))
         k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
@@ -272,8 +274,8 @@ def multiplied(k: Kernel, left: str, right: str) -> tuple[CodeLine, ...]:
     return assign(a, left), assign(b, right), assign("acc", f"tl.dot({a}, {b}, acc)")
 
 
-def key_bounds(k: Kernel, sort: Sort, found: GroupedProduct, integer: str) -> tuple[str, str]:
-    """Where the points of the program's own key begin and end."""
+def key_bounds(k: Kernel, sort: Sort, found: GroupedProduct, integer: str, parts: int) -> tuple[str, str]:
+    """Where the points of the program's own key begin and end, or of its part of them."""
     number = "0"  # of several axes, as the output has them
     for v in found.group:
         value = k.value_of[v]
@@ -284,4 +286,18 @@ def key_bounds(k: Kernel, sort: Sort, found: GroupedProduct, integer: str) -> tu
         k.line(stem, f"tl.load({starts} + {at}{more}).to({integer})")
         for stem, more in (("begin", ""), ("stop", " + 1"))
     )
-    return begin, end
+    if parts == 1:
+        return begin, end
+    count = k.number("parts", "n_parts", parts, specialized=False)
+    share = k.line("share", f"tl.cdiv(tl.cdiv({end} - {begin}, {count}), BK) * BK")
+    own = k.line("begin", f"tl.minimum({begin} + {PROGRAM[2]} * {share}, {end})")
+    return own, k.line("stop", f"tl.minimum({own} + {share}, {end})")
+
+
+def point_shares(found: GroupedProduct, config: Config) -> int:
+    """Among how many programs the points of a key are shared: as many as there are multiprocessors for, where sums of
+    few blocks would leave most of them idle."""
+    tiles = output_tiles(found.dot, found.space, config)
+    if 2 * tiles > MULTIPROCESSORS:
+        return 1
+    return max(1, min(TWO_A_MULTIPROCESSOR // tiles, found.points // (found.count * SHARE_STEPS * config.bk)))

@@ -21,6 +21,7 @@ from tilec.backends.triton.grouped_matmul.boxes import (
     boxes_pay,
     key_bounds,
     matrix_boxes,
+    point_shares,
 )
 from tilec.backends.triton.grouped_matmul.copies import SortedCopy, rows_in_place, sorted_copy
 from tilec.backends.triton.grouped_matmul.products import (
@@ -32,9 +33,9 @@ from tilec.backends.triton.grouped_matmul.products import (
 )
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import Config, choose_config, fitted, output_tiles
+from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config, fitted, output_tiles
 from tilec.backends.triton.matmul.dot import LEAST
-from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter, launched
+from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter, launched_in_parts
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop
 from tilec.backends.triton.plan.plan import Once, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, power_of_two
@@ -79,7 +80,8 @@ class GroupedTask:
     def how(self) -> tuple[GroupedProduct, Sort, bool, str, Config, Sequence[Statement]]:
         """What writers of kernels take."""
         precision = PRECISION[self.setting.precision]
-        return self.found, self.sort, self.int64_index, precision, self.config, self.epilogue
+        epilogue = self.epilogue if self.config.parts == 1 else ()
+        return self.found, self.sort, self.int64_index, precision, self.config, epilogue
 
     def rows(self) -> list[Step] | None:
         """Steps that sort the rows by key and multiply; None where they take no such epilogue."""
@@ -90,7 +92,8 @@ class GroupedTask:
     def steps(self, writer: DotWriter, *copies: SortedCopy) -> list[Step]:
         """Steps that sort, copy, multiply and let go."""
         made = (self.ordered, *(c.once for c in copies))
-        return [*made, *launched(writer, self.flat), Release(tuple(n for m in made for n in m.makes))]
+        own = launched_in_parts(writer, self.flat, self.epilogue)
+        return [*made, *own, Release(tuple(n for m in made for n in m.makes))]
 
 
 def grouped_product(space: Space, view: StridedView, setting: Setting) -> tuple[GroupedProduct, Config] | None:
@@ -118,8 +121,8 @@ def group_sum_steps(
     found = recognise_group_sums(flat, types, strides)
     if found is None:
         return None
-    config = _blocks(found, SUM_TILE, setting)
-    if not group_sums_pay(found, output_tiles(found.dot, found.space, config)):
+    config = _sum_blocks(found, setting)
+    if not group_sums_pay(found, output_tiles(found.dot, found.space, config) * config.parts):
         return None
     task = GroupedTask(found, config, flat, int64_index, setting, carry, epilogue)
     return _boxed_sums(task) or task.steps(GroupSumWriter(*task.how))
@@ -158,7 +161,22 @@ def _boxed_sums(task: GroupedTask) -> list[Step] | None:
 
 def _boxed_tile(found: GroupedProduct, setting: Setting) -> Config:
     """The blocks of a product of boxes that take least time by the model of Hopper's products."""
-    return min((c for c in BOXED_TILES if boxes_fit(c, setting)), key=lambda c: boxed_time(found, c))
+    fitting = [c for c in BOXED_TILES if boxes_fit(c, setting)]
+    split = [replace(c, parts=n) for c in fitting if found.dot.batch and (n := point_shares(found, c)) > 1]
+    return min([*fitting, *split], key=lambda c: boxed_time(found, c))
+
+
+def _sum_blocks(found: GroupedProduct, setting: Setting) -> Config:
+    """The blocks of sums over the points of each key. Where there are few of them, the points of a key are shared among
+    programs, so that each of these has blocks as large as those of many."""
+    rows, columns = (max(LEAST, power_of_two(found.space.count(v))) for v in (found.dot.rows, found.dot.columns))
+    tiles = (Config(*t) for t in TILES[ITEM_BYTES[found.dot.dtype]])
+    large = next(c for c in tiles if c.bm <= SUM_TILE.bm and c.bn <= SUM_TILE.bn)
+    large = replace(large, bm=min(large.bm, rows), bn=min(large.bn, columns))
+    parts = point_shares(found, large)
+    if parts == 1:
+        return _blocks(found, SUM_TILE, setting)
+    return replace(fitted(large, ITEM_BYTES[found.dot.dtype], setting.device.shared), parts=parts)
 
 
 def _blocks(found: GroupedProduct, largest: Config, setting: Setting) -> Config:
@@ -237,7 +255,7 @@ class GroupSumWriter(_SortedWriter):
 
     def _loop(self) -> None:
         k = self.kernel
-        self.begin, self.end = key_bounds(k, self.sort, self.found, self.integer)
+        self.begin, self.end = key_bounds(k, self.sort, self.found, self.integer, self.config.parts)
         k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
         k.add(self._points_of_key())
 

@@ -44,8 +44,7 @@ from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS, NARROW
 
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
-# the program's own block of rows and of columns
-BLOCK_DOWN = "(group * GROUP + tile % (GROUP * across) % members)"
+BLOCK_DOWN = "(group * GROUP + tile % (GROUP * across) % members)"  # the program's own among blocks of rows
 BLOCK_ACROSS = "(tile % (GROUP * across) // members)"
 SOME_NOT_FINITE = "tl.max(tl.max((tl.abs({}) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0"
 REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
@@ -63,23 +62,26 @@ def dot_steps(
     epilogue: Sequence[Statement] = (),
     config: Config | None = None,
 ) -> list[Step] | None:
-    """Steps that compute the statement into its allocated output; with an epilogue, its last one's. None where
-    it takes none."""
-    s = space.statement
+    """Steps that compute the statement into its output; with an epilogue, its last one's. None where it takes none."""
     config = config or choose_config(dot, space, setting.device.shared)
     if epilogue and (config.parts > 1 or not space.covers):
         return None
     writer = DotWriter(dot, space, view, int64_index, PRECISION[setting.precision], config, epilogue=epilogue)
-    steps = launched(writer, flat, config.parts)
-    if config.parts == 1:
+    return launched_in_parts(writer, flat)
+
+
+def launched_in_parts(writer: DotWriter, flat: Statement, epilogue: Sequence[Statement] = ()) -> list[Step]:
+    """The launch of a kernel, and, where its sums are split, one that adds them up in order and has the epilogue."""
+    count, space, view = writer.config.parts, writer.space, writer.view
+    steps = launched(writer, flat, count)
+    if count == 1:
         return steps
-    parts = f"{s.output}.parts"
-    shape = (config.parts, math.prod(view.types[s.output].shape))
-    accumulator = Accumulator("sum", "int64") if dot_is_whole(dot) else writer.accumulator
+    parts, shape = f"{space.statement.output}.parts", (count, math.prod(view.types[space.statement.output].shape))
+    accumulator = Accumulator("sum", "int64") if dot_is_whole(writer.dot) else writer.accumulator
     return [
         Allocate(parts, shape, accumulator.dtype, unwritten(space, accumulator)),
         *steps,
-        *combine_parts(space, view, config.parts, accumulator, int64_index),
+        *combine_parts(space, view, count, accumulator, writer.kernel.int64_index, epilogue),
         Release((parts,)),
     ]
 
@@ -168,9 +170,8 @@ class DotWriter:
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         s = self.space.statement
         kind_ = triton_type(self.accumulator.dtype)
-        k.assign(
-            "value", f"tl.load({frame.element_address(s)}, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})"
-        )
+        value = f"tl.load({frame.element_address(s)}, mask=row_in[:, None] & col_in[None, :], other=0)"
+        k.assign("value", f"{value}.to({kind_})")
         k.add(If(SOME_NOT_FINITE.format("value"), (self._recompute_rows(),)))
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
 
@@ -183,8 +184,7 @@ class DotWriter:
         registers counts for programs that only look, too."""
         k, dot = self.kernel, self.dot
         k.scopes.append(Scope())
-        first = "(group * GROUP + tile % (GROUP * across) % members) * BM"
-        k.assign("part", f"{first} + over + tl.arange(0, {self._at_once})")
+        k.assign("part", f"{BLOCK_DOWN} * BM + over + tl.arange(0, {self._at_once})")
         k.assign("part_in", f"part < {k.count(dot.rows)}")
         k.axis_of.pop("row.", None)  # the rows of all of the block stand together no more
         k.decode(Axis("part", dot.rows, str(self._at_once)))
