@@ -162,10 +162,11 @@ def _by_digits(sort: Sort) -> list[Step]:
         tensors |= {"totals": totals, "positions": sort.keys, **_named(there)}
         if not sort.packed:
             tensors["given"] = given[-1]
-        numbers["passes"] = passes
+        tensors["starts"], numbers["passes"], numbers["count"] = sort.starts, passes, sort.count
         steps.append(_launch(sort, "sort_moved", _moved, tensors, numbers, sizes, (blocks, 1, 1), moving))
         given = there
-    return [*steps, _search(sort), Release(tuple(a.tensor for a in made))]
+    found = [_search(sort)] if passes > 1 else []
+    return [*steps, *found, Release(tuple(a.tensor for a in made))]
 
 
 def _launch(
@@ -326,7 +327,7 @@ def _bases(kind: str) -> list[CodeLine]:
 
 
 def _moved(kind: str) -> list[CodeLine]:
-    """A block, sorted by digit, to its places."""
+    """A block, sorted by digit, to its places, and where keys begin."""
     return [
         assign("block", f"{PROGRAM[0]}.to({kind})"),
         assign("lane", "tl.arange(0, BLOCK)"),
@@ -347,9 +348,14 @@ def _moved(kind: str) -> list[CodeLine]:
             ),
             (If("number + 1 == passes", (*_stored("place", _POSITION, "place", "inside", kind),)),),
         ),
+        If(f"{PROGRAM[0]} == 0", (If("passes == 1", _STARTS),)),
     ]
 
 
+_STARTS: tuple[CodeLine, ...] = (  # of keys that are one digit
+    assign("one", "tl.arange(0, DIGITS)"),
+    StoreLine("starts + one", "tl.cumsum(tl.load(totals + 1 + one))", "one <= count"),
+)
 _POSITION = "tl.load(positions + place, mask=inside, other=0)"
 
 
