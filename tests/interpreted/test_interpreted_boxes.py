@@ -59,8 +59,15 @@ def test_each_row_by_the_matrix_of_its_key(t, c, o, e):
 
 @pytest.mark.parametrize("t, o", [(300, 72)])
 def test_rows_in_order_are_copied_once(t, o, monkeypatch):
-    monkeypatch.setattr(kernels, "rows_in_place", lambda found: False)
+    monkeypatch.setattr(kernels, "rows_in_place", lambda *_: False)
     agree(ROWS, normal(t, 40), normal(5, 40, o), keys(t, below=5), copies=(1, 2))
+
+
+def test_rows_that_begin_between_vectors_are_copied():
+    agree(ROWS, normal(130, 37), normal(3, 37, 45), keys(130, below=3), copies=(1, 2))
+    f = tilec.compile(ROWS, backend="triton").grad(["X", "W"])
+    text = f.lower(normal(130, 37), normal(3, 37, 45), keys(130, below=3), normal(130, 45)).source()
+    assert text.count("W_padded_kernel[") == 1
 
 
 SPELLINGS = {
@@ -94,7 +101,7 @@ def test_spellings(spelling):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_what_other_rows_hold_touches_nothing(in_place, monkeypatch):
-    monkeypatch.setattr(kernels, "rows_in_place", lambda found: in_place)
+    monkeypatch.setattr(kernels, "rows_in_place", lambda *_: in_place)
     x, w, ix = torch.ones(100, 24).half(), torch.ones(3, 24, 16).half(), torch.arange(100) % 3
     x[1::3], w[1] = torch.inf, torch.nan
     f = tilec.compile(ROWS, backend="triton")

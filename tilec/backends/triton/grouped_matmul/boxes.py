@@ -7,13 +7,13 @@ same rows share the copy. A program multiplies up to BM rows of one key: the blo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Kernel, triton_type
-from tilec.backends.triton.grouped_matmul.copies import SortedCopy
+from tilec.backends.triton.grouped_matmul.copies import SortedCopy, aligned_rows
 from tilec.backends.triton.grouped_matmul.products import GroupedProduct
 from tilec.backends.triton.matmul.blocks import Config, output_tiles
 from tilec.backends.triton.matmul.hopper.configs import TileWork, predicted_time
@@ -23,34 +23,65 @@ from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT, MAX_
 from tilec.backends.triton.matmul.kernel import BLOCK_ACROSS, BLOCK_DOWN, DotWriter
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
-from tilec.backends.triton.plan.plan import Descriptor, Setting
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.plan import Allocate, Descriptor, Once, Setting, Step
+from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.ir.index import linear
-from tilec.ir.program import Statement
+from tilec.ir.program import Access, Expr, Index, Int, Statement
 from tilec.ir.rational import as_int
 from tilec.ir.types import ITEM_BYTES, NARROW
 
 SHARE_STEPS = 8  # blocks of points of a program that has a share of a key's
 FEWEST_KEYS, MOST_KEYS = 256, 4096  # among which a program looks for its own
 FEWEST_POINTS = 2**29  # multiply-adds from which the work of the host on maps does not show
-# operations and bytes a second: of products that read through pointers, of those of boxes, and of copies
-POINTER_RATE, BOX_RATE, COPY_BYTES, COPY_SECONDS = 280e12, 480e12, 2.2e12, 4e-6
+# operations a second of products that read rows through pointers, also unaligned ones, and of those of boxes
+POINTER_RATE, UNALIGNED_RATE, BOX_RATE = 280e12, 30e12, 480e12
+COPY_BYTES, COPY_SECONDS = 3.1e12, 1.5e-6  # a second, read or written; of a launch
+# Sums over points gain by boxes, of the time that the model says: up to the first of these, of keys of so many points
+# half of it; for each operand that pointers would compute or read unaligned.
+SUM_GAIN, SUM_POINTS, COMPUTED_GAIN, UNALIGNED_GAIN = 0.6, 512, 0.3, 3.0
 
 
-def boxes_pay(found: GroupedProduct, setting: Setting, copies: int) -> bool:
-    """Whether the copies of `copies` elements and products of boxes take less time than products through pointers.
-    They are for 16-bit operands on Hopper alone."""
-    dot, space = found.dot, found.space
+def boxes_possible(found: GroupedProduct, setting: Setting) -> bool:
+    """Whether there may be boxes, on Hopper alone and of 16 bits, and enough work that the host's on maps is hidden."""
+    dot = found.dot
     if setting.device.capability != HOPPER or dot.dtype not in NARROW or found.count >= MOST_KEYS:
         return False
-    beside = tuple(v for v in dot.batch if v not in found.group)
-    points = math.prod(space.count(v) for v in (dot.rows, dot.columns, dot.summed))
-    if beside or points < FEWEST_POINTS:
-        return False
-    copying = COPY_SECONDS + 2 * ITEM_BYTES[dot.dtype] * copies / COPY_BYTES if copies else 0.0
-    return 2 * points / POINTER_RATE > copying + 2 * points / BOX_RATE
+    return {*dot.batch} <= {*found.group} and _points(found) >= FEWEST_POINTS
+
+
+def _points(found: GroupedProduct) -> int:
+    dot = found.dot
+    return math.prod(found.space.count(v) for v in (dot.rows, dot.columns, dot.summed))
+
+
+def boxed_rows_pay(found: GroupedProduct, setting: Setting, copied: int) -> bool:
+    """Whether products of boxes, with copies of so many elements, take less time than reading through pointers."""
+    pointers = POINTER_RATE if _aligned(found, setting, found.dot.left, found.dot.right) else UNALIGNED_RATE
+    return 2 * _points(found) * (1 / pointers - 1 / BOX_RATE) > _copying(found, copied)
+
+
+def boxed_sums_pay(found: GroupedProduct, setting: Setting, config: Config) -> bool:
+    """The same of sums over the points of keys, whose operands are both copied."""
+    dot, space = found.dot, found.space
+    mean = found.points / found.count
+    gain = SUM_GAIN * mean / (mean + SUM_POINTS)
+    for side in (dot.left, dot.right):
+        computed = lone_access(side, dot.dtype, found.view) is None
+        gain += COMPUTED_GAIN if computed else 0.0 if _aligned(found, setting, side) else UNALIGNED_GAIN
+    copied = found.points * (space.count(dot.rows) + space.count(dot.columns))
+    return 1e-6 * gain * boxed_time(found, config) > COPY_SECONDS + _copying(found, copied)
+
+
+def _copying(found: GroupedProduct, elements: int) -> float:
+    return COPY_SECONDS + 2 * ITEM_BYTES[found.dot.dtype] * elements / COPY_BYTES if elements else 0.0
+
+
+def _aligned(found: GroupedProduct, setting: Setting, *sides: tuple[Expr, ...]) -> bool:
+    """Whether lone elements are read in whole vectors."""
+    lone = [a for side in sides if (a := lone_access(side, found.dot.dtype, found.view)) is not None]
+    return all(aligned_rows(found, a, setting) for a in lone)
 
 
 def boxes_fit(config: Config, setting: Setting) -> bool:
@@ -95,19 +126,50 @@ class MatrixBoxes:
     transposed: bool
 
 
-def matrix_boxes(found: GroupedProduct, config: Config, setting: Setting) -> MatrixBoxes | None:
-    """The matrices' boxes of terms and columns; None where no map has them: they must be lone elements at bare
-    variables, one of them summed, one of columns, one of which memory runs along."""
+@dataclass(frozen=True)
+class PaddedMatrix:
+    """A copy of the matrices of which each row begins where vectors do."""
+
+    name: str
+    strides: tuple[int, ...]
+    elements: int
+    once: Once
+
+
+def padded_matrix(found: GroupedProduct, sort: Sort, carry: Callable[..., list[Step]]) -> PaddedMatrix | None:
+    """Steps that copy the matrices, None where these are computed; others that want the same copy share it."""
+    a = lone_access(found.dot.right, found.dot.dtype, found.view)
+    if a is None:
+        return None
+    t = found.view.types[a.tensor]
+    aligned = DESCRIPTOR_ALIGNMENT // ITEM_BYTES[t.dtype]
+    shape = (*t.shape[:-1], -(-t.shape[-1] // aligned) * aligned)
+    name, places = sort.name(f"{python_name(a.tensor)}_padded"), tuple(Index(f"i{k}") for k in range(len(shape)))
+    copied = Statement(name, places, tuple(map(Int, t.shape)), Access(a.tensor, places), "assign")
+    types, strides = {**found.view.types, name: t}, {**found.view.strides, name: contiguous(shape)}
+    steps = (Allocate(name, shape, t.dtype), *carry(copied, copied, types, strides))
+    key = ("padded", a.tensor, t, tuple(found.view.strides[a.tensor]))
+    return PaddedMatrix(name, strides[name], math.prod(shape), Once(key, (name,), steps))
+
+
+def matrix_boxes(
+    found: GroupedProduct, config: Config, setting: Setting, copy: PaddedMatrix | None = None
+) -> MatrixBoxes | None:
+    """The matrices' boxes of terms and columns, or of a copy's; None where no map has them: they must be lone elements
+    at bare variables, one of them summed, one of columns, one of which memory runs along."""
     dot, space, view = found.dot, found.space, found.view
     a = lone_access(dot.right, dot.dtype, view)
-    if a is None or a.tensor in setting.misaligned or dot.batch or len(dot.columns) != 1 or len(dot.summed) != 1:
+    if a is None or dot.batch or len(dot.columns) != 1 or len(dot.summed) != 1:
         return None
+    if copy is None and a.tensor in setting.misaligned:
+        return None
+    name, strides = (a.tensor, view.strides[a.tensor]) if copy is None else (copy.name, copy.strides)
     ((column,), (term,)) = dot.columns, dot.summed
     box = {column: config.bn, term: config.bk}
     start = {column: f"{BLOCK_ACROSS} * BN", term: "step * BK", found.group[0]: "matrix"}
     dims: list[_Dim] = []
     low, extent = space.low[0], space.extent[0]
-    for e, n, stride in zip(a.index, view.types[a.tensor].shape, view.strides[a.tensor], strict=True):
+    for e, n, stride in zip(a.index, view.types[a.tensor].shape, strides, strict=True):
         form = linear(e)
         v = form.bare
         if v is not None and v in start and not low[v] and (v != term or extent[v] == n):
@@ -123,10 +185,10 @@ def matrix_boxes(found: GroupedProduct, config: Config, setting: Setting) -> Mat
     size = ITEM_BYTES[dot.dtype]
     if any(d.stride <= 0 or d.stride * size % DESCRIPTOR_ALIGNMENT for d in dims[:-1]) or 0 in [d.size for d in dims]:
         return None
-    shape, strides, block = (tuple(getattr(d, n) for d in dims) for n in ("size", "stride", "box"))
+    shape, steps, block = (tuple(getattr(d, n) for d in dims) for n in ("size", "stride", "box"))
     first = next(d for d in dims if d.variable in box)
     return MatrixBoxes(
-        Descriptor(a.tensor, 0, shape, strides, block, ""), tuple(d.start for d in dims), first.variable == column
+        Descriptor(name, 0, shape, steps, block, ""), tuple(d.start for d in dims), first.variable == column
     )
 
 

@@ -15,11 +15,11 @@ from tilec.backends.triton.matmul.dot import Zeros, operand_accesses
 from tilec.backends.triton.matmul.hopper.steps import lone_access
 from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT
 from tilec.backends.triton.matmul.kernel import DotWriter
-from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Once
+from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Once, Setting
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.ir.index import linear
-from tilec.ir.program import Expr, Index, Int, substitute
+from tilec.ir.program import Access, Expr, Index, Int, substitute
 from tilec.ir.types import ITEM_BYTES
 
 COPIED = Config(16, 256, 16, 4, 1)  # rows and columns of a program that copies
@@ -40,12 +40,23 @@ class SortedCopy:
         return Descriptor(self.name, 0, (self.rows, self.width), (self.stride, 1), (rows, columns), "")
 
 
-def rows_in_place(found: GroupedProduct) -> bool:
-    """Whether rows are read where they are as fast as from a copy: lone elements, along which memory runs."""
+def rows_in_place(found: GroupedProduct, setting: Setting) -> bool:
+    """Whether rows are read where they are as fast as from a copy: lone elements, in whole vectors along what is
+    summed."""
     a = lone_access(found.dot.left, found.dot.dtype, found.view)
-    last = found.dot.summed[-1]
-    steps = () if a is None else zip(a.index, found.view.strides[a.tensor], strict=True)
-    return any(linear(e).bare == last and step == 1 for e, step in steps)
+    if a is None or not aligned_rows(found, a, setting):
+        return False
+    last, strides = found.dot.summed[-1], found.view.strides[a.tensor]
+    return any(linear(e).bare == last and step == 1 for e, step in zip(a.index, strides, strict=True))
+
+
+def aligned_rows(found: GroupedProduct, a: Access, setting: Setting) -> bool:
+    """Whether rows of a tensor begin where vectors do."""
+    shape, strides = found.view.types[a.tensor].shape, found.view.strides[a.tensor]
+    apart = (step for n, step in zip(shape, strides, strict=True) if n > 1 and step != 1)
+    return a.tensor not in setting.misaligned and all(
+        step * ITEM_BYTES[found.dot.dtype] % DESCRIPTOR_ALIGNMENT == 0 for step in apart
+    )
 
 
 def sorted_copy(

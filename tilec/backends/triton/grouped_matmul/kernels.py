@@ -16,14 +16,17 @@ from tilec.backends.triton.emit.kernel import Axis, Scope, all_text, triton_type
 from tilec.backends.triton.grouped_matmul.boxes import (
     BoxedSumWriter,
     BoxedWriter,
+    boxed_rows_pay,
+    boxed_sums_pay,
     boxed_time,
     boxes_fit,
-    boxes_pay,
+    boxes_possible,
     key_bounds,
     matrix_boxes,
+    padded_matrix,
     point_shares,
 )
-from tilec.backends.triton.grouped_matmul.copies import SortedCopy, rows_in_place, sorted_copy
+from tilec.backends.triton.grouped_matmul.copies import rows_in_place, sorted_copy
 from tilec.backends.triton.grouped_matmul.products import (
     GroupedProduct,
     group_sums_pay,
@@ -89,9 +92,9 @@ class GroupedTask:
             return None
         return _boxed_rows(self) or self.steps(GroupedWriter(*self.how))
 
-    def steps(self, writer: DotWriter, *copies: SortedCopy) -> list[Step]:
+    def steps(self, writer: DotWriter, *copies: Once) -> list[Step]:
         """Steps that sort, copy, multiply and let go."""
-        made = (self.ordered, *(c.once for c in copies))
+        made = (self.ordered, *copies)
         own = launched_in_parts(writer, self.flat, self.epilogue)
         return [*made, *own, Release(tuple(n for m in made for n in m.makes))]
 
@@ -132,31 +135,36 @@ def _boxed_rows(task: GroupedTask) -> list[Step] | None:
     """Steps of a product whose operands come in boxes, None where these do not pay or fit."""
     found = task.found
     dot, space = found.dot, found.space
-    task = replace(task, config=_boxed_tile(found, task.setting))
-    matrix = matrix_boxes(found, task.config, task.setting)
-    in_place = rows_in_place(found)
-    copied = 0 if in_place else found.points * space.count(dot.summed)
-    if matrix is None or not boxes_pay(found, task.setting, copied):
+    if not boxes_possible(found, task.setting):
         return None
+    task = replace(task, config=_boxed_tile(found, task.setting))
+    padded, matrix = None, matrix_boxes(found, task.config, task.setting)
+    if matrix is None and (padded := padded_matrix(found, task.sort, task.carry)) is not None:
+        matrix = matrix_boxes(found, task.config, task.setting, padded)
+    in_place = rows_in_place(found, task.setting)
+    copied = (0 if in_place else found.points * space.count(dot.summed)) + (0 if padded is None else padded.elements)
+    if matrix is None or not boxed_rows_pay(found, task.setting, copied):
+        return None
+    before = () if padded is None else (padded.once,)
     if in_place:
-        return task.steps(BoxedWriter(*task.how, matrix))
+        return task.steps(BoxedWriter(*task.how, matrix), *before)
     copy = sorted_copy(found, task.sort, task.ordered, dot.left, (), dot.rows, dot.summed, task.int64_index)
-    return task.steps(BoxedWriter(*task.how, matrix, copy), copy)
+    return task.steps(BoxedWriter(*task.how, matrix, copy), *before, copy.once)
 
 
 def _boxed_sums(task: GroupedTask) -> list[Step] | None:
     """The same of sums over the points of each key."""
-    found = task.found
-    dot, space = found.dot, found.space
-    copied = found.points * (space.count(dot.rows) + space.count(dot.columns))
+    found, dot = task.found, task.found.dot
+    if not boxes_possible(found, task.setting):
+        return None
     task = replace(task, config=_boxed_tile(found, task.setting))
-    if not boxes_pay(found, task.setting, copied):
+    if not boxed_sums_pay(found, task.setting, task.config):
         return None
     left, right = (
         sorted_copy(found, task.sort, task.ordered, side, found.asked, dot.summed, columns, task.int64_index)
         for side, columns in ((dot.left, dot.rows), (dot.right, dot.columns))
     )
-    return task.steps(BoxedSumWriter(*task.how, left, right), left, right)
+    return task.steps(BoxedSumWriter(*task.how, left, right), left.once, right.once)
 
 
 def _boxed_tile(found: GroupedProduct, setting: Setting) -> Config:
