@@ -44,6 +44,7 @@ from tilec.backends.triton.plan.plan import Once, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, power_of_two
 from tilec.backends.triton.scatter.scatter import StatementPlanner, sorted_points
 from tilec.backends.triton.scatter.sort import KEY_SHIFT, Sort
+from tilec.ir.at_sizes import least
 from tilec.ir.program import Statement
 from tilec.ir.types import ITEM_BYTES, Types
 
@@ -171,7 +172,7 @@ def _boxed_tile(found: GroupedProduct, setting: Setting) -> Config:
     """The blocks of a product of boxes that take least time by the model of Hopper's products."""
     fitting = [c for c in BOXED_TILES if boxes_fit(c, setting)]
     split = [replace(c, parts=n) for c in fitting if found.dot.batch and (n := point_shares(found, c)) > 1]
-    return min([*fitting, *split], key=lambda c: boxed_time(found, c))
+    return least([*fitting, *split], lambda c: boxed_time(found, c))
 
 
 def _sum_blocks(found: GroupedProduct, setting: Setting) -> Config:
