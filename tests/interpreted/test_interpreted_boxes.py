@@ -100,6 +100,19 @@ def test_spellings(spelling):
         torch.testing.assert_close(a.double(), b, rtol=4e-3, atol=3e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_biases_of_the_keys_are_an_epilogue(dtype):
+    bias = "Y[t, o : T, O] = relu(sum(X[t, c] * W[Ix[t], c, o]) + B[Ix[t], o]) + 1"
+    f, g = (
+        tilec.compile(f"function (X[T, C], W[E, C, O], Ix[T], B[E, O]) -> (Y) {{ {bias}; }}", backend=b)
+        for b in ("triton", "torch")
+    )
+    inputs = normal(90, 40, dtype=dtype), normal(3, 40, 24, dtype=dtype), keys(90, below=3), normal(3, 24, dtype=dtype)
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    assert [k.name for k in f.lower(*inputs).kernels if not k.name.startswith("sort")][-1].endswith("_grouped")
+    torch.testing.assert_close(f(*inputs).double(), g(*wide), rtol=4e-3, atol=2e-2)
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_what_other_rows_hold_touches_nothing(in_place, monkeypatch):
     monkeypatch.setattr(kernels, "rows_in_place", lambda *_: in_place)
