@@ -43,7 +43,8 @@ from tilec.backends.triton.plan.lines import CodeLine, ForLoop
 from tilec.backends.triton.plan.plan import Once, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, power_of_two
 from tilec.backends.triton.scatter.scatter import StatementPlanner, sorted_points
-from tilec.backends.triton.scatter.sort import KEY_SHIFT, Sort
+from tilec.backends.triton.scatter.sort import Sort
+from tilec.backends.triton.scatter.sort_text import KEY_SHIFT
 from tilec.ir.at_sizes import least
 from tilec.ir.program import Statement
 from tilec.ir.types import ITEM_BYTES, Types
@@ -55,6 +56,7 @@ BOXED_TILES = (
     Config(128, 128, 64, 8, 3),
     Config(64, 256, 64, 4, 4),
     Config(64, 128, 64, 4, 4),
+    Config(128, 64, 64, 4, 4),
 )
 
 
