@@ -9,6 +9,7 @@ import torch
 import tilec
 from tilec.backends.triton.grouped_matmul import boxes, kernels, products
 from tilec.backends.triton.matmul.blocks import Config
+from tilec.transforms.lower import keyed_sums
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -145,3 +146,23 @@ def test_no_keys_and_no_rows():
     f = tilec.compile(ROWS, backend="triton")
     assert (f(x, w, torch.full((40,), 7)) == 0).all()
     assert (f.grad(["W"])(x, w, torch.full((40,), -1), torch.ones(40, 16).half()) == 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("c", "f"), [(40, 48), (19, 33)])
+def test_a_layer_of_experts(c, f, monkeypatch):
+    monkeypatch.setattr(keyed_sums, "LEAST_SUMMED_TWICE", 0)
+    source = """function (X[T, C], G[T, K], E[T, K], U[N, C, F], V[N, C, F], W[N, F, C]) -> (Y) {
+        A[t, k, f : T, K, F] = sum(X[t, c] * U[E[t, k], c, f]);
+        H[t, k, f : T, K, F] = silu(A[t, k, f]) * sum(X[t, c] * V[E[t, k], c, f]);
+        Y[t, o : T, C] = +(G[t, k] * H[t, k, f] * W[E[t, k], f, o]);
+    }"""
+    matrices = (normal(3, *s) / c**0.5 for s in ((c, f), (c, f), (f, c)))
+    inputs = normal(60, c), normal(60, 2), keys(60, 2, below=3), *matrices
+    layer, exact = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    cotangent = normal(60, c)
+    found = layer(*inputs), *layer.grad(list("XGUVW"))(*inputs, cotangent)
+    wanted = exact(*wide), *exact.grad(list("XGUVW"))(*wide, cotangent.double())
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-2, atol=4e-2)
