@@ -32,10 +32,11 @@ FEW = 4096  # points of which all pairs are compared
 MOST_COMPARED = 2**23  # pairs of points and keys
 COMPARED_POINTS, COMPARED_BESIDE = 16, 256  # of a program at a time
 MOVED_TOGETHER = 1024  # points of a block of several
+FEW_POINTS, FEW_TOGETHER = 2**16, 256  # with the shortest digits, up to so many points: those of a block
 FEWEST_BITS, MOST_BITS = 8, 11  # of a digit: with more, a block has more digits than points
 FEW_OF_A_WARP, MANY_OF_A_WARP = 128, 256  # points that are moved; that are counted where not all programs run at once
 BLOCKS_AT_ONCE, DIGITS_BESIDE = 256, 8  # counts that a program adds up at a time: 32 bytes of each block's
-COUNTS_AT_ONCE = 2**13  # that each program adds up again, of all blocks, where keys are one digit
+COUNTS_AT_ONCE = 2**14  # that each program adds up again, of all blocks, where keys are one digit
 SEARCHED = 256  # positions whose first points a program looks for
 
 
@@ -80,6 +81,17 @@ class Sort:
     def moved(self) -> tuple[str, ...]:
         """What is made with an element for each point."""
         return (self.order,) if self.packed else (self.name("placed"), self.order)
+
+    @property
+    def together(self) -> int:
+        """Points of a block of several: few points are sorted on the chip in less time than waits for that of many."""
+        few = self.points <= FEW_POINTS and max(self.bits) <= FEWEST_BITS
+        return min(FEW_TOGETHER, MOVED_TOGETHER) if few else MOVED_TOGETHER
+
+    @property
+    def moving(self) -> int:
+        """Warps that move the points of a block."""
+        return max(1, self.together // (FEW_OF_A_WARP if self.together == MOVED_TOGETHER else FEW_OF_A_WARP // 2))
 
     @property
     def bits(self) -> tuple[int, ...]:
@@ -131,17 +143,17 @@ def _named(moved: Sequence[str]) -> dict[str, str]:
 
 def _in_one_pass(sort: Sort) -> list[Step] | None:
     """Keys of one digit, few blocks of points: two launches. None where it is not so."""
-    blocks, digits = -(-sort.points // MOVED_TOGETHER), 2 ** max(sort.bits)
+    blocks, digits = -(-sort.points // sort.together), 2 ** max(sort.bits)
     if len(sort.bits) > 1 or power_of_two(blocks) * digits > COUNTS_AT_ONCE:
         return None
     counts, before, less = map(sort.name, ("counts", "before", "less"))
     tensors = {"keys": sort.keys, "counts": counts, "before": before}
-    sizes, numbers = {"BLOCK": MOVED_TOGETHER, "DIGITS": digits}, {"points": sort.points, "number": 0, "shift": 0}
+    sizes, numbers = {"BLOCK": sort.together, "DIGITS": digits}, {"points": sort.points, "number": 0, "shift": 0}
     given = {} if sort.packed else {"given": sort.keys}
     # totals are read by later passes alone, of which there are none
     own = {**tensors, "less": less, "totals": sort.keys}
     moved = {**tensors, **_named(sort.moved), **given, "starts": sort.starts}
-    grid, warps = (blocks, 1, 1), MOVED_TOGETHER // FEW_OF_A_WARP
+    grid, warps = (blocks, 1, 1), sort.moving
     last = {**numbers, "blocks": blocks, "count": sort.count}, {**sizes, "BLOCKS": power_of_two(blocks)}
     return [
         Allocate(counts, (blocks, digits), sort.dtype),
@@ -155,7 +167,7 @@ def _in_one_pass(sort: Sort) -> list[Step] | None:
 
 def _by_digits(sort: Sort) -> list[Step]:
     points, passes = sort.points, len(sort.bits)
-    blocks, most = -(-points // MOVED_TOGETHER), 2 ** max(sort.bits)
+    blocks, most = -(-points // sort.together), 2 ** max(sort.bits)
     counts, before, less, totals = map(sort.name, ("counts", "before", "less", "totals"))
     between = [tuple(f"{n}_{k}" for n in sort.moved) for k in range(min(2, passes - 1))]
     made = [
@@ -165,13 +177,12 @@ def _by_digits(sort: Sort) -> list[Step]:
         Allocate(totals, (1 + most,), sort.dtype),
         *(Allocate(n, (points,), "int64") for names in between for n in names),
     ]
-    moving = MOVED_TOGETHER // FEW_OF_A_WARP
-    counting = moving if blocks <= TWO_A_MULTIPROCESSOR else MOVED_TOGETHER // MANY_OF_A_WARP
+    counting = sort.moving if blocks <= TWO_A_MULTIPROCESSOR else MOVED_TOGETHER // MANY_OF_A_WARP
     steps: list[Step] = [*made]
     given: tuple[str, ...] = (sort.keys,) * len(sort.moved)  # the first pass has no order yet, and does not read it
     for k, bits in enumerate(sort.bits):
         digits = 2**bits
-        sizes = {"BLOCK": MOVED_TOGETHER, "DIGITS": digits}
+        sizes = {"BLOCK": sort.together, "DIGITS": digits}
         summed = {"BLOCK": BLOCKS_AT_ONCE, "DIGITS": digits, "BESIDE": DIGITS_BESIDE}
         there = sort.moved if k + 1 == passes else between[k % 2]
         tensors = {"keys": given[0], "counts": counts, "before": before}
@@ -185,7 +196,7 @@ def _by_digits(sort: Sort) -> list[Step]:
         if not sort.packed:
             tensors["given"] = given[-1]
         tensors["starts"], numbers["passes"], numbers["count"] = sort.starts, passes, sort.count
-        steps.append(_launch(sort, "sort_moved", moved_points, tensors, numbers, sizes, (blocks, 1, 1), moving))
+        steps.append(_launch(sort, "sort_moved", moved_points, tensors, numbers, sizes, (blocks, 1, 1), sort.moving))
         given = there
     found = [_search(sort)] if passes > 1 else []
     return [*steps, *found, Release(tuple(a.tensor for a in made))]
