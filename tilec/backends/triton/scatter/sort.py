@@ -32,7 +32,7 @@ FEW = 4096  # points of which all pairs are compared
 MOST_COMPARED = 2**23  # pairs of points and keys
 COMPARED_POINTS, COMPARED_BESIDE = 16, 256  # of a program at a time
 MOVED_TOGETHER = 1024  # points of a block of several
-FEW_POINTS, FEW_TOGETHER = 2**16, 256  # with the shortest digits, up to so many points: those of a block
+SMALL_SORT, FEW_TOGETHER = 2**16, 256  # with the shortest digits, up to so many points: those of a block
 FEWEST_BITS, MOST_BITS = 8, 11  # of a digit: with more, a block has more digits than points
 FEW_OF_A_WARP, MANY_OF_A_WARP = 128, 256  # points that are moved; that are counted where not all programs run at once
 BLOCKS_AT_ONCE, DIGITS_BESIDE = 256, 8  # counts that a program adds up at a time: 32 bytes of each block's
@@ -85,7 +85,7 @@ class Sort:
     @property
     def together(self) -> int:
         """Points of a block of several: few points are sorted on the chip in less time than waits for that of many."""
-        few = self.points <= FEW_POINTS and max(self.bits) <= FEWEST_BITS
+        few = self.points <= SMALL_SORT and max(self.bits) <= FEWEST_BITS
         return min(FEW_TOGETHER, MOVED_TOGETHER) if few else MOVED_TOGETHER
 
     @property
