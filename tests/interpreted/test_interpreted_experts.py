@@ -49,9 +49,21 @@ def test_sums_over_experts_come_after_their_products():
     assert lowered.source().count("_grouped[") == 2 and lowered.source().count("sort_compared[") == 1
 
 
+def test_gradients_by_gates_and_by_what_they_scale_share_a_product():
+    given = tilec.spec((512, 64)), tilec.spec((512, 2)), tilec.spec((512, 2), "int64")
+    given += tilec.spec((4, 64, 128)), tilec.spec((4, 128, 64)), tilec.spec((512, 64))
+    lowered = tilec.compile(LAYER, backend="triton").grad(["X", "G", "V", "W"]).lower(*given, target="sm_90")
+    flat = str(lowered.stages["flat"])
+    assert "DH_product[t, k, f : 512, 2, 128] = +(DY[t, o] * W[E[t, k], f, o])" in flat
+    assert flat.count("_product[t, k, f : ") == 1 and "DG_product" not in flat
+
+
 def test_an_infinite_gate_of_no_expert_adds_nothing():
     x, g, e = torch.ones(20, 16), torch.ones(20, 2), torch.zeros(20, 2, dtype=torch.int64)
     g[:, 1], e[:, 1] = torch.inf, 7
     v, w = torch.ones(2, 16, 16), torch.ones(2, 16, 16)
-    found = tilec.compile(LAYER, backend="torch")(x, g, e, v, w)
-    torch.testing.assert_close(found, torch.full((20, 16), 256.0))
+    layer = tilec.compile(LAYER, backend="torch")
+    torch.testing.assert_close(layer(x, g, e, v, w), torch.full((20, 16), 256.0))
+    dx, dg = layer.grad(["X", "G"])(x, g, e, v, w, torch.ones(20, 16))
+    torch.testing.assert_close(dx, torch.full((20, 16), 256.0))
+    torch.testing.assert_close(dg, torch.tensor([[4096.0, 0.0]]).expand(20, 2))

@@ -9,7 +9,7 @@ import torch
 import tilec
 from tilec.backends.triton.plan.plan import Plan
 from tilec.backends.triton.runtime.executable import PlannedCall
-from tilec.backends.triton.scatter import scatter, sort
+from tilec.backends.triton.scatter import scatter, sort, sort_text
 from tilec.backends.triton.schedule import planner
 
 pytestmark = pytest.mark.skipif(
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 CPU = torch.device("cpu")
 POINTS = 1100  # more than one program combines of a run
 SORTED = ["Y_at_kernel", "sort_compared", "Y_pieces", "Y_segments"]
-PASSED = ["Y_at_kernel", "sort_digits", "sort_bases", "sort_moved", "sort_starts", "Y_pieces", "Y_segments"]
+PASSED = ["Y_at_kernel", "sort_digits", "sort_in_one_pass", "Y_pieces", "Y_segments"]
 CASES = {  # source, kernels
     "rows": ("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 9, D] = +(X[m, d]); }", SORTED),
     "rows of another tensor": (
@@ -179,7 +179,7 @@ def test_kernels_of_the_sort_are_those_of_every_statement(monkeypatch: pytest.Mo
     for few in (0, 5000):
         monkeypatch.setattr(sort, "FEW", few)
         first = launches(
-            "function (X[M], T[M]) -> (Y) { Y[T[m] : 60] = +(X[m]); }",
+            "function (X[M], T[M]) -> (Y) { Y[T[m] : 3000] = +(X[m]); }",
             torch.zeros(1100),
             torch.zeros(1100, dtype=torch.int64),
         )
@@ -371,20 +371,25 @@ def test_sorted(
     wanted = torch.zeros(count).index_add_(0, place[inside].long(), x[inside])
     assert torch.equal(f(x, place, n), wanted)
     names = [k.name for k in f.lower(x, place, n).kernels]
-    assert ("sort_moved" in names) is (few == 0) and ("sort_starts" in names) is (few == 0 or count > 1000)
+    assert ("sort_moved" in names) is (few == 0 and count > 1000) and ("sort_starts" in names) is (count > 1000)
+    assert ("sort_in_one_pass" in names) is (few == 0 and count < 1000)
 
 
 @pytest.mark.parametrize("few", [0, 1000])
-@pytest.mark.parametrize(("count", "wide"), [(2, False), (300, False), (900, True), (3000, False)])
+@pytest.mark.parametrize(
+    ("count", "wide", "at_once"),
+    [(2, False, 2**13), (2, False, 0), (300, False, 0), (900, True, 0), (3000, False, 0), (14, True, 2**13)],
+)
 @pytest.mark.one_in(2)
 def test_the_sort_is_stable_in_any_number_of_passes(
-    count: int, wide: bool, few: int, monkeypatch: pytest.MonkeyPatch
+    count: int, wide: bool, at_once: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sort_text, "MOST_COUNTED_ON_CHIP", 16)
     for name, value in {
         "FEW": few,
         "FEWEST_BITS": 4,
         "MOST_BITS": 5,
-        "MOST_COUNTED_ON_CHIP": 16,
+        "COUNTS_AT_ONCE": at_once,
         "MOVED_TOGETHER": 32,
         "BLOCKS_AT_ONCE": 4,
         "MOST_COMPARED": 10000,

@@ -76,9 +76,9 @@ def _numbered(at: np.ndarray, start: int, programs: int, program: int) -> np.nda
 touched = Touched()
 
 
-def _load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+def _load(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
     touched.add(touched.read, pointers, mask)
-    return OWN["create_masked_load"](self, pointers, mask, *rest)
+    return OWN["create_masked_load"](self, pointers, mask, *rest, **named)
 
 
 def _store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:

@@ -120,7 +120,7 @@ def test_what_nothing_defines_is_found_before_a_kernel_is_compiled():
         file("undefined_(tl.load(Z), 0)")
 
 
-WHOLE = ("matmul/hopper/", "blocks/", "scatter/sort.py", "fusion/horizontal_fusion.py")  # name their parameters too
+WHOLE = ("matmul/hopper/", "blocks/", "scatter/sort", "fusion/horizontal_fusion.py")  # name their parameters too
 
 
 def test_names_that_writers_give_are_reserved_and_no_others():

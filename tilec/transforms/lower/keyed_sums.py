@@ -4,6 +4,10 @@
 of each. The product over f is a statement of its own, `P[t, k, o] = +(H[t, k, f] * W[E[t, k], f, o])`, which a backend
 carries out on tensor cores, and the sum over k comes after it: `Y[t, o] = +(G[t, k] * P[t, k, o])`, over the k at which
 W is read inside. 16-bit sums are kept in float32 between the two. Equal products become one statement.
+
+Two sums may be the same product, of which one has a factor of its elements: by H and by G, the gradients of the above
+are `+(G[t, k] * DY[t, o] * W[E[t, k], f, o])` and `+(H[t, k, f] * DY[t, o] * W[E[t, k], f, o])`. Then the first is G
+times the product that the second adds up.
 """
 
 from __future__ import annotations
@@ -12,13 +16,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import all_of
+from tilec.ir.functions import all_of, call
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
     Call,
     Expr,
+    Float,
     Index,
     Inside,
     Int,
@@ -37,8 +42,10 @@ from tilec.transforms.lower.factor import range_tests
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
-Products = dict[tuple[Expr, tuple[Expr, ...] | None], Statement]  # by body and index
+Key = tuple[Expr, tuple[Expr, ...] | None]  # of a product: its body and index
+Products = dict[Key, Statement]
 
+LEAST_SUMMED_TWICE = 256  # points of a sum for which a product in float32 is worth it that two sums of 16 bits read
 LEAST_SIDE = 16  # rows, columns and points of a sum for which a product of its own is worth it
 
 
@@ -50,8 +57,9 @@ def split_keyed_sums(program: Program, inputs: Types) -> Program:
     names = Names.of(program)
     statements: list[Statement] = []
     products: Products = {}
+    shared = _shared_products(program, types)
     for s in program.statements:
-        statements += _split(s, types, names, products) or [s]
+        statements += _split(s, types, names, products, shared) or _scaled(s, types, names, products, shared) or [s]
     return replace(program, statements=tuple(statements))
 
 
@@ -70,27 +78,79 @@ class _KeyedSum:
     asked: tuple[InRange, ...]
 
 
-def _split(s: Statement, types: dict[str, TensorType], names: Names, products: Products) -> list[Statement] | None:
-    """Statements that take the place of this one; `products` that there are already, which new ones join."""
+def _split(
+    s: Statement, types: dict[str, TensorType], names: Names, products: Products, shared: frozenset[Key]
+) -> list[Statement] | None:
+    """Statements that take the place of this one; `products` that there are already, which new ones join; `shared`:
+    products that another sum is, too."""
     whole = _keyed_sum(s, types)
     if whole is None:
         return None
     found = [_product(whole, over, types, names) for over in _candidates(whole)]
     if not found:
         return None
-    known = next(((p, rest) for inner, rest in found if (p := products.get((inner.body, inner.index)))), None)
-    inner, rest = known or min(found, key=lambda pair: math.prod(sizes_of(pair[0])))
+    ready = [(inner, rest) for inner, rest in found if _key(inner) in shared]
+    ready += [(p, rest) for inner, rest in found if (p := products.get(_key(inner))) is not None]
+    inner, rest = ready[0] if ready else min(found, key=lambda pair: math.prod(sizes_of(pair[0])))
+    inner = products.get(_key(inner), inner)
+    there = {inner.output: statement_type(inner, types), **types}
     place = Access(inner.output, inner.index or ())
     outer = replace(s, body=quotient_of([Factor(place, False), *rest]), guard=all_of(range_tests(whole.asked)))
-    there = {**types, inner.output: statement_type(inner, types)}
     last = [outer]
     if statement_type(outer, there) != types[s.output]:
         if types[s.output].dtype not in NARROW:
             return None
         last = in_type(outer, types[s.output].dtype, there, names)
-    types[inner.output] = there[inner.output]
-    products[inner.body, inner.index] = inner
-    return last if known else [inner, *last]
+    return [*_added(inner, types, products), *last]
+
+
+def _key(product: Statement) -> Key:
+    return product.body, product.index
+
+
+def _added(product: Statement, types: dict[str, TensorType], products: Products) -> list[Statement]:
+    """The product, where it is not there yet."""
+    if products.setdefault(_key(product), product) is not product or product.output in types:
+        return []
+    types[product.output] = statement_type(product, types)
+    return [product]
+
+
+def _shared_products(program: Program, types: Types) -> frozenset[Key]:
+    """Products that one sum adds up, and another is but for factors of its elements."""
+    names = Names.of(program)
+    found = [(s, whole) for s in program.statements if (whole := _keyed_sum(s, types)) is not None]
+    added = {_key(_product(whole, over, types, names)[0]) for _, whole in found for over in _candidates(whole)}
+    scaled = {_key(pair[0]) for s, whole in found if (pair := _without_scale(whole, types, names)) is not None}
+    return frozenset(added & scaled)
+
+
+def _without_scale(whole: _KeyedSum, types: Types, names: Names) -> tuple[Statement, list[Factor]] | None:
+    """The product of all summed variables without the factors that have none of them; None where there are none."""
+    over = frozenset(whole.summed)
+    least = LEAST_SUMMED_TWICE if types[whole.statement.output].dtype in NARROW else 0
+    if not over or not over <= {*whole.others} or math.prod(whole.size[v] for v in over) < least:
+        return None
+    inner, rest = _product(whole, over, types, names)
+    same = {*map(Index, whole.size)} - {*map(Index, over)} == {*(inner.index or ())}
+    return (inner, rest) if rest and same else None
+
+
+def _scaled(
+    s: Statement, types: dict[str, TensorType], names: Names, products: Products, shared: frozenset[Key]
+) -> list[Statement] | None:
+    """The sum as a product that another one adds up, times factors of each element."""
+    whole = _keyed_sum(s, types) if shared else None
+    found = None if whole is None else _without_scale(whole, types, names)
+    if whole is None or found is None or _key(found[0]) not in shared:
+        return None
+    inner = products.get(_key(found[0]), found[0])
+    made = _added(inner, types, products)
+    value = quotient_of([Factor(Access(inner.output, inner.index or ()), False), *found[1]])
+    test, t = all_of(range_tests(whole.asked)), types[s.output]
+    value = value if test is None else Call("select", (test, value, Float(0.0)))
+    value = value if expression_type(value, types).dtype == t.dtype else call(t.dtype, value)
+    return [*made, replace(s, body=value, aggregation="assign", guard=None)]
 
 
 def _keyed_sum(s: Statement, types: Types) -> _KeyedSum | None:

@@ -6,14 +6,32 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.code import python_name
+from tilec.backends.common.domain import access_conditions, point_conditions
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import NARROW, TritonScalars, compute_dtype_of
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.ir.functions import ZERO
+from tilec.ir.constraining import constraining
+from tilec.ir.functions import ZERO, all_of
 from tilec.ir.index import distinct_variables, replace_indices
-from tilec.ir.program import Access, Call, Expr, Pad, Program, Statement, children, index_variables, reads, walk
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Pad,
+    Program,
+    Statement,
+    accesses_in,
+    children,
+    index_variables,
+    reads,
+    rebuild,
+    substitute,
+    walk,
+)
 from tilec.ir.types import TensorType, is_floating
 
 
@@ -29,7 +47,7 @@ def find_epilogue(
         readers = [s for s in program.readers(anchor.output) if s.output != anchor.output]
         if len(readers) != 1 or readers[0].output in barred:
             break
-        reader = _as_assignment(readers[0], types)
+        reader = _at_all_points(_as_assignment(readers[0], types), anchor, types)
         if not _joins(reader, anchor, there, types):
             break
         anchor = reader
@@ -45,6 +63,30 @@ def _as_assignment(s: Statement, types: Mapping[str, TensorType]) -> Statement:
         return s
     body = s.body if s.guard is None else Call("select", (s.guard, s.body, ZERO))
     return replace(s, aggregation="assign", body=body, guard=None)
+
+
+def _at_all_points(s: Statement, anchor: Statement, types: Mapping[str, TensorType]) -> Statement:
+    """An assignment that reads further tensors at places in data at which its anchor reads (a bias of the matrix that
+    an index names), as one of all elements: 0 where these are outside."""
+    names, own = (distinct_variables(x.index) if x.index is not None else None for x in (s, anchor))
+    plain = s.aggregation == "assign" and s.guard is None and s.default is None and not s.constraints
+    if not plain or names is None or own is None or len(names) != len(own):
+        return s
+    index: dict[str, Expr] = dict(zip(own, map(Index, names), strict=True))
+    there = {(substitute(c.form.to_expr(), index), c.bound) for c in point_conditions((anchor.body,), (), types)}
+    found: dict[Access, None] = {}
+    for a in constraining(s.body):
+        asked = [c for c in access_conditions(a, types) if any(accesses_in(*c.form.atoms()))]
+        if asked and not {(c.form.to_expr(), c.bound) for c in asked} <= there:
+            return s
+        found |= {a: None} if asked else {}
+
+    def padded(e: Expr) -> Expr:
+        return Pad(e, ZERO) if isinstance(e, Access) and e in found else rebuild(e, padded)
+
+    tests = (Call("ne", (Pad(Inside(a), ZERO), ZERO)) for a in found)
+    test = all_of(tests)
+    return s if test is None else replace(s, body=Call("select", (test, padded(s.body), ZERO)))
 
 
 def _joins(s: Statement, anchor: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:

@@ -8,11 +8,25 @@ block depends on the keys alone, so that the bits are the same in every run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, all_text, triton_type
+from tilec.backends.triton.grouped_matmul.boxes import (
+    BoxedSumWriter,
+    BoxedWriter,
+    boxed_rows_pay,
+    boxed_sums_pay,
+    boxed_time,
+    boxes_fit,
+    boxes_possible,
+    key_bounds,
+    matrix_boxes,
+    padded_matrix,
+    point_shares,
+)
+from tilec.backends.triton.grouped_matmul.copies import rows_in_place, sorted_copy
 from tilec.backends.triton.grouped_matmul.products import (
     GroupedProduct,
     group_sums_pay,
@@ -22,19 +36,70 @@ from tilec.backends.triton.grouped_matmul.products import (
 )
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import Config, choose_config, fitted, output_tiles
+from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config, fitted, output_tiles
 from tilec.backends.triton.matmul.dot import LEAST
-from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter, launched
+from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter, launched_in_parts
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop
-from tilec.backends.triton.plan.plan import Release, Setting, Step
+from tilec.backends.triton.plan.plan import Once, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, power_of_two
 from tilec.backends.triton.scatter.scatter import StatementPlanner, sorted_points
-from tilec.backends.triton.scatter.sort import KEY_SHIFT, Sort
+from tilec.backends.triton.scatter.sort import Sort
+from tilec.backends.triton.scatter.sort_text import KEY_SHIFT
+from tilec.ir.at_sizes import least
 from tilec.ir.program import Statement
 from tilec.ir.types import ITEM_BYTES, Types
 
 # of 16 bits: the fastest of ten settings for rows, and for sums over points, at three sizes on an H100
 ROW_TILE, SUM_TILE = Config(64, 128, 64, 4, 4), Config(128, 128, 64, 8, 4)
+BOXED_TILES = (
+    Config(128, 256, 64, 8, 4),
+    Config(128, 128, 64, 8, 3),
+    Config(64, 256, 64, 4, 4),
+    Config(64, 128, 64, 4, 4),
+    Config(128, 64, 64, 4, 4),
+)
+
+
+@dataclass(frozen=True)
+class GroupedTask:
+    """A grouped product and what it is planned with. `carry` carries out ordinary statements."""
+
+    found: GroupedProduct
+    config: Config
+    flat: Statement
+    int64_index: bool
+    setting: Setting
+    carry: StatementPlanner
+    epilogue: Sequence[Statement] = ()
+
+    @property
+    def sort(self) -> Sort:
+        return Sort(self.found.space.statement.output, self.found.points, self.found.count, self.int64_index)
+
+    @property
+    def ordered(self) -> Once:
+        """The points in order of their keys."""
+        found = self.found
+        return sorted_points(self.sort, found.places, (), found.types, found.strides, self.carry)
+
+    @property
+    def how(self) -> tuple[GroupedProduct, Sort, bool, str, Config, Sequence[Statement]]:
+        """What writers of kernels take."""
+        precision = PRECISION[self.setting.precision]
+        epilogue = self.epilogue if self.config.parts == 1 else ()
+        return self.found, self.sort, self.int64_index, precision, self.config, epilogue
+
+    def rows(self) -> list[Step] | None:
+        """Steps that sort the rows by key and multiply; None where they take no such epilogue."""
+        if self.epilogue and not self.found.space.covers:
+            return None
+        return _boxed_rows(self) or self.steps(GroupedWriter(*self.how))
+
+    def steps(self, writer: DotWriter, *copies: Once) -> list[Step]:
+        """Steps that sort, copy, multiply and let go."""
+        made = (self.ordered, *copies)
+        own = launched_in_parts(writer, self.flat, self.epilogue)
+        return [*made, *own, Release(tuple(n for m in made for n in m.makes))]
 
 
 def grouped_product(space: Space, view: StridedView, setting: Setting) -> tuple[GroupedProduct, Config] | None:
@@ -46,21 +111,6 @@ def grouped_product(space: Space, view: StridedView, setting: Setting) -> tuple[
     mean = power_of_two(-(-found.points // found.count))
     config = replace(config, bm=min(config.bm, max(LEAST, mean)))
     return (found, config) if grouped_pays(found, config.bm) else None
-
-
-def grouped_steps(
-    found: GroupedProduct,
-    config: Config,
-    flat: Statement,
-    int64_index: bool,
-    setting: Setting,
-    carry: StatementPlanner,
-    epilogue: Sequence[Statement] = (),
-) -> list[Step] | None:
-    """Steps that sort the rows by key and multiply; None where they take no such epilogue."""
-    if epilogue and not found.space.covers:
-        return None
-    return _steps(GroupedWriter, found, config, flat, int64_index, setting, carry, epilogue)
 
 
 def group_sum_steps(
@@ -77,10 +127,67 @@ def group_sum_steps(
     found = recognise_group_sums(flat, types, strides)
     if found is None:
         return None
-    config = _blocks(found, SUM_TILE, setting)
-    if not group_sums_pay(found, output_tiles(found.dot, found.space, config)):
+    config = _sum_blocks(found, setting)
+    if not group_sums_pay(found, output_tiles(found.dot, found.space, config) * config.parts):
         return None
-    return _steps(GroupSumWriter, found, config, flat, int64_index, setting, carry, epilogue)
+    task = GroupedTask(found, config, flat, int64_index, setting, carry, epilogue)
+    return _boxed_sums(task) or task.steps(GroupSumWriter(*task.how))
+
+
+def _boxed_rows(task: GroupedTask) -> list[Step] | None:
+    """Steps of a product whose operands come in boxes, None where these do not pay or fit."""
+    found = task.found
+    dot, space = found.dot, found.space
+    if not boxes_possible(found, task.setting):
+        return None
+    task = replace(task, config=_boxed_tile(found, task.setting))
+    padded, matrix = None, matrix_boxes(found, task.config, task.setting)
+    if matrix is None and (padded := padded_matrix(found, task.sort, task.carry)) is not None:
+        matrix = matrix_boxes(found, task.config, task.setting, padded)
+    in_place = rows_in_place(found, task.setting)
+    copied = (0 if in_place else found.points * space.count(dot.summed)) + (0 if padded is None else padded.elements)
+    if matrix is None or not boxed_rows_pay(found, task.setting, copied):
+        return None
+    before = () if padded is None else (padded.once,)
+    if in_place:
+        return task.steps(BoxedWriter(*task.how, matrix), *before)
+    copy = sorted_copy(found, task.sort, task.ordered, dot.left, (), dot.rows, dot.summed, task.int64_index)
+    return task.steps(BoxedWriter(*task.how, matrix, copy), *before, copy.once)
+
+
+def _boxed_sums(task: GroupedTask) -> list[Step] | None:
+    """The same of sums over the points of each key."""
+    found, dot = task.found, task.found.dot
+    if not boxes_possible(found, task.setting):
+        return None
+    task = replace(task, config=_boxed_tile(found, task.setting))
+    if not boxed_sums_pay(found, task.setting, task.config):
+        return None
+    left, right = (
+        sorted_copy(found, task.sort, task.ordered, side, found.asked, dot.summed, columns, task.int64_index)
+        for side, columns in ((dot.left, dot.rows), (dot.right, dot.columns))
+    )
+    return task.steps(BoxedSumWriter(*task.how, left, right), left.once, right.once)
+
+
+def _boxed_tile(found: GroupedProduct, setting: Setting) -> Config:
+    """The blocks of a product of boxes that take least time by the model of Hopper's products."""
+    fitting = [c for c in BOXED_TILES if boxes_fit(c, setting)]
+    split = [replace(c, parts=n) for c in fitting if found.dot.batch and (n := point_shares(found, c)) > 1]
+    return least([*fitting, *split], lambda c: boxed_time(found, c))
+
+
+def _sum_blocks(found: GroupedProduct, setting: Setting) -> Config:
+    """The blocks of sums over the points of each key. Where there are few of them, the points of a key are shared among
+    programs, so that each of these has blocks as large as those of many."""
+    rows, columns = (max(LEAST, power_of_two(found.space.count(v))) for v in (found.dot.rows, found.dot.columns))
+    tiles = (Config(*t) for t in TILES[ITEM_BYTES[found.dot.dtype]])
+    large = next(c for c in tiles if c.bm <= SUM_TILE.bm and c.bn <= SUM_TILE.bn)
+    large = replace(large, bm=min(large.bm, rows), bn=min(large.bn, columns))
+    parts = point_shares(found, large)
+    if parts == 1:
+        return _blocks(found, SUM_TILE, setting)
+    return replace(fitted(large, ITEM_BYTES[found.dot.dtype], setting.device.shared), parts=parts)
 
 
 def _blocks(found: GroupedProduct, largest: Config, setting: Setting) -> Config:
@@ -88,22 +195,6 @@ def _blocks(found: GroupedProduct, largest: Config, setting: Setting) -> Config:
     config = replace(choose_config(found.dot, found.space, setting.device.shared), parts=1)
     large = ITEM_BYTES[found.dot.dtype] == 2 and config.bm * config.bn > largest.bm * largest.bn
     return fitted(replace(largest, bk=config.bk), 2, setting.device.shared) if large else config
-
-
-def _steps(
-    writer: type[_SortedWriter],
-    found: GroupedProduct,
-    config: Config,
-    flat: Statement,
-    int64_index: bool,
-    setting: Setting,
-    carry: StatementPlanner,
-    epilogue: Sequence[Statement],
-) -> list[Step]:
-    sort = Sort(found.space.statement.output, found.points, found.count, int64_index)
-    ordered = sorted_points(sort, found.places, (), found.types, found.strides, carry)
-    own = writer(found, sort, int64_index, PRECISION[setting.precision], config, epilogue)
-    return [ordered, *launched(own, flat), Release(ordered.makes)]
 
 
 class _SortedWriter(DotWriter):
@@ -132,9 +223,9 @@ class GroupedWriter(_SortedWriter):
         self.key = self.kernel.names.fresh("key")
         self.around = (frozenset((*found.group, *found.space.outputs, "row", "col")),)
 
-    def _rows(self, places: str) -> None:
+    def _rows(self, block: str) -> None:
         k, sort = self.kernel, self.sort
-        k.assign("place", places)
+        k.assign("place", f"{block} * BM + tl.arange(0, BM)")
         order, inside = k.pointer(sort.order), f"place < {k.count(self.dot.rows)}"
         keys = k.pointer(sort.moved[0])
         item = k.line("item", f"tl.load({order} + place, mask={inside}, other=0)")
@@ -175,22 +266,9 @@ class GroupSumWriter(_SortedWriter):
 
     def _loop(self) -> None:
         k = self.kernel
-        starts = k.pointer(self.sort.starts)
-        at = k.line("run", self._run())
-        self.begin, self.end = (
-            k.line(stem, f"tl.load({starts} + {at}{more}).to({self.integer})")
-            for stem, more in (("begin", ""), ("stop", " + 1"))
-        )
+        self.begin, self.end = key_bounds(k, self.sort, self.found, self.integer, self.config.parts)
         k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
         k.add(self._points_of_key())
-
-    def _run(self) -> str:
-        """The key's number: of several axes, as the output has them."""
-        k, text = self.kernel, "0"
-        for v in self.found.group:
-            value = k.value_of[v]
-            text = value if text == "0" else f"({text}) * {k.extent(v)} + {value}"
-        return text
 
     def _points_of_key(self) -> CodeLine:
         k, order = self.kernel, self.kernel.pointer(self.sort.order)

@@ -44,6 +44,8 @@ from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS, NARROW
 
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
+BLOCK_DOWN = "(group * GROUP + tile % (GROUP * across) % members)"  # the program's own among blocks of rows
+BLOCK_ACROSS = "(tile % (GROUP * across) // members)"
 SOME_NOT_FINITE = "tl.max(tl.max((tl.abs({}) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0"
 REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
 RECOMPUTED_ROWS = 8  # rows of such a block that are computed again at a time
@@ -60,23 +62,26 @@ def dot_steps(
     epilogue: Sequence[Statement] = (),
     config: Config | None = None,
 ) -> list[Step] | None:
-    """Steps that compute the statement into its allocated output; with an epilogue, its last one's. None where
-    it takes none."""
-    s = space.statement
+    """Steps that compute the statement into its output; with an epilogue, its last one's. None where it takes none."""
     config = config or choose_config(dot, space, setting.device.shared)
     if epilogue and (config.parts > 1 or not space.covers):
         return None
     writer = DotWriter(dot, space, view, int64_index, PRECISION[setting.precision], config, epilogue=epilogue)
-    steps = launched(writer, flat, config.parts)
-    if config.parts == 1:
+    return launched_in_parts(writer, flat)
+
+
+def launched_in_parts(writer: DotWriter, flat: Statement, epilogue: Sequence[Statement] = ()) -> list[Step]:
+    """The launch of a kernel, and, where its sums are split, one that adds them up in order and has the epilogue."""
+    count, space, view = writer.config.parts, writer.space, writer.view
+    steps = launched(writer, flat, count)
+    if count == 1:
         return steps
-    parts = f"{s.output}.parts"
-    shape = (config.parts, math.prod(view.types[s.output].shape))
-    accumulator = Accumulator("sum", "int64") if dot_is_whole(dot) else writer.accumulator
+    parts, shape = f"{space.statement.output}.parts", (count, math.prod(view.types[space.statement.output].shape))
+    accumulator = Accumulator("sum", "int64") if dot_is_whole(writer.dot) else writer.accumulator
     return [
         Allocate(parts, shape, accumulator.dtype, unwritten(space, accumulator)),
         *steps,
-        *combine_parts(space, view, config.parts, accumulator, int64_index),
+        *combine_parts(space, view, count, accumulator, writer.kernel.int64_index, epilogue),
         Release((parts,)),
     ]
 
@@ -85,7 +90,7 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     """The launch of a written kernel, and the table of its classes."""
     writer.write()
     config = writer.config
-    grid = (output_tiles(writer.dot, writer.space, config), len(writer.space.classes), parts)
+    grid = (writer.tiles(), len(writer.space.classes), parts)
     return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
 
 
@@ -100,7 +105,7 @@ def repair_steps(dot: Dot, space: Space, view: StridedView, flat: Statement, int
 
 
 class DotWriter:
-    placed = "row"  # the name of where the program's rows are among all
+    placed, row_end = "row", ""  # names of where the program's rows are among all, and of what they end at
     stored = "row_in[:, None] & col_in[None, :]"  # the test of the elements that are stored
     around: tuple[frozenset[str], ...] = ()  # what the scopes around the walk of the reduction bind
 
@@ -143,6 +148,9 @@ class DotWriter:
         inner = inner_variables(self.dot, self.space, self.view, self.config.bk)
         return inner, tuple(v for v in self.dot.summed if v not in inner)
 
+    def tiles(self) -> int:
+        return output_tiles(self.dot, self.space, self.config)
+
     def write(self) -> None:
         k = self.kernel
         self._place()
@@ -162,9 +170,8 @@ class DotWriter:
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         s = self.space.statement
         kind_ = triton_type(self.accumulator.dtype)
-        k.assign(
-            "value", f"tl.load({frame.element_address(s)}, mask=row_in[:, None] & col_in[None, :], other=0).to({kind_})"
-        )
+        value = f"tl.load({frame.element_address(s)}, mask=row_in[:, None] & col_in[None, :], other=0)"
+        k.assign("value", f"{value}.to({kind_})")
         k.add(If(SOME_NOT_FINITE.format("value"), (self._recompute_rows(),)))
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
 
@@ -177,8 +184,7 @@ class DotWriter:
         registers counts for programs that only look, too."""
         k, dot = self.kernel, self.dot
         k.scopes.append(Scope())
-        first = "(group * GROUP + tile % (GROUP * across) % members) * BM"
-        k.assign("part", f"{first} + over + tl.arange(0, {self._at_once})")
+        k.assign("part", f"{BLOCK_DOWN} * BM + over + tl.arange(0, {self._at_once})")
         k.assign("part_in", f"part < {k.count(dot.rows)}")
         k.axis_of.pop("row.", None)  # the rows of all of the block stand together no more
         k.decode(Axis("part", dot.rows, str(self._at_once)))
@@ -202,7 +208,7 @@ class DotWriter:
             if self.space.single(v):
                 k.value_of[v] = k.low(v)
         pid = k.program()
-        k.assign("down", f"tl.cdiv({k.count(dot.rows)}, BM)")
+        k.assign("down", self._down())
         k.assign("across", f"tl.cdiv({k.count(dot.columns)}, BN)")
         tile = pid
         if dot.batch:
@@ -216,16 +222,19 @@ class DotWriter:
         k.constants["GROUP"] = self.config.group
         k.assign("group", "tile // (GROUP * across)")
         k.assign("members", "tl.minimum(down - group * GROUP, GROUP)")
-        self._rows("(group * GROUP + tile % (GROUP * across) % members) * BM + tl.arange(0, BM)")
-        k.assign("col", "(tile % (GROUP * across) // members) * BN + tl.arange(0, BN)")
-        k.assign("row_in", f"{self.placed} < {k.count(dot.rows)}")
+        self._rows(BLOCK_DOWN)
+        k.assign("col", f"{BLOCK_ACROSS} * BN + tl.arange(0, BN)")
+        k.assign("row_in", f"{self.placed} < {self.row_end or k.count(dot.rows)}")
         k.assign("col_in", f"col < {k.count(dot.columns)}")
         for axis in (Axis("row", dot.rows, "BM"), Axis("col", dot.columns, "BN"), Axis("batch", dot.batch, None)):
             k.decode(axis)
 
-    def _rows(self, places: str) -> None:
-        """The numbers of the program's rows, which are at these places."""
-        self.kernel.assign("row", places)
+    def _down(self) -> str:
+        return f"tl.cdiv({self.kernel.count(self.dot.rows)}, BM)"
+
+    def _rows(self, block: str) -> None:
+        """The numbers of the program's rows, which are those of this block."""
+        self.kernel.assign("row", f"{block} * BM + tl.arange(0, BM)")
 
     def _loop(self) -> None:
         k, config, (inner, windows) = self.kernel, self.config, self._reduction

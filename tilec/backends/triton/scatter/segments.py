@@ -28,7 +28,8 @@ from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scatter.places import Margins
-from tilec.backends.triton.scatter.sort import KEY_SHIFT, Sort
+from tilec.backends.triton.scatter.sort import Sort
+from tilec.backends.triton.scatter.sort_text import KEY_SHIFT
 from tilec.ir.program import Expr, Index, Int, Statement
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines

@@ -13,32 +13,31 @@ from dataclasses import dataclass
 
 from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
-from tilec.backends.triton.plan.lines import BARRIER, RELAXED, CodeLine, ForLoop, If, StoreLine, assign
+from tilec.backends.triton.plan.lines import CodeLine
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step
-from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.source import KernelFunction
+from tilec.backends.triton.scatter.sort_text import (
+    KEY_SHIFT,
+    bases_of_digits,
+    counts_of_digits,
+    first_places,
+    moved_in_one_pass,
+    moved_points,
+    ranks_of_points,
+)
 from tilec.ir.at_sizes import fixed_value
 
 FEW = 4096  # points of which all pairs are compared
 MOST_COMPARED = 2**23  # pairs of points and keys
 COMPARED_POINTS, COMPARED_BESIDE = 16, 256  # of a program at a time
 MOVED_TOGETHER = 1024  # points of a block of several
+SMALL_SORT, FEW_TOGETHER = 2**16, 256  # with the shortest digits, up to so many points: those of a block
 FEWEST_BITS, MOST_BITS = 8, 11  # of a digit: with more, a block has more digits than points
-MOST_COUNTED_ON_CHIP = 512  # digits, of a block
 FEW_OF_A_WARP, MANY_OF_A_WARP = 128, 256  # points that are moved; that are counted where not all programs run at once
 BLOCKS_AT_ONCE, DIGITS_BESIDE = 256, 8  # counts that a program adds up at a time: 32 bytes of each block's
+COUNTS_AT_ONCE = 2**14  # that each program adds up again, of all blocks, where keys are one digit
 SEARCHED = 256  # positions whose first points a program looks for
-
-# a pass after the first moves nothing where the first found the keys in order
-UNSORTED: tuple[CodeLine, ...] = (
-    assign("unsorted", "1"),
-    If("number > 0", (assign("unsorted", "(tl.load(totals) != 0).to(tl.int32)"),)),
-)
-DIGIT: tuple[CodeLine, ...] = (
-    assign("key", "tl.load(keys + place, mask=inside, other=0)"),
-    assign("digit", "((key >> shift) & (DIGITS - 1)).to(tl.int32)"),
-)
-PACKED = "tl.int32"  # the type of keys that are moved together with their points
-KEY_SHIFT = 32  # of a key that stands before its point in 64 bits
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,17 @@ class Sort:
         return (self.order,) if self.packed else (self.name("placed"), self.order)
 
     @property
+    def together(self) -> int:
+        """Points of a block of several: few points are sorted on the chip in less time than waits for that of many."""
+        few = self.points <= SMALL_SORT and max(self.bits) <= FEWEST_BITS
+        return min(FEW_TOGETHER, MOVED_TOGETHER) if few else MOVED_TOGETHER
+
+    @property
+    def moving(self) -> int:
+        """Warps that move the points of a block."""
+        return max(1, self.together // (FEW_OF_A_WARP if self.together == MOVED_TOGETHER else FEW_OF_A_WARP // 2))
+
+    @property
     def bits(self) -> tuple[int, ...]:
         """Of the digit of each pass, lowest first: as few passes as there can be, of digits as short as these allow."""
         length = fixed_value(self.count.bit_length())
@@ -103,7 +113,7 @@ def sort_steps(sort: Sort) -> list[Step]:
     return [
         *(Allocate(n, (sort.points,), "int64") for n in sort.moved),
         Allocate(sort.starts, (sort.count + 1,), sort.dtype),
-        *(_by_comparing(sort) if sort.points <= FEW else _by_digits(sort)),
+        *(_by_comparing(sort) if sort.points <= FEW else _in_one_pass(sort) or _by_digits(sort)),
     ]
 
 
@@ -115,7 +125,7 @@ def _by_comparing(sort: Sort) -> list[Step]:
     numbers = {"points": sort.points, "count": sort.count, "numbered": numbered}
     constants = {"BLOCK": COMPARED_POINTS, "BESIDE": COMPARED_BESIDE}
     programs = -(-(numbered + (sort.count + 1 if few else 0)) // COMPARED_POINTS)
-    compared = _launch(sort, "sort_compared", _ranks, tensors, numbers, constants, (programs, 1, 1), 4)
+    compared = _launch(sort, "sort_compared", ranks_of_points, tensors, numbers, constants, (programs, 1, 1), 4)
     return [compared] if few else [compared, _search(sort)]
 
 
@@ -123,7 +133,7 @@ def _search(sort: Sort) -> Launch:
     tensors = {"placed": sort.moved[0], "starts": sort.starts}
     numbers = {"points": sort.points, "count": sort.count, "steps": sort.points.bit_length()}
     grid = (-(-(sort.count + 1) // SEARCHED), 1, 1)
-    return _launch(sort, "sort_starts", _found, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
+    return _launch(sort, "sort_starts", first_places, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
 
 
 def _named(moved: Sequence[str]) -> dict[str, str]:
@@ -131,9 +141,33 @@ def _named(moved: Sequence[str]) -> dict[str, str]:
     return dict(zip(("placed", "order")[-len(moved) :], moved, strict=True))
 
 
+def _in_one_pass(sort: Sort) -> list[Step] | None:
+    """Keys of one digit, few blocks of points: two launches. None where it is not so."""
+    blocks, digits = -(-sort.points // sort.together), 2 ** max(sort.bits)
+    if len(sort.bits) > 1 or power_of_two(blocks) * digits > COUNTS_AT_ONCE:
+        return None
+    counts, before, less = map(sort.name, ("counts", "before", "less"))
+    tensors = {"keys": sort.keys, "counts": counts, "before": before}
+    sizes, numbers = {"BLOCK": sort.together, "DIGITS": digits}, {"points": sort.points, "number": 0, "shift": 0}
+    given = {} if sort.packed else {"given": sort.keys}
+    # totals are read by later passes alone, of which there are none
+    own = {**tensors, "less": less, "totals": sort.keys}
+    moved = {**tensors, **_named(sort.moved), **given, "starts": sort.starts}
+    grid, warps = (blocks, 1, 1), sort.moving
+    last = {**numbers, "blocks": blocks, "count": sort.count}, {**sizes, "BLOCKS": power_of_two(blocks)}
+    return [
+        Allocate(counts, (blocks, digits), sort.dtype),
+        Allocate(before, (blocks, digits), "int32"),
+        Allocate(less, (blocks,), "int32"),
+        _launch(sort, "sort_digits", counts_of_digits, own, numbers, sizes, grid, warps),
+        _launch(sort, "sort_in_one_pass", moved_in_one_pass, moved, *last, grid, warps),
+        Release((counts, before, less)),
+    ]
+
+
 def _by_digits(sort: Sort) -> list[Step]:
     points, passes = sort.points, len(sort.bits)
-    blocks, most = -(-points // MOVED_TOGETHER), 2 ** max(sort.bits)
+    blocks, most = -(-points // sort.together), 2 ** max(sort.bits)
     counts, before, less, totals = map(sort.name, ("counts", "before", "less", "totals"))
     between = [tuple(f"{n}_{k}" for n in sort.moved) for k in range(min(2, passes - 1))]
     made = [
@@ -143,29 +177,29 @@ def _by_digits(sort: Sort) -> list[Step]:
         Allocate(totals, (1 + most,), sort.dtype),
         *(Allocate(n, (points,), "int64") for names in between for n in names),
     ]
-    moving = MOVED_TOGETHER // FEW_OF_A_WARP
-    counting = moving if blocks <= TWO_A_MULTIPROCESSOR else MOVED_TOGETHER // MANY_OF_A_WARP
+    counting = sort.moving if blocks <= TWO_A_MULTIPROCESSOR else MOVED_TOGETHER // MANY_OF_A_WARP
     steps: list[Step] = [*made]
     given: tuple[str, ...] = (sort.keys,) * len(sort.moved)  # the first pass has no order yet, and does not read it
     for k, bits in enumerate(sort.bits):
         digits = 2**bits
-        sizes = {"BLOCK": MOVED_TOGETHER, "DIGITS": digits}
+        sizes = {"BLOCK": sort.together, "DIGITS": digits}
         summed = {"BLOCK": BLOCKS_AT_ONCE, "DIGITS": digits, "BESIDE": DIGITS_BESIDE}
         there = sort.moved if k + 1 == passes else between[k % 2]
         tensors = {"keys": given[0], "counts": counts, "before": before}
         shift = sum(sort.bits[:k]) + (KEY_SHIFT if sort.packed and k else 0)
         numbers, number = {"points": points, "number": k, "shift": shift}, {"blocks": blocks, "number": k}
         own = {**tensors, "less": less, "totals": totals}
-        steps.append(_launch(sort, "sort_digits", _counted, own, numbers, sizes, (blocks, 1, 1), counting))
+        steps.append(_launch(sort, "sort_digits", counts_of_digits, own, numbers, sizes, (blocks, 1, 1), counting))
         own, programs = {"counts": counts, "less": less, "totals": totals}, digits // DIGITS_BESIDE + 1
-        steps.append(_launch(sort, "sort_bases", _bases, own, number, summed, (programs, 1, 1), 4))
+        steps.append(_launch(sort, "sort_bases", bases_of_digits, own, number, summed, (programs, 1, 1), 4))
         tensors |= {"totals": totals, "positions": sort.keys, **_named(there)}
         if not sort.packed:
             tensors["given"] = given[-1]
-        numbers["passes"] = passes
-        steps.append(_launch(sort, "sort_moved", _moved, tensors, numbers, sizes, (blocks, 1, 1), moving))
+        tensors["starts"], numbers["passes"], numbers["count"] = sort.starts, passes, sort.count
+        steps.append(_launch(sort, "sort_moved", moved_points, tensors, numbers, sizes, (blocks, 1, 1), sort.moving))
         given = there
-    return [*steps, _search(sort), Release(tuple(a.tensor for a in made))]
+    found = [_search(sort)] if passes > 1 else []
+    return [*steps, *found, Release(tuple(a.tensor for a in made))]
 
 
 def _launch(
@@ -183,188 +217,3 @@ def _launch(
     lines = text(f"tl.{sort.dtype}")
     function = KernelFunction(name, names, tuple(constants), tuple(lines), tuple(numbers))
     return Launch(kernel_file(function), grid, arguments, tuple(constants.items()), warps, 2, (sort.output,))
-
-
-def _found(kind: str) -> list[CodeLine]:
-    """The first place of each key, by halving."""
-    key = "tl.load(placed + middle, mask=low < high, other=0)" + (f" >> {KEY_SHIFT}" if kind == PACKED else "")
-    return [
-        assign("run", f"{PROGRAM[0]}.to(tl.int64) * SEARCHED + tl.arange(0, SEARCHED)"),
-        assign("low", "tl.zeros((SEARCHED,), tl.int64)"),
-        assign("high", "low + points"),
-        ForLoop(
-            "_",
-            "range(steps)",
-            (
-                assign("middle", "(low + high) // 2"),
-                assign("less", f"(low < high) & (({key}) <= run)"),
-                assign("low", "tl.where(less, middle + 1, low)"),
-                assign("high", "tl.where(less, high, middle)"),
-            ),
-        ),
-        StoreLine("starts + run", "low", "run <= count"),
-    ]
-
-
-def _ranks(kind: str) -> list[CodeLine]:
-    """The place of each point: how many points come before it. Programs after these look for keys: how many points
-    have no greater one."""
-    return [
-        assign("item", f"{PROGRAM[0]}.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)"),
-        assign("limit", "tl.minimum(item, points)"),
-        assign("run", "item - numbered"),
-        assign("key", "tl.load(keys + item, mask=item < points, other=0).to(tl.int64)"),
-        assign("key", "tl.where(item < numbered, key, run)"),
-        assign("total", "tl.zeros((BLOCK, BESIDE), tl.int32)"),
-        ForLoop(
-            "first",
-            "range(0, points, BESIDE)",
-            (
-                assign("other", "first + tl.arange(0, BESIDE)"),
-                assign("theirs", "tl.load(keys + other, mask=other < points, other=0)[None, :]"),
-                assign(
-                    "before", "(theirs < key[:, None]) | ((theirs == key[:, None]) & (other[None, :] < limit[:, None]))"
-                ),
-                assign("total", "(before & (other < points)[None, :]).to(tl.int32)", "+="),
-            ),
-        ),
-        assign("rank", "tl.sum(total, 1)"),
-        *_stored("rank", "key", "item", "item < points", kind),
-        StoreLine("starts + run", "rank", "(run >= 0) & (run <= count)"),
-    ]
-
-
-def _counted(kind: str) -> list[CodeLine]:
-    """The counts of each digit in a block, and how many of lesser digits it has; in the first pass also how many keys
-    are less than the one before. Many digits are added up in a row of memory of the block's own."""
-    return [
-        assign("block", f"{PROGRAM[0]}.to({kind})"),
-        assign("lane", "tl.arange(0, BLOCK)"),
-        assign("one", "tl.arange(0, DIGITS)"),
-        assign("place", "block * BLOCK + lane"),
-        assign("inside", "place < points"),
-        *UNSORTED,
-        If(
-            "unsorted != 0",
-            (
-                *DIGIT,
-                assign("own", "before + block * DIGITS"),
-                If(
-                    f"DIGITS <= {MOST_COUNTED_ON_CHIP}",
-                    (assign("count", "tl.histogram(digit, DIGITS, mask=inside)"),),
-                    (
-                        StoreLine("own + one", "tl.zeros((DIGITS,), tl.int32)"),
-                        BARRIER,
-                        StoreLine("own + digit", "tl.full((BLOCK,), 1, tl.int32)", "inside", "atomic_add", RELAXED),
-                        BARRIER,
-                        assign("count", "tl.load(own + one, volatile=True)"),
-                        BARRIER,
-                    ),
-                ),
-                StoreLine("own + one", "tl.cumsum(count) - count"),
-                StoreLine("counts + block * DIGITS + one", "count"),
-                If(
-                    "number == 0",
-                    (
-                        assign("previous", "tl.load(keys + place - 1, mask=inside & (place > 0), other=0)"),
-                        StoreLine("less + block", "tl.sum((key < previous).to(tl.int32))"),
-                    ),
-                ),
-            ),
-        ),
-    ]
-
-
-def _bases(kind: str) -> list[CodeLine]:
-    """In the place of a block's count of a digit: how many there are in the blocks before. A program more than
-    there are digits for adds up how many keys are less than the one before."""
-    return [
-        assign("digit", f"{PROGRAM[0]} * BESIDE + tl.arange(0, BESIDE)"),
-        If(
-            f"{PROGRAM[0]} * BESIDE >= DIGITS",
-            (
-                If(
-                    "number == 0",
-                    (
-                        assign("found", f"tl.zeros((BLOCK,), {kind})"),
-                        ForLoop(
-                            "start",
-                            "range(0, blocks, BLOCK)",
-                            (
-                                assign("block", "start + tl.arange(0, BLOCK)"),
-                                assign("found", "tl.load(less + block, mask=block < blocks, other=0)", "+="),
-                            ),
-                        ),
-                        StoreLine("totals", "tl.sum(found)"),
-                    ),
-                ),
-            ),
-            (
-                *UNSORTED,
-                If(
-                    "unsorted != 0",
-                    (
-                        assign("total", f"tl.zeros((BESIDE,), {kind})"),
-                        ForLoop(
-                            "start",
-                            "range(0, blocks, BLOCK)",
-                            (
-                                assign("block", "start + tl.arange(0, BLOCK)"),
-                                assign("place", f"block.to({kind})[:, None] * DIGITS + digit[None, :]"),
-                                assign("inside", "tl.broadcast_to((block < blocks)[:, None], (BLOCK, BESIDE))"),
-                                assign("count", f"tl.load(counts + place, mask=inside, other=0).to({kind})"),
-                                StoreLine("counts + place", "total[None, :] + tl.cumsum(count, 0) - count", "inside"),
-                                assign("total", "tl.sum(count, 0)", "+="),
-                            ),
-                        ),
-                        StoreLine("totals + 1 + digit", "total"),
-                    ),
-                ),
-            ),
-        ),
-    ]
-
-
-def _moved(kind: str) -> list[CodeLine]:
-    """A block, sorted by digit, to its places."""
-    return [
-        assign("block", f"{PROGRAM[0]}.to({kind})"),
-        assign("lane", "tl.arange(0, BLOCK)"),
-        assign("place", "block * BLOCK + lane"),
-        assign("inside", "place < points"),
-        If(
-            "tl.load(totals) != 0",
-            (
-                *DIGIT,
-                assign("packed", "tl.sort(tl.where(inside, digit, DIGITS) * BLOCK + lane)"),
-                assign("digit", "tl.minimum(packed // BLOCK, DIGITS - 1)"),
-                assign("source", "block * BLOCK + packed % BLOCK"),
-                assign("total", "tl.load(totals + 1 + tl.arange(0, DIGITS))"),
-                assign("base", "tl.gather(tl.cumsum(total) - total, digit, 0)"),
-                assign("own", "block * DIGITS + digit"),
-                assign("target", "base + tl.load(counts + own) - tl.load(before + own) + lane"),
-                *_moved_on(kind),
-            ),
-            (If("number + 1 == passes", (*_stored("place", _POSITION, "place", "inside", kind),)),),
-        ),
-    ]
-
-
-_POSITION = "tl.load(positions + place, mask=inside, other=0)"
-
-
-def _moved_on(kind: str) -> tuple[CodeLine, ...]:
-    """A point and its key, to the next place."""
-    key = assign("key", "tl.load(keys + source, mask=inside, other=0)")
-    if kind == PACKED:
-        first = f"(key.to(tl.int64) << {KEY_SHIFT}) | source"
-        return key, StoreLine("order + target", f"tl.where(number > 0, key.to(tl.int64), {first})", "inside")
-    point = assign("point", "tl.load(given + source, mask=inside & (number > 0), other=0)")
-    return key, point, *_stored("target", "key", "tl.where(number > 0, point, source)", "inside", kind)
-
-
-def _stored(place: str, key: str, point: str, mask: str, kind: str) -> tuple[CodeLine, ...]:
-    """Lines that store a key and its point at a place."""
-    if kind == PACKED:
-        return (StoreLine(f"order + {place}", f"(({key}).to(tl.int64) << {KEY_SHIFT}) | {point}", mask),)
-    return StoreLine(f"placed + {place}", key, mask), StoreLine(f"order + {place}", point, mask)

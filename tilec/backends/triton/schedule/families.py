@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tilec.backends.triton.grouped_matmul.kernels import group_sum_steps, grouped_product, grouped_steps
+from tilec.backends.triton.grouped_matmul.kernels import GroupedTask, group_sum_steps, grouped_product
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, fitted, inner_variables
@@ -247,7 +247,7 @@ def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
 def _grouped(p: Problem, found: Any) -> list[Step] | None:
     product, config = found
     carry = partial(statement_steps, setting=p.setting)
-    return grouped_steps(product, config, p.flat, p.int64_index, p.setting, carry, p.epilogue)
+    return GroupedTask(product, config, p.flat, p.int64_index, p.setting, carry, p.epilogue).rows()
 
 
 def _of_distances(p: Problem, found: Distances) -> list[Step] | None:

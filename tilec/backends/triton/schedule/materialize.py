@@ -16,6 +16,7 @@ from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launche
 from tilec.backends.triton.fusion.loop_nest import Shared, form_of, reduced
 from tilec.backends.triton.plan.plan import (
     Allocate,
+    Descriptor,
     Launch,
     Once,
     Pointer,
@@ -94,7 +95,7 @@ def made_once(steps: Sequence[Step]) -> list[Step]:
         if not isinstance(step, Once):
             result.append(_renamed(step, names))
         elif (twin := first.setdefault(step.key, step)) is step:
-            result += step.steps
+            result += [_renamed(s, names) for s in step.steps]
         else:
             names |= dict(zip(step.makes, twin.makes, strict=True))
     return _released(result, {*names, *(name for once in first.values() for name in once.makes)})
@@ -228,10 +229,16 @@ def _made(maker: _Maker) -> list[Step]:
 def _renamed(step: Step, names: Renamed) -> Step:
     if not isinstance(step, Launch):
         return step
-    arguments = tuple(
-        (p, Pointer(names.get(v.tensor, v.tensor)) if isinstance(v, Pointer) else v) for p, v in step.arguments
+    return replace(step, arguments=tuple((p, _of_name(v, names)) for p, v in step.arguments))
+
+
+def _of_name(value: object, names: Renamed) -> object:
+    """An argument of a kernel, a tensor's under the name that it has now."""
+    return (
+        replace(value, tensor=names.get(value.tensor, value.tensor))
+        if isinstance(value, Pointer | Descriptor)
+        else value
     )
-    return replace(step, arguments=arguments)
 
 
 def _released(steps: Sequence[Step], asked: set[str]) -> list[Step]:

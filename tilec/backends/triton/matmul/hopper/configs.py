@@ -48,7 +48,7 @@ HopperTensors = Mapping[str, TensorView]  # those of a product, by name
 
 
 @dataclass(frozen=True)
-class _Tile:
+class TileWork:
     """What the model needs to know of a choice: a tile's extents, sizes of elements in bytes, tiles, steps of a sum,
     elements of the output, bytes of all tensors, tensor maps of the output if it is stored through such, sums of a
     program."""
@@ -107,7 +107,7 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
                 tiles = count(dot.rows, own[0]) * across * outer
                 steps = count(summed, own[2]) * walked
                 maps = math.prod(strided.get(v, 1) for v, b in own[0] if b > 1)
-                tile = _Tile(m, n, depth, size, out_size, tiles, steps, elements, memory, maps)
+                tile = TileWork(m, n, depth, size, out_size, tiles, steps, elements, memory, maps)
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
                 group = 1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * n / m) / 2)
                 for split, stages, consumers, mapped in itertools.product(
@@ -118,7 +118,7 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
                 ):
                     config = HopperConfig(boxes, warps, stages, split, group, consumers, mapped, tf32)
                     if _sensible(config, tile):
-                        yield _time(config, tile), config
+                        yield predicted_time(config, tile), config
                 for v, several in _unrolled([v for v in dot.columns if v not in dict(boxes)], extent, m, n, warps):
                     fewer = replace(tile, tiles=tiles // extent[v] * -(-extent[v] // several), several=several)
                     for split, stages, consumers in itertools.product(
@@ -128,7 +128,7 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
                             boxes, warps, stages, split, group, consumers, tf32=tf32, unrolled=(v, several)
                         )
                         if split > 1 and _sensible(config, fewer):
-                            yield _time(config, fewer), config
+                            yield predicted_time(config, fewer), config
 
 
 def _boxable(
@@ -174,20 +174,20 @@ def _unrolled(
             yield v, values
 
 
-def _shared_bytes(config: HopperConfig, tile: _Tile) -> int:
+def _shared_bytes(config: HopperConfig, tile: TileWork) -> int:
     """Bytes of shared memory that stay taken."""
     staged = tile.rows * tile.columns * (4 if config.split > 1 else tile.out_size)
     copied = tile.rows + tile.several * tile.columns
     return config.stages * copied * tile.depth * tile.size + config.consumers * staged
 
 
-def _sensible(config: HopperConfig, tile: _Tile) -> bool:
+def _sensible(config: HopperConfig, tile: TileWork) -> bool:
     share = -(-tile.steps // config.split)
     stages = config.stages <= max(share + 1, 3) and (config.stages > 2 or share <= 2)
     return stages and config.consumers * config.warps in (0, 8) and _shared_bytes(config, tile) <= USABLE_SHARED
 
 
-def _time(config: HopperConfig, tile: _Tile) -> float:
+def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     """Microseconds, about."""
     area = tile.rows * tile.columns * tile.several
     threads = 32 * config.warps

@@ -73,7 +73,7 @@ def hopper_product(dot: Dot, space: Space, view: StridedView, setting: Setting) 
         return None
     if dot.dtype not in NARROW and (dot.dtype != "float32" or setting.precision == "highest"):
         return None
-    left, right = _lone(dot.left, dot.dtype, view), _lone(dot.right, dot.dtype, view)
+    left, right = lone_access(dot.left, dot.dtype, view), lone_access(dot.right, dot.dtype, view)
     if left is None or right is None or {left.tensor, right.tensor} & set(setting.misaligned):
         return None
     own: set[Condition | Expr] = {c for a in (left, right) for c in access_conditions(a, view.types)}
@@ -111,7 +111,7 @@ def hopper_product(dot: Dot, space: Space, view: StridedView, setting: Setting) 
     )
 
 
-def _lone(side: tuple[Expr, ...], dtype: str, view: StridedView) -> Access | None:
+def lone_access(side: tuple[Expr, ...], dtype: str, view: StridedView) -> Access | None:
     """The access that an operand is, under a cast or not."""
     if len(side) != 1:
         return None

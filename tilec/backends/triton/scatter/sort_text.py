@@ -1,0 +1,237 @@
+"""The kernels of a sort: what they do with `points` keys, of type `kind`."""
+
+from __future__ import annotations
+
+from tilec.backends.triton.plan.lines import BARRIER, RELAXED, CodeLine, ForLoop, If, StoreLine, assign
+from tilec.backends.triton.plan.source import PROGRAM
+
+MOST_COUNTED_ON_CHIP = 512  # digits, of a block
+
+# a pass after the first moves nothing where the first found the keys in order
+UNSORTED: tuple[CodeLine, ...] = (
+    assign("unsorted", "1"),
+    If("number > 0", (assign("unsorted", "(tl.load(totals) != 0).to(tl.int32)"),)),
+)
+DIGIT: tuple[CodeLine, ...] = (
+    assign("key", "tl.load(keys + place, mask=inside, other=0)"),
+    assign("digit", "((key >> shift) & (DIGITS - 1)).to(tl.int32)"),
+)
+PACKED = "tl.int32"  # the type of keys that are moved together with their points
+KEY_SHIFT = 32  # of a key that stands before its point in 64 bits
+
+
+def first_places(kind: str) -> list[CodeLine]:
+    """The first place of each key, by halving."""
+    key = "tl.load(placed + middle, mask=low < high, other=0)" + (f" >> {KEY_SHIFT}" if kind == PACKED else "")
+    return [
+        assign("run", f"{PROGRAM[0]}.to(tl.int64) * SEARCHED + tl.arange(0, SEARCHED)"),
+        assign("low", "tl.zeros((SEARCHED,), tl.int64)"),
+        assign("high", "low + points"),
+        ForLoop(
+            "_",
+            "range(steps)",
+            (
+                assign("middle", "(low + high) // 2"),
+                assign("less", f"(low < high) & (({key}) <= run)"),
+                assign("low", "tl.where(less, middle + 1, low)"),
+                assign("high", "tl.where(less, high, middle)"),
+            ),
+        ),
+        StoreLine("starts + run", "low", "run <= count"),
+    ]
+
+
+def ranks_of_points(kind: str) -> list[CodeLine]:
+    """The place of each point: how many points come before it. Programs after these look for keys: how many points
+    have no greater one."""
+    return [
+        assign("item", f"{PROGRAM[0]}.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)"),
+        assign("limit", "tl.minimum(item, points)"),
+        assign("run", "item - numbered"),
+        assign("key", "tl.load(keys + item, mask=item < points, other=0).to(tl.int64)"),
+        assign("key", "tl.where(item < numbered, key, run)"),
+        assign("total", "tl.zeros((BLOCK, BESIDE), tl.int32)"),
+        ForLoop(
+            "first",
+            "range(0, points, BESIDE)",
+            (
+                assign("other", "first + tl.arange(0, BESIDE)"),
+                assign("theirs", "tl.load(keys + other, mask=other < points, other=0)[None, :]"),
+                assign(
+                    "before", "(theirs < key[:, None]) | ((theirs == key[:, None]) & (other[None, :] < limit[:, None]))"
+                ),
+                assign("total", "(before & (other < points)[None, :]).to(tl.int32)", "+="),
+            ),
+        ),
+        assign("rank", "tl.sum(total, 1)"),
+        *_stored("rank", "key", "item", "item < points", kind),
+        StoreLine("starts + run", "rank", "(run >= 0) & (run <= count)"),
+    ]
+
+
+def counts_of_digits(kind: str) -> list[CodeLine]:
+    """The counts of each digit in a block, and how many of lesser digits it has; in the first pass also how many keys
+    are less than the one before. Many digits are added up in a row of memory of the block's own."""
+    return [
+        assign("block", f"{PROGRAM[0]}.to({kind})"),
+        assign("lane", "tl.arange(0, BLOCK)"),
+        assign("one", "tl.arange(0, DIGITS)"),
+        assign("place", "block * BLOCK + lane"),
+        assign("inside", "place < points"),
+        *UNSORTED,
+        If(
+            "unsorted != 0",
+            (
+                *DIGIT,
+                assign("own", "before + block * DIGITS"),
+                If(
+                    f"DIGITS <= {MOST_COUNTED_ON_CHIP}",
+                    (assign("count", "tl.histogram(digit, DIGITS, mask=inside)"),),
+                    (
+                        StoreLine("own + one", "tl.zeros((DIGITS,), tl.int32)"),
+                        BARRIER,
+                        StoreLine("own + digit", "tl.full((BLOCK,), 1, tl.int32)", "inside", "atomic_add", RELAXED),
+                        BARRIER,
+                        assign("count", "tl.load(own + one, volatile=True)"),
+                        BARRIER,
+                    ),
+                ),
+                StoreLine("own + one", "tl.cumsum(count) - count"),
+                StoreLine("counts + block * DIGITS + one", "count"),
+                If(
+                    "number == 0",
+                    (
+                        assign("previous", "tl.load(keys + place - 1, mask=inside & (place > 0), other=0)"),
+                        StoreLine("less + block", "tl.sum((key < previous).to(tl.int32))"),
+                    ),
+                ),
+            ),
+        ),
+    ]
+
+
+def bases_of_digits(kind: str) -> list[CodeLine]:
+    """In the place of a block's count of a digit: how many there are in the blocks before. A program more than
+    there are digits for adds up how many keys are less than the one before."""
+    return [
+        assign("digit", f"{PROGRAM[0]} * BESIDE + tl.arange(0, BESIDE)"),
+        If(
+            f"{PROGRAM[0]} * BESIDE >= DIGITS",
+            (
+                If(
+                    "number == 0",
+                    (
+                        assign("found", f"tl.zeros((BLOCK,), {kind})"),
+                        ForLoop(
+                            "start",
+                            "range(0, blocks, BLOCK)",
+                            (
+                                assign("block", "start + tl.arange(0, BLOCK)"),
+                                assign("found", "tl.load(less + block, mask=block < blocks, other=0)", "+="),
+                            ),
+                        ),
+                        StoreLine("totals", "tl.sum(found)"),
+                    ),
+                ),
+            ),
+            (
+                *UNSORTED,
+                If(
+                    "unsorted != 0",
+                    (
+                        assign("total", f"tl.zeros((BESIDE,), {kind})"),
+                        ForLoop(
+                            "start",
+                            "range(0, blocks, BLOCK)",
+                            (
+                                assign("block", "start + tl.arange(0, BLOCK)"),
+                                assign("place", f"block.to({kind})[:, None] * DIGITS + digit[None, :]"),
+                                assign("inside", "tl.broadcast_to((block < blocks)[:, None], (BLOCK, BESIDE))"),
+                                assign("count", f"tl.load(counts + place, mask=inside, other=0).to({kind})"),
+                                StoreLine("counts + place", "total[None, :] + tl.cumsum(count, 0) - count", "inside"),
+                                assign("total", "tl.sum(count, 0)", "+="),
+                            ),
+                        ),
+                        StoreLine("totals + 1 + digit", "total"),
+                    ),
+                ),
+            ),
+        ),
+    ]
+
+
+def moved_points(kind: str) -> list[CodeLine]:
+    """A block, sorted by digit, to its places, and where keys begin."""
+    return [
+        *_block(kind),
+        If(
+            "tl.load(totals) != 0",
+            (
+                *_SORTED,
+                assign("total", "tl.load(totals + 1 + tl.arange(0, DIGITS))"),
+                assign("base", "tl.gather(tl.cumsum(total) - total, digit, 0)"),
+                assign("own", "block * DIGITS + digit"),
+                assign("target", "base + tl.load(counts + own) - tl.load(before + own) + lane"),
+                *_moved_on(kind),
+            ),
+            (If("number + 1 == passes", (*_stored("place", _POSITION, "place", "inside", kind),)),),
+        ),
+        If(f"{PROGRAM[0]} == 0", (If("passes == 1", _STARTS),)),
+    ]
+
+
+def moved_in_one_pass(kind: str) -> list[CodeLine]:
+    """The same where keys are one digit and blocks few: each program adds up the counts of all of them."""
+    return [
+        *_block(kind),
+        *_SORTED,
+        assign("one", "tl.arange(0, DIGITS)"),
+        assign("beside", "tl.arange(0, BLOCKS)[:, None]"),
+        assign("known", "tl.broadcast_to(beside < blocks, (BLOCKS, DIGITS))"),
+        assign("each", "tl.load(counts + beside * DIGITS + one[None, :], mask=known, other=0)"),
+        assign("total", "tl.sum(each, 0)"),
+        assign("earlier", "tl.sum(tl.where(beside < block, each, 0), 0)"),
+        assign("base", "tl.gather(tl.cumsum(total) - total + earlier, digit, 0)"),
+        assign("target", "base - tl.load(before + block * DIGITS + digit) + lane"),
+        *_moved_on(kind),
+        If(f"{PROGRAM[0]} == 0", (StoreLine("starts + one", "tl.cumsum(total)", "one <= count"),)),
+    ]
+
+
+def _block(kind: str) -> tuple[CodeLine, ...]:
+    return (
+        assign("block", f"{PROGRAM[0]}.to({kind})"),
+        assign("lane", "tl.arange(0, BLOCK)"),
+        assign("place", "block * BLOCK + lane"),
+        assign("inside", "place < points"),
+    )
+
+
+_SORTED: tuple[CodeLine, ...] = (  # by digit
+    *DIGIT,
+    assign("packed", "tl.sort(tl.where(inside, digit, DIGITS) * BLOCK + lane)"),
+    assign("digit", "tl.minimum(packed // BLOCK, DIGITS - 1)"),
+    assign("source", "block * BLOCK + packed % BLOCK"),
+)
+_STARTS: tuple[CodeLine, ...] = (  # of keys that are one digit
+    assign("one", "tl.arange(0, DIGITS)"),
+    StoreLine("starts + one", "tl.cumsum(tl.load(totals + 1 + one))", "one <= count"),
+)
+_POSITION = "tl.load(positions + place, mask=inside, other=0)"
+
+
+def _moved_on(kind: str) -> tuple[CodeLine, ...]:
+    """A point and its key, to the next place."""
+    key = assign("key", "tl.load(keys + source, mask=inside, other=0)")
+    if kind == PACKED:
+        first = f"(key.to(tl.int64) << {KEY_SHIFT}) | source"
+        return key, StoreLine("order + target", f"tl.where(number > 0, key.to(tl.int64), {first})", "inside")
+    point = assign("point", "tl.load(given + source, mask=inside & (number > 0), other=0)")
+    return key, point, *_stored("target", "key", "tl.where(number > 0, point, source)", "inside", kind)
+
+
+def _stored(place: str, key: str, point: str, mask: str, kind: str) -> tuple[CodeLine, ...]:
+    """Lines that store a key and its point at a place."""
+    if kind == PACKED:
+        return (StoreLine(f"order + {place}", f"(({key}).to(tl.int64) << {KEY_SHIFT}) | {point}", mask),)
+    return StoreLine(f"placed + {place}", key, mask), StoreLine(f"order + {place}", point, mask)
