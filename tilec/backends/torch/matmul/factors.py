@@ -122,7 +122,8 @@ def factors_of_class(domain: Domain, types: Types, dtype: str, semiring: TorchSe
     operands: list[Operand] = []
     zeroed: set[int] = set()
     for group, factors in groups.items():
-        absorbed = {c for e in factors if isinstance(e, Access) for c in _own_conditions(e, domain, types)}
+        alone = factors[0] if len(factors) == 1 else None  # zeros outside of one factor meet infinities of the others
+        absorbed = {*_own_conditions(alone, domain, types)} if isinstance(alone, Access) else set()
         inside = tuple(c for c, needed in conditions.items() if needed <= group and c not in absorbed)
         if absorbed & conditions.keys() or inside:
             zeroed.add(len(operands))
