@@ -7,6 +7,8 @@ intermediate that the program has already, up to the names of variables and the 
 factors have 16 bits, and of these the smallest.
 So the gradient of an attention's normalisation becomes the sum over its rows of what comes in times what went out.
 
+Factors that all terms of a body share are taken out of it first: `A * V * x - A * V * y` is `A * V * (x - y)`.
+
 Exact as sums of products are that are added up in another order: factors are floating, every element has the points
 that the box of its variables and the guard say, and a factor that is infinite where no term is left counts as one that
 meets zero.
@@ -39,7 +41,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating, kind
-from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of, unwidened
+from tilec.transforms.util.factors import Factor, as_accumulated, factors_of_terms, quotient_of, unwidened
 from tilec.transforms.util.naming import Names
 
 
@@ -104,7 +106,7 @@ def sum_of_products(s: Statement, types: Types) -> SumOfProducts | None:
     every = index_variables(*s.roots)
     if any(v not in extent for v in every) or any(not isinstance(e, POINTWISE_NODES) for e in walk(s.body)):
         return None
-    factors = factors_of(s.body, types)
+    factors = factors_of_terms(s.body, types)
     if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):
         return None
     tests = _as_tests(s.constraints, extent)
