@@ -8,12 +8,13 @@ constraint, which is how a cumulative sum is recognised. Elsewhere such a guard 
 `Y[t] = +(X[s] * H[t - s])` goes over all s, of which a short H leaves few: it is summed over the index of H.
 
 Gradients ask both: what `init` receives comes from points at which a read lies outside, `pad(in(H[t - 1]), 0) == 0`,
-which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, which is i' where i is `(i' + 1) % D`.
+which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, which is i' where i is `(i' + 1) % D`. What
+goes to `t + S[k]` is read back at `t - S[k]`: each term of k moves by an element of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.errors import UnboundIndex
@@ -40,7 +41,8 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of, sizes_of
+from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of
+from tilec.transforms.lower.move_outputs import moved_back, turned_back
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
 
@@ -58,7 +60,7 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
     if reads_itself(s):
         return s
     s = _running(_confined(_without_repeats(s, shapes), shapes), shapes)
-    return _sized(_over_bands(_moved_back(_turned_back(s, shapes)), shapes), shapes, computed)
+    return _sized(_over_bands(moved_back(turned_back(s, shapes), shapes), shapes), shapes, computed)
 
 
 # constraints that accesses state as well
@@ -285,38 +287,6 @@ def _interval(form: Affine, box: Box) -> tuple[int, int] | None:
     return low, high
 
 
-# output indices
-
-
-def _turned_back(s: Statement, shapes: Shapes) -> Statement:
-    for place, row in enumerate(map(linear, s.index or ())):
-        match row.terms:
-            case ((Call("mod", (inner, Int(n))), c),) if c == 1 and not row.constant and n > 0:
-                form = linear(inner)
-            case _:
-                continue
-        box = bounds_of(domain(s, shapes))
-        if not form.is_affine or not form.is_integral or sizes_of(s)[place] > n or box is None:
-            continue
-        v = next((v for v in form.variables() if form.coefficient(v) == 1 and _goes_round(v, box, n)), None)
-        if v is None:
-            continue
-        if any(v in index_variables(e) for k, e in enumerate(s.index or ()) if k != place):
-            continue
-        low = box[v][0]
-        back = Affine.variable(v) * 2 - form - low
-        turned = Affine.of([(Call("mod", (back.to_expr(), Int(n))), 1)], low)
-        index = list(s.index or ())
-        moved = substitute_affine(s, {v: turned})
-        index[place] = Index(v)
-        s = replace(moved, index=tuple(index))
-    return s
-
-
-def _goes_round(v: str, box: Box, n: int) -> bool:
-    return box[v][1] - box[v][0] + 1 == n
-
-
 # bands
 
 
@@ -353,33 +323,3 @@ def _valued(e: Expr, v: str) -> bool:
     if isinstance(e, Index):
         return e.name == v
     return not isinstance(e, (Access, Inside, Pad)) and any(_valued(x, v) for x in children(e))
-
-
-def _own_variable(row: Affine, bare: Collection[str | None]) -> str:
-    """The variable that alone moves an output index; beside it may stand elements at indices that are rows of the
-    output, which say how far. "" where there is none."""
-    variables, elements = row.variables(), row.atoms()
-    known = all(isinstance(a, Access) and {linear(e).bare for e in a.index} <= {*bare} - {None} for a in elements)
-    if len(variables) != 1 or not known or (elements and abs(row.coefficient(variables[0])) != 1):
-        return ""
-    return variables[0]
-
-
-def _moved_back(s: Statement) -> Statement:
-    """The statement over its elements where each output index is a variable of its own, moved, mirrored or divided:
-    what walks the same elements, such as the parts of a stencil's gradient, then does so by the same index."""
-    rows = [linear(e) for e in s.index or ()]
-    bare = {row.bare for row in rows}
-    own = [_own_variable(row, bare) for row in rows]
-    if "" in own or len(set(own)) < len(own) or all(row.bare is not None for row in rows):
-        return s
-    still = {v: row - Affine.variable(v) * row.coefficient(v) for row, v in zip(rows, own, strict=True)}
-    data = {v for v, rest in still.items() if not rest.is_affine}
-    if data & set(index_variables(*(c.expr for c in s.constraints))) or (data and asks_in_branches(s)):
-        return s
-    moved = {v: (Affine.variable(v) - still[v]) * (1 / row.coefficient(v)) for row, v in zip(rows, own, strict=True)}
-    return (
-        keep_constraint_variables(substitute_affine(s, moved))
-        if all(form.is_integral for form in moved.values())
-        else s
-    )
