@@ -9,6 +9,7 @@ where the caches deliver what is read again sooner than memory takes and gives t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -45,6 +46,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import Fraction, as_int
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
@@ -152,6 +154,8 @@ def _inside(e: Access) -> list[Access]:
 
 # parts of a tensor
 
+MOST_WRITTEN_OUT = 4  # terms of a part, where parts have sums of their own
+
 
 def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types) -> Statement | None:
     """A sum of tensors that are written a step apart, such as the even elements and the odd ones, as one statement:
@@ -166,19 +170,25 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
         return None
     built = (build_space(parts[t], types) for t in tensors)
     spaces = [x for x in built if x is not None and len(x.classes) == 1]
-    summed = {tuple(x.extent[0][v] for v in x.reductions) for x in spaces}
-    if len(spaces) < len(tensors) or len(summed) != 1:
+    if len(spaces) < len(tensors):
         return None
+    summed = {tuple(x.extent[0][v] for v in x.reductions) for x in spaces}
     used = {v for s in parts.values() for v in all_variables(s)} | set(names)
-    (counts,) = summed
+    counts = summed.pop() if len(summed) == 1 else ()
+    if any(any(map(is_symbolic, n)) or math.prod(n) > MOST_WRITTEN_OUT for n in summed):
+        return None
     fresh = [fresh_variable("k", used) for _ in counts]
-    found = [_part(parts[t], x, names, fresh, types) for t, x in zip(tensors, spaces, strict=True)]
+    found: list[Expr | None] = []
+    for t, x in zip(tensors, spaces, strict=True):
+        ranges = [range(x.extent[0][v]) for v in x.reductions]  # of different sums all terms are written out
+        points = [tuple(map(Index, fresh))] if not summed else [tuple(map(Int, n)) for n in itertools.product(*ranges)]
+        found += [_part(parts[t], x, names, point, types) for point in points]
     values = [e for e in found if e is not None]
-    if len(values) < len(tensors):
+    if len(values) < len(found):
         return None
     body = sum_of(values)
-    ranges = tuple(Constraint(Index(v), Int(n)) for v, n in zip(fresh, counts, strict=True))
-    made = replace(reader, body=body, aggregation="sum" if fresh else reader.aggregation, constraints=ranges)
+    limits = tuple(Constraint(Index(v), Int(n)) for v, n in zip(fresh, counts, strict=True))
+    made = replace(reader, body=body, aggregation="sum" if fresh else reader.aggregation, constraints=limits)
     space = build_space(made, types)
     if space is None or sum(1 for _ in walk(body)) > LONGEST_BODY:
         return None
@@ -194,8 +204,9 @@ def _summands(e: Expr) -> list[Expr]:
     return [x for a in e.args for x in _summands(a)] if isinstance(e, Call) and e.function == "add" else [e]
 
 
-def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str], types: Types) -> Expr | None:
-    """A part's value at the element that `names` give, 0 where it writes none, its own sums over `summed`."""
+def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[Expr], types: Types) -> Expr | None:
+    """A part's value at the element that `names` give, 0 where it writes none; `summed`: what its own sums
+    go over, there."""
     plain = s.default is None and s.init is None and not reads_itself(s)
     rows = [linear(e) for e in s.index or ()]
     if (
@@ -211,7 +222,7 @@ def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str
     low, extent = space.low[0], space.extent[0]
     if space.stored or space.steps or any(low[v] for v in space.reductions):
         return None
-    change = {v: linear(Index(w)) for v, w in zip(space.reductions, summed, strict=True)}
+    change = {v: linear(w) for v, w in zip(space.reductions, summed, strict=True)}
     tests: list[Expr] = []
     for v, w, row, size in zip(own, names, rows, types[s.output].shape, strict=True):
         if not v:
