@@ -89,3 +89,24 @@ def test_gradients_of_attention_over_edges_sort_twice() -> None:
     specs = [tilec.spec(backward.types[n].shape, backward.types[n].dtype) for n in backward.program.input_names()]
     lowered = tilec.Function(backward.program, source).lower(*specs, backend="triton", target="sm_90")
     assert [k.name for k in lowered.kernels if k.name.endswith("_at_kernel")] == ["DT_at_kernel", "DH_at_kernel"]
+
+
+RUNNING = {  # a sum over places up to an element or from it on, and whether what is left of it is a scan
+    "before": ("Y[i : 6] = +(V[k] * W[i]), i - k - 1 < 6;", True),
+    "after, where a test holds": ("Y[i : 6] = +(W[i] > 0 ? V[k] * W[i]), k - i - 2 < 6;", True),
+    "up to one beyond": ("Y[i : 6] = +(V[k] / W[i] + V[k] * W[i]), i - k + 1 < 7;", True),
+    "a test of terms": ("Y[i : 6] = +(V[k] > 0 ? V[k] * W[i]), i - k - 1 < 6;", False),
+    "not that far": ("Y[i : 6] = +(V[k] * W[i]), i - k + 1 < 6;", False),
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_factors_leave_running_sums(name: str) -> None:
+    """An infinite factor of an element without a point adds nothing."""
+    body, scanned = RUNNING[name]
+    source = f"function (V[6], W[6]) -> (Y) {{ {body} }}"
+    flat = lower(parse(source), {n: TensorType((6,), "float64") for n in "VW"}, {}).stages["flat"]
+    assert any("_total" in s.output for s in flat.statements) is scanned, show(flat)
+    inputs = np.array([3.0, 1, 2, 2, 4, 1]), np.array([np.inf, np.inf, -1, 2, np.inf, np.inf])
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(tilec.interpret(show(flat), *inputs), tilec.interpret(source, *inputs))
