@@ -176,10 +176,10 @@ def _shapes(types: Types) -> dict[str, tuple[int, ...]]:
 
 
 Terms = list[tuple[bool, list[Factor]]]
-Cut = tuple[Terms, list[Factor], tuple[str, ...], list[Expr]]
+SumCut = tuple[Terms, list[Factor], tuple[str, ...], list[Expr]]
 
 
-def _cut(s: Statement, types: Types) -> Cut | None:
+def _cut(s: Statement, types: Types) -> SumCut | None:
     """The terms that stay in the sum, each with whether it is subtracted, the factors that leave it, the output
     variables that the sum then has, and tests of which elements have a point. Every element must have one, or data say
     whether it has all of them or none: a factor may be infinite where a sum of none is zero. A guard may say which
@@ -221,7 +221,7 @@ def _ask_alike(s: Statement, types: Types, outputs: Sequence[str]) -> bool:
     return all(c.form.is_integral and own.issuperset(index_variables(c.form.to_expr())) for c in asked)
 
 
-def _running_cut(s: Statement, types: Types) -> Cut | None:
+def _running_cut(s: Statement, types: Types) -> SumCut | None:
     """The same of a sum over all k up to i, or from i on, or so many places before, whose terms hold factors of i: what
     is left is a scan. Elements have a point where k is inside, since all that the scan reads is as long as the
     output."""
@@ -239,16 +239,16 @@ def _running_cut(s: Statement, types: Types) -> Cut | None:
     if len(reduced) != 1 or len(pair) != 2 or reduced[0] not in pair or not isinstance(c.bound, Int):
         return None
     (k,), (i,) = reduced, {*pair} - {*reduced}
-    difference, shift = Affine.variable(i) - Affine.variable(k), form.constant
-    upward = form - shift == difference
-    if i not in size or not (upward or form - shift == -difference) or not form.is_integral:
+    difference = Affine.variable(i) - Affine.variable(k)
+    shift = form - difference if form.coefficient(i) == 1 else form + difference
+    if i not in size or shift.terms or not form.is_integral:
         return None
-    if c.bound.value < size[i] + max(shift, 0):
+    n = as_int(shift.constant)
+    if c.bound.value < size[i] + max(n, 0):
         return None
-    first = (
-        Call("ge", (Index(i), Int(as_int(-shift)))) if upward else Call("lt", (Index(i), Int(as_int(size[i] + shift))))
-    )
-    there: list[Expr] = [first] if shift < 0 else []
+    sides = Call("ge", (Index(i), Int(-n))), Call("lt", (Index(i), Int(size[i] + n)))
+    first = sides[0 if form.coefficient(i) == 1 else 1]
+    there: list[Expr] = [first] if n < 0 else []
     terms = [(negative, factors_of(e, types)) for negative, e in terms_of(s.body, False)]
     inner = [[f for f in factors if k in index_variables(f.value)] for _, factors in terms]
     if any(f != inner[0] for f in inner) or all(f.divides for f in inner[0]):
