@@ -48,3 +48,21 @@ def test_gradients(name: str) -> None:
         found.append(torch.autograd.grad(values, leaves, [torch.rand(v.shape, generator=g).to(dtype) for v in values]))
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+FLUX = """function (A[H, W], K[H, W]) -> (Y) {
+    F[y, x : H, W - 1] = (K[y, x] + K[y, x + 1]) / 2 * (A[y, x + 1] - A[y, x]);
+    G[y, x : H - 1, W] = (K[y, x] + K[y + 1, x]) / 2 * (A[y + 1, x] - A[y, x]);
+    Y[y, x : H, W] = A[y, x] + pad(F[y, x], 0) - pad(F[y, x - 1], 0) + pad(G[y, x], 2) - pad(G[y - 1, x], 2);
+}"""
+
+
+def test_fluxes_are_computed_where_they_are_read() -> None:
+    """Also beyond their ends, where what is padded is not 0, and where what they are made of is infinite."""
+    f = tilec.compile(FLUX, backend="triton")
+    g = torch.Generator().manual_seed(0)
+    a, k = torch.rand(9, 70, generator=g), torch.rand(9, 70, generator=g)
+    k[3, 69] = torch.inf
+    assert len(f.lower(tilec.spec((4096, 4096)), tilec.spec((4096, 4096)), target="sm_90").kernels) == 1
+    wanted = tilec.compile(FLUX, backend="torch")(a.double(), k.double())
+    torch.testing.assert_close(f(a, k).double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import access_conditions, build_domain, whole_arguments
@@ -31,6 +31,7 @@ from tilec.ir.program import (
     Call,
     Constraint,
     Expr,
+    Float,
     Index,
     Inside,
     Int,
@@ -38,6 +39,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     accesses_in,
+    children,
     index_variables,
     map_values,
     reads_itself,
@@ -272,13 +274,15 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         return None
     if any(s.output in (a.tensor for a in _inside(e)) for e in walk(*reader.roots) if isinstance(e, Access)):
         return None
-    found = {a: whole_places(a, reader, types) for a in accesses_in(*reader.roots) if a.tensor == s.output}
+    bare = {e for e in _unpadded(*reader.roots) if e.tensor == s.output}
+    own = [a for a in dict.fromkeys(accesses_in(*reader.roots)) if a.tensor == s.output]
+    found = {a: whole_places(a, reader, types) or (None if a in bare else _inside_tests(a, reader, types)) for a in own}
     places = {a: e for a, e in found.items() if e is not None}
     counted = {e.name for root in s.roots for e in values(root) if isinstance(e, Index)}
     at = {a: {v: linear(e) for v, e in zip(names, a.index, strict=True)} for a in places}
     if len(places) < max(len(found), 1) or not all(at[a][v].is_integral for a in places for v in counted):
         return None
-    if len(places) > 1 and not all(e.function in CHEAP for e in values(s.body) if isinstance(e, Call)):
+    if len(places) > 1 and not all(_is_cheap(e) for e in values(s.body) if isinstance(e, Call)):
         return None
 
     asked: dict[Constraint, None] = {}
@@ -306,6 +310,38 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     together = seconds(made, types)
     pays = together is not None and None not in apart and sum(x or 0 for x in apart) >= LEAST_GAIN * together
     return made if pays else None
+
+
+def _is_cheap(e: Call) -> bool:
+    return e.function in CHEAP or e.function == "div" and isinstance(e.args[1], Int | Float)
+
+
+def _unpadded(*roots: Expr | None) -> Iterator[Access]:
+    """Accesses that say where points are."""
+    for e in roots:
+        if isinstance(e, Access):
+            yield e
+        elif isinstance(e, Inside):
+            yield e.access
+        elif isinstance(e, Pad):
+            yield from _unpadded(e.value)
+        elif e is not None:
+            yield from _unpadded(*children(e))
+
+
+def _inside_tests(access: Access, reader: Statement, types: Types) -> Expr | None:
+    """That a place of whole numbers lies in the tensor, as a value; None for other places."""
+    space = build_space(reader, types)
+    if space is None or len(space.classes) != 1:
+        return None
+    box, tests = space.box(0), list[Expr]()
+    for c in access_conditions(access, types):
+        if not c.form.is_affine or not c.form.is_integral:
+            return None
+        low, high = box.interval(c.form)
+        tests += [Call("ge", (c.form.to_value(), ZERO))] if low < 0 else []
+        tests += [Call("lt", (c.form.to_value(), Int(c.bound)))] if high >= c.bound else []
+    return all_of(tests) or ONE
 
 
 def elementwise(s: Statement) -> tuple[str, ...] | None:
