@@ -121,3 +121,17 @@ def test_reads_outside_and_round(shape, index, block):
 def test_a_row_that_one_element_names():
     (a,) = tensors((4, 3))
     agree("function (A[N, D], I[K]) -> (O) { O[k : D] = +(A[I[j], (k + 1) % D]), j < 1; }", a, torch.tensor([2, 0]))
+
+
+@pytest.mark.parametrize("text", [
+    "O[i, j : 8, 5] = +(A[i + k] * B[i, k] * C[k, j])",
+    "O[i, j : 8, 5] = logsumexp(A[i + k] + B[i, k] + C[k, j])",
+    "O[i, j : 8, 5] = +(A[i + k] / (B[i, k] - 1) * C[k, j])",
+])  # fmt: skip
+def test_what_meets_the_zeros_outside_in_one_operand(text):
+    """Factors of one operand, of which one is read outside at a point where another is infinite."""
+    a, b, c = tensors((9,), (8, 4), (4, 5))
+    b[7, 3] = 1.0 if "/" in text else torch.inf  # A[10] is outside
+    values, _ = run(text, [a, b, c])
+    assert torch.isfinite(values[0]).all()
+    agree(text, a, b, c)

@@ -183,3 +183,21 @@ COVARIANCE = """function (X[B, N, C]) -> (S) {
     M[b, c] = mean(X[b, n, c]);
     S[b, i, j : B, C, C] = mean((X[b, n, i] - M[b, i]) * (X[b, n, j] - M[b, j]));
 }"""
+
+
+BASIS = """function (X[N, E], G[K], W[E, K, F]) -> (Y) {
+    Y[n, f : N, F] = +(exp(-(X[n, e] - G[k]) * (X[n, e] - G[k])) * W[e, k, f]);
+}"""
+
+
+def test_factors_that_all_terms_of_a_body_share_are_a_product() -> None:
+    """The derivative of `-d * d` is two terms, each times the same product of DY and W."""
+    g = torch.Generator().manual_seed(0)
+    x, centres, w, d = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((7, 5), (3,), (5, 3, 6), (7, 6)))
+    program = lowered(grad(parse(BASIS), ("X", "G")), x, centres, w, d)
+    bodies = [{a.tensor for a in walk(s.body) if isinstance(a, Access)} for s in program.statements]
+    assert [read for read in bodies if {"DY", "W"} <= read] == [{"DY", "W"}], program
+    inputs = [t.requires_grad_() for t in (x, centres, w)]
+    basis = torch.exp(-((x[:, :, None] - centres) ** 2))
+    wanted = torch.autograd.grad(torch.einsum("nek,ekf->nf", basis, w), inputs, d)
+    torch.testing.assert_close(torch.autograd.grad(tilec.compile(BASIS)(*inputs), inputs, d), wanted)

@@ -106,3 +106,24 @@ def test_only_deviations_from_a_mean_add_up_to_nothing(rows: str, value: str, ot
     }}""")
     x, w = np.random.default_rng(0).standard_normal((2, 6, 7))
     np.testing.assert_allclose(f(x, w[:, 0]), w[:, 0] * (x - other(x.mean(1))[:, None]).sum(1), atol=1e-12)
+
+
+RUNNING = {  # a sum over places up to an element or from it on, and whether what is left of it is a scan
+    "before": ("Y[i : 6] = +(V[k] * W[i]), i - k - 1 < 6;", True),
+    "after, where a test holds": ("Y[i : 6] = +(W[i] > 0 ? V[k] * W[i]), k - i - 2 < 6;", True),
+    "up to one beyond": ("Y[i : 6] = +(V[k] / W[i] + V[k] * W[i]), i - k + 1 < 7;", True),
+    "a test of terms": ("Y[i : 6] = +(V[k] > 0 ? V[k] * W[i]), i - k - 1 < 6;", False),
+    "not that far": ("Y[i : 6] = +(V[k] * W[i]), i - k + 1 < 6;", False),
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_factors_leave_running_sums(name: str) -> None:
+    """An infinite factor of an element without a point adds nothing."""
+    body, scanned = RUNNING[name]
+    source = f"function (V[6], W[6]) -> (Y) {{ {body} }}"
+    flat = lower(parse(source), {n: TensorType((6,), "float64") for n in "VW"}, {}).stages["flat"]
+    assert any("_total" in s.output for s in flat.statements) is scanned, show(flat)
+    inputs = np.array([3.0, 1, 2, 2, 4, 1]), np.array([np.inf, np.inf, -1, 2, np.inf, np.inf])
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(tilec.interpret(show(flat), *inputs), tilec.interpret(source, *inputs))

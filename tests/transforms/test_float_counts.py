@@ -104,7 +104,11 @@ COUNTED = {  # an input, the statement that counts its points, and what becomes 
     ),
     "steps of two": ((9,), "C[i : 9] = +(in(X[i + 2*k - 2])), k < 3;", None),
     "two variables in one index": ((9,), "C[i : 9] = +(in(X[i + k + l - 2])), k < 3, l < 2;", None),
-    "not all elements": ((9,), "C[i : 12] = +(in(X[i]) * in(X[i + k - 1])), k < 3;", None),
+    "not all elements": (
+        (9,),
+        "C[i : 12] = +(in(X[i]) * in(X[i + k - 1])), k < 3;",
+        "C[i : 12] = i < 9 ? int64(max(min(-i + 9, 2) - max(-i + 1, 0) + 1, 0)) : int64(0);",
+    ),
 }
 
 
@@ -132,3 +136,28 @@ def test_means_of_windows_that_a_border_cuts(shape, dtype):
     torch.testing.assert_close(torch.autograd.grad(f(x), x, d), torch.autograd.grad(wanted, x, d))
     statements, _ = flat_statements(f, spec(shape, str(dtype).removeprefix("torch.")))
     assert not any(name.endswith("_count") for name in statements)
+
+
+def test_what_points_ask_is_not_asked_of_a_count():
+    """Where a pair has points at all, it has as many as there are channels: those of the gradient ask that."""
+    f = tilec.compile("function (L[C, W], R[C, W]) -> (V) { V[d, x : 4, W] = mean(L[c, x] * R[c, x - d]); }")
+    statements, _ = flat_statements(f.grad(), spec((6, 9)), spec((6, 9)), spec((4, 9)))
+    assert sorted(statements) == ["DL", "DR"]
+    assert all("/ 6 *" in show_statement(s) for s in statements.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mean_of_products_is_scaled_as_it_is_stored(dtype):
+    """A product of matrices takes a number along; sums of few terms are divided when they are complete."""
+    f = tilec.compile("function (A[S, I, C], B[S, J]) -> (P) { P[i, c, j] = mean(A[s, i, c] * B[s, j]); }")
+    for s, count in ((24, 1), (3, 2)):
+        shapes = (s, 17, 2), (s, 19)
+        statements, types = flat_statements(f, *(spec(shape, dtype) for shape in shapes))
+        assert len(statements) == count and types["P"].dtype == dtype
+        inputs = [torch.randn(shape).to(getattr(torch, dtype)).requires_grad_() for shape in shapes]
+        exact = [t.detach().double().requires_grad_() for t in inputs]
+        value, wanted = f(*inputs), torch.einsum("sic,sj->icj", *exact) / s
+        d = torch.randn(wanted.shape, dtype=torch.float64).to(value.dtype)
+        found = value, *torch.autograd.grad(value, inputs, d)
+        for x, y in zip(found, (wanted, *torch.autograd.grad(wanted, exact, d.double())), strict=True):
+            torch.testing.assert_close(x.double(), y, rtol=1e-2, atol=1e-2 if dtype == "bfloat16" else 1e-6)

@@ -61,11 +61,6 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
         ((7, 5),),
         "O[q, i : 7, 5] = +(A[q, (i + 1/3*q - 1/3*(q % 3)) % 5]);",
     ),
-    "turned at every other point": (
-        "function (A[Q, N]) -> (O) { O[q, (i + q/2) % N : Q, N] = +(A[q, i]); }",
-        ((7, 5),),
-        None,
-    ),
     "turned by itself": ("function (A[N]) -> (O) { O[(i + i % 2) % N : N] = +(A[i]); }", ((5,),), None),
     "moved and mirrored": (
         "function (A[N, M]) -> (O) { O[i + 2, 3 - j : N, M] = +(j < 2 ? A[i, j]); }",
@@ -232,6 +227,42 @@ MOVED = {  # by elements of integers; shapes, the first of them of floats; the t
     ),
     "few places of a long output": (
         "function (A[P, M], S[P]) -> (O) { O[m + S[p] : 90] = +(A[p, m]); }", ((2, 5), (2,)), None,
+    ),
+    "each term by its own": (
+        "function (A[N, M], S[K, N]) -> (O) { O[k, m + S[k, n] : K, 6] = +(A[n, m]); }",
+        ((3, 5), (2, 3)),
+        "O[k, m : 2, 6] = +(A[n, m - S[k, n]]);",
+    ),
+    "few terms to many elements": (
+        "function (A[N, M], S[N]) -> (O) { O[m + S[n] : 21] = +(A[n, m]); }", ((3, 5), (3,)), None,
+    ),
+    "elements beside a remainder": (
+        "function (A[N, M], S[N]) -> (O) { O[n, m - S[n] + n % 2 : N, M] = >(A[n, m]); }",
+        ((3, 5), (3,)),
+        "O[n, m : 3, 5] = >(A[n, m + S[n] - n % 2]);",
+    ),
+    "turned by elements": (
+        "function (A[N, M], S[N], T[N]) -> (O) { O[(m - S[n]) % M, (n + 1) % N : M, N] = +(A[n, m] * m); }",
+        ((3, 5), (3,), (3,)),
+        "O[m, n : 5, 3] = +(A[(n - 1) % 3, (m + S[(n - 1) % 3]) % 5] * ((m + S[(n - 1) % 3]) % 5));",
+    ),
+    "turned by elements of each term": (
+        "function (A[N, M], S[N]) -> (O) { O[(m - S[n]) % M : M] = +(A[n, m]); }",
+        ((3, 5), (3,)),
+        "O[m : 5] = +(A[n, (m + S[n]) % 5]);",
+    ),
+    "turned by halves": (
+        "function (A[N, M], S[N]) -> (O) { O[n, (m + n/2) % M : N, M] = +(A[n, m]); }",
+        ((3, 5), (3,)),
+        "O[n, m : 3, 5] = +(A[n, (m - 1/2*n) % 5]);",
+    ),
+    "turned by elements of what turns": (
+        "function (A[N, M], S[M]) -> (O) { O[n, (m + S[m]) % M : N, M] = +(A[n, m]); }", ((3, 5), (5,)), None,
+    ),
+    "turned under a constraint": (
+        "function (A[N, M], S[N]) -> (O) { O[n, (m + S[n]) % M : N, M] = +(A[n, m]), m - n < 3; }",
+        ((3, 5), (3,)),
+        None,
     ),
     "by elements of the row that moves": (
         "function (A[N, M], S[M]) -> (O) { O[n, m + S[m] : N, M] = +(A[n, m]); }", ((3, 5), (5,)), None,

@@ -72,3 +72,20 @@ def test_both_sums_of_a_gradient() -> None:
     f = tilec.compile(source, backend="triton")
     lowered = f.grad().lower(tilec.spec((6, 500, 500)), tilec.spec((6, 500, 500)), target="sm_90")
     assert lowered.kernels[-1].statements == ("GX", "GX_2", "DX")
+
+
+def test_parts_of_a_gradient() -> None:
+    """Sums for numbers of an axis fill nothing, and share a kernel; what is read a step apart is written in one."""
+    source = """function (A[B, N, 2], Q[B, N, 3], X[B, M, 2]) -> (O) {
+        O[b, n, m : B, N, M] = exp(-(Q[b, n, 0] * (X[b, m, 0] - A[b, n, 0]) * (X[b, m, 0] - A[b, n, 0])
+            + Q[b, n, 1] * (X[b, m, 1] - A[b, n, 1]) * (X[b, m, 1] - A[b, n, 1]) + Q[b, n, 2] * X[b, m, 0])); }"""
+    shapes = (16, 512, 2), (16, 512, 3), (16, 1024, 2), (16, 512, 1024)
+    lowered = tilec.compile(source, backend="triton").grad().lower(*map(tilec.spec, shapes), target="sm_90")
+    parts = [k.statements for k in lowered.kernels if any(n.endswith("_part") for n in k.statements)]
+    assert len(parts) == 2, parts
+    source = """function (X[C, H, W]) -> (A, D) {
+        A[c, y, x : C, H/2, W] = X[c, 2*y, x] + X[c, 2*y + 1, x];
+        D[c, k, y, x : C, 2, H/2, W] = k == 0 ? X[c, 2*y, x] * X[c, 2*y + 1, x] : X[c, 2*y, x]; }"""
+    shapes = (64, 256, 256), (64, 128, 256), (64, 2, 128, 256)
+    lowered = tilec.compile(source, backend="triton").grad().lower(*map(tilec.spec, shapes), target="sm_90")
+    assert len(lowered.kernels) == 1

@@ -27,6 +27,8 @@ from tilec.transforms.simplify.keep_variables import combined_condition, keep_va
 from tilec.transforms.util.broadcast import Axes, axes
 from tilec.transforms.util.naming import Names
 
+FEWEST_OF_MATRIX = 16  # rows, columns and terms of a product of matrices
+
 
 def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names) -> list[Statement]:
     """The sum (16-bit floats in float32) over the number of valid points; 0, or the default, where there are none."""
@@ -37,6 +39,10 @@ def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names)
     whole = axes(target.shape)
     value = _floating(whole.read(total.output, target.shape), element)
     points = points_per_element(s, types)
+    if points and _is_matrix_product(s, types):
+        scaled = replace(s, body=s.body / Int(points), aggregation="sum")
+        if statement_type(scaled, types) == target:
+            return [scaled]  # products are scaled as they are stored
     if points:
         return [total, _elementwise(s, whole, value / Int(points), target, types, total)]
     count = replace(total, output=names.fresh(f"{s.output}_count"), body=_product_of_insides(s.body), attributes=())
@@ -46,6 +52,28 @@ def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names)
     if s.default is not None:
         value = call("select", call("gt", n, Int(0)), value, _default(s, whole, target, types))
     return [total, count, _elementwise(s, whole, value, target, types, total, count)]
+
+
+def _is_matrix_product(s: Statement, types: Types) -> bool:
+    """Whether a sum is a product of matrices, of rows, columns and terms enough for a library's."""
+    factors = operands_of("mul", s.body)
+    if len(factors) != 2 or not all(isinstance(f, Access) for f in factors) or s.guards or s.constraints or s.default:
+        return False
+    left, right = (f for f in factors if isinstance(f, Access))
+    sizes: list[dict[str, int]] = []
+    for a in (left, right):
+        if not is_floating(types[a.tensor].dtype) or not all(isinstance(e, Index) for e in a.index):
+            return False
+        sizes.append({e.name: n for e, n in zip(a.index, types[a.tensor].shape, strict=True) if isinstance(e, Index)})
+    written = {e.name for e in s.index or () if isinstance(e, Index)}
+    rows, columns = (sizes[k].keys() & written - sizes[1 - k].keys() for k in (0, 1))
+    summed = sizes[0].keys() - written
+    counts = [math.prod(sizes[k][v] for v in names) for k, names in ((0, rows), (1, columns), (0, summed))]
+    return (
+        types[left.tensor].dtype == types[right.tensor].dtype
+        and summed == sizes[1].keys() - written
+        and min(counts) >= FEWEST_OF_MATRIX
+    )
 
 
 def _in_float32(body: Expr, types: Types) -> Expr:

@@ -10,6 +10,8 @@ So the gradient of an attention's normalisation becomes the sum over its rows of
 A variable that one factor alone has is added up in that factor first: `Y[i] = +(D[i, j] * X[n, j])` is
 `T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`. That is how often the other factors are read, whoever multiplies.
 
+Factors that all terms of a body share are taken out of it first: `A * V * x - A * V * y` is `A * V * (x - y)`.
+
 Exact as sums of products are that are added up in another order: factors are floating, every element has the points
 that the box of its variables and the guard say, and a factor that is infinite where no term is left counts as one that
 meets zero.
@@ -42,7 +44,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating, kind
-from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of, unwidened
+from tilec.transforms.util.factors import Factor, as_accumulated, factors_of_terms, quotient_of, unwidened
 from tilec.transforms.util.naming import Names
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
@@ -114,7 +116,7 @@ def sum_of_products(s: Statement, types: Types) -> SumOfProducts | None:
     every = index_variables(*s.roots)
     if any(v not in extent for v in every) or any(not isinstance(e, POINTWISE_NODES) for e in walk(s.body)):
         return None
-    factors = factors_of(s.body, types)
+    factors = factors_of_terms(s.body, types)
     if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):
         return None
     tests = _as_tests(s.constraints, extent)

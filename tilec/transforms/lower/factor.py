@@ -34,6 +34,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
+from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import InRange, bounds_of, depends_on_data, domain
 from tilec.transforms.lower.decompose import in_type, points_per_element
@@ -168,7 +169,7 @@ def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statemen
     cut = _cut(s, types) or _running_cut(s, types)
     if cut is None:
         return None
-    terms, outer, kept = cut
+    terms, outer, kept, there = cut
     dtype = types[s.output].dtype
     total = names.fresh(f"{s.output}_total")
     index = tuple(Index(v) for v in kept)
@@ -182,7 +183,7 @@ def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statemen
     shapes = {**_shapes(types), total: tuple(n.value for n in shape if isinstance(n, Int))}
     asked = domain(replace(s, body=value, constraints=()), shapes).dependent
     tests = range_tests(c for c in domain(s, shapes).dependent if c not in asked)
-    return first, value, all_of([*s.guards, *tests])
+    return first, value, all_of([*s.guards, *there, *tests])
 
 
 def range_tests(conditions: Iterable[InRange]) -> list[Expr]:
@@ -196,13 +197,14 @@ def _shapes(types: Types) -> dict[str, tuple[int, ...]]:
 
 
 Terms = list[tuple[bool, list[Factor]]]
+SumCut = tuple[Terms, list[Factor], tuple[str, ...], list[Expr]]
 
 
-def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ...]] | None:
-    """The terms that stay in the sum, each with whether it is subtracted, the factors that leave it, and the output
-    variables that the sum then has. Every element must have a point, or data say whether it has all
-    of them or none: a factor may be infinite where a sum of none is zero. A guard may say which elements are zero, but
-    not which points count."""
+def _cut(s: Statement, types: Types) -> SumCut | None:
+    """The terms that stay in the sum, each with whether it is subtracted, the factors that leave it, the output
+    variables that the sum then has, and tests of which elements have a point. Every element must have one, or data say
+    whether it has all of them or none: a factor may be infinite where a sum of none is zero. A guard may say which
+    elements are zero, but not which points count."""
     if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
     outputs = distinct_variables(s.index)
@@ -230,7 +232,7 @@ def _cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ..
         return None
     if points_per_element(replace(s, guard=None), types, data=True) is None or not _ask_alike(s, types, outputs):
         return None
-    return inner, outer, tuple(v for v in outputs if v in needed or not large)
+    return inner, outer, tuple(v for v in outputs if v in needed or not large), []
 
 
 def _ask_alike(s: Statement, types: Types, outputs: Sequence[str]) -> bool:
@@ -240,12 +242,15 @@ def _ask_alike(s: Statement, types: Types, outputs: Sequence[str]) -> bool:
     return all(c.form.is_integral and own.issuperset(index_variables(c.form.to_expr())) for c in asked)
 
 
-def _running_cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple[str, ...]] | None:
-    """The same of a sum over all k up to i, or from i on, whose terms hold factors of i: what is left is a scan. Each
-    element has a point, k = i, since all that the scan reads is as long as the output."""
-    if s.aggregation != "sum" or s.guard is not None or s.default is not None or len(s.constraints) != 1:
+def _running_cut(s: Statement, types: Types) -> SumCut | None:
+    """The same of a sum over all k up to i, or from i on, or so many places before, whose terms hold factors of i: what
+    is left is a scan. Elements have a point where k is inside, since all that the scan reads is as long as the
+    output."""
+    if s.aggregation != "sum" or s.default is not None or len(s.constraints) != 1:
         return None
     outputs = distinct_variables(s.index)
+    if outputs is None or not set(outputs).issuperset(index_variables(*s.guards)):
+        return None
     if outputs is None or reads_itself(s) or not is_floating(types[s.output].dtype):
         return None
     size = dict(zip(outputs, types[s.output].shape, strict=True))
@@ -256,8 +261,15 @@ def _running_cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple
         return None
     (k,), (i,) = reduced, {*pair} - {*reduced}
     difference = Affine.variable(i) - Affine.variable(k)
-    if i not in size or form not in (difference, -difference) or c.bound.value < size[i]:
+    shift = form - difference if form.coefficient(i) == 1 else form + difference
+    if i not in size or shift.terms or not form.is_integral:
         return None
+    n = as_int(shift.constant)
+    if c.bound.value < size[i] + max(n, 0):
+        return None
+    sides = Call("ge", (Index(i), Int(-n))), Call("lt", (Index(i), Int(size[i] + n)))
+    first = sides[0 if form.coefficient(i) == 1 else 1]
+    there: list[Expr] = [first] if n < 0 else []
     terms = [(negative, factors_of(e, types)) for negative, e in terms_of(s.body, False)]
     inner = [[f for f in factors if k in index_variables(f.value)] for _, factors in terms]
     if any(f != inner[0] for f in inner) or all(f.divides for f in inner[0]):
@@ -279,9 +291,9 @@ def _running_cut(s: Statement, types: Types) -> tuple[Terms, list[Factor], tuple
     if any(not is_floating(expression_type(e, types).dtype) for e in values):
         return None
     if len(own) == 1:
-        return [(own[0][0], inner[0])], own[0][1], outputs
+        return [(own[0][0], inner[0])], own[0][1], outputs, there
     sums = [(negative, quotient_of(fs)) for negative, fs in own]
-    return [(False, inner[0])], [Factor(added(sums), False)], outputs
+    return [(False, inner[0])], [Factor(added(sums), False)], outputs, there
 
 
 def _common(some: list[Factor], others: list[Factor]) -> list[Factor]:

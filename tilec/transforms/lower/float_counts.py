@@ -11,13 +11,13 @@ windows that a border cuts, are computed from these ends: nothing is added up.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import prod
 from operator import mul
 
 from tilec.ir.constraining import constraining
-from tilec.ir.functions import FUNCTIONS, call
+from tilec.ir.functions import FUNCTIONS, all_of, call
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import (
@@ -43,9 +43,10 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType, Types
-from tilec.lattice.sets import bounds, domain, shapes_of
+from tilec.lattice.sets import InRange, bounds, domain, shapes_of
 from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.factor import counts_points, only_names
+from tilec.transforms.simplify.simplify import fold
 from tilec.transforms.util.naming import Names, all_variables
 
 _EXACT = 2**24  # integers that float32 holds
@@ -100,60 +101,97 @@ def _with_ends(program: Program, inputs: Types) -> Program:
         return program
     types = infer(program, inputs)
     shapes = {name: t.shape for name, t in types.items()}
-    statements = [_from_ends(s, bare[s.output], shapes) if s.output in counts else s for s in program.statements]
-    made = {s.output: s for s in statements if s.output in counts and s.aggregation == "assign"}
-    statements = list(_divided_once(replace(program, statements=tuple(statements)), made, types).statements)
+    found = {name: _lengths(bare[name], shapes) for name in counts}
+    made = {name: lengths for name, lengths in found.items() if lengths is not None}
+    statements = [made[s.output].statement(s) if s.output in made else s for s in program.statements]
+    varying = {name for name, lengths in made.items() if index_variables(lengths.value)}
+    statements = list(_divided_once(replace(program, statements=tuple(statements)), varying, types).statements)
     shapes = shapes_of(replace(program, statements=tuple(statements)))
 
-    def put(e: Expr, others: Collection[Access]) -> Expr:
+    def put(e: Expr, others: Collection[Access], asked: Mapping[Affine, int]) -> Expr:
         if isinstance(e, (Inside, Pad)) or (isinstance(e, Access) and e.tensor not in made):
             return e
         if not isinstance(e, Access):
-            return rebuild(e, lambda x: put(x, others))
-        s, forms = made[e.tensor], [linear(i) for i in e.index]
+            return _over_number(rebuild(e, lambda x: put(x, others, asked)))
+        forms = [linear(i) for i in e.index]
         there = any(a.index == e.index and shapes[a.tensor] == shapes[e.tensor] for a in others)
         if not there or not all(form.is_affine for form in forms):
             return e
-        return replace_indices(s.body, dict(zip(distinct_variables(s.index) or (), forms, strict=True)))
+        return made[e.tensor].at(forms, asked)
 
     def with_lengths(s: Statement) -> Statement:
         others = [a for a in constraining(*s.roots) if a.tensor not in made] if set(reads(s)) & made.keys() else []
-        return map_values(s, partial(put, others=others)) if others and not reads_itself(s) else s
+        if not others or reads_itself(s):
+            return s
+        asked = {c.form: c.bound for c in domain(s, shapes).conditions}
+        return map_values(s, partial(put, others=others, asked=asked))
 
     statements = [with_lengths(s) for s in statements]
     left = {name for s in statements for name in (*reads(s), *([s.default] if s.default else ()), *program.outputs)}
     return replace(program, statements=tuple(s for s in statements if s.output not in made or s.output in left))
 
 
-def _from_ends(s: Statement, bare: Statement, shapes: Mapping[str, tuple[int, ...]]) -> Statement:
+def _over_number(e: Expr) -> Expr:
+    """A quotient by a number as one of floats has it."""
+    match e:
+        case Call("div", (x, Call("int64", (Int() as n,)))) if not isinstance(x, Int):
+            return replace(e, args=(x, n))
+    return e
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """How many points the elements named by `variables` have: `value` where `tests` hold, else none. Of each test, how
+    it compares its form with a number, and the condition that it is a side of."""
+
+    variables: tuple[str, ...]
+    value: Expr
+    tests: tuple[tuple[str, int, InRange], ...]
+
+    def statement(self, s: Statement) -> Statement:
+        body = self.at(list(map(Affine.variable, self.variables)), {})
+        return replace(s, body=body, aggregation="assign", constraints=(), guard=None)
+
+    def at(self, forms: Sequence[Affine], asked: Mapping[Affine, int]) -> Expr:
+        """The number at a place where the conditions `asked` hold, that each form is from 0 to below a bound."""
+        place = dict(zip(self.variables, forms, strict=True))
+        value = call("int64", replace_indices(self.value, place))
+        sides = [(compare, n, c.form.substitute(place), c.bound) for compare, n, c in self.tests]
+        open_ = [(f, form, n) for f, n, form, bound in sides if asked.get(form, bound + 1) > bound]
+        test = all_of([Call(compare, (form.to_value(), Int(n))) for compare, form, n in open_])
+        return value if test is None else call("select", test, value, call("int64", Int(0)))
+
+
+def _lengths(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> _Lengths | None:
     outputs = distinct_variables(s.index)
     points = domain(s, dict(shapes))
     if outputs is None or points.dependent:
-        return s
+        return None
     sizes = dict(zip(outputs, shapes[s.output], strict=True))
     summed = [v for v in points.variables if v not in sizes]
     lows: dict[str, list[Affine]] = {v: [] for v in summed}
     highs: dict[str, list[Affine]] = {v: [] for v in summed}
+    tests: list[tuple[str, int, InRange]] = []
     for c in points.conditions:
         moving = [v for v in c.form.variables() if v in lows]
         if not c.form.is_affine or not c.form.is_integral or len(moving) > 1:
-            return s
+            return None
         if not moving:
             low, high = _span(c.form, sizes)
-            if low < 0 or high >= c.bound:
-                return s  # elements without points
+            tests += [("ge", 0, c)] if low < 0 else []  # elements without points
+            tests += [("lt", c.bound, c)] if high >= c.bound else []
             continue
         (v,) = moving
         step = c.form.coefficient(v)
         rest = c.form - Affine.variable(v) * step
         if abs(step) != 1:
-            return s
+            return None
         lows[v].append(-rest if step == 1 else rest - (c.bound - 1))
         highs[v].append(Affine() + (c.bound - 1) - rest if step == 1 else rest)
     if not summed or any(not lows[v] for v in summed):
-        return s
-    body = reduce(mul, (_length(lows[v], highs[v], sizes) for v in summed))
-    return replace(bare, body=call("int64", body), aggregation="assign", constraints=())
+        return None
+    value = fold(reduce(mul, (_length(lows[v], highs[v], sizes) for v in summed)))
+    return _Lengths(outputs, value, tuple(tests))
 
 
 def _length(lows: Sequence[Affine], highs: Sequence[Affine], sizes: Mapping[str, int]) -> Expr:

@@ -8,13 +8,13 @@ constraint, which is how a cumulative sum is recognised. Elsewhere such a guard 
 `Y[t] = +(X[s] * H[t - s])` goes over all s, of which a short H leaves few: it is summed over the index of H.
 
 Gradients ask both: what `init` receives comes from points at which a read lies outside, `pad(in(H[t - 1]), 0) == 0`,
-which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, which is i' where i is `(i' + 1) % D`.
+which is `t < 1`; and where the read turns, it is added up at `(i - 1) % D`, which is i' where i is `(i' + 1) % D`. What
+goes to `t + S[k]` is read back at `t - S[k]`: each term of k moves by an element of its own.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.errors import UnboundIndex
@@ -41,15 +41,12 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of, sizes_of
+from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of
+from tilec.transforms.lower.move_outputs import moved_back, turned_back
 from tilec.transforms.lower.reduce import keep_constraint_variables
-from tilec.transforms.lower.turned_places import turned_back
 from tilec.transforms.simplify.simplify import is_bool
 
 _BAND = 8  # as many times as long as the band is what is summed over, at least, to be summed over the band
-_SPREAD = (
-    8  # as many elements as terms of one variable, at most, to look for each at each place rather than to sort them
-)
 
 
 def tighten_domains(program: Program) -> Program:
@@ -63,7 +60,7 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
     if reads_itself(s):
         return s
     s = _running(_confined(_without_repeats(s, shapes), shapes), shapes)
-    return _sized(_over_bands(_moved_back(turned_back(s, shapes), shapes), shapes), shapes, computed)
+    return _sized(_over_bands(moved_back(turned_back(s, shapes), shapes), shapes), shapes, computed)
 
 
 # constraints that accesses state as well
@@ -319,44 +316,3 @@ def _valued(e: Expr, v: str) -> bool:
     if isinstance(e, Index):
         return e.name == v
     return not isinstance(e, (Access, Inside, Pad)) and any(_valued(x, v) for x in children(e))
-
-
-def _own_variable(row: Affine, known_elsewhere: Collection[str]) -> str:
-    """The variable that alone moves an output index; beside it may stand elements at other variables, which say how
-    far. "" where there is none."""
-    variables, elements = row.variables(), row.atoms()
-    known = all(isinstance(a, Access) and {linear(e).bare for e in a.index} <= {*known_elsewhere} for a in elements)
-    if len(variables) != 1 or not known or (elements and abs(row.coefficient(variables[0])) != 1):
-        return ""
-    return variables[0]
-
-
-def _is_about_as_long(s: Statement, own: Sequence[str], shapes: Shapes) -> bool:
-    box = _box_of(s, shapes) if s.aggregation in SPLITTABLE else None
-    return box is not None and math.prod(sizes_of(s)) <= _SPREAD * math.prod(box[v][1] - box[v][0] + 1 for v in own)
-
-
-def _moved_back(s: Statement, shapes: Shapes) -> Statement:
-    """The statement over its elements where each output index is a variable of its own, moved, mirrored or divided:
-    what walks the same elements, such as the parts of a stencil's gradient, then does so by the same index. Elements at
-    summed variables may move it too (`Y[t + S[p]] = +(X[p, t])`), where an output is about as long as what is moved."""
-    rows = [linear(e) for e in s.index or ()]
-    if all(row.bare is not None for row in rows):
-        return s
-    bare = {row.bare for row in rows if row.bare is not None}
-    summed = set(index_variables(*s.roots)) - {v for row in rows for v in row.variables()}
-    own = [_own_variable(row, {*bare, *summed}) for row in rows]
-    if "" in own or len(set(own)) < len(own):
-        return s
-    if any(summed & set(index_variables(*row.atoms())) for row in rows) and not _is_about_as_long(s, own, shapes):
-        return s
-    still = {v: row - Affine.variable(v) * row.coefficient(v) for row, v in zip(rows, own, strict=True)}
-    data = {v for v, rest in still.items() if not rest.is_affine}
-    if data & set(index_variables(*(c.expr for c in s.constraints))) or (data and asks_in_branches(s)):
-        return s
-    moved = {v: (Affine.variable(v) - still[v]) * (1 / row.coefficient(v)) for row, v in zip(rows, own, strict=True)}
-    return (
-        keep_constraint_variables(substitute_affine(s, moved))
-        if all(form.is_integral for form in moved.values())
-        else s
-    )

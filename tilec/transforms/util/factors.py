@@ -49,6 +49,38 @@ def factors_of(e: Expr, types: Types) -> list[Factor]:
     return split(e, False, None)
 
 
+def factors_of_terms(e: Expr, types: Types) -> list[Factor]:
+    """Factors like those of `factors_of`, and those that all terms of a floating sum share before what is left of it:
+    `a * x - a * y` is `a * (x - y)`."""
+    found: list[Factor] = []
+    for f in factors_of(e, types):
+        terms = terms_of(f.value, False)
+        alike = None if len(terms) < 2 or f.divides else _shared(terms, types)
+        found += [f] if alike is None else alike
+    return found
+
+
+def _shared(terms: list[tuple[bool, Expr]], types: Types) -> list[Factor] | None:
+    """The factors of a sum of terms that have some in common that are no numbers; None where they have none."""
+    if not all(is_floating(expression_type(t, types).dtype) for _, t in terms):
+        return None
+    products = [factors_of(t, types) for _, t in terms]
+    common: list[Factor] = []
+    rest = [list(p) for p in products]
+    for f in products[0]:
+        if all(f in r for r in rest):
+            common.append(f)
+            for r in rest:
+                r.remove(f)
+    if all(is_number(f.value) or f.value == -Float(1.0) for f in common):
+        return None
+    if any(rest):
+        left = added([(minus, quotient_of(r)) for (minus, _), r in zip(terms, rest, strict=True)])
+    else:
+        left = Float(float(sum(-1 if minus else 1 for minus, _ in terms)))
+    return [*common, Factor(left, False)]
+
+
 def quotient_of(factors: Sequence[Factor]) -> Expr:
     """The product of factors in their order, floating ones before integers and numbers, so that no two integers
     meet: where none is floating, the first becomes so."""

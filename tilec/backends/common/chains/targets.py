@@ -234,6 +234,9 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
         return None
     if feature is not None and s.aggregation != "sum":
         return None
+    selecting = {*index_variables(*others), *(v for b in bounds for v in b.variables())}
+    if feature is not None and (feature in selecting or feature not in index_variables(body)):
+        return None  # points that each feature selects: no product
     ordered = tuple(sorted(bounds, key=repr))
     return Target(s, body, s.aggregation, *roles, feature, summed, ordered, tuple(others))
 

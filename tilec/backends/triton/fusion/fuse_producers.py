@@ -9,9 +9,10 @@ where the caches deliver what is read again sooner than memory takes and gives t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import access_conditions, build_domain, whole_arguments
@@ -30,6 +31,7 @@ from tilec.ir.program import (
     Call,
     Constraint,
     Expr,
+    Float,
     Index,
     Inside,
     Int,
@@ -37,6 +39,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     accesses_in,
+    children,
     index_variables,
     map_values,
     node_count,
@@ -46,6 +49,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import Fraction, as_int
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
@@ -149,6 +153,8 @@ def _unbounded(value: Expr | None, extent: Mapping[str, int], types: Types) -> t
 
 # parts of a tensor
 
+MOST_WRITTEN_OUT = 4  # terms of a part, where parts have sums of their own
+
 
 def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types) -> Statement | None:
     """A sum of tensors that are written a step apart, such as the even elements and the odd ones, as one statement:
@@ -163,19 +169,25 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
         return None
     built = (build_space(parts[t], types) for t in tensors)
     spaces = [x for x in built if x is not None and len(x.classes) == 1]
-    summed = {tuple(x.extent[0][v] for v in x.reductions) for x in spaces}
-    if len(spaces) < len(tensors) or len(summed) != 1:
+    if len(spaces) < len(tensors):
         return None
+    summed = {tuple(x.extent[0][v] for v in x.reductions) for x in spaces}
     used = {v for s in parts.values() for v in all_variables(s)} | set(names)
-    (counts,) = summed
+    counts = summed.pop() if len(summed) == 1 else ()
+    if any(any(map(is_symbolic, n)) or math.prod(n) > MOST_WRITTEN_OUT for n in summed):
+        return None
     fresh = [fresh_variable("k", used) for _ in counts]
-    found = [_part(parts[t], x, names, fresh, types) for t, x in zip(tensors, spaces, strict=True)]
+    found: list[Expr | None] = []
+    for t, x in zip(tensors, spaces, strict=True):
+        ranges = [range(x.extent[0][v]) for v in x.reductions]  # of different sums all terms are written out
+        points = [tuple(map(Index, fresh))] if not summed else [tuple(map(Int, n)) for n in itertools.product(*ranges)]
+        found += [_part(parts[t], x, names, point, types) for point in points]
     values = [e for e in found if e is not None]
-    if len(values) < len(tensors):
+    if len(values) < len(found):
         return None
     body = sum_of(values)
-    ranges = tuple(Constraint(Index(v), Int(n)) for v, n in zip(fresh, counts, strict=True))
-    made = replace(reader, body=body, aggregation="sum" if fresh else reader.aggregation, constraints=ranges)
+    limits = tuple(Constraint(Index(v), Int(n)) for v, n in zip(fresh, counts, strict=True))
+    made = replace(reader, body=body, aggregation="sum" if fresh else reader.aggregation, constraints=limits)
     space = build_space(made, types)
     if space is None or node_count(body) > LONGEST_BODY:
         return None
@@ -187,8 +199,9 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     return made if numbered and few or not fresh and period(made, names[-1]) > 1 else None
 
 
-def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str], types: Types) -> Expr | None:
-    """A part's value at the element that `names` give, 0 where it writes none, its own sums over `summed`."""
+def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[Expr], types: Types) -> Expr | None:
+    """A part's value at the element that `names` give, 0 where it writes none; `summed`: what its own sums
+    go over, there."""
     plain = s.default is None and s.init is None and not reads_itself(s)
     rows = [linear(e) for e in s.index or ()]
     if (
@@ -204,7 +217,7 @@ def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[str
     low, extent = space.low[0], space.extent[0]
     if space.stored or space.steps or any(low[v] for v in space.reductions):
         return None
-    change = {v: linear(Index(w)) for v, w in zip(space.reductions, summed, strict=True)}
+    change = {v: linear(w) for v, w in zip(space.reductions, summed, strict=True)}
     tests: list[Expr] = []
     for v, w, row, size in zip(own, names, rows, types[s.output].shape, strict=True):
         if not v:
@@ -254,13 +267,15 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         return None
     if any(a.tensor == s.output for e in accesses_in(*reader.roots) for a in accesses_in(*e.index)):
         return None
-    found = {a: whole_places(a, reader, types) for a in accesses_in(*reader.roots) if a.tensor == s.output}
+    bare = {e for e in _unpadded(*reader.roots) if e.tensor == s.output}
+    own = [a for a in dict.fromkeys(accesses_in(*reader.roots)) if a.tensor == s.output]
+    found = {a: whole_places(a, reader, types) or (None if a in bare else _inside_tests(a, reader, types)) for a in own}
     places = {a: e for a, e in found.items() if e is not None}
     counted = {e.name for root in s.roots for e in values(root) if isinstance(e, Index)}
     at = {a: {v: linear(e) for v, e in zip(names, a.index, strict=True)} for a in places}
     if len(places) < max(len(found), 1) or not all(at[a][v].is_integral for a in places for v in counted):
         return None
-    if len(places) > 1 and not all(e.function in CHEAP for e in values(s.body) if isinstance(e, Call)):
+    if len(places) > 1 and not all(_is_cheap(e) for e in values(s.body) if isinstance(e, Call)):
         return None
 
     asked: dict[Constraint, None] = {}
@@ -285,6 +300,38 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     if node_count(made.body) > LONGEST_BODY:
         return None
     return made if is_faster(made, (s, reader), types) else None
+
+
+def _is_cheap(e: Call) -> bool:
+    return e.function in CHEAP or e.function == "div" and isinstance(e.args[1], Int | Float)
+
+
+def _unpadded(*roots: Expr | None) -> Iterator[Access]:
+    """Accesses that say where points are."""
+    for e in roots:
+        if isinstance(e, Access):
+            yield e
+        elif isinstance(e, Inside):
+            yield e.access
+        elif isinstance(e, Pad):
+            yield from _unpadded(e.value)
+        elif e is not None:
+            yield from _unpadded(*children(e))
+
+
+def _inside_tests(access: Access, reader: Statement, types: Types) -> Expr | None:
+    """That a place of whole numbers lies in the tensor, as a value; None for other places."""
+    space = build_space(reader, types)
+    if space is None or len(space.classes) != 1:
+        return None
+    box, tests = space.box(0), list[Expr]()
+    for c in access_conditions(access, types):
+        if not c.form.is_affine or not c.form.is_integral:
+            return None
+        low, high = box.interval(c.form)
+        tests += [Call("ge", (c.form.to_value(), ZERO))] if low < 0 else []
+        tests += [Call("lt", (c.form.to_value(), Int(c.bound)))] if high >= c.bound else []
+    return all_of(tests) or ONE
 
 
 def elementwise(s: Statement) -> tuple[str, ...] | None:

@@ -31,6 +31,7 @@ from tilec.backends.triton.fusion.loop_nest import (
     taken_by_recurrences,
 )
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
+from tilec.backends.triton.fusion.numbered_parts import with_numbered_parts
 from tilec.backends.triton.fusion.read_through import (
     aggregated_through,
     asking_inputs,
@@ -137,6 +138,7 @@ class Grouped:
 def grouped(program: Program, types: Types) -> Grouped:
     """The flat program with its chains and the groups that pay."""
     program, asking = asking_inputs(program, types)
+    program, types, parted = with_numbered_parts(program, types)
     program, types, selected = with_selections(program, types)
     program, summing = with_window_values(program, types)
     program, types, laid_out = with_window_layouts(program, types)
@@ -180,6 +182,7 @@ def grouped(program: Program, types: Types) -> Grouped:
     changed = (
         made.rewritten
         | asking
+        | parted
         | selected
         | summing
         | laid_out

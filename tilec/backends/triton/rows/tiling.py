@@ -29,6 +29,7 @@ NARROWEST_SHARE = 32  # columns of a block where memory runs along the rows and 
 NARROW_ROW, ROWS_OF_WARP = 512, 1024  # elements of a row that a warp takes alone, at most; of its rows together
 NARROW_ROWS = 128  # the first of these where rows of several tensors are held
 FILLED = 128  # columns of a block that leaves fewer threads beyond the last one, at least
+RUNNING_SUMS = 96  # over rows, that a thread keeps, at most
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -95,6 +96,8 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
         each = 1024 if deep or together == 1 else 2048  # elements of a warp; what only adds up rows needs few
         each = 512 if heavy and calls & EXPONENTIALS else each  # which take instructions and registers
         warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
+        while len(group.sums) * down * needed > RUNNING_SUMS * 32 * warps and (down > 1 or warps < 16):
+            down, warps = (down // 2, warps) if down > 1 else (down, 2 * warps)
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
         stages = _stages(group, types, down * needed, STAGED) if parts else 1
@@ -107,7 +110,8 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     block = min(needed, max(1, elements // down))
     if 1 < down and rows < down * MULTIPROCESSORS and not exponentials:  # parts to combine: more of them at a time
         down = min(down, ROWS_TO_COMBINE)
-        block = min(needed, 8192 // down)
+        shares = power_of_two(-(-len(group.statements) // 4))  # four at most: each thread has its part of all
+        block = min(needed, max(ROWS_TO_COMBINE, 8192 // (down * shares)))
         return RowTiling("looped", down, block, 0, max(4, min(16, down * block // 512)))
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))

@@ -27,7 +27,7 @@ from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.program import Access, Program, Statement, reads, reads_itself, value_accesses, variables_of
 from tilec.ir.types import TensorType, Types
 
-MOST_SUMMED = 3  # summed variables that are matched
+MOST_SUMMED = 4  # summed variables that are matched
 MOST_SHARING = 8  # of a kernel
 MOST_READ = 2  # what a statement reads, or those beside it do, over what both read; at most
 MOST_LOOKED_AT = 16  # later statements that read the same

@@ -1,0 +1,68 @@
+"""Gradients by tensors that are read at numbers and a step apart: parts that are sums."""
+
+import os
+
+import pytest
+import torch
+
+import tilec
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
+)
+
+PARTS = {  # text, shapes
+    "overlap of intervals": (
+        """function (A[N, 2], B[M, 2]) -> (O) {
+            O[n, m : N, M] = max(min(A[n, 1], B[m, 1]) - max(A[n, 0], B[m, 0]), 0); }""",
+        ((33, 2), (20, 2)),
+    ),
+    "quadratic forms": (
+        """function (A[B, N, 2], Q[B, N, 3], X[B, M, 2]) -> (O) {
+            O[b, n, m : B, N, M] = exp(-(Q[b, n, 0] * (X[b, m, 0] - A[b, n, 0]) * (X[b, m, 0] - A[b, n, 0])
+                + Q[b, n, 1] * (X[b, m, 1] - A[b, n, 1]) * (X[b, m, 1] - A[b, n, 1]) + Q[b, n, 2] * X[b, m, 0])); }""",
+        ((2, 9, 2), (2, 9, 3), (2, 17, 2)),
+    ),
+    "one number of a row, one of a column": (
+        "function (A[2, N], B[M, 3]) -> (O) { O[n, m : N, M] = A[1, n] * B[m, 2] - A[1, n] * A[0, n] * B[m, 0]; }",
+        ((2, 12), (9, 3)),
+    ),
+    "wavelet": (
+        """function (X[C, H, W]) -> (A, D) {
+            A[c, y, x : C, H/2, W] = X[c, 2*y, x] + X[c, 2*y + 1, x];
+            D[c, k, y, x : C, 2, H/2, W] = k == 0 ? X[c, 2*y, x] * X[c, 2*y + 1, x] : X[c, 2*y, x]; }""",
+        ((3, 8, 40),),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_gradients(name: str) -> None:
+    source, shapes = PARTS[name]
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+        g = torch.Generator().manual_seed(0)
+        leaves = [torch.rand(s, generator=g).to(dtype).requires_grad_() for s in shapes]
+        values = tilec.compile(source, backend=backend)(*leaves)
+        values = values if isinstance(values, tuple) else (values,)
+        found.append(torch.autograd.grad(values, leaves, [torch.rand(v.shape, generator=g).to(dtype) for v in values]))
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+FLUX = """function (A[H, W], K[H, W]) -> (Y) {
+    F[y, x : H, W - 1] = (K[y, x] + K[y, x + 1]) / 2 * (A[y, x + 1] - A[y, x]);
+    G[y, x : H - 1, W] = (K[y, x] + K[y + 1, x]) / 2 * (A[y + 1, x] - A[y, x]);
+    Y[y, x : H, W] = A[y, x] + pad(F[y, x], 0) - pad(F[y, x - 1], 0) + pad(G[y, x], 2) - pad(G[y - 1, x], 2);
+}"""
+
+
+def test_fluxes_are_computed_where_they_are_read() -> None:
+    """Also beyond their ends, where what is padded is not 0, and where what they are made of is infinite."""
+    f = tilec.compile(FLUX, backend="triton")
+    g = torch.Generator().manual_seed(0)
+    a, k = torch.rand(9, 70, generator=g), torch.rand(9, 70, generator=g)
+    k[3, 69] = torch.inf
+    assert len(f.lower(tilec.spec((4096, 4096)), tilec.spec((4096, 4096)), target="sm_90").kernels) == 1
+    wanted = tilec.compile(FLUX, backend="torch")(a.double(), k.double())
+    torch.testing.assert_close(f(a, k).double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
