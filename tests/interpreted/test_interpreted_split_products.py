@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 PRODUCTS = {
-    "ik,kj->ij": ("C[i, j] = +(A[i, k] * B[k, j])", (72, 64), (64, 72)),
-    "ki,kj->ij": ("C[i, j] = +(A[k, i] * B[k, j])", (64, 136), (64, 72)),
-    "ik,jk->ij": ("C[i, j] = +(A[i, k] * B[j, k])", (72, 104), (88, 104)),
+    "ik,kj->ij": ("C[i, j] = +(A[i, k] * B[k, j])", (72, 64), (64, 64)),
+    "ki,kj->ij": ("C[i, j] = +(A[k, i] * B[k, j])", (64, 136), (64, 128)),
+    "ik,jk->ij": ("C[i, j] = +(A[i, k] * B[j, k])", (128, 104), (120, 104)),
     "bik,bkj->bij": ("C[b, i, j] = +(A[b, i, k] * B[b, k, j])", (2, 72, 40), (2, 40, 64)),
 }
 NUMBERS = {
@@ -35,11 +35,14 @@ NUMBERS = {
     ("product", "numbers"), [*((p, "plain") for p in PRODUCTS), *(("ik,kj->ij", n) for n in NUMBERS)]
 )
 @pytest.mark.parametrize("block", [Config(32, 32, 16, 4, 2), Config(128, 64, 16, 4, 2)], ids=["whole", "in parts"])
+@pytest.mark.parametrize("both", [False, True], ids=["one", "both"])
 @pytest.mark.covering
-def test_values(monkeypatch, product, numbers, block):
+def test_values(monkeypatch, product, numbers, block, both):
+    monkeypatch.setattr(split, "BOTH_COLUMNS", 0 if both else 2**20)
     monkeypatch.setattr(split, "FEWEST_SPLIT_POINTS", 0)
     monkeypatch.setattr(split, "FEWEST_SPLIT_TERMS", 0)
-    monkeypatch.setattr(split, "SPLIT_BLOCKS", (block,))
+    for name in ("SMALL_BLOCK", "LARGE_BLOCK", "BOTH_BLOCK"):
+        monkeypatch.setattr(split, name, block)
     monkeypatch.setattr(split, "MULTIPROCESSORS", 2)
     text, left, right = PRODUCTS[product]
     generator = torch.Generator().manual_seed(0)

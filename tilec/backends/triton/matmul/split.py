@@ -34,9 +34,14 @@ from tilec.ir.program import Access, Call, Expr, Statement
 
 PART, COUNT = "bfloat16", 3
 FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**30, 512  # of a product that a library would carry out otherwise
-MOST_SPLIT_COLUMNS = 128  # of such a product
+MOST_PARTS = 2**28  # bytes of parts that such a product may take
+BOTH_COLUMNS = 1024  # from which both operands' parts are made before
 PART_VECTOR = 8  # elements of a part that are read at once
-SPLIT_BLOCKS = Config(128, 128, 32, 8, 2), Config(128, 64, 32, 4, 3)
+SMALL_BLOCK, LARGE_BLOCK, BOTH_BLOCK = (
+    Config(128, 64, 32, 4, 3),
+    Config(128, 128, 64, 8, 2),
+    Config(128, 128, 32, 8, 3),
+)
 SPLIT_BYTES = 2 * COUNT  # of a term
 SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
 
@@ -207,16 +212,18 @@ class PartsWriter(SplitWriter):
             self._again("(tl.abs(value) < float('inf')) ^ True", factors, lambda values: " * ".join([*values, *scaled]))
 
 
-def _config(dot: Dot, space: Space) -> Config:
-    """The larger block, where that gives every multiprocessor one; else the smaller, and the reduction in parts."""
+def _config(dot: Dot, space: Space, both: bool) -> Config:
+    """A large block, where that gives every multiprocessor one; else a small one, and the reduction in parts."""
     batch, rows, columns, terms = (space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
-    for c in SPLIT_BLOCKS:
-        programs = batch * -(-rows // c.bm) * -(-columns // c.bn)
-        if columns > c.bn // 2 and programs >= MULTIPROCESSORS:
-            return c
-    c = SPLIT_BLOCKS[-1]
-    programs = batch * -(-rows // c.bm) * -(-columns // c.bn)
-    return replace(c, parts=max(1, min(2 * MULTIPROCESSORS // programs, terms // c.bk // 8)))
+
+    def programs(c: Config) -> int:
+        return batch * -(-rows // c.bm) * -(-columns // c.bn)
+
+    large, small = BOTH_BLOCK if both else LARGE_BLOCK, SMALL_BLOCK
+    filled = 4 * large.bn * -(-columns // large.bn) <= 5 * columns
+    if columns > large.bn and filled and programs(large) >= MULTIPROCESSORS:
+        return large
+    return replace(small, parts=max(1, min(2 * MULTIPROCESSORS // programs(small), terms // small.bk // 8)))
 
 
 def _as_matrix(a: Access, view: StridedView) -> bool:
@@ -229,8 +236,8 @@ def _as_matrix(a: Access, view: StridedView) -> bool:
 def split_steps(
     dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool, setting: Setting
 ) -> list[Step] | None:
-    """Steps of a float32 product by parts of its operands: the right one's are made before, the left one's in the
-    program. None where that is no faster than what a library does."""
+    """Steps of a float32 product by parts of its operands: the right one's are made before, the left one's too where
+    columns are many, else in the program. None where that is no faster than what a library does."""
     plain = not (dot.zero_left or dot.zero_right or dot.zero_result) and len(space.classes) == 1
     types = dot.dtype, view.types[space.statement.output].dtype
     if setting.precision != "highest" or types != ("float32", "float32") or not plain:
@@ -242,13 +249,18 @@ def split_steps(
         dot = replace(dot, left=dot.right, right=dot.left, rows=dot.columns, columns=dot.rows)
     columns, terms = space.count(dot.columns), space.count(dot.summed)
     points = space.count((*dot.batch, *dot.rows)) * columns * terms
-    if not LEAST_REUSE <= columns <= MOST_SPLIT_COLUMNS or terms < FEWEST_SPLIT_TERMS or points < FEWEST_SPLIT_POINTS:
+    filled = 4 * SMALL_BLOCK.bn * -(-columns // SMALL_BLOCK.bn) <= 5 * columns
+    if columns < LEAST_REUSE or not filled or terms < FEWEST_SPLIT_TERMS or points < FEWEST_SPLIT_POINTS:
         return None
-    divided = split_operands(dot, space, view, int64_index, ("right",))
+    both = columns >= BOTH_COLUMNS
+    made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
+    if SPLIT_BYTES * sum(made) > MOST_PARTS:
+        return None
+    divided = split_operands(dot, space, view, int64_index, ("left", "right") if both else ("right",))
     if divided is None:
         return None
     over, split = divided
-    config = _config(dot, space)
+    config = _config(dot, space, both)
     view = replace(over.view, statement=view.statement)
     own = dot_steps(dot, space, view, flat, int64_index, setting, (), config, partial(PartsWriter, split=split))
     return None if own is None else over.around(own)
