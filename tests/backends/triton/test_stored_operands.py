@@ -75,10 +75,28 @@ def test_operands_that_a_library_would_copy():
     ("source", "shapes"),
     [
         ("U[b, i, d] = +(W[i, d, k] * X[b, i, k])", ((4, 16, 8), (32, 4, 8))),  # small
-        ("O[b, i, h, d] = +(P[b, h, i, j] * V[b, j, h, d])", ((8, 16, 512, 512), (8, 512, 16, 64))),  # many terms
+        ("O[b, i, h, d] = +(P[b, h, i, j] * V[b, j, h, d])", ((8, 16, 512, 256), (8, 256, 16, 64))),  # many terms
         ("C[b, i, j] = +(A[b, i, k] * B[b, k, j])", ((1024, 128, 8), (1024, 8, 128))),  # nothing to copy
     ],
 )
 def test_what_stays_a_librarys(source, shapes):
     _, steps = plan_of(tilec.compile(source), *((s, torch.float32) for s in shapes))
     assert any(isinstance(s, TorchLines) for s in steps)
+
+
+@pytest.mark.parametrize(
+    ("source", "shapes", "made"),
+    [
+        ("C[i, j] = +(A[i, k] * B[k, j])", ((4096, 8192), (8192, 64)), (8192, 64)),
+        ("C[i, j] = +(A[k, i] * B[k, j])", ((16384, 64), (16384, 2048)), (16384, 64)),  # the smaller operand's
+        ("C[i, j] = +(A[i, k] * B[k, j])", ((8192, 256), (256, 1024)), None),  # few terms
+        ("C[i, j] = +(A[i, k] * B[k, j])", ((16384, 8192), (8192, 80)), None),  # no block is filled
+        ("C[i, j] = +(A[i, k] * B[k, j])", ((16384, 8190), (8190, 64)), None),  # rows that are not aligned
+        ("C[i, j] = +(A[i, k] * B[k, j])", ((4096, 4096), (4096, 32)), None),  # few columns
+    ],
+)
+def test_products_of_three_parts(source, shapes, made):
+    lowered, steps = plan_of(tilec.compile(source), *((s, torch.float32) for s in shapes))
+    parts = [s.shape for s in steps if isinstance(s, Allocate) and s.dtype == "bfloat16"]
+    assert parts == ([made] * 3 if made else [])
+    assert any("split_dot" in k.name for k in lowered.kernels) == bool(made)

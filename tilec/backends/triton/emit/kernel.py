@@ -32,7 +32,7 @@ KERNEL_NAMES = (
     "PIECE", "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top",
     "lifted", "weight", "zeros", "origin", "head", "span", "place", "vector", "filled", "rest", "one", "BINS",
     "other", "difference", "lanes_at", "lane_in", "step_in", "chunk", "at_chunk", "known", "element_in", "unsure",
-    "from_chunk", "BT", "BL", "BC", "joint", "joint_in", "KEYS",
+    "from_chunk", "BT", "BL", "BC", "joint", "joint_in", "KEYS", "rows_base", "columns_base", "least",
 )  # fmt: skip
 RESERVED = (*LANGUAGE, *KERNEL_NAMES, *device_functions())
 

@@ -9,8 +9,9 @@ difference, and no other element depends on them. Both operands and their square
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.scalar import TritonScalars
@@ -18,9 +19,11 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
 from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_outside, worthwhile
-from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter, top_of
+from tilec.backends.triton.matmul.kernel import DotWriter, launched
+from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter, top_of, with_tops
+from tilec.backends.triton.matmul.split import SMALLER, SOME, SplitOperands, split_operands
 from tilec.backends.triton.plan.lines import CodeLine, assign
-from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.plan.plan import Release, Request, Setting, Step
 from tilec.ir.index import Affine, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Statement
@@ -28,8 +31,8 @@ from tilec.ir.program import Access, Call, Expr, Statement
 _FEWEST_TERMS = 32  # of a sum; fewer are added up as quickly as they are multiplied
 LEAST_POINTS = 2**26  # rows x columns x terms for which four launches more pay
 _KEPT = 1 / 32  # the least share of |l|^2 + |r|^2 that a result keeps its accuracy with: errors stay below 1e-5
-_LEAST_SQUARES, _MOST_SQUARES = "1.0e-28", "1.0e38"  # between which products of parts neither vanish nor overflow
-DISTANCE_BLOCK = Config(64, 64, 32, 4, 3)  # a larger one spills registers where it computes differences
+_LEAST_SQUARES, _MOST_SQUARES = "1.0e-28", "5.0e37"  # between which products of parts neither vanish nor overflow
+DISTANCE_BLOCK = Config(64, 64, 32, 4, 2)
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,37 @@ def squares_of(found: Dot, space: Space, view: StridedView) -> tuple[Statement, 
     return made[0], made[1]
 
 
+def distance_steps(
+    found: Distances,
+    space: Space,
+    view: StridedView,
+    flat: Statement,
+    int64_index: bool,
+    setting: Setting,
+    carry: Callable[[Statement, StridedView], list[Step]],
+    epilogue: Sequence[Statement],
+) -> list[Step] | None:
+    """Parts of both operands and their squares, then the product; None where an operand is no tensor of its own.
+    `carry`: the steps of a statement into a tensor that they allocate."""
+    divided = split_operands(found.dot, space, view, int64_index, last=found.dot.summed[-1])
+    if divided is None:
+        return None
+    over, split = divided
+    squares = squares_of(found.dot, space, over.view)
+    view = with_tops(squares, replace(over.view, statement=view.statement))
+    steps = [Request(s, view.types, view.strides, int64_index, partial(carry, s, view)) for s in squares]
+    config = config_of(found, space, setting)
+    writer = DistanceWriter(found, split, squares, space, view, int64_index, config, epilogue)
+    return [*over.around([*steps, *launched(writer, flat)]), Release(tuple(s.output for s in squares))]
+
+
 class DistanceWriter(ExponentialWriter):
-    """`product` is of operands that are there, as are their `squares`."""
+    """The product is of parts of the operands that are there, as are their `squares`."""
 
     def __init__(
         self,
         found: Distances,
-        product: Dot,
+        split: SplitOperands,
         squares: tuple[Statement, Statement],
         space: Space,
         view: StridedView,
@@ -100,20 +127,44 @@ class DistanceWriter(ExponentialWriter):
         config: Config,
         epilogue: Sequence[Statement],
     ):
-        super().__init__("_distances", product, product, space, view, int64_index, "tf32x3", config, epilogue, None)
+        super().__init__(
+            "_distances", found.dot, found.dot, space, view, int64_index, "highest", config, epilogue, split
+        )
         self.found = found
         self.squares = [Access(s.output, s.index or ()) for s in squares]
+
+    def _loop(self) -> None:
+        self.kernel.assign("rest", "tl.full((BM, BN), 0, tl.float32)")
+        DotWriter._loop(self)
+        self.kernel.assign("acc", "rest", "+=")
+
+    def _multiplied(self, rows: Frame, columns: Frame) -> None:
+        """The greatest products by themselves: few additions, which tensor cores cut off, are to a large sum."""
+        left, right = self._parts(rows, columns)
+        for i, j in SMALLER:
+            self.kernel.assign("rest", f"tl.dot({left[i]}, {right[j]}, rest)")
+        self.kernel.assign("acc", f"tl.dot({left[0]}, {right[0]}, acc)")
 
     def _recompute(self) -> None:
         k = self.kernel
         frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
         evaluator = TritonScalars(frame, *self.squares)
         left, right = (evaluator.text(a, "float32") for a in self.squares)
-        k.assign("base", f"{left} + {right}")
-        k.assign("acc", "base - 2 * acc")
-        certified = f"(acc >= {_KEPT} * base) & (base > {_LEAST_SQUARES}) & (base < {_MOST_SQUARES})"
-        k.assign("sure", f"{certified} | (row_in[:, None] & col_in[None, :] ^ True)")
-        self._in_turn("sure ^ True", [self._exact()])
+        for side, text, inside in (("rows_base", left, "row_in[:, None]"), ("columns_base", right, "col_in[None, :]")):
+            k.assign(side, f"tl.where({inside}, tl.where({text} < {_MOST_SQUARES}, {text}, float('nan')), 1.0)")
+        k.assign("acc", "rows_base + columns_base - 2 * acc")
+        k.assign("least", f"tl.maximum({_KEPT} * rows_base, {_LEAST_SQUARES}) + {_KEPT} * columns_base")
+        k.assign("sure", "acc >= least")
+        k.assign("acc", "tl.where(sure, acc, float('nan'))")
+        if self.epilogue:
+            self._in_turn("acc != acc", [self._exact()])
+        else:
+            k.assign("unsure", SOME.format("sure ^ True"))
+
+    def _store(self) -> None:
+        super()._store()
+        if not self.epilogue:
+            self._again("value != value", (self.found.difference,), lambda values: f"{values[0]} * {values[0]}")
 
     def _exact(self) -> list[CodeLine]:
         """Difference by difference."""
@@ -125,5 +176,5 @@ class DistanceWriter(ExponentialWriter):
         return [
             assign("total", "tl.full((BM, BN), 0, tl.float32)"),
             self._each((self.found.difference,), step),
-            assign("acc", "tl.where(sure, acc, total)"),
+            assign("acc", "tl.where(acc != acc, total, acc)"),
         ]

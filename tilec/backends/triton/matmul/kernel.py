@@ -61,12 +61,14 @@ def dot_steps(
     setting: Setting,
     epilogue: Sequence[Statement] = (),
     config: Config | None = None,
+    make: Callable[..., DotWriter] | None = None,
 ) -> list[Step] | None:
-    """Steps that compute the statement into its output; with an epilogue, its last one's. None where it takes none."""
+    """Steps that compute the statement into its output; with an epilogue, its last one's. None where it takes none.
+    `make`: another writer of the kernel."""
     config = config or choose_config(dot, space, setting.device.shared)
     if epilogue and (config.parts > 1 or not space.covers):
         return None
-    writer = DotWriter(dot, space, view, int64_index, PRECISION[setting.precision], config, epilogue=epilogue)
+    writer = (make or DotWriter)(dot, space, view, int64_index, PRECISION[setting.precision], config, epilogue=epilogue)
     return launched_in_parts(writer, flat)
 
 
@@ -184,12 +186,7 @@ class DotWriter:
         registers counts for programs that only look, too."""
         k, dot = self.kernel, self.dot
         k.scopes.append(Scope())
-        k.assign("part", f"{BLOCK_DOWN} * BM + over + tl.arange(0, {self._at_once})")
-        k.assign("part_in", f"part < {k.count(dot.rows)}")
-        k.axis_of.pop("row.", None)  # the rows of all of the block stand together no more
-        k.decode(Axis("part", dot.rows, str(self._at_once)))
-        own = frozenset(("part", *dot.rows))
-        frame = Frame(k, ("part", "col"), {"part": "part_in", "col": "col_in"}, own)
+        frame, own = self._some_rows(), frozenset(("part", *dot.rows))
         s = self.space.statement
         address = frame.element_address(s)
         k.assign("acc", f"tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
@@ -199,6 +196,15 @@ class DotWriter:
         cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
         k.store(address, f"acc{cast}", "part_in[:, None] & col_in[None, :]")
         return ForLoop("over", f"range(0, BM, {self._at_once})", tuple(k.scopes.pop().lines))
+
+    def _some_rows(self) -> Frame:
+        """The frame of `_at_once` rows of the block, from `over` on, and all of its columns."""
+        k, rows = self.kernel, self.dot.rows
+        k.assign("part", f"{BLOCK_DOWN} * BM + over + tl.arange(0, {self._at_once})")
+        k.assign("part_in", f"part < {k.count(rows)}")
+        k.axis_of.pop("row.", None)  # the rows of all of the block stand together no more
+        k.decode(Axis("part", rows, str(self._at_once)))
+        return Frame(k, ("part", "col"), {"part": "part_in", "col": "col_in"}, frozenset(("part", *rows)))
 
     def _place(self) -> None:
         """The program's rows, columns and batch; neighbours in time share rows and columns in the cache."""
@@ -343,10 +349,14 @@ class DotWriter:
         return assign("acc", f"tl.where({valid}, {' * '.join(values)}, 0.0)", "+=")
 
     def _points(
-        self, step: Callable[[list[str], str], CodeLine], rows: str = "row", *around: frozenset[str]
+        self,
+        step: Callable[[list[str], str], CodeLine],
+        rows: str = "row",
+        *around: frozenset[str],
+        factors: Sequence[Expr] = (),
     ) -> CodeLine:
-        """A loop over the program's own points of the reduction, one at a time: `step` makes its line of the factors'
-        values and the test that the point is valid."""
+        """A loop over the program's own points of the reduction, one at a time: `step` makes its line of the values of
+        `factors`, or else the product's, and the test that the point is valid."""
         k, dot, (inner, windows) = self.kernel, self.dot, self._reduction
         count = k.count(inner)
         block = "BK" if "BK" in k.constants or not self.repairs else str(self.config.bk)
@@ -361,7 +371,7 @@ class DotWriter:
         k.decode(Axis("red", inner, None))
         loop = frozenset((*dot.summed, "red", "window"))
         frame = Frame(k, (rows, "col"), {rows: f"{rows}_in", "col": "col_in"}, *around, loop)
-        zeros, factors = (*dot.zero_left, *dot.zero_right), (*dot.left, *dot.right)
+        zeros, factors = (*dot.zero_left, *dot.zero_right), factors or (*dot.left, *dot.right)
         evaluator = self._scalars(frame, factors, zeros)
         values = [parenthesised(evaluator.text(f, self.accumulator.dtype)) for f in factors]
         tests = [f"(red < {count})", *self._tests(frame, evaluator, zeros)]

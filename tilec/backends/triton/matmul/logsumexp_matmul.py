@@ -23,8 +23,8 @@ from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import Dot, guards_among, sides_of, worthwhile
-from tilec.backends.triton.matmul.kernel import BLOCKS, DotWriter
-from tilec.backends.triton.matmul.split import PART, SMALLER, SplitOperands
+from tilec.backends.triton.matmul.kernel import BLOCKS
+from tilec.backends.triton.matmul.split import SplitOperands, SplitWriter
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.pointwise.semiring_matmul import NEVER, reads_first
 from tilec.ir.constraining import constraining
@@ -139,7 +139,7 @@ def with_guards(dot: Dot) -> Dot:
     return replace(dot, left=left, right=right, zero_left=zero_left, zero_right=zero_right)
 
 
-class ExponentialWriter(DotWriter):
+class ExponentialWriter(SplitWriter):
     """A product of exponentials, with other ways to compute the elements of a block that it does not make certain.
 
     `plain`: the product as it was recognised, with the conditions of its terms; `product`: as it is carried out, of
@@ -158,29 +158,8 @@ class ExponentialWriter(DotWriter):
         epilogue,
         split: SplitOperands | None,
     ):
-        super().__init__(product, space, view, int64_index, precision, config, suffix, epilogue)
-        self.plain, self.split = plain, split
-
-    def _loop(self) -> None:
-        if self.split is None:
-            super()._loop()
-            return
-        self.kernel.assign("rest", "tl.full((BM, BN), 0, tl.float32)")
-        self.kernel.assign("one", f"tl.where({self.kernel.count(self.dot.summed)} > 0, 1.0, 0.0)")
-        super()._loop()
-        self.kernel.assign("acc", "rest", "+=")
-
-    def _multiplied(self, rows: Frame, columns: Frame) -> None:
-        if self.split is None:
-            super()._multiplied(rows, columns)
-            return
-        left, right = (
-            [self._operand(frame, (read,), (), PART) for read in reads]
-            for frame, reads in ((rows, self.split.left), (columns, self.split.right))
-        )
-        for i, j in SMALLER:
-            self.kernel.assign("rest", f"tl.dot({left[i]}, {right[j]}, rest)")
-        self.kernel.assign("acc", f"tl.dot({left[0]}, {right[0]}) * one", "+=")
+        super().__init__(product, space, view, int64_index, precision, config, suffix, epilogue, split)
+        self.plain = plain
 
     def _must_look(self) -> bool:
         return True

@@ -18,7 +18,7 @@ from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, fitt
 from tilec.backends.triton.matmul.chain import pairwise
 from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.columns import columns
-from tilec.backends.triton.matmul.distances import Distances, DistanceWriter, config_of, recognise_distances, squares_of
+from tilec.backends.triton.matmul.distances import Distances, distance_steps, recognise_distances
 from tilec.backends.triton.matmul.dot import (
     Dot,
     OperandRewrite,
@@ -36,7 +36,7 @@ from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, rec
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, wanted_along, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
-from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands
+from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands, split_steps
 from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous
@@ -48,7 +48,7 @@ from tilec.backends.triton.schedule.banded import Banded, recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Statement, reads
+from tilec.ir.program import Statement, reads
 from tilec.ir.types import TensorType, Types
 from tilec.lattice.sets import sizes_of
 
@@ -192,6 +192,10 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
 
 
+def _of_parts(p: Problem) -> list[Step] | None:
+    return None if p.dot is None else split_steps(p.dot, p.space, p.view, p.flat, p.int64_index, p.setting)
+
+
 def _product(p: Problem, dot: Dot) -> list[Step] | None:
     hopper = p.setting.device.capability == HOPPER
     along = wanted_along(dot, p.space, p.view)
@@ -251,20 +255,11 @@ def _grouped(p: Problem, found: Any) -> list[Step] | None:
 
 
 def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
-    """Both operands and their squares, then the product."""
     if p.epilogue and not p.space.covers:
         return None
-    computed = hoisted(found.dot, p.space, p.view, p.int64_index, found.dot.summed[-1])
-    product = None if computed is None else computed.product
-    if computed is None or product is None or not all(isinstance(e, Access) for e in (*product.left, *product.right)):
-        return _pointwise(p, p.space)
-    squares = squares_of(product, p.space, computed.view)
-    view = with_tops(squares, replace(computed.view, statement=p.view.statement))
-    steps = [step for s in squares for step in _allocated_steps(s, view, p.setting)]
-    config = config_of(found, p.space, p.setting)
-    writer = DistanceWriter(found, product, squares, p.space, view, p.int64_index, config, p.epilogue)
-    own = computed.around([*steps, *launched(writer, p.flat)])
-    return [*own, Release(tuple(s.output for s in squares))]
+    carry = partial(_allocated_steps, setting=p.setting)
+    own = distance_steps(found, p.space, p.view, p.flat, p.int64_index, p.setting, carry, p.epilogue)
+    return _pointwise(p, p.space) if own is None else own
 
 
 def _banded(p: Problem) -> Banded | None:
@@ -341,6 +336,7 @@ FAMILIES = (
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
     Family("product in place", _in_place, _dot_steps),
+    Family("product of parts", _plain(_of_parts), _alone),
     Family(
         "library",
         by_library,

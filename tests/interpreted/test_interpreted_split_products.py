@@ -1,0 +1,57 @@
+"""Float32 products by three bfloat16 parts of their operands, against torch in float64."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton.matmul import split
+from tilec.backends.triton.matmul.blocks import Config
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1"
+)
+
+PRODUCTS = {
+    "ik,kj->ij": ("C[i, j] = +(A[i, k] * B[k, j])", (72, 64), (64, 64)),
+    "ki,kj->ij": ("C[i, j] = +(A[k, i] * B[k, j])", (64, 136), (64, 128)),
+    "ik,jk->ij": ("C[i, j] = +(A[i, k] * B[j, k])", (128, 104), (120, 104)),
+    "bik,bkj->bij": ("C[b, i, j] = +(A[b, i, k] * B[b, k, j])", (2, 72, 40), (2, 40, 64)),
+}
+NUMBERS = {
+    "plain": lambda a, b: (a, b),
+    "of all sizes": lambda a, b: (a * torch.logspace(-18, 18, a.shape[-1]), b),
+    "not finite": lambda a, b: (
+        a.index_fill(-1, torch.tensor([3]), torch.inf),
+        b.index_fill(-2, torch.tensor([5]), 3.4e38),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("product", "numbers"), [*((p, "plain") for p in PRODUCTS), *(("ik,kj->ij", n) for n in NUMBERS)]
+)
+@pytest.mark.parametrize("block", [Config(32, 32, 16, 4, 2), Config(128, 64, 16, 4, 2)], ids=["whole", "in parts"])
+@pytest.mark.parametrize("both", [False, True], ids=["one", "both"])
+@pytest.mark.covering
+def test_values(monkeypatch, product, numbers, block, both):
+    monkeypatch.setattr(split, "BOTH_COLUMNS", 0 if both else 2**20)
+    monkeypatch.setattr(split, "FEWEST_SPLIT_POINTS", 0)
+    monkeypatch.setattr(split, "FEWEST_SPLIT_TERMS", 0)
+    for name in ("SMALL_BLOCK", "LARGE_BLOCK", "BOTH_BLOCK"):
+        monkeypatch.setattr(split, name, block)
+    monkeypatch.setattr(split, "MULTIPROCESSORS", 2)
+    text, left, right = PRODUCTS[product]
+    generator = torch.Generator().manual_seed(0)
+    a, b = NUMBERS[numbers](torch.randn(left, generator=generator), torch.randn(right, generator=generator))
+    f = tilec.compile(text, backend="triton")
+    assert any("split_dot" in k.name for k in f.lower(a, b).kernels)
+    want = torch.einsum(product, a.double(), b.double())
+    size = torch.einsum(product, a.abs().double(), b.abs().double())
+    error = (f(a, b).double() - want).abs()
+    whole = want.abs() < 3e38
+    assert (error[whole] <= 2e-6 * size[whole]).all()
+    assert torch.equal(f(a, b)[~whole], want[~whole].float()) or numbers == "not finite"
