@@ -33,15 +33,12 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Statement
 
 PART, COUNT = "bfloat16", 3
-FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**30, 512  # of a product that a library would carry out otherwise
+FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**32, 512  # of a product that a library would carry out otherwise
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
 BOTH_COLUMNS = 1024  # from which both operands' parts are made before
+MOST_COLUMNS = 128  # of those whose smaller operand's parts alone are; the library keeps what lies between
 PART_VECTOR = 8  # elements of a part that are read at once
-SMALL_BLOCK, LARGE_BLOCK, BOTH_BLOCK = (
-    Config(128, 64, 32, 4, 3),
-    Config(128, 128, 64, 8, 2),
-    Config(128, 128, 32, 8, 3),
-)
+SMALL_BLOCK, BOTH_BLOCK = Config(128, 64, 32, 4, 3), Config(128, 128, 32, 8, 3)
 SPLIT_BYTES = 2 * COUNT  # of a term
 SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
 
@@ -219,9 +216,9 @@ def _config(dot: Dot, space: Space, both: bool) -> Config:
     def programs(c: Config) -> int:
         return batch * -(-rows // c.bm) * -(-columns // c.bn)
 
-    large, small = BOTH_BLOCK if both else LARGE_BLOCK, SMALL_BLOCK
+    large, small = BOTH_BLOCK, SMALL_BLOCK
     filled = 4 * large.bn * -(-columns // large.bn) <= 5 * columns
-    if columns > large.bn and filled and programs(large) >= MULTIPROCESSORS:
+    if both and columns > large.bn and filled and programs(large) >= MULTIPROCESSORS:
         return large
     return replace(small, parts=max(1, min(2 * MULTIPROCESSORS // programs(small), terms // small.bk // 8)))
 
@@ -253,6 +250,8 @@ def split_steps(
     if columns < LEAST_REUSE or not filled or terms < FEWEST_SPLIT_TERMS or points < FEWEST_SPLIT_POINTS:
         return None
     both = columns >= BOTH_COLUMNS
+    if not both and columns > MOST_COLUMNS:
+        return None
     made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
     if SPLIT_BYTES * sum(made) > MOST_PARTS:
         return None
