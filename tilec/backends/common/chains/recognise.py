@@ -8,6 +8,7 @@ computes the matrix values again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,8 @@ from tilec.backends.common.chains.flat_sides import with_flat_sides
 from tilec.backends.common.chains.rewrites import by_rows, by_terms, with_gathers_apart
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
-from tilec.backends.common.chains.values import LONGEST_INNER, extents_of
+from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
+from tilec.backends.common.operands.sheared import with_sheared_products
 from tilec.backends.common.units import ordered
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
@@ -29,6 +31,7 @@ from tilec.transforms.util.naming import fresh_variable
 # of the mixtures of one kernel, if their operands have 16 bits, else LONGEST_INNER: 64 rows of sums take 160 registers
 # of a thread then
 MOST_FEATURES = 320
+TIMES_SMALLER = 4  # times that a sum has fewer elements than the largest, to be stored for its sake
 MOST_SUMS = 16  # that a point of a mixture has in registers
 
 
@@ -71,9 +74,17 @@ def chained(program: Program, types: Types) -> Chained:
         found = _chained(parted, known)
         if found.kernels:
             return replace(found, rewritten=rewritten | found.rewritten)
+    aslant = with_sheared_products(program, types)
+    if aslant.rewritten:
+        found = _chained(aslant.program, aslant.types)
+        if found.kernels:
+            return replace(found, rewritten=aslant.rewritten | found.rewritten)
     found = _chained(program, types)
     if found.kernels:
         return found
+    small = _small_sums(program, types)
+    if small and (beside := _chained(program, types, small)).kernels:
+        return beside
     for rewrite in (with_gathers_apart, with_flat_sides):
         apart = rewrite(program, types)
         if apart.rewritten:
@@ -81,6 +92,13 @@ def chained(program: Program, types: Types) -> Chained:
             if beside.kernels:
                 return replace(beside, rewritten=apart.rewritten | beside.rewritten)
     return found
+
+
+def _small_sums(program: Program, types: Types) -> set[str]:
+    """Inner sums that are much smaller than the largest, such as keys and values that are projected before scores are
+    made of them: kernels of their own store them, so that they do not stand in the way of the large ones."""
+    sizes = {s.output: math.prod(types[s.output].shape) for s in program.statements if as_inner(s, types) is not None}
+    return {n for n, size in sizes.items() if size * TIMES_SMALLER <= max(sizes.values())}
 
 
 def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Chained:

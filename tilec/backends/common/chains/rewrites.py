@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced
 from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
 from tilec.backends.common.chains.values import DOT_DTYPES, extents_of, plain_index, rebuilt, reduction_variables
+from tilec.backends.common.operands.sheared import is_aslant
 from tilec.backends.common.scalars import NARROW
 from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ONE, ZERO, all_of, call
@@ -89,9 +90,9 @@ def with_gathers_apart(program: Program, types: Types) -> Apart:
     """The program in which floats are read at computed positions through statements of their own, and scatters of
     matrix values have their sums at each place first. Both have the variables of the positions alone, so at most as
     many elements as the matrix values, which would be stored otherwise."""
+    written = [i for s in program.statements for i in s.index or ()]
     positions = [i for s in program.statements for a in value_accesses(s) for i in a.index]
-    positions += [i for s in program.statements for i in s.index or ()]
-    if all(linear(i).is_affine for i in positions):
+    if all(linear(i).is_affine for i in (*positions, *written)) and not any(map(is_aslant, written)):
         return Apart(program, types)
     made = _Rewriter(program, types)
     statements: list[Statement] = []
