@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tilec.backends.common.operands.sheared import is_aslant, sheared
 from tilec.backends.common.pairs import LEAST
@@ -47,7 +48,7 @@ from tilec.transforms.util.naming import Names
 
 _FEWEST_READS = 2**20  # of a statement that reads at computed places
 _LEAST_TENSOR = 2**14  # elements of the largest tensor of a program that is looked through
-_LEAST_REUSE = 64  # times that an operand is used
+_LEAST_REUSE = 16  # times that an operand is used
 
 _Step = Callable[[Statement, Types, Names], "list[Statement] | None"]
 
@@ -65,12 +66,13 @@ def before_gradient(
     known = infer(flat, types)
     names = Names.of(flat)
     there = {*program.input_names(), *(s.output for s in lifted.statements)}
+    statistics = _statistics(flat)
     made: dict[str, list[Statement]] = {}
     own: list[Statement] = []
     for s in flat.statements:
         own.append(_unconstrained(s, known))
         if s.output in there:
-            parts = _parts(own, known, names)
+            parts = _parts(own, known, names, statistics)
             inside = {p.output for p in parts}
             if len(parts) > len(own) and {a.tensor for p in parts for a in accesses_in(p.body)} <= there | inside:
                 made[s.output] = parts
@@ -104,9 +106,18 @@ def _unconstrained(s: Statement, types: Types) -> Statement:
     return s if constraints == s.constraints else replace(s, constraints=constraints)
 
 
-def _parts(parts: list[Statement], types: Types, names: Names) -> list[Statement]:
+def _statistics(program: Program) -> set[str]:
+    """The outputs that are made of the greatest of values or of logarithms of sums."""
+    found: set[str] = set()
+    for s in program.statements:
+        if s.aggregation in ("max", "logsumexp") or any(a.tensor in found for a in accesses_in(s.body)):
+            found.add(s.output)
+    return found
+
+
+def _parts(parts: list[Statement], types: Types, names: Names, statistics: Collection[str]) -> list[Statement]:
     known = dict(types)
-    for step in (sheared, _scaled_after, _operands_apart, _reads_apart):
+    for step in (sheared, _scaled_after, partial(_operands_apart, statistics=statistics), _reads_apart):
         parts = [p for part in parts for p in step(part, known, names) or [part]]
         known.update((p.output, statement_type(p, known)) for p in parts)
     return parts
@@ -126,7 +137,7 @@ def _scaled_after(s: Statement, types: Types, names: Names) -> list[Statement] |
     return _alike([whole, last], [whole], s, types)
 
 
-def _operands_apart(s: Statement, types: Types, names: Names) -> list[Statement] | None:
+def _operands_apart(s: Statement, types: Types, names: Names, statistics: Collection[str]) -> list[Statement] | None:
     """The operands that are made of several tensors, and their product."""
     product = _Product.of(s, types)
     if product is None:
@@ -138,7 +149,8 @@ def _operands_apart(s: Statement, types: Types, names: Names) -> list[Statement]
         reads = {a for f in factors for a in accesses_in(f.value) if is_floating(types[a.tensor].dtype)}
         called = {e.function for f in factors for e in walk(f.value) if isinstance(e, Call)}
         alone = len(reads) < 2 and not called & COSTLY_FUNCTIONS
-        if alone or "exp" in called or not reads or product.count(other - own) < _LEAST_REUSE:
+        relative = "exp" in called and any(a.tensor in statistics for a in reads)  # a softmax, which chains know
+        if alone or relative or not reads or product.count(other - own) < _LEAST_REUSE:
             operands += factors
             continue
         body = quotient_of(factors)

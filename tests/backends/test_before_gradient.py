@@ -1,0 +1,123 @@
+"""Sums that are written otherwise before they are differentiated: values, gradients, and what these are made of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.common.chains.recognise import chained
+from tilec.backends.common.operands import before_gradient, sheared
+from tilec.ir.program import Program
+from tilec.ir.types import TensorType
+from tilec.language import show
+from tilec.pipeline import lower
+from tilec.saving import Partition, partition
+
+SOFTMAX = "L[h, i] = logsumexp(S[h, i, j]); O[h, i, d] = sum(exp(S[h, i, j] - L[h, i]) * V[h, j, d]);"
+QKV = "Q[H, N, D], K[H, N, D], V[H, N, D]"
+RELATIVE = f"""function ({QKV}, R[P, D]) -> (O) {{
+    S[h, i, j : H, N, N] = 0.5 * sum(Q[h, i, d] * (K[h, j, d] - R[i - j + N - 1, d])); {SOFTMAX} }}"""
+CAUSAL = f"""function ({QKV}, R[H, N, D], U[H, D]) -> (O) {{
+    S[h, i, j : H, N, N] = sum(Q[h, i, d] * K[h, j, d]) + sum((Q[h, i, d] + U[h, d]) * R[h, i - j, d]); {SOFTMAX} }}"""
+BIAS = f"""function ({QKV}, T[P]) -> (O) {{
+    S[h, i, j : H, N, N] = sum(Q[h, i, d] * K[h, j, d]) + T[clamp(i - j + 2, 0, 4)]; {SOFTMAX} }}"""
+SCALED = "function (A[N, D], B[M, D], S[M], T[]) -> (Y) { Y[i, j : N, M] = +(A[i, k] * B[j, k] * S[j] / T[]); }"
+GATED = "Y[n, o] = sum(gelu(sum[d](A[n, d] * B[f, d])) * sum[d](A[n, d] * C[f, d]) * U[f, o])"
+KERNEL = "Y[n, o] = sum(exp(-sum[d]((A[n, d] - B[m, d]) * (A[n, d] - B[m, d])) / S[]) * U[m, o])"
+
+N, D = 5, 4
+CASES = {  # text, shapes, statements of the gradient that the rule makes
+    "relative keys": (RELATIVE, ((2, N, D), (2, N, D), (2, N, D), (2 * N - 1, D)), "S_sum_all[h, i, u : 2, 5, 9]"),
+    "relative keys, causal": (CAUSAL, ((2, N, D),) * 4 + ((2, D),), "S_sum_1_all[h, i, u : 2, 5, 5]"),
+    "bias by distance": (BIAS, ((2, N, D),) * 3 + ((5,),), "S_read[i, j : 5, 5]"),
+    "scales": (SCALED, ((N, D), (N + 1, D), (N + 1,), ()), "Y_unscaled[i, j : 5, 6]"),
+    "gated unit": (GATED, ((N, D), (6, D), (6, D), (6, 3)), "Y_operand[n, f : 5, 6]"),
+    "kernel": (KERNEL, ((N, D), (6, D), (), (6, 3)), "Y_operand[n, m : 5, 6]"),
+}
+
+
+@pytest.fixture
+def always(monkeypatch) -> None:
+    """Sums of any size are written so."""
+    for module in (before_gradient, sheared):
+        monkeypatch.setattr(module, "LEAST_STACKED", 0)
+        monkeypatch.setattr(module, "LEAST", 2)
+    for name in ("_FEWEST_READS", "_LEAST_REUSE", "_LEAST_TENSOR"):
+        monkeypatch.setattr(before_gradient, name, 0)
+
+
+def parts_of(text: str, shapes: tuple, dtype: str = "float32") -> tuple[Program, Partition]:
+    f = tilec.compile(text)
+    inputs = f.program.input_names()
+    types = {n: TensorType(shape, dtype) for n, shape in zip(inputs, shapes, strict=True)}
+    return f.program, partition(f.program, inputs, types, {}, True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_what_they_were(case, always):
+    text, shapes, made = CASES[case]
+    _, parts = parts_of(text, shapes)
+    assert made in show(parts.backward.program) + show(parts.forward or parts.backward.program)
+    r = torch.Generator().manual_seed(0)
+    inputs = [(0.5 + torch.rand(s, generator=r)).double().requires_grad_() for s in shapes]
+    f = tilec.compile(text)
+    y = f(*inputs)
+    c = torch.rand(y.shape, generator=r).double()
+    mine = torch.autograd.grad(y, inputs, c)
+    by_hand = f.grad()(*[x.detach() for x in inputs], c)
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-13) for a, b in zip(mine, by_hand, strict=True))
+
+
+def test_the_least_shapes(always):
+    """A band that is partly outside next to another term constrains that term too: it stays as it is."""
+    text = RELATIVE.replace("N - 1, d", "N - 2, d")
+    _, parts = parts_of(text, CASES["relative keys"][1])
+    assert "S_sum_all" not in show(parts.backward.program)
+
+
+def test_small_sums_stay_as_they_are():
+    _, parts = parts_of(*CASES["gated unit"][:2])
+    assert "Y_operand" not in show(parts.backward.program)
+
+
+def test_what_a_softmax_weighs_is_no_operand(always):
+    """Chains recompute it beside its statistic."""
+    text = f"function ({QKV}) -> (O) {{ S[h, i, j : H, N, N] = sum(Q[h, i, d] * K[h, j, d]); {SOFTMAX} }}"
+    _, parts = parts_of(text, ((2, N, D),) * 3)
+    assert "O_operand" not in show(parts.backward.program)
+
+
+def test_nothing_is_rounded_that_was_not(always):
+    """A wide scale of narrow operands: the product in between would have 16 bits."""
+    f = tilec.compile(SCALED)
+    dtypes = ("bfloat16", "bfloat16", "float32", "float32")
+    types = {n: TensorType(s, d) for n, s, d in zip("ABST", CASES["scales"][1], dtypes, strict=True)}
+    parts = partition(f.program, tuple("ABST"), types, {}, True)
+    assert "Y_unscaled" not in show(parts.backward.program)
+
+
+def chains_of(program: Program, types: dict) -> tuple[set[str], set[str]]:
+    """The outputs of chains, and of other statements."""
+    lowered = lower(program, types, {})
+    found = chained(lowered.stages["flat"], lowered.types)
+    return set(found.members()), {s.output for s in found.program.statements} - found.members()
+
+
+def test_relative_keys_are_chains_forward_and_backward():
+    shapes = ((8, 512, 64), (8, 512, 64), (8, 512, 64), (1023, 64))
+    program, parts = parts_of(RELATIVE, shapes, "bfloat16")
+    types = {n: TensorType(s, "bfloat16") for n, s in zip(program.input_names(), shapes, strict=True)}
+    assert chains_of(program, types) == ({"L", "O"}, {"S_sum_all"})
+    inside, outside = chains_of(parts.backward.program, dict(parts.backward.types))
+    assert {"DK", "DV"} <= inside and not outside & {"S_sum", "S", "DS"}
+
+
+def test_keys_and_values_made_of_latents_leave_scores_to_a_chain():
+    text = """function (Q[N, H, D], C[M, R], WK[R, H, D], WV[R, H, D]) -> (O) {
+        K[j, h, d : M, H, D] = sum(C[j, r] * WK[r, h, d]); V[j, h, d : M, H, D] = sum(C[j, r] * WV[r, h, d]);
+        S[h, i, j : H, N, M] = sum(Q[i, h, d] * K[j, h, d]); L[h, i] = logsumexp(S[h, i, j]);
+        O[i, h, d] = sum(exp(S[h, i, j] - L[h, i]) * V[j, h, d]); }"""
+    shapes = {"Q": (1024, 8, 64), "C": (1024, 128), "WK": (128, 8, 64), "WV": (128, 8, 64)}
+    types = {n: TensorType(s, "bfloat16") for n, s in shapes.items()}
+    assert chains_of(tilec.compile(text).program, types) == ({"L", "O"}, {"K", "V"})
