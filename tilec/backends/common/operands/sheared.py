@@ -33,6 +33,7 @@ from tilec.transforms.lower.stack_operands import LEAST_STACKED
 from tilec.transforms.util.factors import Factor, added, factors_of, quotient_of, terms_of
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
+_ALIGNED = 8  # elements of a row, in multiples of which products are stored: libraries read odd rows one by one
 _MOST_WIDER = 2  # times as many products as terms, at most
 
 
@@ -106,13 +107,15 @@ def sheared(s: Statement, types: Types, names: Names) -> list[Statement] | None:
         made.append(replace(s, output=names.fresh(f"{s.output}_straight"), body=body))
         sums.append((False, Access(made[-1].output, s.index or ())))
     for t in aslant:
-        product = _product(s, t, outputs, extent, types, names)
+        whole, t = _aligned(s, t, types, names)
+        known.update((m.output, statement_type(m, known)) for m in whole)
+        product = _product(s, t, outputs, extent, known, names)
         if product is None:
             return None
-        made.append(product)
+        made += [*whole, product]
         kept = (product.index or ())[:-1]
         sums.append((t.negative, Access(product.output, (*kept, t.form.to_expr()))))
-    known.update((m.output, statement_type(m, types)) for m in made)
+    known.update((m.output, statement_type(m, known)) for m in made)
     last = replace(s, body=added(sums), aggregation="assign")
     return [*made, last] if statement_type(last, known) == types[s.output] else None
 
@@ -181,6 +184,23 @@ def _is_inside(t: _Term, extent: Mapping[str, int], types: Types) -> bool:
     low = t.form.constant + sum(min(0, x) for x in ends)
     high = t.form.constant + sum(max(0, x) for x in ends)
     return low >= 0 and high < types[a.tensor].shape[t.axis]
+
+
+def _aligned(s: Statement, t: _Term, types: Types, names: Names) -> tuple[list[Statement], _Term]:
+    """The term with an operand whose axis has whole vectors, and the statement that makes it of one that has not."""
+    assert t.aslant is not None
+    f = t.factors[t.aslant]
+    (a,) = accesses_in(f.value)
+    shape = list(types[a.tensor].shape)
+    if not shape[t.axis] % _ALIGNED:
+        return [], t
+    shape[t.axis] = -(-shape[t.axis] // _ALIGNED) * _ALIGNED
+    index = tuple(Index(f"i{k}") for k in range(len(shape)))
+    name = names.fresh(f"{a.tensor}_wide")
+    made = Statement(name, index, tuple(map(Int, shape)), replace(a, index=index), "assign", span=s.span)
+    read = Factor(with_access(f.value, replace(a, tensor=name)), False)
+    factors = tuple(read if k == t.aslant else g for k, g in enumerate(t.factors))
+    return [made], replace(t, factors=factors)
 
 
 def _product(
