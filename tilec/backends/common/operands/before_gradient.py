@@ -46,7 +46,7 @@ from tilec.transforms.lower.stack_operands import LEAST_STACKED, plain_sum
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
-_FEWEST_READS = 2**20  # of a statement that reads at computed places
+_FEWEST_READS = 2**20  # elements of what is made of reads at computed places
 _LEAST_TENSOR = 2**14  # elements of the largest tensor of a program that is looked through
 _LEAST_REUSE = 16  # times that an operand is used
 
@@ -235,7 +235,7 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):
             if (v := linear(e).bare) is not None and extent.setdefault(v, n) != n:
                 return None
-    points = math.prod(extent.values())
+    points = math.prod(types[s.output].shape)
     if not set(index_variables(s.body)) <= extent.keys() or points < _FEWEST_READS:
         return None
     found: dict[Access, Access] = {}

@@ -30,7 +30,7 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched, repair_steps
-from tilec.backends.triton.matmul.library import copies_take_longest, library_steps, ours_is_faster
+from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, library_steps, ours_is_faster
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, wanted_along, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
@@ -162,6 +162,10 @@ def _of_library(p: Problem) -> list[Step] | None:
     if p.dot is None or not p.setting.library:
         return None
     return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.view, p.int64_index)
+
+
+def _of_biased(p: Problem) -> list[Step] | None:
+    return biased_steps(p.flat, p.epilogue, p.types, p.strides) if p.dot is not None and p.setting.library else None
 
 
 def _left_to_library(p: Problem, _: object = None) -> bool:
@@ -315,13 +319,8 @@ FAMILIES = (
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
     Family("product in place", _in_place, _dot_steps),
-    Family(
-        "library",
-        _of_library,
-        _alone,
-        _left_to_library,
-        fills=False,
-    ),
+    Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),
+    Family("library", _of_library, _alone, _left_to_library, fills=False),
     Family("chain of products", _chain, _in_turn, fills=False),
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),
     Family("product", lambda p: p.dot, _product, lambda p, dot: worthwhile(dot, p.space)),
