@@ -265,6 +265,8 @@ def _ends(e: Expr, extent: Mapping[str, int]) -> tuple[int, int] | None:
         case Call("clamp", (x, Int(low), Int(high))):
             own = _ends(x, extent)
             return (low, high) if own is None else tuple(min(max(n, low), high) for n in own)  # type: ignore[return-value]
+        case Call("mod", (_, Int(n))):
+            return 0, n - 1
         case Call("abs", (x,)):
             own = _ends(x, extent)
             return None if own is None else (0, max(map(abs, own)))
