@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.common.chains.recognise import chained
-from tilec.backends.common.operands import before_gradient, sheared
+from tilec.backends.common.chains.recognise import Chained, chained
+from tilec.backends.common.operands import before_gradient, sheared, window_scores
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.language import show
@@ -25,6 +25,11 @@ BIAS = f"""function ({QKV}, T[P]) -> (O) {{
 SCALED = "function (A[N, D], B[M, D], S[M], T[]) -> (Y) { Y[i, j : N, M] = +(A[i, k] * B[j, k] * S[j] / T[]); }"
 GATED = "Y[n, o] = sum(gelu(sum[d](A[n, d] * B[f, d])) * sum[d](A[n, d] * C[f, d]) * U[f, o])"
 KERNEL = "Y[n, o] = sum(exp(-sum[d]((A[n, d] - B[m, d]) * (A[n, d] - B[m, d])) / S[]) * U[m, o])"
+CIRCULANT = "function (X[N, D], C[D]) -> (Y) { Y[n, i : N, D] = sum(X[n, j] * C[(i - j) % D]); }"
+WINDOW = f"""function ({QKV}, P[W]) -> (O) {{
+    S[h, i, w : H, N, 3] = 0.5 * sum(Q[h, i, d] * K[h, i + w - 1, d]) + P[w];
+    L[h, i] = logsumexp((i + w >= 1) & (i + w - 1 < N) ? S[h, i, w]);
+    O[h, i, d : H, N, D] = sum((i + w >= 1) & (i + w - 1 < N) ? exp(S[h, i, w] - L[h, i]) * V[h, i + w - 1, d]); }}"""
 
 N, D = 5, 4
 CASES = {  # text, shapes, statements of the gradient that the rule makes
@@ -33,6 +38,8 @@ CASES = {  # text, shapes, statements of the gradient that the rule makes
     "bias by distance": (BIAS, ((2, N, D),) * 3 + ((5,),), "S_read[i, j : 5, 5]"),
     "scales": (SCALED, ((N, D), (N + 1, D), (N + 1,), ()), "Y_unscaled[i, j : 5, 6]"),
     "gated unit": (GATED, ((N, D), (6, D), (6, D), (6, 3)), "Y_operand[n, f : 5, 6]"),
+    "circulant": (CIRCULANT, ((2 * N, D), (D,)), "Y_read[i, j : 4, 4]"),
+    "window": (WINDOW, ((2, N, D),) * 3 + ((3,),), "S[h, i, j : 2, 5, 5]"),
     "kernel": (KERNEL, ((N, D), (6, D), (), (6, 3)), "Y_operand[n, m : 5, 6]"),
 }
 
@@ -44,6 +51,9 @@ def always(monkeypatch) -> None:
         monkeypatch.setattr(module, "LEAST_STACKED", 0)
         monkeypatch.setattr(module, "LEAST", 2)
     monkeypatch.setattr(sheared, "_MOST_WIDER", 4)
+    monkeypatch.setattr(window_scores, "FEWEST_SCORES", 0)
+    monkeypatch.setattr(window_scores, "FEWEST_PLACES", 2)
+    monkeypatch.setattr(before_gradient, "chained", lambda program, types: Chained(program, types, {"": None}))
     for name in ("_FEWEST_READS", "_LEAST_REUSE", "_LEAST_TENSOR"):
         monkeypatch.setattr(before_gradient, name, 0)
 
@@ -112,6 +122,23 @@ def test_relative_keys_are_chains_forward_and_backward():
     assert chains_of(program, types) == ({"L", "O"}, {"R_wide", "S_sum_all"})
     inside, outside = chains_of(parts.backward.program, dict(parts.backward.types))
     assert {"DK", "DV"} <= inside and not outside & {"S_sum", "S", "DS"}
+
+
+def test_windows_by_place_are_chains_forward_and_backward():
+    shapes = ((32, 512, 64),) * 3 + ((17,),)
+    text = WINDOW.replace("H, N, 3]", "H, N, 17]").replace("- 1", "- 8").replace(">= 1", ">= 8")
+    program, parts = parts_of(text, shapes, "bfloat16")
+    types = {n: TensorType(s, "bfloat16") for n, s in zip(program.input_names(), shapes, strict=True)}
+    assert chains_of(program, types) == ({"L", "O"}, set())
+    inside, outside = chains_of(parts.backward.program, dict(parts.backward.types))
+    assert {"DQ", "DK", "DV"} <= inside and not outside & {"S_sum", "S", "DS"}
+
+
+@pytest.mark.parametrize("bound", ["i + w >= 1", "i + w - 1 < N"])
+def test_windows_over_an_end_stay_as_they_are(bound, always):
+    """What is outside of the keys has a score of 0 there, which counts."""
+    _, parts = parts_of(WINDOW.replace("(i + w >= 1) & (i + w - 1 < N) ? S", f"{bound} ? S"), CASES["window"][1])
+    assert "S[h, i, j" not in show(parts.backward.program)
 
 
 def test_keys_and_values_made_of_latents_leave_scores_to_a_chain():

@@ -20,9 +20,10 @@ from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
 from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
 from tilec.backends.common.operands.sheared import with_sheared_products
+from tilec.backends.common.operands.window_scores import with_scores_by_columns
 from tilec.backends.common.units import ordered
 from tilec.ir.index import linear
-from tilec.ir.infer import expression_type
+from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import Access, Call, Program, accesses_in, index_variables, reads
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.factors import Factor, factors_of
@@ -74,6 +75,12 @@ def chained(program: Program, types: Types) -> Chained:
         found = _chained(parted, known)
         if found.kernels:
             return replace(found, rewritten=rewritten | found.rewritten)
+    by_columns, changed = with_scores_by_columns(program, types)
+    if changed:
+        known = {**types, **infer(by_columns, types)}
+        found = _chained(by_columns, known)
+        if found.kernels:
+            return replace(found, rewritten=changed | found.rewritten)
     aslant = with_sheared_products(program, types)
     if aslant.rewritten:
         found = _chained(aslant.program, aslant.types)

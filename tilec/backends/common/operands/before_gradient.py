@@ -4,6 +4,7 @@
 - What scales the elements of a product stands outside of it: the gradient by scales is then a sum of elements.
 - An operand made of several tensors or by a costly function, `+(gelu(A[n, f]) * B[n, f] * W[f, o])`, is a statement of
   its own: the gradients by these tensors are made of one product's, and compute the operand once.
+- Scores by places of a window are scores by columns, if these are a chain (`window_scores.py`).
 - What is read at a computed place that few of the statement's variables know, a bias by distance, is a statement of its
   own: its gradient is added up over all others before it is brought to its places.
 """
@@ -15,7 +16,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.operands.sheared import is_aslant, sheared
+from tilec.backends.common.operands.window_scores import with_scores_by_columns
 from tilec.backends.common.pairs import LEAST
 from tilec.ir.functions import COSTLY_FUNCTIONS
 from tilec.ir.index import distinct_variables, linear
@@ -64,6 +67,11 @@ def before_gradient(
     sized = bind(lifted, types, values)
     flat = flatten(sized, types) if any(map(_nests, sized.statements)) else sized
     known = infer(flat, types)
+    by_columns, changed = with_scores_by_columns(flat, known)
+    if changed and chained(by_columns, columns := infer(by_columns, types)).kernels:
+        flat, known = by_columns, columns
+    else:
+        changed = frozenset()
     names = Names.of(flat)
     there = {*program.input_names(), *(s.output for s in lifted.statements)}
     statistics = _statistics(flat)
@@ -74,7 +82,8 @@ def before_gradient(
         if s.output in there:
             parts = _parts(own, known, names, statistics)
             inside = {p.output for p in parts}
-            if len(parts) > len(own) and {a.tensor for p in parts for a in accesses_in(p.body)} <= there | inside:
+            other = len(parts) > len(own) or bool(changed & inside)
+            if other and {a.tensor for p in parts for a in accesses_in(p.body)} <= there | inside:
                 made[s.output] = parts
             own = []
     if not made:
