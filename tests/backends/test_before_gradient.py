@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.common.chains import sheared, window_scores
 from tilec.backends.common.chains.recognise import Chained, chained
-from tilec.backends.common.operands import before_gradient, sheared, window_scores
+from tilec.backends.common.operands import before_gradient
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.language import show
@@ -52,7 +53,7 @@ def always(monkeypatch) -> None:
         monkeypatch.setattr(module, "LEAST", 2)
     monkeypatch.setattr(sheared, "_MOST_WIDER", 4)
     monkeypatch.setattr(window_scores, "FEWEST_SCORES", 0)
-    monkeypatch.setattr(window_scores, "FEWEST_PLACES", 2)
+    monkeypatch.setattr(window_scores, "FEWEST_OF_A_WINDOW", 2)
     monkeypatch.setattr(before_gradient, "chained", lambda program, types: Chained(program, types, {"": None}))
     for name in ("_FEWEST_READS", "_LEAST_REUSE", "_LEAST_TENSOR"):
         monkeypatch.setattr(before_gradient, name, 0)

@@ -17,10 +17,10 @@ from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import with_flat_sides
 from tilec.backends.common.chains.rewrites import by_rows, by_terms, with_gathers_apart
 from tilec.backends.common.chains.rows import with_rows
+from tilec.backends.common.chains.sheared import with_sheared_products
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
 from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
-from tilec.backends.common.operands.sheared import with_sheared_products
-from tilec.backends.common.operands.window_scores import with_scores_by_columns
+from tilec.backends.common.chains.window_scores import with_scores_by_columns
 from tilec.backends.common.units import ordered
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type, infer

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.chains.chain import Inner, Target
+from tilec.backends.common.chains.sheared import is_aslant
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
     LONGEST_INNER,
@@ -29,7 +30,6 @@ from tilec.backends.common.chains.values import (
     written_apart,
     zero_outside,
 )
-from tilec.backends.common.operands.sheared import is_aslant
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import expression_type

@@ -1,1 +1,1 @@
-"""Products written otherwise, so that they and their gradients are products of matrices."""
+"""How products are written before they are differentiated."""

@@ -1,10 +1,11 @@
 """How sums are written before they are differentiated, so that their gradients are few products of matrices.
 
-- A sum that reads an operand at a difference of output variables is a product read aslant (`sheared.py`).
+- A sum that reads an operand at a difference of output variables is a product read aslant (`chains/sheared.py`).
 - What scales the elements of a product stands outside of it: the gradient by scales is then a sum of elements.
 - An operand made of several tensors or by a costly function, `+(gelu(A[n, f]) * B[n, f] * W[f, o])`, is a statement of
   its own: the gradients by these tensors are made of one product's, and compute the operand once.
-- Scores by places of a window are scores by columns, if these are a chain (`window_scores.py`).
+- Scores by places of a window are scores by columns, if these are a chain
+  (`chains/window_scores.py`).
 - What is read at a computed place that few of the statement's variables know, a bias by distance, is a statement of its
   own: its gradient is added up over all others before it is brought to its places.
 """
@@ -17,8 +18,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec.backends.common.chains.recognise import chained
-from tilec.backends.common.operands.sheared import is_aslant, sheared
-from tilec.backends.common.operands.window_scores import with_scores_by_columns
+from tilec.backends.common.chains.sheared import is_aslant, sheared
+from tilec.backends.common.chains.window_scores import with_scores_by_columns
 from tilec.backends.common.pairs import LEAST
 from tilec.ir.functions import COSTLY_FUNCTIONS
 from tilec.ir.index import distinct_variables, linear

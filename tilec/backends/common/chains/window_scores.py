@@ -32,7 +32,7 @@ from tilec.ir.types import FLOATS, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 FEWEST_SCORES = 2**18  # of scores, and places of a window, from which on they are columns
-FEWEST_PLACES = 8
+FEWEST_OF_A_WINDOW = 8
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _window(s: Statement, types: Types) -> _Window | None:
         return None
     every = [i for x in accesses_in(s.body) for i in x.index if i != e]
     inside = [v for v in form.variables() if v in index and v not in index_variables(*every)]
-    if len(inside) != 1 or not set(form.variables()) <= set(index) or sizes[inside[0]] < FEWEST_PLACES:
+    if len(inside) != 1 or not set(form.variables()) <= set(index) or sizes[inside[0]] < FEWEST_OF_A_WINDOW:
         return None
     (row,) = (v for v in form.variables() if v != inside[0])
     columns = types[a.tensor].shape[a.index.index(e)]
