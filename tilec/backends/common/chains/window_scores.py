@@ -13,8 +13,10 @@ from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import (
     Access,
     Aggregate,
+    Call,
     Constraint,
     Expr,
+    Float,
     Index,
     Int,
     Pad,
@@ -85,6 +87,8 @@ def _window(s: Statement, types: Types) -> _Window | None:
 
 def _rewritten(program: Program, first: Statement, w: _Window, types: Types) -> list[Statement] | None:
     scores = {first.output}
+    low: set[str] = set()  # scores that are -inf where there is no column
+    none: set[str] = set()  # scores that are 0 there
     made: list[Statement] = []
     for s in program.statements:
         read = [a for a in accesses_in(s.body, s.guard) if a.tensor in scores]
@@ -111,7 +115,11 @@ def _rewritten(program: Program, first: Statement, w: _Window, types: Types) -> 
             if s is not first and reduction_variables(s):
                 return None
             scores.add(s.output)
-        elif not _inside(s, row, place, w, types):
+            if _masked(s.body, row, place, w, types[first.output].shape[w.row]):
+                low.add(s.output)
+            elif _is_exponential(s.body, low):
+                none.add(s.output)
+        elif not (_inside(s, row, place, w, types) or _is_nothing(s, low, none)):
             return None
         made.append(_by_columns(s, row, place, w, scores))
     return made
@@ -123,10 +131,47 @@ def _inside(s: Statement, row: str, place: str, w: _Window, types: Types) -> boo
     if any(linear(e) == column and n == w.columns for a in accesses_in(s.body) for e, n in _axes(a, types)):
         return True
     rows = dict(zip(plain_index(s) or (), types[s.output].shape, strict=True))[row]
-    forms = [f for c in (() if s.guard is None else conjuncts(s.guard)) if (f := bound_of(c)) is not None]
+    return s.guard is not None and _implied(s.guard, row, place, w, rows) or _always(w, rows)
+
+
+def _always(w: _Window, rows: int) -> bool:
+    return w.shift >= 0 and rows + w.places - 2 + w.shift < w.columns
+
+
+def _implied(condition: Expr, row: str, place: str, w: _Window, rows: int) -> bool:
+    """Whether a condition holds of no point without a column."""
+    column = Affine.variable(row) + Affine.variable(place) + w.shift
+    forms = [f for c in conjuncts(condition) if (f := bound_of(c)) is not None]
     low = w.shift >= 0 or any(_implies(f, column) for f in forms)
     most = -column + (w.columns - 1)
     return low and (rows + w.places - 2 + w.shift < w.columns or any(_implies(f, most) for f in forms))
+
+
+def _masked(e: Expr, row: str, place: str, w: _Window, rows: int) -> bool:
+    """Whether a value is -inf where there is no column, and a row has a column of its own."""
+    match e:
+        case Call("select", (condition, _, Call("neg", (Float(n),)) | Float(n))) if math.isinf(n):
+            own = 0 <= -w.shift < w.places and rows <= w.columns
+            return own and _implied(condition, row, place, w, rows) and not (isinstance(e.args[2], Float) and n > 0)
+    return False
+
+
+def _is_exponential(e: Expr, low: Collection[str]) -> bool:
+    match e:
+        case Call("exp", (Call("sub", (Access(name), _)),)):
+            return name in low
+    return False
+
+
+def _is_nothing(s: Statement, low: Collection[str], none: Collection[str]) -> bool:
+    """Whether an aggregation has its identity where there is no column."""
+    body = s.body
+    while isinstance(body, Call) and len(body.args) == 1 and body.function in FLOATS:
+        (body,) = body.args
+    if s.aggregation in ("max", "logsumexp"):
+        return isinstance(body, Access) and body.tensor in low
+    lone = isinstance(body, Access) and body.tensor in none
+    return s.aggregation == "sum" and (lone or _is_exponential(body, low))
 
 
 def _axes(a: Access, types: Types) -> list[tuple[Expr, int]]:
