@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.common.chains import sheared, window_scores
+from tilec.backends.common.chains import sheared, spread, window_scores
 from tilec.backends.common.chains.recognise import Chained, chained
 from tilec.backends.common.operands import before_gradient
 from tilec.ir.program import Program
@@ -31,6 +31,10 @@ WINDOW = f"""function ({QKV}, P[W]) -> (O) {{
     S[h, i, w : H, N, 3] = 0.5 * sum(Q[h, i, d] * K[h, i + w - 1, d]) + P[w];
     L[h, i] = logsumexp((i + w >= 1) & (i + w - 1 < N) ? S[h, i, w]);
     O[h, i, d : H, N, D] = sum((i + w >= 1) & (i + w - 1 < N) ? exp(S[h, i, w] - L[h, i]) * V[h, i + w - 1, d]); }}"""
+VALUES = f"""function ({QKV}, R[P, D]) -> (O) {{
+    S[h, i, j : H, N, N] = sum(Q[h, i, d] * K[h, j, d]); L[h, i] = logsumexp(S[h, i, j]);
+    O[h, i, d] = sum(exp(S[h, i, j] - L[h, i]) * (V[h, j, d] - R[clamp(j - i + 1, 0, 2), d])); }}"""
+FAR = VALUES.replace("(V[h, j, d] - R[clamp(j - i + 1, 0, 2), d])", "R[j - i + 2, d]").replace("V[H, N, D]", "V[H]")
 MASKED = f"""function ({QKV}) -> (O) {{
     S[h, i, w : H, N, 3] = i + w >= 2 ? sum(Q[h, i, d] * K[h, i + w - 2, d]) : -inf; M[h, i] = max(S[h, i, w]);
     P[h, i, w] = exp(S[h, i, w] - M[h, i]);
@@ -45,6 +49,8 @@ CASES = {  # text, shapes, statements of the gradient that the rule makes
     "gated unit": (GATED, ((N, D), (6, D), (6, D), (6, 3)), "Y_operand[n, f : 5, 6]"),
     "circulant": (CIRCULANT, ((2 * N, D), (D,)), "Y_read[i, j : 4, 4]"),
     "window": (WINDOW, ((2, N, D),) * 3 + ((3,),), "S[h, i, j : 2, 5, 5]"),
+    "relative values": (VALUES, ((2, N, D),) * 3 + ((3, D),), "O_at[h, i, u : 2, 5, 3]"),
+    "values at differences": (FAR, ((2, N, D), (2, N, D), (2,), (6, D)), "O_at[h, i, u : 2, 5, 6]"),
     "window, masked": (MASKED, ((2, N, D),) * 3, "P[h, i, j : 2, 5, 5]"),
     "kernel": (KERNEL, ((N, D), (6, D), (), (6, 3)), "Y_operand[n, m : 5, 6]"),
 }
@@ -53,7 +59,7 @@ CASES = {  # text, shapes, statements of the gradient that the rule makes
 @pytest.fixture
 def always(monkeypatch) -> None:
     """Sums of any size are written so."""
-    for module in (before_gradient, sheared):
+    for module in (before_gradient, sheared, spread):
         monkeypatch.setattr(module, "LEAST_STACKED", 0)
         monkeypatch.setattr(module, "LEAST", 2)
     monkeypatch.setattr(sheared, "_MOST_WIDER", 4)

@@ -18,6 +18,7 @@ from tilec.backends.common.chains.flat_sides import with_flat_sides
 from tilec.backends.common.chains.rewrites import by_rows, by_terms, with_gathers_apart
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.sheared import with_sheared_products
+from tilec.backends.common.chains.spread import with_spread_weights
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
 from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
 from tilec.backends.common.chains.window_scores import with_scores_by_columns
@@ -69,7 +70,19 @@ def kernel_reads(kernel: ChainKernel) -> tuple[str, ...]:
 
 
 def chained(program: Program, types: Types) -> Chained:
-    """The flat program with its chains; as it is where it has none that pay."""
+    """The flat program with its chains; where it has none that pay, it is as it is, but for sums that read operands at
+    differences: these are products in any case."""
+    found = _in_some_form(program, types)
+    if found.kernels:
+        return found
+    aslant = with_sheared_products(program, types)
+    made, known = with_spread_weights(aslant.program, aslant.types)
+    changed = frozenset(s.output for s in made.statements if s not in program.statements)
+    return Chained(made, known, {}, changed) if changed else found
+
+
+def _in_some_form(program: Program, types: Types) -> Chained:
+    """The program with its chains, in the first form in which it has some that pay."""
     parted, known, rewritten = by_rows(program, types)
     if rewritten:
         found = _chained(parted, known)
@@ -86,6 +99,13 @@ def chained(program: Program, types: Types) -> Chained:
         found = _chained(aslant.program, aslant.types)
         if found.kernels:
             return replace(found, rewritten=aslant.rewritten | found.rewritten)
+    spread_out, known = with_spread_weights(program, types)
+    if spread_out is not program:
+        apart = with_gathers_apart(spread_out, known)
+        found = _chained(apart.program, apart.types, apart.summed)
+        if found.kernels:
+            other = frozenset(s.output for s in spread_out.statements if s not in program.statements)
+            return replace(found, rewritten=other | apart.rewritten | found.rewritten)
     found = _chained(program, types)
     if found.kernels:
         return found

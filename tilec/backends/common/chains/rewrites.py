@@ -160,8 +160,8 @@ class _Rewriter:
 
     def summed_first(self, s: Statement, matrices: Matrices) -> list[Statement]:
         """A scatter of sums of matrix values after the sums."""
-        plain = s.index is None or s.guard is not None or s.constraints or s.default is not None or s.init is not None
-        if plain or s.aggregation != "sum" or plain_index(s) is not None or roles_of(s, matrices) is None:
+        more = s.index is None or s.guard is not None or s.default is not None or s.init is not None
+        if more or s.aggregation != "sum" or plain_index(s) is not None or roles_of(s, matrices) is None:
             return [s]
         kept = tuple(dict.fromkeys(index_variables(*(s.index or ()))))
         whole = replace(s, index=tuple(map(Index, kept)))

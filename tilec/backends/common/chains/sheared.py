@@ -88,7 +88,7 @@ def sheared(s: Statement, types: Types, names: Names) -> list[Statement] | None:
         return None
     if any(isinstance(e, (Inside, Pad)) for e in walk(s.body)):
         return None
-    terms = [_term(negative, f, outputs) for negative, f in _terms(s.body, types)]
+    terms = [_term(negative, f, outputs) for negative, f in written_out_terms(s.body, types)]
     aslant = [t for t in terms if t.aslant is not None]
     extent = _extents(s, aslant, types)
     if extent is None or not aslant:
@@ -120,7 +120,7 @@ def sheared(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     return [*made, last] if statement_type(last, known) == types[s.output] else None
 
 
-def _terms(e: Expr, types: Types) -> list[tuple[bool, tuple[Factor, ...]]]:
+def written_out_terms(e: Expr, types: Types) -> list[tuple[bool, tuple[Factor, ...]]]:
     """What a body adds up, with products written out over sums of which a part is read at a difference."""
     found: list[tuple[bool, tuple[Factor, ...]]] = []
     for negative, term in terms_of(e, False):

@@ -19,6 +19,7 @@ from functools import partial
 
 from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.sheared import is_aslant, sheared
+from tilec.backends.common.chains.spread import ends_of, spread
 from tilec.backends.common.chains.window_scores import with_scores_by_columns
 from tilec.backends.common.pairs import LEAST
 from tilec.ir.functions import COSTLY_FUNCTIONS
@@ -127,7 +128,7 @@ def _statistics(program: Program) -> set[str]:
 
 def _parts(parts: list[Statement], types: Types, names: Names, statistics: Collection[str]) -> list[Statement]:
     known = dict(types)
-    for step in (sheared, _scaled_after, partial(_operands_apart, statistics=statistics), _reads_apart):
+    for step in (sheared, spread, _scaled_after, partial(_operands_apart, statistics=statistics), _reads_apart):
         parts = [p for part in parts for p in step(part, known, names) or [part]]
         known.update((p.output, statement_type(p, known)) for p in parts)
     return parts
@@ -252,7 +253,7 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
     made: list[Statement] = []
     for a in dict.fromkeys(every):
         own = [v for v in extent if v in index_variables(a)]
-        ends = [_ends(e, extent) for e in a.index]
+        ends = [ends_of(e, extent) for e in a.index]
         inside = all(x is not None and 0 <= x[0] <= x[1] < n for x, n in zip(ends, types[a.tensor].shape, strict=True))
         elements = math.prod(extent[v] for v in own)
         fewer = elements * 2 <= points and elements > math.prod(types[a.tensor].shape)
@@ -267,22 +268,3 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
         return found[e] if isinstance(e, Access) and e in found else rebuild(e, put)
 
     return [*made, replace(s, body=put(s.body))] if made else None
-
-
-def _ends(e: Expr, extent: Mapping[str, int]) -> tuple[int, int] | None:
-    """The least and the greatest position, if they are known."""
-    match e:
-        case Call("clamp", (x, Int(low), Int(high))):
-            own = _ends(x, extent)
-            return (low, high) if own is None else tuple(min(max(n, low), high) for n in own)  # type: ignore[return-value]
-        case Call("mod", (_, Int(n))):
-            return 0, n - 1
-        case Call("abs", (x,)):
-            own = _ends(x, extent)
-            return None if own is None else (0, max(map(abs, own)))
-    form = linear(e)
-    if not form.is_affine or not form.is_integral:
-        return None
-    ends = [form.coefficient(v) * (extent[v] - 1) for v in form.variables()]
-    low, high = (form.constant + sum(f(0, x) for x in ends) for f in (min, max))
-    return int(low), int(high)
