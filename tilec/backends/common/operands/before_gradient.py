@@ -157,11 +157,13 @@ def _operands_apart(s: Statement, types: Types, names: Names, statistics: Collec
     rest: list[Factor] = [f for f in product.inner if not index_variables(f.value)]
     operands: list[Factor] = []
     for (own, factors), (other, _) in zip(product.sides, product.sides[::-1], strict=True):
-        reads = {a for f in factors for a in accesses_in(f.value) if is_floating(types[a.tensor].dtype)}
+        reads = {a for f in factors for a in accesses_in(f.value)}
+        varies = any(is_floating(types[a.tensor].dtype) for a in reads)
         called = {e.function for f in factors for e in walk(f.value) if isinstance(e, Call)}
         alone = len(reads) < 2 and not called & COSTLY_FUNCTIONS
         relative = "exp" in called and any(a.tensor in statistics for a in reads)  # a softmax, which chains know
-        if alone or relative or not reads or product.count(other - own) < _LEAST_REUSE:
+        wider = product.count(own) > max([0, *(math.prod(types[a.tensor].shape) for a in reads)])
+        if alone or relative or wider or not varies or product.count(other - own) < _LEAST_REUSE:
             operands += factors
             continue
         body = quotient_of(factors)
