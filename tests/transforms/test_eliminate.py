@@ -130,3 +130,11 @@ def test_a_gradient_reads_the_cotangent_and_no_copy_of_it() -> None:
     for last in ("Y = P + B;", "Y[m, n : M, N] = P[m, n] + B[n];"):
         program = lowered(grad(parse(source % last)), *(torch.randn(s, dtype=torch.float64) for s in shapes))
         assert {s.output for s in program.statements} == {"DX", "DW", "DB"}, program
+
+
+@pytest.mark.parametrize("rows, parts", [(64, 1), (2, 2)])
+def test_a_product_of_matrices_stays_one_unless_little_is_stored(rows: int, parts: int) -> None:
+    """Weights with a scale for each group of terms: a product for each group is larger than the weights of many rows."""
+    text = "Y[m, n] = +(X[m, g, r] * float32(Q[n, g, r]) * S[n, g])"
+    specs = [tilec.spec((rows, 4, 8), "float32"), tilec.spec((6, 4, 8), "int8"), tilec.spec((6, 4), "float32")]
+    assert len(tilec.compile(text).lower(*specs, backend="torch").stages["flat"].statements) == parts
