@@ -134,7 +134,7 @@ def test_a_gradient_reads_the_cotangent_and_no_copy_of_it() -> None:
 
 @pytest.mark.parametrize("rows, parts", [(64, 1), (2, 2)])
 def test_a_product_of_matrices_stays_one_unless_little_is_stored(rows: int, parts: int) -> None:
-    """Weights with a scale for each group of terms: a product for each group is larger than the weights of many rows."""
+    """Weights with a scale for each group of terms: of many rows a product for each group is larger."""
     text = "Y[m, n] = +(X[m, g, r] * float32(Q[n, g, r]) * S[n, g])"
-    specs = [tilec.spec((rows, 4, 8), "float32"), tilec.spec((6, 4, 8), "int8"), tilec.spec((6, 4), "float32")]
+    specs = [tilec.spec((rows, 4, 8), "float32"), tilec.spec((60, 4, 8), "int8"), tilec.spec((60, 4), "float32")]
     assert len(tilec.compile(text).lower(*specs, backend="torch").stages["flat"].statements) == parts
