@@ -161,3 +161,26 @@ def test_exponentials_over_what_is_walked_alone():
     wanted = torch.autograd.grad(value, inputs, torch.tensor(given["DP"]).double())
     for name, gradient in zip(parts.backward.program.outputs, wanted, strict=True):
         np.testing.assert_allclose(ran.values[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("widths", [(16, 24), (24, 16)])
+def test_widths_of_one_name(widths):
+    """Features of different counts are different ones, whatever a text calls them."""
+    text = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {
+        S[b, i, j : B, N, M] = sum(Q[b, i, d] * K[b, j, d]); L[b, i] = logsumexp(S[b, i, j]);
+        O[b, i, d : B, N, F] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, d]);
+    }"""
+    program = tilec.compile(text).program
+    e, f = widths
+    g = np.random.default_rng(0)
+    arrays = {n: g.standard_normal((2, 40, w)).astype(np.float32) for n, w in (("Q", e), ("K", e), ("V", f))}
+    parts = partition(program, WRT, {n: TensorType(x.shape, "float32") for n, x in arrays.items()}, {}, True)
+    forward = run(parts.forward or program, dict(parts.backward.types), arrays, Tiling(16, 16))
+    cotangent = g.standard_normal((2, 40, f)).astype(np.float32)
+    given = {n: forward.values[n] for n in parts.backward.values} | {"DO": cotangent}
+    given |= {n: arrays[n] for n in parts.backward.shapes}
+    backward = run(parts.backward.program, dict(parts.backward.types), given, Tiling(16, 16))
+    inputs = [torch.tensor(x).double().requires_grad_() for x in arrays.values()]
+    wanted = torch.autograd.grad(tilec.compile(text)(*inputs), inputs, torch.tensor(cotangent).double())
+    for name, gradient in zip(parts.backward.program.outputs, wanted, strict=True):
+        np.testing.assert_allclose(backward.values[name], gradient, rtol=1e-4, atol=1e-5)

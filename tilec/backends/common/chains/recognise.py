@@ -153,6 +153,7 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
 def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target]:
     """Targets over shared variables: those that the first one to use an inner sum has for it."""
     known: dict[str, tuple[str, ...]] = {}
+    features: dict[str, int] = {}
     found: list[Target] = []
     for t in targets.values():
         used = dict.fromkeys(a for a in accesses_in(t.body, *t.conditions) if a.tensor in matrices.inners)
@@ -168,6 +169,12 @@ def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target
             if v not in names:
                 names[v] = v if v not in taken else fresh_variable(v, set(taken))
                 taken.add(names[v])
+        if t.feature is not None:  # kernels tell features of different counts apart by their names
+            count = _extent(t, matrices)[t.feature]
+            if features.get(names[t.feature], count) != count:
+                same = {v for v, n in features.items() if n == count} - taken
+                names[t.feature] = min(same) if same else fresh_variable(names[t.feature], taken | features.keys())
+            features[names[t.feature]] = count
         t = renamed_target(t, names)
         for a in accesses_in(t.body, *t.conditions):
             if a.tensor in matrices.inners:
