@@ -41,3 +41,9 @@ def test_values(dtype):
     wanted = a.double() @ b.double() + bias.double()
     made = runtime.multiply(a, b, bias=bias)
     assert made.dtype == dtype and torch.allclose(made.double(), wanted, rtol=2**-7, atol=2**-6)
+
+
+def test_a_circulant_matrix_is_stored_for_the_library():
+    text = "function (X[N, D], C[D]) -> (Y) { Y[n, i : N, D] = sum(X[n, j] * C[(i - j) % D]); }"
+    source = lines_of(text, ((8192, 1024), (1024,)), ("bfloat16",) * 2)
+    assert "Y_right" in source and "rt.multiply" in source and "tl.dot" not in source

@@ -186,7 +186,7 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     """Of the statement as it is written: a library reads tensors as they are."""
     if p.dot is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
         return None
-    if p.dot.dtype != "float32" or not any(map(is_gathered, (*p.dot.left, *p.dot.right))):
+    if not any(map(is_gathered, (*p.dot.left, *p.dot.right))):
         return None
     view = StridedView(p.flat, p.types, p.strides)
     space = build_space(p.flat, p.types)
