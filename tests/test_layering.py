@@ -31,6 +31,7 @@ LAYERS = (
     ("tilec.backends.common",),
     ("tilec.backends.common.blocks",),
     ("tilec.backends.common.chains",),
+    ("tilec.backends.common.operands",),
     ("tilec.backends.torch.expr",),
     ("tilec.backends.torch.matmul",),
     ("tilec.backends.torch.recurrence",),

@@ -31,6 +31,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec import knobs
+from tilec.backends.common.operands.before_gradient import before_gradient
 from tilec.backends.common.pairs import in_pairs
 from tilec.cost import operations, size_in_bytes
 from tilec.ir.aggregations import LOGICAL
@@ -188,7 +189,8 @@ class _Joint:
         inputs = {name: types[name] for name in program.input_names()}
         bound = bound or bind(program, inputs, values)
         outputs = infer(bound, inputs)
-        divided = with_stacked_operands(in_pairs(program, bound, inputs), bound, inputs)
+        written, bound = before_gradient(program, bound, inputs, values)
+        divided = with_stacked_operands(in_pairs(written, bound, inputs), bound, inputs)
         joint = grad_with_outputs(divided, wrt)
         cotangents = joint.input_names()[len(inputs) :]
         for name, o in zip(cotangents, program.outputs, strict=True):

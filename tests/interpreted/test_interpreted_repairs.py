@@ -10,7 +10,7 @@ import torch
 import tilec
 from tilec.backends.triton import TritonBackend
 from tilec.backends.triton.matmul import precompute_operands
-from tilec.backends.triton.matmul.kernel import repair_steps
+from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Allocate
 from tilec.backends.triton.schedule import families
 
@@ -71,7 +71,7 @@ def test_gathered_operands_are_stored_for_a_library(monkeypatch: pytest.MonkeyPa
     given = tilec.spec((64, 640)), tilec.spec((64,), "int64"), tilec.spec((64, 640, 640))
     assert "Y_left_kernel" not in [p.name for p in tilec.compile(batch, backend="triton").lower(*given).kernels]
 
-    monkeypatch.setattr(precompute_operands, "GATHERED_POINTS", 1e6)
+    monkeypatch.setitem(precompute_operands.GATHERED, "float32", (1e6, 15e12))
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randint(-3, 4, shape, generator=generator).float() for shape in ((37, 24), (24, 33)))
     places = torch.randint(-4, 41, (37, 3), generator=generator)

@@ -201,3 +201,11 @@ def test_factors_that_all_terms_of_a_body_share_are_a_product() -> None:
     basis = torch.exp(-((x[:, :, None] - centres) ** 2))
     wanted = torch.autograd.grad(torch.einsum("nek,ekf->nf", basis, w), inputs, d)
     torch.testing.assert_close(torch.autograd.grad(tilec.compile(BASIS)(*inputs), inputs, d), wanted)
+
+
+@pytest.mark.parametrize("rows, parts", [(64, 1), (2, 2)])
+def test_a_product_of_matrices_stays_one_unless_little_is_stored(rows: int, parts: int) -> None:
+    """Weights with a scale for each group of terms: of many rows a product for each group is larger."""
+    text = "Y[m, n] = +(X[m, g, r] * float32(Q[n, g, r]) * S[n, g])"
+    specs = [tilec.spec((rows, 4, 8), "float32"), tilec.spec((60, 4, 8), "int8"), tilec.spec((60, 4), "float32")]
+    assert len(tilec.compile(text).lower(*specs, backend="torch").stages["flat"].statements) == parts

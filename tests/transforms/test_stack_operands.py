@@ -77,7 +77,7 @@ SIZES = {"N": 2, "H": 5, "W": 6, "C": 9, "O": 17, "M": 18}
 @pytest.fixture
 def small(monkeypatch):
     """Small products are taken for large ones."""
-    monkeypatch.setattr(stack_operands, "_LEAST_POINTS", 0)
+    monkeypatch.setattr(stack_operands, "LEAST_STACKED", 0)
     monkeypatch.setattr(stack_operands, "_FEWEST_OF_MATRICES", 0)
 
 

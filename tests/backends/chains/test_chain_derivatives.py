@@ -12,6 +12,7 @@ from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.triton.fusion.groups import grouped
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
+from tilec.saving import partition
 
 WRT = ("Q", "K", "V")
 GUARDS = {"full": "", "causal": "i >= j ?"}
@@ -135,6 +136,51 @@ def test_gradients_without_exponentials(scores):
         O[b, i, f : B, N, F] = sum(i >= j ? S[b, i, j] * V[b, j, f]);
     }}"""
     f = tilec.compile(text, backend="triton").grad(WRT)
-    large, small = (f.lower(*[tilec.spec((64, n, 64), "bfloat16")] * 4, target="sm_90").source() for n in (2048, 512))
+    large, small = (f.lower(*[tilec.spec((64, n, 64), "bfloat16")] * 4, target="sm_90").source() for n in (2048, 128))
     assert "_chain[(" in large and "2048, 2048)" not in large
     assert "_chain[" not in small
+
+
+def test_exponentials_over_what_is_walked_alone():
+    """A kernel has blocks of rows and columns, and goes through the parts of a mixture one by one."""
+    text = """function (H[N, K, D], W[V, D], Pi[N, K]) -> (P) {
+        S[n, k, v] = sum(H[n, k, d] * W[v, d]); A[n, k] = logsumexp(S[n, k, v]);
+        P[n, v] = logsumexp(Pi[n, k] + S[n, k, v] - A[n, k]);
+    }"""
+    program = tilec.compile(text).program
+    shapes = {"H": (32, 3, 16), "W": (48, 16), "Pi": (32, 3)}
+    g = np.random.default_rng(0)
+    arrays = {n: g.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    parts = partition(program, tuple(shapes), {n: TensorType(s, "float32") for n, s in shapes.items()}, {}, False)
+    inputs = [torch.tensor(x).double().requires_grad_() for x in arrays.values()]
+    value = tilec.compile(text)(*inputs)
+    given = {n: arrays[n] if n in arrays else value.detach().numpy() for n in parts.backward.values}
+    given |= {n: arrays[n] for n in parts.backward.shapes} | {"DP": g.standard_normal((32, 48)).astype(np.float32)}
+    ran = run(parts.backward.program, dict(parts.backward.types), given, Tiling(16, 16))
+    assert ("P_wide",) in ran.kernels or ("P",) in ran.kernels
+    wanted = torch.autograd.grad(value, inputs, torch.tensor(given["DP"]).double())
+    for name, gradient in zip(parts.backward.program.outputs, wanted, strict=True):
+        np.testing.assert_allclose(ran.values[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("widths", [(16, 24), (24, 16)])
+def test_widths_of_one_name(widths):
+    """Features of different counts are different ones, whatever a text calls them."""
+    text = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {
+        S[b, i, j : B, N, M] = sum(Q[b, i, d] * K[b, j, d]); L[b, i] = logsumexp(S[b, i, j]);
+        O[b, i, d : B, N, F] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, d]);
+    }"""
+    program = tilec.compile(text).program
+    e, f = widths
+    g = np.random.default_rng(0)
+    arrays = {n: g.standard_normal((2, 40, w)).astype(np.float32) for n, w in (("Q", e), ("K", e), ("V", f))}
+    parts = partition(program, WRT, {n: TensorType(x.shape, "float32") for n, x in arrays.items()}, {}, True)
+    forward = run(parts.forward or program, dict(parts.backward.types), arrays, Tiling(16, 16))
+    cotangent = g.standard_normal((2, 40, f)).astype(np.float32)
+    given = {n: forward.values[n] for n in parts.backward.values} | {"DO": cotangent}
+    given |= {n: arrays[n] for n in parts.backward.shapes}
+    backward = run(parts.backward.program, dict(parts.backward.types), given, Tiling(16, 16))
+    inputs = [torch.tensor(x).double().requires_grad_() for x in arrays.values()]
+    wanted = torch.autograd.grad(tilec.compile(text)(*inputs), inputs, torch.tensor(cotangent).double())
+    for name, gradient in zip(parts.backward.program.outputs, wanted, strict=True):
+        np.testing.assert_allclose(backward.values[name], gradient, rtol=1e-4, atol=1e-5)

@@ -264,7 +264,7 @@ def _joined(s: Statement, types: Types, names: Names) -> list[Statement] | None:
         (a,) = {x for x in walk(factors[root]) if isinstance(x, Access)}
         index = tuple(e if linear(e).bare is not None else Index(names.fresh(f"i{d}")) for d, e in enumerate(a.index))
         whole = replace(a, index=index)
-        body = product_of([_with_access(factors[root], whole), *scales])
+        body = product_of([with_access(factors[root], whole), *scales])
         shape = tuple(map(Int, types[a.tensor].shape))
         made.append(Statement(names.fresh(f"{s.output}_joined"), index, shape, body, "assign", span=s.span))
         factors = [Access(made[-1].output, a.index) if k == root else f for k, f in enumerate(factors)]
@@ -308,8 +308,9 @@ def _is_computed_of(e: Expr) -> bool:
     return isinstance(e, (Access, Int, Float)) or (isinstance(e, Call) and all(map(_is_computed_of, e.args)))
 
 
-def _with_access(e: Expr, a: Access) -> Expr:
-    return a if isinstance(e, Access) else rebuild(e, lambda x: _with_access(x, a))
+def with_access(e: Expr, a: Access) -> Expr:
+    """An expression of one element, of another one."""
+    return a if isinstance(e, Access) else rebuild(e, lambda x: with_access(x, a))
 
 
 _NODES = (Access, Call, Index, Int, Float)

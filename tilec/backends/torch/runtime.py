@@ -251,14 +251,14 @@ def own_precision() -> Iterator[None]:
                 cudnn.allow_tf32 = _Switch.before
 
 
-def multiply(a: Tensor, b: Tensor, float32_result: bool = False) -> Tensor:
-    """Matrix product of 16-bit operands, summed in float32; `float32_result` leaves the result in float32.
+def multiply(a: Tensor, b: Tensor, float32_result: bool = False, bias: Tensor | None = None) -> Tensor:
+    """Matrix product of operands, 16-bit ones summed in float32, and a bias for each column; `float32_result` leaves
+    the result in float32.
 
     A CPU without 16-bit matrix instructions is faster in float32, and float16 has no fast product on any.
     """
-    if multiplied_as_stored(a) and not float32_result:
-        return torch.matmul(a, b)
-    result = torch.matmul(a.float(), b.float())
+    x, y = (a, b) if multiplied_as_stored(a) and not float32_result else (a.float(), b.float())
+    result = torch.matmul(x, y) if bias is None else torch.addmm(bias.to(x.dtype), x, y)
     return result if float32_result else result.to(a.dtype)
 
 

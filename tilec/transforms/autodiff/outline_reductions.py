@@ -15,13 +15,12 @@ from tilec.ir.program import (
     Index,
     Program,
     Statement,
-    index_variables,
     reads_itself,
     rebuild,
     walk,
 )
 from tilec.transforms.util.extents import Extent, extents
-from tilec.transforms.util.naming import Names, canonical_aggregate
+from tilec.transforms.util.naming import Names, canonical_aggregate, free_variables
 
 
 def lift(program: Program, names: Names) -> tuple[Statement, ...]:
@@ -48,7 +47,7 @@ def _lifted(s: Statement, extent: Extent, names: Names, shared: dict[tuple, str]
             return rebuild(e, visit)
         inner = rebuild(e, visit)
         assert isinstance(inner, Aggregate)
-        free = index_variables(inner)
+        free = free_variables(inner, s.index)
         if inner.aggregation == "assign" or not all(v in sizes for v in free):
             return inner
         return Access(_statement(inner, free), tuple(map(Index, free)), span=e.span)

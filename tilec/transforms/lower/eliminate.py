@@ -180,7 +180,7 @@ def _eliminated(
             ITEM_BYTES[expression_type(f.value, types).dtype] > 2 for f in inside if not _is_number(f.value)
         )
         choices.append((in_float32, math.prod(whole.extent[w] for w in index), v))
-    if not choices:
+    if not choices or min(choices)[1] > _operands_of_one_product(whole):
         return [s]
     *_, v = min(choices)
     return _summed_first(whole, v, types, names)
@@ -233,6 +233,18 @@ def _is_product(inside: Sequence[Factor], index: Sequence[str], v: str) -> bool:
     """Whether these factors are two operands at least, none of which has all variables."""
     sets = [set(index_variables(f.value)) - {v} for f in inside]
     return len(sets) > 1 and all(own != set(index) for own in sets)
+
+
+def _operands_of_one_product(whole: SumOfProducts) -> float:
+    """The elements of the larger operand, where the factors make two that have all summed variables: such a sum is one
+    product of matrices, and an intermediate larger than its operands gains nothing. Infinite elsewhere."""
+    sides: list[set[str]] = []
+    for own in sorted((set(index_variables(f.value)) for f in whole.factors), key=len, reverse=True):
+        if not any(own <= side for side in sides):
+            sides.append(own)
+    if len(sides) != 2 or any(f.divides for f in whole.factors) or not set(whole.summed) <= sides[0] & sides[1]:
+        return math.inf
+    return max(math.prod(whole.extent[v] for v in side) for side in sides)
 
 
 def _rest(whole: SumOfProducts, v: str, inner: Access, outside: Sequence[Factor]) -> Statement:

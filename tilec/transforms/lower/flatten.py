@@ -41,7 +41,7 @@ from tilec.transforms.bind.legality import check_writes
 from tilec.transforms.lower.decompose import DECOMPOSITIONS, in_type
 from tilec.transforms.lower.reduce import reduce_statement
 from tilec.transforms.recurrence import own_reach
-from tilec.transforms.util.naming import Names, canonical_aggregate
+from tilec.transforms.util.naming import Names, canonical_aggregate, free_variables
 
 
 def flatten(program: Program, types: Mapping[str, TensorType]) -> Program:
@@ -146,7 +146,7 @@ class _Flattener:
         assert isinstance(inner, Aggregate)
         if any(isinstance(x, Access) and x.tensor == s.output for x in walk(inner)):
             return inner
-        free = index_variables(inner)
+        free = free_variables(inner, s.index)
         box = self._box(around) if free else {}
         ranges = tuple((0, -1) if box is None else box[v] for v in free)
         name = self._shared(inner, free, ranges, s, normalises)

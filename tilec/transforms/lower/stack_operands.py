@@ -45,7 +45,7 @@ from tilec.transforms.util.naming import Names, fresh_variable
 _FEWEST_OF_MATRICES = 32  # rows, columns and terms of matrices whose operands are copied
 _FEWEST = 16  # rows, columns and terms of a product of matrices
 _MINUS = -Float(1.0)  # the factor that a sign is
-_LEAST_POINTS = 2**24  # of all terms, below which the copies take as long
+LEAST_STACKED = 2**24  # of all terms, below which the copies take as long
 
 AxisWalk = tuple[tuple[Expr, int], ...]  # the indices of an access that hold variables, and how long their axes are
 
@@ -74,7 +74,7 @@ def with_stacked_operands(program: Program, bound: Program, types: Types) -> Pro
     names = Names.of(program)
     there = {*program.input_names(), *(s.output for s in program.statements)}
     own = [s for s in bound.statements if there.issuperset(reads(s))]
-    made = {s.output: stack_operands(s, known, names, _LEAST_POINTS) for s in own}
+    made = {s.output: stack_operands(s, known, names, LEAST_STACKED) for s in own}
     divided = {name: parts for name, parts in made.items() if len(parts) > 1}
     statements = tuple(part for s in program.statements for part in divided.get(s.output, (s,)))
     return replace(program, statements=statements) if divided else program
@@ -301,7 +301,7 @@ def _pays(
     length = next(n for e, n in small if linear(e).bare == k) * parts
     windows = math.prod(n for e, n in small if not set(index_variables(e)) & sizes.keys()) * parts
     points = math.prod(sizes.values()) * windows
-    return min(rows, columns, length) >= _FEWEST and points >= _LEAST_POINTS
+    return min(rows, columns, length) >= _FEWEST and points >= LEAST_STACKED
 
 
 def _part(b: _Branch, large: Access) -> tuple[Expr | None, bool, Access]:

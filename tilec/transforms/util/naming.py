@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from tilec.ir.program import (
@@ -84,6 +84,14 @@ def rename(e: Expr, names: dict[str, str]) -> Expr:
     if isinstance(e, Aggregate):
         names = {old: new for old, new in names.items() if old not in e.bound}
     return rebuild(e, lambda x: rename(x, names))
+
+
+def free_variables(e: Aggregate, index: Sequence[Expr] | None) -> tuple[str, ...]:
+    """The free variables of an aggregation in the order of the statement's index that it stands in, if all are there:
+    what reads its elements then walks them as it walks its own. Else in order of first appearance."""
+    found = index_variables(e)
+    written = [v.name for v in index or () if isinstance(v, Index)]
+    return tuple(v for v in dict.fromkeys(written) if v in found) if set(found) <= set(written) else found
 
 
 def canonical_aggregate(e: Aggregate, free: Iterable[str]) -> tuple[Hashable, ...]:

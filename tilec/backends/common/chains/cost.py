@@ -11,9 +11,11 @@ from tilec.backends.common.chains.splits import split_of
 from tilec.backends.common.chains.targets import Matrices
 from tilec.backends.common.chains.values import SHORT
 from tilec.ir.program import Call, accesses_in, walk
-from tilec.ir.types import ITEM_BYTES, Types
+from tilec.ir.types import ITEM_BYTES, NARROW, Types
 
-LARGE = 8  # matrix elements for each of what is read and made, at least, where there is no exponential
+# matrix elements for each of what is read and made, at least, where there is no exponential; of 16-bit products of up
+# to so many terms and features, which a chain computes about as fast as a library
+LARGE, LARGE_NARROW, NARROW_TERMS = 8, 2, 128
 _FEWEST = 32  # programs of a kernel that walks far
 FAR = 2**12
 # float32 products on an H200: operations a second of a chain with operands wider than that, whose blocks are small, and
@@ -53,7 +55,15 @@ def chains_pay(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types)
     ):
         return True
     stored = sum(_sizes(_inners(kernels), matrices).values())
-    return max(most, stored) >= LARGE * sum(math.prod(types[n].shape) for n in names if n in types)
+    return max(most, stored) >= _least_ratio(kernels) * sum(math.prod(types[n].shape) for n in names if n in types)
+
+
+def _least_ratio(kernels: Sequence[ChainKernel]) -> int:
+    inners = _inners(kernels).values()
+    features = [k.extent[f] for k in kernels for r in k.targets if (f := r.target.feature) is not None]
+    widest = max([*features, *(i.extent for i in inners)])
+    halves = all(i.left is not None and i.dtype in NARROW for i in inners)
+    return LARGE_NARROW if halves and widest <= NARROW_TERMS else LARGE
 
 
 def _inners(kernels: Sequence[ChainKernel]) -> dict[str, Inner]:

@@ -8,6 +8,7 @@ computes the matrix values again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,11 +17,14 @@ from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import with_flat_sides
 from tilec.backends.common.chains.rewrites import by_rows, by_terms, with_gathers_apart
 from tilec.backends.common.chains.rows import with_rows
+from tilec.backends.common.chains.sheared import with_sheared_products
+from tilec.backends.common.chains.spread import with_spread_weights
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
-from tilec.backends.common.chains.values import LONGEST_INNER, extents_of
+from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
+from tilec.backends.common.chains.window_scores import with_scores_by_columns
 from tilec.backends.common.units import ordered
 from tilec.ir.index import linear
-from tilec.ir.infer import expression_type
+from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import Access, Call, Program, accesses_in, index_variables, reads
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.factors import Factor, factors_of
@@ -29,6 +33,7 @@ from tilec.transforms.util.naming import fresh_variable
 # of the mixtures of one kernel, if their operands have 16 bits, else LONGEST_INNER: 64 rows of sums take 160 registers
 # of a thread then
 MOST_FEATURES = 320
+TIMES_SMALLER = 4  # times that a sum has fewer elements than the largest, to be stored for its sake
 MOST_SUMS = 16  # that a point of a mixture has in registers
 
 
@@ -65,15 +70,48 @@ def kernel_reads(kernel: ChainKernel) -> tuple[str, ...]:
 
 
 def chained(program: Program, types: Types) -> Chained:
-    """The flat program with its chains; as it is where it has none that pay."""
+    """The flat program with its chains; where it has none that pay, it is as it is, but for sums that read operands at
+    differences: these are products in any case."""
+    found = _in_some_form(program, types)
+    if found.kernels:
+        return found
+    aslant = with_sheared_products(program, types)
+    made, known = with_spread_weights(aslant.program, aslant.types)
+    changed = frozenset(s.output for s in made.statements if s not in program.statements)
+    return Chained(made, known, {}, changed) if changed else found
+
+
+def _in_some_form(program: Program, types: Types) -> Chained:
+    """The program with its chains, in the first form in which it has some that pay."""
     parted, known, rewritten = by_rows(program, types)
     if rewritten:
         found = _chained(parted, known)
         if found.kernels:
             return replace(found, rewritten=rewritten | found.rewritten)
+    by_columns, changed = with_scores_by_columns(program, types)
+    if changed:
+        known = {**types, **infer(by_columns, types)}
+        found = _chained(by_columns, known)
+        if found.kernels:
+            return replace(found, rewritten=changed | found.rewritten)
+    aslant = with_sheared_products(program, types)
+    if aslant.rewritten:
+        found = _chained(aslant.program, aslant.types)
+        if found.kernels:
+            return replace(found, rewritten=aslant.rewritten | found.rewritten)
+    spread_out, known = with_spread_weights(program, types)
+    if spread_out is not program:
+        apart = with_gathers_apart(spread_out, known)
+        found = _chained(apart.program, apart.types, apart.summed)
+        if found.kernels:
+            other = frozenset(s.output for s in spread_out.statements if s not in program.statements)
+            return replace(found, rewritten=other | apart.rewritten | found.rewritten)
     found = _chained(program, types)
     if found.kernels:
         return found
+    small = _small_sums(program, types)
+    if small and (beside := _chained(program, types, small)).kernels:
+        return beside
     for rewrite in (with_gathers_apart, with_flat_sides):
         apart = rewrite(program, types)
         if apart.rewritten:
@@ -81,6 +119,13 @@ def chained(program: Program, types: Types) -> Chained:
             if beside.kernels:
                 return replace(beside, rewritten=apart.rewritten | beside.rewritten)
     return found
+
+
+def _small_sums(program: Program, types: Types) -> set[str]:
+    """Inner sums that are much smaller than the largest, such as keys and values that are projected before scores are
+    made of them: kernels of their own store them, so that they do not stand in the way of the large ones."""
+    sizes = {s.output: math.prod(types[s.output].shape) for s in program.statements if as_inner(s, types) is not None}
+    return {n for n, size in sizes.items() if size * TIMES_SMALLER <= max(sizes.values())}
 
 
 def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Chained:
@@ -108,6 +153,7 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
 def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target]:
     """Targets over shared variables: those that the first one to use an inner sum has for it."""
     known: dict[str, tuple[str, ...]] = {}
+    features: dict[str, int] = {}
     found: list[Target] = []
     for t in targets.values():
         used = dict.fromkeys(a for a in accesses_in(t.body, *t.conditions) if a.tensor in matrices.inners)
@@ -123,6 +169,12 @@ def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target
             if v not in names:
                 names[v] = v if v not in taken else fresh_variable(v, set(taken))
                 taken.add(names[v])
+        if t.feature is not None:  # kernels tell features of different counts apart by their names
+            count = _extent(t, matrices)[t.feature]
+            if features.get(names[t.feature], count) != count:
+                same = {v for v, n in features.items() if n == count} - taken
+                names[t.feature] = min(same) if same else fresh_variable(names[t.feature], taken | features.keys())
+            features[names[t.feature]] = count
         t = renamed_target(t, names)
         for a in accesses_in(t.body, *t.conditions):
             if a.tensor in matrices.inners:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced
+from tilec.backends.common.chains.sheared import is_aslant
 from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
 from tilec.backends.common.chains.values import DOT_DTYPES, extents_of, plain_index, rebuilt, reduction_variables
 from tilec.backends.common.scalars import NARROW
@@ -89,9 +90,9 @@ def with_gathers_apart(program: Program, types: Types) -> Apart:
     """The program in which floats are read at computed positions through statements of their own, and scatters of
     matrix values have their sums at each place first. Both have the variables of the positions alone, so at most as
     many elements as the matrix values, which would be stored otherwise."""
+    written = [i for s in program.statements for i in s.index or ()]
     positions = [i for s in program.statements for a in value_accesses(s) for i in a.index]
-    positions += [i for s in program.statements for i in s.index or ()]
-    if all(linear(i).is_affine for i in positions):
+    if all(linear(i).is_affine for i in (*positions, *written)) and not any(map(is_aslant, written)):
         return Apart(program, types)
     made = _Rewriter(program, types)
     statements: list[Statement] = []
@@ -159,8 +160,8 @@ class _Rewriter:
 
     def summed_first(self, s: Statement, matrices: Matrices) -> list[Statement]:
         """A scatter of sums of matrix values after the sums."""
-        plain = s.index is None or s.guard is not None or s.constraints or s.default is not None or s.init is not None
-        if plain or s.aggregation != "sum" or plain_index(s) is not None or roles_of(s, matrices) is None:
+        more = s.index is None or s.guard is not None or s.default is not None or s.init is not None
+        if more or s.aggregation != "sum" or plain_index(s) is not None or roles_of(s, matrices) is None:
             return [s]
         kept = tuple(dict.fromkeys(index_variables(*(s.index or ()))))
         whole = replace(s, index=tuple(map(Index, kept)))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.chains.chain import Inner, Target
+from tilec.backends.common.chains.sheared import is_aslant
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
     LONGEST_INNER,
@@ -72,9 +73,10 @@ class Matrices:
 
 def matrices_of(program: Program, types: Types, stored: Collection[str] = ()) -> Matrices:
     """All statements that could be matrix values: inner sums, and elementwise statements of such; but outputs, those of
-    the program and `stored`."""
+    the program and `stored`, and what is read at positions that are computed of several variables."""
     found = Matrices(dict(types))
-    stored = {*program.outputs, *stored}
+    aslant = {a.tensor for s in program.statements for a in value_accesses(s) if any(map(is_aslant, a.index))}
+    stored = {*program.outputs, *stored, *aslant}
     for s in program.statements:
         if s.output in stored or kind(types[s.output].dtype) != 2:
             continue

@@ -38,7 +38,8 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config, fitted, output_tiles
 from tilec.backends.triton.matmul.dot import LEAST
-from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter, launched_in_parts
+from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter
+from tilec.backends.triton.matmul.steps import launched_in_parts
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop
 from tilec.backends.triton.plan.plan import Once, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, power_of_two

@@ -16,7 +16,7 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.columns import ROW_MULTIPLE, WindowRows
 from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.kernel import dot_steps, repair_steps
+from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous

@@ -19,8 +19,8 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.kernel import repair_steps
 from tilec.backends.triton.matmul.pack import renamed
+from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.index import Affine, linear, substitute_affine

@@ -19,9 +19,10 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
 from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_outside, worthwhile
-from tilec.backends.triton.matmul.kernel import DotWriter, launched
+from tilec.backends.triton.matmul.kernel import DotWriter
 from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter, top_of, with_tops
 from tilec.backends.triton.matmul.split import SMALLER, SOME, SplitOperands, split_operands
+from tilec.backends.triton.matmul.steps import launched
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.backends.triton.plan.plan import Release, Request, Setting, Step
 from tilec.ir.index import Affine, replace_indices

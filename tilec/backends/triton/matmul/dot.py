@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, free
-from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS
+from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS, FactorSpace, as_floats, paired
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -19,8 +19,8 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Step
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, children, index_variables
-from tilec.ir.types import FLOATS, NARROW
+from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, children, index_variables
+from tilec.ir.types import FLOATS, NARROW, Types
 
 POINTERS = 0.25  # of a product's rate on tensor cores, the share that kernels which read through pointers reach
 MEMORY_BYTES, LAUNCH_SECONDS = H200.memory, H200.launch
@@ -247,3 +247,22 @@ def operand_accesses(e: Expr) -> list[Access]:
     if isinstance(e, Access):
         return [e]
     return [a for c in children(e) for a in operand_accesses(c)]
+
+
+def pairwise(space: Space, types: Types, variables_of: Callable[[Expr], frozenset[str]]) -> list[Statement] | None:
+    """The statement as several, each of two operands, in order; None where it has fewer than three, where points are
+    not a box, or where nothing is gained. The last one has the statement's own output."""
+    s = space.statement
+    if s.aggregation != "sum" or s.guard is not None or s.default is not None or space.valid or space.stored:
+        return None
+    if s.constraints or len(space.classes) != 1 or expression_type(s.body, types).dtype not in FLOATS:
+        return None
+    split = split_factors(s.body, types)
+    if split is None:
+        return None
+    factors, scale = as_floats(split[0], types, types[s.output].dtype), split[1]
+    if any(space.single(v) for f in factors for v in variables_of(f)):
+        return None  # a variable of one value would be summed over all of its axis in a statement of its own
+    low, extent = space.low[0], space.extent[0]
+    whole = FactorSpace(s, factors, scale, low, extent, tuple(space.outputs), tuple(space.reductions))
+    return paired(whole, types[s.output].dtype, variables_of, lambda k: f"{s.output}.{k}")

@@ -24,9 +24,8 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, tri
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import Config, choose_config, inner_variables, output_tiles
+from tilec.backends.triton.matmul.blocks import Config, inner_variables, output_tiles
 from tilec.backends.triton.matmul.dot import (
-    LEAST,
     Dot,
     Zeros,
     dot_is_whole,
@@ -35,12 +34,9 @@ from tilec.backends.triton.matmul.dot import (
     variables_outside,
 )
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
-from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
-from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, Statement
+from tilec.ir.program import Access, Call, Expr
 from tilec.ir.types import CASTS, FLOATS, NARROW
 
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
@@ -50,60 +46,6 @@ SOME_NOT_FINITE = "tl.max(tl.max((tl.abs({}) < float('inf')).to(tl.int32) ^ 1, 1
 REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
 RECOMPUTED_ROWS = 8  # rows of such a block that are computed again at a time
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
-
-
-def dot_steps(
-    dot: Dot,
-    space: Space,
-    view: StridedView,
-    flat: Statement,
-    int64_index: bool,
-    setting: Setting,
-    epilogue: Sequence[Statement] = (),
-    config: Config | None = None,
-    make: Callable[..., DotWriter] | None = None,
-) -> list[Step] | None:
-    """Steps that compute the statement into its output; with an epilogue, its last one's. None where it takes none.
-    `make`: another writer of the kernel."""
-    config = config or choose_config(dot, space, setting.device.shared)
-    if epilogue and (config.parts > 1 or not space.covers):
-        return None
-    writer = (make or DotWriter)(dot, space, view, int64_index, PRECISION[setting.precision], config, epilogue=epilogue)
-    return launched_in_parts(writer, flat)
-
-
-def launched_in_parts(writer: DotWriter, flat: Statement, epilogue: Sequence[Statement] = ()) -> list[Step]:
-    """The launch of a kernel, and, where its sums are split, one that adds them up in order and has the epilogue."""
-    count, space, view = writer.config.parts, writer.space, writer.view
-    steps = launched(writer, flat, count)
-    if count == 1:
-        return steps
-    parts, shape = f"{space.statement.output}.parts", (count, math.prod(view.types[space.statement.output].shape))
-    accumulator = Accumulator("sum", "int64") if dot_is_whole(writer.dot) else writer.accumulator
-    return [
-        Allocate(parts, shape, accumulator.dtype, unwritten(space, accumulator)),
-        *steps,
-        *combine_parts(space, view, count, accumulator, writer.kernel.int64_index, epilogue),
-        Release((parts,)),
-    ]
-
-
-def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
-    """The launch of a written kernel, and the table of its classes."""
-    writer.write()
-    config = writer.config
-    grid = (writer.tiles(), len(writer.space.classes), parts)
-    return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
-
-
-def repair_steps(dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool = False) -> list[Step]:
-    """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
-    bn = min(64, power_of_two(space.count(dot.columns)))
-    bm = min(REPAIRED // bn, power_of_two(space.count(dot.rows)))
-    config = Config(bm, bn, LEAST, 4, 1)
-    writer = DotWriter(dot, space, view, int64_index, "ieee", config, "_repair")
-    writer.repair()
-    return writer.kernel.launches((output_tiles(dot, space, config), len(space.classes), 1), 4, 1, flat)
 
 
 class DotWriter:

@@ -7,11 +7,11 @@ device, a kernel looks at the result and computes again, exactly, the blocks tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 
 from tilec.backends.base import Options
-from tilec.backends.common.code import FreshNames, python_name
+from tilec.backends.common.code import FreshNames, python_name, tuple_text
 from tilec.backends.common.pairs import LEAST, PRODUCTS
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
@@ -28,14 +28,15 @@ from tilec.backends.triton.matmul.dot import (
     product_over,
 )
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.kernel import repair_steps
+from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting, Step, TorchLines
+from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import named_sizes
-from tilec.ir.index import linear
+from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import statement_type
-from tilec.ir.program import Access, Statement, reads
-from tilec.ir.types import TensorType
+from tilec.ir.program import Access, Call, Statement, index_variables, reads
+from tilec.ir.types import TensorType, Types
 
 
 def library_steps(
@@ -71,6 +72,47 @@ def library_steps(
     if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
         return None
     return [_step(task, [*found, f"{task.out} = {task.out}.contiguous()"])]
+
+
+def biased_steps(s: Statement, epilogue: Sequence[Statement], types: Types, strides: Strides) -> list[Step] | None:
+    """Steps by torch's product that adds a bias for each column, `+(X[n, k] * W[j, k])` and then `+ B[j]`; None of any
+    other epilogue, and where an operand would be copied."""
+    if len(epilogue) != 1 or len({types[name].dtype for name in (s.output, epilogue[0].output)}) > 1:
+        return None
+    out = epilogue[0]
+    match s.body, out.body:
+        case Call("mul", (Access() as a, Access() as b)), Call("add", (Access() as x, Access() as y)):
+            bias = y if x.tensor == s.output else x
+        case _:
+            return None
+    written = distinct_variables(out.index)
+    if written is None or written != distinct_variables(s.index) or distinct_variables(bias.index) != written[-1:]:
+        return None
+    read = {name: distinct_variables(e.index) for name, e in (("a", a), ("b", b))}
+    for left, right, order in ((a, b, read["b"]), (b, a, read["a"])):
+        (k, *more) = (v for v in index_variables(*left.index) if v not in written)
+        whole = distinct_variables(left.index) == (*written[:-1], k) and not more
+        if whole and order in ((k, written[-1]), (written[-1], k)):
+            tensors = (left.tensor, right.tensor, bias.tensor)
+            if len({types[name].dtype for name in (*tensors, s.output)}) > 1:
+                return None
+            if len(written) > 2 and tuple(strides[left.tensor]) != contiguous(types[left.tensor].shape):
+                return None
+            return [_biased(s, out, tensors, order[0] != k, types)]
+    return None
+
+
+def _biased(s: Statement, out: Statement, tensors: tuple[str, str, str], swapped: bool, types: Types) -> TorchLines:
+    names = FreshNames((*RESERVED_IN_TORCH, *map(python_name, types)))
+    left, right, bias = (names.fresh(name) for name in ("x", "w", "b"))
+    shape = types[out.output].shape
+    rows = f"{left}.flatten(0, {len(shape) - 2})" if len(shape) > 2 else left
+    result = python_name(out.output)
+    made = f"rt.multiply({rows}, {right}{'.mT' if swapped else ''}, bias={bias})"
+    lines = [f"{name} = {python_name(tensor)}" for name, tensor in zip((left, right, bias), tensors, strict=True)]
+    lines.append(f"{result} = {made}{f'.reshape({tuple_text(shape)})' if len(shape) > 2 else ''}")
+    numbers = named_sizes(n for name in (*tensors, out.output) for n in types[name].shape)
+    return TorchLines(tuple(lines), tensors, (out.output,), (s.output, out.output), (types[out.output].dtype,), numbers)
 
 
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many

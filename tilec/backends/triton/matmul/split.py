@@ -24,8 +24,9 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config
 from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, variables_outside
-from tilec.backends.triton.matmul.kernel import DotWriter, dot_steps
+from tilec.backends.triton.matmul.kernel import DotWriter
 from tilec.backends.triton.matmul.precompute_operands import Precomputed, operand_of
+from tilec.backends.triton.matmul.steps import dot_steps
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import BARRIER, CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Release, Setting, Step
@@ -36,7 +37,7 @@ PART, COUNT = "bfloat16", 3
 FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**32, 512  # of a product that a library would carry out otherwise
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
 BOTH_COLUMNS = 1024  # from which both operands' parts are made before
-MOST_COLUMNS = 128  # of those whose smaller operand's parts alone are; the library keeps what lies between
+MOST_SMALL_SIDE = 128  # of those whose smaller operand's parts alone are; the library keeps what lies between
 PART_VECTOR = 8  # elements of a part that are read at once
 SMALL_BLOCK, BOTH_BLOCK = Config(128, 64, 32, 4, 3), Config(128, 128, 32, 8, 3)
 SPLIT_BYTES = 2 * COUNT  # of a term
@@ -250,7 +251,7 @@ def split_steps(
     if columns < LEAST_REUSE or not filled or terms < FEWEST_SPLIT_TERMS or points < FEWEST_SPLIT_POINTS:
         return None
     both = columns >= BOTH_COLUMNS
-    if not both and columns > MOST_COLUMNS:
+    if not both and columns > MOST_SMALL_SIDE:
         return None
     made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
     if SPLIT_BYTES * sum(made) > MOST_PARTS:

@@ -14,9 +14,9 @@ from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config
 from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, worthwhile
 from tilec.backends.triton.matmul.hopper.form import HopperConfig
 from tilec.backends.triton.matmul.hopper.steps import candidates, hopper_steps
-from tilec.backends.triton.matmul.kernel import dot_steps
 from tilec.backends.triton.matmul.library import library_steps
 from tilec.backends.triton.matmul.pack import packed
+from tilec.backends.triton.matmul.steps import dot_steps
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Step
 from tilec.backends.triton.plan.sizes import power_of_two

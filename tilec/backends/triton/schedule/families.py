@@ -15,13 +15,13 @@ from tilec.backends.triton.grouped_matmul.kernels import GroupedTask, group_sum_
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, fitted, inner_variables
-from tilec.backends.triton.matmul.chain import pairwise
 from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.columns import columns
 from tilec.backends.triton.matmul.distances import Distances, distance_steps, recognise_distances
 from tilec.backends.triton.matmul.dot import (
     Dot,
     OperandRewrite,
+    pairwise,
     product_over,
     recognise_dot,
     variables_outside,
@@ -30,13 +30,14 @@ from tilec.backends.triton.matmul.dot import (
 )
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.kernel import PRECISION, dot_steps, launched, repair_steps
-from tilec.backends.triton.matmul.library import copies_take_longest, ours_is_faster
+from tilec.backends.triton.matmul.kernel import PRECISION
+from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, ours_is_faster
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, wanted_along, work
 from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands, split_steps
+from tilec.backends.triton.matmul.steps import dot_steps, launched, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous
@@ -158,6 +159,10 @@ def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
     return None if p.epilogue else found.carried_out(partial(_over_views, setting=replace(p.setting, library=False)))
 
 
+def _of_biased(p: Problem) -> list[Step] | None:
+    return biased_steps(p.flat, p.epilogue, p.types, p.strides) if p.dot is not None and p.setting.library else None
+
+
 def _left_to_library(p: Problem, _: object = None) -> bool:
     return p.dot is not None and not ours_is_faster(p.dot, p.space, p.view, p.setting)
 
@@ -176,7 +181,7 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     """Of the statement as it is written: a library reads tensors as they are."""
     if p.dot is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
         return None
-    if p.dot.dtype != "float32" or not any(map(is_gathered, (*p.dot.left, *p.dot.right))):
+    if not any(map(is_gathered, (*p.dot.left, *p.dot.right))):
         return None
     written = product_over(StridedView(p.flat, p.types, p.strides))
     found = None if written is None else with_stored_operands(written.product, written.space, written.view)
@@ -337,13 +342,8 @@ FAMILIES = (
     Family("rewritten product", _rewritten, _of_rewritten),
     Family("product in place", _in_place, _dot_steps),
     Family("product of parts", _plain(_of_parts), _alone),
-    Family(
-        "library",
-        by_library,
-        _alone,
-        _left_to_library,
-        fills=False,
-    ),
+    Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),
+    Family("library", by_library, _alone, _left_to_library, fills=False),
     Family("chain of products", _chain, _in_turn, fills=False),
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),
     Family("product", lambda p: p.dot, _product, lambda p, dot: worthwhile(dot, p.space)),

@@ -89,8 +89,7 @@ class Accumulation(Places):
     def _statistic(self, t: Target, at: Emitter, mask: Value | None, before: Sequence[Value | None]):
         """The greatest value so far, the sum of exponentials relative to it, these, and what older sums are to be
         multiplied by, if there are any. Of a logsumexp the values are multiples of log 2."""
-        b, looped = self.b, self.kernel.looped
-        assert looped is not None
+        b = self.b
         scaled = t.aggregation == "logsumexp"
         number, rest = at.parted(t.body) if scaled else (1.0, [])
         later = number > 0 and bool(

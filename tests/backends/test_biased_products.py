@@ -1,0 +1,49 @@
+"""Products with a bias for each column are one call of a library."""
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.torch import runtime
+
+LINEAR = "function (X[N, K], W[J, K], B[J]) -> (Y) { Y[n, j] = sum(X[n, k] * W[j, k]) + B[j]; }"
+TURNED = "function (X[P, N, K], W[K, J], B[J]) -> (Y) { Y[p, n, j] = B[j] + sum(W[k, j] * X[p, n, k]); }"
+OTHERS = {
+    "a bias of rows": (LINEAR.replace("B[J]", "B[N]").replace("+ B[j]", "+ B[n]"), ((256, 128), (512, 128), (256,))),
+    "a wider bias": (LINEAR, ((256, 128), (512, 128), (512,))),
+    "a function of it": (LINEAR.replace("sum(X[n, k] * W[j, k]) + B[j]", "tanh(sum(X[n, k] * W[j, k]) + B[j])"), None),
+}
+
+
+def lines_of(text, shapes, dtypes=("bfloat16",) * 3):
+    specs = [tilec.spec(s, d) for s, d in zip(shapes, dtypes, strict=True)]
+    return tilec.compile(text).lower(*specs, target="sm_90").source()
+
+
+@pytest.mark.parametrize(
+    "text, shapes", [(LINEAR, ((256, 128), (512, 128), (512,))), (TURNED, ((4, 64, 128), (128, 512), (512,)))]
+)
+def test_a_bias_is_added_by_the_library(text, shapes):
+    source = lines_of(text, shapes)
+    assert "bias=" in source and "triton.jit" not in source
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_others_are_not(other):
+    text, shapes = OTHERS[other]
+    dtypes = ("bfloat16", "bfloat16", "float32" if other == "a wider bias" else "bfloat16")
+    assert "bias=" not in lines_of(text, shapes or ((256, 128), (512, 128), (512,)), dtypes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_values(dtype):
+    a, b, bias = torch.randn(5, 7).to(dtype), torch.randn(7, 6).to(dtype), torch.randn(6).to(dtype)
+    wanted = a.double() @ b.double() + bias.double()
+    made = runtime.multiply(a, b, bias=bias)
+    assert made.dtype == dtype and torch.allclose(made.double(), wanted, rtol=2**-7, atol=2**-6)
+
+
+def test_a_circulant_matrix_is_stored_for_the_library():
+    text = "function (X[N, D], C[D]) -> (Y) { Y[n, i : N, D] = sum(X[n, j] * C[(i - j) % D]); }"
+    source = lines_of(text, ((8192, 1024), (1024,)), ("bfloat16",) * 2)
+    assert "Y_right" in source and "rt.multiply" in source and "tl.dot" not in source

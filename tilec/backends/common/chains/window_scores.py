@@ -1,0 +1,204 @@
+"""Scores by places of a window, `S[i, w] = +(Q[i, d] * K[i + w - c, d])`, as scores by columns: `S[i, j]` at `j = i +
+w - c`. Rows and columns have an operand each, so that a chain takes them, and what adds them up goes through a band.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from tilec.backends.common.chains.values import bound_of, plain_index, reduction_variables
+from tilec.ir.functions import operands_of
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Constraint,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Pad,
+    Program,
+    Statement,
+    accesses_in,
+    index_variables,
+    map_expressions,
+    reads_itself,
+    rebuild,
+    variables_of,
+    walk,
+)
+from tilec.ir.types import FLOATS, Types
+from tilec.transforms.util.naming import all_variables, fresh_variable
+
+FEWEST_SCORES = 2**18  # of scores, and places of a window, from which on they are columns
+FEWEST_OF_A_WINDOW = 8
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Positions of the row and of the place in the scores' indices; the column is row + place + `shift`, one of
+    `columns`."""
+
+    row: int
+    place: int
+    shift: int
+    columns: int
+    places: int
+
+
+def with_scores_by_columns(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
+    """A flat program, and the outputs of the statements that are other ones; scores keep their names."""
+    for s in program.statements:
+        window = _window(s, types)
+        if window is not None and (made := _rewritten(program, s, window, types)) is not None:
+            changed = {m.output: m for m in made}
+            statements = tuple(changed.get(t.output, t) for t in program.statements)
+            return replace(program, statements=statements), frozenset(changed)
+    return program, frozenset()
+
+
+def _window(s: Statement, types: Types) -> _Window | None:
+    index = plain_index(s)
+    plain = s.aggregation == "sum" and s.guard is None and not s.constraints and not reads_itself(s)
+    if index is None or not plain or types[s.output].dtype not in FLOATS or not reduction_variables(s):
+        return None
+    sizes = dict(zip(index, types[s.output].shape, strict=True))
+    if math.prod(sizes.values()) < FEWEST_SCORES or any(isinstance(e, (Aggregate, Pad)) for e in walk(s.body)):
+        return None
+    places = [(a, e) for a in accesses_in(s.body) for e in a.index if len(index_variables(e)) == 2]
+    if len({(a.tensor, e) for a, e in places}) != 1:
+        return None
+    a, e = places[0]
+    form = linear(e)
+    if not form.is_affine or not form.is_integral or any(form.coefficient(v) != 1 for v in form.variables()):
+        return None
+    every = [i for x in accesses_in(s.body) for i in x.index if i != e]
+    inside = [v for v in form.variables() if v in index and v not in index_variables(*every)]
+    if len(inside) != 1 or not set(form.variables()) <= set(index) or sizes[inside[0]] < FEWEST_OF_A_WINDOW:
+        return None
+    (row,) = (v for v in form.variables() if v != inside[0])
+    columns = types[a.tensor].shape[a.index.index(e)]
+    place = index.index(inside[0])
+    return _Window(index.index(row), place, int(form.constant), columns, sizes[inside[0]])
+
+
+def _rewritten(program: Program, first: Statement, w: _Window, types: Types) -> list[Statement] | None:
+    scores = {first.output}
+    low: set[str] = set()  # scores that are -inf where there is no column
+    none: set[str] = set()  # scores that are 0 there
+    made: list[Statement] = []
+    for s in program.statements:
+        read = [a for a in accesses_in(s.body, s.guard) if a.tensor in scores]
+        if not read and s is not first:
+            continue
+        if s.output in program.outputs and s is first or reads_itself(s) or s.default is not None:
+            return None
+        index = plain_index(s)
+        if index is None or any(isinstance(e, (Aggregate, Pad)) for e in walk(s.body)):
+            return None
+        at = {(linear(a.index[w.row]).bare, linear(a.index[w.place]).bare) for a in read}
+        if s is first:
+            at = {(index[w.row], index[w.place])}
+        if len(at) != 1:
+            return None
+        ((row, place),) = at
+        if row is None or place is None or row not in index:
+            return None
+        if place in index:
+            if s.aggregation not in ("sum", "assign") or s.output in program.outputs:
+                return None
+            if len(index) != len(first.index or ()) or (index.index(row), index.index(place)) != (w.row, w.place):
+                return None
+            if s is not first and reduction_variables(s):
+                return None
+            scores.add(s.output)
+            if _masked(s.body, row, place, w, types[first.output].shape[w.row]):
+                low.add(s.output)
+            elif _is_exponential(s.body, low):
+                none.add(s.output)
+        elif not (_inside(s, row, place, w, types) or _is_nothing(s, low, none)):
+            return None
+        made.append(_by_columns(s, row, place, w, scores))
+    return made
+
+
+def _inside(s: Statement, row: str, place: str, w: _Window, types: Types) -> bool:
+    """Whether all points of an aggregation over places have a column."""
+    column = Affine.variable(row) + Affine.variable(place) + w.shift
+    if any(linear(e) == column and n == w.columns for a in accesses_in(s.body) for e, n in _axes(a, types)):
+        return True
+    rows = dict(zip(plain_index(s) or (), types[s.output].shape, strict=True))[row]
+    return s.guard is not None and _implied(s.guard, row, place, w, rows) or _always(w, rows)
+
+
+def _always(w: _Window, rows: int) -> bool:
+    return w.shift >= 0 and rows + w.places - 2 + w.shift < w.columns
+
+
+def _implied(condition: Expr, row: str, place: str, w: _Window, rows: int) -> bool:
+    """Whether a condition holds of no point without a column."""
+    column = Affine.variable(row) + Affine.variable(place) + w.shift
+    forms = [f for c in operands_of("and", condition) if (f := bound_of(c)) is not None]
+    low = w.shift >= 0 or any(_implies(f, column) for f in forms)
+    most = -column + (w.columns - 1)
+    return low and (rows + w.places - 2 + w.shift < w.columns or any(_implies(f, most) for f in forms))
+
+
+def _masked(e: Expr, row: str, place: str, w: _Window, rows: int) -> bool:
+    """Whether a value is -inf where there is no column, and a row has a column of its own."""
+    match e:
+        case Call("select", (condition, _, Call("neg", (Float(n),)) | Float(n))) if math.isinf(n):
+            own = 0 <= -w.shift < w.places and rows <= w.columns
+            return own and _implied(condition, row, place, w, rows) and not (isinstance(e.args[2], Float) and n > 0)
+    return False
+
+
+def _is_exponential(e: Expr, low: Collection[str]) -> bool:
+    match e:
+        case Call("exp", (Call("sub", (Access(name), _)),)):
+            return name in low
+    return False
+
+
+def _is_nothing(s: Statement, low: Collection[str], none: Collection[str]) -> bool:
+    """Whether an aggregation has its identity where there is no column."""
+    body = s.body
+    while isinstance(body, Call) and len(body.args) == 1 and body.function in FLOATS:
+        (body,) = body.args
+    if s.aggregation in ("max", "logsumexp"):
+        return isinstance(body, Access) and body.tensor in low
+    lone = isinstance(body, Access) and body.tensor in none
+    return s.aggregation == "sum" and (lone or _is_exponential(body, low))
+
+
+def _axes(a: Access, types: Types) -> list[tuple[Expr, int]]:
+    return list(zip(a.index, types[a.tensor].shape, strict=True))
+
+
+def _implies(known: Affine, wanted: Affine) -> bool:
+    """Whether a form that is not negative says that of another."""
+    rest = wanted - known
+    return not rest.terms and rest.constant >= 0
+
+
+def _by_columns(s: Statement, row: str, place: str, w: _Window, scores: Collection[str]) -> Statement:
+    column = fresh_variable("j", all_variables(s) | set(variables_of(s)))
+    there = Affine.variable(column) - Affine.variable(row) - w.shift
+
+    def at(e: Expr) -> Expr:
+        e = rebuild(e, at)
+        if isinstance(e, Access) and e.tensor in scores:
+            return replace(e, index=tuple(Index(column) if k == w.place else i for k, i in enumerate(e.index)))
+        return e
+
+    kept = tuple(Index(column) if e == Index(place) else e for e in s.index or ())
+    if kept == s.index:  # the places are added up
+        within = Constraint(there.to_expr(), Int(w.places))
+        s = substitute_affine(s, {place: there})
+        return map_expressions(replace(s, constraints=(*s.constraints, within)), at)
+    sizes = tuple(Int(w.columns) if k == w.place else n for k, n in enumerate(s.sizes or ()))
+    return map_expressions(substitute_affine(replace(s, index=kept, sizes=sizes), {place: there}), at)

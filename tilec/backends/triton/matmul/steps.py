@@ -1,0 +1,71 @@
+"""Steps of a plan that carry out a product: the launch of its kernel, of what adds up parts, of what repairs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.matmul.blocks import Config, choose_config, output_tiles
+from tilec.backends.triton.matmul.dot import LEAST, Dot, dot_is_whole
+from tilec.backends.triton.matmul.kernel import PRECISION, REPAIRED, DotWriter
+from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
+from tilec.ir.program import Statement
+
+
+def dot_steps(
+    dot: Dot,
+    space: Space,
+    view: StridedView,
+    flat: Statement,
+    int64_index: bool,
+    setting: Setting,
+    epilogue: Sequence[Statement] = (),
+    config: Config | None = None,
+    make: Callable[..., DotWriter] | None = None,
+) -> list[Step] | None:
+    """Steps that compute the statement into its output; with an epilogue, its last one's. None where it takes none.
+    `make`: another writer of the kernel."""
+    config = config or choose_config(dot, space, setting.device.shared)
+    if epilogue and (config.parts > 1 or not space.covers):
+        return None
+    writer = (make or DotWriter)(dot, space, view, int64_index, PRECISION[setting.precision], config, epilogue=epilogue)
+    return launched_in_parts(writer, flat)
+
+
+def launched_in_parts(writer: DotWriter, flat: Statement, epilogue: Sequence[Statement] = ()) -> list[Step]:
+    """The launch of a kernel, and, where its sums are split, one that adds them up in order and has the epilogue."""
+    count, space, view = writer.config.parts, writer.space, writer.view
+    steps = launched(writer, flat, count)
+    if count == 1:
+        return steps
+    parts, shape = f"{space.statement.output}.parts", (count, math.prod(view.types[space.statement.output].shape))
+    accumulator = Accumulator("sum", "int64") if dot_is_whole(writer.dot) else writer.accumulator
+    return [
+        Allocate(parts, shape, accumulator.dtype, unwritten(space, accumulator)),
+        *steps,
+        *combine_parts(space, view, count, accumulator, writer.kernel.int64_index, epilogue),
+        Release((parts,)),
+    ]
+
+
+def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
+    """The launch of a written kernel, and the table of its classes."""
+    writer.write()
+    config = writer.config
+    grid = (writer.tiles(), len(writer.space.classes), parts)
+    return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
+
+
+def repair_steps(dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool = False) -> list[Step]:
+    """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
+    bn = min(64, power_of_two(space.count(dot.columns)))
+    bm = min(REPAIRED // bn, power_of_two(space.count(dot.rows)))
+    config = Config(bm, bn, LEAST, 4, 1)
+    writer = DotWriter(dot, space, view, int64_index, "ieee", config, "_repair")
+    writer.repair()
+    return writer.kernel.launches((output_tiles(dot, space, config), len(space.classes), 1), 4, 1, flat)
