@@ -87,8 +87,8 @@ def test_what_stays_a_librarys(source, shapes):
 @pytest.mark.parametrize(
     ("source", "shapes", "made"),
     [
-        ("C[i, j] = +(A[i, k] * B[k, j])", ((8192, 8192), (8192, 64)), (8192, 64)),
-        ("C[i, j] = +(A[k, i] * B[k, j])", ((16384, 64), (16384, 4096)), (16384, 64)),  # the smaller operand's
+        ("C[i, j] = +(A[i, k] * B[k, j])", ((16384, 8192), (8192, 64)), (8192, 64)),
+        ("C[i, j] = +(A[k, i] * B[k, j])", ((16384, 64), (16384, 8192)), (16384, 64)),  # the smaller operand's
         ("C[i, j] = +(A[i, k] * B[k, j])", ((8192, 256), (256, 1024)), None),  # few terms
         ("C[i, j] = +(A[i, k] * B[k, j])", ((16384, 8192), (8192, 80)), None),  # no block is filled
         ("C[i, j] = +(A[i, k] * B[k, j])", ((16384, 8190), (8190, 64)), None),  # rows that are not aligned

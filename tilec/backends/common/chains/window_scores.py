@@ -67,10 +67,10 @@ def _window(s: Statement, types: Types) -> _Window | None:
     if index is None or not plain or types[s.output].dtype not in FLOATS or not reduction_variables(s):
         return None
     sizes = dict(zip(index, types[s.output].shape, strict=True))
-    if math.prod(sizes.values()) < FEWEST_SCORES or any(isinstance(e, (Aggregate, Pad)) for e in walk(s.body)):
+    if any(isinstance(e, (Aggregate, Pad)) for e in walk(s.body)):
         return None
     places = [(a, e) for a in accesses_in(s.body) for e in a.index if len(index_variables(e)) == 2]
-    if len({(a.tensor, e) for a, e in places}) != 1:
+    if len({(a.tensor, e) for a, e in places}) != 1 or math.prod(sizes.values()) < FEWEST_SCORES:
         return None
     a, e = places[0]
     form = linear(e)

@@ -34,7 +34,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Statement
 
 PART, COUNT = "bfloat16", 3
-FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**32, 512  # of a product that a library would carry out otherwise
+FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**33, 512  # of a product that a library would carry out otherwise
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
 BOTH_COLUMNS = 1024  # from which both operands' parts are made before
 MOST_SMALL_SIDE = 128  # of those whose smaller operand's parts alone are; the library keeps what lies between
