@@ -123,6 +123,18 @@ def test_biases_of_the_keys_are_an_epilogue(dtype):
     torch.testing.assert_close(f(*inputs).double(), g(*wide), rtol=4e-3, atol=2e-2)
 
 
+ASKED = ["in(B[Ix[t], o]) ? Z[t, o] : 7", "Z[t, o] + B[Ix[t], o] + pad(B[Ix[t], o], 5)"]
+
+
+@pytest.mark.parametrize("value", ASKED)
+def test_whether_a_key_has_a_bias_may_be_asked(value):
+    source = f"""function (X[T, C], W[E, C, O], Ix[T], B[E, O]) -> (Y) {{
+        Z[t, o : T, O] = +(X[t, c] * W[Ix[t], c, o]); Y[t, o : T, O] = {value}; }}"""
+    f, g = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
+    x, w, ix, b = normal(9, 5), normal(3, 5, 4), keys(9, below=3), normal(3, 4)
+    torch.testing.assert_close(f(x, w, ix, b).double(), g(x.double(), w.double(), ix, b.double()), rtol=4e-3, atol=2e-2)
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_what_other_rows_hold_touches_nothing(in_place, monkeypatch):
     monkeypatch.setattr(kernels, "rows_in_place", lambda *_: in_place)
