@@ -101,6 +101,15 @@ def test_spellings(spelling):
         torch.testing.assert_close(a.double(), b, rtol=4e-3, atol=3e-2)
 
 
+def test_rows_that_are_scaled_by_their_key_are_read_through_pointers():
+    scaled = "Y[t, o : T, O] = +(X[t, c] * W[Ix[t], c, o] * B[Ix[t], c])"
+    source = f"function (X[T, C], W[E, C, O], Ix[T], B[E, C]) -> (Y) {{ {scaled}; }}"
+    f, g = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
+    x, w, ix, b = normal(32, 24), normal(3, 24, 136), keys(32, below=3), normal(3, 24)
+    wanted = g(x.double(), w.double(), ix, b.double())
+    torch.testing.assert_close(f(x, w, ix, b).double(), wanted, rtol=4e-3, atol=2e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_biases_of_the_keys_are_an_epilogue(dtype):
     bias = "Y[t, o : T, O] = relu(sum(X[t, c] * W[Ix[t], c, o]) + B[Ix[t], o]) + 1"
@@ -112,6 +121,18 @@ def test_biases_of_the_keys_are_an_epilogue(dtype):
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
     assert [k.name for k in f.lower(*inputs).kernels if not k.name.startswith("sort")][-1].endswith("_grouped")
     torch.testing.assert_close(f(*inputs).double(), g(*wide), rtol=4e-3, atol=2e-2)
+
+
+ASKED = ["in(B[Ix[t], o]) ? Z[t, o] : 7", "Z[t, o] + B[Ix[t], o] + pad(B[Ix[t], o], 5)"]
+
+
+@pytest.mark.parametrize("value", ASKED)
+def test_whether_a_key_has_a_bias_may_be_asked(value):
+    source = f"""function (X[T, C], W[E, C, O], Ix[T], B[E, O]) -> (Y) {{
+        Z[t, o : T, O] = +(X[t, c] * W[Ix[t], c, o]); Y[t, o : T, O] = {value}; }}"""
+    f, g = (tilec.compile(source, backend=b) for b in ("triton", "torch"))
+    x, w, ix, b = normal(9, 5), normal(3, 5, 4), keys(9, below=3), normal(3, 4)
+    torch.testing.assert_close(f(x, w, ix, b).double(), g(x.double(), w.double(), ix, b.double()), rtol=4e-3, atol=2e-2)
 
 
 @pytest.mark.parametrize("in_place", [True, False])

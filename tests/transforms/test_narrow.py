@@ -242,9 +242,9 @@ MOVED = {  # by elements of integers; shapes, the first of them of floats; the t
         "O[n, m : 3, 5] = >(A[n, m + S[n] - n % 2]);",
     ),
     "turned by elements": (
-        "function (A[N, M], S[N], T[N]) -> (O) { O[(m - S[n]) % M, (n + 1) % N : M, N] = +(A[n, m] * m); }",
+        "function (A[N, M], S[N], T[N]) -> (O) { O[(m - S[n]) % M, (n + 1) % N : M, N] = +(A[n, m]); }",
         ((3, 5), (3,), (3,)),
-        "O[m, n : 5, 3] = +(A[(n - 1) % 3, (m + S[(n - 1) % 3]) % 5] * ((m + S[(n - 1) % 3]) % 5));",
+        "O[m, n : 5, 3] = +(A[(n - 1) % 3, (m + S[(n - 1) % 3]) % 5]);",
     ),
     "turned by elements of each term": (
         "function (A[N, M], S[N]) -> (O) { O[(m - S[n]) % M : M] = +(A[n, m]); }",
@@ -296,6 +296,14 @@ def test_rows_moved_by_elements(name: str) -> None:
     lowered = lower(program, setting.types, setting.values)
     (bound,), (flat,) = (lowered.stages[k].statements for k in ("bound", "flat"))
     assert flat == bound if wanted is None else show_statement(flat) == wanted
+
+
+@pytest.mark.parametrize(("place", "value"), [("t - S[k]", "t"), ("t + S[k]", "(t > 2)"), ("(t + S[k] % 3) % T", "t")])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_values_are_no_places(place: str, value: str, dtype: str) -> None:
+    """What stands as a value is not counted from elements of a type too small for it."""
+    program = parse(f"function (A[T, K], S[K]) -> (O) {{ O[{place} : T] = +(A[t, k] * {value}); }}")
+    check(program, [np.ones((300, 2)), np.array([100, 3], dtype)])
 
 
 @pytest.mark.parametrize("length", [0, 1])

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Call, Index, Int, Statement, index_variables
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, children, index_variables
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, sizes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
 
@@ -52,7 +52,17 @@ def _steps_by(rest: Affine, v: str, s: Statement) -> bool:
         return True
     asked = any(v in index_variables(e) for a in constraining(*s.roots) for e in a.index)
     constrained = v in index_variables(*(c.expr for c in s.constraints))
-    return asked and not constrained and not asks_in_branches(s) and v not in index_variables(rest.to_expr())
+    if v in index_variables(rest.to_expr()) or v in _values(*s.roots):
+        return False
+    return asked and not constrained and not asks_in_branches(s)
+
+
+def _values(*roots: Expr) -> set[str]:
+    """Variables that stand in values. There, elements are of their own types, which may be too small for a place."""
+    found: set[str] = set()
+    for e in roots:
+        found |= {e.name} if isinstance(e, Index) else _values(*(() if isinstance(e, Access) else children(e)))
+    return found
 
 
 def _goes_round(v: str, box: Box, n: int) -> bool:
@@ -89,7 +99,8 @@ def moved_back(s: Statement, shapes: Shapes) -> Statement:
 def _moves_by_data(s: Statement, rows: list[Affine], own: list[str], data: set[str], shapes: Shapes) -> bool:
     """Whether variables can be counted from the elements beside them: these are at places of variables that stay, and
     where they differ from term to term, there are not many more elements than terms of each."""
-    if data & set(index_variables(*(c.expr for c in s.constraints))) or asks_in_branches(s):
+    constrained = set(index_variables(*(c.expr for c in s.constraints)))
+    if data & (constrained | _values(*s.roots)) or asks_in_branches(s):
         return False
     bare = {row.bare for row in rows} - {None}
     box = bounds_of(domain(s, shapes))

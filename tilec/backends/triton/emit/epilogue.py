@@ -82,11 +82,21 @@ def _at_all_points(s: Statement, anchor: Statement, types: Mapping[str, TensorTy
         found |= {a: None} if asked else {}
 
     def padded(e: Expr) -> Expr:
-        return Pad(e, ZERO) if isinstance(e, Access) and e in found else rebuild(e, padded)
+        match e:
+            case Access() if e in found:
+                return Pad(e, ZERO)
+            case Inside(Access() as a) if a in found:
+                return _inside(a)
+            case Pad():
+                return replace(e, value=padded(e.value))
+        return rebuild(e, padded)
 
-    tests = (Call("ne", (Pad(Inside(a), ZERO), ZERO)) for a in found)
-    test = all_of(tests)
+    test = all_of([_inside(a) for a in found])
     return s if test is None else replace(s, body=Call("select", (test, padded(s.body), ZERO)))
+
+
+def _inside(a: Access) -> Expr:
+    return Call("ne", (Pad(Inside(a), ZERO), ZERO))
 
 
 def _joins(s: Statement, anchor: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:

@@ -37,7 +37,7 @@ from tilec.backends.triton.grouped_matmul.products import (
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config, fitted, output_tiles
-from tilec.backends.triton.matmul.dot import LEAST
+from tilec.backends.triton.matmul.dot import LEAST, variables_outside
 from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter
 from tilec.backends.triton.matmul.steps import launched_in_parts
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop
@@ -139,7 +139,7 @@ def _boxed_rows(task: GroupedTask) -> list[Step] | None:
     """Steps of a product whose operands come in boxes, None where these do not pay or fit."""
     found = task.found
     dot, space = found.dot, found.space
-    if not boxes_possible(found, task.setting):
+    if not boxes_possible(found, task.setting) or any({*found.group} & variables_outside(f) for f in dot.left):
         return None
     task = replace(task, config=_boxed_tile(found, task.setting))
     padded, matrix = None, matrix_boxes(found, task.config, task.setting)

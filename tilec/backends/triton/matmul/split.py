@@ -1,5 +1,6 @@
 """Operands of float32 products as three bfloat16 numbers each, made before the product: eight bits of a significand in
-each. Six products of them, the three smallest left out, are as accurate as float32's, whatever the range.
+each. Six products of them, the three smallest left out, are as accurate as float32's, of numbers from
+1e-33 on: the parts of smaller ones have fewer digits.
 
 Tensor cores multiply them in the time of the three tf32 products that they take the place of. They read them from
 shared memory as they lie, whichever way that is: no pass through registers, which splits an operand anew in every
