@@ -135,6 +135,11 @@ def test_nothing_is_rounded_that_was_not(always):
     assert "Y_unscaled" not in show(parts.backward.program)
 
 
+def test_what_is_scaled_down_may_be_beyond_float16(always):
+    _, parts = parts_of(SCALED, CASES["scales"][1], "float16")
+    assert "Y_unscaled" not in show(parts.backward.program)
+
+
 def chains_of(program: Program, types: dict) -> tuple[set[str], set[str]]:
     """The outputs of chains, and of other statements."""
     lowered = lower(program, types, {})
