@@ -100,6 +100,20 @@ def test_a_band_that_is_partly_outside(always):
     assert "S_sum_all" not in show(parts.backward.program) and "S_sum_read" not in show(parts.backward.program)
 
 
+@pytest.mark.parametrize("function, n", [("exp", 4), ("log", 9)])
+def test_what_a_function_makes_of_zeros_beside_a_band_does_not_count(function, n, always):
+    text = f"function (Q[N, D], R[P, D]) -> (S) {{ S[i, j : N, N] = sum(Q[i, d] * {function}(R[i - j + N - 1, d])); }}"
+    _, parts = parts_of(text, ((5, 4), (n, 4)))
+    assert "S_all" in show(parts.backward.program)
+    q, r = (torch.rand(s).double().add(0.5).requires_grad_() for s in ((5, 4), (n, 4)))
+    f = tilec.compile(text)
+    y = f(q, r)
+    assert torch.allclose(y, torch.from_numpy(tilec.interpret(text, q.detach().numpy(), r.detach().numpy())))
+    mine = torch.autograd.grad(y, (q, r), torch.ones_like(y))
+    by_hand = f.grad()(q.detach(), r.detach(), torch.ones_like(y))
+    assert all(torch.allclose(a, b) for a, b in zip(mine, by_hand, strict=True))
+
+
 def test_small_sums_stay_as_they_are():
     _, parts = parts_of(*CASES["gated unit"][:2])
     assert "Y_operand" not in show(parts.backward.program)
@@ -118,6 +132,11 @@ def test_nothing_is_rounded_that_was_not(always):
     dtypes = ("bfloat16", "bfloat16", "float32", "float32")
     types = {n: TensorType(s, d) for n, s, d in zip("ABST", CASES["scales"][1], dtypes, strict=True)}
     parts = partition(f.program, tuple("ABST"), types, {}, True)
+    assert "Y_unscaled" not in show(parts.backward.program)
+
+
+def test_what_is_scaled_down_may_be_beyond_float16(always):
+    _, parts = parts_of(SCALED, CASES["scales"][1], "float16")
     assert "Y_unscaled" not in show(parts.backward.program)
 
 

@@ -8,7 +8,13 @@ from tilec.backends.torch import runtime
 
 LINEAR = "function (X[N, K], W[J, K], B[J]) -> (Y) { Y[n, j] = sum(X[n, k] * W[j, k]) + B[j]; }"
 TURNED = "function (X[P, N, K], W[K, J], B[J]) -> (Y) { Y[p, n, j] = B[j] + sum(W[k, j] * X[p, n, k]); }"
+PART = LINEAR.replace("Y[n, j] = sum(X[n, k] * W[j, k])", "S[n, j] = sum(X[n, k] * W[j, k]), k < 64; Y[n, j] = S[n, j]")
+WRITTEN = LINEAR.replace("n, j]", "n, j : N, P]", 1).replace("B[J]", "B[P]")
 OTHERS = {
+    "part of the sum": (PART, None),
+    "a longer result": (WRITTEN, ((256, 128), (512, 128), (600,))),
+    "a shorter result": (WRITTEN, ((256, 128), (512, 128), (256,))),
+    "operands of two lengths": (LINEAR.replace("W[J, K]", "W[J, L]"), ((256, 128), (512, 160), (512,))),
     "a bias of rows": (LINEAR.replace("B[J]", "B[N]").replace("+ B[j]", "+ B[n]"), ((256, 128), (512, 128), (256,))),
     "a wider bias": (LINEAR, ((256, 128), (512, 128), (512,))),
     "a function of it": (LINEAR.replace("sum(X[n, k] * W[j, k]) + B[j]", "tanh(sum(X[n, k] * W[j, k]) + B[j])"), None),
@@ -28,6 +34,7 @@ def test_a_bias_is_added_by_the_library(text, shapes):
     assert "bias=" in source and "triton.jit" not in source
 
 
+@pytest.mark.filterwarnings("ignore::tilec.TileWarning")
 @pytest.mark.parametrize("other", OTHERS)
 def test_others_are_not(other):
     text, shapes = OTHERS[other]

@@ -209,3 +209,11 @@ def test_a_product_of_matrices_stays_one_unless_little_is_stored(rows: int, part
     text = "Y[m, n] = +(X[m, g, r] * float32(Q[n, g, r]) * S[n, g])"
     specs = [tilec.spec((rows, 4, 8), "float32"), tilec.spec((60, 4, 8), "int8"), tilec.spec((60, 4), "float32")]
     assert len(tilec.compile(text).lower(*specs, backend="torch").stages["flat"].statements) == parts
+
+
+@pytest.mark.parametrize("operator", ["*", "/"])
+def test_sums_of_16_bits_that_are_added_up_first_are_kept_in_float32(operator):
+    """That of the rows alone is beyond float16."""
+    f = tilec.compile(f"function (D[N, J], X[M, J]) -> (Y) {{ Y[i : N] = +(D[i, j] {operator} X[n, j]); }}")
+    x = 512.0 if operator == "*" else 1 / 512
+    assert f(torch.full((256, 4), 2.0**-10).half(), torch.full((512, 4), x).half()).tolist() == [1024.0] * 256

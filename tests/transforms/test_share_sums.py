@@ -92,3 +92,13 @@ def test_parts_of_16_bits_are_read_in_float32() -> None:
 def test_other_sums_stay(text: str) -> None:
     before, after = before_and_after(text)
     assert after == before
+
+
+CONSTRAINED = PAIR.replace("D[n, x, c] * X[n, x, c]);", "D[n, x, c] * X[n, x, c]), x < 5;")
+
+
+@pytest.mark.parametrize("text, weights", [(PAIR, "float32"), (CONSTRAINED, "bfloat16")])
+def test_sums_of_several_types_and_with_constraints_that_exclude_nothing(text: str, weights: str) -> None:
+    given = [torch.ones(2, 5, 4).bfloat16(), torch.ones(2, 5, 4).bfloat16(), torch.ones(2, 4)]
+    m, s = tilec.compile(text)(*given[:2], given[2].to(getattr(torch, weights)))
+    assert m.tolist() == [20.0] * 2 and s.tolist() == [[5.0] * 4] * 2

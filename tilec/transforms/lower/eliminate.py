@@ -8,7 +8,8 @@ factors have 16 bits, and of these the smallest.
 So the gradient of an attention's normalisation becomes the sum over its rows of what comes in times what went out.
 
 A variable that one factor alone has is added up in that factor first: `Y[i] = +(D[i, j] * X[n, j])` is
-`T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`. That is how often the other factors are read, whoever multiplies.
+`T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`. That is how often the other factors are read, whoever multiplies. Such
+sums are kept in float32 where what they are for has 16 bits.
 
 Factors that all terms of a body share are taken out of it first: `A * V * x - A * V * y` is `A * V * (x - y)`.
 
@@ -23,7 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import ZERO, all_of, operands_of
+from tilec.ir.functions import ZERO, all_of, call, operands_of
 from tilec.ir.index import as_stored, distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
@@ -44,7 +45,14 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating, kind
-from tilec.transforms.util.factors import Factor, as_accumulated, factors_of_terms, quotient_of, unwidened
+from tilec.transforms.util.factors import (
+    Factor,
+    as_accumulated,
+    factors_of_terms,
+    in_wider_type,
+    quotient_of,
+    unwidened,
+)
 from tilec.transforms.util.naming import Names
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
@@ -159,6 +167,10 @@ def _eliminated(
     alone = next((v for v in whole.summed if _is_sum_alone(whole, v)), None)
     if alone is not None:
         reused = _reused(whole, alone, before, types)
+        if reused is None and types[s.output].dtype in NARROW:
+            total, value = _in_float32(whole, types, names)
+            known = {**types, total.output: statement_type(total, types)}
+            return [*_eliminated(total, before, known, names, inputs), value]
         made = [reused] if reused is not None else _summed_first(whole, alone, types, names)
         types = {**types, **{m.output: statement_type(m, types) for m in made[:-1]}}
         return [*made[:-1], *_eliminated(made[-1], [*before, *made[:-1]], types, names, inputs)]
@@ -198,6 +210,15 @@ def _summed_first(whole: SumOfProducts, v: str, types: Types, names: Names) -> l
     inside = inside if dtype in NARROW else [as_accumulated(f, dtype, types) for f in inside]
     first = Statement(name, places, sizes, quotient_of(inside), "sum", all_of(guards), span=s.span)
     return [first, _rest(whole, v, Access(name, places), outside)]
+
+
+def _in_float32(whole: SumOfProducts, types: Types, names: Names) -> tuple[Statement, Statement]:
+    """The sum as it is added up, and then in its type of 16 bits."""
+    s, dtype = whole.statement, types[whole.statement.output].dtype
+    body = quotient_of([replace(f, value=in_wider_type(f.value, "float32", types)) for f in whole.factors])
+    total = replace(s, output=names.fresh(f"{s.output}_total"), body=body, attributes=())
+    value = call(dtype, Access(total.output, s.index or ()))
+    return total, replace(s, body=value, aggregation="assign", guard=None)
 
 
 def _is_sum_alone(whole: SumOfProducts, v: str) -> bool:

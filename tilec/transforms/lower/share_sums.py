@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from tilec.ir.functions import call
 from tilec.ir.index import linear
-from tilec.ir.infer import infer
+from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import Access, Index, Program, Statement, index_variables, reads, walk
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products, unified
@@ -46,9 +46,10 @@ def _with_one_shared(program: Program, types: Types, names: Names) -> Program | 
             places, rest = over
             shared = _in_float32(part.statement, part.factors, types, names)
             factors = [*rest, Factor(Access(shared[0].output, places), False)]
+            known = {**types, shared[0].output: statement_type(shared[0], types)}
             made = {
                 part.statement.output: shared,
-                whole.statement.output: _in_float32(whole.statement, factors, types, names),
+                whole.statement.output: _in_float32(whole.statement, factors, known, names),
             }
             return replace(program, statements=tuple(m for s in order for m in made.get(s.output, (s,))))
     return None
@@ -103,7 +104,8 @@ def _embeddings(
 
 def _order(statements: Sequence[Statement], whole: Statement, part: Statement) -> list[Statement] | None:
     """The statements with the part before the whole; None where neither can move."""
-    at, there = statements.index(whole), statements.index(part)
+    outputs = [s.output for s in statements]
+    at, there = outputs.index(whole.output), outputs.index(part.output)
     if there < at:
         return list(statements)
     between = {s.output for s in statements[at:there]}

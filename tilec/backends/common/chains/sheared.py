@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import LEAST, with_access
+from tilec.ir.functions import without_casts
 from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import (
@@ -187,12 +188,13 @@ def _is_inside(t: _Term, extent: Mapping[str, int], types: Types) -> bool:
 
 
 def _aligned(s: Statement, t: _Term, types: Types, names: Names) -> tuple[list[Statement], _Term]:
-    """The term with an operand whose axis has whole vectors, and the statement that makes it of one that has not."""
+    """The term with an operand whose axis has whole vectors, and the statement that makes it of one that has not. What
+    a function makes of the zeros at its end would count, so that of another operand stays."""
     assert t.aslant is not None
     f = t.factors[t.aslant]
     (a,) = accesses_in(f.value)
     shape = list(types[a.tensor].shape)
-    if not shape[t.axis] % _ALIGNED:
+    if not shape[t.axis] % _ALIGNED or not isinstance(without_casts(f.value), Access):
         return [], t
     shape[t.axis] = -(-shape[t.axis] // _ALIGNED) * _ALIGNED
     index = tuple(Index(f"i{k}") for k in range(len(shape)))

@@ -135,8 +135,8 @@ def _parts(parts: list[Statement], types: Types, names: Names, statistics: Colle
 
 
 def _scaled_after(s: Statement, types: Types, names: Names) -> list[Statement] | None:
-    """The product of matrices, and then what scales its elements."""
-    product = _Product.of(s, types)
+    """The product of matrices, and then what scales its elements. What is scaled down may be too large for float16."""
+    product = None if types[s.output].dtype == "float16" else _Product.of(s, types)
     if product is None or not product.outer:
         return None
     whole = replace(s, output=names.fresh(f"{s.output}_unscaled"), body=quotient_of(product.inner))

@@ -37,6 +37,7 @@ from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Statement, index_variables, reads
 from tilec.ir.types import TensorType, Types
+from tilec.transforms.util.means import is_plain_sum
 
 
 def library_steps(
@@ -76,10 +77,12 @@ def library_steps(
 
 def biased_steps(s: Statement, epilogue: Sequence[Statement], types: Types, strides: Strides) -> list[Step] | None:
     """Steps by torch's product that adds a bias for each column, `+(X[n, k] * W[j, k])` and then `+ B[j]`; None of any
-    other epilogue, and where an operand would be copied."""
+    other epilogue, and where an operand would be copied or is not read as a whole."""
     if len(epilogue) != 1 or len({types[name].dtype for name in (s.output, epilogue[0].output)}) > 1:
         return None
     out = epilogue[0]
+    if not is_plain_sum(s) or out.guard is not None or out.constraints or out.default is not None:
+        return None
     match s.body, out.body:
         case Call("mul", (Access() as a, Access() as b)), Call("add", (Access() as x, Access() as y)):
             bias = y if x.tensor == s.output else x
@@ -87,6 +90,10 @@ def biased_steps(s: Statement, epilogue: Sequence[Statement], types: Types, stri
             return None
     written = distinct_variables(out.index)
     if written is None or written != distinct_variables(s.index) or distinct_variables(bias.index) != written[-1:]:
+        return None
+    places = {(e, n) for x in (a, b, bias) for e, n in zip(x.index, types[x.tensor].shape, strict=True)}
+    places |= {(e, n) for x in (s, out) for e, n in zip(x.index or (), types[x.output].shape, strict=True)}
+    if len(places) > len({e for e, _ in places}):
         return None
     read = {name: distinct_variables(e.index) for name, e in (("a", a), ("b", b))}
     for left, right, order in ((a, b, read["b"]), (b, a, read["a"])):
