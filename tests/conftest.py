@@ -67,7 +67,7 @@ def pytest_collection_finish(session):
             build.start_build()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5000, 10, 20)
+    gc.set_threshold(20000, 10, 20)
 
 
 def pytest_unconfigure():

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from random import Random
 
 import numpy as np
 import pytest
 import torch
+from support.scale import scaled
 from torch.masked import masked_tensor
 
 import tilec
 from tilec.errors import InputMistake, SizeMistake, TileError
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 def nested(layout):
@@ -125,7 +123,7 @@ def size(random: Random, depth: int) -> str:
 def test_odd_sizes(place):
     a = np.arange(3.0)
     outcomes = []
-    for seed in range(25 * SCALE):
+    for seed in range(scaled(25)):
         random = Random(seed)
         source = f"function (A[N], K[]) -> (O) {{ {place.format(size(random, random.choice([1, 1, 2])))} }}"
         k = random.choice([3, 1, 0, -1, 2**62])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from support.memory import PROGRAMS, SHAPES, called, drawn, owned
 from support.programs import PHASES, Case, Options, programs
+from support.scale import scaled
 from support.stages import REFUSALS
 
 import tilec
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -110,7 +107,7 @@ def test_nothing_is_copied_twice():
 def test_random_programs():
     ran = []
 
-    @settings(max_examples=60 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(60), phases=PHASES)
     @given(programs(Options(statements=3)))
     def run(case: Case):
         inputs = [torch.from_numpy(np.array(a)) for a in case.inputs.values()]
@@ -122,4 +119,4 @@ def test_random_programs():
         ran.append(1)
 
     run()
-    assert len(ran) > 30 * SCALE
+    assert len(ran) > scaled(30)

@@ -1,13 +1,12 @@
 """Random programs on simulated ranks: the values and gradients of one."""
 
-import os
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.programs import PHASES, Options, programs
 from support.random_recurrences import recurrences
+from support.scale import scaled
 from support.sharded import check_ranks, layouts
 from support.stages import REFUSALS, gradient
 
@@ -15,8 +14,6 @@ import tilec
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 from tilec.transforms.bind.bind import size_inputs
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
     "mixed": (Options(statements=3), 9),
@@ -30,7 +27,7 @@ FAMILIES = {
 def test_ranks_agree_with_one(family):
     options, count = FAMILIES[family]
 
-    @settings(max_examples=count * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(count), phases=PHASES)
     @given(programs(options), st.data())
     def agree(case, data):
         program, arrays = parse(case.source), list(case.inputs.values())
@@ -56,7 +53,7 @@ def test_ranks_agree_with_one(family):
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=5 * SCALE, phases=PHASES)
+@settings(max_examples=scaled(5), phases=PHASES)
 @given(recurrences(smooth=True), st.data())
 def test_recurrences_agree_with_one_rank(case, data):
     source, arrays = case

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from support.naming import agree
+from support.scale import scaled
 
 import tilec
 
@@ -14,7 +13,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -23,4 +21,4 @@ def test_named_parts(indexed: bool, part: int) -> None:
     def run(source, arrays):
         return tilec.compile(source, backend="triton")(*(torch.from_numpy(a).cuda() for a in arrays)).cpu().numpy()
 
-    assert agree(run, indexed, range(part, 80 * SCALE, 4)) > 3 * SCALE
+    assert agree(run, indexed, range(part, scaled(80), 4)) > scaled(3)

@@ -23,7 +23,12 @@ def numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("taps", "stride", "channels", "sides", "special"),
-    [(5, 2, 3, (9, 9), False), (3, 2, 3, (8, 8), True), (3, 2, 2, (2, 17), False), (3, 2, 1, (8, 8), True)],
+    [
+        (5, 2, 3, (9, 9), False),
+        pytest.param(3, 2, 3, (8, 8), True, marks=pytest.mark.slow),
+        (3, 2, 2, (2, 17), False),
+        (3, 2, 1, (8, 8), True),
+    ],
     # two rows: one quotient; one channel: no product without its classes
 )
 def test_gradients_by_images_of_few_channels(taps: int, stride: int, channels: int, sides, special: bool) -> None:

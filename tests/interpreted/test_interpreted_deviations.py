@@ -123,5 +123,5 @@ def test_infinities_nan_and_overflow_come_out_as_in_two_walks(looped):
 
 
 def test_two_runs_give_the_same_bits(looped):
-    x, w, b = inputs(LAYERS["layer norm"], 7, 150)
+    x, w, b = inputs(LAYERS["layer norm"], 3, 150)
     assert torch.equal(norm(x, w, b), norm(x, w, b))

@@ -65,6 +65,7 @@ def test_scores_and_weights_of_a_chain(of, scores, weights):
     ("left", "right"), [("1 / Q[i, e]", "K[j, e]"), ("Q[i, e]", "log(K[j, e])"), ("rsqrt(Q[i, e])", "exp(K[j, e]) / 2")]
 )
 @pytest.mark.parametrize("value", ["V[j, f]", "1 / V[j, f]"])
+@pytest.mark.covering
 def test_operands_that_are_computed_end_where_their_tensors_do(left, right, value):
     """0 times what 1 / 0 is would be no number."""
     source = f"""function (Q[I, E], K[J, E], V[J, F]) -> (O) {{

@@ -104,7 +104,7 @@ def test_neighbouring_rows_do_not_leak():
 
 def test_two_runs_give_the_same_bits():
     f = tilec.compile(LAYERS["layer norm"].source, backend="triton")
-    given = inputs(LAYERS["layer norm"], 13, 51)
+    given = inputs(LAYERS["layer norm"], 6, 51)
     first = (f(*given), *f.grad()(*given, given[0]))
     assert all(torch.equal(a, b) for a, b in zip(first, (f(*given), *f.grad()(*given, given[0])), strict=True))
 

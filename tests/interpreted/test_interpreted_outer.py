@@ -106,7 +106,7 @@ def test_elementwise_statements_ride():
 def test_gradients_share_ties_and_divide_once():
     """One tensor of shares for both gradients, which compare and add; the kernel that counts ties divides."""
     source = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = >(A[i, k] + B[k, j]); }"
-    inputs = whole(70, 64), whole(64, 66), whole(70, 66)
+    inputs = whole(35, 64), whole(64, 66), whole(35, 66)
     lowered = agree(tilec.compile(source).grad().tile, *inputs)
     dividing = [k.statements for k in lowered.kernels if "divide_" in k.source]
     assert dividing == [("Ties", "DC_share")]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from support.naming import agree
 from support.narrowed import narrowed
 from support.programs import FAMILIES, PHASES, Case, Options, programs
+from support.scale import scaled
 from support.stages import agree_with_gradient
 
 import tilec
@@ -18,17 +19,17 @@ from tilec.transforms.lower import keyed_sums
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
 )
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 COUNTS = {"mixed": 10, "contractions": 10, "elementwise": 7, "smooth": 7, "special": 7, "keyed": 7}
 
 
 @pytest.mark.parametrize("budget", ["20", "100", "400"])
+@pytest.mark.one_in(2)
 def test_random_programs_in_slabs(budget, monkeypatch):
     """The same where next to nothing may be whole."""
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", budget)
     ran = []
 
-    @settings(max_examples=6 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(6), phases=PHASES)
     @given(programs(Options(smooth=True, statements=4)))
     def run(case: Case):
         ran.append(agree_with_gradient(parse(case.source), list(case.inputs.values())) is not None)
@@ -42,7 +43,7 @@ def test_naming_an_intermediate_changes_nothing(indexed):
     def run(source, arrays):
         return tilec.compile(source, backend="triton")(*map(torch.from_numpy, arrays)).numpy()
 
-    assert agree(run, indexed, range(8 * SCALE)) > SCALE
+    assert agree(run, indexed, range(scaled(8))) > scaled(1)
 
 
 @pytest.mark.parametrize("family", COUNTS)
@@ -52,16 +53,16 @@ def test_random_programs_and_their_gradients(family, monkeypatch):
     options, count = FAMILIES[family], COUNTS[family]
     ran = []
 
-    @settings(max_examples=count * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(count), phases=PHASES)
     @given(programs(options))
     def run(case: Case):
         ran.append(agree_with_gradient(parse(case.source), list(case.inputs.values())) is not None)
 
     run()
-    assert sum(ran) > count / 2
+    assert sum(ran) > scaled(count) / 2
 
 
 def test_statements_with_fewer_points_than_elements():
-    for seed in range(8 * SCALE):
+    for seed in range(scaled(8)):
         case = narrowed(seed)
         agree_with_gradient(parse(case.source), list(case.inputs.values()))

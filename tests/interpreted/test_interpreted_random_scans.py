@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.programs import PHASES
+from support.scale import scaled
 
 import tilec
 from tilec.backends.triton.scan import kernel as scan_text
@@ -17,7 +18,6 @@ from tilec.backends.triton.scan.kernel import ScanTiling
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
 )
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 BODIES = ("X[b, k, c]", "X[b, k, c] * Y[k]", "X[b, k, c] - b", "pad(X[b, k - 2, c], 0.5) + Y[k] * c", "exp(X[b, k, c])")
 
 
@@ -96,7 +96,7 @@ def agree(source, arrays, tiling, monkeypatch):
 def test_random_scans(kind, monkeypatch):
     found = []
 
-    @settings(max_examples=15 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(15), phases=PHASES)
     @given({"aggregations": aggregations, "steps": steps}[kind](), st.integers(0, 2**20))
     def run(case, seed):
         source, shape, tiling = case

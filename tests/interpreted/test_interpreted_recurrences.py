@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from support.programs import PHASES
 from support.random_recurrences import recurrences
 from support.recurrences import RECURRENCES
+from support.scale import scaled
 from support.stages import agree_with_gradient, agree_with_oracle
 
 import tilec
@@ -20,7 +21,6 @@ from tilec.language import parse
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
 )
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 FORMS = {  # how recurrences are carried out, other than as chosen: what is patched in the backend's modules
@@ -57,7 +57,7 @@ def test_each_recurrence_and_its_gradient(case, form):
 
 
 def test_random_recurrences(form):
-    @settings(max_examples=12 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(12), phases=PHASES)
     @given(recurrences())
     def run(case):
         agree_with_oracle(parse(case[0]), case[1])
@@ -66,7 +66,7 @@ def test_random_recurrences(form):
 
 
 def test_random_gradients(form):
-    @settings(max_examples=4 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(4), phases=PHASES)
     @given(recurrences(smooth=True))
     def run(case):
         agree_with_gradient(parse(case[0]), case[1])

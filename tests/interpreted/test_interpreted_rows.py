@@ -58,6 +58,7 @@ def test_rows_too_long_for_one_block(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.one_in(2)
 def test_any_layout(name):
     """Transposed, strided and expanded inputs, an expanded cotangent."""
     layer = LAYERS[name]
@@ -166,6 +167,7 @@ def test_a_group_needs_memory_traffic_to_save():
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3), (1, 1, 4), (3, 40, 7), (2, 6, 1)], ids=str)
+@pytest.mark.one_in(2)
 def test_statistics_as_sums_over_programs(monkeypatch, shape):
     monkeypatch.setattr(grouping, "LAUNCH_BYTES", 0)
     monkeypatch.setattr(grouping, "MULTIPROCESSORS", 2**20)

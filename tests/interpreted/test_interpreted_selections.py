@@ -39,6 +39,7 @@ def test_the_gradient_of_a_margin_takes_no_sorting():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("shape", [(6, 7), (1, 1), (3, 1), (0, 4)])
 @pytest.mark.parametrize("name", WRITES)
+@pytest.mark.covering
 def test_values(name, shape, dtype):
     torch.manual_seed(0)
     x, t = torch.randn(shape).to(dtype), torch.randint(-1, shape[1] + 1, shape[:1])

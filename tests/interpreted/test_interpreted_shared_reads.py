@@ -174,6 +174,7 @@ def test_gradients(source: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.one_in(2)
 def test_random_sums(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sums of products of what two images hold at shifted places, with and without epilogues."""
     r = random.Random(seed)

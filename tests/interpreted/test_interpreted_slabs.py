@@ -117,7 +117,7 @@ def test_attention(name, shape, budget, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "dtype, tolerance, budget", [(torch.float64, 1e-11, 6000), (torch.float16, 4e-3, 2000)], ids=str
+    "dtype, tolerance, budget", [(torch.float64, 1e-11, 9000), (torch.float16, 4e-3, 3000)], ids=str
 )
 @pytest.mark.parametrize("name", ["plain", "causal"])
 @pytest.mark.covering
@@ -159,9 +159,9 @@ def test_any_layout(monkeypatch):
     q = normal(2, 6, 21).transpose(1, 2)
     k = normal(1, 21, 6).expand(2, 21, 6)
     v = normal(2 * 21 * 5 + 1)[1:].view(2, 21, 5)
-    check(source, (q, k, v), 2e-5, monkeypatch, 900)
+    check(source, (q, k, v), 2e-5, monkeypatch, 1400)
     odd = [normal(5, 7, 3, seed=s).half() for s in range(3)]
-    f = check(source, odd, 5e-3, monkeypatch, 60)
+    f = check(source, odd, 5e-3, monkeypatch, 90)
     assert any(map(copies, slabs_of(f.lower(*odd)._executable.plan)))
 
 
@@ -225,13 +225,13 @@ AGGREGATIONS = {
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_aggregations_over_the_rows(name, monkeypatch):
     """Scores of which every row is read, and something of every column."""
     source = f"function (Q[N, E], K[M, E]) -> (Y, Z) {{ A[i, j : N, M] = +(Q[i, e] * K[j, e]); Y[i] = +(A[i, j] * A[i, j]); {AGGREGATIONS[name]} }}"  # noqa: E501
     inputs = normal(17, 5) / 3, normal(15, 5, seed=1) / 3
     plain = name not in ("any", "all", "argmax")
-    check(source, inputs, 2e-5, monkeypatch, 500, gradient=plain)
+    check(source, inputs, 2e-5, monkeypatch, 700, gradient=plain)
 
 
 def test_infinities_and_nans(monkeypatch):
@@ -255,7 +255,7 @@ def test_log_semiring(monkeypatch):
 def test_second_order(monkeypatch):
     """torch's autograd to second order through a function in slabs, against torch's own formula."""
     source = ATTENTIONS["causal"][0]
-    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "1500")
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "2000")
     f = tilec.compile(source, backend="triton")
     made = [normal(1, n, 4, dtype=torch.float64, seed=n).requires_grad_() for n in (18, 17, 16)]
     q, k, v = made[0], made[1][:, :16].detach().requires_grad_(), made[2]

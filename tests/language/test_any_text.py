@@ -1,16 +1,14 @@
 """Any text either parses to a program that verifies and prints, or ends in a TileError with a place in the text."""
 
-import os
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scale import scaled
 
 from tilec.errors import InternalMistake, TileError
 from tilec.ir.program import Program
 from tilec.ir.verify import verify
 from tilec.language import parse, show
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 TOKENS = (
     "function default init no_defract A B N Y i j k sum max argmax logsumexp mean in pad clamp shape index reshape "
     "gather tuple element exp cond rand as_float builtin_softmax float32 0 1 2 3.5 1e9 ( ) [ ] { } [[ ]] , ; : ? = == "
@@ -45,13 +43,13 @@ def check(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(TOKENS), max_size=40), st.sampled_from(["", " "]))
-@settings(max_examples=250 * SCALE)
+@settings(max_examples=scaled(250))
 def test_tokens_in_any_order(tokens, between):
     check(between.join(tokens))
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=100 * SCALE)
+@settings(max_examples=scaled(100))
 def test_any_characters(text):
     check(text)
 
@@ -82,18 +80,18 @@ def mutated(draw):
 
 
 @given(mutated())
-@settings(max_examples=400 * SCALE)
+@settings(max_examples=scaled(400))
 def test_mutated_programs(text):
     check(text)
 
 
 @given(st.sampled_from(SOURCES), st.integers(0, 400), st.integers(0, 3), st.text(max_size=2))
-@settings(max_examples=150 * SCALE)
+@settings(max_examples=scaled(150))
 def test_mutated_characters(source, at, width, text):
     check(source[:at] + text + source[at + width :])
 
 
 @given(st.sampled_from(SOURCES), st.integers(0, 400))
-@settings(max_examples=100 * SCALE)
+@settings(max_examples=scaled(100))
 def test_cut_short(source, at):
     check(source[:at])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 
@@ -10,6 +9,7 @@ import pytest
 from language.test_constraint_hints import EQUIVALENT, WORDS, source
 from language.test_errors import BODIES, HEAD, SOURCES
 from language.test_idioms import CASES
+from support.scale import scaled
 from support.texts import SOURCES as SOUND
 from support.texts import mutated
 
@@ -17,7 +17,6 @@ import tilec
 from tilec.errors import Edit, Hint, Span, TileError, edited
 from tilec.language import parse
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 TEXTS = [
     *(f"{HEAD}{body}\n}}" for _, body, _ in BODIES),
     *(text for _, text, _ in SOURCES),
@@ -128,7 +127,7 @@ def test_warnings(text: str) -> None:
 def test_edits_of_mutated_texts() -> None:
     """Within the text, apart from each other, in order; what is wrong afterwards is something else."""
     count = 0
-    for seed in range(250 * SCALE):
+    for seed in range(scaled(250)):
         r = random.Random(seed)
         text = mutated(r, r.choice(SOUND)[0])
         error = mistake(text)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
+from support.scale import scaled
 from support.texts import SOURCES, mutated
 
 from tilec.cli import main
@@ -13,8 +13,6 @@ from tilec.errors import SyntaxMistake, TileError
 from tilec.language import parse, show
 from tilec.language.format import COMMENT, format_source
 from tilec.language.grammar import tokens
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 BEFORE = """// A convolution.
 # Second line.
@@ -122,7 +120,7 @@ def sprinkled(r: random.Random, source: str) -> tuple[str, list[str]]:
 def test_comments_anywhere() -> None:
     """Every comment is kept, in order; the program is the same; formatting again changes nothing."""
     seen = 0
-    for seed in range(200 * SCALE):
+    for seed in range(scaled(200)):
         r = random.Random(seed)
         source = COMMENT.sub("", mutated(r, r.choice(SOURCES)[0]) if seed % 2 else r.choice(SOURCES)[0])
         text, comments = sprinkled(r, source)

@@ -256,7 +256,7 @@ def test_every_token_has_a_word() -> None:
 
 def test_a_long_line_is_looked_at_in_part() -> None:
     """Text of any length around a mistake costs next to nothing, and is not printed back."""
-    for filler in ("x" * 100_000, " " * 100_000, "A[" * 20_000, "if " * 30_000, "a=" * 50_000, "(" * 250):
+    for filler in ("x" * 50_000, " " * 50_000, "A[" * 10_000, "if " * 15_000, "a=" * 25_000, "(" * 250):
         error = mistake("SyntaxMistake", f"Y = {filler} @ B; {filler}")
         assert len(error.hint or "") < 400
 

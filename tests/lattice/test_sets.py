@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_statements import scatters, statements
 from support.effort import counted
+from support.scale import scaled
 
 from tilec.errors import UnboundIndex
 from tilec.ir.at_sizes import value_at, with_numbers
@@ -22,8 +22,6 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.language import parse
 from tilec.lattice import questions, sets
 from tilec.lattice.sets import IntegerSet, bounds, bounds_of, covers, domain, is_box, writes_conflict
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 def statement(text):
@@ -42,7 +40,7 @@ def points(s, shapes):
 CASES = st.one_of(statements(), scatters())
 
 
-@settings(max_examples=50 * SCALE)
+@settings(max_examples=scaled(50))
 @given(CASES, st.data())
 def test_bounds_with_a_variable_fixed(case, data):
     s, shapes = case
@@ -55,7 +53,7 @@ def test_bounds_with_a_variable_fixed(case, data):
     assert bounds(s, shapes, {v: value}) == expected
 
 
-@settings(max_examples=50 * SCALE)
+@settings(max_examples=scaled(50))
 @given(CASES, st.data())
 def test_is_box(case, data):
     s, shapes = case
@@ -71,7 +69,7 @@ def test_is_box(case, data):
     assert is_box(d, {v: (x, x) for v, x in point.items()}) == valid
 
 
-@settings(max_examples=50 * SCALE)
+@settings(max_examples=scaled(50))
 @given(CASES)
 def test_writes_that_meet(case):
     s, shapes = case
@@ -80,7 +78,7 @@ def test_writes_that_meet(case):
     assert writes_conflict(s, shapes) == (max(written.values(), default=0) > 1)
 
 
-@settings(max_examples=50 * SCALE)
+@settings(max_examples=scaled(50))
 @given(CASES)
 def test_outputs_that_are_filled(case):
     s, shapes = case

@@ -118,31 +118,33 @@ def test_the_launcher_computes_sizes(softmax: Path, stub: Path) -> None:
     assert message.startswith("softmax_forward was built for sizes for which ") and message.endswith("; here N = 1000")
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("(-((-size_N)//8))", {"size_N": 1001}),
-        ("(3*size_N-7)%16", {"size_N": 5}),
-        ("(-size_N)%16", {"size_N": 5}),
-        ("gcd(size_N, 12, (size_N+6))", {"size_N": 30}),
-        ("(1<<(-1+size_N).bit_length())", {"size_N": 1000}),
-        ("_inverse_of(_single(size_N))", {"size_N": 49}),
-        ("_isqrt((3*size_N+1))", {"size_N": 2**61}),
-        ("(size_N / 3) ** 1.5 * 2.5 - 1.0", {"size_N": 49}),
-        ("not (size_N * 3) > 40 or size_N == 2", {"size_N": 49}),
-    ],
-)
+TEXTS = [
+    ("(-((-size_N)//8))", 1001),
+    ("(3*size_N-7)%16", 5),
+    ("(-size_N)%16", 5),
+    ("gcd(size_N, 12, (size_N+6))", 30),
+    ("(1<<(-1+size_N).bit_length())", 1000),
+    ("_inverse_of(_single(size_N))", 49),
+    ("_isqrt((3*size_N+1))", 2**61),
+    ("(size_N / 3) ** 1.5 * 2.5 - 1.0", 49),
+    ("not (size_N * 3) > 40 or size_N == 2", 49),
+]
+
+
 @needs_a_compiler
-def test_texts_in_c(text: str, names: dict[str, int], tmp_path: Path) -> None:
+def test_texts_in_c(tmp_path: Path) -> None:
     from tilec.package.open_sizes import C_FUNCTIONS, c_text
 
     own = C_FUNCTIONS[: C_FUNCTIONS.index("int outside")]
+    blocks = "".join(f'{{ int64_t size_N = {n}; printf("%.17g\\n", (double){c_text(text)}); }}\n' for text, n in TEXTS)
     program = f"""#include <cmath>\n#include <cstdint>\n#include <cstdio>\n#include <utility>\nnamespace {{{own}}}
-int main() {{ int64_t size_N = {names["size_N"]}; printf("%.17g", (double){c_text(text)}); }}\n"""
+int main() {{ {blocks} }}\n"""
     (tmp_path / "main.cpp").write_text(program)
     subprocess.run(["g++", "-Wall", "-Wextra", "-Werror", "-o", "main", "main.cpp"], cwd=tmp_path, check=True)
-    found = float(subprocess.run([str(tmp_path / "main")], capture_output=True, check=True).stdout)
-    assert found == pytest.approx(float(eval(text, {**loader.OPEN_SIZE_FUNCTIONS, **names})), rel=1e-15)
+    found = subprocess.run([str(tmp_path / "main")], capture_output=True, check=True, text=True).stdout.split()
+    for (text, n), value in zip(TEXTS, found, strict=True):
+        wanted = float(eval(text, {**loader.OPEN_SIZE_FUNCTIONS, "size_N": n}))
+        assert float(value) == pytest.approx(wanted, rel=1e-15), text
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import warnings
@@ -11,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support.scale import scaled
 from support.texts import SOURCES, mutated
 
 import tilec
 from tilec.errors import InternalMistake, TileError
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 SECONDS = 60  # for one text, on a machine that is busy with others; the slowest takes about one
 
 
@@ -88,7 +87,7 @@ def test_sources_themselves_have_values() -> None:
 
 @pytest.mark.parametrize("part", range(2))
 def test_mutated_texts(part: int) -> None:
-    check(range(part * 100 * SCALE, (part + 1) * 100 * SCALE))
+    check(range(part * scaled(100), (part + 1) * scaled(100)))
 
 
 @pytest.mark.slow

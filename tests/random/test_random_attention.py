@@ -1,7 +1,6 @@
 """Random programs of chains, value and gradients: by the interpreter of block programs, and on a device where there is
 one, against torch in float64."""
 
-import os
 import random
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from support.chains import run
 from support.random_attention import close, draw, reference
+from support.scale import scaled
 
 import tilec
 from tilec.backends.common.chains import cost
@@ -18,11 +18,10 @@ from tilec.backends.triton.chains import launch
 from tilec.ir.types import TensorType
 from tilec.saving import partition
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 TILINGS = (Tiling(16, 16), Tiling(32, 16), Tiling(16, 32), Tiling(32, 32))
 
 
-@pytest.mark.parametrize("seed", range(12 * SCALE))
+@pytest.mark.parametrize("seed", range(scaled(12)))
 @pytest.mark.one_in(2)
 def test_interpreted(seed, monkeypatch):
     monkeypatch.setattr(cost, "LARGE", 0)
@@ -46,7 +45,7 @@ def test_interpreted(seed, monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("seed", range(20 * SCALE))
+@pytest.mark.parametrize("seed", range(scaled(20)))
 def test_on_a_device(seed, dtype, monkeypatch):
     """The gradient by slopes is a sum of terms of both signs, too little of which is left for 16 bits."""
     monkeypatch.setattr(cost, "LARGE", 0)

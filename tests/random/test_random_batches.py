@@ -1,13 +1,12 @@
 """Random programs over a batch: one answer at every stage and on the backend, which is that of a loop."""
 
-import os
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from support.derivatives import check_tangents
 from support.programs import PHASES, Case, Options, programs
 from support.random_recurrences import recurrences
+from support.scale import scaled
 from support.stages import check, gradient, same
 
 from tilec.ir.evaluate import evaluate
@@ -15,8 +14,6 @@ from tilec.language import parse, show
 from tilec.transforms.autodiff.grad import grad
 from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import size_inputs
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
     "mixed": (programs(Options()), 28),
@@ -67,7 +64,7 @@ def test_a_batch_is_a_loop(family):
     drawn, count = FAMILIES[family]
     compared = []
 
-    @settings(max_examples=count * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(count), phases=PHASES)
     @given(drawn)
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
@@ -75,13 +72,13 @@ def test_a_batch_is_a_loop(family):
         compared.append(check_batch(parse(case.source), list(case.inputs.values()), random, size))
 
     agree()
-    assert sum(compared) >= count // 3, "hardly any program has an input to batch"
+    assert sum(compared) >= scaled(count) // 3, "hardly any program has an input to batch"
 
 
 def test_a_batch_of_recurrences_is_a_loop():
     compared = []
 
-    @settings(max_examples=16 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(16), phases=PHASES)
     @given(recurrences())
     def agree(case):
         source, arrays = case
@@ -94,7 +91,7 @@ def test_a_batch_of_recurrences_is_a_loop():
 def test_a_batch_of_gradients_is_a_loop():
     compared = []
 
-    @settings(max_examples=20 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(20), phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
@@ -119,7 +116,7 @@ def test_gradients_of_a_batch_are_a_loop():
     """By what is batched they are each element's, by what is shared their sum."""
     compared = []
 
-    @settings(max_examples=20 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(20), phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))
@@ -157,7 +154,7 @@ def test_gradients_of_a_batch_are_a_loop():
 def test_tangents_of_a_batch():
     compared = []
 
-    @settings(max_examples=14 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(14), phases=PHASES)
     @given(programs(Options(statements=2)))
     def agree(case: Case):
         random = np.random.default_rng(len(compared))

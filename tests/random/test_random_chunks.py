@@ -10,6 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from support.programs import PHASES
 from support.random_chunks import timed_programs
+from support.scale import scaled
 
 import tilec
 from tilec.errors import TileError
@@ -17,10 +18,8 @@ from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 from tilec.transforms.autodiff.grad import grad
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
-
-@settings(max_examples=4 * SCALE, phases=PHASES)
+@settings(max_examples=scaled(4), phases=PHASES)
 @given(timed_programs())
 def test_gradients_in_chunks(case) -> None:
     source, arrays = case

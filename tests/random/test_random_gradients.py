@@ -1,17 +1,14 @@
 """Random programs: gradients have one answer at every stage and on the backend, and are the derivative."""
 
-import os
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from support.programs import PHASES, Case, Options, programs
+from support.scale import scaled
 from support.stages import check, gradient
 
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 FAMILIES = {
     "mixed": (Options(), 12),
@@ -31,9 +28,9 @@ def cotangents(results, random):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_agree_at_every_stage(family):
-    options, count = FAMILIES[family]
+    options, examples = FAMILIES[family]
 
-    @settings(max_examples=count * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(examples), phases=PHASES)
     @given(programs(options))
     def agree(case: Case):
         program, arrays = parse(case.source), list(case.inputs.values())
@@ -48,7 +45,7 @@ def test_gradients_agree_at_every_stage(family):
 def test_second_gradients_agree_at_every_stage():
     options = Options(kinds=("contraction", "contraction", "elementwise"), statements=2, smooth=True)
 
-    @settings(max_examples=5 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(5), phases=PHASES)
     @given(programs(options))
     def agree(case: Case):
         program, arrays = parse(case.source), list(case.inputs.values())
@@ -71,7 +68,7 @@ def test_gradients_are_derivatives():
     """Along a random direction of the inputs the outputs change as the gradient says."""
     compared = []
 
-    @settings(max_examples=100 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(100), phases=PHASES)
     @given(programs(Options(smooth=True)))
     def derivative(case: Case):
         program, arrays = parse(case.source), list(case.inputs.values())

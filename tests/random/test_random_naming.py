@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
 from support.naming import agree
+from support.scale import scaled
 
 import tilec
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 def compiled(source, arrays):
@@ -27,7 +24,7 @@ def interpreted(source, arrays):
 @pytest.mark.parametrize("indexed", [False, True], ids=["elementwise", "bodies"])
 @pytest.mark.covering
 def test_named_parts(run, indexed):
-    assert agree(run, indexed, range(50 * SCALE)) > 9 * SCALE
+    assert agree(run, indexed, range(scaled(50))) > scaled(9)
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from support.narrowed import FORMS, narrowed
+from support.scale import scaled
 from support.stages import check, gradient
 
 from tilec.language import parse
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 GROUPS = 8
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
 @pytest.mark.one_in(2)
 def test_values_and_gradients(group):
-    for seed in range(group, 60 * SCALE, GROUPS):
+    for seed in range(group, scaled(60), GROUPS):
         case = narrowed(seed)
         program, arrays = parse(case.source), list(case.inputs.values())
         results = check(program, arrays)

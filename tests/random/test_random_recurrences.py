@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.programs import PHASES
 from support.random_recurrences import recurrences
+from support.scale import scaled
 from support.stages import check, gradient
 
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
-
-@settings(max_examples=30 * SCALE, phases=PHASES)
+@settings(max_examples=scaled(30), phases=PHASES)
 @given(recurrences())
 def test_values(case):
     source, arrays = case
     check(parse(source), arrays)
 
 
-@settings(max_examples=12 * SCALE, phases=PHASES)
+@settings(max_examples=scaled(12), phases=PHASES)
 @given(recurrences(smooth=True), st.integers(0, 9))
 def test_gradients(case, seed):
     source, arrays = case

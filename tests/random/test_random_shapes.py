@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from random import Random
@@ -12,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from support.programs import PHASES, Case, Options, programs
+from support.scale import scaled
 from support.shapes import PROGRAMS, check_at, drawn
 
 import tilec
 from tilec import knobs
 from tilec.ir import shape_class
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 pytestmark = pytest.mark.filterwarnings("ignore::tilec.TileWarning")
 served: Counter[str] = Counter()
 
@@ -58,7 +57,7 @@ def resized(case: Case, sizes: dict[str, int]) -> list[torch.Tensor]:
 
 
 def test_random_programs_at_many_sizes() -> None:
-    @settings(max_examples=18 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(18), phases=PHASES)
     @given(programs(Options(statements=4)))
     def agree(case: Case) -> None:
         names = sorted(set(re.findall(r"\bN\d+\b", case.source.split("->")[0])))
@@ -82,7 +81,7 @@ def test_programs_at_many_sizes(name: str, block: str, monkeypatch: pytest.Monke
     monkeypatch.setenv(knobs.BLOCK.name, block)
     source, _ = PROGRAMS[name]
     f, random, sizes = tilec.compile(source), Random(name), {"p": 4}
-    for step in range(6 * SCALE):
+    for step in range(scaled(6)):
         generator = torch.Generator().manual_seed(step)
         made = drawn(name, random, sizes, step)
         check_at(source, f, [torch.randn(s, generator=generator) for s in made], step if step > 1 else None)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from support.programs import PHASES, Case, Options, programs
 from support.random_recurrences import recurrences
+from support.scale import scaled
 from torch import func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tilec
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 FAMILIES = {"mixed": programs(Options()), "smooth": programs(Options(smooth=True)), "recurrences": recurrences()}
 
 
@@ -122,7 +120,7 @@ def test_as_in_eager_mode(way: str, family: str) -> None:
     count = 6 if way in ("vmap", "jvp") else 2
     compared = []
 
-    @settings(max_examples=count * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(count), phases=PHASES)
     @given(FAMILIES[family])
     def agree(drawn):
         source, arrays = (drawn.source, list(drawn.inputs.values())) if isinstance(drawn, Case) else drawn

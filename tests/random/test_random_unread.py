@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 from hypothesis import given, settings
 from support.programs import PHASES, Case, Options, programs
+from support.scale import scaled
 from support.stages import REFUSALS, check, cotangents, gradient
 
 from tilec.ir.evaluate import evaluate
 from tilec.ir.program import Program
 from tilec.language import parse
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 OPTIONS = Options(smooth=True, statements=2, kinds=("contraction",))
 
 
@@ -33,7 +31,7 @@ def with_unread(program: Program, first: Program, arrays: list[np.ndarray]) -> l
 def test_what_no_point_reads():
     drawn = []
 
-    @settings(max_examples=8 * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(8), phases=PHASES)
     @given(programs(OPTIONS))
     def agree(case: Case):
         program, arrays = parse(case.source), list(case.inputs.values())
@@ -48,4 +46,4 @@ def test_what_no_point_reads():
             check(first, [*arrays, *cotangents(results)])
 
     agree()
-    assert len(drawn) >= SCALE
+    assert len(drawn) >= scaled(1)

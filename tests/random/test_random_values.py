@@ -1,20 +1,18 @@
 """Random programs: the same answer from the source, after every pass, and on the torch backend."""
 
-import os
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from support.programs import AGGREGATIONS, FAMILIES, PHASES, Case, Options, programs
+from support.scale import scaled
 from support.stages import REFUSALS, check
 
 from tilec.backends.torch.matmul import keyed
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
 from tilec.transforms.lower import keyed_sums
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))  # multiplies the number of programs
 
 COUNTS = {
     "mixed": 28, "contractions": 28, "elementwise": 18, "smooth": 14, "special": 14, "chains": 12, "quasi-affine": 18,
@@ -27,7 +25,7 @@ def test_every_stage_and_the_backend_agree(family, monkeypatch):
     monkeypatch.setattr(keyed, "FEWEST_OF_KEY", 0)
     monkeypatch.setattr(keyed_sums, "LEAST_SIDE", 1)
 
-    @settings(max_examples=COUNTS[family] * SCALE, phases=PHASES)
+    @settings(max_examples=scaled(COUNTS[family]), phases=PHASES)
     @given(programs(FAMILIES[family]))
     def agree(case: Case):
         check(parse(case.source), list(case.inputs.values()))

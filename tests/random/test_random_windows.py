@@ -1,17 +1,15 @@
 """Random windows of several axes, taken one axis after the other: values and gradients as of the whole."""
 
-import os
 import random
 
 import pytest
 import torch
+from support.scale import scaled
 
 import tilec
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
 from tilec.transforms.lower import separate_windows as module
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 def draw(rng: random.Random) -> tuple[str, list[tuple[int, ...]]]:
@@ -43,7 +41,7 @@ def draw(rng: random.Random) -> tuple[str, list[tuple[int, ...]]]:
 
 def test_one_axis_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     divided = 0
-    for seed in range(12 * SCALE):
+    for seed in range(scaled(12)):
         text, shapes = draw(random.Random(seed))
         generator = torch.Generator().manual_seed(seed)
         given = [torch.rand(s, generator=generator, dtype=torch.float64) + 0.1 for s in shapes]
@@ -65,4 +63,4 @@ def test_one_axis_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (x is None) == (y is None), text
             if x is not None:
                 torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10, msg=text)
-    assert divided > 3 * SCALE
+    assert divided > scaled(3)

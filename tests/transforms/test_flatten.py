@@ -48,6 +48,7 @@ NESTED = [
 
 @pytest.mark.parametrize("statement", NESTED)
 @pytest.mark.parametrize(("n", "m"), [(4, 5), (1, 1), (0, 3), (3, 0)])
+@pytest.mark.covering
 def test_nested_aggregations(statement: str, n: int, m: int) -> None:
     source = f"function (W[N, M], H[M], B[N]) -> (O) {{ {statement} }}"
     same_meaning(source, array(n, m), array(m), array(n))

@@ -162,6 +162,7 @@ SECOND = ("linear", "gated", "shuffle", "tanh of a matrix product", "Viterbi", "
 
 
 @pytest.mark.parametrize("case", slow_but(CASES, SECOND))  # the oracle checks all of them above
+@pytest.mark.one_in(2)
 def test_second_order_on_the_backend(case):
     assert torch.autograd.gradgradcheck(*on_the_backend(case), fast_mode=True)
 

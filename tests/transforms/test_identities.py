@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import sympy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scale import scaled
 from support.stages import check, gradient
 
 import tilec
@@ -164,10 +163,7 @@ def chains(draw) -> str:
     return text
 
 
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
-
-
-@settings(max_examples=150 * SCALE)
+@settings(max_examples=scaled(150))
 @given(chains(), st.sampled_from(DTYPES[:4]), st.sampled_from(DTYPES[:4]), st.sampled_from(("int8", "int64")))
 def test_chains_keep_their_value_and_type(text, x, z, integer):
     program = parse(f"function (X, Z, I) -> (Y) {{ Y = {text}; }}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import brute_force
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_statements import scatters, statements
+from support.scale import scaled
 
 from tilec.ir.index import linear
 from tilec.ir.program import Call, Index, Int, index_variables
@@ -16,8 +16,6 @@ from tilec.lattice.sets import bounds, domain
 from tilec.transforms.lower.defract import defract_statement
 from tilec.transforms.lower.reduce import reduce_statement
 from tilec.transforms.util.roles import roles
-
-SCALE = int(os.environ.get("TILEC_RANDOM_SCALE", "1"))
 
 
 def weighted(s):
@@ -40,7 +38,7 @@ def contributions(s, shapes):
         assume(False)
 
 
-@settings(max_examples=80 * SCALE)
+@settings(max_examples=scaled(80))
 @given(st.one_of(statements(), scatters()))
 def test_passes_keep_every_point(case):
     s, shapes = case
@@ -55,7 +53,7 @@ def test_passes_keep_every_point(case):
     assert defract_statement(defracted, shapes) == defracted
 
 
-@settings(max_examples=80 * SCALE)
+@settings(max_examples=scaled(80))
 @given(st.one_of(statements(), scatters()))
 def test_reduced_and_defracted_form(case):
     s, shapes = case
@@ -80,7 +78,7 @@ def test_reduced_and_defracted_form(case):
     assert len(names) == len(brute_force.elements(defracted, shapes))
 
 
-@settings(max_examples=80 * SCALE)
+@settings(max_examples=scaled(80))
 @given(st.one_of(statements(), scatters()))
 def test_bounds_are_exact(case):
     s, shapes = case

@@ -37,7 +37,7 @@ def loop(f, dims, inputs):
 
 
 @pytest.mark.parametrize("source", PROGRAMS.values(), ids=PROGRAMS)
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(9)
 def test_a_batch_has_the_types_of_a_loop(source: str) -> None:
     f = tilec.compile(source)
     for wide, narrow in product(DTYPES, DTYPES):

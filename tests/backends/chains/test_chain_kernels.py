@@ -35,7 +35,7 @@ def test_16_bits(name):
     "sizes", [(1, 16, 16, 2, 2), (1, 64, 32, 16, 16), (3, 17, 90, 5, 40), (2, 53, 24, 20, 1)], ids=str
 )
 @pytest.mark.parametrize("tiling", [Tiling(16, 16), Tiling(64, 32)], ids=lambda t: f"{t.block}x{t.step}")
-@pytest.mark.one_in(2)
+@pytest.mark.covering
 def test_sizes_and_blocks(sizes, tiling):
     """Whole blocks and overhanging ones, more columns than rows, rows that see nothing."""
     for name in ("causal", "window", "ahead"):
