@@ -30,6 +30,7 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
+from tilec.ir.rational import as_int
 from tilec.ir.types import FLOATS, Types
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.stack_operands import LEAST_STACKED
@@ -163,4 +164,4 @@ def ends_of(e: Expr, extent: Mapping[str, int]) -> tuple[int, int] | None:
         return None
     ends = [form.coefficient(v) * (extent[v] - 1) for v in form.variables()]
     low, high = (form.constant + sum(f(0, x) for x in ends) for f in (min, max))
-    return int(low), int(high)
+    return as_int(low), as_int(high)

@@ -31,6 +31,7 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
+from tilec.ir.rational import as_int
 from tilec.ir.types import FLOATS, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
@@ -83,7 +84,7 @@ def _window(s: Statement, types: Types) -> _Window | None:
     (row,) = (v for v in form.variables() if v != inside[0])
     columns = types[a.tensor].shape[a.index.index(e)]
     place = index.index(inside[0])
-    return _Window(index.index(row), place, int(form.constant), columns, sizes[inside[0]])
+    return _Window(index.index(row), place, as_int(form.constant), columns, sizes[inside[0]])
 
 
 def _rewritten(program: Program, first: Statement, w: _Window, types: Types) -> list[Statement] | None:

@@ -243,6 +243,8 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
     if any(isinstance(e, (Inside, Pad)) for e in walk(s.body)):
         return None
     every = [*accesses_in(s.body)]
+    if not any(is_aslant(e) for a in every for e in a.index):
+        return None
     extent = dict(zip(outputs, types[s.output].shape, strict=True))
     for a in every:
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):
@@ -254,12 +256,14 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
     found: dict[Access, Access] = {}
     made: list[Statement] = []
     for a in dict.fromkeys(every):
+        if not any(map(is_aslant, a.index)) or not is_floating(types[a.tensor].dtype):
+            continue
         own = [v for v in extent if v in index_variables(a)]
         ends = [ends_of(e, extent) for e in a.index]
         inside = all(x is not None and 0 <= x[0] <= x[1] < n for x, n in zip(ends, types[a.tensor].shape, strict=True))
         elements = math.prod(extent[v] for v in own)
         fewer = elements * 2 <= points and elements > math.prod(types[a.tensor].shape)
-        if not inside or not fewer or not any(map(is_aslant, a.index)) or not is_floating(types[a.tensor].dtype):
+        if not inside or not fewer:
             continue
         index = tuple(map(Index, own))
         sizes = tuple(Int(extent[v]) for v in own)
