@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from tilec.ir.constraining import always, demands
 from tilec.ir.functions import ONE, ZERO, all_of, call, operands_of
 from tilec.ir.index import Affine, distinct_variables, linear, place_value
 from tilec.ir.infer import expression_type, infer, statement_type
@@ -94,7 +95,7 @@ def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> State
     if not counts or s.index is None or s.sizes is None:
         return s
     within = [(s.index, types[s.output].shape)]
-    within += [(a.index, types[a.tensor].shape) for a in _read_everywhere(s.body) if a.tensor not in counts]
+    within += [(a.index, types[a.tensor].shape) for a in always(demands(s.body)) if a.tensor not in counts]
     sizes: dict[str, int] = {}
     for index, shape in within:
         for e, n in zip(index, shape, strict=True):
@@ -117,15 +118,6 @@ def _with_counts(s: Statement, counts: Mapping[str, int], types: Types) -> State
         return e if isinstance(e, (Access, Inside)) else rebuild(e, visit)
 
     return s if reads_itself(s) else map_values(s, visit)
-
-
-def _read_everywhere(e: Expr) -> list[Access]:
-    """The elements that are read at each point, whatever the branches of conditionals read."""
-    if isinstance(e, Access):
-        return [e]
-    if isinstance(e, (Inside, Pad)) or not isinstance(e, Call) or e.function == "select":
-        return []
-    return [a for x in e.args for a in _read_everywhere(x)]
 
 
 # factors
