@@ -222,6 +222,16 @@ def test_a_part_without_elements() -> None:
     assert got.tolist() == [6.0]
 
 
+@pytest.mark.parametrize("shapes", [((4, 0), (4, 0, 2)), ((4, 3), (4, 0, 2)), ((0, 3), (0, 2, 2))])
+def test_parts_without_points(shapes: tuple[tuple[int, ...], ...]) -> None:
+    tensors = [image(s) for s in shapes]
+    for at in ("i : N", ""):
+        source = f"function (X[N, J], Y[N, K, L]) -> (C) {{ A[{at}] = +(X[i, j]); B[{at}] = +(Y[i, k, l]); C = A + B; }}"
+        found, exact = (tilec.compile(source, backend=b)(*tensors) for b in ("triton", "torch"))
+        assert torch.equal(found, exact)
+
+
+
 def drawn(seed: int) -> tuple[str, tuple[int, ...]]:
     """A resize by an index, or a strided window that is written, and a shape of its input."""
     rng = random.Random(seed)

@@ -174,7 +174,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     summed = {tuple(x.extent[0][v] for v in x.reductions) for x in spaces}
     used = {v for s in parts.values() for v in all_variables(s)} | set(names)
     counts = summed.pop() if len(summed) == 1 else ()
-    if any(any(map(is_symbolic, n)) or math.prod(n) > MOST_WRITTEN_OUT for n in summed):
+    if any(any(map(is_symbolic, n)) or not 0 < math.prod(n) <= MOST_WRITTEN_OUT for n in summed):
         return None
     fresh = [fresh_variable("k", used) for _ in counts]
     found: list[Expr | None] = []
@@ -196,7 +196,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
         return made
     numbered = any(linear(e).terms == () for s in parts.values() for e in s.index or ())
     few = math.prod(counts) <= MOST_CLASS_ELEMENTS
-    return made if numbered and few or not fresh and period(made, names[-1]) > 1 else None
+    return made if numbered and few or names and not fresh and period(made, names[-1]) > 1 else None
 
 
 def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[Expr], types: Types) -> Expr | None:
