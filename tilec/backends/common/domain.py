@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 from tilec.backends.common.code import tuple_text
 from tilec.ir.constraining import constraining
-from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.index import Affine, Interval, interval, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import Types
 from tilec.lattice.sets import bounds
-
-Interval = tuple[Fraction | float, Fraction | float]
 
 
 @dataclass(frozen=True)
@@ -84,12 +82,7 @@ class Domain:
 
     def interval(self, form: Affine) -> Interval:
         """Least and greatest value over the box."""
-        low: Fraction | float = form.constant
-        high: Fraction | float = form.constant
-        for atom, c in form.terms:
-            a, b = self._atom_interval(atom)
-            low, high = (low + c * a, high + c * b) if c > 0 else (low + c * b, high + c * a)
-        return low, high
+        return interval(form, self._atom_interval)
 
     def _atom_interval(self, atom: Expr) -> Interval:
         match atom:

@@ -21,7 +21,7 @@ from tilec.errors import UnboundIndex
 from tilec.ir.aggregations import SPLITTABLE
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.functions import ZERO, all_of, operands_of
-from tilec.ir.index import Affine, distinct_variables, linear, place_value, substitute_affine
+from tilec.ir.index import Affine, distinct_variables, interval, linear, place_value, substitute_affine
 from tilec.ir.program import (
     Access,
     Call,
@@ -59,14 +59,15 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
     """One statement. `computed`: tensors that are no inputs."""
     if reads_itself(s):
         return s
-    s = _running(_confined(_without_repeats(s, shapes), shapes), shapes)
+    s = _running(_confined(without_repeats(s, shapes), shapes), shapes)
     return _sized(_over_bands(moved_back(turned_back(s, shapes), shapes), shapes), shapes, computed)
 
 
 # constraints that accesses state as well
 
 
-def _without_repeats(s: Statement, shapes: Shapes) -> Statement:
+def without_repeats(s: Statement, shapes: Shapes) -> Statement:
+    """The statement without constraints that its accesses state as well."""
     if not s.constraints or asks_in_branches(s):
         return s
     stated: dict[Affine, int] = {}
@@ -264,20 +265,20 @@ def _confinement(test: Expr, box: Box, shapes: Shapes) -> Constraint | None:
 
 def _interval(form: Affine, box: Box) -> tuple[int, int] | None:
     """Least and greatest value of an integer form over a box; None for forms of other kinds."""
-    if not form.is_integral:
+    spans = {atom: span for atom, _ in form.terms if (span := _atom_interval(atom, box)) is not None}
+    if not form.is_integral or len(spans) < len(form.terms):
         return None
-    low = high = as_int(form.constant)
-    for atom, c in form.terms:
-        match atom:
-            case Index(v) if v in box:
-                a, b = box[v]
-            case Call("mod", (inner, Int(n))) if n > 0 and linear(inner).is_integral:
-                a, b = 0, n - 1
-            case _:
-                return None
-        ends = as_int(c) * a, as_int(c) * b
-        low, high = low + min(ends), high + max(ends)
-    return low, high
+    low, high = interval(form, spans.__getitem__)
+    return as_int(low), as_int(high)
+
+
+def _atom_interval(atom: Expr, box: Box) -> tuple[int, int] | None:
+    match atom:
+        case Index(v) if v in box:
+            return box[v]
+        case Call("mod", (inner, Int(n))) if n > 0 and linear(inner).is_integral:
+            return 0, n - 1
+    return None
 
 
 # bands

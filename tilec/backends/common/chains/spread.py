@@ -13,7 +13,7 @@ from dataclasses import replace
 from tilec.backends.common.chains.sheared import is_aslant, written_out_terms
 from tilec.backends.common.pairs import LEAST, with_access
 from tilec.ir.functions import call
-from tilec.ir.index import distinct_variables, linear
+from tilec.ir.index import distinct_variables, interval, linear
 from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -162,6 +162,5 @@ def ends_of(e: Expr, extent: Mapping[str, int]) -> tuple[int, int] | None:
     form = linear(e)
     if not form.is_affine or not form.is_integral:
         return None
-    ends = [form.coefficient(v) * (extent[v] - 1) for v in form.variables()]
-    low, high = (form.constant + sum(f(0, x) for x in ends) for f in (min, max))
-    return as_int(low), as_int(high)
+    least, most = interval(form, lambda v: (0, extent[v.name] - 1))
+    return as_int(least), as_int(most)

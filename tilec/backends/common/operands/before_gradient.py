@@ -29,7 +29,6 @@ from tilec.ir.program import (
     Access,
     Aggregate,
     Call,
-    Constraint,
     Expr,
     Index,
     Inside,
@@ -48,6 +47,7 @@ from tilec.transforms.autodiff.outline_reductions import lift
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.lower.flatten import flatten
 from tilec.transforms.lower.stack_operands import LEAST_STACKED, plain_sum
+from tilec.transforms.lower.tighten_domains import without_repeats
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
@@ -80,7 +80,7 @@ def before_gradient(
     made: dict[str, list[Statement]] = {}
     own: list[Statement] = []
     for s in flat.statements:
-        own.append(_unconstrained(s, known))
+        own.append(without_repeats(s, {name: t.shape for name, t in known.items()}))
         if s.output in there:
             parts = _parts(own, known, names, statistics)
             inside = {p.output for p in parts}
@@ -99,22 +99,6 @@ def before_gradient(
 
 def _nests(s: Statement) -> bool:
     return any(isinstance(e, Aggregate) for e in walk(s.body))
-
-
-def _unconstrained(s: Statement, types: Types) -> Statement:
-    """The statement without constraints that what it reads implies."""
-    shortest: dict[str, int] = {}
-    for a in accesses_in(s.body):
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            if (v := linear(e).bare) is not None:
-                shortest[v] = min(n, shortest.get(v, n))
-
-    def implied(c: Constraint) -> bool:
-        v = linear(c.expr).bare
-        return isinstance(c.bound, Int) and v in shortest and shortest[v] <= c.bound.value
-
-    constraints = tuple(c for c in s.constraints if not implied(c))
-    return s if constraints == s.constraints else replace(s, constraints=constraints)
 
 
 def _statistics(program: Program) -> set[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import access_conditions, build_domain, whole_arguments
@@ -23,7 +23,7 @@ from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS, choose_residues, period, reads_of_elements
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.cost import size_in_bytes
-from tilec.ir.constraining import access_of
+from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ONE, ZERO, all_of, operands_of
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.program import (
@@ -39,7 +39,6 @@ from tilec.ir.program import (
     Program,
     Statement,
     accesses_in,
-    children,
     index_variables,
     map_values,
     node_count,
@@ -267,7 +266,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         return None
     if any(a.tensor == s.output for e in accesses_in(*reader.roots) for a in accesses_in(*e.index)):
         return None
-    bare = {e for e in _unpadded(*reader.roots) if e.tensor == s.output}
+    bare = {e for e in constraining(*reader.roots) if e.tensor == s.output}
     own = [a for a in dict.fromkeys(accesses_in(*reader.roots)) if a.tensor == s.output]
     found = {a: whole_places(a, reader, types) or (None if a in bare else _inside_tests(a, reader, types)) for a in own}
     places = {a: e for a, e in found.items() if e is not None}
@@ -304,19 +303,6 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
 
 def _is_cheap(e: Call) -> bool:
     return e.function in CHEAP or e.function == "div" and isinstance(e.args[1], Int | Float)
-
-
-def _unpadded(*roots: Expr | None) -> Iterator[Access]:
-    """Accesses that say where points are."""
-    for e in roots:
-        if isinstance(e, Access):
-            yield e
-        elif isinstance(e, Inside):
-            yield e.access
-        elif isinstance(e, Pad):
-            yield from _unpadded(e.value)
-        elif e is not None:
-            yield from _unpadded(*children(e))
 
 
 def _inside_tests(access: Access, reader: Statement, types: Types) -> Expr | None:
