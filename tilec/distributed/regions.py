@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.distributed.placements import IndexBox, hull
-from tilec.ir.index import Affine, Interval, interval, linear
+from tilec.ir.index import Affine, linear
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -27,7 +27,7 @@ from tilec.ir.program import (
     self_reads,
 )
 from tilec.ir.rational import Fraction
-from tilec.lattice.sets import IntegerSet, Shapes, bounds_of, depends_on_data, domain, domain_of
+from tilec.lattice.sets import IntegerSet, Interval, Shapes, bounds_of, depends_on_data, domain, domain_of, interval_of
 
 _ROUNDS = 12  # of carrying intervals; they only shrink, so that stopping early is safe
 _EVERYTHING: Interval = (-math.inf, math.inf)
@@ -232,7 +232,7 @@ def _solved(limit: Limit, v: str, box: Mapping[str, Interval]) -> Interval:
 
 def _reach(form: Affine, box: Mapping[str, Interval]) -> Interval:
     """Bounds of a form's value where its variables lie in intervals."""
-    return interval(form, lambda atom: _atom(atom, box))
+    return interval_of(form, lambda atom: _atom(atom, box))
 
 
 def _atom(e: Expr, box: Mapping[str, Interval]) -> Interval:

@@ -34,7 +34,6 @@ from tilec.ir.program import (
 from tilec.ir.rational import Fraction, as_fraction, as_int
 
 _ZERO, _ONE = Fraction(0), Fraction(1)
-Interval = tuple[Fraction | float, Fraction | float]
 QUASI_AFFINE = ("mod", "clamp", "max", "min", "abs")
 
 
@@ -175,16 +174,6 @@ class Affine:
         scale = self.denominator
         tree = (self * scale).to_expr()
         return tree if scale == 1 else Call("div", (tree, Int(scale)))
-
-
-def interval(form: Affine, of_atom: Callable[[Any], tuple[Any, Any]]) -> Interval:
-    """Least and greatest value of a form whose variables and other atoms have these."""
-    low: Fraction | float = form.constant
-    high: Fraction | float = form.constant
-    for atom, c in form.terms:
-        a, b = of_atom(atom)
-        low, high = (low + c * a, high + c * b) if c > 0 else (low + c * b, high + c * a)
-    return low, high
 
 
 def _number(value: Fraction) -> Expr:

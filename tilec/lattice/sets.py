@@ -7,9 +7,10 @@ equal components (the dimensions of one convolution) come back often.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from tilec.errors import InternalMistake, UnboundIndex
 from tilec.ir.constraining import constraining
@@ -25,6 +26,7 @@ from tilec.ir.program import (
     index_variables,
     walk,
 )
+from tilec.ir.rational import Fraction
 from tilec.lattice import projection
 from tilec.lattice.hermite import rank
 from tilec.lattice.projection import Inequality, Inexact
@@ -43,6 +45,7 @@ from tilec.lattice.questions import (
 
 Shapes = Mapping[str, tuple[int, ...]]
 Box = dict[str, tuple[int, int]]
+Interval = tuple[Fraction | float, Fraction | float]
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,16 @@ def domain_of(
     if variables is None:
         variables = index_variables(*index, *roots, *(c.expr for c in constraints))
     return IntegerSet(tuple(variables), tuple(found), tuple(dependent))
+
+
+def interval_of(form: Affine, of_atom: Callable[[Any], tuple[Any, Any]]) -> Interval:
+    """Least and greatest value of a form whose variables and other atoms have these."""
+    low: Fraction | float = form.constant
+    high: Fraction | float = form.constant
+    for atom, c in form.terms:
+        a, b = of_atom(atom)
+        low, high = (low + c * a, high + c * b) if c > 0 else (low + c * b, high + c * a)
+    return low, high
 
 
 def sizes_of(s: Statement) -> tuple[int, ...]:

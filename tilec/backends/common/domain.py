@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from tilec.backends.common.code import tuple_text
 from tilec.ir.constraining import constraining
-from tilec.ir.index import Affine, Interval, interval, linear, substitute_affine
+from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import Types
-from tilec.lattice.sets import bounds
+from tilec.lattice.sets import Interval, bounds, interval_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Domain:
 
     def interval(self, form: Affine) -> Interval:
         """Least and greatest value over the box."""
-        return interval(form, self._atom_interval)
+        return interval_of(form, self._atom_interval)
 
     def _atom_interval(self, atom: Expr) -> Interval:
         match atom:

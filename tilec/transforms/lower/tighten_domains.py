@@ -21,7 +21,7 @@ from tilec.errors import UnboundIndex
 from tilec.ir.aggregations import SPLITTABLE
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.functions import ZERO, all_of, operands_of
-from tilec.ir.index import Affine, distinct_variables, interval, linear, place_value, substitute_affine
+from tilec.ir.index import Affine, distinct_variables, linear, place_value, substitute_affine
 from tilec.ir.program import (
     Access,
     Call,
@@ -41,7 +41,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of
+from tilec.lattice.sets import Box, Shapes, bounds_of, domain, interval_of, shapes_of
 from tilec.transforms.lower.move_outputs import moved_back, turned_back
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
@@ -268,7 +268,7 @@ def _interval(form: Affine, box: Box) -> tuple[int, int] | None:
     spans = {atom: span for atom, _ in form.terms if (span := _atom_interval(atom, box)) is not None}
     if not form.is_integral or len(spans) < len(form.terms):
         return None
-    low, high = interval(form, spans.__getitem__)
+    low, high = interval_of(form, spans.__getitem__)
     return as_int(low), as_int(high)
 
 

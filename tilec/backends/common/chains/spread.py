@@ -13,7 +13,7 @@ from dataclasses import replace
 from tilec.backends.common.chains.sheared import is_aslant, written_out_terms
 from tilec.backends.common.pairs import LEAST, with_access
 from tilec.ir.functions import call
-from tilec.ir.index import distinct_variables, interval, linear
+from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -32,6 +32,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.ir.types import FLOATS, Types
+from tilec.lattice.sets import interval_of
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.stack_operands import LEAST_STACKED
 from tilec.transforms.util.factors import Factor, added, quotient_of
@@ -162,5 +163,5 @@ def ends_of(e: Expr, extent: Mapping[str, int]) -> tuple[int, int] | None:
     form = linear(e)
     if not form.is_affine or not form.is_integral:
         return None
-    least, most = interval(form, lambda v: (0, extent[v.name] - 1))
+    least, most = interval_of(form, lambda v: (0, extent[v.name] - 1))
     return as_int(least), as_int(most)

@@ -6,7 +6,6 @@ product with enough work repays a copy of the smaller evil: the operand that doe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, inner_variables
-from tilec.backends.triton.matmul.dot import Dot, OperandRewrite
+from tilec.backends.triton.matmul.dot import MatrixProduct, OperandRewrite
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
@@ -26,12 +25,13 @@ LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
 
 
-def packed(dot: Dot, space: Space, view: StridedView, int64_index: bool = False) -> OperandRewrite | None:
+def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite | None:
     """The product over a copy of an operand; None where nothing is gained."""
+    dot, space, view = product.dot, product.space, product.view
     if dot.dtype != "float32":
         return None
-    inner = inner_variables(dot, space, view, LEAST_REUSE // 2)
-    if work(dot, space) < LEAST_WORK or len(inner) != 1:
+    inner = inner_variables(product, LEAST_REUSE // 2)
+    if product.multiplications < LEAST_WORK or len(inner) != 1:
         return None
     before: list[Step] = []
     after: list[Step] = []
@@ -55,10 +55,10 @@ def packed(dot: Dot, space: Space, view: StridedView, int64_index: bool = False)
     return OperandRewrite(view, replace(space, statement=view.statement), tuple(before), tuple(after), dot)
 
 
-def wanted_along(dot: Dot, space: Space, view: StridedView) -> str | None:
+def wanted_along(product: MatrixProduct) -> str | None:
     """The summed variable along which operands that are computed beforehand shall lie, so that none is packed."""
-    inner = inner_variables(dot, space, view, LEAST_REUSE // 2)
-    return inner[0] if dot.dtype == "float32" and len(inner) == 1 and work(dot, space) >= LEAST_WORK else None
+    inner, much = inner_variables(product, LEAST_REUSE // 2), product.multiplications >= LEAST_WORK
+    return inner[0] if product.dot.dtype == "float32" and len(inner) == 1 and much else None
 
 
 def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -> OperandRewrite | None:
@@ -106,11 +106,6 @@ def _copied(
     view = view.with_tensor(name, view.types[tensor], tuple(strides[a] for a in range(len(shape))))
     made: list[Step] = [Allocate(name, tuple(shape[a] for a in order), view.types[name].dtype)]
     return name, view, [*made, *_copy(tensor, name, view, int64_index)], [Release((name,))]
-
-
-def work(dot: Dot, space: Space) -> int:
-    """Multiplications of a product."""
-    return math.prod(space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
 
 
 def _axis(access: Access, v: str) -> int | None:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import NARROW, Dot, operand_accesses, product_over
+from tilec.backends.triton.matmul.dot import NARROW, MatrixProduct, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.pack import renamed
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
@@ -53,8 +52,9 @@ class SideBySide:
         return [*steps, Release((self.grown,))]
 
 
-def side_by_side(dot: Dot, space: Space, view: StridedView, setting: Setting) -> SideBySide | None:
+def side_by_side(given: MatrixProduct, setting: Setting) -> SideBySide | None:
     """The statement in two, None where groups fill a tile as they are or Hopper's kernels do not take the product."""
+    dot, space, view = given.dot, given.space, given.view
     s = view.statement
     plain = len(space.classes) == 1 and s.guard is None and not s.constraints and dot.dtype in NARROW
     if not plain or s.index is None or not isinstance(s.body, Call) or s.body.function != "mul":
@@ -149,7 +149,7 @@ def _apart(
     if over is None:
         return None
     same = (_merged_into(q, as_it_is, over.view), _merged_into(r, as_it_is, over.view)) if first else None
-    steps = hopper_steps(over.product, over.space, over.view, setting, same=same)
+    steps = hopper_steps(over, setting, same=same)
     return None if steps is None else SideBySide(blocks, product, first, steps, types, strides, grown)
 
 

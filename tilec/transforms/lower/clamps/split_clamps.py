@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.ir.functions import ZERO, call
-from tilec.ir.index import Affine, interval, linear, substitute_affine
+from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -33,7 +33,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType
-from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, shapes_of
+from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, interval_of, shapes_of
 from tilec.transforms.lower.clamps.separate_clamps import is_clamp, one_axis_first
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
@@ -78,7 +78,7 @@ def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names:
     clamp = linear(s.index[axis]).terms[0][0]
     assert isinstance(clamp, Call)
     form, first, last = linear(clamp.args[0]), *(as_int(linear(e).constant) for e in clamp.args[1:])
-    least, most = interval(form, lambda v: box[v.name])
+    least, most = interval_of(form, lambda v: box[v.name])
     if first > last:
         return [s]
     target = statement_type(s, types)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tilec.ir.index import Affine, interval
+from tilec.ir.index import Affine
+from tilec.lattice.sets import interval_of
 
 Same = tuple[tuple[str, int], tuple[str, int]]
 
@@ -123,7 +124,7 @@ class HopperProblem:
 
 def form_bounds(form: Affine, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """Least and greatest value of a form over a box."""
-    low, high = interval(form, lambda v: ranges[v.name])
+    low, high = interval_of(form, lambda v: ranges[v.name])
     return int(low), int(high)
 
 
