@@ -143,9 +143,9 @@ def bounds_of(d: IntegerSet, fixed: Mapping[str, int] | None = None) -> Box | No
     return {name: box[name] for name in d.variables}
 
 
-def is_box(d: IntegerSet, box: Box, fixed: Mapping[str, int] | None = None) -> bool:
+def is_box(d: IntegerSet, box: Box) -> bool:
     """Is every integer point of the box in the domain? (Conditions on data are ignored.)"""
-    return all(part.contains([box[v] for v in part.variables]) for part in _components(_fix(d, fixed)))
+    return all(part.contains([box[v] for v in part.variables]) for part in _components(d))
 
 
 def writes_conflict(s: Statement, shapes: Shapes) -> bool:

@@ -11,7 +11,7 @@ from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
 from tilec.ir.rational import Fraction, as_int
-from tilec.ir.types import Types
+from tilec.ir.types import Types, shapes_in
 from tilec.lattice.sets import Interval, bounds, interval_of
 
 
@@ -145,7 +145,7 @@ def size_of(e: Expr) -> int:
 
 def build_domain(s: Statement, types: Types) -> Domain | None:
     """The domain of a bound statement, None where it has no valid point. Residue variables must have been replaced."""
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     ranges = bounds(s, shapes)
     if ranges is None:
         return None

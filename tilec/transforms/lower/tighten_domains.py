@@ -37,7 +37,6 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     reads_itself,
-    rebuild,
     walk,
 )
 from tilec.ir.rational import as_int
@@ -45,6 +44,7 @@ from tilec.lattice.sets import Box, Shapes, bounds_of, domain, interval_of, shap
 from tilec.transforms.lower.move_outputs import moved_back, turned_back
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
+from tilec.transforms.util.rewrite import with_parts
 
 _BAND = 8  # as many times as long as the band is what is summed over, at least, to be summed over the band
 
@@ -94,7 +94,7 @@ def _sized(s: Statement, shapes: Shapes, computed: frozenset[str]) -> Statement:
     asked = [a for a in constraining(s.body) if a.tensor in unread and a in inside] if inside else []
     for a in dict.fromkeys(asked):
         forms = list(zip(map(linear, a.index), shapes[a.tensor], strict=True))
-        known = replace(s, body=_without(s.body, Inside(a)))
+        known = replace(s, body=with_parts(s.body, {Inside(a): Int(1)}))
         box = _box_of(known, shapes)
         read_at = [(form, n) for form, n in forms if not form.is_affine and not _clamped_inside(form, n)]
         if not all(form.is_integral for form, _ in forms) or not all(
@@ -146,10 +146,6 @@ def _read(s: Statement) -> Iterator[Access]:
         if isinstance(e, Access):
             yield e
         pending += [i for i in e.access.index] if isinstance(e, Inside) else children(e)
-
-
-def _without(e: Expr, part: Expr) -> Expr:
-    return Int(1) if e == part else rebuild(e, lambda x: _without(x, part))
 
 
 def _clamped_inside(form: Affine, n: int) -> bool:

@@ -19,7 +19,7 @@ from tilec.backends.common.domain import access_conditions, build_domain, whole_
 from tilec.backends.common.terms import sum_of
 from tilec.backends.triton.iteration.coalesce import StridedView, values
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import contiguous_strides
 from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS, choose_residues, period, reads_of_elements
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.cost import size_in_bytes
@@ -51,6 +51,7 @@ from tilec.ir.rational import Fraction, as_int
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
+from tilec.transforms.util.rewrite import body_at
 
 
 def with_producers(
@@ -107,7 +108,7 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
         return None  # no reduction
     filled = writes_all(s, dict(zip(names, types[s.output].shape, strict=True)), types)
     read = Access(s.output, place)
-    value = _filled_at(s, read, names, types) if filled else element_at(s, read, types)
+    value = _filled_at(s, read, types) if filled else element_at(s, read, types)
 
     def computed(e: Expr) -> Expr:
         return value if isinstance(e, Access) and e.tensor == s.output else rebuild(e, computed)
@@ -126,9 +127,9 @@ def reads_values(s: Statement, tensor: str) -> bool:
     return all(a.tensor != tensor for a in accesses_in(*places, *asked, *gathered))
 
 
-def _filled_at(s: Statement, read: Access, names: Sequence[str], types: Types) -> Expr:
+def _filled_at(s: Statement, read: Access, types: Types) -> Expr:
     """An element of a statement that writes each."""
-    value = replace_indices(s.body, {v: linear(e) for v, e in zip(names, read.index, strict=True)})
+    value = body_at(s, read.index)
     return Call(types[s.output].dtype, (value,)) if types[s.output].dtype in NARROW else value
 
 
@@ -190,7 +191,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     space = build_space(made, types)
     if space is None or node_count(body) > LONGEST_BODY:
         return None
-    view = StridedView(made, types, {name: contiguous(t.shape) for name, t in types.items()})
+    view = StridedView(made, types, contiguous_strides(types))
     if choose_residues(space, view) is not None:
         return made
     numbered = any(linear(e).terms == () for s in parts.values() for e in s.index or ())
@@ -283,7 +284,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     def visit(e: Expr) -> Expr:
         match e:
             case Access() if e.tensor == s.output and filled and places[e] == ONE:
-                return _filled_at(s, e, names, types)
+                return _filled_at(s, e, types)
             case Pad(Access() | Inside() as read, other) if (a := access_of(read)).tensor == s.output:
                 inner = element_at(s, a, types) if isinstance(read, Access) else ONE
                 return Call("select", (places[a], inner, visit(other))) if places[a] != ONE else inner
@@ -364,7 +365,7 @@ def _seconds(s: Statement, types: Types, summed: bool) -> float | None:
         return None
     if period(s, space.outputs[-1]) > 1:
         return None
-    view = StridedView(s, types, {name: contiguous(t.shape) for name, t in types.items()})
+    view = StridedView(s, types, contiguous_strides(types))
     accesses, elements = reads_of_elements(space, view)
     if not accesses or len(accesses) > MOST_READS:
         return None

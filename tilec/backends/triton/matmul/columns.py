@@ -19,13 +19,13 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.pack import renamed
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
+from tilec.transforms.util.rewrite import with_parts
 
 ROW_MULTIPLE = 8  # 16-bit elements of 16 bytes
 SAME = 1.25  # elements of a copy over those of the tensor, where windows do not overlap
@@ -138,7 +138,7 @@ class _Build:
             copies[other] = self.copied(other, [v for v in axes if v not in inner], inner)
         if None in copies.values():
             return None
-        return replace(s, body=renamed(s.body, {k: v for k, v in copies.items() if v is not None}), constraints=())
+        return replace(s, body=with_parts(s.body, {k: v for k, v in copies.items() if v is not None}), constraints=())
 
     def of_output(self, s: Statement, given: MatrixProduct, sides: Sequence[Access]) -> Statement | None:
         """A product of rows and columns whose elements belong elsewhere."""

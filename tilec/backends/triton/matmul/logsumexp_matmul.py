@@ -220,18 +220,18 @@ class LogWriter(ExponentialWriter):
         none = [f"({r} == {LOG_ZERO})" for r in raw]
         outside = "(row_in[:, None] & col_in[None, :] ^ True)"
         k.assign("base", f"{left} + {right}")
-        certified = f"{self._certain('acc', 'base')} | {none[0]} | {none[1]} | {outside}"
+        certified = f"{self._certain()} | {none[0]} | {none[1]} | {outside}"
         k.assign("acc", f"tl.where({certified}, acc, float('nan'))")
         self._in_turn("acc != acc", [self._absent(raw), self._exact(frame)])
         k.assign("acc", f"log_above_(acc, {left}, {right}, base)")
 
-    def _certain(self, total: str, base: str) -> str:
+    def _certain(self) -> str:
         """Text of the test that a sum is accurate whose logarithm is added to `base`: nothing that counts was lost, and
         no two large numbers cancel to a small result, which would keep their rounding. (The exponent will do for the
         logarithm.)"""
         least = f"{literal(LEAST_CERTAIN[self.dot.dtype])} * ({self.kernel.count(self.dot.summed)})"
-        test = f"({total} >= {least}) & ({total} < float('inf'))"
-        return test + (f" & beside_({total}, {base}, {CANCELLED})" if self.dot.dtype == "float32" else "")
+        test = f"(acc >= {least}) & (acc < float('inf'))"
+        return test + (f" & beside_(acc, base, {CANCELLED})" if self.dot.dtype == "float32" else "")
 
     def _absent(self, tops: Sequence[str]) -> list[CodeLine]:
         """Elements that no pair of terms reaches are -inf: pairs are counted, unless an infinity of the other sign or

@@ -19,7 +19,8 @@ from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Index, Int, Statement, map_values, rebuild, value_accesses
+from tilec.ir.program import Access, Expr, Index, Int, Statement, map_values, value_accesses
+from tilec.transforms.util.rewrite import with_parts
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
@@ -46,9 +47,9 @@ def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite 
         before += made
         after += released
         swapped = replace(access, tensor=name)
-        copies: dict[Access, Access] = {access: swapped}
+        copies: dict[Expr, Expr] = {access: swapped}
         s = view.statement
-        view = replace(view, statement=replace(s, body=renamed(s.body, copies)))
+        view = replace(view, statement=replace(s, body=with_parts(s.body, copies)))
         dot = replace(dot, left=_side(dot.left, copies), right=_side(dot.right, copies))
     if not before:
         return None
@@ -73,7 +74,7 @@ def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -
         return None
     before: list[Step] = []
     after: list[Step] = []
-    copies: dict[Access, Access] = {}
+    copies: dict[Expr, Expr] = {}
     s = space.statement
     for access in dict.fromkeys(value_accesses(s)):
         used = free_of(access)
@@ -86,7 +87,7 @@ def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -
         before += made
         after += released
         copies[access] = replace(access, tensor=name)
-    s = map_values(s, lambda e: renamed(e, copies))
+    s = map_values(s, lambda e: with_parts(e, copies))
     view, space = replace(view, statement=s), replace(space, statement=s)
     if not copies or choose_pointwise_tiling(space, view).lanes is None:
         return None
@@ -123,10 +124,5 @@ def _copy(source: str, target: str, view: StridedView, int64_index: bool) -> lis
     return pointwise(space, StridedView(s, view.types, view.strides), s, int64_index) or []
 
 
-def renamed(e: Expr, made: Mapping[Access, Access]) -> Expr:
-    """The expression with other accesses in the place of these."""
-    return made[e] if isinstance(e, Access) and e in made else rebuild(e, lambda x: renamed(x, made))
-
-
-def _side(factors: tuple[Expr, ...], made: Mapping[Access, Access]) -> tuple[Expr, ...]:
-    return tuple(renamed(f, made) for f in factors)
+def _side(factors: tuple[Expr, ...], made: Mapping[Expr, Expr]) -> tuple[Expr, ...]:
+    return tuple(with_parts(f, made) for f in factors)

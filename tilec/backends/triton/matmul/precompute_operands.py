@@ -40,9 +40,10 @@ from tilec.cost import size_in_bytes
 from tilec.ir.functions import COSTLY_FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, rebuild, walk
+from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, walk
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType
 from tilec.lattice.sets import sizes_of
+from tilec.transforms.util.rewrite import with_parts
 
 MOST_STORED_OPERANDS = 2**28  # bytes
 # points a second with operands that are gathered, and of a library: of float32 on an H200, of 16 bits on an H100
@@ -200,13 +201,7 @@ def shared(space: Space, view: StridedView, int64_index: bool) -> OperandRewrite
         found[e] = Access(own.output, own.index or ())
         if not made.take(own, dtype):
             return None
-    if not found:
-        return None
-
-    def put(e: Expr) -> Expr:
-        return found[e] if e in found else rebuild(e, put)
-
-    return made.over(put(s.body), space)
+    return made.over(with_parts(s.body, found), space) if found else None
 
 
 def _costly(e: Expr, outputs: set[str], summed: set[str]) -> Iterator[Expr]:

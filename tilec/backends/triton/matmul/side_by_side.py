@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.matmul.dot import NARROW, MatrixProduct, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.pack import renamed
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.functions import ZERO, call
@@ -24,6 +23,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import fresh_variable
+from tilec.transforms.util.rewrite import with_parts
 
 WIDTH_TOGETHER = 64  # rows or columns of a product of groups side by side, at most
 LEAST_GROUP = 4  # of a group itself
@@ -135,7 +135,7 @@ def _apart(
         whole = tuple(map(Int, types[output].shape))
         blocks = replace(s, index=alone, sizes=whole, body=Access(grown, diagonal), aggregation="assign")
         made = {a: split[a.tensor] for a in accesses[:2]}
-        product = replace(s, output=grown, index=index, sizes=tuple(map(Int, shape)), body=renamed(s.body, made))
+        product = replace(s, output=grown, index=index, sizes=tuple(map(Int, shape)), body=with_parts(s.body, made))
     else:
         inside = call("eq", Index(along[2]), Index(r))
         body = Call("select", (inside, Access(small.tensor, alone), call(types[small.tensor].dtype, ZERO)))
@@ -143,7 +143,7 @@ def _apart(
         blocks = Statement(grown, places, tuple(map(Int, shape)), body, span=s.span)
         made = {a: split[a.tensor] if a is not small else Access(grown, index) for a in accesses[:2]}
         out = split[output]
-        product = replace(s, index=out.index, sizes=tuple(map(Int, types[output].shape)), body=renamed(s.body, made))
+        product = replace(s, index=out.index, sizes=tuple(map(Int, types[output].shape)), body=with_parts(s.body, made))
     as_it_is = StridedView(product, types, strides)
     over, first = product_over(coalesce(as_it_is)), small.tensor != output
     if over is None:
