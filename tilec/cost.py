@@ -11,7 +11,7 @@ import opt_einsum
 
 from tilec.ir.functions import all_of, call, operands_of
 from tilec.ir.program import Access, Call, Expr, Int, Pad, Program, Statement, index_variables, reads, walk
-from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType
+from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType, shapes_in
 from tilec.lattice.index_values import index_values
 from tilec.lattice.sets import Box, bounds
 
@@ -72,7 +72,7 @@ def cost(
     being the whole: what kernels read and no statement of theirs makes, they compute themselves, each anew. `kernels`:
     outputs that share one, beside those that are marked."""
     units = _units(program, flat or program, kernels)
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     size = {name: size_in_bytes(t) for name, t in types.items()}
     flops = sum(_unit_operations(program, unit, shapes) for unit in units)
     moved = sum(size[name] for unit in units for name in _touched(program, unit, units))
@@ -143,7 +143,7 @@ def kernel_costs(
     kernels: Sequence[Sequence[str]] = (),
 ) -> list[KernelCost]:
     """The same kernel by kernel; statements that nothing says share one count as a kernel each."""
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     own = {s.output for s in program.statements}
     found = []
     units = _units(program, flat or program, kernels)

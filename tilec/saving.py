@@ -50,7 +50,7 @@ from tilec.ir.program import (
     reads,
     reads_itself,
 )
-from tilec.ir.types import NARROW, TensorType, Types, is_floating
+from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
 from tilec.pipeline import bind_flat
 from tilec.transforms.autodiff.grad import grad_with_outputs
 from tilec.transforms.bind.bind import bind
@@ -249,7 +249,7 @@ class _Joint:
         forward = self.forward_statements()
         made_of = self._made_of(forward)
         most = self.bytes_of(dict.fromkeys(outputs))
-        shapes = {name: t.shape for name, t in self.types.items()}
+        shapes = shapes_in(self.types)
         computed = {s.output for s in drop_dead(forward, outputs)}  # by the forward pass, whatever is kept
         candidates = []
         beside = 0

@@ -9,10 +9,9 @@ import pytest
 from support.gluon import run
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul import columns as module
 from tilec.backends.triton.matmul.columns import WindowRows, columns
-from tilec.backends.triton.matmul.dot import recognise_dot
+from tilec.backends.triton.matmul.dot import product_over
 from tilec.backends.triton.plan.device_info import DEVICES
 from tilec.backends.triton.plan.plan import Launch, Setting
 from tilec.backends.triton.plan.sizes import contiguous
@@ -54,7 +53,8 @@ CASES = {
 def anywhere(monkeypatch):
     """Products of any size over plain rows, although no kernel takes them."""
 
-    def taken(dot, space, over, setting):
+    def taken(product, setting):
+        dot = product.dot
         plain = all(len(v) == 1 for v in (dot.rows, dot.columns, dot.summed))
         return [] if plain else None
 
@@ -72,11 +72,9 @@ def made(lowering) -> WindowRows | None:
     (defracted,) = lowering.stages["defracted"].statements
     types = dict(lowering.types)
     over = coalesce(StridedView(defracted, types, {n: contiguous(t.shape) for n, t in types.items()}))
-    space = build_space(over.statement, over.types)
-    assert space is not None
-    dot = recognise_dot(space, over)
-    assert dot is not None
-    return columns(dot, space, over, Setting("highest", device=DEVICES["sm_90"]))
+    product = product_over(over)
+    assert product is not None
+    return columns(product, Setting("highest", device=DEVICES["sm_90"]))
 
 
 def view(v: StridedView, tensor: str, memory: dict[str, np.ndarray]) -> np.ndarray:

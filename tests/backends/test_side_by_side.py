@@ -8,9 +8,8 @@ from support.gluon import run
 
 import tilec
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul import side_by_side as module
-from tilec.backends.triton.matmul.dot import recognise_dot
+from tilec.backends.triton.matmul.dot import product_over
 from tilec.backends.triton.matmul.side_by_side import SideBySide, side_by_side
 from tilec.backends.triton.plan.device_info import DEVICES
 from tilec.backends.triton.plan.plan import Launch, Setting
@@ -61,11 +60,9 @@ def made(name: str, **sizes: int) -> tuple[SideBySide | None, dict[str, tuple[in
     types = dict(lowering.types)
     strides = {n: contiguous(t.shape) for n, t in types.items()}
     view = coalesce(StridedView(defracted, types, strides))
-    space = build_space(view.statement, view.types)
-    assert space is not None
-    dot = recognise_dot(space, view)
-    assert dot is not None
-    found = side_by_side(dot, space, view, Setting("highest", device=DEVICES["sm_90"]))
+    product = product_over(view)
+    assert product is not None
+    found = side_by_side(product, Setting("highest", device=DEVICES["sm_90"]))
     return found, {**shapes, "O": types["O"].shape}, lowering.stages["flat"].statements[0]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.bench import __main__ as command
 from tilec.bench.suite import measure, page
 from tilec.bench.suite.catalog import MODULES, WORKLOADS
 from tilec.bench.suite.measure import (
@@ -53,6 +54,19 @@ def test_a_workload_computes_what_its_peer_does(task: str) -> None:
         assert g.shape == w.shape
         if workload.checked:
             torch.testing.assert_close(g, w, rtol=1e-7, atol=1e-7)
+
+
+def test_a_page_that_is_printed_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, written = tmp_path / "results.json", tmp_path / "page.md"
+    results.write_text("{}")
+    monkeypatch.setattr(command, "WORKLOADS_PAGE", written)
+    assert command.main(["suite", "--page", str(results), "--no-write"]) == 0
+    printed = capsys.readouterr().out
+    assert not written.exists() and printed.startswith("# ")
+    assert command.main(["suite", "--page", str(results)]) == 0
+    assert written.read_text() == printed.removesuffix("\n")
 
 
 def test_measured_gathered_and_shown(tmp_path: Path) -> None:

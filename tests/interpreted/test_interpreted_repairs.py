@@ -33,11 +33,11 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_exact_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def repaired(p, dot, space, view):
-        t = view.types[p.flat.output]
+    def repaired(p, product):
+        t = product.view.types[p.flat.output]
         return [
             Allocate(p.flat.output, t.shape, t.dtype, float("nan")),
-            *repair_steps(dot, space, view, p.flat, p.int64_index),
+            *repair_steps(product, p.flat, p.int64_index),
         ]
 
     monkeypatch.setattr(families, "_product_steps", repaired)

@@ -174,9 +174,9 @@ def _sweep(given: argparse.Namespace) -> None:
 def _suite(given: argparse.Namespace) -> None:
     """Results are kept in the file that --resume names, or else in suite-results.json, which is begun anew."""
     if given.page:
-        WORKLOADS_PAGE.write_text(
-            page.page({name: record for path in given.page for name, record in gpu.load_records(path).items()})
-        )
+        known = {name: record for path in given.page for name, record in gpu.load_records(path).items()}
+        text = page.page(known)
+        print(text) if given.no_write else WORKLOADS_PAGE.write_text(text)
         return
     path = given.resume or Path("suite-results.json")
     if given.resume is None and not given.warm:

@@ -32,7 +32,7 @@ from tilec.ir.program import (
     reads,
     rebuild,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.sets import sizes_of
 from tilec.transforms.bind.bind import size_inputs
 from tilec.transforms.util.naming import Names, all_variables
@@ -95,7 +95,7 @@ def rank_stages(plan: Sharding, rank: int) -> tuple[Stage, ...]:
 class _Rank:
     def __init__(self, plan: Sharding, rank: int):
         self.plan, self.rank = plan, rank
-        self.shapes = {name: t.shape for name, t in plan.types.items()}
+        self.shapes = shapes_in(plan.types)
         self.names = Names({*plan.types, *plan.copies, *(c.result for c in plan.communications)})
         self.stand_ins: dict[str, str] = {}
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from tilec.distributed.placements import IndexBox, hull
 from tilec.ir.index import Affine, linear
@@ -27,12 +26,12 @@ from tilec.ir.program import (
     index_variables,
     self_reads,
 )
-from tilec.lattice.sets import IntegerSet, Shapes, bounds_of, depends_on_data, domain, domain_of
+from tilec.ir.rational import Fraction
+from tilec.lattice.sets import IntegerSet, Interval, Shapes, bounds_of, depends_on_data, domain, domain_of, interval_of
 
 _ROUNDS = 12  # of carrying intervals; they only shrink, so that stopping early is safe
-_Interval = tuple[Fraction | float, Fraction | float]
-_EVERYTHING: _Interval = (-math.inf, math.inf)
-Intervals = dict[str, _Interval]
+_EVERYTHING: Interval = (-math.inf, math.inf)
+Intervals = dict[str, Interval]
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ def _integral(e: Expr) -> bool:
     return type(e).__name__ == "Int"
 
 
-def _solved(limit: Limit, v: str, box: Mapping[str, _Interval]) -> _Interval:
+def _solved(limit: Limit, v: str, box: Mapping[str, Interval]) -> Interval:
     """The interval of a variable where the others of the form have theirs."""
     own = limit.form.coefficient(v)
     low, high = _reach(limit.form - Affine.variable(v, own), box)
@@ -231,18 +230,14 @@ def _solved(limit: Limit, v: str, box: Mapping[str, _Interval]) -> _Interval:
     )
 
 
-def _reach(form: Affine, box: Mapping[str, _Interval]) -> _Interval:
+def _reach(form: Affine, box: Mapping[str, Interval]) -> Interval:
     """Bounds of a form's value where its variables lie in intervals."""
-    low: Fraction | float = form.constant
-    high: Fraction | float = form.constant
-    for atom, c in form.terms:
-        a, b = box.get(atom.name, _EVERYTHING) if isinstance(atom, Index) else _atom(atom, box)
-        ends = (a * c, b * c) if c > 0 else (b * c, a * c)
-        low, high = low + ends[0], high + ends[1]
-    return low, high
+    return interval_of(form, lambda atom: _atom(atom, box))
 
 
-def _atom(e: Expr, box: Mapping[str, _Interval]) -> _Interval:
+def _atom(e: Expr, box: Mapping[str, Interval]) -> Interval:
+    if isinstance(e, Index):
+        return box.get(e.name, _EVERYTHING)
     if not isinstance(e, Call) or depends_on_data(Affine.of([(e, 1)])):
         return _EVERYTHING
     intervals = [_reach(linear(a), box) for a in e.args]

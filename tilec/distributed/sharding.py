@@ -47,7 +47,7 @@ from tilec.ir.program import (
     reads_itself,
     self_reads,
 )
-from tilec.ir.types import ITEM_BYTES, TensorType
+from tilec.ir.types import ITEM_BYTES, TensorType, shapes_in
 from tilec.language import show_expr
 from tilec.lattice.sets import depends_on_data
 
@@ -197,7 +197,7 @@ class _Planner(Copies):
 
     def _choose(self, s: Statement) -> _Choice:
         """The way that communicates least, found for one dimension of the mesh after another until none changes."""
-        regions = Regions(s, {name: t.shape for name, t in self.types.items()})
+        regions = Regions(s, shapes_in(self.types))
         best = self._choice(regions, {})
         dims = sorted({m for t in best.needed for m in self.home[t].dims if self.mesh[m] > 1})
         ways = {m: list(self._splits(s, regions, m)) for m in dims}

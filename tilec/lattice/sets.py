@@ -7,9 +7,10 @@ equal components (the dimensions of one convolution) come back often.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from tilec.errors import InternalMistake, UnboundIndex
 from tilec.ir.constraining import constraining
@@ -25,6 +26,7 @@ from tilec.ir.program import (
     index_variables,
     walk,
 )
+from tilec.ir.rational import Fraction
 from tilec.lattice import projection
 from tilec.lattice.hermite import rank
 from tilec.lattice.projection import Inequality, Inexact
@@ -43,6 +45,7 @@ from tilec.lattice.questions import (
 
 Shapes = Mapping[str, tuple[int, ...]]
 Box = dict[str, tuple[int, int]]
+Interval = tuple[Fraction | float, Fraction | float]
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,16 @@ def domain_of(
     return IntegerSet(tuple(variables), tuple(found), tuple(dependent))
 
 
+def interval_of(form: Affine, of_atom: Callable[[Any], tuple[Any, Any]]) -> Interval:
+    """Least and greatest value of a form whose variables and other atoms have these."""
+    low: Fraction | float = form.constant
+    high: Fraction | float = form.constant
+    for atom, c in form.terms:
+        a, b = of_atom(atom)
+        low, high = (low + c * a, high + c * b) if c > 0 else (low + c * b, high + c * a)
+    return low, high
+
+
 def sizes_of(s: Statement) -> tuple[int, ...]:
     """The literal sizes of a bound statement."""
     if s.sizes is None or not all(isinstance(n, Int) for n in s.sizes):
@@ -130,9 +143,9 @@ def bounds_of(d: IntegerSet, fixed: Mapping[str, int] | None = None) -> Box | No
     return {name: box[name] for name in d.variables}
 
 
-def is_box(d: IntegerSet, box: Box, fixed: Mapping[str, int] | None = None) -> bool:
+def is_box(d: IntegerSet, box: Box) -> bool:
     """Is every integer point of the box in the domain? (Conditions on data are ignored.)"""
-    return all(part.contains([box[v] for v in part.variables]) for part in _components(_fix(d, fixed)))
+    return all(part.contains([box[v] for v in part.variables]) for part in _components(d))
 
 
 def writes_conflict(s: Statement, shapes: Shapes) -> bool:

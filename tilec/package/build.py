@@ -17,7 +17,7 @@ from tilec.errors import InputMistake, TileError
 from tilec.function import Function
 from tilec.ir.shape_class import Recorder
 from tilec.ir.symbolic import Pinned
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, shapes_in
 from tilec.package import launches, loader
 from tilec.package.cpp import header_text, launcher_text
 from tilec.package.kernels import Kernels, file_names
@@ -143,7 +143,7 @@ def _entry(
         "steps": steps,
     }
     if recorder.names:
-        entry |= described_sizes(recorder, {n: t.shape for n, t in types.items()})
+        entry |= described_sizes(recorder, shapes_in(types))
     if made.gradient is not None:
         entry["wrt"] = list(made.gradient.wrt)
     return entry

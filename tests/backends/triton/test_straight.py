@@ -13,12 +13,14 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.common.code import python_name
 from tilec.backends.common.python_text import parsing
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat, TorchLines
 from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
 from tilec.backends.triton.runtime import launcher
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.operations import operation_of
+from tilec.backends.triton.runtime.step_lines import torch_lines_of
 from tilec.backends.triton.runtime.straight import SHARED_BYTES, places, straight
 
 NORM = """function (X[N, D], W[D]) -> (Y) {
@@ -109,6 +111,21 @@ def test_places_are_used_again_and_what_is_large_stands_alone() -> None:
     assert places(plan(a, b, Release(("B",)), c)) == ({"A": 0, "B": 1024, "C": 1024}, 2048)
     assert places(plan(a, allocated("L", SHARED_BYTES), c)) == ({"A": 0, "C": 1024}, 2048)
     assert places(plan(Allocate("F", (4,), "int8", 0), Allocate("E", (0,), "float32"))) == ({"E": 0}, 512)
+
+
+@pytest.mark.parametrize("fill", [0, True, 2.5, float("inf"), float("nan"), "S"])
+def test_a_fill_runs_as_it_is_printed(fill: float | str) -> None:
+    step, source = Allocate("O", (2, 3), "float32", fill), torch.arange(3.0, dtype=torch.float64)
+    tensors = {"S": source}
+    operation_of(step, torch.device("cpu"))(tensors, 0)
+    printed: dict[str, Any] = {"torch": torch, "device": torch.device("cpu"), "S": source}
+    exec("\n".join(torch_lines_of(step, python_name)), printed)
+    made = straight(Plan((step,), ("O",)), ["S"], [operation_of(step, torch.device("cpu"))], torch.device("cpu"))
+    assert made is not None
+    wanted = source.expand(2, 3) if isinstance(fill, str) else torch.full((2, 3), fill)
+    for found in (tensors["O"], printed["O"], made[1]([source], 0)[0]):
+        torch.testing.assert_close(found, wanted.float(), equal_nan=True)
+        assert found.is_contiguous()
 
 
 def test_steps_of_their_own_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

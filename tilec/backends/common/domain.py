@@ -11,10 +11,8 @@ from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
 from tilec.ir.rational import Fraction, as_int
-from tilec.ir.types import Types
-from tilec.lattice.sets import bounds
-
-Interval = tuple[Fraction | float, Fraction | float]
+from tilec.ir.types import Types, shapes_in
+from tilec.lattice.sets import Interval, bounds, interval_of
 
 
 @dataclass(frozen=True)
@@ -84,12 +82,7 @@ class Domain:
 
     def interval(self, form: Affine) -> Interval:
         """Least and greatest value over the box."""
-        low: Fraction | float = form.constant
-        high: Fraction | float = form.constant
-        for atom, c in form.terms:
-            a, b = self._atom_interval(atom)
-            low, high = (low + c * a, high + c * b) if c > 0 else (low + c * b, high + c * a)
-        return low, high
+        return interval_of(form, self._atom_interval)
 
     def _atom_interval(self, atom: Expr) -> Interval:
         match atom:
@@ -152,7 +145,7 @@ def size_of(e: Expr) -> int:
 
 def build_domain(s: Statement, types: Types) -> Domain | None:
     """The domain of a bound statement, None where it has no valid point. Residue variables must have been replaced."""
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     ranges = bounds(s, shapes)
     if ranges is None:
         return None

@@ -37,7 +37,7 @@ from tilec.ir.program import (
     value_accesses,
     walk,
 )
-from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types, is_floating
+from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types, is_floating, shapes_in
 from tilec.lattice.sets import covers
 from tilec.transforms.util.naming import Names
 
@@ -281,7 +281,7 @@ def _is_read_whole(f: Expr, s: Statement, types: Types) -> bool:
     sizes = tuple(map(Int, types[accesses[0].tensor].shape))
     written = tuple(Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True))
     reader = replace(s, index=accesses[0].index, sizes=sizes, constraints=(*s.constraints, *written))
-    return covers(reader, {name: t.shape for name, t in types.items()})
+    return covers(reader, shapes_in(types))
 
 
 def _last(place: int, taken: Mapping[int, int]) -> int:

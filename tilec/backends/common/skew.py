@@ -15,7 +15,7 @@ from tilec.backends.common.domain import Domain, boxed
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Aggregate, Call, Index, Int, Statement
 from tilec.ir.rational import as_int
-from tilec.ir.types import TensorType, Types
+from tilec.ir.types import TensorType, Types, shapes_in
 from tilec.lattice.hermite import inverse
 from tilec.lattice.schedule import completed
 from tilec.lattice.sets import Box, bounds
@@ -69,7 +69,7 @@ class Skew:
 def skewed(s: Statement, types: Types) -> Skew:
     """A flat recurrence in time and lanes."""
     shape = types[s.output].shape
-    tau = schedule(s, {name: t.shape for name, t in types.items()})
+    tau = schedule(s, shapes_in(types))
     falling = sum(c < 0 for c in tau) > sum(c > 0 for c in tau)
     matrix = completed(tuple(-c for c in tau) if falling else tau, shape)
     names = [e.name for e in s.index or () if isinstance(e, Index)]
@@ -101,7 +101,7 @@ def level_domain(skew: Skew, e: Aggregate | Statement, types: Types, box: Box | 
     """Where a statement's points, or a nested aggregation's for the lanes of `box`, lie; None where there are none. An
     aggregation has its own exact range of time; its lanes are those of the box, whether it has points there or not."""
     own = skew.statement.output
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     if isinstance(e, Statement):
         ranges = bounds(e, shapes)
         return None if ranges is None else boxed(e, ranges, types, own)

@@ -16,7 +16,7 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.index import Affine, distinct_variables
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Index, Int, Statement, index_variables
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.sets import bounds, sizes_of
 
 CUMULATIVE = {a.name: a.torch.cumulative for a in AGGREGATIONS.values() if a.torch and a.torch.cumulative}
@@ -42,7 +42,7 @@ def scan(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None
     domain = task.flat_domain
     if not any(len(c.form.variables()) == 2 for c in domain.conditions):
         return None
-    ranges = bounds(s, {name: t.shape for name, t in task.types.items()})
+    ranges = bounds(s, shapes_in(task.types))
     assert ranges is not None, "the domain is not empty"
     domain = boxed(s, ranges, task.types)  # the other one may have turned the summed variable round
     found = _scan(s, domain)

@@ -39,7 +39,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.sets import Box, InRange, IntegerSet, bounds_of, depends_on_data, sizes_of
 from tilec.transforms.bind.conditional_paths import (
     ENDLESS,
@@ -63,7 +63,7 @@ def resolve(s: Statement, types: Mapping[str, TensorType]) -> Statement:
 class _Resolver:
     def __init__(self, s: Statement, types: Mapping[str, TensorType]):
         self.s, self.types = s, types
-        self.shapes = {name: t.shape for name, t in types.items()}
+        self.shapes = shapes_in(types)
         self.own = s.output
 
     def statement(self) -> Statement:

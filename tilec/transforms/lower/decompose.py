@@ -21,7 +21,7 @@ from tilec.ir.program import (
     Int,
     Statement,
 )
-from tilec.ir.types import NARROW, ElementType, TensorType, Types, is_floating
+from tilec.ir.types import NARROW, ElementType, TensorType, Types, is_floating, shapes_in
 from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
 from tilec.transforms.simplify.keep_variables import combined_condition, keep_variables
 from tilec.transforms.util.broadcast import Axes, axes
@@ -92,7 +92,7 @@ def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Nam
     extreme = replace(s, output=names.fresh(f"{s.output}_{kept}"), aggregation=kept, default=None)
     element = expression_type(s.body, types)
     target = statement_type(s, types)
-    number, count = _numbers(bounds(s, {name: t.shape for name, t in types.items()}), bound)
+    number, count = _numbers(bounds(s, shapes_in(types)), bound)
     first = replace(
         extreme,
         output=names.fresh(f"{s.output}_first"),
@@ -155,7 +155,7 @@ def _floating(value: Expr, element: ElementType) -> Expr:
 def points_per_element(s: Statement, types: Types, data: bool = False) -> int | None:
     """How many valid points each output element has, where that is one positive number known now. `data`: where the
     conditions on tensors' elements hold."""
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     points = domain(s, shapes)
     box = bounds_of(points) if s.guard is None and (data or not points.dependent) else None
     if box is None:

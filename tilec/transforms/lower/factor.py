@@ -36,7 +36,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.ir.types import NARROW, Types, is_floating
+from tilec.ir.types import NARROW, Types, is_floating, shapes_in
 from tilec.lattice.sets import InRange, bounds_of, depends_on_data, domain
 from tilec.transforms.lower.decompose import in_type, points_per_element
 from tilec.transforms.util.factors import Factor, added, as_accumulated, factors_of, is_number, quotient_of, terms_of
@@ -139,7 +139,7 @@ def _factored_terms(s: Statement, types: Types, names: Names) -> list[Statement]
     """Statements that take the place of one whose terms are sums themselves, added up where data says."""
     if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
-    box = bounds_of(domain(s, _shapes(types))) if any(depends_on_data(linear(e)) for e in s.index) else None
+    box = bounds_of(domain(s, shapes_in(types))) if any(depends_on_data(linear(e)) for e in s.index) else None
     written = index_variables(*s.index)
     if box is None or any(box[v][0] for v in written):
         return None
@@ -172,7 +172,7 @@ def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statemen
     shape = tuple(sizes[v] for v in kept)
     first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
     value = quotient_of([Factor(Access(total, index), False), *outer])
-    shapes = {**_shapes(types), total: tuple(n.value for n in shape if isinstance(n, Int))}
+    shapes = {**shapes_in(types), total: tuple(n.value for n in shape if isinstance(n, Int))}
     asked = domain(replace(s, body=value, constraints=()), shapes).dependent
     tests = range_tests(c for c in domain(s, shapes).dependent if c not in asked)
     return first, value, all_of([*s.guards, *there, *tests])
@@ -182,10 +182,6 @@ def range_tests(conditions: Iterable[InRange]) -> list[Expr]:
     """The conditions as values: that each form is from 0 to below its bound."""
     forms = [(place_value(c.form.to_value()), c.bound) for c in conditions]
     return [test for e, n in forms for test in (Call("ge", (e, ZERO)), Call("lt", (e, Int(n))))]
-
-
-def _shapes(types: Types) -> dict[str, tuple[int, ...]]:
-    return {name: t.shape for name, t in types.items()}
 
 
 Terms = list[tuple[bool, list[Factor]]]
@@ -229,7 +225,7 @@ def _cut(s: Statement, types: Types) -> SumCut | None:
 
 def _ask_alike(s: Statement, types: Types, outputs: Sequence[str]) -> bool:
     """Whether all points of an element meet the same conditions on data."""
-    asked = domain(s, _shapes(types)).dependent
+    asked = domain(s, shapes_in(types)).dependent
     own = set(outputs)
     return all(c.form.is_integral and own.issuperset(index_variables(c.form.to_expr())) for c in asked)
 

@@ -35,7 +35,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import NARROW, TensorType
+from tilec.ir.types import NARROW, TensorType, shapes_in
 from tilec.lattice.sets import Box, bounds_of, domain_of, sizes_of
 from tilec.transforms.bind.legality import check_writes
 from tilec.transforms.lower.decompose import DECOMPOSITIONS, in_type
@@ -67,7 +67,7 @@ class _Flattener:
     def __init__(self, program: Program, types: Mapping[str, TensorType]):
         self.program = program
         self.types = {i.name: types[i.name] for i in program.inputs}
-        self.shapes = {name: t.shape for name, t in self.types.items()}
+        self.shapes = shapes_in(self.types)
         self.names = Names.of(program)
         self.statements: list[Statement] = []
         self.shared: dict[tuple, str] = {}

@@ -42,7 +42,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.ir.types import TensorType, Types
+from tilec.ir.types import TensorType, Types, shapes_in
 from tilec.lattice.sets import InRange, bounds, domain, shapes_of
 from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.factor import counts_points, only_names
@@ -60,7 +60,7 @@ def float_counts(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     if not counts:
         return program
     types = infer(program, inputs)
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     found = {s.output for s in counts if shapes[s.output] and _divides(s.output, program, types)}
     found = {s.output for s in counts if s.output in found and _points(s, shapes) < _EXACT}
     if not found:
@@ -100,7 +100,7 @@ def _with_ends(program: Program, inputs: Types) -> Program:
     if not counts:
         return program
     types = infer(program, inputs)
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     found = {name: _lengths(bare[name], shapes) for name in counts}
     made = {name: lengths for name, lengths in found.items() if lengths is not None}
     statements = [made[s.output].statement(s) if s.output in made else s for s in program.statements]
@@ -228,7 +228,7 @@ def _divided_once(program: Program, counts: Collection[str], types: Types) -> Pr
     statement read one: they have further variables, or the places are computed and fewer than the points."""
     names = Names.of(program)
     made: dict[tuple[str, str], Statement] = {}
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
 
     def divided(e: Expr, s: Statement) -> Expr:
         match e:

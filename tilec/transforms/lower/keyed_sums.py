@@ -35,7 +35,7 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.ir.types import CASTS, NARROW, TensorType, Types, is_floating
+from tilec.ir.types import CASTS, NARROW, TensorType, Types, is_floating, shapes_in
 from tilec.lattice.sets import InRange, depends_on_data, domain, sizes_of
 from tilec.transforms.lower.decompose import in_type
 from tilec.transforms.lower.factor import range_tests
@@ -184,7 +184,7 @@ def _keyed_sum(s: Statement, types: Types) -> _KeyedSum | None:
     others = tuple(v for e in access.index if (v := linear(e).bare) is not None)
     if read != access or matrix.divides or key & {*others} or len({*others}) != len(others):
         return None
-    asked = domain(s, {name: t.shape for name, t in types.items()}).dependent
+    asked = domain(s, shapes_in(types)).dependent
     if not all(c.form.is_integral and key.issuperset(index_variables(c.form.to_expr())) for c in asked):
         return None
     summed = tuple(v for v in index_variables(s.body) if v not in outputs)

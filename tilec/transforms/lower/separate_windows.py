@@ -32,7 +32,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import NARROW, Types, is_floating
+from tilec.ir.types import NARROW, Types, is_floating, shapes_in
 from tilec.lattice.sets import Box, bounds, covers, sizes_of
 from tilec.transforms.lower.eliminate import POINTWISE_NODES
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
@@ -80,7 +80,7 @@ def _separated(s: Statement, types: Types, names: Names) -> list[Statement]:
         for v in dict.fromkeys(index_variables(whole.body))
         if v not in written and (made := _last(whole, v, factors, types, names, dtype)) is not None
     ]
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     box = bounds(whole, shapes) if orders else None
     if box is None:
         return [s]

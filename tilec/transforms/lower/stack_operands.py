@@ -175,7 +175,7 @@ def _of_elements(s: Statement, types: Types, names: Names) -> list[Statement]:
     terms = branches[0].terms
     first = next(iter(terms.values()))
     large, small = _walk(first.large, types), _walk(first.small, types)
-    k = _along(s, large, small, types)
+    k = _along(s, large, small)
     asked = dict.fromkeys(v for b in branches if b.condition is not None for v in index_variables(b.condition))
     if k is None or large is None or small is None or set(asked) & set(index_variables(*(e for e, _ in small))):
         return [s]
@@ -275,7 +275,7 @@ def _elements(walk: AxisWalk) -> int:
     return math.prod(n for _, n in walk)
 
 
-def _along(s: Statement, large: AxisWalk | None, small: AxisWalk | None, types: Types) -> str | None:
+def _along(s: Statement, large: AxisWalk | None, small: AxisWalk | None) -> str | None:
     """The longest summed variable that walks one axis of each operand, alone and from end to end."""
     if large is None or small is None:
         return None

@@ -37,14 +37,14 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     reads_itself,
-    rebuild,
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.lattice.sets import Box, Shapes, bounds_of, domain, shapes_of
+from tilec.lattice.sets import Box, Shapes, bounds_of, domain, interval_of, shapes_of
 from tilec.transforms.lower.move_outputs import moved_back, turned_back
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
+from tilec.transforms.util.rewrite import with_parts
 
 _BAND = 8  # as many times as long as the band is what is summed over, at least, to be summed over the band
 
@@ -59,14 +59,15 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
     """One statement. `computed`: tensors that are no inputs."""
     if reads_itself(s):
         return s
-    s = _running(_confined(_without_repeats(s, shapes), shapes), shapes)
+    s = _running(_confined(without_repeats(s, shapes), shapes), shapes)
     return _sized(_over_bands(moved_back(turned_back(s, shapes), shapes), shapes), shapes, computed)
 
 
 # constraints that accesses state as well
 
 
-def _without_repeats(s: Statement, shapes: Shapes) -> Statement:
+def without_repeats(s: Statement, shapes: Shapes) -> Statement:
+    """The statement without constraints that its accesses state as well."""
     if not s.constraints or asks_in_branches(s):
         return s
     stated: dict[Affine, int] = {}
@@ -93,7 +94,7 @@ def _sized(s: Statement, shapes: Shapes, computed: frozenset[str]) -> Statement:
     asked = [a for a in constraining(s.body) if a.tensor in unread and a in inside] if inside else []
     for a in dict.fromkeys(asked):
         forms = list(zip(map(linear, a.index), shapes[a.tensor], strict=True))
-        known = replace(s, body=_without(s.body, Inside(a)))
+        known = replace(s, body=with_parts(s.body, {Inside(a): Int(1)}))
         box = _box_of(known, shapes)
         read_at = [(form, n) for form, n in forms if not form.is_affine and not _clamped_inside(form, n)]
         if not all(form.is_integral for form, _ in forms) or not all(
@@ -145,10 +146,6 @@ def _read(s: Statement) -> Iterator[Access]:
         if isinstance(e, Access):
             yield e
         pending += [i for i in e.access.index] if isinstance(e, Inside) else children(e)
-
-
-def _without(e: Expr, part: Expr) -> Expr:
-    return Int(1) if e == part else rebuild(e, lambda x: _without(x, part))
 
 
 def _clamped_inside(form: Affine, n: int) -> bool:
@@ -264,20 +261,20 @@ def _confinement(test: Expr, box: Box, shapes: Shapes) -> Constraint | None:
 
 def _interval(form: Affine, box: Box) -> tuple[int, int] | None:
     """Least and greatest value of an integer form over a box; None for forms of other kinds."""
-    if not form.is_integral:
+    spans = {atom: span for atom, _ in form.terms if (span := _atom_interval(atom, box)) is not None}
+    if not form.is_integral or len(spans) < len(form.terms):
         return None
-    low = high = as_int(form.constant)
-    for atom, c in form.terms:
-        match atom:
-            case Index(v) if v in box:
-                a, b = box[v]
-            case Call("mod", (inner, Int(n))) if n > 0 and linear(inner).is_integral:
-                a, b = 0, n - 1
-            case _:
-                return None
-        ends = as_int(c) * a, as_int(c) * b
-        low, high = low + min(ends), high + max(ends)
-    return low, high
+    low, high = interval_of(form, spans.__getitem__)
+    return as_int(low), as_int(high)
+
+
+def _atom_interval(atom: Expr, box: Box) -> tuple[int, int] | None:
+    match atom:
+        case Index(v) if v in box:
+            return box[v]
+        case Call("mod", (inner, Int(n))) if n > 0 and linear(inner).is_integral:
+            return 0, n - 1
+    return None
 
 
 # bands

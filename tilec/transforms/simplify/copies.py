@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.ir.program import Access, Expr, Index, Program, Statement, map_expressions, reads, rebuild
+from tilec.ir.program import Access, Index, Program, Statement, reads
 from tilec.ir.types import TensorType
+from tilec.transforms.simplify.simplify import rename_reads
 
 
 def drop_copies(program: Program, types: Mapping[str, TensorType]) -> Program:
@@ -45,12 +46,4 @@ def _copied(s: Statement) -> str | None:
 def _renamed(s: Statement, names: Mapping[str, str]) -> Statement:
     if s.output not in names and not any(name in names for name in reads(s)):
         return s
-
-    def visit(e: Expr) -> Expr:
-        if isinstance(e, Access) and e.tensor in names:
-            e = replace(e, tensor=names[e.tensor])
-        return rebuild(e, visit)
-
-    renamed = map_expressions(s, visit)
-    default = None if s.default is None else names.get(s.default, s.default)
-    return replace(renamed, output=names.get(s.output, s.output), default=default)
+    return replace(rename_reads(s, names), output=names.get(s.output, s.output))

@@ -9,7 +9,7 @@ integer wraps in its own type, and `x + 0` is x where x is an integer, since -0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.functions import ONE, ZERO
@@ -124,7 +124,7 @@ def _copied(s: Statement) -> str | None:
     return s.body.name if plain and isinstance(s.body, Name) else None
 
 
-def rename_reads(s: Statement, same: dict[str, str]) -> Statement:
+def rename_reads(s: Statement, same: Mapping[str, str]) -> Statement:
     """The statement reading other tensors in the place of those named."""
     if not any(name in same for name in reads(s)):
         return s

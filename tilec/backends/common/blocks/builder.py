@@ -133,9 +133,9 @@ class Builder:
             self._origin[made.number] = value
         return made
 
-    def reduce(self, aggregation: str, axis: str, value: Value, careful: bool = False, hint: str = "t") -> Value:
+    def reduce(self, aggregation: str, axis: str, value: Value, careful: bool = False) -> Value:
         axes = tuple(a for a in value.type.axes if a != axis)
-        return self._add(Reduce, (aggregation, axis, value, careful), axes, value.type.dtype, hint)
+        return self._add(Reduce, (aggregation, axis, value, careful), axes, value.type.dtype, "t")
 
     def running_sum(self, axis: str, value: Value) -> Value:
         return self._add(CumulativeSum, (axis, value), value.type.axes, value.type.dtype, "t")

@@ -32,6 +32,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.ir.types import FLOATS, Types
+from tilec.lattice.sets import interval_of
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.stack_operands import LEAST_STACKED
 from tilec.transforms.util.factors import Factor, added, quotient_of
@@ -162,6 +163,5 @@ def ends_of(e: Expr, extent: Mapping[str, int]) -> tuple[int, int] | None:
     form = linear(e)
     if not form.is_affine or not form.is_integral:
         return None
-    ends = [form.coefficient(v) * (extent[v] - 1) for v in form.variables()]
-    low, high = (form.constant + sum(f(0, x) for x in ends) for f in (min, max))
-    return as_int(low), as_int(high)
+    least, most = interval_of(form, lambda v: (0, extent[v.name] - 1))
+    return as_int(least), as_int(most)

@@ -29,7 +29,6 @@ from tilec.ir.program import (
     Access,
     Aggregate,
     Call,
-    Constraint,
     Expr,
     Index,
     Inside,
@@ -40,16 +39,17 @@ from tilec.ir.program import (
     accesses_in,
     index_variables,
     reads_itself,
-    rebuild,
     walk,
 )
-from tilec.ir.types import Types, is_floating
+from tilec.ir.types import Types, is_floating, shapes_in
 from tilec.transforms.autodiff.outline_reductions import lift
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.lower.flatten import flatten
 from tilec.transforms.lower.stack_operands import LEAST_STACKED, plain_sum
+from tilec.transforms.lower.tighten_domains import without_repeats
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.rewrite import with_parts
 
 _FEWEST_READS = 2**20  # elements of what is made of reads at computed places
 _LEAST_TENSOR = 2**14  # elements of the largest tensor of a program that is looked through
@@ -80,7 +80,7 @@ def before_gradient(
     made: dict[str, list[Statement]] = {}
     own: list[Statement] = []
     for s in flat.statements:
-        own.append(_unconstrained(s, known))
+        own.append(without_repeats(s, shapes_in(known)))
         if s.output in there:
             parts = _parts(own, known, names, statistics)
             inside = {p.output for p in parts}
@@ -99,22 +99,6 @@ def before_gradient(
 
 def _nests(s: Statement) -> bool:
     return any(isinstance(e, Aggregate) for e in walk(s.body))
-
-
-def _unconstrained(s: Statement, types: Types) -> Statement:
-    """The statement without constraints that what it reads implies."""
-    shortest: dict[str, int] = {}
-    for a in accesses_in(s.body):
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            if (v := linear(e).bare) is not None:
-                shortest[v] = min(n, shortest.get(v, n))
-
-    def implied(c: Constraint) -> bool:
-        v = linear(c.expr).bare
-        return isinstance(c.bound, Int) and v in shortest and shortest[v] <= c.bound.value
-
-    constraints = tuple(c for c in s.constraints if not implied(c))
-    return s if constraints == s.constraints else replace(s, constraints=constraints)
 
 
 def _statistics(program: Program) -> set[str]:
@@ -253,7 +237,7 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
     points = math.prod(types[s.output].shape)
     if not set(index_variables(s.body)) <= extent.keys() or points < _FEWEST_READS:
         return None
-    found: dict[Access, Access] = {}
+    found: dict[Expr, Expr] = {}
     made: list[Statement] = []
     for a in dict.fromkeys(every):
         if not any(map(is_aslant, a.index)) or not is_floating(types[a.tensor].dtype):
@@ -269,8 +253,4 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
         sizes = tuple(Int(extent[v]) for v in own)
         made.append(Statement(names.fresh(f"{s.output}_read"), index, sizes, a, "assign", span=s.span))
         found[a] = Access(made[-1].output, index)
-
-    def put(e: Expr) -> Expr:
-        return found[e] if isinstance(e, Access) and e in found else rebuild(e, put)
-
-    return [*made, replace(s, body=put(s.body))] if made else None
+    return [*made, replace(s, body=with_parts(s.body, found))] if made else None

@@ -25,7 +25,7 @@ from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Pointer, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import NARROWEST, contiguous, reach
+from tilec.backends.triton.plan.sizes import NARROWEST, contiguous_strides, reach
 from tilec.backends.triton.plan.source import KernelFile
 from tilec.ir.index import linear
 from tilec.ir.program import Call, accesses_in, index_variables, walk
@@ -228,7 +228,7 @@ class _ChainPlanner:
 
     def _beside(self, types: Types) -> _ChainPlanner:
         """With contiguous tensors of these types too."""
-        strides = {name: contiguous(t.shape) for name, t in types.items()}
+        strides = contiguous_strides(types)
         return replace(self, types={**self.types, **types}, strides={**self.strides, **strides})
 
     def _walk(self) -> list[Step]:

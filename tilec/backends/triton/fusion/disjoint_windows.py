@@ -14,7 +14,7 @@ from functools import reduce as reduce_terms
 from tilec.backends.triton.fusion.fuse_producers import CHEAP, LONGEST_BODY, is_faster, reads_values
 from tilec.backends.triton.iteration.coalesce import StridedView, values
 from tilec.backends.triton.iteration.space import build_space
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import contiguous_strides
 from tilec.backends.triton.pointwise.residues import reads_of_elements
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type
@@ -35,9 +35,10 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import NARROW, Types, is_floating
+from tilec.ir.types import NARROW, Types, is_floating, shapes_in
 from tilec.transforms.lower.defract import defract_statement
 from tilec.transforms.lower.reduce import reduce_statement
+from tilec.transforms.util.rewrite import body_at
 
 POINTS_OF_A_WINDOW = 9  # of a window: 16 take 16 seconds to plan
 WINDOWS = {"sum": "add", "max": "max", "min": "min"}  # aggregations of a window's points, and of two
@@ -95,7 +96,7 @@ def _with_windows(
     near = sole(reader.output, ())
     if not near or reads_itself(reader) or reader.aggregation not in ("assign", "sum"):
         return None
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     made = reduce_statement(reader, shapes)
     own = defract_statement(made, shapes)
     read_once = _read_at_one_place(own, types)
@@ -124,7 +125,7 @@ def _read_at_one_place(s: Statement, types: Types) -> set[str]:
     space = build_space(s, types)
     if space is None:
         return set()
-    view = StridedView(s, types, {name: contiguous(t.shape) for name, t in types.items()})
+    view = StridedView(s, types, contiguous_strides(types))
     accesses, elements = reads_of_elements(space, view)
     counted = Counter(a.tensor for a in accesses)
     return {t for t, n in counted.items() if n == 1} if elements > 1 else set()
@@ -165,13 +166,13 @@ def _read_inside(reader: Statement, name: str, s: Statement, types: Types) -> St
     None where it reads them outside or by an element."""
     if not reads_values(reader, name):
         return None
-    names, ranges = distinct_variables(s.index) or (), dict[Constraint, None]()
+    ranges = dict[Constraint, None]()
 
     def visit(e: Expr) -> Expr:
         if not isinstance(e, Access) or e.tensor != name:
             return rebuild(e, visit)
         ranges.update((Constraint(i, Int(n)), None) for i, n in zip(e.index, types[name].shape, strict=True))
-        return replace_indices(s.body, {v: linear(i) for v, i in zip(names, e.index, strict=True)})
+        return body_at(s, e.index)
 
     made = map_values(reader, visit)
     constraints = tuple(dict.fromkeys((*reader.constraints, *ranges)))

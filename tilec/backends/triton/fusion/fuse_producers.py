@@ -12,18 +12,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import access_conditions, build_domain, whole_arguments
 from tilec.backends.common.terms import sum_of
 from tilec.backends.triton.iteration.coalesce import StridedView, values
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import contiguous_strides
 from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS, choose_residues, period, reads_of_elements
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.cost import size_in_bytes
-from tilec.ir.constraining import access_of
+from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ONE, ZERO, all_of, operands_of
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.program import (
@@ -39,7 +39,6 @@ from tilec.ir.program import (
     Program,
     Statement,
     accesses_in,
-    children,
     index_variables,
     map_values,
     node_count,
@@ -52,6 +51,7 @@ from tilec.ir.rational import Fraction, as_int
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
+from tilec.transforms.util.rewrite import body_at
 
 
 def with_producers(
@@ -108,7 +108,7 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
         return None  # no reduction
     filled = writes_all(s, dict(zip(names, types[s.output].shape, strict=True)), types)
     read = Access(s.output, place)
-    value = _filled_at(s, read, names, types) if filled else element_at(s, read, types)
+    value = _filled_at(s, read, types) if filled else element_at(s, read, types)
 
     def computed(e: Expr) -> Expr:
         return value if isinstance(e, Access) and e.tensor == s.output else rebuild(e, computed)
@@ -127,9 +127,9 @@ def reads_values(s: Statement, tensor: str) -> bool:
     return all(a.tensor != tensor for a in accesses_in(*places, *asked, *gathered))
 
 
-def _filled_at(s: Statement, read: Access, names: Sequence[str], types: Types) -> Expr:
+def _filled_at(s: Statement, read: Access, types: Types) -> Expr:
     """An element of a statement that writes each."""
-    value = replace_indices(s.body, {v: linear(e) for v, e in zip(names, read.index, strict=True)})
+    value = body_at(s, read.index)
     return Call(types[s.output].dtype, (value,)) if types[s.output].dtype in NARROW else value
 
 
@@ -191,7 +191,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     space = build_space(made, types)
     if space is None or node_count(body) > LONGEST_BODY:
         return None
-    view = StridedView(made, types, {name: contiguous(t.shape) for name, t in types.items()})
+    view = StridedView(made, types, contiguous_strides(types))
     if choose_residues(space, view) is not None:
         return made
     numbered = any(linear(e).terms == () for s in parts.values() for e in s.index or ())
@@ -267,7 +267,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         return None
     if any(a.tensor == s.output for e in accesses_in(*reader.roots) for a in accesses_in(*e.index)):
         return None
-    bare = {e for e in _unpadded(*reader.roots) if e.tensor == s.output}
+    bare = {e for e in constraining(*reader.roots) if e.tensor == s.output}
     own = [a for a in dict.fromkeys(accesses_in(*reader.roots)) if a.tensor == s.output]
     found = {a: whole_places(a, reader, types) or (None if a in bare else _inside_tests(a, reader, types)) for a in own}
     places = {a: e for a, e in found.items() if e is not None}
@@ -284,7 +284,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
     def visit(e: Expr) -> Expr:
         match e:
             case Access() if e.tensor == s.output and filled and places[e] == ONE:
-                return _filled_at(s, e, names, types)
+                return _filled_at(s, e, types)
             case Pad(Access() | Inside() as read, other) if (a := access_of(read)).tensor == s.output:
                 inner = element_at(s, a, types) if isinstance(read, Access) else ONE
                 return Call("select", (places[a], inner, visit(other))) if places[a] != ONE else inner
@@ -304,19 +304,6 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
 
 def _is_cheap(e: Call) -> bool:
     return e.function in CHEAP or e.function == "div" and isinstance(e.args[1], Int | Float)
-
-
-def _unpadded(*roots: Expr | None) -> Iterator[Access]:
-    """Accesses that say where points are."""
-    for e in roots:
-        if isinstance(e, Access):
-            yield e
-        elif isinstance(e, Inside):
-            yield e.access
-        elif isinstance(e, Pad):
-            yield from _unpadded(e.value)
-        elif e is not None:
-            yield from _unpadded(*children(e))
 
 
 def _inside_tests(access: Access, reader: Statement, types: Types) -> Expr | None:
@@ -378,7 +365,7 @@ def _seconds(s: Statement, types: Types, summed: bool) -> float | None:
         return None
     if period(s, space.outputs[-1]) > 1:
         return None
-    view = StridedView(s, types, {name: contiguous(t.shape) for name, t in types.items()})
+    view = StridedView(s, types, contiguous_strides(types))
     accesses, elements = reads_of_elements(space, view)
     if not accesses or len(accesses) > MOST_READS:
         return None

@@ -28,11 +28,11 @@ from tilec.ir.program import (
     accesses_in,
     index_variables,
     reads,
-    rebuild,
     walk,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.rewrite import with_parts
 
 LEAST_SHARED = 8  # elements that share a value
 INSTRUCTIONS = 3e13  # a second, of float32
@@ -66,7 +66,7 @@ def with_invariants(program: Program, types: Types, barred: Collection[str]) -> 
                 name = tables[table] = new.output
                 known[name] = statement_type(new, known)
                 done.append(new)
-            s = replace(s, body=_put(s.body, e, Access(name, tuple(map(Index, own)))))
+            s = replace(s, body=with_parts(s.body, {e: Access(name, tuple(map(Index, own)))}))
             rewritten |= {name, s.output}
         done.append(s)
     return replace(program, statements=tuple(done)), known, frozenset(rewritten)
@@ -108,10 +108,6 @@ def _rounded(e: Expr, body: Expr, types: Types) -> Expr:
     readers = [x for x in walk(body) if e in value_children(x)]
     single = bool(readers) and all(expression_type(x, types).dtype == "float32" for x in readers)
     return Call("float32", (e,)) if single and expression_type(e, types).dtype == "float64" else e
-
-
-def _put(e: Expr, old: Expr, new: Expr) -> Expr:
-    return new if e == old else rebuild(e, lambda x: _put(x, old, new))
 
 
 def _pays(s: Statement, e: Expr, extent: Mapping[str, int], types: Types) -> bool:

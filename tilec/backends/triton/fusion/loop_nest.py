@@ -11,7 +11,7 @@ from tilec.backends.common.domain import build_domain
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import contiguous_strides
 from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue
 from tilec.backends.triton.scan.form import recognise_scan
 from tilec.ir.constraining import constraining
@@ -61,7 +61,7 @@ class ScanForm:
 def scan_form(s: Statement, types: Types) -> ScanForm | None:
     """None where the statement is no cumulative aggregation of floats, up to each element of a row or from it on."""
     space = None if reads_itself(s) or types[s.output].dtype not in FLOATS else build_space(s, types)
-    view = StridedView(s, types, {n: contiguous(t.shape) for n, t in types.items()})
+    view = StridedView(s, types, contiguous_strides(types))
     scan = None if space is None else recognise_scan(space, view)
     if scan is None or scan.shift or scan.low or scan.valid or scan.count != scan.size or s.guard is not None:
         return None

@@ -17,7 +17,7 @@ from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import COSTLY_FUNCTIONS, RANDOM
-from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
+from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
@@ -42,6 +42,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, Types
+from tilec.transforms.util.rewrite import body_at
 
 LONGEST_RECOMPUTED = 256  # of a body that several kernels compute
 LEAST_EXPANSION = 2  # bytes of values that a sum computes again over those of what they are made from, at least
@@ -190,9 +191,10 @@ def _aggregates_within(r: Statement, made: Statement, around: Neighbourhood, typ
     if not plain or set(around.read[r.output]) != set(reads(r)) or not all(linear(e).is_affine for e in r.index or ()):
         return False
     (read,) = {a for a in accesses_in(*r.roots) if a.tensor == made.output}
-    names = distinct_variables(made.index or ()) or ()
-    body = replace_indices(made.body, {v: linear(e) for v, e in zip(names, read.index, strict=True)})
-    return set(point_conditions((body,), (), types)) <= {*known_conditions(r, types), *access_conditions(read, types)}
+    return set(point_conditions((body_at(made, read.index),), (), types)) <= {
+        *known_conditions(r, types),
+        *access_conditions(read, types),
+    }
 
 
 def known_conditions(s: Statement, types: Types) -> list[Condition]:
@@ -277,8 +279,6 @@ def read_through(s: Statement, views: Mapping[str, Statement]) -> Statement:
     def visit(e: Expr) -> Expr:
         if not isinstance(e, Access) or e.tensor not in views:
             return rebuild(e, visit)
-        view = views[e.tensor]
-        change = {v: linear(i) for v, i in zip(index_variables(*(view.index or ())), map(visit, e.index), strict=True)}
-        return replace_indices(view.body, change)
+        return body_at(views[e.tensor], tuple(map(visit, e.index)))
 
     return s if not views.keys() & set(reads(s)) else map_values(s, visit)

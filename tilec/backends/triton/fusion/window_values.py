@@ -23,11 +23,11 @@ from tilec.backends.triton.fusion.read_through import (
 from tilec.backends.triton.fusion.window_layout import connected_tensors
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import contiguous_strides
 from tilec.backends.triton.pointwise.pointwise import form_beside
 from tilec.backends.triton.pointwise.windows import LEAST_OUTPUTS, RegisterBlock
 from tilec.ir.functions import RANDOM
-from tilec.ir.index import distinct_variables, linear, replace_indices
+from tilec.ir.index import distinct_variables
 from tilec.ir.program import (
     Access,
     Call,
@@ -43,8 +43,9 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.types import Types
+from tilec.ir.types import Types, shapes_in
 from tilec.transforms.lower.defract import defracted_form
+from tilec.transforms.util.rewrite import body_at
 
 _FEWEST_AXES = 3  # of values at the places of a window: rows, columns and one of the window's
 
@@ -132,8 +133,8 @@ def _summed_through(values: Mapping[str, Statement], program: Program, types: Ty
         views[name] = read_through(s, views)
         if node_count(views[name].body) > LONGEST_RECOMPUTED:
             return None
-    shapes = {name: t.shape for name, t in types.items()}
-    strides = {name: contiguous(t.shape) for name, t in types.items()}
+    shapes = shapes_in(types)
+    strides = contiguous_strides(types)
     taken: dict[str, Statement] = {}
     for s in program.statements:
         if s.output in values or values.keys().isdisjoint(reads(s)):
@@ -156,7 +157,5 @@ def _is_whole(
     view, own = views[read.tensor], values[read.tensor]
     if s.body == read and values.keys().isdisjoint(reads(own)):
         return True
-    names = distinct_variables(view.index) or ()
-    body = replace_indices(view.body, {v: linear(e) for v, e in zip(names, read.index, strict=True)})
     known = {*known_conditions(s, types), *access_conditions(read, types)}
-    return set(point_conditions((body,), (), types)) <= known
+    return set(point_conditions((body_at(view, read.index),), (), types)) <= known

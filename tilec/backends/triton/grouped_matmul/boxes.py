@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Kernel, triton_type
-from tilec.backends.triton.grouped_matmul.copies import SortedCopy, aligned_rows
+from tilec.backends.triton.grouped_matmul.copies import SortedCopy, SortedWriter, aligned_rows
 from tilec.backends.triton.grouped_matmul.products import GroupedProduct
 from tilec.backends.triton.matmul.blocks import Config, output_tiles
 from tilec.backends.triton.matmul.hopper.configs import TileWork, predicted_time
 from tilec.backends.triton.matmul.hopper.form import HopperConfig
 from tilec.backends.triton.matmul.hopper.steps import lone_access
 from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT, MAX_RANK
-from tilec.backends.triton.matmul.kernel import BLOCK_ACROSS, BLOCK_DOWN, DotWriter
+from tilec.backends.triton.matmul.kernel import BLOCK_ACROSS, BLOCK_DOWN, DotTask
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Once, Setting, Step
@@ -48,18 +48,13 @@ def boxes_possible(found: GroupedProduct, setting: Setting) -> bool:
     dot = found.dot
     if setting.device.capability != HOPPER or dot.dtype not in NARROW or found.count >= MOST_KEYS:
         return False
-    return {*dot.batch} <= {*found.group} and _points(found) >= FEWEST_POINTS
-
-
-def _points(found: GroupedProduct) -> int:
-    dot = found.dot
-    return math.prod(found.space.count(v) for v in (dot.rows, dot.columns, dot.summed))
+    return {*dot.batch} <= {*found.group} and math.prod(found.counts) >= FEWEST_POINTS
 
 
 def boxed_rows_pay(found: GroupedProduct, setting: Setting, copied: int) -> bool:
     """Whether products of boxes, with copies of so many elements, take less time than reading through pointers."""
     pointers = POINTER_RATE if _aligned(found, setting, found.dot.left, found.dot.right) else UNALIGNED_RATE
-    return 2 * _points(found) * (1 / pointers - 1 / BOX_RATE) > _copying(found, copied)
+    return 2 * math.prod(found.counts) * (1 / pointers - 1 / BOX_RATE) > _copying(found, copied)
 
 
 def boxed_sums_pay(found: GroupedProduct, setting: Setting, config: Config) -> bool:
@@ -94,7 +89,7 @@ def boxed_time(found: GroupedProduct, config: Config) -> float:
     dot, space = found.dot, found.space
     size = ITEM_BYTES[dot.dtype]
     out_size = ITEM_BYTES[found.view.types[space.statement.output].dtype]
-    rows, columns, summed = (space.count(v) for v in (dot.rows, dot.columns, dot.summed))
+    rows, columns, summed = found.counts
     if dot.batch:
         down, summed = found.count * -(-rows // config.bm), -(-summed // found.count)
     else:
@@ -216,24 +211,16 @@ def box_load(map_: str, starts: Sequence[str], int64_index: bool) -> str:
     return f"{map_}.load([{', '.join(narrow.format(t) for t in starts)}])"
 
 
-class BoxedWriter(DotWriter):
+class BoxedWriter(SortedWriter):
     """Rows of a copy in order of their keys, by the matrix of their key."""
 
     placed = "place"
 
     def __init__(
-        self,
-        found: GroupedProduct,
-        sort: Sort,
-        int64_index: bool,
-        precision: str,
-        config: Config,
-        epilogue: Sequence[Statement],
-        matrix: MatrixBoxes,
-        copy: SortedCopy | None = None,
+        self, found: GroupedProduct, sort: Sort, task: DotTask, matrix: MatrixBoxes, copy: SortedCopy | None = None
     ):
-        super().__init__(found.dot, found.space, found.view, int64_index, precision, config, "_grouped", epilogue)
-        self.found, self.sort, self.copy, self.matrix = found, sort, copy, matrix
+        super().__init__(found, sort, task)
+        self.copy, self.matrix = copy, matrix
 
     @property
     def blocks(self) -> int:
@@ -293,22 +280,12 @@ class BoxedWriter(DotWriter):
         return f"tl.trans({right})" if self.matrix.transposed else right
 
 
-class BoxedSumWriter(DotWriter):
+class BoxedSumWriter(SortedWriter):
     """A product for each key, summed over the key's points, which are rows of copies of both operands."""
 
-    def __init__(
-        self,
-        found: GroupedProduct,
-        sort: Sort,
-        int64_index: bool,
-        precision: str,
-        config: Config,
-        epilogue: Sequence[Statement],
-        left: SortedCopy,
-        right: SortedCopy,
-    ):
-        super().__init__(found.dot, found.space, found.view, int64_index, precision, config, "_grouped", epilogue)
-        self.found, self.sort, self.copies = found, sort, (left, right)
+    def __init__(self, found: GroupedProduct, sort: Sort, task: DotTask, left: SortedCopy, right: SortedCopy):
+        super().__init__(found, sort, task)
+        self.copies = left, right
 
     def _loop(self) -> None:
         k, config = self.kernel, self.config
@@ -359,7 +336,7 @@ def key_bounds(k: Kernel, sort: Sort, found: GroupedProduct, integer: str, parts
 def point_shares(found: GroupedProduct, config: Config) -> int:
     """Among how many programs the points of a key are shared: as many as there are multiprocessors for, where sums of
     few blocks would leave most of them idle."""
-    tiles = output_tiles(found.dot, found.space, config)
+    tiles = output_tiles(found, config)
     if 2 * tiles > MULTIPROCESSORS:
         return 1
     return max(1, min(TWO_A_MULTIPROCESSOR // tiles, found.points // (found.count * SHARE_STEPS * config.bk)))

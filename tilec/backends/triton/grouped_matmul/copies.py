@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.code import python_name
@@ -11,10 +10,10 @@ from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis
 from tilec.backends.triton.grouped_matmul.products import GroupedProduct
 from tilec.backends.triton.matmul.blocks import Config
-from tilec.backends.triton.matmul.dot import Zeros, operand_accesses
+from tilec.backends.triton.matmul.dot import operand_accesses
 from tilec.backends.triton.matmul.hopper.steps import lone_access
 from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT
-from tilec.backends.triton.matmul.kernel import DotWriter
+from tilec.backends.triton.matmul.kernel import DotTask, DotWriter
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Once, Setting
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.sort import Sort
@@ -23,6 +22,31 @@ from tilec.ir.program import Access, Expr, Index, Int, substitute
 from tilec.ir.types import ITEM_BYTES
 
 COPIED = Config(16, 256, 16, 4, 1)  # rows and columns of a program that copies
+
+
+class SortedWriter(DotWriter):
+    """A product whose rows, or whose points of the sum, are taken as they are sorted."""
+
+    suffix = "_grouped"
+
+    def __init__(self, found: GroupedProduct, sort: Sort, task: DotTask):
+        super().__init__(task)
+        self.found, self.sort = found, sort
+
+
+@dataclass(frozen=True)
+class SortedOperand:
+    """The factors of an operand, what zeroes it, the variables of its rows, which are sorted, and of its columns."""
+
+    factors: tuple[Expr, ...]
+    zeros: tuple[Condition | Expr, ...]
+    points: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The names of the tensors that it reads."""
+        return "_".join(map(python_name, dict.fromkeys(a.tensor for f in self.factors for a in operand_accesses(f))))
 
 
 @dataclass(frozen=True)
@@ -60,87 +84,68 @@ def aligned_rows(found: GroupedProduct, a: Access, setting: Setting) -> bool:
 
 
 def sorted_copy(
-    found: GroupedProduct,
-    sort: Sort,
-    ordered: Once,
-    factors: tuple[Expr, ...],
-    zeros: Zeros,
-    points: tuple[str, ...],
-    columns: tuple[str, ...],
-    int64_index: bool,
+    found: GroupedProduct, sort: Sort, ordered: Once, operand: SortedOperand, int64_index: bool
 ) -> SortedCopy:
     """A copy of an operand with the points, sorted, as rows; others that want the same one share it."""
-    space, dtype = found.space, found.dot.dtype
-    rows, width = space.count(points), space.count(columns)
+    dtype = found.dot.dtype
+    rows, width = found.space.count(operand.points), found.space.count(operand.columns)
     aligned = DESCRIPTOR_ALIGNMENT // ITEM_BYTES[dtype]
     stride = -(-width // aligned) * aligned
-    copied = "_".join(map(python_name, dict.fromkeys(a.tensor for f in factors for a in operand_accesses(f))))
-    name = sort.name(f"{copied}_sorted")
-    writer = CopyWriter(found, sort, factors, zeros, points, columns, name, f"_{copied}_in_order", stride, int64_index)
-    launch = writer.launch(rows, width)
-    key = ("copy", ordered.key, *_canonical(found, factors, zeros, points, columns), dtype, int64_index)
+    name = sort.name(f"{operand.label}_sorted")
+    writer = CopyWriter(found, sort, DotTask(found, int64_index, "ieee", COPIED), operand)
+    launch = writer.launch(name, stride)
+    key = ("copy", ordered.key, *_canonical(found, operand), dtype, int64_index)
     once = Once(key, (name,), (Allocate(name, (rows, stride), dtype), launch))
     return SortedCopy(name, rows, width, stride, dtype, once)
 
 
-def _canonical(
-    found: GroupedProduct, factors: Sequence[Expr], zeros: Zeros, points: Sequence[str], columns: Sequence[str]
-) -> tuple[object, ...]:
+def _canonical(found: GroupedProduct, operand: SortedOperand) -> tuple[object, ...]:
     """Equal for equal operands, whatever their variables are called."""
-    space = found.space
-    lone = lone_access(tuple(factors), found.dot.dtype, found.view)
-    factors = factors if lone is None else (lone,)
+    space, points, columns = found.space, operand.points, operand.columns
+    lone = lone_access(operand.factors, found.dot.dtype, found.view)
+    factors = operand.factors if lone is None else (lone,)
     low, extent = space.low[0], space.extent[0]
     number: dict[str, Expr] = {v: Int(low[v]) for v in (*space.outputs, *space.reductions) if space.single(v)}
     number |= {v: Index(f"p{k}") for k, v in enumerate(points)} | {v: Index(f"c{k}") for k, v in enumerate(columns)}
     ranges = tuple((low[v], extent[v]) for v in (*points, *columns))
     tests = tuple(
         (substitute(z.form.to_expr(), number), z.bound) if isinstance(z, Condition) else substitute(z, number)
-        for z in zeros
+        for z in operand.zeros
     )
     read = {a.tensor for f in factors for a in operand_accesses(f)}
     lie = tuple((n, found.view.types[n], tuple(found.view.strides[n])) for n in sorted(read))
     return tuple(substitute(f, number) for f in factors), tests, ranges, lie
 
 
-class CopyWriter(DotWriter):
+class CopyWriter(SortedWriter):
     """Rows of an operand, stored in order of their keys."""
 
-    def __init__(
-        self,
-        found: GroupedProduct,
-        sort: Sort,
-        factors: tuple[Expr, ...],
-        zeros: Zeros,
-        points: tuple[str, ...],
-        columns: tuple[str, ...],
-        copy: str,
-        suffix: str,
-        stride: int,
-        int64_index: bool,
-    ):
-        super().__init__(found.dot, found.space, found.view, int64_index, "ieee", COPIED, suffix)
-        self.sort, self.factors, self.zeros = sort, factors, zeros
-        self.points, self.across, self.copy, self.stride = points, columns, copy, stride
+    def __init__(self, found: GroupedProduct, sort: Sort, task: DotTask, operand: SortedOperand):
+        self.suffix = f"_{operand.label}_in_order"
+        super().__init__(found, sort, task)
+        self.operand = operand
 
-    def launch(self, rows: int, width: int) -> Launch:
-        k, space = self.kernel, self.space
+    def launch(self, copy: str, row_stride: int) -> Launch:
+        """Of the copy, a tensor of that name, whose rows lie so many elements apart."""
+        k, space, operand = self.kernel, self.space, self.operand
+        rows, width = space.count(operand.points), space.count(operand.columns)
         bn = min(COPIED.bn, max(16, power_of_two(width)))
         bm = COPIED.bm * (COPIED.bn // bn)
         for v in (*space.outputs, *space.reductions):
             if space.single(v):
                 k.value_of[v] = k.low(v)
-        k.assign("across", f"tl.cdiv({k.count(self.across)}, BN)")
+        k.assign("across", f"tl.cdiv({k.count(operand.columns)}, BN)")
         k.assign("place", f"{k.program()} // across * BM + tl.arange(0, BM)")
-        k.assign("row_in", f"place < {k.count(self.points)}")
+        k.assign("row_in", f"place < {k.count(operand.points)}")
         k.assign("row", f"tl.load({k.pointer(self.sort.order)} + place, mask=row_in, other=0).to({self.integer})")
         k.assign("col", f"{k.program()} % across * BN + tl.arange(0, BN)")
-        k.assign("col_in", f"col < {k.count(self.across)}")
-        k.decode(Axis("row", self.points, "BM"))
-        k.decode(Axis("col", self.across, "BN"))
-        value = self._operand(Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}), self.factors, self.zeros)
-        stride = k.number("stride", "stride", self.stride)
-        address = f"{k.pointer(self.copy)} + place.to(tl.int64)[:, None] * {stride} + col[None, :]"
+        k.assign("col_in", f"col < {k.count(operand.columns)}")
+        k.decode(Axis("row", operand.points, "BM"))
+        k.decode(Axis("col", operand.columns, "BN"))
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        value = self._operand(frame, operand.factors, operand.zeros)
+        stride = k.number("stride", "stride", row_stride)
+        address = f"{k.pointer(copy)} + place.to(tl.int64)[:, None] * {stride} + col[None, :]"
         k.store(address, value, "row_in[:, None] & col_in[None, :]")
         k.constants = {"BM": bm, "BN": bn, **k.constants}
         grid = (-(-rows // bm) * -(-width // bn), 1, 1)

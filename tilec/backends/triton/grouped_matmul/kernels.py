@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, all_text, triton_type
@@ -26,7 +25,13 @@ from tilec.backends.triton.grouped_matmul.boxes import (
     padded_matrix,
     point_shares,
 )
-from tilec.backends.triton.grouped_matmul.copies import rows_in_place, sorted_copy
+from tilec.backends.triton.grouped_matmul.copies import (
+    SortedCopy,
+    SortedOperand,
+    SortedWriter,
+    rows_in_place,
+    sorted_copy,
+)
 from tilec.backends.triton.grouped_matmul.products import (
     GroupedProduct,
     group_sums_pay,
@@ -38,7 +43,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config, fitted, output_tiles
 from tilec.backends.triton.matmul.dot import LEAST, variables_outside
-from tilec.backends.triton.matmul.kernel import PRECISION, DotWriter
+from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
 from tilec.backends.triton.matmul.steps import launched_in_parts
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop
 from tilec.backends.triton.plan.plan import Once, Release, Setting, Step
@@ -84,11 +89,11 @@ class GroupedTask:
         return sorted_points(self.sort, found.places, (), found.types, found.strides, self.carry)
 
     @property
-    def how(self) -> tuple[GroupedProduct, Sort, bool, str, Config, Sequence[Statement]]:
+    def how(self) -> tuple[GroupedProduct, Sort, DotTask]:
         """What writers of kernels take."""
-        precision = PRECISION[self.setting.precision]
-        epilogue = self.epilogue if self.config.parts == 1 else ()
-        return self.found, self.sort, self.int64_index, precision, self.config, epilogue
+        epilogue = tuple(self.epilogue) if self.config.parts == 1 else ()
+        task = DotTask(self.found, self.int64_index, PRECISION[self.setting.precision], self.config, epilogue)
+        return self.found, self.sort, task
 
     def rows(self) -> list[Step] | None:
         """Steps that sort the rows by key and multiply; None where they take no such epilogue."""
@@ -96,7 +101,11 @@ class GroupedTask:
             return None
         return _boxed_rows(self) or self.steps(GroupedWriter(*self.how))
 
-    def steps(self, writer: DotWriter, *copies: Once) -> list[Step]:
+    def copy(self, operand: SortedOperand) -> SortedCopy:
+        """A copy of an operand in order of the keys."""
+        return sorted_copy(self.found, self.sort, self.ordered, operand, self.int64_index)
+
+    def steps(self, writer: SortedWriter, *copies: Once) -> list[Step]:
         """Steps that sort, copy, multiply and let go."""
         made = (self.ordered, *copies)
         own = launched_in_parts(writer, self.flat, self.epilogue)
@@ -129,7 +138,7 @@ def group_sum_steps(
     if found is None:
         return None
     config = _sum_blocks(found, setting)
-    if not group_sums_pay(found, output_tiles(found.dot, found.space, config) * config.parts):
+    if not group_sums_pay(found, output_tiles(found, config) * config.parts):
         return None
     task = GroupedTask(found, config, flat, int64_index, setting, carry, epilogue)
     return _boxed_sums(task) or task.steps(GroupSumWriter(*task.how))
@@ -152,7 +161,7 @@ def _boxed_rows(task: GroupedTask) -> list[Step] | None:
     before = () if padded is None else (padded.once,)
     if in_place:
         return task.steps(BoxedWriter(*task.how, matrix), *before)
-    copy = sorted_copy(found, task.sort, task.ordered, dot.left, (), dot.rows, dot.summed, task.int64_index)
+    copy = task.copy(SortedOperand(dot.left, (), dot.rows, dot.summed))
     return task.steps(BoxedWriter(*task.how, matrix, copy), *before, copy.once)
 
 
@@ -165,7 +174,7 @@ def _boxed_sums(task: GroupedTask) -> list[Step] | None:
     if not boxed_sums_pay(found, task.setting, task.config):
         return None
     left, right = (
-        sorted_copy(found, task.sort, task.ordered, side, found.asked, dot.summed, columns, task.int64_index)
+        task.copy(SortedOperand(side, found.asked, dot.summed, columns))
         for side, columns in ((dot.left, dot.rows), (dot.right, dot.columns))
     )
     return task.steps(BoxedSumWriter(*task.how, left, right), left.once, right.once)
@@ -193,34 +202,18 @@ def _sum_blocks(found: GroupedProduct, setting: Setting) -> Config:
 
 def _blocks(found: GroupedProduct, largest: Config, setting: Setting) -> Config:
     """The blocks of a product, of 16-bit operands no larger than these: rows and points are read one by one."""
-    config = replace(choose_config(found.dot, found.space, setting.device.shared), parts=1)
+    config = replace(choose_config(found, setting.device.shared), parts=1)
     large = ITEM_BYTES[found.dot.dtype] == 2 and config.bm * config.bn > largest.bm * largest.bn
     return fitted(replace(largest, bk=config.bk), 2, setting.device.shared) if large else config
 
 
-class _SortedWriter(DotWriter):
-    """A product whose rows, or whose points of the sum, are taken as they are sorted."""
-
-    def __init__(
-        self,
-        found: GroupedProduct,
-        sort: Sort,
-        int64_index: bool,
-        precision: str,
-        config: Config,
-        epilogue: Sequence[Statement],
-    ):
-        super().__init__(found.dot, found.space, found.view, int64_index, precision, config, "_grouped", epilogue)
-        self.found, self.sort = found, sort
-
-
-class GroupedWriter(_SortedWriter):
+class GroupedWriter(SortedWriter):
     """Rows in order of their keys, each by the matrix of its own."""
 
     placed = "place"
 
-    def __init__(self, found: GroupedProduct, *settings: Any):
-        super().__init__(found, *settings)
+    def __init__(self, found: GroupedProduct, sort: Sort, task: DotTask):
+        super().__init__(found, sort, task)
         self.key = self.kernel.names.fresh("key")
         self.around = (frozenset((*found.group, *found.space.outputs, "row", "col")),)
 
@@ -262,7 +255,7 @@ class GroupedWriter(_SortedWriter):
         """In the walk."""
 
 
-class GroupSumWriter(_SortedWriter):
+class GroupSumWriter(SortedWriter):
     """A product for each key, summed over the key's points."""
 
     def _loop(self) -> None:

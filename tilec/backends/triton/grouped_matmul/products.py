@@ -16,7 +16,7 @@ from tilec.backends.common.pairs import GAIN, LEAST, PRODUCTS, TERMS
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.dot import POINTERS, Dot, operand_accesses, recognise_dot, variables_outside
+from tilec.backends.triton.matmul.dot import POINTERS, MatrixProduct, operand_accesses, recognise_dot, variables_outside
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.scatter.places import PointPlaces
@@ -40,13 +40,10 @@ CACHED_BYTES = 6e12  # bytes a second that terms one by one read of matrices, th
 
 
 @dataclass(frozen=True)
-class GroupedProduct:
-    """`dot` over `space` and `view`, in which `group` stands for the keys. `places`: the keys of its points, which are
+class GroupedProduct(MatrixProduct):
+    """A product in which `group` stands for the keys. `places`: the keys of its points, which are
     sorted by them. `count`: how many keys there are. `asked`: of the points, beside their keys."""
 
-    dot: Dot
-    space: Space
-    view: StridedView
     group: tuple[str, ...]
     places: PointPlaces
     types: Types

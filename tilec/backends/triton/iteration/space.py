@@ -16,7 +16,7 @@ from tilec.backends.common.domain import Condition, Domain, point_conditions, si
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import once
 from tilec.ir.program import Constraint, Int, Statement, index_variables
-from tilec.ir.types import Types
+from tilec.ir.types import Types, shapes_in
 from tilec.lattice.sets import bounds
 from tilec.transforms.util.roles import roles
 
@@ -87,7 +87,7 @@ def build_space(s: Statement, types: Types) -> Space | None:
     free = index_variables(*(s.index or ()), s.body, *s.guards)
     constrained = (v for c in s.constraints for v in index_variables(c.expr))
     reductions = tuple(v for v in dict.fromkeys((*free, *constrained)) if v not in outputs and v not in moduli)
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     classes: tuple[Mapping[str, int], ...] = tuple(
         dict(zip(moduli, values, strict=True)) for values in itertools.product(*map(range, moduli.values()))
     )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import LEAST, Dot, operand_accesses
+from tilec.backends.triton.matmul.dot import LEAST, MatrixProduct
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.index import linear
@@ -44,24 +42,23 @@ def fitted(config: Config, size: int, shared: int) -> Config:
     return config
 
 
-def choose_config(dot: Dot, space: Space, shared: int = PLANNED_FOR.shared) -> Config:
+def choose_config(product: MatrixProduct, shared: int = PLANNED_FOR.shared) -> Config:
     """The largest tile that still gives every multiprocessor one, else the one that wastes least with the reduction
     split; with as many stages as `shared` bytes of on-chip memory hold."""
-    size = ITEM_BYTES[dot.dtype]
-    config = fitted(_untuned(dot, space), size, shared)
+    dtype, size = product.dot.dtype, ITEM_BYTES[product.dot.dtype]
+    config = fitted(_untuned(product), size, shared)
     while config.bm * config.bk > LEAST**2 and (config.bm + config.bn) * config.bk * size > shared:
         config = replace(config, bm=max(LEAST, config.bm // 2), bk=max(LEAST, config.bk // 2))
-    if dot.dtype == "int8":
+    if dtype == "int8":
         config = replace(config, bk=max(config.bk, 32))
-        least = -(-space.count(dot.summed) // MOST_TERMS)
+        least = -(-product.counts[2] // MOST_TERMS)
         return replace(config, parts=max(config.parts, least))
     return config
 
 
-def _untuned(dot: Dot, space: Space) -> Config:
-    m, n, k = (space.count(v) for v in (dot.rows, dot.columns, dot.summed))
-    batch = space.count(dot.batch) * len(space.classes)
-    tiles = TILES[ITEM_BYTES[dot.dtype]]
+def _untuned(product: MatrixProduct) -> Config:
+    (m, n, k), batch = product.counts, product.repeated
+    tiles = TILES[ITEM_BYTES[product.dot.dtype]]
     fitting = [t for t in tiles if t[0] <= max(32, 2 * power_of_two(m) // 2) and t[1] <= max(32, power_of_two(n))] or [
         tiles[-1]
     ]
@@ -83,29 +80,29 @@ def _config(t: tuple[int, ...], m: int, n: int, k: int) -> Config:
     return Config(bm, bn, min(t[2], max(LEAST, power_of_two(k))), t[3], t[4])
 
 
-def output_tiles(dot: Dot, space: Space, config: Config) -> int:
+def output_tiles(product: MatrixProduct, config: Config) -> int:
     """How many blocks of the result there are, in the class that has most."""
+    dot = product.dot
     per_class = [
         -(-math.prod(e[v] for v in dot.rows) // config.bm)
         * -(-math.prod(e[v] for v in dot.columns) // config.bn)
         * math.prod(e[v] for v in dot.batch)
-        for e in space.extent
+        for e in product.space.extent
     ]
     return max(per_class)
 
 
-def inner_variables(dot: Dot, space: Space, view: StridedView, block: int) -> tuple[str, ...]:
+def inner_variables(product: MatrixProduct, block: int) -> tuple[str, ...]:
     """The summed variables that a block of the reduction enumerates; the others are windows, walked one by one."""
-    summed = list(dot.summed)
+    summed = list(product.dot.summed)
     moves: dict[str, float] = dict.fromkeys(summed, math.inf)
-    for f in (*dot.left, *dot.right):
-        for a in operand_accesses(f):
-            for e, stride in zip(a.index, view.strides[a.tensor], strict=True):
-                for v in linear(e).variables():
-                    if v in moves and stride:
-                        moves[v] = min(moves[v], float(abs(linear(e).coefficient(v))) * stride)
+    for a in product.accesses():
+        for e, stride in zip(a.index, product.view.strides[a.tensor], strict=True):
+            for v in linear(e).variables():
+                if v in moves and stride:
+                    moves[v] = min(moves[v], float(abs(linear(e).coefficient(v))) * stride)
     best = min(summed, key=lambda v: (moves[v], -summed.index(v)))
-    least = min(e[best] for e in space.extent)
+    least = min(e[best] for e in product.space.extent)
     if moves[best] == 1 and (least >= block or len(summed) == 1):
         return (best,)
     return tuple(summed)

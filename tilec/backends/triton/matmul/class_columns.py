@@ -12,9 +12,8 @@ import math
 from dataclasses import replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.columns import ROW_MULTIPLE, WindowRows
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, product_over
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
@@ -28,8 +27,9 @@ from tilec.ir.types import Types
 MOST_COLUMNS = 64  # of a product for few channels
 
 
-def class_columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -> WindowRows | None:
+def class_columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
     """The statement as such a product; None where it is of another form, or multiplies as much as it is."""
+    dot, space, view = given.dot, given.space, given.view
     s = view.statement
     classes = {v: len({c[v] for c in space.classes}) for v in space.residues}
     many = [v for v in dot.columns if space.largest(v) > 1] or list(dot.columns)
@@ -87,14 +87,14 @@ def class_columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -
     over = product_over(coalesce(StridedView(product, types, strides)))
     if over is None:
         return None
-    steps = hopper_steps(over.product, over.space, over.view, setting)
+    steps = hopper_steps(over, setting)
     if steps is None and (setting.device.capability < HOPPER or channels == 1):  # one channel alone is no product
-        steps = dot_steps(over.product, over.space, over.view, product, False, setting)
+        steps = dot_steps(over, product, False, setting)
     if steps is None:
         return None
     views = [StridedView(x, types, strides) for x in (made, product, placed)]
     shapes = {a.tensor: types[a.tensor].shape for a in (copy, result)}
-    return WindowRows((views[0],), views[1], steps, (views[2],), repair_steps(dot, space, view, s), shapes)
+    return WindowRows((views[0],), views[1], steps, (views[2],), repair_steps(given, s), shapes)
 
 
 def _fits(columns: int) -> bool:

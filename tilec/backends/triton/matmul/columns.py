@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.pairs import MOST_STORED
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, Dot, operand_accesses, product_over
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.pack import renamed
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
+from tilec.transforms.util.rewrite import with_parts
 
 ROW_MULTIPLE = 8  # 16-bit elements of 16 bytes
 SAME = 1.25  # elements of a copy over those of the tensor, where windows do not overlap
@@ -52,8 +52,9 @@ class WindowRows:
         return [*steps, Release(tuple(self.made)), *self.repairs]
 
 
-def columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -> WindowRows | None:
+def columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
     """The statement as a product over such copies; None where it is a plain product, or no better off."""
+    dot, space, view = given.dot, given.space, given.view
     extent = _extents(space)
     if extent is None or view.statement.guard is not None or dot.dtype not in NARROW or dot.batch:
         return None
@@ -61,7 +62,7 @@ def columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -> Wind
     forms = [linear(e) for a in operand_accesses(view.statement.body) for e in a.index]
     beside = {v for f in forms if f.bare is None for v in f.variables() if v in space.reductions and extent[v] == 1}
     s = substitute_affine(view.statement, dict.fromkeys(beside, zero))
-    counts = [space.count(v) for v in (dot.rows, dot.columns, dot.summed)]
+    counts = given.counts
     if not isinstance(s.body, Call) or s.body.function != "mul" or min(counts[0], counts[2]) < LEAST:
         return None
     sides = [a for a in s.body.args if isinstance(a, Access)]
@@ -73,16 +74,16 @@ def columns(dot: Dot, space: Space, view: StridedView, setting: Setting) -> Wind
         return None
     if (tangled and (len(space.classes) > 1 or counts[1] < LEAST)) or s.index is None:
         return None
-    product = build.of_operand(s, tangled[0], sides) if tangled else build.of_output(s, dot, sides)
-    if product is None or hopper_steps(dot, space, view, setting) is not None:
+    product = build.of_operand(s, tangled[0], sides) if tangled else build.of_output(s, given, sides)
+    if product is None or hopper_steps(given, setting) is not None:
         return None
     made = StridedView(product, build.types, build.strides)
     found = product_over(coalesce(made))
-    steps = None if found is None else hopper_steps(found.product, found.space, found.view, setting)
+    steps = None if found is None else hopper_steps(found, setting)
     if steps is None:
         return None
     outside = dot.zero_left or dot.zero_right
-    repairs = repair_steps(dot, space, view, view.statement) if outside else []
+    repairs = repair_steps(given, view.statement) if outside else []
     return WindowRows(tuple(build.before), made, steps, tuple(build.after), repairs, build.made)
 
 
@@ -137,12 +138,12 @@ class _Build:
             copies[other] = self.copied(other, [v for v in axes if v not in inner], inner)
         if None in copies.values():
             return None
-        return replace(s, body=renamed(s.body, {k: v for k, v in copies.items() if v is not None}), constraints=())
+        return replace(s, body=with_parts(s.body, {k: v for k, v in copies.items() if v is not None}), constraints=())
 
-    def of_output(self, s: Statement, dot: Dot, sides: Sequence[Access]) -> Statement | None:
+    def of_output(self, s: Statement, given: MatrixProduct, sides: Sequence[Access]) -> Statement | None:
         """A product of rows and columns whose elements belong elsewhere."""
-        target = self.split(Access(s.output, s.index or ()))
-        if target is None or dot.zero_left or dot.zero_right or dot.zero_result:
+        dot, target = given.dot, self.split(Access(s.output, s.index or ()))
+        if target is None or not given.is_plain:
             return None
         spread, types, strides = target
         order = [v for a in sides for e in a.index for v in linear(e).variables()]

@@ -18,8 +18,8 @@ from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
-from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_outside, worthwhile
-from tilec.backends.triton.matmul.kernel import DotWriter
+from tilec.backends.triton.matmul.dot import MatrixProduct, sides_of, variables_outside, worthwhile
+from tilec.backends.triton.matmul.kernel import DotTask, DotWriter
 from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter, top_of, with_tops
 from tilec.backends.triton.matmul.split import SMALLER, SOME, SplitOperands, split_operands
 from tilec.backends.triton.matmul.steps import launched
@@ -37,10 +37,9 @@ DISTANCE_BLOCK = Config(64, 64, 32, 4, 2)
 
 
 @dataclass(frozen=True)
-class Distances:
-    """`dot`: the product of the operands, both relative to the first column's; `difference`: what is squared."""
+class Distances(MatrixProduct):
+    """The product of the operands, both relative to the first column's; `difference`: what is squared."""
 
-    dot: Dot
     difference: Expr
 
 
@@ -70,30 +69,30 @@ def recognise_distances(space: Space, view: StridedView) -> Distances | None:
         return None
     first = replace_indices(right, {v: Affine() + space.low[0][v] for v in found.columns})
     operands = ((Call("sub", (left, first)),), (Call("sub", (right, first)),))
-    return Distances(replace(found, left=operands[0], right=operands[1], dtype="float32"), difference)
+    dot = replace(found, left=operands[0], right=operands[1], dtype="float32")
+    return Distances(dot, space, view, difference)
 
 
-def config_of(found: Distances, space: Space, setting: Setting) -> Config:
+def config_of(found: Distances, setting: Setting) -> Config:
     """The block; smaller where there are few pairs."""
-    smaller = replace(choose_config(found.dot, space, setting.device.shared), parts=1)
+    smaller = replace(choose_config(found, setting.device.shared), parts=1)
     return DISTANCE_BLOCK if smaller.bm * smaller.bn >= DISTANCE_BLOCK.bm * DISTANCE_BLOCK.bn else smaller
 
 
-def squares_of(found: Dot, space: Space, view: StridedView) -> tuple[Statement, Statement]:
+def squares_of(product: MatrixProduct) -> tuple[Statement, Statement]:
     """The sums of squares of both operands, which are elements of tensors, as statements."""
+    dot, space = product.dot, product.space
     s = space.statement
     made = []
-    for side, (operand,), variables in (("left", found.left, found.rows), ("right", found.right, found.columns)):
+    for side, (operand,), variables in (("left", dot.left, dot.rows), ("right", dot.right, dot.columns)):
         body = Call("mul", (operand, operand))
-        total = top_of(s, side, (*found.batch, *variables), body, "float32", space, view.types)
+        total = top_of(s, side, (*dot.batch, *variables), body, "float32", space, product.view.types)
         made.append(replace(total, output=f"{s.output}.{side}_squares", aggregation="sum"))
     return made[0], made[1]
 
 
 def distance_steps(
     found: Distances,
-    space: Space,
-    view: StridedView,
     flat: Statement,
     int64_index: bool,
     setting: Setting,
@@ -102,35 +101,27 @@ def distance_steps(
 ) -> list[Step] | None:
     """Parts of both operands and their squares, then the product; None where an operand is no tensor of its own.
     `carry`: the steps of a statement into a tensor that they allocate."""
-    divided = split_operands(found.dot, space, view, int64_index, last=found.dot.summed[-1])
+    divided = split_operands(found, int64_index, last=found.dot.summed[-1])
     if divided is None:
         return None
     over, split = divided
-    squares = squares_of(found.dot, space, over.view)
-    view = with_tops(squares, replace(over.view, statement=view.statement))
+    squares = squares_of(replace(found, view=over.view))
+    view = with_tops(squares, replace(over.view, statement=found.view.statement))
     steps = [Request(s, view.types, view.strides, int64_index, partial(carry, s, view)) for s in squares]
-    config = config_of(found, space, setting)
-    writer = DistanceWriter(found, split, squares, space, view, int64_index, config, epilogue)
+    task = DotTask(replace(found, view=view), int64_index, "highest", config_of(found, setting), tuple(epilogue))
+    writer = DistanceWriter(found, squares, task, split)
     return [*over.around([*steps, *launched(writer, flat)]), Release(tuple(s.output for s in squares))]
 
 
 class DistanceWriter(ExponentialWriter):
     """The product is of parts of the operands that are there, as are their `squares`."""
 
+    suffix = "_distances"
+
     def __init__(
-        self,
-        found: Distances,
-        split: SplitOperands,
-        squares: tuple[Statement, Statement],
-        space: Space,
-        view: StridedView,
-        int64_index: bool,
-        config: Config,
-        epilogue: Sequence[Statement],
+        self, found: Distances, squares: tuple[Statement, Statement], task: DotTask, split: SplitOperands | None
     ):
-        super().__init__(
-            "_distances", found.dot, found.dot, space, view, int64_index, "highest", config, epilogue, split
-        )
+        super().__init__(found.dot, task, split)
         self.found = found
         self.squares = [Access(s.output, s.index or ()) for s in squares]
 

@@ -48,6 +48,39 @@ class Dot:
 
 
 @dataclass(frozen=True)
+class MatrixProduct:
+    """A statement as a product: its operands, its points, and the views that these index."""
+
+    dot: Dot
+    space: Space
+    view: StridedView
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many rows, columns and terms of a sum there are."""
+        rows, columns, summed = (self.space.count(v) for v in (self.dot.rows, self.dot.columns, self.dot.summed))
+        return rows, columns, summed
+
+    @property
+    def repeated(self) -> int:
+        """How many such products there are: batches and residue classes."""
+        return self.space.count(self.dot.batch) * len(self.space.classes)
+
+    @property
+    def multiplications(self) -> int:
+        return math.prod(self.counts) * self.space.count(self.dot.batch)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no condition on points is left."""
+        return not (self.dot.zero_left or self.dot.zero_right or self.dot.zero_result)
+
+    def accesses(self) -> list[Access]:
+        """The elements that both operands read."""
+        return [a for f in (*self.dot.left, *self.dot.right) for a in operand_accesses(f)]
+
+
+@dataclass(frozen=True)
 class OperandRewrite:
     """A statement over operands that are tensors of their own. `before` and `after`: steps that make and release them.
     `dot`: the statement as a product, where it is one."""
@@ -59,19 +92,19 @@ class OperandRewrite:
     dot: Dot | None = None
 
     @property
-    def product(self) -> Dot:
+    def product(self) -> MatrixProduct:
         assert self.dot is not None
-        return self.dot
+        return MatrixProduct(self.dot, self.space, self.view)
 
     def around(self, steps: Iterable[Step]) -> list[Step]:
         return [*self.before, *steps, *self.after]
 
 
-def product_over(view: StridedView) -> OperandRewrite | None:
-    """The product that a statement over views is, with nothing made before it; None where it is none."""
+def product_over(view: StridedView) -> MatrixProduct | None:
+    """The product that a statement over views is, None where it is none."""
     space = build_space(view.statement, view.types)
     dot = None if space is None else recognise_dot(space, view)
-    return None if space is None or dot is None else OperandRewrite(view, space, dot=dot)
+    return None if space is None or dot is None else MatrixProduct(dot, space, view)
 
 
 def recognise_dot(
@@ -229,17 +262,16 @@ def worthwhile(dot: Dot, space: Space) -> bool:
     return min(space.count(v) for v in (dot.rows, dot.columns, dot.summed)) >= LEAST
 
 
-def worthwhile_padded(dot: Dot, space: Space, view: StridedView) -> bool:
+def worthwhile_padded(product: MatrixProduct) -> bool:
     """Whether tensor cores pay although they take more rows, columns or points of a sum at once than there are: where
     terms one by one take twice as long, and longer than memory does."""
-    counts = [space.count(v) for v in (dot.rows, dot.columns, dot.summed)]
-    if min(counts) < 2 or dot.dtype not in PRODUCTS:
+    counts, dtype = product.counts, product.dot.dtype
+    if min(counts) < 2 or dtype not in PRODUCTS:
         return False
-    repeated = space.count(dot.batch) * len(space.classes)
-    terms = math.prod(counts) * repeated / TERMS
-    products = math.prod(max(n, LEAST) for n in counts) * repeated / (POINTERS * PRODUCTS[dot.dtype])
-    read = {a.tensor for f in (*dot.left, *dot.right) for a in operand_accesses(f)}
-    moved = sum(size_in_bytes(view.types[name]) for name in (*read, space.statement.output)) / MEMORY_BYTES
+    terms = math.prod(counts) * product.repeated / TERMS
+    products = math.prod(max(n, LEAST) for n in counts) * product.repeated / (POINTERS * PRODUCTS[dtype])
+    read = {a.tensor for a in product.accesses()}
+    moved = sum(size_in_bytes(product.view.types[n]) for n in (*read, product.space.statement.output)) / MEMORY_BYTES
     return terms > 2 * max(products, moved, LAUNCH_SECONDS)
 
 

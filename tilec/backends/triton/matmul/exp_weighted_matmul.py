@@ -21,7 +21,8 @@ from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import Dot, sides_of, variables_outside, worthwhile
+from tilec.backends.triton.matmul.dot import MatrixProduct, sides_of, variables_outside, worthwhile
+from tilec.backends.triton.matmul.kernel import DotTask
 from tilec.backends.triton.matmul.logsumexp_matmul import (
     FINITE_LOWEST,
     LOG_ZERO,
@@ -31,6 +32,7 @@ from tilec.backends.triton.matmul.logsumexp_matmul import (
     top_of,
     where_text,
 )
+from tilec.backends.triton.matmul.split import SplitOperands
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
@@ -43,14 +45,13 @@ LOST = {"float32": 99, "float64": 966}  # powers of two by which a weight may li
 
 
 @dataclass(frozen=True)
-class Weighted:
-    """`dot` is the product of matrices; `tops` the statements of the greatest terms; `beside` what its result is
+class Weighted(MatrixProduct):
+    """The product of matrices; `tops` the statements of the greatest terms; `beside` what its result is
     multiplied by; `exact` the statement's own factors. The exponent is the sum of `near` (of the output's element),
     `far` (of the operand that is exponentials alone) and `inside` (of the weight); `weights` are the weight's factors
     without it, `first` says that it is the left operand, and `least` how far it may lift what underflow loses.
     `apart`: memory runs along different axes of the weight's tensors, or repeats what the sum reads."""
 
-    dot: Dot
     tops: tuple[Statement, Statement]
     beside: Expr
     exact: tuple[Expr, ...]
@@ -130,7 +131,9 @@ def recognise_weighted(space: Space, view: StridedView) -> Weighted | None:
     exact = tuple(read_once(f, space, view) for f in split[0])
     transposed = len({v for a in accesses_in(*weights, inside) if (v := fastest_variable(a, view)) is not None}) > 1
     apart = transposed or any(repeats(a, view) for a in accesses_in(*exact, near, far, inside, *s.guards))
-    return Weighted(dot, (tops[0], tops[1]), factor, exact, near, far, inside, weights, first, least, apart)
+    return Weighted(
+        dot, space, view, (tops[0], tops[1]), factor, exact, near, far, inside, weights, first, least, apart
+    )
 
 
 def read_once(e: Expr, space: Space, view: StridedView) -> Expr:
@@ -154,8 +157,10 @@ def repeats(access: Access, view: StridedView) -> bool:
 
 
 class WeightedWriter(ExponentialWriter):
-    def __init__(self, found: Weighted, *how):
-        super().__init__("_weighted_dot", found.dot, *how)
+    suffix = "_weighted_dot"
+
+    def __init__(self, found: Weighted, task: DotTask, split: SplitOperands | None):
+        super().__init__(found.dot, task, split)
         self.found = found
 
     def _recompute(self) -> None:

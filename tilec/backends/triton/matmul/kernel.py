@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from tilec.backends.common.code import parenthesised, python_name, tuple_text
@@ -22,21 +23,12 @@ from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import Config, inner_variables, output_tiles
-from tilec.backends.triton.matmul.dot import (
-    Dot,
-    Zeros,
-    dot_is_whole,
-    guards_among,
-    operand_accesses,
-    variables_outside,
-)
+from tilec.backends.triton.matmul.dot import LEAST, MatrixProduct, Zeros, dot_is_whole, guards_among, variables_outside
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr
+from tilec.ir.program import Access, Call, Expr, Statement
 from tilec.ir.types import CASTS, FLOATS, NARROW
 
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
@@ -48,39 +40,49 @@ RECOMPUTED_ROWS = 8  # rows of such a block that are computed again at a time
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
 
+@dataclass(frozen=True)
+class DotTask:
+    """What the kernel of a product is written from. `precision`: of products of float32, as Triton calls it."""
+
+    product: MatrixProduct
+    int64_index: bool
+    precision: str
+    config: Config
+    epilogue: tuple[Statement, ...] = ()
+
+
 class DotWriter:
+    suffix = "_dot"  # of the kernel's name
+    reads_vectors = True  # memory is read in vectors along what the operands and the result say
     placed, row_end = "row", ""  # names of where the program's rows are among all, and of what they end at
     stored = "row_in[:, None] & col_in[None, :]"  # the test of the elements that are stored
     around: tuple[frozenset[str], ...] = ()  # what the scopes around the walk of the reduction bind
+    walk_block = "BK"  # text of how many points of the reduction a block holds
 
-    def __init__(
-        self,
-        dot: Dot,
-        space: Space,
-        view: StridedView,
-        int64_index: bool,
-        precision: str,
-        config: Config,
-        suffix="_dot",
-        epilogue=(),
-    ):
-        self.repairs = suffix == "_repair"
-        self.dot, self.space, self.view, self.config = dot, space, view, config
-        self.precision, self.epilogue = precision, tuple(epilogue)
-        s = space.statement
-        name = python_name(s.output) + suffix
-        vectors = None if self.repairs else self._along_memory()
-        self.kernel = Kernel(name, space, view.types, view.strides, int64_index, powers=True, vectors=vectors)
-        self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(dot.dtype, "float32"))
-        self.integer = "tl.int64" if int64_index else "tl.int32"
+    def __init__(self, task: DotTask):
+        self.product, self.config, self.precision, self.epilogue = (
+            task.product,
+            task.config,
+            task.precision,
+            task.epilogue,
+        )
+        self.dot, self.space, self.view = task.product.dot, task.product.space, task.product.view
+        name, types, strides = (
+            python_name(self.space.statement.output) + self.suffix,
+            self.view.types,
+            self.view.strides,
+        )
+        vectors = self._along_memory() if self.reads_vectors else None
+        self.kernel = Kernel(name, self.space, types, strides, task.int64_index, powers=True, vectors=vectors)
+        self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(self.dot.dtype, "float32"))
+        self.integer = "tl.int64" if task.int64_index else "tl.int32"
 
     def _along_memory(self) -> set[str]:
         """The variables along which memory runs in an operand or in the result."""
         s = self.space.statement
-        read = [a for f in (*self.dot.left, *self.dot.right) for a in operand_accesses(f)]
         return {
             v
-            for a in (Access(s.output, s.index or ()), *read)
+            for a in (Access(s.output, s.index or ()), *self.product.accesses())
             for e, stride in zip(a.index, self.view.strides[a.tensor], strict=True)
             for v in linear(e).variables()
             if abs(linear(e).coefficient(v)) * stride == 1
@@ -89,11 +91,11 @@ class DotWriter:
     @cached_property
     def _reduction(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The variables that blocks of the reduction run through, and the windows that are walked one by one."""
-        inner = inner_variables(self.dot, self.space, self.view, self.config.bk)
+        inner = inner_variables(self.product, self.config.bk)
         return inner, tuple(v for v in self.dot.summed if v not in inner)
 
     def tiles(self) -> int:
-        return output_tiles(self.dot, self.space, self.config)
+        return output_tiles(self.product, self.config)
 
     def write(self) -> None:
         k = self.kernel
@@ -108,36 +110,9 @@ class DotWriter:
         """Whether some point may be a zero beside an infinity."""
         return bool(self.dot.zero_left or self.dot.zero_right) and not dot_is_whole(self.dot)
 
-    def repair(self) -> None:
-        k = self.kernel
-        self._place()
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
-        s = self.space.statement
-        kind_ = triton_type(self.accumulator.dtype)
-        value = f"tl.load({frame.element_address(s)}, mask=row_in[:, None] & col_in[None, :], other=0)"
-        k.assign("value", f"{value}.to({kind_})")
-        k.add(If(SOME_NOT_FINITE.format("value"), (self._recompute_rows(),)))
-        k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
-
     @property
     def _at_once(self) -> int:
         return min(RECOMPUTED_ROWS, self.config.bm)
-
-    def _recompute_rows(self) -> CodeLine:
-        """A loop that computes some rows of the block again and stores them: few at a time, since what this holds in
-        registers counts for programs that only look, too."""
-        k, dot = self.kernel, self.dot
-        k.scopes.append(Scope())
-        frame, own = self._some_rows(), frozenset(("part", *dot.rows))
-        s = self.space.statement
-        address = frame.element_address(s)
-        k.assign("acc", f"tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
-        k.add(self._points(self._added, "part", own))
-        self._finish(frame)
-        dtype = self.view.types[s.output].dtype
-        cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
-        k.store(address, f"acc{cast}", "part_in[:, None] & col_in[None, :]")
-        return ForLoop("over", f"range(0, BM, {self._at_once})", tuple(k.scopes.pop().lines))
 
     def _some_rows(self) -> Frame:
         """The frame of `_at_once` rows of the block, from `over` on, and all of its columns."""
@@ -301,7 +276,7 @@ class DotWriter:
         `factors`, or else the product's, and the test that the point is valid."""
         k, dot, (inner, windows) = self.kernel, self.dot, self._reduction
         count = k.count(inner)
-        block = "BK" if "BK" in k.constants or not self.repairs else str(self.config.bk)
+        block = self.walk_block
         steps = f"tl.cdiv({count}, {block})"
         k.scopes.append(Scope())
         k.assign("at_step", f"tl.full((), 0, {self.integer}) + step")
@@ -350,3 +325,35 @@ class DotWriter:
         else:
             address = frame.element_address(s, output)
         k.store(address, f"result{cast}", self.stored)
+
+
+class RepairWriter(DotWriter):
+    """Computes the blocks of a finished output again that hold anything not finite."""
+
+    suffix = "_repair"
+    reads_vectors = False
+    walk_block = str(LEAST)
+
+    def write(self) -> None:
+        k, s = self.kernel, self.space.statement
+        self._place()
+        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        value = f"tl.load({frame.element_address(s)}, mask=row_in[:, None] & col_in[None, :], other=0)"
+        k.assign("value", f"{value}.to({triton_type(self.accumulator.dtype)})")
+        k.add(If(SOME_NOT_FINITE.format("value"), (self._recompute_rows(),)))
+        k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
+
+    def _recompute_rows(self) -> CodeLine:
+        """A loop that computes some rows of the block again and stores them: few at a time, since what this holds in
+        registers counts for programs that only look, too."""
+        k, dot, s = self.kernel, self.dot, self.space.statement
+        k.scopes.append(Scope())
+        frame, own = self._some_rows(), frozenset(("part", *dot.rows))
+        address = frame.element_address(s)
+        k.assign("acc", f"tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
+        k.add(self._points(self._added, "part", own))
+        self._finish(frame)
+        dtype = self.view.types[s.output].dtype
+        cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
+        k.store(address, f"acc{cast}", "part_in[:, None] & col_in[None, :]")
+        return ForLoop("over", f"range(0, BM, {self._at_once})", tuple(k.scopes.pop().lines))

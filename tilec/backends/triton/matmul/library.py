@@ -17,14 +17,12 @@ from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
-from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.iteration.coalesce import coalesce
 from tilec.backends.triton.matmul.dot import (
     LAUNCH_SECONDS,
     MEMORY_BYTES,
     POINTERS,
-    Dot,
-    operand_accesses,
+    MatrixProduct,
     product_over,
 )
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
@@ -44,9 +42,7 @@ def library_steps(
     defracted: Statement,
     flat: Statement,
     types: Mapping[str, TensorType],
-    dot: Dot,
-    space: Space,
-    view: StridedView,
+    product: MatrixProduct,
     int64_index: bool = False,
 ) -> list[Step] | None:
     """Steps by torch's own operation; None where the statement is none, where ours is known to be faster, or where the
@@ -64,10 +60,9 @@ def library_steps(
             lines = [*lines[:-1], "with rt.own_precision():", f"    {lines[-1]}"]
         lines = [*lines, f"{task.out} = {task.out}.contiguous()"]
         first: Step = _step(task, lines, own_precision)
-        return [first, *repair_steps(dot, space, view, flat, int64_index)] if checked else [first]
-    plain = not (dot.zero_left or dot.zero_right or dot.zero_result)
-    lone = all(len(side) == 1 and isinstance(side[0], Access) for side in (dot.left, dot.right))
-    if not plain or not lone:
+        return [first, *repair_steps(product, flat, int64_index)] if checked else [first]
+    sides = product.dot.left, product.dot.right
+    if not product.is_plain or not all(len(side) == 1 and isinstance(side[0], Access) for side in sides):
         return None
     found = product_lines(task)
     if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
@@ -127,11 +122,12 @@ FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than our
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
-def is_plain(dot: Dot, space: Space, view: StridedView) -> bool:
+def is_plain(product: MatrixProduct) -> bool:
     """Whether a product of bare elements is one of matrices as they lie in memory, which no library has to copy: one
     variable each of rows, columns, sums and batch where all tensors walk them as one, the batch outermost in the
     result. A result whose last axis is short is the library's too, unless what it is made of is much larger: rows of
     its own product are longer."""
+    dot, space, view = product.dot, product.space, product.view
     last = next((v for e in reversed(space.statement.index or ()) if (v := linear(e).bare) is not None), None)
     made_of = sum(math.prod(view.types[name].shape) for name in reads(space.statement))
     made = math.prod(view.types[space.statement.output].shape)
@@ -141,36 +137,37 @@ def is_plain(dot: Dot, space: Space, view: StridedView) -> bool:
     if max(many) > 1:
         merged = coalesce(view)
         again = None if merged.statement == view.statement else product_over(merged)
-        return again is not None and is_plain(again.product, again.space, merged)
+        return again is not None and is_plain(again)
     written = [linear(e).bare for e in space.statement.index or ()]
     order = [v for v in written if v is not None and not space.single(v)]
     return set(order[: many[3]]) <= set(dot.batch)
 
 
-def copies_take_longest(dot: Dot, space: Space, view: StridedView) -> bool:
+def copies_take_longest(product: MatrixProduct) -> bool:
     """Whether a library would copy operands whose axes it cannot merge, or a result whose axes lie in another order
     than batch, rows and columns, for longer than kernels that read and write all in its place lose otherwise: few
     terms, many elements."""
-    sides = [e for side in (dot.left, dot.right) for e in side]
-    if dot.dtype not in PRODUCTS or dot.zero_left or dot.zero_right or dot.zero_result or len(sides) != 2:
+    dot, space, view = product.dot, product.space, product.view
+    sides = [*dot.left, *dot.right]
+    if dot.dtype not in PRODUCTS or not product.is_plain or len(sides) != 2:
         return False
     operands = [e for e in sides if isinstance(e, Access)]
-    copied = [a.tensor for a in operands if _is_copied(a, dot, space, view)]
-    copied += [space.statement.output] if _is_reordered(dot, space) else []
+    copied = [a.tensor for a in operands if _is_copied(a, product)]
+    copied += [space.statement.output] if _is_reordered(product) else []
     tensors = (space.statement.output, *(a.tensor for a in operands))
     moved = sum(size_in_bytes(view.types[name]) for name in tensors) / MEMORY_BYTES
     copying = 2 * sum(size_in_bytes(view.types[name]) for name in copied) / MEMORY_BYTES
-    counts = [space.count(group) for group in (dot.rows, dot.columns, dot.summed)]
-    repeated, rate = space.count(dot.batch) * len(space.classes), PRODUCTS[dot.dtype]
+    counts, repeated, rate = product.counts, product.repeated, PRODUCTS[dot.dtype]
     library = max(math.prod(counts) * repeated / rate, moved) + copying
     own = max(math.prod(max(n, LEAST) for n in counts) * repeated / (POINTERS * rate), moved)
     return copying > LAUNCH_SECONDS and own < library
 
 
-def _is_copied(a: Access, dot: Dot, space: Space, view: StridedView) -> bool:
+def _is_copied(a: Access, product: MatrixProduct) -> bool:
     """Whether an operand is no batch of matrices whose rows or columns are contiguous."""
+    dot, space = product.dot, product.space
     steps: dict[str, int] = {}
-    for e, stride in zip(a.index, view.strides[a.tensor], strict=True):
+    for e, stride in zip(a.index, product.view.strides[a.tensor], strict=True):
         for v in linear(e).variables():
             steps[v] = steps.get(v, 0) + int(linear(e).coefficient(v)) * stride
     for group in (dot.batch, (*dot.rows, *dot.columns), dot.summed):
@@ -180,8 +177,9 @@ def _is_copied(a: Access, dot: Dot, space: Space, view: StridedView) -> bool:
     return 1 not in steps.values()
 
 
-def _is_reordered(dot: Dot, space: Space) -> bool:
+def _is_reordered(product: MatrixProduct) -> bool:
     """Whether the result's axes are no batch and then rows and columns one after the other, in any order of these."""
+    dot, space = product.dot, product.space
     written = [v for e in space.statement.index or () if (v := linear(e).bare) is not None and not space.single(v)]
     groups = (dot.batch, dot.rows, dot.columns)
     order = [key for key, _ in groupby(next((k for k, g in enumerate(groups) if v in g), None) for v in written)]
@@ -205,13 +203,12 @@ def _step(task: Task, lines: list[str], own_precision: bool = False) -> TorchLin
     return TorchLines(tuple(lines), reads(s), (s.output,), (s.output,), (task.type.dtype,), numbers, own_precision)
 
 
-def ours_is_faster(dot: Dot, space: Space, view: StridedView, setting: Setting) -> bool:
+def ours_is_faster(product: MatrixProduct, setting: Setting) -> bool:
     """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
     no look at the result for infinities at its borders afterwards. Matrix products stay the library's where they are
     plain: it would copy others before or after. Convolutions that must be split over programs for few columns stay the
     library's as well: kernel gradients of 64 channels take ours a third longer."""
-    accesses = [a for side in (dot.left, dot.right) for f in side for a in operand_accesses(f)]
-    bare = all(linear(e).bare is not None for a in accesses for e in a.index)
-    steps = None if bare and is_plain(dot, space, view) else hopper_steps(dot, space, view, setting)
+    bare = all(linear(e).bare is not None for a in product.accesses() for e in a.index)
+    steps = None if bare and is_plain(product) else hopper_steps(product, setting)
     split = steps is not None and len(steps) > 1
-    return steps is not None and (bare or not split or space.count(dot.columns) > FEW_COLUMNS)
+    return steps is not None and (bare or not split or product.counts[1] > FEW_COLUMNS)

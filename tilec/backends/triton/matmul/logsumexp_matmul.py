@@ -22,8 +22,8 @@ from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type, where_te
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import Dot, guards_among, sides_of, worthwhile
-from tilec.backends.triton.matmul.kernel import BLOCKS
+from tilec.backends.triton.matmul.dot import Dot, MatrixProduct, guards_among, sides_of, worthwhile
+from tilec.backends.triton.matmul.kernel import BLOCKS, DotTask
 from tilec.backends.triton.matmul.split import SplitOperands, SplitWriter
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.pointwise.semiring_matmul import NEVER, reads_first
@@ -43,11 +43,10 @@ WriteStep = Callable[[list[str], list[str]], Sequence[CodeLine]]
 
 
 @dataclass(frozen=True)
-class LogDot:
-    """`dot` multiplies the exponentials; `tops` are the statements of the greatest terms, left and right, `reads` how
+class LogDot(MatrixProduct):
+    """The product of the exponentials; `tops` are the statements of the greatest terms, left and right, `reads` how
     the kernel reads them; `left` and `right` the terms themselves; `added` a number that stands beside them."""
 
-    dot: Dot
     tops: tuple[Statement, Statement]
     reads: tuple[Access, Access]
     left: Expr
@@ -82,7 +81,7 @@ def recognise_log(space: Space, view: StridedView) -> LogDot | None:
     dot = replace(found, left=operands[0], right=operands[1], dtype=dtype)
     if not worthwhile(dot, space):
         return None
-    return LogDot(dot, (tops[0], tops[1]), (reads[0], reads[1]), left, right, added)
+    return LogDot(dot, space, view, (tops[0], tops[1]), (reads[0], reads[1]), left, right, added)
 
 
 def added_terms(terms: Sequence[Expr], dtype: str) -> Expr:
@@ -142,23 +141,11 @@ def with_guards(dot: Dot) -> Dot:
 class ExponentialWriter(SplitWriter):
     """A product of exponentials, with other ways to compute the elements of a block that it does not make certain.
 
-    `plain`: the product as it was recognised, with the conditions of its terms; `product`: as it is carried out, of
+    `plain`: the product as it was recognised, with the conditions of its terms; its task's: as it is carried out, of
     operands that may be computed beforehand, `split` perhaps (`split.py`)."""
 
-    def __init__(
-        self,
-        suffix: str,
-        plain: Dot,
-        product: Dot,
-        space: Space,
-        view: StridedView,
-        int64_index: bool,
-        precision: str,
-        config,
-        epilogue,
-        split: SplitOperands | None,
-    ):
-        super().__init__(product, space, view, int64_index, precision, config, suffix, epilogue, split)
+    def __init__(self, plain: Dot, task: DotTask, split: SplitOperands | None):
+        super().__init__(task, split)
         self.plain = plain
 
     def _must_look(self) -> bool:
@@ -217,8 +204,10 @@ class ExponentialWriter(SplitWriter):
 
 
 class LogWriter(ExponentialWriter):
-    def __init__(self, log: LogDot, *how):
-        super().__init__("_log_dot", log.dot, *how)
+    suffix = "_log_dot"
+
+    def __init__(self, log: LogDot, task: DotTask, split: SplitOperands | None):
+        super().__init__(log.dot, task, split)
         self.log = log
 
     def _recompute(self) -> None:
@@ -231,18 +220,18 @@ class LogWriter(ExponentialWriter):
         none = [f"({r} == {LOG_ZERO})" for r in raw]
         outside = "(row_in[:, None] & col_in[None, :] ^ True)"
         k.assign("base", f"{left} + {right}")
-        certified = f"{self._certain('acc', 'base')} | {none[0]} | {none[1]} | {outside}"
+        certified = f"{self._certain()} | {none[0]} | {none[1]} | {outside}"
         k.assign("acc", f"tl.where({certified}, acc, float('nan'))")
         self._in_turn("acc != acc", [self._absent(raw), self._exact(frame)])
         k.assign("acc", f"log_above_(acc, {left}, {right}, base)")
 
-    def _certain(self, total: str, base: str) -> str:
+    def _certain(self) -> str:
         """Text of the test that a sum is accurate whose logarithm is added to `base`: nothing that counts was lost, and
         no two large numbers cancel to a small result, which would keep their rounding. (The exponent will do for the
         logarithm.)"""
         least = f"{literal(LEAST_CERTAIN[self.dot.dtype])} * ({self.kernel.count(self.dot.summed)})"
-        test = f"({total} >= {least}) & ({total} < float('inf'))"
-        return test + (f" & beside_({total}, {base}, {CANCELLED})" if self.dot.dtype == "float32" else "")
+        test = f"(acc >= {least}) & (acc < float('inf'))"
+        return test + (f" & beside_(acc, base, {CANCELLED})" if self.dot.dtype == "float32" else "")
 
     def _absent(self, tops: Sequence[str]) -> list[CodeLine]:
         """Elements that no pair of terms reaches are -inf: pairs are counted, unless an infinity of the other sign or

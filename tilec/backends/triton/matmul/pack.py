@@ -6,7 +6,6 @@ product with enough work repays a copy of the smaller evil: the operand that doe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,24 +13,26 @@ from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, inner_variables
-from tilec.backends.triton.matmul.dot import Dot, OperandRewrite
+from tilec.backends.triton.matmul.dot import MatrixProduct, OperandRewrite
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Index, Int, Statement, map_values, rebuild, value_accesses
+from tilec.ir.program import Access, Expr, Index, Int, Statement, map_values, value_accesses
+from tilec.transforms.util.rewrite import with_parts
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
 
 
-def packed(dot: Dot, space: Space, view: StridedView, int64_index: bool = False) -> OperandRewrite | None:
+def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite | None:
     """The product over a copy of an operand; None where nothing is gained."""
+    dot, space, view = product.dot, product.space, product.view
     if dot.dtype != "float32":
         return None
-    inner = inner_variables(dot, space, view, LEAST_REUSE // 2)
-    if work(dot, space) < LEAST_WORK or len(inner) != 1:
+    inner = inner_variables(product, LEAST_REUSE // 2)
+    if product.multiplications < LEAST_WORK or len(inner) != 1:
         return None
     before: list[Step] = []
     after: list[Step] = []
@@ -46,19 +47,19 @@ def packed(dot: Dot, space: Space, view: StridedView, int64_index: bool = False)
         before += made
         after += released
         swapped = replace(access, tensor=name)
-        copies: dict[Access, Access] = {access: swapped}
+        copies: dict[Expr, Expr] = {access: swapped}
         s = view.statement
-        view = replace(view, statement=replace(s, body=renamed(s.body, copies)))
+        view = replace(view, statement=replace(s, body=with_parts(s.body, copies)))
         dot = replace(dot, left=_side(dot.left, copies), right=_side(dot.right, copies))
     if not before:
         return None
     return OperandRewrite(view, replace(space, statement=view.statement), tuple(before), tuple(after), dot)
 
 
-def wanted_along(dot: Dot, space: Space, view: StridedView) -> str | None:
+def wanted_along(product: MatrixProduct) -> str | None:
     """The summed variable along which operands that are computed beforehand shall lie, so that none is packed."""
-    inner = inner_variables(dot, space, view, LEAST_REUSE // 2)
-    return inner[0] if dot.dtype == "float32" and len(inner) == 1 and work(dot, space) >= LEAST_WORK else None
+    inner, much = inner_variables(product, LEAST_REUSE // 2), product.multiplications >= LEAST_WORK
+    return inner[0] if product.dot.dtype == "float32" and len(inner) == 1 and much else None
 
 
 def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -> OperandRewrite | None:
@@ -73,7 +74,7 @@ def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -
         return None
     before: list[Step] = []
     after: list[Step] = []
-    copies: dict[Access, Access] = {}
+    copies: dict[Expr, Expr] = {}
     s = space.statement
     for access in dict.fromkeys(value_accesses(s)):
         used = free_of(access)
@@ -86,7 +87,7 @@ def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -
         before += made
         after += released
         copies[access] = replace(access, tensor=name)
-    s = map_values(s, lambda e: renamed(e, copies))
+    s = map_values(s, lambda e: with_parts(e, copies))
     view, space = replace(view, statement=s), replace(space, statement=s)
     if not copies or choose_pointwise_tiling(space, view).lanes is None:
         return None
@@ -108,11 +109,6 @@ def _copied(
     return name, view, [*made, *_copy(tensor, name, view, int64_index)], [Release((name,))]
 
 
-def work(dot: Dot, space: Space) -> int:
-    """Multiplications of a product."""
-    return math.prod(space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
-
-
 def _axis(access: Access, v: str) -> int | None:
     """The one axis that the variable walks, element by element."""
     found = [a for a, e in enumerate(access.index) if linear(e).coefficient(v)]
@@ -128,10 +124,5 @@ def _copy(source: str, target: str, view: StridedView, int64_index: bool) -> lis
     return pointwise(space, StridedView(s, view.types, view.strides), s, int64_index) or []
 
 
-def renamed(e: Expr, made: Mapping[Access, Access]) -> Expr:
-    """The expression with other accesses in the place of these."""
-    return made[e] if isinstance(e, Access) and e in made else rebuild(e, lambda x: renamed(x, made))
-
-
-def _side(factors: tuple[Expr, ...], made: Mapping[Access, Access]) -> tuple[Expr, ...]:
-    return tuple(renamed(f, made) for f in factors)
+def _side(factors: tuple[Expr, ...], made: Mapping[Expr, Expr]) -> tuple[Expr, ...]:
+    return tuple(with_parts(f, made) for f in factors)

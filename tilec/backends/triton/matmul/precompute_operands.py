@@ -27,6 +27,7 @@ from tilec.backends.triton.matmul.dot import (
     MEMORY_BYTES,
     POINTERS,
     Dot,
+    MatrixProduct,
     OperandRewrite,
     operand_accesses,
     variables_outside,
@@ -39,9 +40,10 @@ from tilec.cost import size_in_bytes
 from tilec.ir.functions import COSTLY_FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, rebuild, walk
+from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, walk
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType
 from tilec.lattice.sets import sizes_of
+from tilec.transforms.util.rewrite import with_parts
 
 MOST_STORED_OPERANDS = 2**28  # bytes
 # points a second with operands that are gathered, and of a library: of float32 on an H200, of 16 bits on an H100
@@ -49,9 +51,7 @@ GATHERED = {"float32": (8e12, 15e12), **dict.fromkeys(NARROW, (75e12, 300e12))}
 
 
 def hoisted(
-    dot: Dot,
-    space: Space,
-    view: StridedView,
+    product: MatrixProduct,
     int64_index: bool = False,
     last: str | None = None,
     requested: bool = False,
@@ -60,12 +60,13 @@ def hoisted(
     """The product over operands that are computed beforehand; None where nothing is gained. `last`: the variable along
     which operands that know it shall lie. `requested`: others may ask for the same. `hopper`: Hopper's kernels would
     take bare elements."""
+    dot, space = product.dot, product.space
     if len(space.classes) != 1 or dot.dtype == "int8":
         return None
-    made = Precomputed(view, int64_index)
+    made = Precomputed(product.view, int64_index)
     for side, other, zeros in (("left", dot.columns, dot.zero_left), ("right", dot.rows, dot.zero_right)):
         factors: tuple[Expr, ...] = getattr(dot, side)
-        needed = _computed(factors) or (hopper and _copy_pays(factors[0], dot, space, view))
+        needed = _computed(factors) or (hopper and _copy_pays(factors[0], product))
         if zeros or space.count(other) < LEAST_REUSE or not needed:
             continue
         s = operand_of(side, factors, dot.dtype, space, made.view, last)
@@ -124,18 +125,18 @@ def _computed(factors: tuple[Expr, ...]) -> bool:
     return len(factors) > 1 or not isinstance(lone, Access)
 
 
-def _copy_pays(e: Expr, dot: Dot, space: Space, view: StridedView) -> bool:
+def _copy_pays(e: Expr, product: MatrixProduct) -> bool:
     """Whether an element that is cast to 16 bits (an 8-bit weight) is better stored so: Hopper's kernels do not take it
     as it is, and those that do reach a share of their rate."""
-    if not isinstance(e, Call) or dot.dtype not in NARROW:
+    dtype, types = product.dot.dtype, product.view.types
+    if not isinstance(e, Call) or dtype not in NARROW:
         return False
     read = operand_accesses(e)
-    if len(read) != 1 or view.types[read[0].tensor].dtype == dot.dtype:
+    if len(read) != 1 or types[read[0].tensor].dtype == dtype:
         return False
-    stored = math.prod(space.count((v,)) for v in variables_outside(e))
-    moved = size_in_bytes(view.types[read[0].tensor]) + 2 * stored * ITEM_BYTES[dot.dtype]
-    points = math.prod(space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
-    return points / PRODUCTS[dot.dtype] * (1 / POINTERS - 1) > moved / MEMORY_BYTES + LAUNCH_SECONDS
+    stored = math.prod(product.space.count((v,)) for v in variables_outside(e))
+    moved = size_in_bytes(types[read[0].tensor]) + 2 * stored * ITEM_BYTES[dtype]
+    return product.multiplications / PRODUCTS[dtype] * (1 / POINTERS - 1) > moved / MEMORY_BYTES + LAUNCH_SECONDS
 
 
 def operand_of(
@@ -200,13 +201,7 @@ def shared(space: Space, view: StridedView, int64_index: bool) -> OperandRewrite
         found[e] = Access(own.output, own.index or ())
         if not made.take(own, dtype):
             return None
-    if not found:
-        return None
-
-    def put(e: Expr) -> Expr:
-        return found[e] if e in found else rebuild(e, put)
-
-    return made.over(put(s.body), space)
+    return made.over(with_parts(s.body, found), space) if found else None
 
 
 def _costly(e: Expr, outputs: set[str], summed: set[str]) -> Iterator[Expr]:
@@ -232,9 +227,10 @@ class StoredOperands:
     checked: bool
 
 
-def with_stored_operands(dot: Dot, space: Space, view: StridedView) -> StoredOperands | None:
+def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
     """None where nothing is at computed places, or would gain by being stored. A batch that is gathered has blocks of
     its own, which kernels read as fast as others."""
+    dot, space, view = given.dot, given.space, given.view
     s = view.statement
     plain = dot.scale == 1 and not dot.zero_result and s.guard is None and not s.constraints
     if dot.dtype not in GATHERED or not plain or space.count(dot.batch) > 1:
@@ -264,9 +260,8 @@ def with_stored_operands(dot: Dot, space: Space, view: StridedView) -> StoredOpe
         return None
     moved = 2 * stored + (size_in_bytes(view.types[s.output]) if checked else 0)
     launches = len(made) + checked
-    points = math.prod(space.count(group) for group in (dot.rows, dot.columns, dot.summed))
     gathered, library = GATHERED[dot.dtype]
-    if points * (1 / gathered - 1 / library) <= moved / MEMORY_BYTES + launches * LAUNCH_SECONDS:
+    if given.multiplications * (1 / gathered - 1 / library) <= moved / MEMORY_BYTES + launches * LAUNCH_SECONDS:
         return None
     product = replace(s, body=Call("mul", (product_of(sides[0]), product_of(sides[1]))))
     return StoredOperands(tuple(made), product, replace(view, statement=product), checked)

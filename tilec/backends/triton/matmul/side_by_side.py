@@ -14,10 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import NARROW, Dot, operand_accesses, product_over
+from tilec.backends.triton.matmul.dot import NARROW, MatrixProduct, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.pack import renamed
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.functions import ZERO, call
@@ -25,6 +23,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import fresh_variable
+from tilec.transforms.util.rewrite import with_parts
 
 WIDTH_TOGETHER = 64  # rows or columns of a product of groups side by side, at most
 LEAST_GROUP = 4  # of a group itself
@@ -53,8 +52,9 @@ class SideBySide:
         return [*steps, Release((self.grown,))]
 
 
-def side_by_side(dot: Dot, space: Space, view: StridedView, setting: Setting) -> SideBySide | None:
+def side_by_side(given: MatrixProduct, setting: Setting) -> SideBySide | None:
     """The statement in two, None where groups fill a tile as they are or Hopper's kernels do not take the product."""
+    dot, space, view = given.dot, given.space, given.view
     s = view.statement
     plain = len(space.classes) == 1 and s.guard is None and not s.constraints and dot.dtype in NARROW
     if not plain or s.index is None or not isinstance(s.body, Call) or s.body.function != "mul":
@@ -135,7 +135,7 @@ def _apart(
         whole = tuple(map(Int, types[output].shape))
         blocks = replace(s, index=alone, sizes=whole, body=Access(grown, diagonal), aggregation="assign")
         made = {a: split[a.tensor] for a in accesses[:2]}
-        product = replace(s, output=grown, index=index, sizes=tuple(map(Int, shape)), body=renamed(s.body, made))
+        product = replace(s, output=grown, index=index, sizes=tuple(map(Int, shape)), body=with_parts(s.body, made))
     else:
         inside = call("eq", Index(along[2]), Index(r))
         body = Call("select", (inside, Access(small.tensor, alone), call(types[small.tensor].dtype, ZERO)))
@@ -143,13 +143,13 @@ def _apart(
         blocks = Statement(grown, places, tuple(map(Int, shape)), body, span=s.span)
         made = {a: split[a.tensor] if a is not small else Access(grown, index) for a in accesses[:2]}
         out = split[output]
-        product = replace(s, index=out.index, sizes=tuple(map(Int, types[output].shape)), body=renamed(s.body, made))
+        product = replace(s, index=out.index, sizes=tuple(map(Int, types[output].shape)), body=with_parts(s.body, made))
     as_it_is = StridedView(product, types, strides)
     over, first = product_over(coalesce(as_it_is)), small.tensor != output
     if over is None:
         return None
     same = (_merged_into(q, as_it_is, over.view), _merged_into(r, as_it_is, over.view)) if first else None
-    steps = hopper_steps(over.product, over.space, over.view, setting, same=same)
+    steps = hopper_steps(over, setting, same=same)
     return None if steps is None else SideBySide(blocks, product, first, steps, types, strides, grown)
 
 

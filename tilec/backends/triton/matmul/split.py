@@ -22,10 +22,9 @@ from functools import partial
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config
-from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, variables_outside
-from tilec.backends.triton.matmul.kernel import DotWriter
+from tilec.backends.triton.matmul.dot import MatrixProduct, OperandRewrite, variables_outside
+from tilec.backends.triton.matmul.kernel import DotTask, DotWriter
 from tilec.backends.triton.matmul.precompute_operands import Precomputed, operand_of
 from tilec.backends.triton.matmul.steps import dot_steps
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
@@ -64,18 +63,17 @@ def _thirds(e: Expr) -> list[Expr]:
 
 
 def split_operands(
-    dot: Dot,
-    space: Space,
-    view: StridedView,
+    product: MatrixProduct,
     int64_index: bool,
     sides: tuple[str, ...] = ("left", "right"),
     last: str | None = None,
 ) -> tuple[OperandRewrite, SplitOperands] | None:
     """The product over both operands' parts, or those of the sides, and how these are read. `last`:
     the variable along which parts shall lie. None where an operand is no tensor of its own, or too seldom used."""
+    dot, space = product.dot, product.space
     if dot.dtype != "float32" or len(space.classes) != 1:
         return None
-    made = Precomputed(view, int64_index)
+    made = Precomputed(product.view, int64_index)
     found: list[tuple[Access, ...]] = []
     for side, factors, other, zeros, own in (
         ("left", dot.left, dot.columns, dot.zero_left, dot.rows),
@@ -110,19 +108,10 @@ SOME = "tl.max(tl.max(({}).to(tl.int32), 1), 0)"
 class SplitWriter(DotWriter):
     """A product over parts of its operands, where `split` says so."""
 
-    def __init__(
-        self,
-        dot: Dot,
-        space: Space,
-        view: StridedView,
-        int64_index: bool,
-        precision: str,
-        config: Config,
-        suffix: str = "_split_dot",
-        epilogue: Sequence[Statement] = (),
-        split: SplitOperands | None = None,
-    ):
-        super().__init__(dot, space, view, int64_index, precision, config, suffix, epilogue)
+    suffix = "_split_dot"
+
+    def __init__(self, task: DotTask, split: SplitOperands | None = None):
+        super().__init__(task)
         self.split = split
 
     def _loop(self) -> None:
@@ -211,9 +200,9 @@ class PartsWriter(SplitWriter):
             self._again("(tl.abs(value) < float('inf')) ^ True", factors, lambda values: " * ".join([*values, *scaled]))
 
 
-def _config(dot: Dot, space: Space, both: bool) -> Config:
+def _config(product: MatrixProduct, both: bool) -> Config:
     """A large block, where that gives every multiprocessor one; else a small one, and the reduction in parts."""
-    batch, rows, columns, terms = (space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
+    (rows, columns, terms), batch = product.counts, product.repeated
 
     def programs(c: Config) -> int:
         return batch * -(-rows // c.bm) * -(-columns // c.bn)
@@ -232,12 +221,11 @@ def _as_matrix(a: Access, view: StridedView) -> bool:
     return aligned and all(linear(e).bare is not None for e in a.index)
 
 
-def split_steps(
-    dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool, setting: Setting
-) -> list[Step] | None:
+def split_steps(product: MatrixProduct, flat: Statement, int64_index: bool, setting: Setting) -> list[Step] | None:
     """Steps of a float32 product by parts of its operands: the right one's are made before, the left one's too where
     columns are many, else in the program. None where that is no faster than what a library does."""
-    plain = not (dot.zero_left or dot.zero_right or dot.zero_result) and len(space.classes) == 1
+    dot, space, view = product.dot, product.space, product.view
+    plain = product.is_plain and len(space.classes) == 1
     types = dot.dtype, view.types[space.statement.output].dtype
     if setting.precision != "highest" or types != ("float32", "float32") or not plain:
         return None
@@ -246,8 +234,8 @@ def split_steps(
         return None
     if space.count(dot.rows) < space.count(dot.columns):
         dot = replace(dot, left=dot.right, right=dot.left, rows=dot.columns, columns=dot.rows)
-    columns, terms = space.count(dot.columns), space.count(dot.summed)
-    points = space.count((*dot.batch, *dot.rows)) * columns * terms
+        product = replace(product, dot=dot)
+    (_, columns, terms), points = product.counts, product.multiplications
     filled = 4 * SMALL_BLOCK.bn * -(-columns // SMALL_BLOCK.bn) <= 5 * columns
     if columns < LEAST_REUSE or not filled or terms < FEWEST_SPLIT_TERMS or points < FEWEST_SPLIT_POINTS:
         return None
@@ -257,11 +245,11 @@ def split_steps(
     made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
     if SPLIT_BYTES * sum(made) > MOST_PARTS:
         return None
-    divided = split_operands(dot, space, view, int64_index, ("left", "right") if both else ("right",))
+    divided = split_operands(product, int64_index, ("left", "right") if both else ("right",))
     if divided is None:
         return None
     over, split = divided
-    config = _config(dot, space, both)
-    view = replace(over.view, statement=view.statement)
-    own = dot_steps(dot, space, view, flat, int64_index, setting, (), config, partial(PartsWriter, split=split))
+    config = _config(product, both)
+    product = replace(product, view=replace(over.view, statement=view.statement))
+    own = dot_steps(product, flat, int64_index, setting, (), config, partial(PartsWriter, split=split))
     return None if own is None else over.around(own)

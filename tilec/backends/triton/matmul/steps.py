@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import Config, choose_config, output_tiles
-from tilec.backends.triton.matmul.dot import LEAST, Dot, dot_is_whole
-from tilec.backends.triton.matmul.kernel import PRECISION, REPAIRED, DotWriter
+from tilec.backends.triton.matmul.blocks import Config, choose_config
+from tilec.backends.triton.matmul.dot import LEAST, MatrixProduct, dot_is_whole
+from tilec.backends.triton.matmul.kernel import PRECISION, REPAIRED, DotTask, DotWriter, RepairWriter
 from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
@@ -18,23 +16,21 @@ from tilec.ir.program import Statement
 
 
 def dot_steps(
-    dot: Dot,
-    space: Space,
-    view: StridedView,
+    product: MatrixProduct,
     flat: Statement,
     int64_index: bool,
     setting: Setting,
     epilogue: Sequence[Statement] = (),
     config: Config | None = None,
-    make: Callable[..., DotWriter] | None = None,
+    make: Callable[[DotTask], DotWriter] = DotWriter,
 ) -> list[Step] | None:
     """Steps that compute the statement into its output; with an epilogue, its last one's. None where it takes none.
     `make`: another writer of the kernel."""
-    config = config or choose_config(dot, space, setting.device.shared)
-    if epilogue and (config.parts > 1 or not space.covers):
+    config = config or choose_config(product, setting.device.shared)
+    if epilogue and (config.parts > 1 or not product.space.covers):
         return None
-    writer = (make or DotWriter)(dot, space, view, int64_index, PRECISION[setting.precision], config, epilogue=epilogue)
-    return launched_in_parts(writer, flat)
+    task = DotTask(product, int64_index, PRECISION[setting.precision], config, tuple(epilogue))
+    return launched_in_parts(make(task), flat)
 
 
 def launched_in_parts(writer: DotWriter, flat: Statement, epilogue: Sequence[Statement] = ()) -> list[Step]:
@@ -61,11 +57,9 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
 
 
-def repair_steps(dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool = False) -> list[Step]:
+def repair_steps(product: MatrixProduct, flat: Statement, int64_index: bool = False) -> list[Step]:
     """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
-    bn = min(64, power_of_two(space.count(dot.columns)))
-    bm = min(REPAIRED // bn, power_of_two(space.count(dot.rows)))
-    config = Config(bm, bn, LEAST, 4, 1)
-    writer = DotWriter(dot, space, view, int64_index, "ieee", config, "_repair")
-    writer.repair()
-    return writer.kernel.launches((output_tiles(dot, space, config), len(space.classes), 1), 4, 1, flat)
+    rows, columns, _ = product.counts
+    bn = min(64, power_of_two(columns))
+    bm = min(REPAIRED // bn, power_of_two(rows))
+    return launched(RepairWriter(DotTask(product, int64_index, "ieee", Config(bm, bn, LEAST, 4, 1))), flat)

@@ -41,6 +41,11 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def contiguous_strides(types: Types) -> dict[str, tuple[int, ...]]:
+    """Strides of tensors that are contiguous."""
+    return {name: contiguous(t.shape) for name, t in types.items()}
+
+
 def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
     """The furthest position, in elements, of a tensor's element from its first, or the number of its elements."""
     span = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True) if n)

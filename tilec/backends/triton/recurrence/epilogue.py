@@ -23,7 +23,7 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.sets import bounds
 
 MOST_EPILOGUES = 4
@@ -52,7 +52,7 @@ def times_read(
         if r is s or r in epilogue or s.output not in reads(r):
             continue
         inside = list(walk(*expressions(r)))
-        ranges = bounds(r, {name: t.shape for name, t in types.items()})
+        ranges = bounds(r, shapes_in(types))
         if r.default == s.output or reads_itself(r) or any(isinstance(e, Aggregate) for e in inside):
             return whole
         if ranges is None:

@@ -42,7 +42,7 @@ def sequential(loop: SkewedLoop, strides: Strides, int64_index: bool, setting: S
 
 
 def with_epilogue(
-    program: Program, place: int, types: Types, strides: Strides, setting: Setting, barred: Collection[str] = ()
+    program: Program, place: int, types: Types, strides: Strides, barred: Collection[str]
 ) -> tuple[tuple[Statement, ...], list[Step]] | None:
     """The recurrence at that place together with its epilogue (none of `barred`), and steps that allocate
     and compute what is needed of them; None where it has none."""

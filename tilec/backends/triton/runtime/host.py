@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tilec.backends.common.code import FreshNames, python_name, tuple_text
+from tilec.backends.common.code import FreshNames, python_name
 from tilec.backends.common.tiled_program import RESERVED_NAMES, CallWriter
 from tilec.backends.triton.plan.plan import (
-    Allocate,
     Descriptor,
     Launch,
     Plan,
     Pointer,
-    Release,
     Repeat,
     Step,
     SubPlan,
-    Table,
     TiledLoop,
     TorchLines,
     made_by,
 )
 from tilec.backends.triton.plan.source import IMPORTS
+from tilec.backends.triton.runtime.step_lines import torch_lines_of
 from tilec.language.show import show_statement
 
 
@@ -94,38 +92,20 @@ class _Writer:
             case TiledLoop(calls):
                 writer = CallWriter(python_name, names)
                 return [line for c in calls for line in writer.lines(c, self.titles[id(c.program)])]
+            case TorchLines():
+                return [*(f"{name} = {n}" for name, n in step.numbers), *step.lines]
             case Launch():
                 return [_launched(step, self.renamed[step.text], {})]
             case Repeat(launch, counter, count):
                 call = _launched(launch, self.renamed[launch.text], {counter: "step"})
                 return [f"for step in range({count}):", f"    {call}"]
-        return _lines(step)
+        return torch_lines_of(step, python_name)
 
 
 def _made(plan: Plan) -> Iterator[str]:
     """The tensors that a plan's steps make."""
     for step in plan.steps:
         yield from step.plan.outputs if isinstance(step, SubPlan) else made_by(step)
-
-
-def _lines(step: Step) -> list[str]:
-    match step:
-        case Allocate(tensor, shape, dtype, fill):
-            kind = f"dtype=torch.{dtype}, device=device"
-            if fill is None:
-                return [f"{python_name(tensor)} = torch.empty({tuple_text(shape)}, {kind})"]
-            if isinstance(fill, str):
-                source = f"{python_name(fill)}.to(torch.{dtype}, copy=True).expand({tuple_text(shape)}).contiguous()"
-                return [f"{python_name(tensor)} = {source}"]
-            text = f"float('{fill}')" if isinstance(fill, float) and abs(fill) == float("inf") else repr(fill)
-            return [f"{python_name(tensor)} = torch.full({tuple_text(shape)}, {text}, {kind})"]
-        case Table(tensor, rows):
-            return [f"{python_name(tensor)} = torch.tensor({list(map(list, rows))}, dtype=torch.int32, device=device)"]
-        case Release(tensors):
-            return [f"del {', '.join(map(python_name, tensors))}"]
-        case TorchLines():
-            return [*(f"{name} = {n}" for name, n in step.numbers), *step.lines]
-    raise AssertionError(f"no step: {step!r}")
 
 
 def _launched(launch: Launch, kernel: str, given: Mapping[str, str]) -> str:

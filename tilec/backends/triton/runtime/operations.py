@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from tilec.backends.common.tiled_program import RESERVED_NAMES, CallWriter, Tens
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, SubPlan, Table, TiledLoop, TorchLines
 from tilec.backends.triton.runtime.aten_calls import torch_lines
 from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.step_lines import torch_lines_of
 from tilec.backends.triton.runtime.straight import Operation
 from tilec.transforms.util.tiled import Start
 
@@ -88,7 +89,7 @@ def _part(step: SubPlan, device: torch.device) -> Operation:
 def _loop(step: TiledLoop, device: torch.device) -> Operation:
     """The loop, compiled from the lines that a program prints."""
     names = FreshNames((*RESERVED_NAMES, "stream", "tensors"))
-    scope: dict[str, Any] = {"torch": torch, "device": device}
+    parts: dict[str, Any] = {}
     local: dict[str, str] = {}
     for x in (x for call in step.calls for x in call.places if not isinstance(x, Start)):
         local[x.tensor] = local.get(x.tensor) or names.fresh(python_name(x.tensor))
@@ -96,9 +97,15 @@ def _loop(step: TiledLoop, device: torch.device) -> Operation:
     lines = [f"{name} = tensors[{tensor!r}]" for tensor, name in local.items()]
     for call in step.calls:
         title = names.fresh("part")
-        scope[title] = _function(call.program, device)
+        parts[title] = _function(call.program, device)
         lines += writer.lines(call, title, "stream")
-    exec(compile("\n".join(["def run(tensors, stream):", *indented(lines)]), "<tilec slabs>", "exec"), scope)
+    return _of_lines(lines, device, parts)
+
+
+def _of_lines(lines: Sequence[str], device: torch.device, functions: Mapping[str, Any] | None = None) -> Operation:
+    """Lines of a program, which call these functions, as what runs."""
+    scope: dict[str, Any] = {"torch": torch, "device": device, **(functions or {})}
+    exec(compile("\n".join(["def run(tensors, stream):", *indented(lines)]), "<tilec step>", "exec"), scope)
     return scope["run"]
 
 
@@ -111,16 +118,12 @@ def _release(names: Sequence[str]) -> Operation:
 
 
 def _allocation(step: Allocate, device: torch.device) -> Operation:
-    name, shape, fill, dtype = step.tensor, step.shape, step.fill, getattr(torch, step.dtype)
-    if fill is None:
-        empty = torch.empty
+    """An allocation; one that is filled, compiled from the lines that a program prints."""
+    if step.fill is None:
+        name, shape, dtype, empty = step.tensor, step.shape, getattr(torch, step.dtype), torch.empty
 
         def allocate(tensors: Tensors, stream: int) -> None:
             tensors[name] = empty(shape, dtype=dtype, device=device)
 
         return allocate
-    if isinstance(fill, str):
-        return lambda tensors, stream: tensors.__setitem__(
-            name, tensors[fill].to(dtype, copy=True, memory_format=torch.contiguous_format).expand(shape).contiguous()
-        )
-    return lambda tensors, stream: tensors.__setitem__(name, torch.full(shape, fill, dtype=dtype, device=device))
+    return _of_lines(torch_lines_of(step, lambda tensor: f"tensors[{tensor!r}]"), device)

@@ -15,6 +15,7 @@ import torch
 
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat, Table, TorchLines
 from tilec.backends.triton.runtime.launcher import Launched
+from tilec.backends.triton.runtime.step_lines import released, torch_lines_of
 
 SHARED_BYTES = 32 * 2**20  # of the allocation that small intermediates share, at most: it lives as long as the call
 ALLOCATION_ALIGNMENT = 512  # bytes, as torch's allocator has it
@@ -60,23 +61,21 @@ class _Writer:
     def __init__(self, plan: Plan, names: Sequence[str], device: torch.device):
         self._plan, self._names = plan, tuple(names)
         self._places, size = places(plan)
-        self._scope: dict[str, Any] = {"empty": torch.empty, "device": device, "uint8": torch.uint8}
+        self._scope: dict[str, Any] = {"torch": torch, "device": device}
         self._local: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         parameters = "".join(f"{self._name(n)}, " for n in names)
         self._lines = [f"({parameters}) = inputs"] if parameters else []
         if size:
-            self._lines += [f"shared = empty({size}, dtype=uint8, device=device)", "w = shared.data_ptr()"]
+            self._lines += [f"shared = torch.empty({size}, dtype=torch.uint8, device=device)", "w = shared.data_ptr()"]
 
     def step(self, step: object, operation: Operation) -> None:
         match step:
-            case Allocate(tensor, shape, dtype, None):
-                if tensor not in self._places:
-                    kind = self._constant(getattr(torch, dtype))
-                    self._lines.append(f"{self._name(tensor)} = empty({shape!r}, dtype={kind}, device=device)")
+            case Allocate(tensor):
+                self._lines += [] if tensor in self._places else torch_lines_of(step, self._name)
+                self._addresses.pop(tensor, None)
             case Release(tensors):
-                owned = [self._name(t) for t in tensors if t not in self._places]
-                self._lines += [f"del {', '.join(owned)}"] if owned else []
+                self._lines += released([self._name(t) for t in tensors if t not in self._places])
             case Launch() if not (found := step_tensors(step)) or not found[0]:
                 self._launch(operation)
             case _:

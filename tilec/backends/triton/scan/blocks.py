@@ -143,7 +143,7 @@ class BlockWriter(ScanWriter):
         k = self.kernel
         steps = k.number("steps", "steps", self.scan.steps, False)
         k.scopes += [Scope(), Scope()]
-        frame = self._one_step("at_step", carry, 3)
+        frame = self._one_step(carry, 3)
         self._store(frame, carry, [] if self.flat_lanes else ["lane_in"])
         lines, outer = tuple(k.scopes.pop().lines), k.scopes.pop().lines
         return (*outer, ForLoop("at_step", f"range(first, tl.minimum(first + BT, {steps}))", lines))

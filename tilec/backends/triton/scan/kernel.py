@@ -150,7 +150,7 @@ class ScanWriter:
             unsure = f"({self.algebra.certified.format('reached')} ^ True)"
             unsure = unsure if flat else f"tl.max(({unsure} & lane_in).to(tl.int32), 0) > 0"
             k.scopes += [Scope(), Scope()]
-            self._one_step("at_step", names[0], 2)
+            self._one_step(names[0], 2)
             lines, outer = tuple(k.scopes.pop().lines), k.scopes.pop().lines
             tiles = k.number("tiles", "tiles", self.tiling.tiles or 1, False)
             chunk_start = f"{k.program(1)} * {tiles} * BT"
@@ -287,10 +287,10 @@ class ScanWriter:
         k.assign("result", f"{value if compute_dtype == dtype else f'({value}).to({triton_type(dtype)})'}")
         k.store(frame.element_address(s, output), "result", " & ".join(tests) or None)
 
-    def _one_step(self, step: str, carry: str, depth: int) -> Frame:
+    def _one_step(self, carry: str, depth: int) -> Frame:
         """Lines that take the carried state one step on; scopes from `depth` on belong to the step."""
         k, scan = self.kernel, self.scan
-        self._at(step)
+        self._at("at_step")
         moving = frozenset((scan.along, *scan.circular_shifts))
         inner = [frozenset[str]() for _ in range(depth - 1)] + [moving]
         axes = [] if self.flat_lanes else ["lane"]

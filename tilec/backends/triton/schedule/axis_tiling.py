@@ -35,7 +35,7 @@ from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
 from tilec.backends.triton.schedule.planner import make_plan
 from tilec.cost import size_in_bytes
 from tilec.ir.program import Index, Input, Program, Statement, reads
-from tilec.ir.types import TensorType, Types
+from tilec.ir.types import TensorType, Types, shapes_in
 from tilec.transforms.lower.defract import defract, defracted_form
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.util.tiled import Combine, Into, Slice, Start
@@ -130,7 +130,7 @@ def _selected(lowering: Lowering) -> Lowering:
             rows.append(s)
         elif s.output in chosen:
             known[s.output], rows = [*rows, s], []
-    shapes = {name: t.shape for name, t in types.items()}
+    shapes = shapes_in(types)
     stages = dict(lowering.stages)
     for stage in ("flat", "reduced", "defracted"):
         statements = [m for s in stages[stage].statements for m in known.get(s.output, [s])]

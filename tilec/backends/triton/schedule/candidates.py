@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config
-from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, worthwhile
+from tilec.backends.triton.matmul.dot import MatrixProduct, OperandRewrite, worthwhile
 from tilec.backends.triton.matmul.hopper.form import HopperConfig
 from tilec.backends.triton.matmul.hopper.steps import candidates, hopper_steps
 from tilec.backends.triton.matmul.library import library_steps
@@ -37,7 +37,7 @@ def statement_text(p: Problem) -> str:
 def shape_class(p: Problem) -> str:
     """What a choice depends on beside the text: counts (those of rows and batch up to a power of two), types, which
     axis of each tensor is contiguous and whether the others are aligned, the precision and what may serve."""
-    d, s = _dot(p), p.space
+    d, s = _product(p).dot, p.space
     counts = [power_of_two(s.count(d.batch)), power_of_two(s.count(d.rows)), s.count(d.columns), s.count(d.summed)]
     layouts = []
     for name in (s.statement.output, *reads(s.statement)):
@@ -48,9 +48,9 @@ def shape_class(p: Problem) -> str:
     return f"{counts} {len(s.classes)} {' '.join(layouts)} {settings}"
 
 
-def _dot(p: Problem) -> Dot:
-    assert p.dot is not None, "the tuner is asked of products alone"
-    return p.dot
+def _product(p: Problem) -> MatrixProduct:
+    assert p.product is not None, "the tuner is asked of products alone"
+    return p.product
 
 
 def product_configs(p: Problem) -> list[tuple[Choice, list[Step]]]:
@@ -61,12 +61,12 @@ def product_configs(p: Problem) -> list[tuple[Choice, list[Step]]]:
 def _choices(p: Problem) -> Iterator[Choice]:
     yield from [{"family": "library"}] if p.setting.library else []
     prepared = _along(p)
-    for tiles in candidates(prepared.product, prepared.space, prepared.view, p.setting)[:MOST_TILES]:
+    for tiles in candidates(prepared.product, p.setting)[:MOST_TILES]:
         yield _hopper_choice(tiles)
-    dot = _dot(p)
-    if worthwhile(dot, p.space):
-        first = choose_config(dot, p.space, p.setting.device.shared)
-        for bm, bn, bk, warps, stages in TILES[ITEM_BYTES[dot.dtype]]:
+    product = _product(p)
+    if worthwhile(product.dot, p.space):
+        first = choose_config(product, p.setting.device.shared)
+        for bm, bn, bk, warps, stages in TILES[ITEM_BYTES[product.dot.dtype]]:
             own = replace(first, bm=min(bm, first.bm * 2), bn=min(bn, first.bn * 2), bk=bk, warps=warps, stages=stages)
             yield _dot_choice(own)
         yield _dot_choice(first)
@@ -80,26 +80,26 @@ def steps_of(p: Problem, choice: Choice) -> list[Step] | None:
         case "hopper":
             prepared = _along(p)
             tiles = _hopper_config(choice)
-            steps = hopper_steps(prepared.product, prepared.space, prepared.view, p.setting, tiles)
+            steps = hopper_steps(prepared.product, p.setting, tiles)
             return None if steps is None else prepared.around(steps)
-        case "dot" if worthwhile(_dot(p), p.space):
+        case "dot" if worthwhile(_product(p).dot, p.space):
             names = ("bm", "bn", "bk", "warps", "stages", "parts")
             config = Config(**{n: int(choice[n]) for n in names})
-            return dot_steps(_dot(p), p.space, p.view, p.flat, p.int64_index, p.setting, config=config)
+            return dot_steps(_product(p), p.flat, p.int64_index, p.setting, config=config)
     return None
 
 
 def by_library(p: Problem) -> list[Step] | None:
     """Steps by torch's own operation, where the statement is one and a library may serve."""
-    if p.dot is None or not p.setting.library:
+    if p.product is None or not p.setting.library:
         return None
-    return library_steps(p.defracted, p.flat, p.types, p.dot, p.space, p.view, p.int64_index)
+    return library_steps(p.defracted, p.flat, p.types, p.product, p.int64_index)
 
 
 def _along(p: Problem) -> OperandRewrite:
     """The product over operands that lie along the reduction, where that takes a copy."""
-    copied = packed(_dot(p), p.space, p.view, p.int64_index)
-    return copied or OperandRewrite(p.view, p.space, dot=p.dot)
+    product = _product(p)
+    return packed(product, p.int64_index) or OperandRewrite(p.view, p.space, dot=product.dot)
 
 
 def _hopper_choice(c: HopperConfig) -> Choice:

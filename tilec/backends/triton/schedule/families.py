@@ -19,7 +19,7 @@ from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.columns import columns
 from tilec.backends.triton.matmul.distances import Distances, distance_steps, recognise_distances
 from tilec.backends.triton.matmul.dot import (
-    Dot,
+    MatrixProduct,
     OperandRewrite,
     pairwise,
     product_over,
@@ -30,10 +30,10 @@ from tilec.backends.triton.matmul.dot import (
 )
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.kernel import PRECISION
+from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
 from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, ours_is_faster
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
-from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, wanted_along, work
+from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, wanted_along
 from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands, split_steps
@@ -142,17 +142,16 @@ def _scan_of_terms(p: Problem, found: tuple[Statement, TensorType, Statement]) -
 
 
 def _tuned(p: Problem) -> list[Step] | None:
-    choice = p.setting.known(p) if p.setting.known is not None and p.dot is not None else None
+    choice = p.setting.known(p) if p.setting.known is not None and p.product is not None else None
     return None if choice is None else steps_of(p, choice)
 
 
 def _rewritten(p: Problem) -> Any:
-    dot, setting = p.dot, p.setting
-    if dot is None:
+    if p.product is None:
         dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
-        return None if dot is None else class_columns(dot, p.space, p.view, setting)
+        return None if dot is None else class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
     rules = (side_by_side, columns, class_columns)
-    return next((found for rule in rules if (found := rule(dot, p.space, p.view, setting)) is not None), None)
+    return next((found for rule in rules if (found := rule(p.product, p.setting)) is not None), None)
 
 
 def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
@@ -160,31 +159,31 @@ def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
 
 
 def _of_biased(p: Problem) -> list[Step] | None:
-    return biased_steps(p.flat, p.epilogue, p.types, p.strides) if p.dot is not None and p.setting.library else None
+    return biased_steps(p.flat, p.epilogue, p.types, p.strides) if p.product is not None and p.setting.library else None
 
 
 def _left_to_library(p: Problem, _: object = None) -> bool:
-    return p.dot is not None and not ours_is_faster(p.dot, p.space, p.view, p.setting)
+    return p.product is not None and not ours_is_faster(p.product, p.setting)
 
 
-def _in_place(p: Problem) -> Dot | None:
+def _in_place(p: Problem) -> MatrixProduct | None:
     """A product that a library would copy, before or after, for longer than it gains."""
-    slow = p.dot is not None and copies_take_longest(p.dot, p.space, p.view)
-    return p.dot if slow and by_library(p) is not None and _left_to_library(p) else None
+    slow = p.product is not None and copies_take_longest(p.product)
+    return p.product if slow and by_library(p) is not None and _left_to_library(p) else None
 
 
-def _dot_steps(p: Problem, dot: Dot) -> list[Step] | None:
-    return dot_steps(dot, p.space, p.view, p.flat, p.int64_index, p.setting, p.epilogue)
+def _dot_steps(p: Problem, product: MatrixProduct) -> list[Step] | None:
+    return dot_steps(product, p.flat, p.int64_index, p.setting, p.epilogue)
 
 
 def _of_stored_operands(p: Problem) -> list[Step] | None:
     """Of the statement as it is written: a library reads tensors as they are."""
-    if p.dot is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
+    if p.product is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
         return None
-    if not any(map(is_gathered, (*p.dot.left, *p.dot.right))):
+    if not any(map(is_gathered, (*p.product.dot.left, *p.product.dot.right))):
         return None
     written = product_over(StridedView(p.flat, p.types, p.strides))
-    found = None if written is None else with_stored_operands(written.product, written.space, written.view)
+    found = None if written is None else with_stored_operands(written)
     if written is None or found is None:
         return None
     own = problem_of(found.product, found.product, found.view.types, found.view.strides, p.setting)
@@ -192,63 +191,62 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     if product is None:
         return None
     before = [step for s in found.operands for step in _allocated_steps(s, found.view, p.setting)]
-    how = (written.product, written.space, written.view, p.flat, p.int64_index)
-    repaired = repair_steps(*how) if found.checked else []
+    repaired = repair_steps(written, p.flat, p.int64_index) if found.checked else []
     return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
 
 
 def _of_parts(p: Problem) -> list[Step] | None:
-    return None if p.dot is None else split_steps(p.dot, p.space, p.view, p.flat, p.int64_index, p.setting)
+    return None if p.product is None else split_steps(p.product, p.flat, p.int64_index, p.setting)
 
 
-def _product(p: Problem, dot: Dot) -> list[Step] | None:
+def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     hopper = p.setting.device.capability == HOPPER
-    along = wanted_along(dot, p.space, p.view)
-    computed = hoisted(dot, p.space, p.view, p.int64_index, along, hopper=hopper)
+    computed = hoisted(product, p.int64_index, wanted_along(product), hopper=hopper)
     if p.epilogue:
-        plain = computed is None and hopper_steps(dot, p.space, p.view, p.setting) is None
-        return _dot_steps(p, dot) if plain else None
-    found = computed or OperandRewrite(p.view, p.space, dot=dot)
-    return found.around(_product_steps(p, found.product, found.space, found.view))
+        plain = computed is None and hopper_steps(product, p.setting) is None
+        return _dot_steps(p, product) if plain else None
+    return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.product))
 
 
-def _product_steps(p: Problem, dot: Dot, space: Space, view: StridedView) -> list[Step]:
+def _product_steps(p: Problem, product: MatrixProduct) -> list[Step]:
     """Hopper's kernels where they fit, over copies where those help; pointer kernels elsewhere."""
-    fast = hopper_steps(dot, space, view, p.setting)
+    fast = hopper_steps(product, p.setting)
     if fast is not None:
         return fast
-    over = packed(dot, space, view, p.int64_index) or OperandRewrite(view, space, dot=dot)
-    if over.before:
-        fast = hopper_steps(over.product, over.space, over.view, p.setting)
-    return over.around(fast or dot_steps(over.product, over.space, over.view, p.flat, p.int64_index, p.setting) or ())
+    over = packed(product, p.int64_index)
+    if over is None:
+        return dot_steps(product, p.flat, p.int64_index, p.setting) or []
+    fast = hopper_steps(over.product, p.setting)
+    return over.around(fast or dot_steps(over.product, p.flat, p.int64_index, p.setting) or ())
 
 
 def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
     """A product of exponentials: the greatest terms of each operand, then the product."""
     if p.epilogue and not p.space.covers:
         return None
-    space, int64_index, setting = p.space, p.int64_index, p.setting
+    int64_index, setting = p.int64_index, p.setting
     view = with_tops(found.tops, p.view)
     head = [
         Request(s, view.types, view.strides, int64_index, partial(_allocated_steps, s, view, setting))
         for s in found.tops
     ]
-    product = with_guards(found.dot)
-    inner = inner_variables(product, space, view, LEAST_REUSE)
-    last = inner[0] if len(inner) == 1 and product.dtype == "float32" else None
-    much = work(product, space) >= LEAST_WORK
+    product = MatrixProduct(with_guards(found.dot), p.space, view)
+    inner = inner_variables(product, LEAST_REUSE)
+    last = inner[0] if len(inner) == 1 and product.dot.dtype == "float32" else None
+    much = product.multiplications >= LEAST_WORK
     divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
-    divided = split_operands(product, space, view, int64_index) if divisible else None
-    computed = hoisted(product, space, view, int64_index, last, True) if much and divided is None else None
-    config = replace(choose_config(product, space, setting.device.shared), parts=1)
+    divided = split_operands(product, int64_index) if divisible else None
+    computed = hoisted(product, int64_index, last, True) if much and divided is None else None
+    config = replace(choose_config(product, setting.device.shared), parts=1)
     split: SplitOperands | None = None
-    over = OperandRewrite(view, space, dot=product) if computed is None else computed
+    over = OperandRewrite(view, p.space, dot=product.dot) if computed is None else computed
     if divided is not None:
         over, split = divided
         config = fitted(config, SPLIT_BYTES, setting.device.shared)
-    view = replace(over.view, statement=view.statement)
-    how = (over.product, space, view, int64_index, PRECISION[setting.precision], config, p.epilogue, split)
-    own = launched(LogWriter(found, *how) if isinstance(found, LogDot) else WeightedWriter(found, *how), p.flat)
+    product = MatrixProduct(over.product.dot, p.space, replace(over.view, statement=view.statement))
+    task = DotTask(product, int64_index, PRECISION[setting.precision], config, p.epilogue)
+    writer = LogWriter(found, task, split) if isinstance(found, LogDot) else WeightedWriter(found, task, split)
+    own = launched(writer, p.flat)
     steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in own]
     return [*head, *over.around(steps), Release(tuple(s.output for s in found.tops))]
 
@@ -263,16 +261,17 @@ def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     if p.epilogue and not p.space.covers:
         return None
     carry = partial(_allocated_steps, setting=p.setting)
-    own = distance_steps(found, p.space, p.view, p.flat, p.int64_index, p.setting, carry, p.epilogue)
+    own = distance_steps(found, p.flat, p.int64_index, p.setting, carry, p.epilogue)
     return _pointwise(p, p.space) if own is None else own
 
 
 def _banded(p: Problem) -> Banded | None:
-    found = None if p.dot is not None else recognise_banded(p.defracted, p.types, p.strides)
+    found = None if p.product is not None else recognise_banded(p.defracted, p.types, p.strides)
     if found is None:
         return None
     own = problem_of(found.products, found.products, found.view.types, found.view.strides, p.setting)
-    return found if own is not None and own.dot is not None and worthwhile(own.dot, own.space) else None
+    product = None if own is None else own.product
+    return found if product is not None and worthwhile(product.dot, product.space) else None
 
 
 def _of_band(p: Problem, found: Banded) -> list[Step]:
@@ -306,7 +305,7 @@ def _merged(p: Problem) -> tuple[Space, StridedView]:
 
 def _chain(p: Problem) -> list[Statement] | None:
     """The statement as products of two, over tensors with the axes that they have: a library may multiply them."""
-    space = None if p.dot is not None else build_space(p.defracted, p.types)
+    space = None if p.product is not None else build_space(p.defracted, p.types)
     return None if space is None else pairwise(space, p.types, variables_outside)
 
 
@@ -346,11 +345,11 @@ FAMILIES = (
     Family("library", by_library, _alone, _left_to_library, fills=False),
     Family("chain of products", _chain, _in_turn, fills=False),
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),
-    Family("product", lambda p: p.dot, _product, lambda p, dot: worthwhile(dot, p.space)),
-    Family("padded product", lambda p: p.dot, _dot_steps, lambda p, dot: worthwhile_padded(dot, p.space, p.view)),
+    Family("product", lambda p: p.product, _product, lambda p, product: worthwhile(product.dot, p.space)),
+    Family("padded product", lambda p: p.product, _dot_steps, lambda p, product: worthwhile_padded(product)),
     Family(
         "grouped product",
-        lambda p: grouped_product(p.space, p.view, p.setting) if p.dot is None else None,
+        lambda p: grouped_product(p.space, p.view, p.setting) if p.product is None else None,
         _grouped,
     ),
     Family(

@@ -30,9 +30,10 @@ from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.rows.tiling import RowTiling, rows_together
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Statement, map_expressions, reads, rebuild
+from tilec.ir.program import Statement, reads
 from tilec.ir.types import TensorType
 from tilec.language.show import show_statement
+from tilec.transforms.simplify.simplify import rename_reads
 
 AT_ONCE = 2**15  # elements that a program holds at once
 FEWEST_NEIGHBOURS = 16  # rows of a block where memory runs along the rows; and the fewest, 32 bytes of them
@@ -111,13 +112,9 @@ def _written(step: Step) -> tuple[str, ...]:
 
 
 def _with_names(step: Request, names: Renamed) -> Request:
-    def put(e: Expr) -> Expr:
-        e = rebuild(e, put)
-        return replace(e, tensor=names[e.tensor]) if isinstance(e, Access) and e.tensor in names else e
-
     types = {**step.types, **{names[n]: step.types[n] for n in names if n in step.types}}
     strides = {**step.strides, **{names[n]: step.strides[n] for n in names if n in step.strides}}
-    return replace(step, statement=map_expressions(step.statement, put), types=types, strides=strides)
+    return replace(step, statement=rename_reads(step.statement, names), types=types, strides=strides)
 
 
 def _joined(step: Request, place: int, makers: Sequence[_Maker], names: Renamed) -> bool:

@@ -24,7 +24,7 @@ from tilec.backends.triton.plan.plan import (
     Step,
     made_by,
 )
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import contiguous_strides
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
@@ -37,6 +37,7 @@ from tilec.backends.triton.schedule.scatter_sums import ScatterSum, scatter_sums
 from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads_itself
 from tilec.ir.symbolic import is_symbolic
+from tilec.ir.types import shapes_in
 from tilec.transforms.lower.defract import defracted_form
 
 MOST_DOWN = 65_535  # programs along the second and third axis of a grid
@@ -60,13 +61,13 @@ class _Planner:
         flat, types = self.flat, self.types
         self.kept = with_reads(flat, grouping.chains.values())
         self.defracted = {s.output: s for s in lowering.stages["defracted"].statements}
-        shapes = {name: t.shape for name, t in types.items()}
+        shapes = shapes_in(types)
         rewritten = (s for s in flat.statements if s.output in grouping.rewritten)
         self.defracted |= {s.output: s if reads_itself(s) else defracted_form(s, shapes) for s in rewritten}
         chained = {s.output for kernel in grouping.chains.values() for s in kernel.statements}
         grouped = {s.output for g in grouping.groups.values() for s in (*g.statements, *g.after)}
         self.members = grouped | chained
-        self.strides = {name: contiguous(t.shape) for name, t in types.items()}
+        self.strides = contiguous_strides(types)
         self.strides |= {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
         reshaped = reshaped_inputs(flat, types, self.strides, chained)
         self.strides |= {name: steps for name, (_, steps) in reshaped.items()}
@@ -158,7 +159,7 @@ class _Planner:
                 steps = affine_recurrence(s, types, strides, setting, int64_index, epilogue)
                 if steps is not None:
                     return Unit(both, (both[-1].output,), (self._allocated(both[-1].output), *steps))
-        fused = with_epilogue(self.kept, place, types, strides, setting, self.members)
+        fused = with_epilogue(self.kept, place, types, strides, self.members)
         if fused is not None:
             statements, made = fused
             names = {m.output for m in statements}
@@ -180,7 +181,7 @@ class _Planner:
         steps += [Allocate(name, t.shape, t.dtype) for name, t in made.partial.items()]
         steps.append(made.launch)
         if made.second is not None:
-            known = {**strides, **{name: contiguous(t.shape) for name, t in made.partial.items()}}
+            known = {**strides, **contiguous_strides(made.partial)}
             steps.append(row_launch(made.second, {**types, **made.partial}, known, int64_index).launch)
             steps.append(Release(tuple(made.partial)))
         return Unit(members, outputs, tuple(steps))

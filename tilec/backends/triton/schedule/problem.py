@@ -9,7 +9,7 @@ from functools import cached_property
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.dot import Dot, recognise_dot
+from tilec.backends.triton.matmul.dot import MatrixProduct, recognise_dot
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, needs_int64_positions
 from tilec.ir.program import Statement, reads
@@ -32,8 +32,9 @@ class Problem:
     epilogue: tuple[Statement, ...] = ()
 
     @cached_property
-    def dot(self) -> Dot | None:
-        return recognise_dot(self.space, self.view)
+    def product(self) -> MatrixProduct | None:
+        dot = recognise_dot(self.space, self.view)
+        return None if dot is None else MatrixProduct(dot, self.space, self.view)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def product_task(
 ) -> Problem | None:
     """A statement as a product that there are several ways to carry out, None where it is none."""
     p = problem_of(defracted, flat, types, strides, setting)
-    return p if p is not None and p.space.classes and p.dot is not None else None
+    return p if p is not None and p.space.classes and p.product is not None else None
 
 
 def needs_int64_index(statements: Sequence[Statement], types: Types, strides: Strides, space: Space | None) -> bool:

@@ -33,7 +33,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType
-from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, shapes_of
+from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, interval_of, shapes_of
 from tilec.transforms.lower.clamps.separate_clamps import is_clamp, one_axis_first
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
@@ -78,7 +78,7 @@ def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names:
     clamp = linear(s.index[axis]).terms[0][0]
     assert isinstance(clamp, Call)
     form, first, last = linear(clamp.args[0]), *(as_int(linear(e).constant) for e in clamp.args[1:])
-    least, most = _interval(form, box)
+    least, most = interval_of(form, lambda v: box[v.name])
     if first > last:
         return [s]
     target = statement_type(s, types)
@@ -99,8 +99,8 @@ def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names:
     made: list[Statement] = []
     value: Expr = Access(inside.output, places)
     for place, beyond, count in (
-        (first, form * -1 + (first - 1), first - least),
-        (last, form - (last + 1), most - last),
+        (first, form * -1 + (first - 1), as_int(first - least // 1)),
+        (last, form - (last + 1), as_int(-(-most // 1) - last)),
     ):
         if count > 0 and 0 <= place < target.shape[axis]:
             limit = Constraint(beyond.to_expr(), Int(count))
@@ -138,12 +138,3 @@ def _end(
 
 def _without(items: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:
     return (*items[:axis], *items[axis + 1 :])
-
-
-def _interval(form: Affine, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Integers that hold the form's values."""
-    low = high = form.constant
-    for v in form.variables():
-        ends = [form.coefficient(v) * n for n in box[v]]
-        low, high = low + min(ends), high + max(ends)
-    return low // 1, -(-high // 1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilec.ir.index import Affine
+from tilec.lattice.sets import interval_of
 
 Same = tuple[tuple[str, int], tuple[str, int]]
 
@@ -123,12 +124,8 @@ class HopperProblem:
 
 def form_bounds(form: Affine, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """Least and greatest value of a form over a box."""
-    low = high = int(form.constant)
-    for name, c in coefficients(form):
-        first, last = ranges[name]
-        low += min(c * first, c * last)
-        high += max(c * first, c * last)
-    return low, high
+    low, high = interval_of(form, lambda v: ranges[v.name])
+    return int(low), int(high)
 
 
 def coefficients(form: Affine) -> list[tuple[str, int]]:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from tilec.backends.common.domain import Condition, access_conditions, free
 from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import Dot
+from tilec.backends.triton.matmul.dot import MatrixProduct
 from tilec.backends.triton.matmul.hopper.configs import configs, default_config
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand, Same
 from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
@@ -20,22 +19,17 @@ from tilec.ir.types import NARROW
 
 
 def hopper_steps(
-    dot: Dot,
-    space: Space,
-    view: StridedView,
-    setting: Setting,
-    config: HopperConfig | None = None,
-    same: Same | None = None,
+    given: MatrixProduct, setting: Setting, config: HopperConfig | None = None, same: Same | None = None
 ) -> list[Step] | None:
     """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit. `same`: as
     a HopperDot's."""
-    product = hopper_product(dot, space, view, setting)
+    product = hopper_product(given, setting)
     if product is None:
         return None
     product = replace(product, same=same)
-    tensors = hopper_tensors(product, view)
+    tensors = hopper_tensors(product, given.view)
     choice = config or default_config(product, tensors)
-    if config is None and choice is not None and _mostly_outside(choice, dot, space):
+    if config is None and choice is not None and _mostly_outside(choice, given):
         return None
     launches = None if choice is None else plan_hopper(product, tensors, choice)
     if choice is None or launches is None:
@@ -48,16 +42,16 @@ def hopper_steps(
     return [Allocate(parts, (choice.split * total,), "float32"), *launches, Release((parts,))]
 
 
-def _mostly_outside(config: HopperConfig, dot: Dot, space: Space) -> bool:
+def _mostly_outside(config: HopperConfig, given: MatrixProduct) -> bool:
     """Whether half or more of what boxes bring along the reduction is zeros: 64 channels of 16. Pointer kernels take
     what there is."""
-    return any(n >= 2 * space.largest(v) and n > 16 for v, n in config.boxes if v in dot.summed)
+    return any(n >= 2 * given.space.largest(v) and n > 16 for v, n in config.boxes if v in given.dot.summed)
 
 
-def candidates(dot: Dot, space: Space, view: StridedView, setting: Setting) -> list[HopperConfig]:
+def candidates(given: MatrixProduct, setting: Setting) -> list[HopperConfig]:
     """Tiles worth measuring, the likeliest first."""
-    product = hopper_product(dot, space, view, setting)
-    return [] if product is None else configs(product, hopper_tensors(product, view))
+    product = hopper_product(given, setting)
+    return [] if product is None else configs(product, hopper_tensors(product, given.view))
 
 
 def hopper_tensors(product: HopperDot, view: StridedView) -> dict[str, TensorView]:
@@ -66,9 +60,10 @@ def hopper_tensors(product: HopperDot, view: StridedView) -> dict[str, TensorVie
     return {n: TensorView(n, view.types[n].shape, tuple(view.strides[n]), view.types[n].dtype) for n in names}
 
 
-def hopper_product(dot: Dot, space: Space, view: StridedView, setting: Setting) -> HopperDot | None:
+def hopper_product(given: MatrixProduct, setting: Setting) -> HopperDot | None:
     """The product in the form of Hopper's kernels: both operands are elements of tensors, and no condition is left
     beside those of reading them. None where it has no such form, or on another chip."""
+    dot, space, view = given.dot, given.space, given.view
     if setting.device.capability != HOPPER or dot.zero_result or not space.covers:
         return None
     if dot.dtype not in NARROW and (dot.dtype != "float32" or setting.precision == "highest"):
