@@ -6,8 +6,8 @@ statistics of several levels ask for the same products in several sums: by an el
 all channels, by weights.
 
 Only sums are shared that read an element for each of their points, the same points where guards choose some: what is
-left is smaller than what was read, and no product of matrices is taken apart. Exact as sums of products are that are added up in another order, and as factors are
-that leave a sum (`factor`); sums of 16 bits are shared in float32.
+left is smaller than what was read, and no product of matrices is taken apart. Exact as sums of products are that are
+added up in another order, and as factors are that leave a sum (`factor`); sums of 16 bits are shared in float32.
 """
 
 from __future__ import annotations
