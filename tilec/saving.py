@@ -52,7 +52,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
 from tilec.pipeline import bind_flat
-from tilec.transforms.autodiff.grad import grad_with_outputs
+from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
 from tilec.transforms.lower.stack_operands import with_stacked_operands
@@ -191,7 +191,7 @@ class _Joint:
         outputs = infer(bound, inputs)
         written, bound = before_gradient(program, bound, inputs, values)
         divided = with_stacked_operands(in_pairs(written, bound, inputs), bound, inputs)
-        joint = grad_with_outputs(divided, wrt)
+        joint = grad_with_outputs(divided, wrt, are_mixed(inputs.values()))
         cotangents = joint.input_names()[len(inputs) :]
         for name, o in zip(cotangents, program.outputs, strict=True):
             t = outputs[o]

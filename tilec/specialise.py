@@ -27,7 +27,7 @@ from tilec.prepare.classes import Classes, Opened, OpenProgram
 from tilec.prepare.prepared import Bounded, Prepared, Replaced, Specialised, replaced_cotangent
 from tilec.prepare.warn import say, warnings_of
 from tilec.saving import Partition, partition, share_at_once
-from tilec.transforms.autodiff.grad import grad
+from tilec.transforms.autodiff.grad import are_mixed, grad
 from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import bind, size_inputs
@@ -266,7 +266,9 @@ class Specialiser:
         replaced = self._replaced_cotangents(types, values)
         types = {**types, **{self.inputs[i]: r.type for i, r in replaced.items()}}
         floating = [is_floating(types[name].dtype) for name in self.gradient.wrt]
-        program = simplify(self.program, [o for o, f in zip(self.outputs, floating, strict=True) if f])
+        mixed = are_mixed(types[name] for name in self.gradient.forward.inputs)
+        whole = grad(self.gradient.forward.program, self.gradient.wrt, rounded=True) if mixed else self.program
+        program = simplify(whole, [o for o, f in zip(self.outputs, floating, strict=True) if f])
         count = iter(range(len(program.outputs)))
         return Specialised(program, types, tuple([next(count) if f else None for f in floating]), replaced)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.ir.program import Access, walk
 
 WIDTH = 33  # rows and columns from which sums are taken apart
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -102,3 +103,41 @@ def test_pairs_of_three_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = torch.autograd.grad(f(*given), c, d)
     wanted = (given[0].double() @ given[1].double()).T @ d.double()
     assert (found - wanted).abs().max() < EXACT[torch.float32] * wanted.max()
+
+
+NORMED = """function (X[N, K], W[J, K], G[J]) -> (Y) {
+    H[n, j] = sum(X[n, k] * W[j, k]);
+    Y[n, j] = H[n, j] * rsqrt(mean(float32(H[n, l] * H[n, l])) + 0.001) * G[j];
+}"""
+UNNORMED = (
+    "function (X[N, K], W[J, K], G[J]) -> (Y) { H[n, j] = sum(X[n, k] * W[j, k]); Y[n, j] = tanh(H[n, j]) * G[j]; }"
+)
+
+
+def normed(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    h = x @ w.T
+    return h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 0.001) * g
+
+
+@pytest.mark.parametrize(
+    "text, formula", [(NORMED, normed), (UNNORMED, lambda x, w, g: torch.tanh(x @ w.T) * g)], ids=["normed", "not"]
+)
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_weights_of_float32_leave_products_narrow(text, formula, by_hand: bool) -> None:
+    """The cotangent of a 16-bit product is rounded to its type, as torch's is, so that its gradients multiply 16 bits;
+    those by float32 have no part in that."""
+    g = torch.Generator().manual_seed(0)
+    x, w, s, d = (torch.randn(n, generator=g) for n in ((64, 96), (48, 96), (48,), (64, 48)))
+    given = [x.bfloat16().requires_grad_(), (w / 10).bfloat16().requires_grad_(), s.requires_grad_()]
+    f = tilec.compile(text)
+    gradient = f.grad()
+    flat = gradient.lower(*given, d).stages["flat"]
+    read = {s.output: {a.tensor for a in walk(s.body) if isinstance(a, Access)} for s in flat.statements}
+    assert {"DH", "W"} <= read["DX"] and {"DH", "X"} <= read["DW"], "added up as 16 bits, from these"
+    found = gradient(*given, d) if by_hand else torch.autograd.grad(f(*given), given, d)
+    wide = [t.detach().double().requires_grad_() for t in given]
+    exact = torch.autograd.grad(formula(*wide), wide, d.double())
+    torchs = torch.autograd.grad(formula(*given), given, d)
+    for own, other, e in zip(found, torchs, exact, strict=True):
+        assert own.dtype is other.dtype
+        assert (own - e).norm() <= 1.5 * (other - e).norm()

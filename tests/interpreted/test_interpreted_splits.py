@@ -209,3 +209,19 @@ def test_one_kernel_puts_any_few_parts_together():
     build_together("together", split, kernel, types)
     assert not recorder.pinned
     assert all(served(recorder, n) for n in (1024, 1025, 1280, 2048, 4096))
+
+
+@pytest.mark.parametrize("width, counts", [(256, [4, 8]), (64, [None, None])])
+def test_wide_kernels_fill_the_device(width, counts):
+    """Programs of wide operands have 128 rows and a multiprocessor each: 64 programs of columns in 4 parts are two
+    rounds, 79 with 8 heads dealt out are 4.8."""
+    text = """function (H[N, K, D], W[V, D]) -> (L, O) {
+        S[n, k, v : N, K, V] = sum(H[n, k, d] * W[v, d]);
+        L[n, k : N, K] = logsumexp(S[n, k, v]);
+        O[v, d : V, D] = sum(exp(S[n, k, v]) * H[n, k, d]);
+    }"""
+    known = {n: TensorType(s, "bfloat16") for n, s in (("H", (1024, 8, width)), ("W", (10000, width)))}
+    made = lower(parse(text), known, {})
+    found = chained(made.stages["flat"], made.types)
+    parts = [split_of(found.kernels[n], found.types) for n in ("L_wide", "O")]
+    assert [s and s.count for s in parts] == counts

@@ -95,6 +95,13 @@ def test_a_cast_gives_each_cotangent_the_type_of_its_tensor():
     assert not any("as_type" in line for line in lines("function (X[N]) -> (Y) { A = X * X; Y = sin(A) + A; }"))
 
 
+def test_cotangents_may_be_rounded_without_a_cast():
+    """As where inputs have several floating types, which a text does not say."""
+    source = parse("function (X[N], G[N]) -> (Y) { A = X * X; Y = sin(A) * G; }")
+    assert "DA = as_type(DY * G * cos(A), A);" in show(grad(source, ("X",), rounded=True))
+    assert "as_type(DY" not in show(grad(source, ("X",)))
+
+
 def test_forward_statements_are_repeated_only_where_needed():
     assert lines("function (X) -> (Y) { T = 2 * X; U = sin(T); Y = U + T; }") == [
         "T = 2 * X;",

@@ -81,6 +81,8 @@ def test_parts_of_16_bits_are_read_in_float32() -> None:
         }""",
         # S has points that M does not have
         PAIR.replace("G[n, c]);", "G[n, c]), x < 3;"),
+        PAIR.replace("+(D", "+(D[n, x, c] > 0 ? D", 1),
+        PAIR.replace("+(D", "+(X[n, x, c] > 0 ? D", 1).replace("= +(D", "= +(D[n, x, c] > 0 ? D"),
         # the two sums are read by one another
         """function (D[2, 5, 4], G[2, 4]) -> (M, S) {
             M[n : 2] = +(D[n, x, c] * G[n, c]);
@@ -102,3 +104,22 @@ def test_sums_of_several_types_and_with_constraints_that_exclude_nothing(text: s
     given = [torch.ones(2, 5, 4).bfloat16(), torch.ones(2, 5, 4).bfloat16(), torch.ones(2, 4)]
     m, s = tilec.compile(text)(*given[:2], given[2].to(getattr(torch, weights)))
     assert m.tolist() == [20.0] * 2 and s.tolist() == [[5.0] * 4] * 2
+
+
+@pytest.mark.parametrize("guard", ["D[n, x, c] > 0 ? ", "G[n, c] > 0 & x > c ? ", "x + c < 5 ? "])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_sums_over_the_same_chosen_points(guard: str, dtype: str) -> None:
+    """What the part's guard chose is no condition of the whole; rows without a point are 0 in both."""
+    text = PAIR.replace("+(", f"+({guard}")
+    _, program = before_and_after(text, dtype)
+    of = {s.output: s for s in program.statements}
+    assert not {"D", "X"} & (read(of["M"]) | read(of.get("M_total", of["M"])))
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=g).to(getattr(torch, dtype)) for s in ((2, 5, 4), (2, 5, 4), (2, 4))]
+    given[0][1, :, 2] = -1
+    d, x, w = (t.double() for t in given)
+    here = {"D": d > 0, "G": (w > 0)[:, None] & (torch.arange(5)[:, None] > torch.arange(4)),
+            "x": (torch.arange(5)[:, None] + torch.arange(4) < 5).expand(2, 5, 4)}[guard[0]]  # fmt: skip
+    part = (d * x * here).sum(1)
+    for found, wanted in zip(tilec.compile(text)(*given), ((part * w).sum(1), part), strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-2 if dtype == "bfloat16" else 1e-12, atol=1e-12)

@@ -6,7 +6,7 @@ tensor receives is gathered first and added up when the statement that computes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tilec.errors import InputMistake, NameMistake, listed
@@ -24,6 +24,7 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
+from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.autodiff.adjoint import Contraction
 from tilec.transforms.autodiff.limit_depth import cut
 from tilec.transforms.autodiff.outline_reductions import lift
@@ -39,24 +40,30 @@ from tilec.transforms.util.naming import Names
 MOST_COTANGENTS = 8  # cotangents added up in one statement
 
 
-def grad(program: Program, wrt: Sequence[str] | None = None) -> Program:
+def grad(program: Program, wrt: Sequence[str] | None = None, rounded: bool = False) -> Program:
     """The gradient: (inputs..., one cotangent an output) -> one gradient for each input named in `wrt` (default: all).
 
     The cotangent of output O is called DO and the gradient by input I is called DI, or like it where that is taken.
     Raises NameMistake for a name that is no input, InputMistake if there is nothing to differentiate by. A recurrence
-    is computed again and all its states are kept, wherever a derivative reads them.
+    is computed again and all its states are kept, wherever a derivative reads them. `rounded`: each cotangent has the
+    type of its tensor, as where the text casts.
     """
-    reverse = _Reverse(program, wanted_inputs(program, wrt))
+    reverse = _Reverse(program, wanted_inputs(program, wrt), rounded)
     return simplify(reverse.run(), reverse.results)
 
 
-def grad_with_outputs(program: Program, wrt: Sequence[str]) -> Program:
+def grad_with_outputs(program: Program, wrt: Sequence[str], rounded: bool = False) -> Program:
     """Values and gradient in one: (inputs..., one cotangent an output) -> (outputs..., one gradient a name of `wrt`).
 
     What the gradient computes of the inputs alone and what the outputs are made of have one statement and one name.
     """
-    reverse = _Reverse(program, tuple(wrt))
+    reverse = _Reverse(program, tuple(wrt), rounded)
     return simplify(reverse.run())
+
+
+def are_mixed(types: Iterable[TensorType]) -> bool:
+    """Whether these tensors have several floating types: then a tensor's cotangent may have another one than it."""
+    return len({t.dtype for t in types if t.shape and not t.weak and is_floating(t.dtype)}) > 1
 
 
 def wanted_inputs(program: Program, wrt: Sequence[str] | None) -> tuple[str, ...]:
@@ -81,11 +88,11 @@ def differentiable(program: Program, names: Names) -> Program:
 class _Reverse:
     """One pass from the outputs back to the inputs."""
 
-    def __init__(self, program: Program, wanted: tuple[str, ...]):
+    def __init__(self, program: Program, wanted: tuple[str, ...], rounded: bool):
         self.names = Names.of(program)
         self.program = differentiable(program, self.names)
         self.wanted = wanted
-        self.casts = _has_cast(program)
+        self.casts = rounded or _has_cast(program)
         self.extents: dict[str, Extent] = extents(self.program)
         self.active = depend_on(self.program, frozenset(wanted), cancelling(self.program, self.extents))
         self.statements: list[Statement] = []

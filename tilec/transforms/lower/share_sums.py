@@ -5,9 +5,9 @@ adds up over x alone is the first, so that `M[n] = +(S[n, c] * G[n, c])` reads n
 statistics of several levels ask for the same products in several sums: by an element of each channel, by the mean of
 all channels, by weights.
 
-Only sums are shared that read an element for each of their points: what is left is smaller than what was read, and no
-product of matrices is taken apart. Exact as sums of products are that are added up in another order, and as factors are
-that leave a sum (`factor`); sums of 16 bits are shared in float32.
+Only sums are shared that read an element for each of their points, the same points where guards choose some: what is
+left is smaller than what was read, and no product of matrices is taken apart. Exact as sums of products are that are
+added up in another order, and as factors are that leave a sum (`factor`); sums of 16 bits are shared in float32.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def _with_one_shared(program: Program, types: Types, names: Names) -> Program | 
             known = {**types, shared[0].output: statement_type(shared[0], types)}
             made = {
                 part.statement.output: shared,
-                whole.statement.output: _in_float32(whole.statement, factors, known, names),
+                whole.statement.output: _in_float32(replace(whole.statement, guard=None), factors, known, names),
             }
             return replace(program, statements=tuple(m for s in order for m in made.get(s.output, (s,))))
     return None
 
 
 def _spanned(s: Statement, types: Types) -> SumOfProducts | None:
-    """The sum of all points of a box, where some element is read for each of them."""
+    """The sum over a box, or the points of it that a guard says, where some element is read for each of them."""
     found = sum_of_products(s, types) if s.aggregation == "sum" else None
-    if found is None or found.guards or not found.summed:
+    if found is None or not found.summed:
         return None
     moving = {v for v, n in found.extent.items() if n > 1}
     accesses = (e for f in found.factors for e in walk(f.value) if isinstance(e, Access))
@@ -68,6 +68,7 @@ def _spanned(s: Statement, types: Types) -> SumOfProducts | None:
 def _may_be_part(part: SumOfProducts, whole: SumOfProducts, types: Types) -> bool:
     some, other = part.statement, whole.statement
     alike = _accumulated(types[some.output].dtype) == _accumulated(types[other.output].dtype)
+    alike = alike and len(part.guards) == len(whole.guards)
     return alike and len(part.summed) < len(whole.summed) and set(reads(some)) <= set(reads(other))
 
 
@@ -79,7 +80,9 @@ def _over(whole: SumOfProducts, part: SumOfProducts, types: Types) -> tuple[tupl
     """Where the sum `whole` reads the sum `part`, and its other factors; None where it is no sum over that."""
     wanted, factors = ([replace(f, value=unwidened(f.value, types)) for f in x.factors] for x in (part, whole))
     index = [linear(e).bare for e in part.statement.index or ()]
-    for match, taken in _embeddings(wanted, factors, {}, ()):
+    guards, tests = ([Factor(g, False) for g in x.guards] for x in (part, whole))
+    found = _embeddings(wanted, factors, {}, ())
+    for match, taken in ((m, taken) for known, taken in found for m, _ in _embeddings(guards, tests, known, ())):
         rest = [f for k, f in enumerate(whole.factors) if k not in taken]
         within = {match[v] for v in part.summed}
         if any(v not in match for v in index) or any(part.extent[v] != whole.extent[w] for v, w in match.items()):
@@ -124,4 +127,4 @@ def _in_float32(s: Statement, factors: Sequence[Factor], types: Types, names: Na
         return (total,)
     total = replace(total, output=names.fresh(f"{s.output}_total"), attributes=())
     value = call(dtype, Access(total.output, s.index or ()))
-    return total, replace(s, body=value, aggregation="assign", constraints=())
+    return total, replace(s, body=value, aggregation="assign", guard=None, constraints=())

@@ -22,12 +22,16 @@ from tilec.backends.common.chains.values import DOT_DTYPES, plain_index, rebuilt
 from tilec.ir.functions import call
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Expr, Index, Int
-from tilec.ir.types import TensorType, Types
+from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.util.naming import fresh_variable
 
 MOST_PROGRAMS = 264  # programs, at most
 ENOUGH_PROGRAMS = 100  # programs that are left alone
 ROWS_OF_A_PROGRAM = 64  # of a program
+# where one 16-bit product and at most one mixture have operands of more columns than that, a program has twice the rows
+# and a multiprocessor to itself, so many of which there are; as much of them should be busy
+COLUMNS_OF_A_SMALL_PROGRAM, ROWS_OF_A_LARGE_PROGRAM = 128, 128
+PROGRAMS_AT_ONCE, BUSY = 132, 0.9
 FEWEST_COLUMNS = 512  # columns of a part
 FEWEST_PLACES = 16  # of a row's parts where these are put together: one kernel for all fewer of them
 _SUFFIX = ".parts"
@@ -56,13 +60,13 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     masked = any(r.target.bounds or r.target.conditions for r in kernel.targets)
     if masked and any(tensors_of(f.value) for r in kernel.targets if r.anchor is None for f in r.outer):
         return None
-    programs = math.prod(kernel.extent[v] for v in kernel.batch) * -(
-        -kernel.extent[kernel.blocked[0]] // ROWS_OF_A_PROGRAM
-    )
+    large = _is_large(kernel)
+    rows = ROWS_OF_A_LARGE_PROGRAM if large else ROWS_OF_A_PROGRAM
+    programs = math.prod(kernel.extent[v] for v in kernel.batch) * -(-kernel.extent[kernel.blocked[0]] // rows)
     if programs >= ENOUGH_PROGRAMS:
         return None
     if kernel.walked:
-        return _dealt(kernel, programs, types)
+        return _dealt(kernel, programs, types, large)
     extent = kernel.extent[kernel.looped]
     if extent < 2 * FEWEST_COLUMNS:
         return None
@@ -73,6 +77,14 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     return _parts(kernel, columns, types)
 
 
+def _is_large(kernel: ChainKernel) -> bool:
+    products = [i for i in kernel.inners.values() if i.left is not None]
+    features = [kernel.extent[f] for r in kernel.targets if (f := r.target.feature) is not None]
+    if len(products) != 1 or len(features) > 1 or any(i.dtype not in NARROW for i in products):
+        return False
+    return max(*features, *(i.extent for i in products), 0) > COLUMNS_OF_A_SMALL_PROGRAM
+
+
 def _columns() -> Iterator[int]:
     """Columns of a part: fewer first, each a quarter of a power of two apart."""
     fewest = FEWEST_COLUMNS
@@ -81,20 +93,27 @@ def _columns() -> Iterator[int]:
         fewest *= 2
 
 
-def _dealt(kernel: ChainKernel, programs: int, types: Types) -> Split | None:
+def _dealt(kernel: ChainKernel, programs: int, types: Types, large: bool) -> Split | None:
     """The kernel with the values of the longest variable around its columns dealt out: each part has every n-th one."""
     v = max(kernel.walked, key=lambda v: kernel.extent[v])
     columns = math.prod(kernel.extent[w] for w in (*kernel.walked, kernel.looped or ""))
     parts = 1  # found by comparisons alone, and the same for many extents
-    while (
-        2 * parts * programs <= MOST_PROGRAMS
-        and 2 * parts <= kernel.extent[v]
-        and 2 * parts * FEWEST_COLUMNS <= columns
-    ):
+
+    def fits() -> bool:
+        few = _leaves_idle(programs * parts) if large else 2 * parts * programs <= MOST_PROGRAMS
+        return few and 2 * parts <= kernel.extent[v] and 2 * parts * FEWEST_COLUMNS <= columns
+
+    while fits():
         parts *= 2
     part = fresh_variable("part", {*kernel.extent})
     mine = call("eq", call("mod", Index(v), Int(parts)), Index(part))
     return _in_parts(replace(kernel, dealt={v: part}), part, parts, mine, (), types) if parts > 1 else None
+
+
+def _leaves_idle(programs: int) -> bool:
+    """Whether the last round of programs leaves too many multiprocessors without one."""
+    rounds = -(-programs // PROGRAMS_AT_ONCE)
+    return programs < BUSY * rounds * PROGRAMS_AT_ONCE
 
 
 def _parts(kernel: ChainKernel, columns: int, types: Types) -> Split:

@@ -158,6 +158,8 @@ def targets_of(program: Program, matrices: Matrices) -> dict[str, Target]:
             read = {n for n in reads(s) if n in matrices.values}
             if not read:
                 continue
+            if matrices.types[s.output].dtype == "float32":
+                s = written_apart(s, matrices.types, SHORT, _places(s, matrices))
             target = _target(s, matrices, extrema)
             if target is None:
                 refused |= read
@@ -241,6 +243,11 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
         return None  # points that each feature selects: no product
     ordered = tuple(sorted(bounds, key=repr))
     return Target(s, body, s.aggregation, *roles, feature, summed, ordered, tuple(others))
+
+
+def _places(s: Statement, matrices: Matrices) -> set[str]:
+    """The variables at which a statement reads matrix values."""
+    return {v for a in value_accesses(s) if a.tensor in matrices.values for v in index_variables(a)}
 
 
 def _is_count(s: Statement, extent: Mapping[str, int], types: Types) -> bool:

@@ -29,7 +29,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, Types, kind
-from tilec.transforms.util.factors import Factor, factors_of, quotient_of
+from tilec.transforms.util.factors import Factor, factors_of, factors_of_terms, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
 MANY_COLUMNS = 1024  # at least, of a product of 16-bit operands that is reduced over them, for any rows
@@ -112,18 +112,31 @@ def value_of_access(value: Expr, index: Sequence[str], a: Access) -> Expr:
     return replace_indices(value, {v: linear(e) for v, e in zip(index, a.index, strict=True)})
 
 
-def written_apart(s: Statement, types: Types, most: int) -> Statement:
-    """The statement without the variables of at most so many values that it sums over: their terms one by one."""
+def written_apart(s: Statement, types: Types, most: int, kept: Collection[str] = ()) -> Statement:
+    """The statement without the variables of at most so many values that it sums over, but `kept`: their terms one by
+    one."""
     extent = extents_of(s, types)
     if s.aggregation != "sum" or extent is None or not is_computable(s.body, s.guard):
         return s
-    fixed = {v for c in open_conditions(s, extent, types) for v in index_variables(c.form.to_expr())}
+    fixed = {*kept, *(v for c in open_conditions(s, extent, types) for v in index_variables(c.form.to_expr()))}
     fixed |= set(index_variables(*s.guards, *(c.expr for c in s.constraints)))
     for v in reduction_variables(s):
         if v not in fixed and 0 < extent[v] <= most:
-            first, *others = (replace_indices(s.body, {v: Affine() + k}) for k in range(extent[v]))
-            s = replace(s, body=reduce(lambda x, y: x + y, others, first))
+            inside, outside = _parted(s.body, v, types) if extent[v] > 1 else (s.body, [])
+            first, *others = (replace_indices(inside, {v: Affine() + k}) for k in range(extent[v]))
+            total = reduce(lambda x, y: x + y, others, first)
+            s = replace(s, body=quotient_of([Factor(total, False), *outside]))
     return s
+
+
+def _parted(e: Expr, v: str, types: Types) -> tuple[Expr, list[Factor]]:
+    """What depends on a variable of a value, and the factors beside it that do not; all of it where what depends has
+    another type."""
+    factors = factors_of_terms(e, types)
+    outside = [f for f in factors if v not in index_variables(f.value)]
+    inside = quotient_of([f for f in factors if f not in outside])
+    alike = expression_type(inside, types).dtype == expression_type(e, types).dtype
+    return (inside, outside) if alike else (e, [])
 
 
 def is_elementwise(s: Statement) -> bool:

@@ -146,7 +146,7 @@ class Accumulation(Places):
             mixed = quotient_of(reduced.feature)
             dtype = reduced.operand or "float32"
             operand = self.operand(mixed, dtype, at, looped or "")
-            return b.dot(looped or "", b.cast(weights, dtype), operand, before, self._precision(dtype))
+            return self.product(looped or "", b.cast(weights, dtype), operand, before)
         total = self._along("sum", weights)
         return total if before is None else b.apply("add", before, total)
 

@@ -11,10 +11,11 @@ from tilec.backends.common.blocks.ir import Load, Loop, Op, Store, Value
 from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement
 from tilec.backends.common.chains.codegen.emit import Emitter
 from tilec.backends.common.chains.codegen.walk import is_falling, is_rising
+from tilec.backends.common.chains.values import NARROWEST_ROW
 from tilec.backends.common.code import python_name
 from tilec.ir.functions import without_casts
 from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Expr, accesses_in, children
+from tilec.ir.program import Access, Call, Expr, accesses_in, children
 from tilec.ir.types import NARROW, Types
 
 WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
@@ -22,6 +23,7 @@ FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocess
 WHOLE_FEATURES = 128  # of one block, whatever part of it is used
 # multiples of so many features lie in two blocks: others came out wrong on an H200 with Triton 3.6
 BLOCKED_FEATURES = 8
+BFLOAT16_PARTS = {"tf32x3": 3, "tf32": 2}  # of a float32 operand, by the precision of float32 products
 
 
 @dataclass(frozen=True)
@@ -256,9 +258,42 @@ class Places:
             left, right = (
                 self.operand(replace_indices(e, names), inner.dtype, at, f"#{axis}") for e in (inner.left, inner.right)
             )
-            total = self.b.dot(axis, left, right, total, self._precision(inner.dtype))
+            total = self.product(axis, left, right, total)
         assert total is not None
         return total
+
+    def product(self, axis: str, left: Value, right: Value, before: Value | None) -> Value:
+        """The product of two operands, added to what is there. A float32 one beside one of bfloat16 is multiplied as
+        parts of bfloat16, which is exact, the smallest first."""
+        if left.type.dtype == right.type.dtype:
+            precision = None if left.type.dtype in NARROW else self.tiling.precision
+            return self.b.dot(axis, left, right, before, precision)
+        whole, other = (right, left) if left.type.dtype in NARROW else (left, right)
+        for part in reversed(self._in_bfloat16(whole)):
+            before = self.b.dot(axis, part, other, before)
+        assert before is not None
+        return before
+
+    def _in_bfloat16(self, x: Value) -> list[Value]:
+        """Values whose sum is x, eight bits of it each: all, or as many as tf32 has. What is not finite is in the
+        first alone."""
+        b = self.b
+        parts: list[Value] = []
+        for _ in range(BFLOAT16_PARTS[self.tiling.precision]):
+            parts.append(b.cast(x, "bfloat16"))
+            first = b.cast(parts[-1], "float32")
+            finite = b.apply("lt", b.apply("abs", first), b.number(math.inf, "float32"))
+            x = b.apply("select", finite, b.apply("sub", x, first), b.number(0.0, "float32"))
+        return parts
+
+    def _as_bfloat16(self, e: Expr) -> Access | None:
+        """The bfloat16 element that a value is."""
+        if isinstance(e, Call) and e.function == "float32":
+            (e,) = e.args
+        if not isinstance(e, Access) or e.tensor in self.kernel.inners or e.tensor in self.row:
+            return None
+        t = self.types[e.tensor]
+        return e if t.dtype == "bfloat16" and t.shape[-1] >= NARROWEST_ROW else None
 
     def _spread(self, v: Value, names: set[str]) -> Value:
         wanted = [a for a in (*self.kernel.blocked, self.kernel.looped) if a in names]
@@ -266,12 +301,12 @@ class Places:
             v if set(wanted) <= set(v.type.axes) else self.b.apply("add", v, self.b.fill([a for a in wanted if a], 0.0))
         )
 
-    def _precision(self, dtype: str) -> str | None:
-        return None if dtype in NARROW else self.tiling.precision
-
     def operand(self, e: Expr, dtype: str, at: Emitter, summed: str) -> Value:
         """A value as an operand of a product, zero beyond the end of the variable that the product sums: what is
-        computed of the zeros read there need be no zero."""
+        computed of the zeros read there need be no zero. bfloat16 elements of a float32 product stay as they are."""
+        stored = None if dtype in NARROW else self._as_bfloat16(e)
+        if stored is not None:
+            return self.b.cast(at.value(stored), "bfloat16")
         value = at.value(e)
         if summed and not isinstance(without_casts(e), Access):
             value = self._ended(value, summed, at)
