@@ -2,10 +2,10 @@
 
 `O[n, y] = >(X[n, 2*y + j]), j < 2` hands its cotangent to the elements that are equal to it. The number
 
-    O_where[n, y] = uint8((X[n, 2*y] == O[n, y] ? 1 : 0) + (X[n, 2*y + 1] == O[n, y] ? 2 : 0))
+    O_where[n, y] = uint8((X[n, 2*y] == O[n, y] ? 1 + 4 : 0) + (X[n, 2*y + 1] == O[n, y] ? 2 + 4 : 0))
 
-says which ones these are, and how many. The forward pass makes it of what it reads anyway; it takes a bit for each
-element, so that a call which keeps it keeps neither X nor O.
+says in its lower bits which ones these are, and above them how many. The forward pass makes it of what it reads anyway;
+a call that keeps it keeps neither X nor O.
 
 Windows are whole, of few elements, and no two share one.
 """
@@ -121,6 +121,15 @@ class _Window:
         return _Window(s, extents)
 
     @property
+    def points(self) -> int:
+        return math.prod(self.extents.values())
+
+    @property
+    def dtype(self) -> str:
+        """What holds the bits of all elements and their number."""
+        return "uint8" if (1 << self.points) * (self.points + 1) <= 256 else "int16"
+
+    @property
     def values(self) -> Access:
         assert isinstance(self.statement.body, Access)
         return self.statement.body
@@ -133,10 +142,9 @@ class _Window:
         for k, place in enumerate(itertools.product(*map(range, self.extents.values()))):
             at = {v: linear(Int(n)) for v, n in zip(self.extents, place, strict=True)}
             equal = Call("eq", (replace_indices(self.values, at), result))
-            bits.append(Call("select", (equal, _int32(1 << k), _int32(0))))
-        return replace(
-            s, output=name, body=Call("uint8", (folded(_added, bits),)), aggregation="assign", constraints=()
-        )
+            bits.append(Call("select", (equal, _number("int32", (1 << k) + (1 << self.points)), _number("int32", 0))))
+        body = Call(self.dtype, (folded(_added, bits),))
+        return replace(s, output=name, body=body, aggregation="assign", constraints=())
 
     def counts(self, s: Statement) -> bool:
         """Does a statement count the elements of each window that are equal to its extremum?"""
@@ -147,7 +155,12 @@ class _Window:
 
     def count(self, bits: Expr) -> Expr:
         """How many of these bits are set."""
-        return folded(_added, [_bit(bits, Int(k)) for k in range(math.prod(self.extents.values()))])
+        return Call("shr", (bits, Int(self.points)))
+
+    def has(self, bits: Expr, number: Expr) -> Expr:
+        """Whether the bit of this number is set."""
+        one = _number(self.dtype, 1)
+        return Call("eq", (Call("and", (Call("shr", (bits, number)), one)), one))
 
     def asked(self, e: Expr) -> tuple[tuple[Expr, ...], Expr] | None:
         """The place of the extremum that an element is compared with, and the number of that element's bit; None where
@@ -201,7 +214,7 @@ def _asking(
             if (place := window.asked(e)) is not None:
                 found = True
                 index, number = place
-                return Call("eq", (_bit(bits(window, index), number), _uint8(1)))
+                return window.has(bits(window, index), number)
         if isinstance(e, Access) and e.tensor in ties:
             return ties[e.tensor].count(bits(ties[e.tensor], e.index))
         return rebuild(e, visit)
@@ -218,13 +231,5 @@ def _added(a: Expr, b: Expr) -> Expr:
     return Call("add", (a, b))
 
 
-def _int32(n: int) -> Expr:
-    return Call("int32", (Int(n),))
-
-
-def _uint8(n: int) -> Expr:
-    return Call("uint8", (Int(n),))
-
-
-def _bit(bits: Expr, number: Expr) -> Expr:
-    return Call("and", (Call("shr", (bits, number)), _uint8(1)))
+def _number(dtype: str, n: int) -> Expr:
+    return Call(dtype, (Int(n),))
