@@ -11,7 +11,8 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
 - where it is dearest: HEAVIEST operations a byte or more, HEAVY of what outputs are made of and no 16-bit values go
   into, and all such take no more than MOST_HEAVY_BYTES (the logits of a linear layer that goes into a cross-entropy, of
   some thousand rows);
-- where it is an output and takes the place of an input that is at least as large (exp, a softmax).
+- where it is an output and takes the place of an input that is at least as large (exp, a softmax);
+- where it says which elements of small windows are their extremum, if less is kept with it (a pool).
 
 An extremum that the gradient looks for among sums computed again, or among what is made of computed values of 16 bits,
 is computed again beside them.
@@ -53,6 +54,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
 from tilec.pipeline import bind_flat
 from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs
+from tilec.transforms.autodiff.window_places import with_window_places
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
 from tilec.transforms.lower.stack_operands import with_stacked_operands
@@ -107,8 +109,13 @@ def partition(
 ) -> Partition:
     """Divide values and gradient by `wrt` for inputs of these types. `extras`: may the forward pass have outputs that
     the caller does not see? `bound`: the program bound to these types, if at hand. Raises what binding raises."""
-    joint = _Joint.of(program, wrt, types, values, bound)
+    joint = _Joint.of(program, wrt, types, values, bound, extras)
     parts = _partition(joint, program, wrt, types, extras)
+    if joint.places:
+        plain = _Joint.of(program, wrt, types, values, bound)
+        more = _partition(plain, program, wrt, types, extras)
+        if not joint.places <= set(parts.kept) or joint.bytes_of(parts.kept) >= plain.bytes_of(more.kept):
+            joint, parts = plain, more
     return _with_states(joint, parts, program.outputs) if extras else parts
 
 
@@ -124,7 +131,7 @@ def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types
     constant = tuple(t for t in extra if not is_floating(joint.types[t].dtype) or t not in joint.varying(wrt))
     if len(constant) == len(extra):
         return Partition(forward, backward, None, extra, constant, joint.typed(backward.values))
-    beyond = _Joint.of(forward, wrt, types, {})
+    beyond = _Joint.of(forward, wrt, types, {}, None, bool(joint.places))
     extended = beyond.backward(beyond.found_again(kept))
     needed = joint.typed((*backward.values, *extended.values))
     if set(needed) - set(backward.values):  # derivatives of the extras ask for more
@@ -174,17 +181,24 @@ def share_at_once(program: Program, cotangents: Sequence[str], types: Types) -> 
 
 @dataclass(frozen=True)
 class _Joint:
-    """Values and gradient as one flat program: what reads no cotangent belongs to either part."""
+    """Values and gradient as one flat program: what reads no cotangent belongs to either part. `places`: tensors that
+    say where extrema stand, which are there to be kept."""
 
     program: Program
     inputs: tuple[str, ...]
     cotangents: tuple[str, ...]
     gradients: tuple[str, ...]
     types: Types
+    places: frozenset[str] = frozenset()
 
     @staticmethod
     def of(
-        program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], bound: Program | None = None
+        program: Program,
+        wrt: Sequence[str],
+        types: Types,
+        values: Mapping[str, int],
+        bound: Program | None = None,
+        with_places: bool = False,
     ) -> _Joint:
         inputs = {name: types[name] for name in program.input_names()}
         bound = bound or bind(program, inputs, values)
@@ -197,8 +211,11 @@ class _Joint:
             t = outputs[o]
             inputs[name] = TensorType(t.shape, t.dtype if is_floating(t.dtype) else "float32")
         flat = bind_flat(joint, inputs, values)
+        places: frozenset[str] = frozenset()
+        if with_places:
+            flat, places = with_window_places(flat, infer(flat, inputs), cotangents)
         gradients = flat.outputs[len(program.outputs) :]
-        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs))
+        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs), places)
 
     def forward_statements(self) -> tuple[Statement, ...]:
         """Those that depend on no cotangent."""
@@ -258,7 +275,7 @@ class _Joint:
             if not self._may_be_kept(t):
                 continue
             fraction = OUTPUT_FRACTION if s.output in outputs else SMALL_FRACTION
-            small = size * fraction <= self.bytes_of(made_of[s.output])
+            small = s.output in self.places or size * fraction <= self.bytes_of(made_of[s.output])
             work = operations(s, shapes)
             scattered = any(accesses_in(*(s.index or ())))
             halves = any(self.types[n].dtype in NARROW for n in values_read(s))

@@ -140,3 +140,27 @@ def test_all_taps_from_what_they_share(name: str, special: bool) -> None:
     wanted = tilec.compile(source, backend="torch")(i.double(), d.double())
     torch.testing.assert_close(f(i, d).double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
     assert f.lower(i, d).kernels[0].name == "G_taps"
+
+
+POOLS = {
+    "channels last": ("O[n, y, x, c : N, H/2, W/2, C] = >(X[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;", (2, 6, 8, 5)),
+    "channels first": ("O[n, y, x, c : N, H, W/2, C/2] = <(X[n, y, 2*x + j, 2*c + i]), j < 2, i < 2;", (2, 3, 6, 8)),
+    "thirds": ("O[n, y, x, c : N, H/3, W, C] = >(X[n, 3*y + j, x, c]), j < 3;", (2, 6, 3, 5)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.one_in(3)
+def test_extrema_and_where_they_stand(name: str) -> None:
+    """One kernel reads a window for both."""
+    text, shape = POOLS[name]
+    source = f"function (X[N, H, W, C]) -> (O) {{ {text} }}"
+    f, wanted = tilec.compile(source, backend="triton"), tilec.compile(source, backend="torch")
+    for dtype in (torch.float32, torch.bfloat16):
+        x, z = (image(shape, dtype).requires_grad_() for _ in "ab")
+        y, expected = f(x), wanted(z)
+        g = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+        assert torch.equal(y, expected)
+        assert torch.equal(*(torch.autograd.grad(o, t, g)[0] for o, t in ((y, x), (expected, z))))
+        (where,) = f.saved(x)
+        assert where.dtype == "uint8"

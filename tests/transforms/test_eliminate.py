@@ -31,6 +31,14 @@ def test_an_inner_sum_is_stored_as_its_operands_are() -> None:
     assert [n.value for n in inner.sizes or ()] == [M, E, J]  # W is read along j, not along e
 
 
+def test_two_factors_that_make_an_operand_are_one_products() -> None:
+    """The sum over one variable would be as large, rounded, and read again."""
+    x, p, _ = tensors()
+    w = torch.randn(E, H, H, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert not [s for s in lowered(parse(GATED), x, p, w).statements if "_over_" in s.output]
+    torch.testing.assert_close(tilec.compile(GATED)(x, p, w), torch.einsum("me,ehj,mh->mj", p.exp(), w, x))
+
+
 def test_a_gradient_reads_the_product_that_another_has() -> None:
     x, p, w = (t.requires_grad_() for t in tensors())
     d = torch.randn(M, J, dtype=torch.float64)

@@ -68,6 +68,31 @@ REMAINS = [
 ]
 
 
+KEYED = {
+    "M[B[p], d : S, D] = >(X[p, d]); Z[B[p], d : S, D] = +(exp(X[p, d] - M[B[p], d])); Y = M + log(Z);": True,
+    "M[B[p], d : S, D] = >(X[p, d]); E[p, d : N, D] = exp(X[p, d] - M[B[p], d]);"
+    "Z[B[p], d : S, D] = +(E[p, d]); Y[p, d] = E[p, d] / Z[B[p], d];": True,
+    # of other keys
+    "M[B[p] : S] = >(X[p, 0]); Z[C[p] : S] = +(exp(X[p, 0] - M[B[p]])); Y[p : N] = log(Z[C[p]]) + M[C[p]];": False,
+    "M[B[p] : S] = >(X[p, 0]); Z[B[p] : S] = +(exp(X[p, 0] - M[B[p]])); Y[p : N] = log(Z[C[p]]) + M[B[p]];": False,
+    "M[B[p] : S] = >(X[p, 0]); A[p : N] = exp(X[p, 0] - M[B[p]]); Y[p : N] = A[p] / exp(X[p, 1] - M[C[p]]);": False,
+    "M[i] = max(X[i, k]); Z[B[p] : S] = +(exp(X[p, 0] - M[p])); Y[p : N] = exp(X[p, 0] - M[p]) / Z[B[p]];": False,
+}
+
+
+@pytest.mark.parametrize("source", KEYED)
+@pytest.mark.one_in(3)
+def test_keyed_sums_are_followed(source: str) -> None:
+    head = "function (X[N, D], B[N], C[N], S) -> (Y) { "
+    program = parse(head + source + " }")
+    program = replace(program, statements=lift(program, Names.of(program)))
+    assert cancelling(program, extents(program)) == ({"M"} if KEYED[source] else set())
+    function = tilec.compile(head + source + " }")
+    x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    b, c = torch.tensor([0, 2, 1, 1, 2, 0]), torch.tensor([1, 2, 0, 0, 1, 2])
+    assert torch.autograd.gradcheck(lambda t: function(t, b, c, 3), x)
+
+
 def found(source: str) -> frozenset[str]:
     program = parse("function (X[N, D], W[N]) -> (Y) { " + source + " }")
     program = replace(program, statements=lift(program, Names.of(program)))

@@ -27,15 +27,19 @@ class CallCache:
     def __init__(self, function: Specialiser):
         self._function = function
         self._runs: dict[object, Callable[..., tuple]] = {}
-        self._native: Any | None = None  # the same in C++
+        self.native: Any | None = None  # the same in C++, which gives itself back where a call is new
         self._waiting = False  # do runs serve only until the library is built?
 
     def __call__(self, inputs: Sequence[object]):
         """One output as it is, several as a tuple."""
-        if (calls := self._native) is not None:
+        if (calls := self.native) is not None:
             found = calls(inputs)
             if found is not calls:
                 return found
+        return self.unknown(inputs)
+
+    def unknown(self, inputs: Sequence[object]):
+        """The same of a call that the library does not know, or where there is none."""
         if self._waiting and native() is not None:
             self._waiting = False
             self._runs.clear()  # each is looked at once more, and added to the library's
@@ -97,9 +101,9 @@ class CallCache:
     ) -> bool:
         """The same in C++; False where that cannot be."""
         function = self._function
-        if self._native is None:
-            self._native = library.Calls()
-        if len(self._native) >= CACHED_CALLS or len(tensors) > library.MOST:
+        if self.native is None:
+            self.native = library.Calls()
+        if len(self.native) >= CACHED_CALLS or len(tensors) > library.MOST:
             return False
         record_of: Any = None
         if recording(tensors):
@@ -113,8 +117,8 @@ class CallCache:
             return False
         made = [(place, make, tensors[place]) for place, make in numbers]
         if tensors and not numbers and (record_of is None or recorded.shared is not None):
-            self._native.add_class(tuple(inputs), OpenCalls(library, function, tensors, record_of and recorded))
-        return self._native.add(tuple(inputs), run, record_of, len(function.outputs), made)
+            self.native.add_class(tuple(inputs), OpenCalls(library, function, tensors, record_of and recorded))
+        return self.native.add(tuple(inputs), run, record_of, len(function.outputs), made)
 
 
 NUMBERS = (float, int, bool)

@@ -8,7 +8,7 @@ derivative by M is zero in exact arithmetic, and what would be computed of it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.constraining import always, conditional, demands
@@ -29,6 +29,8 @@ from tilec.ir.program import (
     index_variables,
     reads,
     reads_itself,
+    substitute,
+    walk,
 )
 from tilec.ir.rational import Fraction
 from tilec.ir.types import FLOATS
@@ -85,14 +87,16 @@ def _statement(s: Statement, known: Mapping[str, Shift], extents: Mapping[str, E
         raise _Unknown
     if s.index is None:
         return _elementwise(s, known, extents)
-    left = [e.name if isinstance(e, Index) else "" for e in s.index]
-    if "" in left or len(set(left)) < len(left):
+    left = s.index
+    if len(set(left)) < len(left) or not all(isinstance(e, Index | Access) for e in left):
         raise _Unknown
+    for e in left:
+        _stays(e, known)
     shift = _aggregated(s.aggregation, s.guard, s.body, left, known)
     unreached = s.default is not None or s.aggregation == "assign" and not shift.factor and not _covered(s, extents)
     if shift != STAYS and unreached:
         raise _Unknown
-    places: dict[str, Expr] = {v: Index(f"v{d}") for d, v in enumerate(left)}
+    places: dict[Expr, Expr] = {e: Index(f"v{d}") for d, e in enumerate(left)}
     return _at(shift, tuple([_place(e, places) for e in shift.at]))
 
 
@@ -109,10 +113,25 @@ def _covered(s: Statement, extents: Mapping[str, Extent]) -> bool:
     return all(tuple(given.get(i) for i in access.index) == extent for access, extent in wanted)
 
 
-def _place(e: Expr, places: Mapping[str, Expr]) -> Expr:
-    if not isinstance(e, Index) or e.name not in places:
+def _place(e: Expr, places: Mapping[Expr, Expr]) -> Expr:
+    """A place in terms of others: `places` holds what it is one of, or what it is made of."""
+    if e in places:
+        return places[e]
+    inside = {v: places.get(Index(v)) for v in index_variables(e)}
+    found = {v: place for v, place in inside.items() if place is not None}
+    if len(found) < len(inside):
         raise _Unknown
-    return places[e.name]
+    return substitute(e, found)
+
+
+def _is_place(e: Expr) -> bool:
+    """Is the expression of one value wherever it stands, and free of variables of its own?"""
+    return not any(isinstance(x, Aggregate) or isinstance(x, Call) and x.function in RANDOM for x in walk(e))
+
+
+def _fixed(e: Expr, left: Collection[Expr]) -> bool:
+    """Is a place the same for all terms of an element whose indices are `left`?"""
+    return e in left or all(Index(v) in left for v in index_variables(e))
 
 
 def _elementwise(s: Statement, known: Mapping[str, Shift], extents: Mapping[str, Extent]) -> Shift:
@@ -126,18 +145,18 @@ def _elementwise(s: Statement, known: Mapping[str, Shift], extents: Mapping[str,
 
 
 def _aggregated(
-    aggregation: str, guard: Expr | None, body: Expr, free: Sequence[str], known: Mapping[str, Shift]
+    aggregation: str, guard: Expr | None, body: Expr, left: Collection[Expr], known: Mapping[str, Shift]
 ) -> Shift:
     if guard is not None:
         _stays(guard, known)
     shift = _value(body, known)
     if shift == STAYS:
         return shift
-    inside = {v for e in shift.at for v in index_variables(e)}
+    fixed = all(_fixed(e, left) for e in shift.at)
     kept = ("sum", "max", "min", "assign", "mean") if shift.factor else ("max", "min", "assign", "logsumexp")
-    if aggregation in ("argmax", "argmin") and inside.issubset(free):
+    if aggregation in ("argmax", "argmin") and fixed:
         return STAYS
-    if aggregation not in kept or not inside.issubset(free):
+    if aggregation not in kept or not fixed:
         raise _Unknown
     return shift
 
@@ -152,14 +171,16 @@ def _value(e: Expr, known: Mapping[str, Shift]) -> Shift:
             for i in e.index:
                 _stays(i, known)
             shift = known.get(e.tensor, STAYS)
-            places = {f"v{d}": i for d, i in enumerate(e.index)}
+            if shift != STAYS and not all(map(_is_place, e.index)):
+                raise _Unknown
+            places: dict[Expr, Expr] = {Index(f"v{d}"): i for d, i in enumerate(e.index)}
             return _at(shift, tuple([_place(i, places) for i in shift.at]))
         case Pad():
             _stays(e.access, known)
             _stays(e.value, known)
             return STAYS
         case Aggregate():
-            free = index_variables(e)
+            free = set(map(Index, index_variables(e)))
             return _aggregated(e.aggregation, e.guard, e.body, free, known)
         case Call():
             return _call(e, known)

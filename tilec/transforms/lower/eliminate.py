@@ -21,7 +21,7 @@ meets zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.functions import ZERO, all_of, call, operands_of
@@ -66,6 +66,9 @@ def eliminate(program: Program, inputs: Types) -> Program:
     for s in program.statements:
         made = _eliminated(s, done, types, names, frozenset(program.input_names()))
         types.update((m.output, statement_type(m, types)) for m in made[:-1])
+        others = (d for d in program.statements if d is not s)
+        if _is_joined(s, made, types) and not any(_reusing(d, made[0], types) for d in others):
+            made = [s]
         place = _earlier(made[0], done, types) if len(made) > 1 else None
         if place is not None:
             done = [*done[:place], made[0], *(_reusing(d, made[0], types) or d for d in done[place:])]
@@ -256,16 +259,39 @@ def _is_product(inside: Sequence[Factor], index: Sequence[str], v: str) -> bool:
     return len(sets) > 1 and all(own != set(index) for own in sets)
 
 
-def _operands_of_one_product(whole: SumOfProducts) -> float:
-    """The elements of the larger operand, where the factors make two that have all summed variables: such a sum is one
-    product of matrices, and an intermediate larger than its operands gains nothing. Infinite elsewhere."""
+def _sides(whole: SumOfProducts) -> list[set[str]]:
+    """The variables of its factors, without those that another has all of."""
     sides: list[set[str]] = []
     for own in sorted((set(index_variables(f.value)) for f in whole.factors), key=len, reverse=True):
         if not any(own <= side for side in sides):
             sides.append(own)
+    return sides
+
+
+def _operands_of_one_product(whole: SumOfProducts) -> float:
+    """The elements of the larger operand, where the factors make two that have all summed variables: such a sum is one
+    product of matrices, and an intermediate larger than its operands gains nothing. Infinite elsewhere."""
+    sides = _sides(whole)
     if len(sides) != 2 or any(f.divides for f in whole.factors) or not set(whole.summed) <= sides[0] & sides[1]:
         return math.inf
-    return max(math.prod(whole.extent[v] for v in side) for side in sides)
+    return max(_elements(whole, side) for side in sides)
+
+
+def _is_joined(s: Statement, made: Sequence[Statement], types: Types) -> bool:
+    """Whether two of a sum's three factors make an operand, `+(P[m, e] * X[m, h] * W[e, h, j])`, with which it is one
+    product of matrices, and which is no larger than the sum over one variable that is `made`. That is rounded, and
+    read again to be added up over the others."""
+    whole = sum_of_products(s, types) if len(made) == 2 else None
+    sides = [] if whole is None else _sides(whole)
+    if whole is None or whole.guards or len(sides) != 3 or any(f.divides for f in whole.factors):
+        return False
+    joined = ((a | b, c) for a, b, c in (sides, sides[1:] + sides[:1], sides[2:] + sides[:2]))
+    least = min((_elements(whole, ab) for ab, c in joined if set(whole.summed) <= ab & c), default=math.inf)
+    return least <= math.prod(types[made[0].output].shape)
+
+
+def _elements(whole: SumOfProducts, variables: Iterable[str]) -> int:
+    return math.prod(whole.extent[v] for v in variables)
 
 
 def _rest(whole: SumOfProducts, v: str, inner: Access, outside: Sequence[Factor]) -> Statement:

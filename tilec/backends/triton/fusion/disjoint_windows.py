@@ -33,6 +33,7 @@ from tilec.ir.program import (
     node_count,
     reads_itself,
     rebuild,
+    value_accesses,
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating, shapes_in
@@ -82,6 +83,28 @@ def with_windows(
                 del statements[t]
     kept = tuple(statements[s.output] for s in program.statements if s.output in statements)
     return replace(program, statements=kept), frozenset(changed & statements.keys())
+
+
+def with_points_written_out(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
+    """The program with extrema of few points as elementwise statements, where one that reads them reads these points
+    too, so that both share a kernel; the outputs of those."""
+    changed: dict[str, Statement] = {}
+    for s in program.statements:
+        if s.aggregation not in ("max", "min") or (index := distinct_variables(s.index)) is None:
+            continue
+        for reader in program.readers(s.output):
+            place = distinct_variables(reader.index)
+            if reader.aggregation != "assign" or place is None or types[reader.output].shape != types[s.output].shape:
+                continue
+            renamed = {v: linear(Index(w)) for v, w in zip(index, place, strict=True)}
+            read = set(value_accesses(reader))
+            if Access(s.output, reader.index or ()) not in read or (written := _written_out(s, types)) is None:
+                continue
+            if all(replace_indices(a, renamed) in read for a in value_accesses(written)):
+                changed[s.output] = written
+                break
+    statements = tuple(changed.get(s.output, s) for s in program.statements)
+    return replace(program, statements=statements), frozenset(changed)
 
 
 def _with_windows(

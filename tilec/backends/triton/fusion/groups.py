@@ -17,7 +17,7 @@ from tilec.backends.common.chains.recognise import Chained, chained, kernel_read
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.fusion.disjoint_windows import with_windows
+from tilec.backends.triton.fusion.disjoint_windows import with_points_written_out, with_windows
 from tilec.backends.triton.fusion.fuse_producers import elementwise, with_producers
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, grown
 from tilec.backends.triton.fusion.invariants import instructions, with_invariants
@@ -162,6 +162,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     program, types, selected = with_selections(program, types)
     program, summing = with_window_values(program, types)
     program, types, laid_out = with_window_layouts(program, types)
+    program, written_out = with_points_written_out(program, types)
     moments = with_moments(program, types)
     program, types = moments.program, moments.types
     chains = chained(program, types)
@@ -207,6 +208,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
         | selected
         | summing
         | laid_out
+        | written_out
         | shared
         | moments.rewritten
         | chains.rewritten
