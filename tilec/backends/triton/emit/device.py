@@ -363,3 +363,26 @@ def randn_four_(seed, counter):
     r = libdevice.sqrt(-2.0 * libdevice.log((first + 1.0) * 2.3283064365386963e-10))
     angle = second * 2.3283064365386963e-10 * 6.283185307179586
     return tl.join(r * libdevice.cos(angle), r * libdevice.sin(angle)).to(tl.float32)
+
+
+@triton.jit
+def exchanged_(x, lane, falling, LENGTH: tl.constexpr, DISTANCE: tl.constexpr):
+    """The smaller and the larger of two elements that far apart change places where they are out of order."""
+    pairs = tl.reshape(x, [LENGTH // (2 * DISTANCE), 2, DISTANCE])
+    both = tl.broadcast_to(tl.xor_sum(pairs, 1, keep_dims=True), pairs.shape)
+    other = x ^ tl.reshape(both, [LENGTH])
+    larger = (((lane // DISTANCE) ^ falling) & 1) != 0
+    return tl.where((x > other) != larger, other, x)
+
+
+@triton.jit
+def sorted_(x, LENGTH: tl.constexpr, BITS: tl.constexpr):
+    """2^BITS integers in ascending order, by a bitonic network. Its stages are a loop: those of `tl.sort`, one after
+    the other, take seconds to compile."""
+    lane = tl.arange(0, LENGTH)
+    for stage in range(1, BITS + 1):
+        falling = lane >> stage
+        for k in tl.static_range(BITS):
+            if stage >= BITS - k:
+                x = exchanged_(x, lane, falling, LENGTH, LENGTH >> (k + 1))
+    return x
