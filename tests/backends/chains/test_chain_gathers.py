@@ -53,3 +53,19 @@ def test_values_and_gradients(name: str, high: int) -> None:
     made = [forward.values["O"], *(backward.values[o] for o in parts.backward.program.outputs)]
     for x, y in zip(made, wanted, strict=True):
         assert np.linalg.norm(x - y.detach().numpy()) <= 1e-5 * torch.linalg.norm(y).item()
+
+
+def test_a_constraint_of_the_inner_sum_that_always_holds() -> None:
+    """It goes with the sum: what reads that one does not have its variable."""
+    text = """function (Q[N, D], K[M, D], V[N, E]) -> (O) {
+        S[i, j : N, N] = sum(Q[i, k] * K[j, k]), i - k + 63 < 191;
+        L[i] = logsumexp(S[i, j]);
+        O[i, e : N, E] = sum(exp(S[i, j] - L[i]) * V[j, e]); }"""
+    g = np.random.default_rng(0)
+    shapes = {"Q": (32, 64), "K": (40, 64), "V": (32, 16)}
+    arrays = {n: g.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    types = {n: TensorType(x.shape, "float32") for n, x in arrays.items()}
+    ran = run(tilec.compile(text).program, types, arrays, Tiling(16, 16))
+    q, k, v = (torch.tensor(x).double() for x in arrays.values())
+    np.testing.assert_allclose(ran.values["O"], torch.softmax(q @ k[:32].T, 1) @ v, rtol=1e-4, atol=1e-5)
+    assert ran.kernels == [("L", "O")]

@@ -185,7 +185,8 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
     if dtype not in DOT_DTYPES or not is_matrix(extent[row], extent[column], few):
         return None
     own = Factor(Access(name, tuple(map(Index, inner.index))), False)
-    made = replace(s, body=quotient_of([own, *outside]), aggregation="assign")
+    others = tuple(c for c in s.constraints if axis not in index_variables(c.expr))  # those of the axis always hold
+    made = replace(s, body=quotient_of([own, *outside]), constraints=others, aggregation="assign")
     return inner, made, row, column
 
 
