@@ -226,10 +226,11 @@ def test_a_part_without_elements() -> None:
 def test_parts_without_points(shapes: tuple[tuple[int, ...], ...]) -> None:
     tensors = [image(s) for s in shapes]
     for at in ("i : N", ""):
-        source = f"function (X[N, J], Y[N, K, L]) -> (C) {{ A[{at}] = +(X[i, j]); B[{at}] = +(Y[i, k, l]); C = A + B; }}"
+        source = (
+            f"function (X[N, J], Y[N, K, L]) -> (C) {{ A[{at}] = +(X[i, j]); B[{at}] = +(Y[i, k, l]); C = A + B; }}"
+        )
         found, exact = (tilec.compile(source, backend=b)(*tensors) for b in ("triton", "torch"))
         assert torch.equal(found, exact)
-
 
 
 def drawn(seed: int) -> tuple[str, tuple[int, ...]]:
