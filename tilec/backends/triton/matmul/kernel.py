@@ -1,4 +1,4 @@
-"""Family dot: sums of products of two operands, on tensor cores.
+"""Family dot: matrix products on tensor cores, by `tl.dot`.
 
 The factors of the body fall into a left operand, which holds the rows, and a right one, which holds the columns;
 whatever stands in a factor beside a tensor's element is computed on the block that was read (a prologue). The reduction

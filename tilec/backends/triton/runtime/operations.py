@@ -1,4 +1,4 @@
-"""Steps of a plan as what runs them, over the tensors that there are by name."""
+"""Steps of a plan as functions over a dictionary of tensors, for the first call and where there is nothing faster."""
 
 from __future__ import annotations
 
