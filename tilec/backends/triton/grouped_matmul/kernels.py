@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Scope, all_text, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Scope, all_text
 from tilec.backends.triton.grouped_matmul.boxes import (
     BoxedSumWriter,
     BoxedWriter,
@@ -256,7 +256,7 @@ class GroupSumWriter(SortedWriter):
     def _loop(self) -> None:
         k = self.kernel
         self.begin, self.end = key_bounds(k, self.sort, self.found, self.integer, self.config.parts)
-        k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        k.assign("acc", self._zeros)
         k.add(self._points_of_key())
 
     def _points_of_key(self) -> CodeLine:

@@ -139,7 +139,7 @@ class DistanceWriter(ExponentialWriter):
 
     def _recompute(self) -> None:
         k = self.kernel
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        frame = self._block()
         evaluator = TritonScalars(frame, *self.squares)
         left, right = (evaluator.text(a, "float32") for a in self.squares)
         for side, text, inside in (("rows_base", left, "row_in[:, None]"), ("columns_base", right, "col_in[None, :]")):
