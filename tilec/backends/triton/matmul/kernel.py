@@ -77,14 +77,17 @@ class DotWriter:
     def _along_memory(self) -> set[str]:
         """The variables along which memory runs in an operand or in the result."""
         s = self.space.statement
-        read = [a for f in (*self.dot.left, *self.dot.right) for a in operand_accesses(f)]
         return {
             v
-            for a in (Access(s.output, s.index or ()), *read)
+            for a in (Access(s.output, s.index or ()), *self._read())
             for e, stride in zip(a.index, self.view.strides[a.tensor], strict=True)
             for v in linear(e).variables()
             if abs(linear(e).coefficient(v)) * stride == 1
         }
+
+    def _read(self) -> list[Access]:
+        """What blocks of the operands are read from."""
+        return [a for f in (*self.dot.left, *self.dot.right) for a in operand_accesses(f)]
 
     @cached_property
     def _reduction(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -15,27 +15,30 @@ from which tensor cores take a left operand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config
-from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, variables_outside
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, inner_variables
+from tilec.backends.triton.matmul.dot import Dot, OperandRewrite, operand_accesses, variables_outside
 from tilec.backends.triton.matmul.kernel import DotWriter
 from tilec.backends.triton.matmul.precompute_operands import Precomputed, operand_of
 from tilec.backends.triton.matmul.steps import dot_steps
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import BARRIER, CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Release, Setting, Step
-from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, Statement
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Access, Call, Expr, Int, Statement
 
 PART, COUNT = "bfloat16", 3
 FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**33, 512  # of a product that a library would carry out otherwise
+FEWEST_WINDOW_POINTS, FEWEST_WINDOW_TERMS = 2**30, 256  # of a convolution
+FEWEST_USES = 128  # of each element that is read through windows
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
 BOTH_COLUMNS = 1024  # from which both operands' parts are made before
 MOST_SMALL_SIDE = 128  # of those whose smaller operand's parts alone are; the library keeps what lies between
@@ -63,6 +66,31 @@ def _thirds(e: Expr) -> list[Expr]:
     return found
 
 
+def _windowed(dot: Dot) -> set[str]:
+    """The variables of which sums are places, as `x` and `i` are of `2*x + i`."""
+    places = [linear(e) for f in (*dot.left, *dot.right) for a in operand_accesses(f) for e in a.index]
+    return {v for e in places if e.bare is None for v in e.variables()}
+
+
+def _order(a: Access, dot: Dot, view: StridedView) -> list[int]:
+    """The axes of a tensor as its parts lie in memory: the last one is that along which blocks can be read in whole
+    vectors, of such the one that lies so already, or nearly."""
+    shape, strides, windowed = view.types[a.tensor].shape, view.strides[a.tensor], _windowed(dot)
+    axes = sorted(range(len(shape)), key=lambda d: -strides[d])
+    bare = [d for d in axes if (v := linear(a.index[d]).bare) is not None and v not in windowed]
+    last = next((d for d in reversed(bare) if shape[d] % PART_VECTOR == 0), axes[-1])
+    return [*(d for d in axes if d != last), last]
+
+
+def _of_tensor(a: Access, output: str, dot: Dot, view: StridedView) -> tuple[Statement, tuple[Expr, ...]]:
+    """All of a tensor as an assignment over its own axes, and where the access reads that."""
+    shape, order = view.types[a.tensor].shape, _order(a, dot, view)
+    places = [Affine.variable(f"x{d}").to_expr() for d in range(len(shape))]
+    body = Call("float32", (Access(a.tensor, tuple(places)),))
+    s = Statement(output, tuple(places[d] for d in order), tuple(Int(shape[d]) for d in order), body)
+    return s, tuple(a.index[d] for d in order)
+
+
 def split_operands(
     dot: Dot,
     space: Space,
@@ -70,9 +98,11 @@ def split_operands(
     int64_index: bool,
     sides: tuple[str, ...] = ("left", "right"),
     last: str | None = None,
+    windows: bool = False,
 ) -> tuple[OperandRewrite, SplitOperands] | None:
     """The product over both operands' parts, or those of the sides, and how these are read. `last`:
-    the variable along which parts shall lie. None where an operand is no tensor of its own, or too seldom used."""
+    the variable along which parts shall lie. `windows`: of tensors that are read as they are, at any sums of variables,
+    and with conditions. None where an operand is no tensor of its own, or too seldom used."""
     if dot.dtype != "float32" or len(space.classes) != 1:
         return None
     made = Precomputed(view, int64_index)
@@ -84,19 +114,22 @@ def split_operands(
         if side not in sides:
             found.append(())
             continue
-        if zeros or space.count(other) < LEAST_REUSE:
-            return None
-        whole = operand_of(side, factors, dot.dtype, space, made.view, last)
-        if whole is None:
-            return None
-        if not (variables_outside(whole.body) & set(own) and variables_outside(whole.body) & set(dot.summed)):
-            return None  # a block that is the same along one of its axes
+        used = frozenset().union(*map(variables_outside, factors))
+        if space.count(other) < LEAST_REUSE or not (used & set(own) and used & set(dot.summed)):
+            return None  # too seldom used, or a block that is the same along one of its axes
+        if windows and isinstance(lone := factors[0], Access):
+            whole, index = _of_tensor(lone, f"{space.statement.output}.{side}", dot, made.view)
+        else:
+            operand = None if zeros else operand_of(side, factors, dot.dtype, space, made.view, last)
+            if operand is None:
+                return None
+            whole, index = operand, operand.index or ()
         reads = []
         for place, body in enumerate(_thirds(whole.body)):
             s = replace(whole, output=f"{whole.output}{place}_{COUNT}", body=body)
             if not made.take(s, PART, requested=True):
                 return None
-            reads.append(Access(s.output, s.index or ()))
+            reads.append(Access(s.output, index))
         found.append(tuple(reads))
     left, right = found
     after = (Release(tuple(a.tensor for a in (*left, *right))),)
@@ -122,8 +155,20 @@ class SplitWriter(DotWriter):
         epilogue: Sequence[Statement] = (),
         split: SplitOperands | None = None,
     ):
-        super().__init__(dot, space, view, int64_index, precision, config, suffix, epilogue)
         self.split = split
+        super().__init__(dot, space, view, int64_index, precision, config, suffix, epilogue)
+
+    def _read(self) -> list[Access]:
+        return super()._read() if self.split is None else [*super()._read(), *self.split.left, *self.split.right]
+
+    @cached_property
+    def _reduction(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Chosen by how the parts lie that are read."""
+        if self.split is None:
+            return super()._reduction
+        read = replace(self.dot, left=self.split.left or self.dot.left, right=self.split.right)
+        inner = inner_variables(read, self.space, self.view, self.config.bk)
+        return inner, tuple(v for v in self.dot.summed if v not in inner)
 
     def _loop(self) -> None:
         if self.split is not None:
@@ -146,8 +191,11 @@ class SplitWriter(DotWriter):
         """The blocks of both operands' parts."""
         assert self.split is not None
         left, right = (
-            [self._operand(frame, (read,), (), PART) for read in reads]
-            for frame, reads in ((rows, self.split.left), (columns, self.split.right))
+            [self._operand(frame, (read,), zeros, PART) for read in reads]
+            for frame, reads, zeros in (
+                (rows, self.split.left, self.dot.zero_left),
+                (columns, self.split.right, self.dot.zero_right),
+            )
         )
         return left or self._in_parts(self._operand(rows, self.dot.left, self.dot.zero_left)), right
 
@@ -232,32 +280,50 @@ def _as_matrix(a: Access, view: StridedView) -> bool:
     return aligned and all(linear(e).bare is not None for e in a.index)
 
 
+def _in_vectors(a: Access, dot: Dot, view: StridedView) -> bool:
+    """Whether parts of all of its tensor are read in whole vectors."""
+    last = _order(a, dot, view)[-1]
+    bare = linear(a.index[last]).bare
+    return view.types[a.tensor].shape[last] % PART_VECTOR == 0 and bare is not None and bare not in _windowed(dot)
+
+
+def _along_parts(dot: Dot, sides: Sequence[Access], view: StridedView) -> Dot:
+    """With the variables last, in each group of them, along which parts lie in memory."""
+    last = {linear(a.index[_order(a, dot, view)[-1]]).bare for a in sides}
+    rows, columns, summed = (tuple(sorted(v, key=last.__contains__)) for v in (dot.rows, dot.columns, dot.summed))
+    return replace(dot, rows=rows, columns=columns, summed=summed)
+
+
+def _swapped(dot: Dot) -> Dot:
+    dot = replace(dot, left=dot.right, right=dot.left, rows=dot.columns, columns=dot.rows)
+    return replace(dot, zero_left=dot.zero_right, zero_right=dot.zero_left)
+
+
 def split_steps(
     dot: Dot, space: Space, view: StridedView, flat: Statement, int64_index: bool, setting: Setting
 ) -> list[Step] | None:
     """Steps of a float32 product by parts of its operands: the right one's are made before, the left one's too where
-    columns are many, else in the program. None where that is no faster than what a library does."""
-    plain = not (dot.zero_left or dot.zero_right or dot.zero_result) and len(space.classes) == 1
+    columns are many or where windows are read, else in the program. None where that is no faster than what would carry
+    it out otherwise."""
     types = dot.dtype, view.types[space.statement.output].dtype
-    if setting.precision != "highest" or types != ("float32", "float32") or not plain:
+    if setting.precision != "highest" or types != ("float32", "float32") or len(space.classes) != 1:
         return None
     sides = [e for e in (*dot.left, *dot.right) if isinstance(e, Access)]
-    if len(sides) != len(dot.left) + len(dot.right) or len(sides) != 2 or not all(_as_matrix(a, view) for a in sides):
+    if len(sides) != len(dot.left) + len(dot.right) or len(sides) != 2:
         return None
     if space.count(dot.rows) < space.count(dot.columns):
-        dot = replace(dot, left=dot.right, right=dot.left, rows=dot.columns, columns=dot.rows)
-    columns, terms = space.count(dot.columns), space.count(dot.summed)
-    points = space.count((*dot.batch, *dot.rows)) * columns * terms
+        dot = _swapped(dot)
+    columns = space.count(dot.columns)
     filled = 4 * SMALL_BLOCK.bn * -(-columns // SMALL_BLOCK.bn) <= 5 * columns
-    if columns < LEAST_REUSE or not filled or terms < FEWEST_SPLIT_TERMS or points < FEWEST_SPLIT_POINTS:
+    if columns < LEAST_REUSE or not filled:
         return None
-    both = columns >= BOTH_COLUMNS
-    if not both and columns > MOST_SMALL_SIDE:
+    whole = bool(dot.zero_left or dot.zero_right or dot.zero_result or _windowed(dot))
+    pays = _windows_pay if whole else _matrices_pay
+    both = whole or columns >= BOTH_COLUMNS
+    if not pays(dot, space, view, sides, both):
         return None
-    made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
-    if SPLIT_BYTES * sum(made) > MOST_PARTS:
-        return None
-    divided = split_operands(dot, space, view, int64_index, ("left", "right") if both else ("right",))
+    dot = _along_parts(dot, sides, view) if whole else dot
+    divided = split_operands(dot, space, view, int64_index, ("left", "right") if both else ("right",), windows=whole)
     if divided is None:
         return None
     over, split = divided
@@ -265,3 +331,24 @@ def split_steps(
     view = replace(over.view, statement=view.statement)
     own = dot_steps(dot, space, view, flat, int64_index, setting, (), config, partial(PartsWriter, split=split))
     return None if own is None else over.around(own)
+
+
+def _matrices_pay(dot: Dot, space: Space, view: StridedView, sides: Sequence[Access], both: bool) -> bool:
+    columns, terms = space.count(dot.columns), space.count(dot.summed)
+    points = space.count((*dot.batch, *dot.rows)) * columns * terms
+    if not all(_as_matrix(a, view) for a in sides) or terms < FEWEST_SPLIT_TERMS or points < FEWEST_SPLIT_POINTS:
+        return False
+    made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
+    return (both or columns <= MOST_SMALL_SIDE) and SPLIT_BYTES * sum(made) <= MOST_PARTS
+
+
+def _windows_pay(dot: Dot, space: Space, view: StridedView, sides: Sequence[Access], both: bool) -> bool:
+    """Of windows, and of matrices of which some points are left out."""
+    terms = space.count(dot.summed)
+    points = space.count((*dot.batch, *dot.rows, *dot.columns)) * terms
+    if terms < FEWEST_WINDOW_TERMS or points < FEWEST_WINDOW_POINTS:
+        return False
+    made = [math.prod(view.types[a.tensor].shape) for a in sides]
+    used = FEWEST_USES * max(made) <= points and SPLIT_BYTES * sum(made) <= MOST_PARTS
+    affine = all(linear(e).is_affine for a in sides for e in a.index)
+    return used and affine and all(_in_vectors(a, dot, view) for a in sides)
