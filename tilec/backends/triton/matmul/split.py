@@ -210,7 +210,8 @@ class SplitWriter(DotWriter):
         k.assign("value", f"tl.load({address}, mask={within}, other=0)")
 
         def step(values: list[str], valid: str) -> CodeLine:
-            return assign("total", f"tl.where({valid}, {term(values)}, 0.0)", "+=")
+            whole = not (self.dot.zero_left or self.dot.zero_right)  # points beyond the last one are not walked
+            return assign("total", term(values) if whole else f"tl.where({valid}, {term(values)}, 0.0)", "+=")
 
         points = self._points(step, "part", frozenset(("part", *self.dot.rows)), factors=factors)
         k.scopes.append(Scope())
