@@ -197,7 +197,7 @@ class DistanceWriter(ExponentialWriter):
 
     @property
     def _at_once(self) -> int:
-        """All rows: where elements of a block are not certain, points are near each other, and many elements are not."""
+        """All rows: where elements of a block are not certain, points are near each other, and many are not."""
         return self.config.bm
 
     def _exact(self) -> list[CodeLine]:
