@@ -40,6 +40,7 @@ NUMBERS = {
 def test_values(monkeypatch, product, numbers, block, both):
     monkeypatch.setattr(split, "BOTH_COLUMNS", 0 if both else 2**20)
     monkeypatch.setattr(split, "FEWEST_SPLIT_POINTS", 0)
+    monkeypatch.setattr(split, "FEWEST_SMALL_POINTS", 0)
     monkeypatch.setattr(split, "FEWEST_SPLIT_TERMS", 0)
     monkeypatch.setattr(split, "MOST_SMALL_SIDE", 2**20)
     for name in ("SMALL_BLOCK", "BOTH_BLOCK"):

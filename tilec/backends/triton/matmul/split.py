@@ -37,6 +37,7 @@ from tilec.ir.program import Access, Call, Expr, Int, Statement
 
 PART, COUNT = "bfloat16", 3
 FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**33, 512  # of a product that a library would carry out otherwise
+FEWEST_SMALL_POINTS = 2**31  # of one whose smaller operand's parts alone are made before
 FEWEST_WINDOW_POINTS, FEWEST_WINDOW_TERMS = 2**30, 256  # of a convolution
 FEWEST_USES = 128  # of each element that is read through windows
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
@@ -337,7 +338,8 @@ def split_steps(
 def _matrices_pay(dot: Dot, space: Space, view: StridedView, sides: Sequence[Access], both: bool) -> bool:
     columns, terms = space.count(dot.columns), space.count(dot.summed)
     points = space.count((*dot.batch, *dot.rows)) * columns * terms
-    if not all(_as_matrix(a, view) for a in sides) or terms < FEWEST_SPLIT_TERMS or points < FEWEST_SPLIT_POINTS:
+    fewest = FEWEST_SPLIT_POINTS if both else FEWEST_SMALL_POINTS
+    if not all(_as_matrix(a, view) for a in sides) or terms < FEWEST_SPLIT_TERMS or points < fewest:
         return False
     made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
     return (both or columns <= MOST_SMALL_SIDE) and SPLIT_BYTES * sum(made) <= MOST_PARTS
