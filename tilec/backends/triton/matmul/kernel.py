@@ -192,9 +192,9 @@ class DotWriter:
         k.assign("steps", f"tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
         if config.parts > 1:
             parts = k.number("parts", "n_parts", config.parts, specialized=False)
-            k.assign("part", f"tl.cdiv(steps, {parts})")
-            k.assign("start", f"{PROGRAM[2]} * part")
-            k.assign("end", "tl.minimum(start + part, steps)")
+            k.assign("share", f"tl.cdiv(steps, {parts})")
+            k.assign("start", f"{PROGRAM[2]} * share")
+            k.assign("end", "tl.minimum(start + share, steps)")
         k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
         k.add(self._blocks(self._multiplied))
 
@@ -347,9 +347,13 @@ class DotWriter:
         k.assign("result", value)
         cast = "" if dtype == compute_dtype else f".to({triton_type(dtype)})"
         if self.config.parts > 1:
-            index = [frame.form(e) for e in s.index or ()]
-            address = frame.part_address(output, f"{output}.parts", index, frozenset(frame.axes))
             cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
-        else:
-            address = frame.element_address(s, output)
-        k.store(address, f"result{cast}", self.stored)
+        k.store(self._stored_at(frame, output), f"result{cast}", self.stored)
+
+    def _stored_at(self, frame: Frame, output: str) -> str:
+        """Where an element is stored of an output, or of this program's part of its sums."""
+        s = self.space.statement
+        if self.config.parts == 1:
+            return frame.element_address(s, output)
+        index = [frame.form(e) for e in s.index or ()]
+        return frame.part_address(output, f"{output}.parts", index, frozenset(frame.axes))

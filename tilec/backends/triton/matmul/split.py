@@ -104,7 +104,7 @@ def split_operands(
     """The product over both operands' parts, or those of the sides, and how these are read. `last`:
     the variable along which parts shall lie. `windows`: of tensors that are read as they are, at any sums of variables,
     and with conditions. None where an operand is no tensor of its own, or too seldom used."""
-    if dot.dtype != "float32" or len(space.classes) != 1:
+    if dot.dtype != "float32" or (len(space.classes) != 1 and not windows):
         return None
     made = Precomputed(view, int64_index)
     found: list[tuple[Access, ...]] = []
@@ -204,10 +204,10 @@ class SplitWriter(DotWriter):
         """After the block is stored, where `unsure` says so: the elements of which the test of a `value` says that they
         are wrong are added up anew, some rows at a time, so that this takes no more registers than what programs need
         whose elements are all right. `term`: what is added of the factors' values."""
-        k, s = self.kernel, self.space.statement
+        k = self.kernel
         k.scopes.append(Scope())
         frame = self._some_rows()
-        address, within = frame.element_address(s), "part_in[:, None] & col_in[None, :]"
+        address, within = self._stored_at(frame, self.space.statement.output), "part_in[:, None] & col_in[None, :]"
         k.assign("value", f"tl.load({address}, mask={within}, other=0)")
 
         def step(values: list[str], valid: str) -> CodeLine:
@@ -248,17 +248,13 @@ class PartsWriter(SplitWriter):
         return True
 
     def _recompute(self) -> None:
-        if self.config.parts > 1:
-            super()._recompute()
-        else:
-            self.kernel.assign("unsure", SOME.format("(tl.abs(acc) < float('inf')) ^ True"))
+        self.kernel.assign("unsure", SOME.format("(tl.abs(acc) < float('inf')) ^ True"))
 
     def _store(self) -> None:
         super()._store()
-        if self.config.parts == 1:
-            factors = (*self.dot.left, *self.dot.right)
-            scaled = [] if self.dot.scale == 1 else [repr(float(self.dot.scale))]
-            self._again("(tl.abs(value) < float('inf')) ^ True", factors, lambda values: " * ".join([*values, *scaled]))
+        factors = (*self.dot.left, *self.dot.right)
+        scaled = [] if self.dot.scale == 1 else [repr(float(self.dot.scale))]
+        self._again("(tl.abs(value) < float('inf')) ^ True", factors, lambda values: " * ".join([*values, *scaled]))
 
 
 def _config(dot: Dot, space: Space, both: bool) -> Config:
@@ -308,7 +304,7 @@ def split_steps(
     columns are many or where windows are read, else in the program. None where that is no faster than what would carry
     it out otherwise."""
     types = dot.dtype, view.types[space.statement.output].dtype
-    if setting.precision != "highest" or types != ("float32", "float32") or len(space.classes) != 1:
+    if setting.precision != "highest" or types != ("float32", "float32"):
         return None
     sides = [e for e in (*dot.left, *dot.right) if isinstance(e, Access)]
     if len(sides) != len(dot.left) + len(dot.right) or len(sides) != 2:
@@ -319,7 +315,7 @@ def split_steps(
     filled = 4 * SMALL_BLOCK.bn * -(-columns // SMALL_BLOCK.bn) <= 5 * columns
     if columns < LEAST_REUSE or not filled:
         return None
-    whole = bool(dot.zero_left or dot.zero_right or dot.zero_result or _windowed(dot))
+    whole = bool(dot.zero_left or dot.zero_right or dot.zero_result or _windowed(dot) or len(space.classes) > 1)
     pays = _windows_pay if whole else _matrices_pay
     both = whole or columns >= BOTH_COLUMNS
     if not pays(dot, space, view, sides, both):
@@ -348,7 +344,7 @@ def _matrices_pay(dot: Dot, space: Space, view: StridedView, sides: Sequence[Acc
 def _windows_pay(dot: Dot, space: Space, view: StridedView, sides: Sequence[Access], both: bool) -> bool:
     """Of windows, and of matrices of which some points are left out."""
     terms = space.count(dot.summed)
-    points = space.count((*dot.batch, *dot.rows, *dot.columns)) * terms
+    points = sum(math.prod(e[v] for v in (*dot.batch, *dot.rows, *dot.columns, *dot.summed)) for e in space.extent)
     if terms < FEWEST_WINDOW_TERMS or points < FEWEST_WINDOW_POINTS:
         return False
     made = [math.prod(view.types[a.tensor].shape) for a in sides]
