@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PRODUCTS = {
-    "ik,kj->ij": ("C[i, j] = +(A[i, k] * B[k, j])", (72, 64), (64, 64)),
+    "ik,kj->ij": ("C[i, j] = +(A[i, k] * B[k, j])", (72, 264), (264, 64)),
     "ki,kj->ij": ("C[i, j] = +(A[k, i] * B[k, j])", (64, 136), (64, 128)),
     "ik,jk->ij": ("C[i, j] = +(A[i, k] * B[j, k])", (128, 104), (120, 104)),
     "bik,bkj->bij": ("C[b, i, j] = +(A[b, i, k] * B[b, k, j])", (2, 72, 40), (2, 40, 64)),
