@@ -41,6 +41,7 @@ FEWEST_SMALL_POINTS = 2**31  # of one whose smaller operand's parts alone are ma
 FEWEST_WINDOW_POINTS, FEWEST_WINDOW_TERMS = 2**30, 256  # of a convolution
 FEWEST_USES = 128  # of each element that is read through windows
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
+BOTH_WINDOW_COLUMNS = 64  # the same of a convolution
 BOTH_COLUMNS = 1024  # from which both operands' parts are made before
 MOST_SMALL_SIDE = 128  # of those whose smaller operand's parts alone are; the library keeps what lies between
 PART_VECTOR = 8  # elements of a part that are read at once
@@ -285,6 +286,12 @@ def _in_vectors(a: Access, dot: Dot, view: StridedView) -> bool:
     return view.types[a.tensor].shape[last] % PART_VECTOR == 0 and bare is not None and bare not in _windowed(dot)
 
 
+def _lies_so(dot: Dot, view: StridedView) -> bool:
+    """Whether the left operand lies in memory as its parts would."""
+    (a,) = operand_accesses(dot.left[0])
+    return view.strides[a.tensor][_order(a, dot, view)[-1]] == 1
+
+
 def _along_parts(dot: Dot, sides: Sequence[Access], view: StridedView) -> Dot:
     """With the variables last, in each group of them, along which parts lie in memory."""
     last = {linear(a.index[_order(a, dot, view)[-1]]).bare for a in sides}
@@ -317,7 +324,7 @@ def split_steps(
         return None
     whole = bool(dot.zero_left or dot.zero_right or dot.zero_result or _windowed(dot) or len(space.classes) > 1)
     pays = _windows_pay if whole else _matrices_pay
-    both = whole or columns >= BOTH_COLUMNS
+    both = columns >= (BOTH_WINDOW_COLUMNS if whole else BOTH_COLUMNS) or (whole and not _lies_so(dot, view))
     if not pays(dot, space, view, sides, both):
         return None
     dot = _along_parts(dot, sides, view) if whole else dot
