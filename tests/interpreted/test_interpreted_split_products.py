@@ -76,12 +76,14 @@ WINDOWS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("both", [False, True], ids=["one", "both"])
 @pytest.mark.parametrize("form", WINDOWS)
-@pytest.mark.one_in(4)
-def test_windows(monkeypatch, form):
+@pytest.mark.one_in(7)
+def test_windows(monkeypatch, form, both):
     """Values and both gradients; then beside an infinity, which padding touches."""
     for name in ("FEWEST_WINDOW_POINTS", "FEWEST_WINDOW_TERMS", "FEWEST_USES"):
         monkeypatch.setattr(split, name, 0)
+    monkeypatch.setattr(split, "BOTH_WINDOW_COLUMNS", 0 if both else 2**20)
     monkeypatch.setattr(split, "SMALL_BLOCK", Config(128, 64, 16, 4, 2))
     monkeypatch.setattr(split, "MULTIPROCESSORS", 1)
     text, inputs, left, right = WINDOWS[form]
