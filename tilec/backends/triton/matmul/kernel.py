@@ -83,11 +83,15 @@ class DotWriter:
         s = self.space.statement
         return {
             v
-            for a in (Access(s.output, s.index or ()), *self.product.accesses())
+            for a in (Access(s.output, s.index or ()), *self._read())
             for e, stride in zip(a.index, self.view.strides[a.tensor], strict=True)
             for v in linear(e).variables()
             if abs(linear(e).coefficient(v)) * stride == 1
         }
+
+    def _read(self) -> list[Access]:
+        """What blocks of the operands are read from."""
+        return self.product.accesses()
 
     @cached_property
     def _reduction(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -165,9 +169,9 @@ class DotWriter:
         k.assign("steps", f"tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
         if config.parts > 1:
             parts = k.number("parts", "n_parts", config.parts, specialized=False)
-            k.assign("part", f"tl.cdiv(steps, {parts})")
-            k.assign("start", f"{PROGRAM[2]} * part")
-            k.assign("end", "tl.minimum(start + part, steps)")
+            k.assign("share", f"tl.cdiv(steps, {parts})")
+            k.assign("start", f"{PROGRAM[2]} * share")
+            k.assign("end", "tl.minimum(start + share, steps)")
         k.assign("acc", self._zeros)
         k.add(self._blocks(self._multiplied))
 
@@ -329,12 +333,16 @@ class DotWriter:
         k.assign("result", value)
         cast = "" if dtype == compute_dtype else f".to({triton_type(dtype)})"
         if self.config.parts > 1:
-            index = [frame.form(e) for e in s.index or ()]
-            address = frame.part_address(output, f"{output}.parts", index, frozenset(frame.axes))
             cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
-        else:
-            address = frame.element_address(s, output)
-        k.store(address, f"result{cast}", self.stored)
+        k.store(self._stored_at(frame, output), f"result{cast}", self.stored)
+
+    def _stored_at(self, frame: Frame, output: str) -> str:
+        """Where an element is stored of an output, or of this program's part of its sums."""
+        s = self.space.statement
+        if self.config.parts == 1:
+            return frame.element_address(s, output)
+        index = [frame.form(e) for e in s.index or ()]
+        return frame.part_address(output, f"{output}.parts", index, frozenset(frame.axes))
 
 
 class RepairWriter(DotWriter):
