@@ -11,10 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.no_device import stand_in
 from support.tiers import slow_but
 
 import tilec
 from tilec import spec
+from tilec.backends.triton.runtime import executable
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.ir.aggregations import AGGREGATIONS, Aggregation
 
@@ -216,3 +218,35 @@ def test_what_fails_beside_others_runs_once_more_alone() -> None:
     assert in_parallel(jobs) == ["a", "b", "c"] and sorted(runs) == ["a", "b", "b", "c"]
     with pytest.raises(ValueError, match="d"):
         in_parallel([partial(job, "d", 2), partial(job, "e", 0)])
+
+
+SLABS = """function (Q[N, E], K[M, E], G[N, M]) -> (Y) {
+    A[i, j] = +(Q[i, e] * K[j, e]);
+    T[j] = >(A[i, j]);
+    Y[j] = +(exp(A[i, j] - T[j]) * G[i, j]);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "inputs", "budget"),
+    [
+        (
+            "function (G[T, D], I[T]) -> (E) { E[I[t], d : 50000, D] = +(G[t, d]); }",
+            (((8192, 64), "float32"), ((8192,), "int64")),
+            2**29,
+        ),
+        (SLABS, (((40, 3), "float64"), ((21, 3), "float64"), ((40, 21), "float64")), 1400),
+    ],
+    ids=["a sort in two passes", "slabs"],
+)
+def test_a_plan_compiles_all_its_kernels_at_once(source, inputs, budget, monkeypatch) -> None:
+    """Each once: those of a sort's second pass, which take keys of another type, and those that slabs launch, too."""
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", str(budget))
+    compiled, at_once = stand_in(monkeypatch), []
+    in_turn = lambda jobs: [[job() for job in jobs], at_once.extend(compiled)]  # noqa: E731
+    monkeypatch.setattr(executable, "in_parallel", in_turn)
+    given = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in inputs]
+    tilec.compile(source, backend="triton")(*given)
+    assert compiled == at_once and len(compiled) > 1
+    counts = {name: compiled.count(name) for name in compiled if name.startswith("sort")}
+    assert counts in ({}, {"sort_digits": 2, "sort_bases": 1, "sort_moved": 2, "sort_starts": 1})

@@ -178,7 +178,7 @@ class WeightedWriter(ExponentialWriter):
             weighing, spreading = (rows, columns) if found.first else (columns, rows)
             far = self._terms(spreading, found.far)
             k.assign("far_top", f"tl.maximum(tl.max({far}, {axis}), {FINITE_LOWEST})")
-            spread = f"libdevice.exp({far} - far_top{ours})"
+            spread = f"exp_({far} - far_top{ours})"
             weight = self._weight(weighing, f"near_top{ours} + far_top{theirs}")
             if found.apart:
                 # Triton 3.6 does not compile these in an operand's layout, which a sum over one element keeps away
@@ -190,7 +190,7 @@ class WeightedWriter(ExponentialWriter):
             assign("near_top", f"tl.maximum(tl.max(tl.where({WITHIN}, {near}, {LOG_ZERO}), {axis}), {FINITE_LOWEST})"),
             assign("total", self._zeros),
             self._blocks(multiply, rare=True),
-            assign("total", f"tl.where({WITHIN}, total * libdevice.exp({near} - near_top{ours}), 0.0)"),
+            assign("total", f"tl.where({WITHIN}, total * exp_({near} - near_top{ours}), 0.0)"),
             assign("acc", f"tl.where({FINITE}, acc, total)"),
         ]
 
@@ -204,7 +204,7 @@ class WeightedWriter(ExponentialWriter):
         factors = [f"({evaluator.text(f, dtype)})" for f in found.weights]
         tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
         k.assign("lifted", exponent)
-        lift = f"tl.where(lifted <= {literal(found.least)}, libdevice.exp(lifted), float('nan'))"
+        lift = f"tl.where(lifted <= {literal(found.least)}, exp_(lifted), float('nan'))"
         code = " * ".join([*factors, lift])
         k.assign("weight", where_text(tests, code, "0.0"))
         return "weight"

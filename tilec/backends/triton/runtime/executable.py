@@ -21,9 +21,7 @@ from tilec.backends.triton.plan.plan import (
     Repeat,
     Setting,
     SubPlan,
-    Table,
     TiledLoop,
-    TorchLines,
     made_by,
     repeated_bytes,
     temporary_bytes,
@@ -39,9 +37,9 @@ from tilec.backends.triton.runtime.compiled import (
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.native_plan import native_plan
 from tilec.backends.triton.runtime.open_plans import OpenPlans, placed_as
-from tilec.backends.triton.runtime.operations import operation_of
+from tilec.backends.triton.runtime.operations import OfParts, operation_of
 from tilec.backends.triton.runtime.parallel import in_parallel
-from tilec.backends.triton.runtime.straight import Run, straight
+from tilec.backends.triton.runtime.straight import Operation, Run, straight
 from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
@@ -106,26 +104,34 @@ class PlannedCall:
         return self._native
 
     def _compile(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Compile the plan's own kernels at once, each text once, over stand-ins for what they are given; those that
-        slabs launch, and what fails here, are left to the launch itself."""
-        known = dict(zip(self._names, inputs, strict=True))
-        jobs: dict[str, Callable[[], object]] = {}
-        for step, operation in zip(self.plan.steps, self._operations, strict=True):
-            match step:
-                case Allocate(tensor, shape, dtype):
-                    known[tensor] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-                case Table(tensor):
-                    known[tensor] = torch.empty(1, dtype=torch.int32, device="meta")
-                case TorchLines(writes=writes, dtypes=dtypes):
-                    for tensor, dtype in zip(writes, dtypes, strict=True):
-                        known[tensor] = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
-                case Launch() | Repeat():
-                    launched = operation if isinstance(operation, Launched) else getattr(operation, "launched", None)
-                    launch = step if isinstance(step, Launch) else step.launch
-                    if launched is not None and all(name in known for name in launch.tensors):
-                        if not launched.known(known):
-                            jobs.setdefault(launch.text, partial(self._compile_one, launched, dict(known)))
-        in_parallel(list(jobs.values()))
+        """Compile the plan's kernels at once, each once, over stand-ins for what they are given. What fails here is
+        left to the launch itself."""
+        jobs: dict[tuple, Callable[[], object]] = {}
+        self._find_kernels(self.plan, self._operations, dict(zip(self._names, inputs, strict=True)), jobs)
+        longest_first = sorted(jobs, key=lambda key: -len(key[0]))
+        in_parallel([jobs[key] for key in longest_first])
+
+    def _find_kernels(
+        self,
+        plan: Plan,
+        operations: Sequence[Operation],
+        known: dict[str, torch.Tensor],
+        jobs: dict[tuple, Callable[[], object]],
+    ) -> None:
+        """What compiles the kernels of a plan and its parts. Parts are given rows of tensors, whose addresses are taken
+        for aligned ones. `known`: the plan's inputs, by name."""
+        for step, operation in zip(plan.steps, operations, strict=True):
+            for tensor, dtype in made_by(step).items():
+                known[tensor] = _stand_in(dtype, step.shape if isinstance(step, Allocate) else (1,))
+            for part in operation.parts if isinstance(operation, OfParts) else ():
+                within, types = part.step, part.step.types
+                given = {name: _stand_in(types[name].dtype, types[name].shape) for name in within.inputs}
+                self._find_kernels(within.plan, part.operations, given, jobs)
+                if isinstance(step, SubPlan):
+                    known |= {name: _stand_in(types[name].dtype, types[name].shape) for name in within.plan.outputs}
+            launched = operation if isinstance(operation, Launched) else getattr(operation, "launched", None)
+            if launched is not None and all(name in known for name in launched.tensors) and not launched.known(known):
+                jobs.setdefault(launched.compiled_for(known), partial(self._compile_one, launched, dict(known)))
 
     def _compile_one(self, launched: Launched, tensors: Tensors) -> None:
         with torch.cuda.device(self._index), contextlib.suppress(TileError):
@@ -262,6 +268,10 @@ class TritonProgram:
             piece = compiled.asm[kind]
             pieces.append(piece if isinstance(piece, str) else piece.hex())
         return "\n".join(pieces)
+
+
+def _stand_in(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
 
 def _key(inputs: Sequence[torch.Tensor]) -> tuple:

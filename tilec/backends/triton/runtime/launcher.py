@@ -56,6 +56,10 @@ class Launched:
             run(*self._grid, stream, *self._middle, *self._arguments(tensors))
 
     @property
+    def tensors(self) -> tuple[str, ...]:
+        return self._names
+
+    @property
     def ready(self) -> bool:
         """Is it compiled?"""
         return self._compiled_kernel is not None
@@ -181,6 +185,16 @@ class Launched:
             made.base = Address(made.base.dtype)
         self._compiled_kernel = ready
 
+    def compiled_for(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
+        """What makes the kernel another one: launches of one kernel over tensors of one kind agree in it."""
+        kinds = [
+            (tensors[v.tensor].dtype, v.block, v.layout)
+            if isinstance(v, Descriptor)
+            else specialised(tensors[v.tensor] if isinstance(v, Pointer) else v)
+            for _, v in self._launch.arguments
+        ]
+        return kernel_key(self._launch, torch._C._cuda_getDevice(), kinds)
+
     def known(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Is the kernel for tensors of these types and alignments compiled by now, for this launch or one before?"""
         if self._compiled_kernel is None and not self._launch.maps:
@@ -282,9 +296,14 @@ def compiled_kernel(key: tuple) -> CompiledKernel | None:
 
 
 def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tuple:
-    """What Triton compiles a kernel for, of arguments as `specialised` says."""
+    """What Triton compiles a kernel for, of arguments as `specialised` says; its text first."""
     how = (launch.text, launch.kernel, launch.constants, launch.warps, launch.stages)
-    return *how, launch.contracts, launch.cooperative, device, *arguments
+    plain = launch.file.kernel.unspecialized
+    kinds = [
+        (int, *kind[3:]) if name in plain and isinstance(kind, tuple) and kind[0] is int else kind
+        for (name, _), kind in zip(launch.arguments, arguments, strict=True)
+    ]
+    return *how, launch.contracts, launch.cooperative, device, *kinds
 
 
 def _loaded(kernel: Any) -> int | None:

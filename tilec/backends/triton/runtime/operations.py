@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,43 +64,55 @@ class Repeated:
         self.launched.repeat(tensors, stream, self._place, self._count)
 
 
-def _function(part: SubPlan, device: torch.device) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The part, of a stream and its inputs."""
-    operations = [operation_of(s, device) for s in part.plan.steps]
+class Part:
+    """A part of a plan as a function of a stream and its inputs."""
 
-    def call(stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        own = dict(zip(part.inputs, inputs, strict=True))
-        for operation in operations:
+    def __init__(self, part: SubPlan, device: torch.device):
+        self.step, self.operations = part, [operation_of(s, device) for s in part.plan.steps]
+
+    def __call__(self, stream: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = dict(zip(self.step.inputs, inputs, strict=True))
+        for operation in self.operations:
             operation(own, stream)
-        return tuple([own[name] for name in part.plan.outputs])
+        return tuple([own[name] for name in self.step.plan.outputs])
 
-    return call
+
+@dataclass(frozen=True)
+class OfParts:
+    """What a step with parts does."""
+
+    run: Operation
+    parts: tuple[Part, ...]
+
+    def __call__(self, tensors: Tensors, stream: int) -> None:
+        self.run(tensors, stream)
 
 
 def _part(step: SubPlan, device: torch.device) -> Operation:
-    function = _function(step, device)
+    function = Part(step, device)
 
     def call(tensors: Tensors, stream: int) -> None:
         results = function(stream, *[tensors[name] for name in step.inputs])
         tensors.update(zip(step.plan.outputs, results, strict=True))
 
-    return call
+    return OfParts(call, (function,))
 
 
 def _loop(step: TiledLoop, device: torch.device) -> Operation:
     """The loop, compiled from the lines that a program prints."""
     names = FreshNames((*RESERVED_NAMES, "stream", "tensors"))
-    parts: dict[str, Any] = {}
+    parts = [Part(call.program, device) for call in step.calls]
+    functions: dict[str, Any] = {}
     local: dict[str, str] = {}
     for x in (x for call in step.calls for x in call.places if not isinstance(x, Start)):
         local[x.tensor] = local.get(x.tensor) or names.fresh(python_name(x.tensor))
     writer = CallWriter(local.__getitem__, names)
     lines = [f"{name} = tensors[{tensor!r}]" for tensor, name in local.items()]
-    for call in step.calls:
+    for call, part in zip(step.calls, parts, strict=True):
         title = names.fresh("part")
-        parts[title] = _function(call.program, device)
+        functions[title] = part
         lines += writer.lines(call, title, "stream")
-    return _of_lines(lines, device, parts)
+    return OfParts(_of_lines(lines, device, functions), tuple(parts))
 
 
 def _of_lines(lines: Sequence[str], device: torch.device, functions: Mapping[str, Any] | None = None) -> Operation:

@@ -89,6 +89,11 @@ class Sort:
         return min(FEW_TOGETHER, MOVED_TOGETHER) if few else MOVED_TOGETHER
 
     @property
+    def moved_together(self) -> dict[str, int]:
+        """What kernels that sort a block are told of `together`."""
+        return {"BLOCK": self.together, "BITS": self.together.bit_length() - 1}
+
+    @property
     def moving(self) -> int:
         """Warps that move the points of a block."""
         return max(1, self.together // (FEW_OF_A_WARP if self.together == MOVED_TOGETHER else FEW_OF_A_WARP // 2))
@@ -154,7 +159,8 @@ def _in_one_pass(sort: Sort) -> list[Step] | None:
     own = {**tensors, "less": less, "totals": sort.keys}
     moved = {**tensors, **_named(sort.moved), **given, "starts": sort.starts}
     grid, warps = (blocks, 1, 1), sort.moving
-    last = {**numbers, "blocks": blocks, "count": sort.count}, {**sizes, "BLOCKS": power_of_two(blocks)}
+    there = {**sort.moved_together, "BLOCKS": power_of_two(blocks), "DIGITS": digits}
+    last = {**numbers, "blocks": blocks, "count": sort.count}, there
     return [
         Allocate(counts, (blocks, digits), sort.dtype),
         Allocate(before, (blocks, digits), "int32"),
@@ -196,6 +202,7 @@ def _by_digits(sort: Sort) -> list[Step]:
         if not sort.packed:
             tensors["given"] = given[-1]
         tensors["starts"], numbers["passes"], numbers["count"] = sort.starts, passes, sort.count
+        sizes = {**sort.moved_together, "DIGITS": digits}
         steps.append(_launch(sort, "sort_moved", moved_points, tensors, numbers, sizes, (blocks, 1, 1), sort.moving))
         given = there
     found = [_search(sort)] if passes > 1 else []

@@ -209,7 +209,7 @@ def _block(kind: str) -> tuple[CodeLine, ...]:
 
 _SORTED: tuple[CodeLine, ...] = (  # by digit
     *DIGIT,
-    assign("packed", "tl.sort(tl.where(inside, digit, DIGITS) * BLOCK + lane)"),
+    assign("packed", "sorted_(tl.where(inside, digit, DIGITS) * BLOCK + lane, BLOCK, BITS)"),
     assign("digit", "tl.minimum(packed // BLOCK, DIGITS - 1)"),
     assign("source", "block * BLOCK + packed % BLOCK"),
 )
