@@ -28,6 +28,7 @@ from tilec.transforms.lower.tighten_domains import tighten_domains
 from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.simplify import simplify
+from tilec.transforms.simplify.split_axes import split_axes
 from tilec.transforms.simplify.views import drop_views
 from tilec.transforms.util.kinds import Kinds
 
@@ -51,6 +52,7 @@ TRANSFORMS: dict[str, Transform] = {
     "flatten": lambda program, setting: flatten(program, setting.types),
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
     "views": lambda program, setting: drop_views(program, setting.types),
+    "split_axes": lambda program, setting: split_axes(program, setting.types),
     "split_clamps": lambda program, setting: split_clamps(program, setting.types),
     "tighten_domains": lambda program, setting: tighten_domains(program),
     "factor": lambda program, setting: factor(program, setting.types),
@@ -80,7 +82,17 @@ class Pass:
 
 
 CONTRACTIONS = (
-    *("flatten", "simplify", "views", "split_clamps", "tighten_domains", "factor", "distribute", "eliminate"),
+    *(
+        "flatten",
+        "simplify",
+        "views",
+        "split_axes",
+        "split_clamps",
+        "tighten_domains",
+        "factor",
+        "distribute",
+        "eliminate",
+    ),
     *("share_sums", "split_keyed_sums", "separate_windows"),
     "simplify",
     "widen_statistics",

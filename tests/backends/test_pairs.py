@@ -43,6 +43,9 @@ SCALED = f"""function (I[N, H, W, C], S[C], K[3, 3, C, O]) -> (R) {{
 MODULATED = f"""function (I[N, H, W, C], M[N, C], D[O], K[3, 3, C, O]) -> (R) {{
     R[n, y, x, o : N, H, W, O] = +(2 * {WINDOW} * exp(M[n, c]) * D[o] * K[j, i, c, o]);
 }}"""
+FRAMES = """function (X[B, S], W[K], C[2, K, Q]) -> (Y) {
+    Y[b, t, q : B, (S - K) / 2 + 1, Q] = +(X[b, 2*t + k] * W[k] * C[1, k, q]);
+}"""
 CASES = {
     "Tucker": (TUCKER, [(16, 16, 16), (64, 16), (48, 16), (80, 16)], torch.float64),
     "Tucker in bfloat16": (TUCKER, [(16, 16, 16), (64, 16), (48, 16), (80, 16)], torch.bfloat16),
@@ -55,6 +58,7 @@ CASES = {
     "scaled channels": (SCALED, [(8, 24, 24, 16), (16,), (3, 3, 16, 32)], torch.float64),
     "scaled channels in bfloat16": (SCALED, [(8, 24, 24, 16), (16,), (3, 3, 16, 32)], torch.bfloat16),
     "modulated channels": (MODULATED, [(8, 24, 24, 16), (8, 16), (32,), (3, 3, 16, 32)], torch.float64),
+    "windows of frames by a slice": (FRAMES, [(8, 1086), (64,), (2, 64, 64)], torch.float64),
     "a variable of one operand": (ALONE, [(300, 16, 16), (16, 16, 16), (16, 16, 32), (16,)], torch.float64),
 }
 
@@ -101,6 +105,7 @@ FORMULAS = {
     KHATRI_RAO: lambda x, a: torch.einsum("ijk,jr,kr->ir", x, a, a),
     GATES: lambda x, g, w: torch.einsum("me,ehj,mh->mj", torch.softmax(g, -1), w, x),
     CROSSED: lambda w, x, y: torch.einsum("hij,bid,bjd->bhd", w, x, y),
+    FRAMES: lambda x, w, c: (x.unfold(1, 64, 2) * w) @ c[1],
     ALONE: lambda x, f, g, v: torch.einsum("nab,ars,rbj->nj", x, f, g),
 }
 

@@ -201,3 +201,11 @@ def test_two_products_by_one_matrix(name, dtype):
     for x, y in zip(got if isinstance(got, tuple) else (got,), wanted, strict=True):
         tolerance = 1e-5 if dtype is torch.float32 else 2e-2
         assert (x.double() - torch.as_tensor(y)).abs().max() <= tolerance * np.abs(y).max()
+
+
+@pytest.mark.parametrize("columns, taken", [(320, True), (256, False)])
+def test_computed_matrices_are_added_where_rows_are_too_wide_for_a_chain(columns, taken):
+    """The gradient of a sum of squares of all covariances: a chain would not store these, and cannot hold its rows."""
+    f = tilec.compile("function (X[N, D]) -> (L) { C[d, e] = +(X[n, d] * X[n, e]); L[] = +(exp(C[d, e])); }")
+    lowered = f.grad().lower(tilec.spec((columns, 400)), tilec.spec(()), backend="torch")
+    assert any(s.output.endswith("_both") for s in lowered.stages["flat"].statements) == taken

@@ -262,26 +262,37 @@ def _joined(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     for root in sorted({*taken.values()} - taken.keys()):
         scales = [factors[k] for k in taken if _last(k, taken) == root]
         (a,) = {x for x in walk(factors[root]) if isinstance(x, Access)}
-        index = tuple(e if linear(e).bare is not None else Index(names.fresh(f"i{d}")) for d, e in enumerate(a.index))
-        whole = replace(a, index=index)
-        body = product_of([with_access(factors[root], whole), *scales])
-        shape = tuple(map(Int, types[a.tensor].shape))
-        made.append(Statement(names.fresh(f"{s.output}_joined"), index, shape, body, "assign", span=s.span))
-        factors = [Access(made[-1].output, a.index) if k == root else f for k, f in enumerate(factors)]
+        index = tuple(
+            e if isinstance(e, Int) or linear(e).bare is not None else Index(names.fresh(f"i{d}"))
+            for d, e in enumerate(a.index)
+        )
+        body = product_of([with_access(factors[root], replace(a, index=index)), *scales])
+        moving = _moving(a)
+        shape = tuple(Int(types[a.tensor].shape[d]) for d in moving)
+        own_index = tuple(index[d] for d in moving)
+        made.append(Statement(names.fresh(f"{s.output}_joined"), own_index, shape, body, "assign", span=s.span))
+        place = tuple(a.index[d] for d in moving)
+        factors = [Access(made[-1].output, place) if k == root else f for k, f in enumerate(factors)]
     last = replace(s, body=_scaled(product_of([f for k, f in enumerate(factors) if k not in taken]), split[1]))
     known = {**types, **{m.output: statement_type(m, types) for m in made}}
     return [*made, last] if statement_type(last, known) == types[s.output] else None
 
 
 def _is_read_whole(f: Expr, s: Statement, types: Types) -> bool:
-    """Whether points of a statement read each element of a factor's tensor."""
+    """Whether points of a statement read each element of a factor's tensor, or of the slice at its numbers."""
     accesses = [x for x in walk(f) if isinstance(x, Access)]
     if len(accesses) != 1:
         return False
-    sizes = tuple(map(Int, types[accesses[0].tensor].shape))
-    written = tuple(Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True))
-    reader = replace(s, index=accesses[0].index, sizes=sizes, constraints=(*s.constraints, *written))
+    (a,), written = accesses, tuple(Constraint(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True))
+    moving = _moving(a)
+    index, sizes = tuple(a.index[d] for d in moving), tuple(Int(types[a.tensor].shape[d]) for d in moving)
+    reader = replace(s, index=index, sizes=sizes, constraints=(*s.constraints, *written))
     return covers(reader, shapes_in(types))
+
+
+def _moving(a: Access) -> list[int]:
+    """The axes at which an access reads more than one number's place."""
+    return [d for d, e in enumerate(a.index) if not isinstance(e, Int)]
 
 
 def _last(place: int, taken: Mapping[int, int]) -> int:

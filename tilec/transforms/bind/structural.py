@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.errors import RankMistake, SizeMistake, TypeMistake
-from tilec.ir.index import Affine
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
-from tilec.ir.rational import Fraction, as_int
+from tilec.ir.program import Access, Expr, Int, Statement
 from tilec.ir.types import ElementType, is_floating, is_integer
 from tilec.transforms.bind.sizes import counted
 from tilec.transforms.util.broadcast import BroadcastOperand, Shape, axes, broadcast_shape
+from tilec.transforms.util.reshapes import reshape_indices
 
 
 @dataclass(frozen=True)
@@ -98,45 +97,6 @@ def expand_reshape(s: Statement, tensor: Argument, shape: Shape) -> Statement:
     whole = axes(shape)
     body = tensor.read(tuple(form.to_expr() for form in reshape_indices(shape, tensor.shape, whole.variables)))
     return _assigned(s, whole.variables, shape, body)
-
-
-def reshape_indices(shape: Shape, source: Shape, variables: Sequence[Index]) -> list[Affine]:
-    """For each dimension of `source`, its index at the row-major position of `variables` in `shape`."""
-    if 0 in source:
-        return [Affine() for _ in source]
-    position = Affine.of((v, n) for v, n, size in zip(variables, _strides(shape), shape, strict=True) if size != 1)
-    sizes: dict[Expr, int] = dict(zip(variables, shape, strict=True))
-    indices, above = [], position
-    for size, stride in zip(source, _strides(source), strict=True):
-        below = above if size == 1 else _modulo(position, stride, sizes)
-        indices.append((above - below) / stride)
-        above = below
-    return indices
-
-
-def _strides(shape: Shape) -> list[int]:
-    return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-
-
-def _modulo(form: Affine, modulus: int, sizes: Mapping[Expr, int]) -> Affine:
-    """`form % modulus`, coefficients reduced, over as few variables as may be: `(20*i + 5*j + k) % 40` is
-    `20*(i % 2) + 5*j + k` where `5*j + k` stays below 20. Without `%` where nothing can wrap."""
-    reduced = ((v, c if 0 <= c < modulus else c % modulus) for v, c in form.terms)
-    terms = sorted(((v, c) for v, c in reduced if c), key=lambda term: term[1])
-    low, unit, greatest = (
-        0,
-        1,
-        Fraction(0),
-    )  # the first `low` terms stay below `unit`, which the others are multiples of
-    for count, (v, c) in enumerate(terms):
-        if greatest < c and modulus % c == 0 and all(other % c == 0 for _, other in terms[count:]):
-            low, unit = count, as_int(c)
-        greatest += c * (sizes[v] - 1)
-    if greatest < modulus:
-        return Affine.of(terms)
-    inner = Affine.of((v, c / unit) for v, c in terms[low:])
-    wrapped = Call("mod", (inner.to_expr(), Int(modulus // unit)))
-    return Affine.of([*terms[:low], (wrapped, Fraction(unit))])
 
 
 def _assigned(s: Statement, index: tuple[Expr, ...], shape: Shape, body: Expr) -> Statement:

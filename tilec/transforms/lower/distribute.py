@@ -54,6 +54,7 @@ from tilec.transforms.util.naming import Names
 
 _FEWEST = 9  # rows, columns and terms from which a product is one of matrices
 _LEAST_SHARED = 16  # columns of an operand that two products share; its square where their other operands are larger
+_WIDEST = 256  # columns of the widest operand that a kernel holds beside products that it does not store
 DistributedTerms = list[tuple[bool, Expr]]
 
 
@@ -130,7 +131,7 @@ def _of_both(
         deep = math.prod(extent[v] for v in columns - rows)
         larger = points > math.prod(types[p.output].shape)
         given = isinstance(one, Access) and isinstance(two, Access) and {one.tensor, two.tensor} <= inputs
-        if deep < _LEAST_SHARED * (_LEAST_SHARED if larger else 1) or (larger and not given):
+        if deep < _LEAST_SHARED * (_LEAST_SHARED if larger else 1) or (larger and not given and deep <= _WIDEST):
             return None  # what is computed need not be stored as it is
         index, sizes = tuple(map(Index, kept)), tuple(Int(extent[v]) for v in kept)
         dtype = types[p.output].dtype

@@ -56,12 +56,15 @@ def is_view(s: Statement, program: Program, types: Types) -> bool:
 
 
 def is_reshape(s: Statement, program: Program, types: Types) -> bool:
-    """Whether a statement is all elements, in order, of an intermediate that nobody else needs."""
+    """Whether a statement is all elements, in order, of an intermediate that no other output is the same memory as."""
     if not keeps_order(s, types):
         return False
     assert isinstance(s.body, Access)
     source = s.body.tensor
-    return source not in program.input_names() and len(program.readers(source)) == 1 and source not in program.outputs
+    if source in program.input_names() or source in program.outputs:
+        return False
+    others = (o for o in program.readers(source) if o.output != s.output)
+    return s.output not in program.outputs or not any(keeps_order(o, types) for o in others)
 
 
 def asking_inputs(program: Program, types: Types) -> tuple[Program, frozenset[str]]:

@@ -15,7 +15,7 @@ from tilec.ir.types import TensorType
 
 
 def reshape_steps(s: Statement, flat: Program, types: Mapping[str, TensorType]) -> list[Step] | None:
-    """The steps of `s` where it is all elements, in order, of an intermediate that nobody else needs; else None."""
+    """The steps of `s` where it is all elements, in order, of an intermediate, whose memory it takes; else None."""
     if not is_reshape(s, flat, types):
         return None
     assert isinstance(s.body, Access)
