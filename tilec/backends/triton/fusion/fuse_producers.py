@@ -269,7 +269,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         return None
     bare = {e for e in constraining(*reader.roots) if e.tensor == s.output}
     own = [a for a in dict.fromkeys(accesses_in(*reader.roots)) if a.tensor == s.output]
-    found = {a: whole_places(a, reader, types) or (None if a in bare else _inside_tests(a, reader, types)) for a in own}
+    found = {a: whole_places(a, reader, types) or (None if a in bare else inside_tests(a, reader, types)) for a in own}
     places = {a: e for a, e in found.items() if e is not None}
     counted = {e.name for root in s.roots for e in values(root) if isinstance(e, Index)}
     at = {a: {v: linear(e) for v, e in zip(names, a.index, strict=True)} for a in places}
@@ -306,7 +306,7 @@ def _is_cheap(e: Call) -> bool:
     return e.function in CHEAP or e.function == "div" and isinstance(e.args[1], Int | Float)
 
 
-def _inside_tests(access: Access, reader: Statement, types: Types) -> Expr | None:
+def inside_tests(access: Access, reader: Statement, types: Types) -> Expr | None:
     """That a place of whole numbers lies in the tensor, as a value; None for other places."""
     space = build_space(reader, types)
     if space is None or len(space.classes) != 1:

@@ -42,6 +42,8 @@ from tilec.backends.triton.fusion.read_through import (
     recomputed_by_readers,
     scaled_sums,
 )
+from tilec.backends.triton.fusion.recomputed.kernel_times import faster
+from tilec.backends.triton.fusion.recomputed.shifted_reads import with_shifted_reads
 from tilec.backends.triton.fusion.window_layout import with_window_layouts
 from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments
@@ -121,6 +123,13 @@ class Grouped:
     rewritten: frozenset[str] = frozenset()
     chains: Mapping[str, ChainKernel] = field(default_factory=dict)
 
+    def kernels(self) -> list[tuple[tuple[Statement, ...], frozenset[str]]]:
+        """Statements that share a kernel, by themselves most of them, and the outputs that it stores."""
+        found = [((*g.statements, *g.after), frozenset(g.stored)) for g in self.groups.values()]
+        members = {s.output for statements, _ in found for s in statements}
+        alone = (s for s in self.program.statements if s.output not in members)
+        return [*found, *(((s,), frozenset((s.output,))) for s in alone)]
+
     def marked(self) -> Program:
         """The program with `[[kernel(k)]]` before the members of group k."""
         marks: dict[str, Attribute] = {}
@@ -136,7 +145,18 @@ class Grouped:
 
 
 def grouped(program: Program, types: Types) -> Grouped:
-    """The flat program with its chains and the groups that pay."""
+    """The flat program with its chains and the groups that pay, of values that are stored and read at neighbours, or
+    that are computed there."""
+    stored = _grouped(program, types, frozenset())
+    computing, changed = with_shifted_reads(program, types)
+    if not changed:
+        return stored
+    made = _grouped(computing, types, changed)
+    return made if faster(made.kernels(), stored.kernels(), {**stored.types, **made.types}) else stored
+
+
+def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Grouped:
+    """With its chains and groups. `rewritten`: outputs of statements that are not the lowered program's."""
     program, asking = asking_inputs(program, types)
     program, types, parted = with_numbered_parts(program, types)
     program, types, selected = with_selections(program, types)
@@ -180,7 +200,8 @@ def grouped(program: Program, types: Types) -> Grouped:
     program, windows = with_windows(made.program, made.types, barred, _reads(made.program, chains))
     program, computing = with_producers(program, made.types, barred, _reads(program, chains))
     changed = (
-        made.rewritten
+        rewritten
+        | made.rewritten
         | asking
         | parted
         | selected
@@ -191,8 +212,7 @@ def grouped(program: Program, types: Types) -> Grouped:
         | chains.rewritten
         | windows
     )
-    rewritten = changed | computing
-    return replace(made, program=program, rewritten=rewritten, chains=chains.kernels)
+    return replace(made, program=program, rewritten=changed | computing, chains=chains.kernels)
 
 
 def _joined(seed: LoopNest, around: Neighbourhood, types: Types, units: Units) -> GroupCandidate | None:

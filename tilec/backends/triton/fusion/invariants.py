@@ -124,9 +124,12 @@ def _pays(s: Statement, e: Expr, extent: Mapping[str, int], types: Types) -> boo
 
 def _instructions(e: Expr, types: Types) -> float:
     """Of costly functions, for each element."""
-    total = 0.0
-    for x in {x for x in walk(e) if isinstance(x, Call) and x.function in COSTLY_FUNCTIONS}:
-        double = expression_type(x, types).dtype == "float64"
-        each = POWER if x.function == "pow" else QUICK if x.function in QUICK_FUNCTIONS else CALLED
-        total += each * (DOUBLE if double else 1)
-    return total
+    return sum(costly_instructions(x, types) for x in {x for x in walk(e) if isinstance(x, Call)})
+
+
+def costly_instructions(e: Call, types: Types) -> float:
+    """Of a function by itself, 0 of one that is not costly."""
+    if e.function not in COSTLY_FUNCTIONS:
+        return 0.0
+    each = POWER if e.function == "pow" else QUICK if e.function in QUICK_FUNCTIONS else CALLED
+    return float(each * (DOUBLE if expression_type(e, types).dtype == "float64" else 1))

@@ -200,15 +200,23 @@ class Shared:
         self.extent[name] = 1
         return name
 
+    def _walked(self, tensor: str) -> tuple[str | None, ...] | None:
+        """Which variables walk along a tensor's axes, None along those that members read elsewhere than at their own
+        point; None where an axis has several."""
+        found = [{v for v in axis if v is not None} for axis in zip(*self._read.get(tensor, ()), strict=True)]
+        if tensor not in self._read or any(len(axis) > 1 for axis in found):
+            return None
+        return tuple(min(axis, default=None) for axis in found)
+
     def _match(self, form: LoopNest) -> dict[str, str] | None:
         match: dict[str, str] = {}
         output = form.statement.output
         own = [t for t in form.touched if t[0] in self.statements or t[0] == output]
         linked = False
         for tensor, forms in (*own, *(t for t in form.touched if t not in own)):
-            if len(self._read.get(tensor, ())) != 1:
+            there = self._walked(tensor)
+            if there is None:
                 continue
-            (there,) = self._read[tensor]
             for v, w in zip(forms, there, strict=True):
                 if v is None or w is None or v not in form.extent:
                     continue

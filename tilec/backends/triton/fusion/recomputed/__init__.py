@@ -1,0 +1,1 @@
+"""Values that kernels compute again where they read them, at neighbours."""

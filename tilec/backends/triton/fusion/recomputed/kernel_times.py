@@ -1,0 +1,90 @@
+"""What kernels of elementwise statements take, as an estimate: of two ways to share them out, which is faster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from tilec.backends.triton.fusion.fuse_producers import CACHED, LEAST_GAIN, MOST_READS
+from tilec.backends.triton.fusion.invariants import INSTRUCTIONS, costly_instructions
+from tilec.cost import H200, size_in_bytes
+from tilec.ir.index import distinct_variables, linear
+from tilec.ir.program import Access, Call, Expr, Float, Inside, Int, Statement, children, index_variables, reads_itself
+from tilec.ir.types import ITEM_BYTES, Types
+
+VECTOR, WORD = 16, 4  # bytes that a thread reads at once; and that a read takes of a line, at least
+WAITS = 3.5  # bytes of cached lines over those of memory from which on kernels wait for caches
+DIVISION = 24  # instructions, those of its rare cases beside it
+Together = tuple[tuple[Statement, ...], frozenset[str]]  # statements, and the outputs that are stored
+
+
+def faster(made: Sequence[Together], apart: Sequence[Together], types: Types) -> bool:
+    """Whether some kernels take clearly less time than others, those aside that are the same."""
+    same = {*made} & {*apart}
+    times = [[_seconds(k, types) for k in kernels if k not in same] for kernels in (made, apart)]
+    together, before = (None if None in found else sum(t or 0 for t in found) for found in times)
+    return together is not None and (before is None or before >= LEAST_GAIN * together)
+
+
+def _seconds(kernel: Together, types: Types) -> float | None:
+    """None for one that reads too much."""
+    statements, stored = kernel
+    read = reads_around(statements)
+    moved = sum(size_in_bytes(types[n]) for n in ({a.tensor for a in read} | stored) if n in types)
+    if any(distinct_variables(s.index) is None or reads_itself(s) for s in statements):
+        return moved / H200.memory + H200.launch
+    if len(read) > MOST_READS:
+        return None
+    extent: dict[str, int] = {}
+    for s in statements:
+        extent |= zip(distinct_variables(s.index) or (), types[s.output].shape, strict=True)
+    fastest = next((v for v in reversed(extent) if extent[v] > 1), "")
+    points = max(math.prod(types[s.output].shape) for s in statements)
+    vectors = len(statements) == 1 or takes_vectors(statements, stored, fastest, types)
+    cached = points * cached_bytes(read, fastest, types, vectors)
+    calls = {e for s in statements for e in computed(s) if isinstance(e, Call)}
+    each = 2 * len(read) + sum(_instructions(e, types) for e in calls)
+    return max(moved / H200.memory, cached / CACHED / H200.memory, points * each / INSTRUCTIONS) + H200.launch
+
+
+def _instructions(e: Call, types: Types) -> float:
+    division = e.function == "div" and not isinstance(e.args[1], Int | Float)
+    return DIVISION if division else max(1.0, costly_instructions(e, types))
+
+
+def computed(s: Statement) -> Iterator[Expr]:
+    """Subexpressions that are computed: neither places nor what `in` asks about."""
+    pending = [*s.roots]
+    while pending:
+        e = pending.pop()
+        if not isinstance(e, Inside):
+            yield e
+            pending += () if isinstance(e, Access) else children(e)
+
+
+def reads_around(statements: Sequence[Statement]) -> list[Access]:
+    """What statements that share a kernel read from outside, each place once."""
+    own = {s.output for s in statements}
+    read = (e for s in statements for e in computed(s) if isinstance(e, Access))
+    return list(dict.fromkeys(a for a in read if a.tensor not in own))
+
+
+def cached_bytes(read: Iterable[Access], fastest: str, types: Types, vectors: bool) -> int:
+    """What the caches deliver for an element of each of these, in bytes: whole lines. Where threads take vectors, what
+    lies a step beside them is read element by element, a vector apart."""
+    total = 0
+    for a in read:
+        size = ITEM_BYTES[types[a.tensor].dtype]
+        along = [linear(e) for e in a.index if fastest in index_variables(e)]
+        beside = any(form.bare is None for form in along)
+        total += 0 if not along else VECTOR if vectors and beside else size if vectors else max(size, WORD)
+    return total
+
+
+def takes_vectors(statements: Sequence[Statement], stored: Collection[str], fastest: str, types: Types) -> bool:
+    """Whether threads of a kernel take vectors along the variable along which memory runs: not where so much is read
+    beside them that caches take longer than memory."""
+    read = reads_around(statements)
+    moved = sum(ITEM_BYTES[types[n].dtype] for n in {a.tensor for a in read} | {*stored})
+    vectors, single = (cached_bytes(read, fastest, types, whole) for whole in (True, False))
+    return vectors <= WAITS * moved or 2 * vectors < 3 * single

@@ -1,0 +1,241 @@
+"""Elementwise statements that others read at neighbours, written into these.
+
+Gradients of stencils are products of cotangents and inputs (`D[y, x] = DY[y, x] * C[y, x]`) that are read a step to
+each side (`D[y - 1, x] + D[y + 1, x]`). No group has both as members, so each product would be stored, and what reads
+it is another kernel. Written out at the places that are read, all of it is one kernel over what products are made of,
+which caches hold for a neighbour. What would be stored in 16 bits keeps more digits, as what members of a group read of
+each other does: neighbours of equal values stay equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from tilec.backends.common.domain import Condition, Domain, access_conditions, build_domain
+from tilec.backends.triton.fusion.fuse_producers import elementwise, inside_tests, writes_all
+from tilec.backends.triton.iteration.coalesce import values
+from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
+from tilec.ir.constraining import access_of
+from tilec.ir.functions import FUNCTIONS, ONE
+from tilec.ir.index import linear, replace_indices
+from tilec.ir.infer import expression_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Program,
+    Statement,
+    accesses_in,
+    expressions,
+    index_variables,
+    node_count,
+    reads,
+    rebuild,
+    value_accesses,
+    walk,
+)
+from tilec.ir.types import NARROW, Types, is_floating
+
+LONGEST = 1024  # of a body
+MOST_NEIGHBOURS = 8  # at which a statement reads what it computes again
+CIRCLES = frozenset(("mod", "clamp", "max", "min"))  # of positions that turn round or stop at an end
+
+
+def with_shifted_reads(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
+    """The program with all such reads written out, whether that pays or not; the outputs of statements that changed."""
+    statements = {s.output: s for s in program.statements}
+    readers: dict[str, dict[str, None]] = {}
+    for s in program.statements:
+        for name in reads(s):
+            readers.setdefault(name, {})[s.output] = None
+    compared: set[str] | None = None
+    changed: set[str] = set()
+    for s in [statements[s.output] for s in reversed(program.statements)]:
+        s = statements[s.output]
+        own = [statements[n] for n in readers.get(s.output, ()) if n in statements]
+        if not _may_move(s, types) or not any(_reads_neighbours(r, s, types) for r in own):
+            continue
+        compared = _compared(program) if compared is None else compared
+        made = [None if s.output in compared else _written_out(r, s, types) for r in own]
+        written = {r.output: r for r in made if r is not None}
+        if len(written) < len(own):
+            continue
+        statements |= written
+        changed |= written.keys()
+        for r in written.values():
+            for name in reads(r):
+                readers.setdefault(name, {})[r.output] = None
+        if s.output not in program.outputs and not any(s.output in reads(r) for r in written.values()):
+            del statements[s.output]
+    left = tuple(statements[s.output] for s in program.statements if s.output in statements)
+    return replace(program, statements=left), frozenset(changed & statements.keys())
+
+
+def _compared(program: Program) -> set[str]:
+    """Tensors that statements compare with others: what is equal in one kernel may be rounded otherwise in another."""
+    found: set[str] = set()
+    for s in program.statements:
+        for e in walk(*expressions(s)):
+            if isinstance(e, Call) and FUNCTIONS[e.function].result == "bool":
+                if not any(isinstance(x, Int | Float) for x in e.args):
+                    found |= {a.tensor for a in accesses_in(e)}
+    return found
+
+
+def _variables(s: Statement) -> tuple[str, ...] | None:
+    """Of an elementwise statement, which may bound them."""
+    names = elementwise(replace(s, constraints=()))
+    asked = index_variables(*(c.expr for c in s.constraints))
+    return names if names is not None and set(asked) <= set(names) and not _gathers(s) else None
+
+
+def _gathers(s: Statement) -> bool:
+    """Whether it reads at places that are data."""
+    return any(True for a in accesses_in(*expressions(s)) for _ in accesses_in(*a.index))
+
+
+def _may_move(s: Statement, types: Types) -> bool:
+    """Whether a statement's values may be computed anywhere."""
+    random = any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in walk(*s.roots))
+    return bool(_variables(s)) and not random and types[s.output].dtype != "bool"
+
+
+def _reads_neighbours(reader: Statement, s: Statement, types: Types) -> bool:
+    return any(a.tensor == s.output and not _in_place(a, reader, s, types) for a in value_accesses(reader))
+
+
+def _in_place(a: Access, reader: Statement, s: Statement, types: Types) -> bool:
+    """Whether an access is the element that its statement writes, of a tensor over the same points, or the same for
+    all values of a variable that the tensor does not know."""
+    own = {
+        e.name: n for e, n in zip(reader.index or (), types[reader.output].shape, strict=True) if isinstance(e, Index)
+    }
+    return all(
+        isinstance(e, Index) and own.get(e.name) == n for e, n in zip(a.index, types[s.output].shape, strict=True)
+    )
+
+
+def _is_near(a: Access, reader: Statement) -> bool:
+    """Whether a place is a few steps from the element that the statement writes, or at a numbered place along an axis:
+    memory runs as it does for that element."""
+    order = [e.name for e in reader.index or () if isinstance(e, Index)]
+    found: list[str] = []
+    for e in a.index:
+        form = linear(e)
+        if not form.is_integral or len(form.terms) > 1:
+            return False
+        for atom, c in form.terms:
+            names = index_variables(atom)
+            if abs(c) != 1 or len(set(names)) != 1 or not (isinstance(atom, Index) or _is_wrapped(atom)):
+                return False
+            found.append(names[0])
+    return len(set(found)) == len(found) and [v for v in order if v in found] == found
+
+
+def _is_wrapped(e: Expr) -> bool:
+    """Whether it is a position plus a number that turns round or stops at an end."""
+    if not isinstance(e, Call) or e.function not in CIRCLES:
+        return False
+    forms = [linear(x) for x in e.args]
+    return all(f.is_integral and len(f.terms) <= 1 for f in forms) and all(
+        abs(c) == 1 and (isinstance(x, Index) or _is_wrapped(x)) for f in forms for x, c in f.terms
+    )
+
+
+def _written_out(reader: Statement, s: Statement, types: Types) -> Statement | None:
+    """A statement with what it reads of another at neighbours computed there; None where that is of another form."""
+    names, own = _variables(s), _variables(reader)
+    everything = [a for a in accesses_in(*expressions(reader)) if a.tensor == s.output]
+    if (
+        names is None
+        or own is None
+        or any(a.tensor == s.output for c in reader.constraints for a in accesses_in(c.expr))
+    ):
+        return None
+    moved = {a for a in everything if not _in_place(a, reader, s, types)}
+    if len(moved) > MOST_NEIGHBOURS or not all(_is_near(a, reader) for a in moved):
+        return None
+    counted = {e.name for root in s.roots for e in values(root) if isinstance(e, Index)}
+    padded = {access_of(e.access) for e in walk(*reader.roots) if isinstance(e, Pad)} & moved
+    tests = {a: inside_tests(a, reader, types) for a in padded}
+    if counted and reader.constraints or None in tests.values():
+        return None
+    extent = dict(zip(names, types[s.output].shape, strict=True))
+    filled = s.guard is None and not s.constraints and writes_all(s, extent, types)
+    dtype, body_type = types[s.output].dtype, expression_type(s.body, types).dtype
+    narrowed = dtype in NARROW and is_floating(body_type)
+    points = dict(zip(own, types[reader.output].shape, strict=True))
+    asked: dict[Access, None] = {}
+
+    def value(a: Access, bare: bool) -> Expr:
+        if filled:
+            body = s.body if bare else unconstrained(s.body, types)
+            body = body if narrowed or body_type == dtype else Call(dtype, (body,))
+            found = replace_indices(body, {v: linear(e) for v, e in zip(names, a.index, strict=True)})
+        else:
+            found = element_at(s, a, types)
+            if narrowed and isinstance(found, Call) and found.function == dtype:
+                (found,) = found.args  # with the digits that members of a group have of each other
+        return within_range(found, points)
+
+    def visit(e: Expr) -> Expr:
+        match e:
+            case Pad(Access() | Inside() as read, other) if (a := access_of(read)) in moved:
+                inner = value(a, False) if isinstance(read, Access) else ONE
+                test = tests[a] or ONE
+                return inner if test == ONE else Call("select", (test, inner, visit(other)))
+            case Access() | Inside() if (a := access_of(e)) in moved:
+                asked[a] = None
+                return value(a, True) if isinstance(e, Access) else ONE
+        return rebuild(e, visit)
+
+    guard = None if reader.guard is None else visit(reader.guard)
+    made = replace(reader, body=visit(reader.body), guard=guard)
+    return _bounded(made, asked, types) if node_count(made.body) <= LONGEST else None
+
+
+def within_range(e: Expr, points: Mapping[str, int]) -> Expr:
+    """With places that turn round or stop at an end written without, where they do neither at any of these points."""
+    box = Domain(Statement("", (), (), e), dict.fromkeys(points, 0), points, (), None)
+
+    def place(x: Expr) -> Expr:
+        match rebuild(x, place):
+            case Call("mod", (a, Int(n))) if linear(a).is_integral and box.holds(Condition(linear(a), n)):
+                return a
+            case Call("clamp", (a, low, high)) if linear(a).is_integral and _between(box, a, low, high):
+                return a
+            case same:
+                return same
+
+    def visit(x: Expr) -> Expr:
+        if isinstance(x, Access):
+            return replace(x, index=tuple(linear(place(i)).to_expr() for i in x.index))
+        return rebuild(x, visit)
+
+    return visit(e)
+
+
+def _between(box: Domain, a: Expr, low: Expr, high: Expr) -> bool:
+    (least, most), (first, _), (_, last) = (box.interval(linear(x)) for x in (a, low, high))
+    return least >= first and most <= last
+
+
+def _bounded(s: Statement, asked: Collection[Access], types: Types) -> Statement:
+    """The statement with constraints for what these accesses asked of its points, where nothing else does."""
+    domain = build_domain(s, types)
+    holds = () if domain is None else (c for a in asked for c in access_conditions(a, types) if domain.holds(c))
+    implied = {(c.form, c.bound) for c in holds}
+    bounds: Mapping[Constraint, None] = {
+        Constraint(e, Int(n)): None
+        for a in asked
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True)
+        if (linear(e), n) not in implied
+    }
+    return replace(s, constraints=(*s.constraints, *bounds))
