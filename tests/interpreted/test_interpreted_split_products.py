@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PRODUCTS = {
-    "ik,kj->ij": ("C[i, j] = +(A[i, k] * B[k, j])", (72, 64), (64, 64)),
+    "ik,kj->ij": ("C[i, j] = +(A[i, k] * B[k, j])", (72, 264), (264, 64)),
     "ki,kj->ij": ("C[i, j] = +(A[k, i] * B[k, j])", (64, 136), (64, 128)),
     "ik,jk->ij": ("C[i, j] = +(A[i, k] * B[j, k])", (128, 104), (120, 104)),
     "bik,bkj->bij": ("C[b, i, j] = +(A[b, i, k] * B[b, k, j])", (2, 72, 40), (2, 40, 64)),
@@ -40,6 +40,7 @@ NUMBERS = {
 def test_values(monkeypatch, product, numbers, block, both):
     monkeypatch.setattr(split, "BOTH_COLUMNS", 0 if both else 2**20)
     monkeypatch.setattr(split, "FEWEST_SPLIT_POINTS", 0)
+    monkeypatch.setattr(split, "FEWEST_SMALL_POINTS", 0)
     monkeypatch.setattr(split, "FEWEST_SPLIT_TERMS", 0)
     monkeypatch.setattr(split, "MOST_SMALL_SIDE", 2**20)
     for name in ("SMALL_BLOCK", "BOTH_BLOCK"):
@@ -56,3 +57,49 @@ def test_values(monkeypatch, product, numbers, block, both):
     whole = want.abs() < 3e38
     assert (error[whole] <= 2e-6 * size[whole]).all()
     assert torch.equal(f(a, b)[~whole], want[~whole].float()) or numbers == "not finite"
+
+
+WINDOWS = {
+    "channels last": (
+        "R[n, y, x, o : N, H, W, O] = +(I[n, y + j - 1, x + i - 1, c] * K[j, i, c, o])",
+        "I[N, H, W, C], K[3, 3, C, O]", (2, 6, 7, 64), (3, 3, 64, 64),
+    ),
+    "channels first": (
+        "R[n, o, y, x : N, O, H, W] = +(I[n, c, y + j - 1, x + i - 1] * K[o, c, j, i])",
+        "I[N, C, H, W], K[O, C, 3, 3]", (2, 64, 5, 7), (64, 64, 3, 3),
+    ),
+    "strided": (
+        "R[n, y, x, o : N, H/2, W/2, O] = +(I[n, 2*y + j - 1, 2*x + i - 1, c] * K[j, i, c, o])",
+        "I[N, H, W, C], K[3, 3, C, O]", (3, 10, 12, 64), (3, 3, 64, 64),
+    ),
+    "below a diagonal": ("R[i, j : N, O] = +(I[i, k] * K[k, j]), i - k < N", "I[N, C], K[C, O]", (72, 72), (72, 64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["one", "both"])
+@pytest.mark.parametrize("form", WINDOWS)
+@pytest.mark.one_in(7)
+def test_windows(monkeypatch, form, both):
+    """Values and both gradients; then beside an infinity, which padding touches."""
+    for name in ("FEWEST_WINDOW_POINTS", "FEWEST_WINDOW_TERMS", "FEWEST_USES"):
+        monkeypatch.setattr(split, name, 0)
+    monkeypatch.setattr(split, "BOTH_WINDOW_COLUMNS", 0 if both else 2**20)
+    monkeypatch.setattr(split, "SMALL_BLOCK", Config(128, 64, 16, 4, 2))
+    monkeypatch.setattr(split, "MULTIPROCESSORS", 1)
+    text, inputs, left, right = WINDOWS[form]
+    f = tilec.compile(f"function ({inputs}) -> (R) {{ {text}; }}", backend="triton")
+    generator = torch.Generator().manual_seed(0)
+    i, k = torch.randn(left, generator=generator), torch.randn(right, generator=generator)
+    assert any("split_dot" in kernel.name for kernel in f.lower(i, k).kernels)
+    exact = tilec.compile(f"function ({inputs}) -> (R) {{ {text}; }}", backend="torch")
+    given = i.requires_grad_(), k.requires_grad_()
+    wide = tuple(x.detach().double().requires_grad_() for x in given)
+    value, want = f(*given), exact(*wide)
+    cotangent = torch.randn(value.shape, generator=generator)
+    found = value, *torch.autograd.grad(value, given, cotangent)
+    for ours, theirs in zip(found, (want, *torch.autograd.grad(want, wide, cotangent.double())), strict=True):
+        assert (ours - theirs).abs().max() <= 1e-6 * theirs.abs().max()
+    with torch.no_grad():
+        i.flatten()[0] = torch.inf
+        ours, theirs = f(i, k), exact(i, k)
+    assert torch.equal(ours.isfinite(), theirs.isfinite()) and torch.equal(ours.isnan(), theirs.isnan())

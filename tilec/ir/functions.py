@@ -212,7 +212,7 @@ _row("neg", 1, "promote", np.negative, "(-{0})", lambda g, a, f: (-g,), "-", 10,
 _row("not", 1, "bits", np.invert, "(~{0})", None, "~", 10, "(~{0})")
 
 _unary("abs", np.abs, "torch.abs({0})", lambda x, f: call("sign", x), "promote", "tl.abs({0})")
-_unary("exp", np.exp, "torch.exp({0})", lambda x, f: f)
+_unary("exp", np.exp, "torch.exp({0})", lambda x, f: f, triton="exp_({0})")
 _row("log", 1, "float", np.log, "torch.log({0})", lambda g, a, f: (g / a[0],), triton="libdevice.log({0})")
 _row("sqrt", 1, "float", np.sqrt, "torch.sqrt({0})", lambda g, a, f: (g / (TWO * f),), triton="libdevice.sqrt({0})")
 _unary("rsqrt", lambda x: 1 / np.sqrt(x), "torch.rsqrt({0})", lambda x, f: -(f * f * f) * Float(0.5))
@@ -318,5 +318,5 @@ def _calling(wanted: Callable[[str], bool]) -> frozenset[str]:
 
 
 # what a device's library computes, and what else divides or takes many instructions: computed once where it can be
-LIBRARY_FUNCTIONS = _calling(lambda called: called.startswith("libdevice."))
+LIBRARY_FUNCTIONS = _calling(lambda called: called.startswith("libdevice.") or called == "exp_")
 COSTLY_FUNCTIONS = LIBRARY_FUNCTIONS | _calling(lambda called: called.endswith("_") and called not in _ONE_INSTRUCTION)

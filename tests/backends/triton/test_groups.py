@@ -92,10 +92,10 @@ def test_the_program_that_runs_is_shown():
     assert "int64(T[r]) == v" in text and parse(text) == lowered.stages["grouped"]
 
 
-def test_what_reads_a_neighbour_stays_apart():
+def test_what_compares_a_neighbour_stays_apart():
     source = """function (X[64, 1000]) -> (Y, Z) {
         E[i, j : 64, 1000] = exp(X[i, j]);
-        Y[i, j : 64, 1000] = E[i, j] + pad(E[i, j - 1], 0);
+        Y[i, j : 64, 1000] = E[i, j] == pad(E[i, j - 1], 0) ? 1.0 : 0.0;
         Z[i, j : 64, 1000] = X[i, j] * 2;
     }"""
     found = launches(source, (64, 1000))

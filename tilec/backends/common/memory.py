@@ -1,4 +1,4 @@
-"""TensorMemory that runs out during a call, told in the program's own words."""
+"""Device memory that runs out during a call: the error names the program's own tensors."""
 
 from __future__ import annotations
 

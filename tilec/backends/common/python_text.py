@@ -1,4 +1,4 @@
-"""Python text parsed, by whichever thread."""
+"""Python's parser, called by several threads."""
 
 from __future__ import annotations
 

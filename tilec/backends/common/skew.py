@@ -1,4 +1,4 @@
-"""A recurrence in the coordinates in which it is run: time first, then lanes, which one step computes all together.
+"""Loop skewing: a recurrence in the coordinates in which it is run, time first, then the lanes of a step.
 
 The schedule tau is completed to a unimodular matrix; its first row is the time. States are kept in a buffer over the
 box of the new coordinates, with margins for what is read outside: cells outside the tensor hold what `init` says there,

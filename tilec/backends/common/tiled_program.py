@@ -1,5 +1,5 @@
-"""Programs that go piece by piece (`transforms/util/tiled.py`) as Python: the lines of their calls, which run as they
-are printed, and the executable of a program in chunks of time."""
+"""Loops over slabs of an axis and chunks of time (`transforms/util/tiled.py`) as Python: the lines of their calls,
+which run as they are printed, and the executable of a program in chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements that share a kernel are one unit; units stand in an order in which each comes after what it reads."""
+"""A topological order of kernels: statements that share one are one unit, which comes after all that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Block programs as the text of Triton kernels: the one place that knows how a block operation is written there."""
+"""Block programs as Triton kernels: the one place that knows how a block operation is written there."""
 
 from __future__ import annotations
 

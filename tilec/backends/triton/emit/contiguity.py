@@ -1,4 +1,4 @@
-"""Which way memory runs through a statement's operands."""
+"""Along which index variables a statement's operands are contiguous."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from tilec.backends.triton.emit.device_instructions import exp_, share_exp_
+
 
 @triton.jit
 def divide_(a, b):
@@ -193,7 +195,7 @@ def share_(a, b):
 @triton.jit
 def sigmoid_(x):
     """Without overflow on either side."""
-    e = libdevice.exp(-tl.abs(x))
+    e = exp_(-tl.abs(x))
     return share_(tl.where(x >= 0, 1.0, e).to(x.dtype), 1 + e)
 
 
@@ -223,29 +225,20 @@ def log_one_plus_(t):
 
 @triton.jit
 def softplus_(x):
-    return maximum_(x, tl.full((), 0.0, x.dtype)) + log_one_plus_(libdevice.exp(-tl.abs(x)))
+    return maximum_(x, tl.full((), 0.0, x.dtype)) + log_one_plus_(exp_(-tl.abs(x)))
 
 
 @triton.jit
 def logaddexp_(a, b):
     """Infinities of one sign are themselves: their difference is none."""
     gap = tl.where(a == b, 0.0, -tl.abs(a - b)).to(a.dtype)
-    return maximum_(a, b) + log_one_plus_(libdevice.exp(gap))
+    return maximum_(a, b) + log_one_plus_(exp_(gap))
 
 
 @triton.jit
 def shifted_exp_(x, top):
     """exp(x - top), with 0 for x = -inf whatever top is."""
-    return tl.where(x == float("-inf"), 0.0, libdevice.exp(x - tl.where(top == float("-inf"), 0.0, top))).to(x.dtype)
-
-
-@triton.jit
-def share_exp_(x):
-    """exp of x <= 0 within two units in the last place, as a share of a sum: what is below 2^-126 is 0."""
-    if x.dtype == tl.float32:
-        return libdevice.fast_expf(x)
-    else:
-        return libdevice.exp(x)
+    return tl.where(x == float("-inf"), 0.0, exp_(x - tl.where(top == float("-inf"), 0.0, top))).to(x.dtype)
 
 
 @triton.jit
@@ -275,7 +268,7 @@ def log_above_(total, left, right, base):
 def join_logs_(top_a, sum_a, top_b, sum_b):
     """Two partial sums of exponentials as one: a maximum and the sum relative to it."""
     same = top_a == top_b
-    less = libdevice.exp(tl.where(same, 0.0, -tl.abs(top_a - top_b)).to(sum_a.dtype))
+    less = exp_(tl.where(same, 0.0, -tl.abs(top_a - top_b)).to(sum_a.dtype))
     total = tl.where(top_a > top_b, sum_a + sum_b * less, sum_a * less + sum_b)
     return maximum_(top_a, top_b), total.to(sum_a.dtype)
 
@@ -363,26 +356,3 @@ def randn_four_(seed, counter):
     r = libdevice.sqrt(-2.0 * libdevice.log((first + 1.0) * 2.3283064365386963e-10))
     angle = second * 2.3283064365386963e-10 * 6.283185307179586
     return tl.join(r * libdevice.cos(angle), r * libdevice.sin(angle)).to(tl.float32)
-
-
-@triton.jit
-def exchanged_(x, lane, falling, LENGTH: tl.constexpr, DISTANCE: tl.constexpr):
-    """The smaller and the larger of two elements that far apart change places where they are out of order."""
-    pairs = tl.reshape(x, [LENGTH // (2 * DISTANCE), 2, DISTANCE])
-    both = tl.broadcast_to(tl.xor_sum(pairs, 1, keep_dims=True), pairs.shape)
-    other = x ^ tl.reshape(both, [LENGTH])
-    larger = (((lane // DISTANCE) ^ falling) & 1) != 0
-    return tl.where((x > other) != larger, other, x)
-
-
-@triton.jit
-def sorted_(x, LENGTH: tl.constexpr, BITS: tl.constexpr):
-    """2^BITS integers in ascending order, by a bitonic network. Its stages are a loop: those of `tl.sort`, one after
-    the other, take seconds to compile."""
-    lane = tl.arange(0, LENGTH)
-    for stage in range(1, BITS + 1):
-        falling = lane >> stage
-        for k in tl.static_range(BITS):
-            if stage >= BITS - k:
-                x = exchanged_(x, lane, falling, LENGTH, LENGTH >> (k + 1))
-    return x

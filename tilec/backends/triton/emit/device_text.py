@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from tilec.backends.common.python_text import parsing
@@ -15,16 +15,20 @@ GIVEN = {"tl", "libdevice", "range", "float"}  # what a file has besides its fun
 LIBDEVICE_IMPORT = "from triton.language.extra import libdevice"
 
 
+_FILES = ("device_instructions.py", "device.py")
+
+
 @cache
 def device_functions() -> dict[str, str]:
-    """Name -> text, in the order of `device.py`."""
-    text = Path(__file__).with_name("device.py").read_text(encoding="utf-8")
-    lines = text.splitlines()
+    """Name -> text, in the order of these files."""
     found = {}
-    for node in parsing(lambda: ast.parse(text)).body:
-        if isinstance(node, ast.FunctionDef):
-            first = min(d.lineno for d in node.decorator_list) - 1
-            found[node.name] = "\n".join(lines[first : node.end_lineno]) + "\n"
+    for name in _FILES:
+        text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+        lines = text.splitlines()
+        for node in parsing(partial(ast.parse, text)).body:
+            if isinstance(node, ast.FunctionDef):
+                first = min(d.lineno for d in node.decorator_list) - 1
+                found[node.name] = "\n".join(lines[first : node.end_lineno]) + "\n"
     return found
 
 

@@ -1,4 +1,4 @@
-"""The text of one kernel while it is written: parameters, lines in scopes, axes.
+"""A kernel while it is written: parameters, lines in scopes, axes.
 
 A kernel works on a tile. Each of its axes enumerates the values of some index variables; `Frame` says at which
 dimension of a block the axes stand, so that one kernel can hold blocks of several shapes (the operands of a product).

@@ -1,4 +1,4 @@
-"""Which statements share a kernel that walks rows.
+"""Fusion groups: which statements share a kernel that walks rows.
 
 Statements that walk the same points, and read each other's values at the same point only, form a group: a space of rows
 x columns. A group reads each outside tensor once and keeps what only its own statements read on the chip. It is formed

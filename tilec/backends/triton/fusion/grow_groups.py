@@ -1,4 +1,4 @@
-"""Groups found: from a seed, all statements that walk the same points and can share its kernel."""
+"""Fusion groups grown: from a seed, all statements that walk the same points and can share its kernel."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Launches that need nothing of each other as one: the programs of all, told apart by their number. A launch by itself
-becomes one whose programs are numbered along the first axis.
+"""Horizontal fusion: launches that need nothing of each other as one, whose programs are told apart by their number. A
+launch by itself becomes one whose programs are numbered along the first axis.
 
 A launch takes a few microseconds to begin and to run out whatever it does, and what is small does not fill the device
 by itself. The kernels become functions of one that calls the one whose turn it is.

@@ -1,4 +1,4 @@
-"""Statements as walks over boxes of points, and which variables walk along the tensors that they touch."""
+"""Statements as loop nests over boxes of points, and which variables walk along the tensors that they touch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way memory runs through the tensors of statements over the same variables."""
+"""The order of variables in which the tensors of statements over the same ones are contiguous."""
 
 from __future__ import annotations
 

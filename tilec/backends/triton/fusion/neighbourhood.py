@@ -1,4 +1,4 @@
-"""What stands near a statement: a program's statements by place and by reader."""
+"""Producers and consumers of each statement, as groups are looked for among them."""
 
 from __future__ import annotations
 

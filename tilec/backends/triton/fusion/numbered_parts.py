@@ -1,4 +1,4 @@
-"""Sums that fill a tensor at a numbered place of an axis, without that axis.
+"""Sums that write one slice of a concatenation, as tensors without its axis.
 
 `P[n, 0 : N, 4] = +(A[n, m] * B[m, 2])` and `Q[n, 2 : N, 4] = +(...)`, of which a gradient reads `P[n, i] + Q[n, i]`,
 are `P[n]`, `Q[n]` and `(i == 0 ? P[n] : 0) + (i == 2 ? Q[n] : 0)`. Nothing is filled with zeros, and sums that have the

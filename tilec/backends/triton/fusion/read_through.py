@@ -1,4 +1,4 @@
-"""Elementwise statements that others read through: what they read is computed again in the place of their values.
+"""Elementwise statements that their consumers recompute rather than load (rematerialisation).
 
 Views of inputs, what scales a product's sums, and what a group's kernel would store for kernels that follow it.
 """

@@ -1,4 +1,4 @@
-"""Intermediates over the places of windows, laid out with the places before the rows along which memory runs.
+"""Layouts of intermediates over the positions of windows: these come first, and memory runs along the rows.
 
 `D[y, x, u, v] = +((X[y + p, x + q] - X[y + u + p, x + v + q])^2)` compares patches: all that it is made of, and what is
 made of it, runs along x in memory, and D itself along v, which has few values. Laid out as `D[u, v, y, x]` all of them

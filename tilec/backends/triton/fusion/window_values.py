@@ -1,4 +1,4 @@
-"""Values at the places of windows that sums alone read: the kernels of these sums compute them.
+"""Values at the positions of windows that sums alone read: the kernels of these sums recompute them.
 
 `E[y, x, j, i] = exp(-abs(X[y, x] - X[y + j, x + i]))` are weights of a window, added up in `Z[y, x] = +(E[y, x, j, i])`
 and `N[y, x] = +(E[y, x, j, i] * X[y + j, x + i])`. In a group each point is read, tested and addressed by itself. A

@@ -260,7 +260,7 @@ class BoxedWriter(SortedWriter):
         matrix = k.line("matrix", f"tl.maximum({self.key} - 1, 0)")
         k.value_of[self.found.group[0]] = matrix
         k.assign("steps", f"tl.where({self.key} > 0, tl.cdiv({k.count(dot.summed)}, BK), 0)")
-        k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        k.assign("acc", self._zeros)
         if self.copy is None:
             k.add(self._blocks(self._multiplied))
             return
@@ -293,7 +293,7 @@ class BoxedSumWriter(SortedWriter):
         begin, stop = key_bounds(k, self.sort, self.found, self.integer, config.parts)
         maps = [parameter(k, c.map(config.bk, n)) for c, n in zip(self.copies, (config.bm, config.bn), strict=True)]
         at = (k.line("down_at", f"{BLOCK_DOWN} * BM"), k.line("across_at", f"{BLOCK_ACROSS} * BN"))
-        k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        k.assign("acc", self._zeros)
         whole = k.line("whole", f"{begin} + ({stop} - {begin}) // BK * BK")
 
         def boxes(first: str) -> list[str]:

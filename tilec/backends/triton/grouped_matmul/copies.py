@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Condition
-from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis
 from tilec.backends.triton.grouped_matmul.products import GroupedProduct
 from tilec.backends.triton.matmul.blocks import Config
 from tilec.backends.triton.matmul.dot import operand_accesses
 from tilec.backends.triton.matmul.hopper.steps import lone_access
 from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT
-from tilec.backends.triton.matmul.kernel import DotTask, DotWriter
+from tilec.backends.triton.matmul.kernel import WITHIN, DotTask, DotWriter
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Once, Setting
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.sort import Sort
@@ -142,11 +141,11 @@ class CopyWriter(SortedWriter):
         k.assign("col_in", f"col < {k.count(operand.columns)}")
         k.decode(Axis("row", operand.points, "BM"))
         k.decode(Axis("col", operand.columns, "BN"))
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        frame = self._block()
         value = self._operand(frame, operand.factors, operand.zeros)
         stride = k.number("stride", "stride", row_stride)
         address = f"{k.pointer(copy)} + place.to(tl.int64)[:, None] * {stride} + col[None, :]"
-        k.store(address, value, "row_in[:, None] & col_in[None, :]")
+        k.store(address, value, WITHIN)
         k.constants = {"BM": bm, "BN": bn, **k.constants}
         grid = (-(-rows // bm) * -(-width // bn), 1, 1)
         return k.launch(grid, COPIED.warps, COPIED.stages, self.space.statement)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Scope, all_text, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Scope, all_text
 from tilec.backends.triton.grouped_matmul.boxes import (
     BoxedSumWriter,
     BoxedWriter,
@@ -47,13 +47,13 @@ from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
 from tilec.backends.triton.matmul.steps import launched_in_parts
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop
 from tilec.backends.triton.plan.plan import Once, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import Strides, power_of_two
-from tilec.backends.triton.scatter.scatter import StatementPlanner, sorted_points
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.scatter.scatter import ScatterContext, sorted_points
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.backends.triton.scatter.sort_text import KEY_SHIFT
 from tilec.ir.at_sizes import least
 from tilec.ir.program import Statement
-from tilec.ir.types import ITEM_BYTES, Types
+from tilec.ir.types import ITEM_BYTES
 
 # of 16 bits: the fastest of ten settings for rows, and for sums over points, at three sizes on an H100
 ROW_TILE, SUM_TILE = Config(64, 128, 64, 4, 4), Config(128, 128, 64, 8, 4)
@@ -68,31 +68,32 @@ BOXED_TILES = (
 
 @dataclass(frozen=True)
 class GroupedTask:
-    """A grouped product and what it is planned with. `carry` carries out ordinary statements."""
+    """A grouped product and what it is planned with."""
 
     found: GroupedProduct
     config: Config
     flat: Statement
-    int64_index: bool
     setting: Setting
-    carry: StatementPlanner
+    context: ScatterContext
     epilogue: Sequence[Statement] = ()
 
     @property
     def sort(self) -> Sort:
-        return Sort(self.found.space.statement.output, self.found.points, self.found.count, self.int64_index)
+        return Sort(self.found.space.statement.output, self.found.points, self.found.count, self.context.int64_index)
 
     @property
     def ordered(self) -> Once:
         """The points in order of their keys."""
         found = self.found
-        return sorted_points(self.sort, found.places, (), found.types, found.strides, self.carry)
+        return sorted_points(
+            self.sort, found.places, (), replace(self.context, types=found.types, strides=found.strides)
+        )
 
     @property
     def how(self) -> tuple[GroupedProduct, Sort, DotTask]:
         """What writers of kernels take."""
         epilogue = tuple(self.epilogue) if self.config.parts == 1 else ()
-        task = DotTask(self.found, self.int64_index, PRECISION[self.setting.precision], self.config, epilogue)
+        task = DotTask(self.found, self.context.int64_index, PRECISION[self.setting.precision], self.config, epilogue)
         return self.found, self.sort, task
 
     def rows(self) -> list[Step] | None:
@@ -103,7 +104,7 @@ class GroupedTask:
 
     def copy(self, operand: SortedOperand) -> SortedCopy:
         """A copy of an operand in order of the keys."""
-        return sorted_copy(self.found, self.sort, self.ordered, operand, self.int64_index)
+        return sorted_copy(self.found, self.sort, self.ordered, operand, self.context.int64_index)
 
     def steps(self, writer: SortedWriter, *copies: Once) -> list[Step]:
         """Steps that sort, copy, multiply and let go."""
@@ -124,23 +125,17 @@ def grouped_product(space: Space, view: StridedView, setting: Setting) -> tuple[
 
 
 def group_sum_steps(
-    flat: Statement,
-    types: Types,
-    strides: Strides,
-    int64_index: bool,
-    setting: Setting,
-    carry: StatementPlanner,
-    epilogue: Sequence[Statement] = (),
+    flat: Statement, context: ScatterContext, setting: Setting, epilogue: Sequence[Statement] = ()
 ) -> list[Step] | None:
     """Steps that sum a product over the points of each key, and its epilogue; None where the statement is none, or
     terms one by one take less time."""
-    found = recognise_group_sums(flat, types, strides)
+    found = recognise_group_sums(flat, context.types, context.strides)
     if found is None:
         return None
     config = _sum_blocks(found, setting)
     if not group_sums_pay(found, output_tiles(found, config) * config.parts):
         return None
-    task = GroupedTask(found, config, flat, int64_index, setting, carry, epilogue)
+    task = GroupedTask(found, config, flat, setting, context, epilogue)
     return _boxed_sums(task) or task.steps(GroupSumWriter(*task.how))
 
 
@@ -152,7 +147,7 @@ def _boxed_rows(task: GroupedTask) -> list[Step] | None:
         return None
     task = replace(task, config=_boxed_tile(found, task.setting))
     padded, matrix = None, matrix_boxes(found, task.config, task.setting)
-    if matrix is None and (padded := padded_matrix(found, task.sort, task.carry)) is not None:
+    if matrix is None and (padded := padded_matrix(found, task.sort, task.context.carry)) is not None:
         matrix = matrix_boxes(found, task.config, task.setting, padded)
     in_place = rows_in_place(found, task.setting)
     copied = (0 if in_place else found.points * space.count(dot.summed)) + (0 if padded is None else padded.elements)
@@ -261,7 +256,7 @@ class GroupSumWriter(SortedWriter):
     def _loop(self) -> None:
         k = self.kernel
         self.begin, self.end = key_bounds(k, self.sort, self.found, self.integer, self.config.parts)
-        k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        k.assign("acc", self._zeros)
         k.add(self._points_of_key())
 
     def _points_of_key(self) -> CodeLine:

@@ -1,5 +1,5 @@
-"""Which sums are grouped products: rows that are multiplied by the matrix that a computed index names, and their
-gradient by the matrices.
+"""Which sums are grouped products (grouped GEMM): rows that are multiplied by the matrix that a computed index names,
+and their gradient by the matrices.
 
 `Y[t, o] = +(X[t, c] * W[E[t], c, o])` is a matrix product for the rows of one expert. The rows are sorted by the index
 (the key); a block of sorted rows is of one expert, or of few. `DW[E[t], c, o] = +(DY[t, o] * X[t, c])` is a product for

@@ -1,4 +1,4 @@
-"""Neighbouring output variables that every tensor walks as one become one, so that a contiguous tensor is a vector."""
+"""Dimensions that every tensor walks as one are collapsed, so that a contiguous tensor is a vector."""
 
 from __future__ import annotations
 

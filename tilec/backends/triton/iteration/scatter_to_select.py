@@ -1,4 +1,4 @@
-"""Writes to one element of each row, as selections.
+"""Scatters of one element a row as selections (`tl.where`).
 
 `G[r, T[r]] = +(D[r])` writes one element of each row at most. As `G[r, v] = +(T[r] == v ? D[r])` it needs no sorting,
 fills the rest of the row in the same pass, and can share a kernel with what else walks the rows: the gradient of a

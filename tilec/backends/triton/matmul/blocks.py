@@ -1,4 +1,4 @@
-"""How a product is divided into blocks: a table of choices that is good untuned."""
+"""Tile sizes and split-K of products: a table of choices that is good untuned."""
 
 from __future__ import annotations
 

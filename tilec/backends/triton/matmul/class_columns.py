@@ -1,4 +1,4 @@
-"""Gradients of strided windows by images of few channels: residue classes beside the channels as columns of a product.
+"""Input gradients of strided convolutions of few channels: residue classes beside the channels as columns of a product.
 
 In `D[n, 2*y + p, 2*x + q, c] = +(G[n, y - j, x - i, o] * K[o, 2*j + p, 2*i + q, c])` with c below 3 tensor cores have
 three columns for each class (p, q), of the sixteen that they take at once, and every class reads G again. A product

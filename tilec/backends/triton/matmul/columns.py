@@ -1,6 +1,6 @@
-"""Convolutions of few channels whose windows do not overlap as plain products over a copy of the windows.
+"""Convolutions of few channels whose windows do not overlap as products over a copy of the windows (im2col).
 
-Tensor memory comes to the chip in rows of 16 bytes and more, and a window of 3 channels has none: `I[n, 16*y + j, 16*x
+TMA brings rows of 16 bytes and more, and a window of 3 channels has none: `I[n, 16*y + j, 16*x
 + i, c]` with c below 3. A copy with one row for each window, `C[n, y, x, j, i, c]`, padded to whole vectors, makes the
 statement and the gradient by the other operand products of matrices. It is no larger than the tensor; copies of windows
 that overlap take longer than the library's convolution (H200: 293 us of a 7x7 stem that is 230 us in all). The gradient

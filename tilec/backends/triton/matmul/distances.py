@@ -18,14 +18,15 @@ from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
-from tilec.backends.triton.matmul.dot import MatrixProduct, sides_of, variables_outside, worthwhile
+from tilec.backends.triton.matmul.dot import MatrixProduct, operand_accesses, sides_of, variables_outside, worthwhile
 from tilec.backends.triton.matmul.kernel import DotTask, DotWriter
 from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter, top_of, with_tops
+from tilec.backends.triton.matmul.precompute_operands import Precomputed, operand_of
 from tilec.backends.triton.matmul.split import SMALLER, SOME, SplitOperands, split_operands
 from tilec.backends.triton.matmul.steps import launched
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.backends.triton.plan.plan import Release, Request, Setting, Step
-from tilec.ir.index import Affine, replace_indices
+from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Statement
 
@@ -105,25 +106,53 @@ def distance_steps(
     if divided is None:
         return None
     over, split = divided
-    squares = squares_of(replace(found, view=over.view))
-    view = with_tops(squares, replace(over.view, statement=found.view.statement))
+    copies = Precomputed(over.view, int64_index)
+    difference = _along_results(found, copies)
+    squares = squares_of(replace(found, view=copies.view))
+    view = with_tops(squares, replace(copies.view, statement=found.view.statement))
     steps = [Request(s, view.types, view.strides, int64_index, partial(carry, s, view)) for s in squares]
     task = DotTask(replace(found, view=view), int64_index, "highest", config_of(found, setting), tuple(epilogue))
-    writer = DistanceWriter(found, squares, task, split)
-    return [*over.around([*steps, *launched(writer, flat)]), Release(tuple(s.output for s in squares))]
+    writer = DistanceWriter(difference, squares, task, split)
+    own = [*copies.before, *steps, *launched(writer, flat), *copies.after]
+    return [*over.around(own), Release(tuple(s.output for s in squares))]
+
+
+def _along_results(found: Distances, made: Precomputed) -> Expr:
+    """The difference, of operands that lie along rows and along columns: programs that add up a block of them one
+    coordinate at a time read whole vectors."""
+    assert isinstance(found.difference, Call)
+    sides = []
+    dot = found.dot
+    for x, name, own in zip(found.difference.args, ("rows", "columns"), (dot.rows, dot.columns), strict=True):
+        copy = operand_of(f"along_{name}", (x,), "float32", found.space, made.view, own[-1])
+        lies_so = isinstance(x, Access) and _steps_by_one(x, own[-1], made.view)
+        if copy is None or lies_so or not made.take(copy, "float32", requested=True):
+            sides.append(x)
+        else:
+            sides.append(Access(copy.output, copy.index or ()))
+    return replace(found.difference, args=tuple(sides))
+
+
+def _steps_by_one(a: Access, v: str, view: StridedView) -> bool:
+    places = zip(a.index, view.strides[a.tensor], strict=True)
+    return any(linear(e).bare == v and stride == 1 for e, stride in places)
 
 
 class DistanceWriter(ExponentialWriter):
-    """The product is of parts of the operands that are there, as are their `squares`."""
+    """The product is of parts of the operands that are there, as are their `squares`; `difference`: what is squared
+    where that is not certain."""
 
     suffix = "_distances"
 
     def __init__(
-        self, found: Distances, squares: tuple[Statement, Statement], task: DotTask, split: SplitOperands | None
+        self, difference: Expr, squares: tuple[Statement, Statement], task: DotTask, split: SplitOperands | None
     ):
-        super().__init__(found.dot, task, split)
-        self.found = found
+        self.difference = difference
+        super().__init__(task.product.dot, task, split)
         self.squares = [Access(s.output, s.index or ()) for s in squares]
+
+    def _read(self) -> list[Access]:
+        return [*super()._read(), *operand_accesses(self.difference)]
 
     def _loop(self) -> None:
         self.kernel.assign("rest", "tl.full((BM, BN), 0, tl.float32)")
@@ -139,7 +168,7 @@ class DistanceWriter(ExponentialWriter):
 
     def _recompute(self) -> None:
         k = self.kernel
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        frame = self._block()
         evaluator = TritonScalars(frame, *self.squares)
         left, right = (evaluator.text(a, "float32") for a in self.squares)
         for side, text, inside in (("rows_base", left, "row_in[:, None]"), ("columns_base", right, "col_in[None, :]")):
@@ -156,7 +185,12 @@ class DistanceWriter(ExponentialWriter):
     def _store(self) -> None:
         super()._store()
         if not self.epilogue:
-            self._again("value != value", (self.found.difference,), lambda values: f"{values[0]} * {values[0]}")
+            self._again("value != value", (self.difference,), lambda values: f"{values[0]} * {values[0]}")
+
+    @property
+    def _at_once(self) -> int:
+        """All rows: where elements of a block are not certain, points are near each other, and many are not."""
+        return self.config.bm
 
     def _exact(self) -> list[CodeLine]:
         """Difference by difference."""
@@ -167,6 +201,6 @@ class DistanceWriter(ExponentialWriter):
 
         return [
             assign("total", "tl.full((BM, BN), 0, tl.float32)"),
-            self._each((self.found.difference,), step),
+            self._each((self.difference,), step),
             assign("acc", "tl.where(acc != acc, total, acc)"),
         ]

@@ -1,4 +1,4 @@
-"""Which statements are sums of products of two operands, and what in them is whose.
+"""Which statements are matrix products, and which factors and conditions are which operand's.
 
 The factors of the body fall into a left operand, which holds the rows, and a right one, which holds the columns. A
 condition on the points zeroes an operand, or the result where it concerns outputs alone.

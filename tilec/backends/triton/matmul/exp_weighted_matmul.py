@@ -17,12 +17,11 @@ from tilec.backends.common.code import literal
 from tilec.backends.common.terms import product_of, split_factors, split_terms
 from tilec.backends.triton.emit.contiguity import fastest_variable
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.dot import MatrixProduct, sides_of, variables_outside, worthwhile
-from tilec.backends.triton.matmul.kernel import DotTask
+from tilec.backends.triton.matmul.kernel import WITHIN, DotTask
 from tilec.backends.triton.matmul.logsumexp_matmul import (
     FINITE_LOWEST,
     LOG_ZERO,
@@ -39,7 +38,6 @@ from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, accesses_in, rebuild
 
 FINITE = "(tl.abs(acc) < float('inf'))"
-WITHIN = "row_in[:, None] & col_in[None, :]"
 FEW_POINTS = 2**16  # sums over fewer are taken for as many, so that their weights are equal
 LOST = {"float32": 99, "float64": 966}  # powers of two by which a weight may lift what underflow loses
 
@@ -165,7 +163,7 @@ class WeightedWriter(ExponentialWriter):
 
     def _recompute(self) -> None:
         k, found = self.kernel, self.found
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        frame = self._block()
         factor = TritonScalars(frame, found.beside).text(found.beside, found.dot.dtype)
         k.assign("acc", f"tl.where({WITHIN}, acc * {factor}, 0.0)")
         self._in_turn(f"{FINITE} ^ True", [self._levelled(frame), self._exact()])
@@ -180,7 +178,7 @@ class WeightedWriter(ExponentialWriter):
             weighing, spreading = (rows, columns) if found.first else (columns, rows)
             far = self._terms(spreading, found.far)
             k.assign("far_top", f"tl.maximum(tl.max({far}, {axis}), {FINITE_LOWEST})")
-            spread = f"libdevice.exp({far} - far_top{ours})"
+            spread = f"exp_({far} - far_top{ours})"
             weight = self._weight(weighing, f"near_top{ours} + far_top{theirs}")
             if found.apart:
                 # Triton 3.6 does not compile these in an operand's layout, which a sum over one element keeps away
@@ -190,9 +188,9 @@ class WeightedWriter(ExponentialWriter):
 
         return [
             assign("near_top", f"tl.maximum(tl.max(tl.where({WITHIN}, {near}, {LOG_ZERO}), {axis}), {FINITE_LOWEST})"),
-            assign("total", f"tl.full((BM, BN), 0, {triton_type(dtype)})"),
+            assign("total", self._zeros),
             self._blocks(multiply, rare=True),
-            assign("total", f"tl.where({WITHIN}, total * libdevice.exp({near} - near_top{ours}), 0.0)"),
+            assign("total", f"tl.where({WITHIN}, total * exp_({near} - near_top{ours}), 0.0)"),
             assign("acc", f"tl.where({FINITE}, acc, total)"),
         ]
 
@@ -206,7 +204,7 @@ class WeightedWriter(ExponentialWriter):
         factors = [f"({evaluator.text(f, dtype)})" for f in found.weights]
         tests = [*self._tests(frame, evaluator, zeros), *(frame.spread(t, a) for a, t in frame.tails.items())]
         k.assign("lifted", exponent)
-        lift = f"tl.where(lifted <= {literal(found.least)}, libdevice.exp(lifted), float('nan'))"
+        lift = f"tl.where(lifted <= {literal(found.least)}, exp_(lifted), float('nan'))"
         code = " * ".join([*factors, lift])
         k.assign("weight", where_text(tests, code, "0.0"))
         return "weight"
@@ -218,7 +216,7 @@ class WeightedWriter(ExponentialWriter):
             return (assign("total", where_text(tests, " * ".join(f"({v})" for v in values), "0.0"), "+="),)
 
         return [
-            assign("total", f"tl.full((BM, BN), 0, {triton_type(self.dot.dtype)})"),
+            assign("total", self._zeros),
             self._each(self.found.exact, step),
             assign("acc", f"tl.where({FINITE}, acc, total)"),
         ]

@@ -1,4 +1,4 @@
-"""Family dot: sums of products of two operands, on tensor cores.
+"""Family dot: matrix products on tensor cores, by `tl.dot`.
 
 The factors of the body fall into a left operand, which holds the rows, and a right one, which holds the columns;
 whatever stands in a factor beside a tensor's element is computed on the block that was read (a prologue). The reduction
@@ -34,6 +34,7 @@ from tilec.ir.types import CASTS, FLOATS, NARROW
 BLOCKS = {"row": "BM", "red": "BK", "col": "BN"}
 BLOCK_DOWN = "(group * GROUP + tile % (GROUP * across) % members)"  # the program's own among blocks of rows
 BLOCK_ACROSS = "(tile % (GROUP * across) // members)"
+WITHIN = "row_in[:, None] & col_in[None, :]"  # the test of the elements of a block that there are
 SOME_NOT_FINITE = "tl.max(tl.max((tl.abs({}) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0"
 REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
 RECOMPUTED_ROWS = 8  # rows of such a block that are computed again at a time
@@ -55,7 +56,7 @@ class DotWriter:
     suffix = "_dot"  # of the kernel's name
     reads_vectors = True  # memory is read in vectors along what the operands and the result say
     placed, row_end = "row", ""  # names of where the program's rows are among all, and of what they end at
-    stored = "row_in[:, None] & col_in[None, :]"  # the test of the elements that are stored
+    stored = WITHIN  # the test of the elements that are stored
     around: tuple[frozenset[str], ...] = ()  # what the scopes around the walk of the reduction bind
     walk_block = "BK"  # text of how many points of the reduction a block holds
 
@@ -82,11 +83,15 @@ class DotWriter:
         s = self.space.statement
         return {
             v
-            for a in (Access(s.output, s.index or ()), *self.product.accesses())
+            for a in (Access(s.output, s.index or ()), *self._read())
             for e, stride in zip(a.index, self.view.strides[a.tensor], strict=True)
             for v in linear(e).variables()
             if abs(linear(e).coefficient(v)) * stride == 1
         }
+
+    def _read(self) -> list[Access]:
+        """What blocks of the operands are read from."""
+        return self.product.accesses()
 
     @cached_property
     def _reduction(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -164,10 +169,10 @@ class DotWriter:
         k.assign("steps", f"tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
         if config.parts > 1:
             parts = k.number("parts", "n_parts", config.parts, specialized=False)
-            k.assign("part", f"tl.cdiv(steps, {parts})")
-            k.assign("start", f"{PROGRAM[2]} * part")
-            k.assign("end", "tl.minimum(start + part, steps)")
-        k.assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+            k.assign("share", f"tl.cdiv(steps, {parts})")
+            k.assign("start", f"{PROGRAM[2]} * share")
+            k.assign("end", "tl.minimum(start + share, steps)")
+        k.assign("acc", self._zeros)
         k.add(self._blocks(self._multiplied))
 
     def _multiplied(self, rows: Frame, columns: Frame) -> None:
@@ -204,6 +209,15 @@ class DotWriter:
         span = "start, end" if config.parts > 1 else "0, steps"
         walk = f"tl.range({span}, num_stages=1)" if rare else f"range({span})"
         return ForLoop("step", walk, lines)
+
+    def _block(self, *inner: frozenset[str]) -> Frame:
+        """The frame of the program's rows and columns."""
+        return Frame(self.kernel, ("row", "col"), {"row": "row_in", "col": "col_in"}, *inner)
+
+    @property
+    def _zeros(self) -> str:
+        """Text of a block of sums of nothing."""
+        return f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})"
 
     def _frames(self, tails: Mapping[str, str]) -> tuple[Frame, Frame]:
         """Those of a left and a right block, in the walk of the reduction."""
@@ -259,7 +273,7 @@ class DotWriter:
         self.kernel.add(If(SOME_NOT_FINITE.format("acc"), self._exact_sums()))
 
     def _exact_sums(self) -> tuple[CodeLine, ...]:
-        start = assign("acc", f"tl.full((BM, BN), 0, {triton_type(self.accumulator.dtype)})")
+        start = assign("acc", self._zeros)
         return (start, self._points(self._added))
 
     def _added(self, values: list[str], valid: str) -> CodeLine:
@@ -311,7 +325,7 @@ class DotWriter:
 
     def _store(self) -> None:
         k, s = self.kernel, self.space.statement
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *self.around)
+        frame = self._block(*self.around)
         self._finish(frame)
         value, compute_dtype = finish(frame, self.space, "acc", self.accumulator.dtype, self.epilogue)
         output = self.epilogue[-1].output if self.epilogue else s.output
@@ -319,12 +333,16 @@ class DotWriter:
         k.assign("result", value)
         cast = "" if dtype == compute_dtype else f".to({triton_type(dtype)})"
         if self.config.parts > 1:
-            index = [frame.form(e) for e in s.index or ()]
-            address = frame.part_address(output, f"{output}.parts", index, frozenset(frame.axes))
             cast = ".to(tl.int64)" if dot_is_whole(self.dot) else ""
-        else:
-            address = frame.element_address(s, output)
-        k.store(address, f"result{cast}", self.stored)
+        k.store(self._stored_at(frame, output), f"result{cast}", self.stored)
+
+    def _stored_at(self, frame: Frame, output: str) -> str:
+        """Where an element is stored of an output, or of this program's part of its sums."""
+        s = self.space.statement
+        if self.config.parts == 1:
+            return frame.element_address(s, output)
+        index = [frame.form(e) for e in s.index or ()]
+        return frame.part_address(output, f"{output}.parts", index, frozenset(frame.axes))
 
 
 class RepairWriter(DotWriter):
@@ -337,8 +355,8 @@ class RepairWriter(DotWriter):
     def write(self) -> None:
         k, s = self.kernel, self.space.statement
         self._place()
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
-        value = f"tl.load({frame.element_address(s)}, mask=row_in[:, None] & col_in[None, :], other=0)"
+        frame = self._block()
+        value = f"tl.load({frame.element_address(s)}, mask={WITHIN}, other=0)"
         k.assign("value", f"{value}.to({triton_type(self.accumulator.dtype)})")
         k.add(If(SOME_NOT_FINITE.format("value"), (self._recompute_rows(),)))
         k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}

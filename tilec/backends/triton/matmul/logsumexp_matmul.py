@@ -188,7 +188,7 @@ class ExponentialWriter(SplitWriter):
             k.assign(red, f"tl.full((), 0, {self.integer}) + (at_red + {number})")
             k.decode(Axis(red, summed, None))
             bound = (*scopes, frozenset((*summed, red)))
-            frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"}, *bound)
+            frame = self._block(*bound)
             evaluator = self._scalars(frame, factors, zeros)
             evaluator.read_first(*factors, *guards_among(zeros), always=True)
             last = len(k.scopes[-1].lines)
@@ -213,7 +213,7 @@ class LogWriter(ExponentialWriter):
     def _recompute(self) -> None:
         """The logarithm where it is certain, NaN elsewhere; then one way after the other while some NaN is left."""
         k, log = self.kernel, self.log
-        frame = Frame(k, ("row", "col"), {"row": "row_in", "col": "col_in"})
+        frame = self._block()
         evaluator = TritonScalars(frame, *log.reads, *map(finite_text, log.reads))
         raw = [evaluator.text(r, log.dot.dtype) for r in log.reads]
         left, right = (evaluator.text(finite_text(r), log.dot.dtype) for r in log.reads)

@@ -1,4 +1,4 @@
-"""Computed operands, computed once.
+"""Operands that are functions of tensors, computed once before the product.
 
 A product reads each element of an operand many times, so a function of it (`sin(K)`, `exp(A - M)`) is computed as often
 inside the kernel. Where the operand is no larger as a tensor of its own than what it is read from, and used often

@@ -1,4 +1,4 @@
-"""Products of many small groups, several groups side by side in one product.
+"""Grouped products and convolutions of small groups, several groups in one product over block-diagonal operands.
 
 `O[n, g, o] = +(I[n, g, c] * K[g, o, c])` with 8 values of o and of c leaves most of a tensor core's tile empty. Eight
 groups as one are a product of 64 by 64: with g = 8 h + q, `O[n, h, q, o] = +(I[n, h, r, c] * B[h, q, o, r, c])`, where

@@ -15,27 +15,32 @@ from which tensor cores take a left operand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config
-from tilec.backends.triton.matmul.dot import MatrixProduct, OperandRewrite, variables_outside
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, inner_variables
+from tilec.backends.triton.matmul.dot import Dot, MatrixProduct, OperandRewrite, operand_accesses, variables_outside
 from tilec.backends.triton.matmul.kernel import DotTask, DotWriter
 from tilec.backends.triton.matmul.precompute_operands import Precomputed, operand_of
 from tilec.backends.triton.matmul.steps import dot_steps
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import BARRIER, CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Release, Setting, Step
-from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, Statement
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Access, Call, Expr, Int, Statement
 
 PART, COUNT = "bfloat16", 3
 FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**33, 512  # of a product that a library would carry out otherwise
+FEWEST_SMALL_POINTS = 2**31  # of one whose smaller operand's parts alone are made before
+FEWEST_WINDOW_POINTS, FEWEST_WINDOW_TERMS = 2**30, 256  # of a convolution
+FEWEST_USES = 128  # of each element that is read through windows
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
+BOTH_WINDOW_COLUMNS = 64  # the same of a convolution
 BOTH_COLUMNS = 1024  # from which both operands' parts are made before
 MOST_SMALL_SIDE = 128  # of those whose smaller operand's parts alone are; the library keeps what lies between
 PART_VECTOR = 8  # elements of a part that are read at once
@@ -62,16 +67,43 @@ def _thirds(e: Expr) -> list[Expr]:
     return found
 
 
+def _windowed(dot: Dot) -> set[str]:
+    """The variables of which sums are places, as `x` and `i` are of `2*x + i`."""
+    places = [linear(e) for f in (*dot.left, *dot.right) for a in operand_accesses(f) for e in a.index]
+    return {v for e in places if e.bare is None for v in e.variables()}
+
+
+def _order(a: Access, dot: Dot, view: StridedView) -> list[int]:
+    """The axes of a tensor as its parts lie in memory: the last one is that along which blocks can be read in whole
+    vectors, of such the one that lies so already, or nearly."""
+    shape, strides, windowed = view.types[a.tensor].shape, view.strides[a.tensor], _windowed(dot)
+    axes = sorted(range(len(shape)), key=lambda d: -strides[d])
+    bare = [d for d in axes if (v := linear(a.index[d]).bare) is not None and v not in windowed]
+    last = next((d for d in reversed(bare) if shape[d] % PART_VECTOR == 0), axes[-1])
+    return [*(d for d in axes if d != last), last]
+
+
+def _of_tensor(a: Access, output: str, dot: Dot, view: StridedView) -> tuple[Statement, tuple[Expr, ...]]:
+    """All of a tensor as an assignment over its own axes, and where the access reads that."""
+    shape, order = view.types[a.tensor].shape, _order(a, dot, view)
+    places = [Affine.variable(f"x{d}").to_expr() for d in range(len(shape))]
+    body = Call("float32", (Access(a.tensor, tuple(places)),))
+    s = Statement(output, tuple(places[d] for d in order), tuple(Int(shape[d]) for d in order), body)
+    return s, tuple(a.index[d] for d in order)
+
+
 def split_operands(
     product: MatrixProduct,
     int64_index: bool,
     sides: tuple[str, ...] = ("left", "right"),
     last: str | None = None,
+    windows: bool = False,
 ) -> tuple[OperandRewrite, SplitOperands] | None:
     """The product over both operands' parts, or those of the sides, and how these are read. `last`:
-    the variable along which parts shall lie. None where an operand is no tensor of its own, or too seldom used."""
+    the variable along which parts shall lie. `windows`: of tensors that are read as they are, at any sums of variables,
+    and with conditions. None where an operand is no tensor of its own, or too seldom used."""
     dot, space = product.dot, product.space
-    if dot.dtype != "float32" or len(space.classes) != 1:
+    if dot.dtype != "float32" or (len(space.classes) != 1 and not windows):
         return None
     made = Precomputed(product.view, int64_index)
     found: list[tuple[Access, ...]] = []
@@ -82,19 +114,22 @@ def split_operands(
         if side not in sides:
             found.append(())
             continue
-        if zeros or space.count(other) < LEAST_REUSE:
-            return None
-        whole = operand_of(side, factors, dot.dtype, space, made.view, last)
-        if whole is None:
-            return None
-        if not (variables_outside(whole.body) & set(own) and variables_outside(whole.body) & set(dot.summed)):
-            return None  # a block that is the same along one of its axes
+        used = frozenset().union(*map(variables_outside, factors))
+        if space.count(other) < LEAST_REUSE or not (used & set(own) and used & set(dot.summed)):
+            return None  # too seldom used, or a block that is the same along one of its axes
+        if windows and isinstance(lone := factors[0], Access):
+            whole, index = _of_tensor(lone, f"{space.statement.output}.{side}", dot, made.view)
+        else:
+            operand = None if zeros else operand_of(side, factors, dot.dtype, space, made.view, last)
+            if operand is None:
+                return None
+            whole, index = operand, operand.index or ()
         reads = []
         for place, body in enumerate(_thirds(whole.body)):
             s = replace(whole, output=f"{whole.output}{place}_{COUNT}", body=body)
             if not made.take(s, PART, requested=True):
                 return None
-            reads.append(Access(s.output, s.index or ()))
+            reads.append(Access(s.output, index))
         found.append(tuple(reads))
     left, right = found
     after = (Release(tuple(a.tensor for a in (*left, *right))),)
@@ -111,8 +146,20 @@ class SplitWriter(DotWriter):
     suffix = "_split_dot"
 
     def __init__(self, task: DotTask, split: SplitOperands | None = None):
-        super().__init__(task)
         self.split = split
+        super().__init__(task)
+
+    def _read(self) -> list[Access]:
+        return super()._read() if self.split is None else [*super()._read(), *self.split.left, *self.split.right]
+
+    @cached_property
+    def _reduction(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Chosen by how the parts lie that are read."""
+        if self.split is None:
+            return super()._reduction
+        read = replace(self.dot, left=self.split.left or self.dot.left, right=self.split.right)
+        inner = inner_variables(replace(self.product, dot=read), self.config.bk)
+        return inner, tuple(v for v in self.dot.summed if v not in inner)
 
     def _loop(self) -> None:
         if self.split is not None:
@@ -135,8 +182,11 @@ class SplitWriter(DotWriter):
         """The blocks of both operands' parts."""
         assert self.split is not None
         left, right = (
-            [self._operand(frame, (read,), (), PART) for read in reads]
-            for frame, reads in ((rows, self.split.left), (columns, self.split.right))
+            [self._operand(frame, (read,), zeros, PART) for read in reads]
+            for frame, reads, zeros in (
+                (rows, self.split.left, self.dot.zero_left),
+                (columns, self.split.right, self.dot.zero_right),
+            )
         )
         return left or self._in_parts(self._operand(rows, self.dot.left, self.dot.zero_left)), right
 
@@ -144,14 +194,15 @@ class SplitWriter(DotWriter):
         """After the block is stored, where `unsure` says so: the elements of which the test of a `value` says that they
         are wrong are added up anew, some rows at a time, so that this takes no more registers than what programs need
         whose elements are all right. `term`: what is added of the factors' values."""
-        k, s = self.kernel, self.space.statement
+        k = self.kernel
         k.scopes.append(Scope())
         frame = self._some_rows()
-        address, within = frame.element_address(s), "part_in[:, None] & col_in[None, :]"
+        address, within = self._stored_at(frame, self.space.statement.output), "part_in[:, None] & col_in[None, :]"
         k.assign("value", f"tl.load({address}, mask={within}, other=0)")
 
         def step(values: list[str], valid: str) -> CodeLine:
-            return assign("total", f"tl.where({valid}, {term(values)}, 0.0)", "+=")
+            whole = not (self.dot.zero_left or self.dot.zero_right)  # points beyond the last one are not walked
+            return assign("total", term(values) if whole else f"tl.where({valid}, {term(values)}, 0.0)", "+=")
 
         points = self._points(step, "part", frozenset(("part", *self.dot.rows)), factors=factors)
         k.scopes.append(Scope())
@@ -187,22 +238,18 @@ class PartsWriter(SplitWriter):
         return True
 
     def _recompute(self) -> None:
-        if self.config.parts > 1:
-            super()._recompute()
-        else:
-            self.kernel.assign("unsure", SOME.format("(tl.abs(acc) < float('inf')) ^ True"))
+        self.kernel.assign("unsure", SOME.format("(tl.abs(acc) < float('inf')) ^ True"))
 
     def _store(self) -> None:
         super()._store()
-        if self.config.parts == 1:
-            factors = (*self.dot.left, *self.dot.right)
-            scaled = [] if self.dot.scale == 1 else [repr(float(self.dot.scale))]
-            self._again("(tl.abs(value) < float('inf')) ^ True", factors, lambda values: " * ".join([*values, *scaled]))
+        factors = (*self.dot.left, *self.dot.right)
+        scaled = [] if self.dot.scale == 1 else [repr(float(self.dot.scale))]
+        self._again("(tl.abs(value) < float('inf')) ^ True", factors, lambda values: " * ".join([*values, *scaled]))
 
 
 def _config(product: MatrixProduct, both: bool) -> Config:
     """A large block, where that gives every multiprocessor one; else a small one, and the reduction in parts."""
-    (rows, columns, terms), batch = product.counts, product.repeated
+    (rows, columns, terms), batch = product.counts, product.space.count(product.dot.batch)
 
     def programs(c: Config) -> int:
         return batch * -(-rows // c.bm) * -(-columns // c.bn)
@@ -221,31 +268,55 @@ def _as_matrix(a: Access, view: StridedView) -> bool:
     return aligned and all(linear(e).bare is not None for e in a.index)
 
 
+def _in_vectors(a: Access, dot: Dot, view: StridedView) -> bool:
+    """Whether parts of all of its tensor are read in whole vectors."""
+    last = _order(a, dot, view)[-1]
+    bare = linear(a.index[last]).bare
+    return view.types[a.tensor].shape[last] % PART_VECTOR == 0 and bare is not None and bare not in _windowed(dot)
+
+
+def _lies_so(dot: Dot, view: StridedView) -> bool:
+    """Whether the left operand lies in memory as its parts would."""
+    (a,) = operand_accesses(dot.left[0])
+    return view.strides[a.tensor][_order(a, dot, view)[-1]] == 1
+
+
+def _along_parts(dot: Dot, sides: Sequence[Access], view: StridedView) -> Dot:
+    """With the variables last, in each group of them, along which parts lie in memory."""
+    last = {linear(a.index[_order(a, dot, view)[-1]]).bare for a in sides}
+    rows, columns, summed = (tuple(sorted(v, key=last.__contains__)) for v in (dot.rows, dot.columns, dot.summed))
+    return replace(dot, rows=rows, columns=columns, summed=summed)
+
+
+def _swapped(dot: Dot) -> Dot:
+    dot = replace(dot, left=dot.right, right=dot.left, rows=dot.columns, columns=dot.rows)
+    return replace(dot, zero_left=dot.zero_right, zero_right=dot.zero_left)
+
+
 def split_steps(product: MatrixProduct, flat: Statement, int64_index: bool, setting: Setting) -> list[Step] | None:
     """Steps of a float32 product by parts of its operands: the right one's are made before, the left one's too where
-    columns are many, else in the program. None where that is no faster than what a library does."""
+    columns are many or where windows are read, else in the program. None where that is no faster than what would carry
+    it out otherwise."""
     dot, space, view = product.dot, product.space, product.view
-    plain = product.is_plain and len(space.classes) == 1
     types = dot.dtype, view.types[space.statement.output].dtype
-    if setting.precision != "highest" or types != ("float32", "float32") or not plain:
+    if setting.precision != "highest" or types != ("float32", "float32"):
         return None
     sides = [e for e in (*dot.left, *dot.right) if isinstance(e, Access)]
-    if len(sides) != len(dot.left) + len(dot.right) or len(sides) != 2 or not all(_as_matrix(a, view) for a in sides):
+    if len(sides) != len(dot.left) + len(dot.right) or len(sides) != 2:
         return None
     if space.count(dot.rows) < space.count(dot.columns):
-        dot = replace(dot, left=dot.right, right=dot.left, rows=dot.columns, columns=dot.rows)
-        product = replace(product, dot=dot)
-    (_, columns, terms), points = product.counts, product.multiplications
+        dot = _swapped(dot)
+    columns = space.count(dot.columns)
     filled = 4 * SMALL_BLOCK.bn * -(-columns // SMALL_BLOCK.bn) <= 5 * columns
-    if columns < LEAST_REUSE or not filled or terms < FEWEST_SPLIT_TERMS or points < FEWEST_SPLIT_POINTS:
+    if columns < LEAST_REUSE or not filled:
         return None
-    both = columns >= BOTH_COLUMNS
-    if not both and columns > MOST_SMALL_SIDE:
+    whole = not product.is_plain or bool(_windowed(dot)) or len(space.classes) > 1
+    pays = _windows_pay if whole else _matrices_pay
+    both = columns >= (BOTH_WINDOW_COLUMNS if whole else BOTH_COLUMNS) or (whole and not _lies_so(dot, view))
+    if not pays(replace(product, dot=dot), sides, both):
         return None
-    made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
-    if SPLIT_BYTES * sum(made) > MOST_PARTS:
-        return None
-    divided = split_operands(product, int64_index, ("left", "right") if both else ("right",))
+    product = replace(product, dot=_along_parts(dot, sides, view) if whole else dot)
+    divided = split_operands(product, int64_index, ("left", "right") if both else ("right",), windows=whole)
     if divided is None:
         return None
     over, split = divided
@@ -253,3 +324,26 @@ def split_steps(product: MatrixProduct, flat: Statement, int64_index: bool, sett
     product = replace(product, view=replace(over.view, statement=view.statement))
     own = dot_steps(product, flat, int64_index, setting, (), config, partial(PartsWriter, split=split))
     return None if own is None else over.around(own)
+
+
+def _matrices_pay(product: MatrixProduct, sides: Sequence[Access], both: bool) -> bool:
+    (_, columns, terms), points = product.counts, product.multiplications
+    dot, space, view = product.dot, product.space, product.view
+    fewest = FEWEST_SPLIT_POINTS if both else FEWEST_SMALL_POINTS
+    if not all(_as_matrix(a, view) for a in sides) or terms < FEWEST_SPLIT_TERMS or points < fewest:
+        return False
+    made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
+    return (both or columns <= MOST_SMALL_SIDE) and SPLIT_BYTES * sum(made) <= MOST_PARTS
+
+
+def _windows_pay(product: MatrixProduct, sides: Sequence[Access], both: bool) -> bool:
+    """Of windows, and of matrices of which some points are left out."""
+    dot, space, view = product.dot, product.space, product.view
+    terms = product.counts[2]
+    points = sum(math.prod(e[v] for v in (*dot.batch, *dot.rows, *dot.columns, *dot.summed)) for e in space.extent)
+    if terms < FEWEST_WINDOW_TERMS or points < FEWEST_WINDOW_POINTS:
+        return False
+    made = [math.prod(view.types[a.tensor].shape) for a in sides]
+    used = FEWEST_USES * max(made) <= points and SPLIT_BYTES * sum(made) <= MOST_PARTS
+    affine = all(linear(e).is_affine for a in sides for e in a.index)
+    return used and affine and all(_in_vectors(a, dot, view) for a in sides)

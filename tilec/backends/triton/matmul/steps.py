@@ -1,4 +1,4 @@
-"""Steps of a plan that carry out a product: the launch of its kernel, of what adds up parts, of what repairs it."""
+"""Launches of a product: its kernel, the one that adds up the parts of split-K, the one that repairs infinities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a function's lines before it is printed.
+"""Checks of a kernel's lines before they are printed: each name has a value where it is read.
 
 A name is read where every path has given it a value, past a loop that is not entered too, and (with TILEC_VERIFY, as in
 tests of kernels) never where it stands for a text, `shared`, of which a name has changed since. What a function neither

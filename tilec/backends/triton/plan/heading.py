@@ -1,4 +1,4 @@
-"""How a kernel is headed: by its statements, without what would make each shape another text."""
+"""The comments that head a kernel: its statements, without sizes, which would make each shape another text."""
 
 from __future__ import annotations
 

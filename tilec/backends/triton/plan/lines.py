@@ -1,4 +1,4 @@
-"""The body of a function that is compiled: what its lines are before they are text.
+"""The body of a kernel as nodes, before it is text: assignments, stores, loops, branches.
 
 Expressions are texts that writers make. What a line reads are the names in its expressions, which are taken from them
 where the line is; nothing else of an expression is known, and no line is made from another one's text.

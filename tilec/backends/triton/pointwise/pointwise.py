@@ -22,7 +22,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, all_text, triton_typ
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.plan.lines import CodeLine, ForLoop, assign
+from tilec.backends.triton.plan.lines import ForLoop, assign
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.reduction_walk import blocks_of, points_of
@@ -63,7 +63,7 @@ def several(
     all that they touch; `form`: of each, see `form_beside`."""
     if isinstance(form, RegisterBlock):
         return [RegisterBlockWriter(form, results, view, int64_index).launch()]
-    return _steps(results, view, form, int64_index)
+    return _Writer(results, view, form, int64_index).steps()
 
 
 def form_beside(space: Space, view: StridedView) -> PointwiseTiling | RegisterBlock | None:
@@ -108,7 +108,7 @@ def pointwise(
         return None
     if not split:
         tiling = choose_pointwise_tiling(space, view) if epilogue else tiling
-        return _steps([Computed(space, flat, epilogue)], view, tiling, int64_index)
+        return _Writer([Computed(space, flat, epilogue)], view, tiling, int64_index).steps()
     s = own.statement
     accumulator = Accumulator.of(s.aggregation, view.types[s.output].dtype)
     parts = f"{s.output}.parts"
@@ -116,7 +116,7 @@ def pointwise(
     made = (
         [TapWriter(taps, own, merged, int64_index).launch(flat, parts)]
         if taps is not None
-        else _steps([Computed(own, flat)], merged, tiling, int64_index)
+        else _Writer([Computed(own, flat)], merged, tiling, int64_index).steps()
     )
     shape = (number, math.prod(view.types[s.output].shape))
     content = None if taps is not None else unwritten(own, accumulator)
@@ -141,214 +141,208 @@ def fill(space: Space, types: Types) -> list[Step]:
 # text
 
 
-def _steps(results: Sequence[Computed], view: StridedView, tiling: PointwiseTiling, int64_index: bool) -> list[Step]:
-    space = results[0].space
-    innermost = [variables[-1] for variables, _ in tiling.axes if variables]
-    name = python_name(space.statement.output) + "_kernel"
-    k = Kernel(name, space, view.types, view.strides, int64_index, powers=True, innermost=innermost)
-    sums = [r.space.statement for r in results]
-    accumulators = [Accumulator.of(s.aggregation, view.types[s.output].dtype) for s in sums]
-    accumulators[1:] = [replace(a, names=tuple((n, k.names.fresh(n)) for n in STATE)) for a in accumulators[1:]]
-    if tiling.lanes is not None and tiling.lanes.in_16_bits:
-        accumulators = [replace(a, dtype=HALVES) for a in accumulators]
-    k.residues()
-    axes = _output_axes(k, tiling)
-    tails = {a.name: f"{a.name}_in" for a in axes}
-    needed = tests_of_reads(space, *tiling.axes[1], tails) if tiling.outer else tails
-    reductions = [v for v in space.reductions if not space.single(v)]
-    for v in space.reductions:
-        if v not in reductions:
-            k.value_of[v] = k.low(v)
-    outer_frame = Frame(k, [a.name for a in axes], tails)
-    shape = tuple_text([a.block for a in axes])
-    if reductions:
-        terms = [(r.space, a) for r, a in zip(results, accumulators, strict=True)]
-        body, reached = _reduction(k, axes, needed, reductions, tiling, terms, results[0].output)
-        values = [(a.result(), a.dtype) for a in accumulators]
-        k.scopes[0].lines += body
-    else:
-        found = [_direct(k, r.space, outer_frame, a) for r, a in zip(results, accumulators, strict=True)]
-        values, reached = [(value, dtype) for value, dtype, _ in found], found[0][2]
-    given: dict[Expr, ScalarValue] = {}
-    for number, (r, (value, dtype)) in enumerate(zip(results, values, strict=True)):
-        given |= _store(k, r, outer_frame, value, dtype, reached, tiling.parts > 1, shape, given, results[number + 1 :])
-    blocks = [(b, size) for b, (_, size) in zip(("BM", "BN"), tiling.axes, strict=False)]
-    blocks += [("BR", tiling.reduction)] if reductions and tiling.reduction is not None else []
-    k.constants = {**dict(blocks), **k.constants}
-    tiles = math.prod(-(-max(space.count(variables), 1) // size) for variables, size in tiling.axes)
-    if any(0 in (e[v] for v in space.outputs) for e in space.extent[:1]) and len(space.extent) == 1:
-        return []
-    told = [told for r in results for told in (r.flat, *r.epilogue)]
-    return k.launches((tiles, len(space.classes), tiling.parts), tiling.warps, 2, *told)
+class _Writer:
+    """One kernel for results over the same variables: blocks of outputs, and a walk over what is summed."""
 
+    def __init__(self, results: Sequence[Computed], view: StridedView, tiling: PointwiseTiling, int64_index: bool):
+        self.results, self.tiling, self.types, self.space = results, tiling, view.types, results[0].space
+        space = self.space
+        innermost = [variables[-1] for variables, _ in tiling.axes if variables]
+        name = python_name(space.statement.output) + "_kernel"
+        self.k = k = Kernel(name, space, view.types, view.strides, int64_index, powers=True, innermost=innermost)
+        sums = [r.space.statement for r in results]
+        found = [Accumulator.of(s.aggregation, view.types[s.output].dtype) for s in sums]
+        found[1:] = [replace(a, names=tuple((n, k.names.fresh(n)) for n in STATE)) for a in found[1:]]
+        if tiling.lanes is not None and tiling.lanes.in_16_bits:
+            found = [replace(a, dtype=HALVES) for a in found]
+        self.accumulators = found
+        k.residues()
+        self.axes = self._output_axes()
+        self.tails = {a.name: f"{a.name}_in" for a in self.axes}
+        self.reductions = [v for v in space.reductions if not space.single(v)]
+        for v in space.reductions:
+            if v not in self.reductions:
+                k.value_of[v] = k.low(v)
+        self.frame = Frame(k, [a.name for a in self.axes], self.tails)
+        self.shape = tuple_text([a.block for a in self.axes])
 
-def _output_axes(k: Kernel, tiling: PointwiseTiling) -> list[Axis]:
-    """Positions of the output block's elements, decoded into variables."""
-    axes = [
-        Axis(name, variables, block)
-        for name, block, (variables, _) in zip(("row", "col"), ("BM", "BN"), tiling.axes, strict=False)
-    ]
-    tile = k.program()
-    if len(axes) == 2:
-        k.assign("tile", tile)
-        k.assign("across", f"tl.cdiv({k.count(axes[1].variables)}, BN)")
-        places = ["tile // across", "tile % across"]
-    else:
-        places = [tile]
-    for axis, place, (_, size) in zip(axes, places, tiling.axes, strict=True):
-        start = place if place == tile else f"({place})"
-        if size >= 4:
-            k.quarters[axis.name] = f"{start} * ({axis.block} // 4) + tl.arange(0, {axis.block} // 4)"
-        k.assign(axis.name, f"{start} * {axis.block} + tl.arange(0, {axis.block})")
-        count = k.count([v for v in axis.variables if k.space.largest(v) > 1])
-        k.assign(f"{axis.name}_in", f"{axis.name} < {count}")
-        k.starts[axis.name] = f"{start} * {axis.block}", count, axis.block or ""
-        if tiling.outer and axis.name == "row":
-            k.assign("row", f"tl.minimum(row, {count} - 1)")
-        k.decode(axis)
-    for v in k.space.outputs:
-        if v not in k.value_of:
-            k.value_of[v] = k.low(v)
-    return axes
+    def steps(self) -> list[Step]:
+        k, tiling, space, results = self.k, self.tiling, self.space, self.results
+        if self.reductions:
+            reached = self._reduction()
+            values = [(a.result(), a.dtype) for a in self.accumulators]
+        else:
+            found = [self._direct(r.space, a) for r, a in zip(results, self.accumulators, strict=True)]
+            values, reached = [(value, dtype) for value, dtype, _ in found], found[0][2]
+        given: dict[Expr, ScalarValue] = {}
+        for number, (r, (value, dtype)) in enumerate(zip(results, values, strict=True)):
+            given |= self._store(r, value, dtype, reached, given, results[number + 1 :])
+        blocks = [(b, size) for b, (_, size) in zip(("BM", "BN"), tiling.axes, strict=False)]
+        blocks += [("BR", tiling.reduction)] if self.reductions and tiling.reduction is not None else []
+        k.constants = {**dict(blocks), **k.constants}
+        tiles = math.prod(-(-max(space.count(variables), 1) // size) for variables, size in tiling.axes)
+        if any(0 in (e[v] for v in space.outputs) for e in space.extent[:1]) and len(space.extent) == 1:
+            return []
+        told = [told for r in results for told in r.statements]
+        return k.launches((tiles, len(space.classes), tiling.parts), tiling.warps, 2, *told)
 
+    def _output_axes(self) -> list[Axis]:
+        """Positions of the output block's elements, decoded into variables."""
+        k, tiling = self.k, self.tiling
+        axes = [
+            Axis(name, variables, block)
+            for name, block, (variables, _) in zip(("row", "col"), ("BM", "BN"), tiling.axes, strict=False)
+        ]
+        tile = k.program()
+        if len(axes) == 2:
+            k.assign("tile", tile)
+            k.assign("across", f"tl.cdiv({k.count(axes[1].variables)}, BN)")
+            places = ["tile // across", "tile % across"]
+        else:
+            places = [tile]
+        for axis, place, (_, size) in zip(axes, places, tiling.axes, strict=True):
+            start = place if place == tile else f"({place})"
+            if size >= 4:
+                k.quarters[axis.name] = f"{start} * ({axis.block} // 4) + tl.arange(0, {axis.block} // 4)"
+            k.assign(axis.name, f"{start} * {axis.block} + tl.arange(0, {axis.block})")
+            count = k.count([v for v in axis.variables if k.space.largest(v) > 1])
+            k.assign(f"{axis.name}_in", f"{axis.name} < {count}")
+            k.starts[axis.name] = f"{start} * {axis.block}", count, axis.block or ""
+            if tiling.outer and axis.name == "row":
+                k.assign("row", f"tl.minimum(row, {count} - 1)")
+            k.decode(axis)
+        for v in k.space.outputs:
+            if v not in k.value_of:
+                k.value_of[v] = k.low(v)
+        return axes
 
-def _direct(k: Kernel, space: Space, frame: Frame, accumulator: Accumulator) -> tuple[str, str, str | None]:
-    """A statement without reduction: its value where the point is valid."""
-    s = space.statement
-    k.blockwise = True
-    evaluator = TritonScalars(frame, *s.roots)
-    evaluator.read_first(*s.roots)
-    mask, compute_dtype = _mask(space, frame, evaluator), accumulator.term_dtype
-    code = evaluator.text(s.body, compute_dtype)
-    if mask is None:
-        return code, compute_dtype, None
-    valid = "valid" if space is k.space else k.names.fresh("valid")
-    k.assign(valid, mask)
-    if s.default is not None:
-        return code, compute_dtype, valid
-    return f"tl.where({valid}, {code}, {Accumulator(s.aggregation, compute_dtype).identity_text})", compute_dtype, None
+    def _direct(self, space: Space, accumulator: Accumulator) -> tuple[str, str, str | None]:
+        """A statement without reduction: its value where the point is valid."""
+        k, s = self.k, space.statement
+        k.blockwise = True
+        evaluator = TritonScalars(self.frame, *s.roots)
+        evaluator.read_first(*s.roots)
+        mask, compute_dtype = _mask(space, self.frame, evaluator), accumulator.term_dtype
+        code = evaluator.text(s.body, compute_dtype)
+        if mask is None:
+            return code, compute_dtype, None
+        valid = "valid" if space is k.space else k.names.fresh("valid")
+        k.assign(valid, mask)
+        if s.default is not None:
+            return code, compute_dtype, valid
+        identity_text = Accumulator(s.aggregation, compute_dtype).identity_text
+        return f"tl.where({valid}, {code}, {identity_text})", compute_dtype, None
+
+    def _reduction(self) -> str | None:
+        """Lines of the loop over the reduction, for all results; the name of the test that a point was valid, where
+        needed."""
+        k, tiling, axes = self.k, self.tiling, self.axes
+        s, body = k.space.statement, k.scopes[0].lines
+        tiled, lanes = tiling.reduction is not None, tiling.lanes
+        tails = tests_of_reads(self.space, *tiling.axes[1], self.tails) if tiling.outer else self.tails
+        walk = (blocks_of if tiled else points_of)(k, axes, tails, self.reductions, tiling)
+        dimensions = [*(a.block for a in axes), *(["BR"] if tiled else [])] if lanes is None else ["BM", "BR", "BN"]
+        shape = tuple_text(dimensions)
+
+        def write(step: int) -> int:
+            frame = walk.enter(step)
+            return [self._term(frame, r.space, a) for r, a in zip(self.results, self.accumulators, strict=True)][0]
+
+        lines = reads_first(k, walk.steps, write)
+        wants_reached = s.default is not None
+        alone = tiling.outer and not whole_blocks(k.space)
+        if alone:
+            body.append(assign("zeros", f"tl.load({self._first_place()}, other=0)"))
+        for accumulator in self.accumulators:
+            body += accumulator.start(shape, "zeros" if alone else None)
+        if wants_reached:
+            body.append(assign("reached", f"tl.full({shape}, False, tl.int1)"))
+        body += walk.before
+        for loops in reversed(walk.loops):
+            for counter, over in reversed(loops):
+                lines = [ForLoop(counter, over, tuple(lines))]
+            lines = [*(k.scopes.pop().lines if len(k.scopes) > 1 else ()), *lines]
+        body += lines
+        for accumulator in self.accumulators:
+            body += accumulator.reduce(1) if lanes is not None else ()
+            body += accumulator.reduce(len(axes)) if tiled else ()
+        if tiled and wants_reached:
+            body.append(assign("reached", f"tl.reduce(reached, {len(axes)}, either_)"))
+        return "reached" if wants_reached else None
+
+    def _first_place(self) -> str:
+        """The places of the first result's block, and a mask that says of none that it is read."""
+        k, lanes, s = self.k, self.tiling.lanes, self.k.space.statement
+        whole = Frame(k, [a.name for a in self.axes] if lanes is None else ["row", "red", "col"], {})
+        forms, both = [whole.form(e) for e in s.index or ()], frozenset(a.name for a in self.axes)
+        if self.tiling.parts > 1:
+            place = whole.part_address(s.output, f"{s.output}.parts", forms, both)
+        else:
+            place = whole.address(self.results[0].output, forms, both)
+        if lanes is None:
+            return f"{place}, mask={NEVER}"
+        never = f"(row[:, None, None] < 0) & (col[None, None, :] < 0) & ({BESIDE} < 0)"
+        return f"{place} + {BESIDE} * 0, mask={never}"
+
+    def _term(self, frame: Frame, space: Space, accumulator: Accumulator) -> int:
+        """Lines that add the point of a frame, or its block of points; how many of them are there for reads."""
+        k, tiling, s, lanes = self.k, self.tiling, space.statement, self.tiling.lanes
+        evaluator = TritonScalars(frame, *s.roots)
+        halves = s.body if lanes is not None and lanes.in_16_bits and isinstance(s.body, Call) else None
+        reads = [frame.read(a, 0) for a in halves.args if isinstance(a, Access)] if halves else []
+        if tiling.outer and halves is None:
+            evaluator.read_first(*s.roots, always=True)
+        last = len(k.scopes[-1].lines)
+        mask = _mask(space, frame, evaluator)
+        if halves is not None:
+            code = {"add": "{} + {}", "sub": "{} - {}"}[halves.function].format(*reads)
+        else:
+            code = evaluator.text(s.body, accumulator.term_dtype)
+        if tiling.reduction is not None:
+            inside = frame.spread("red_in", "red")
+            mask = inside if mask is None else f"{inside} & {mask}"
+        if mask is not None:
+            k.assign("valid", mask)
+            code = f"tl.where(valid, {code}, {accumulator.identity_text})"
+        k.assign("value", code)
+        k.add(*accumulator.step("value"))
+        if s.default is not None:
+            k.assign("reached", f"reached | {'valid' if mask is not None else 'True'}")
+        return last
+
+    def _store(
+        self,
+        r: Computed,
+        value: str,
+        compute_dtype: str,
+        reached: str | None,
+        given: Mapping[Expr, ScalarValue],
+        later: Sequence[Computed],
+    ) -> dict[Expr, ScalarValue]:
+        """Lines that store a result, in this program's part where it is split; what `later` ones are given of it.
+        `given`: what it is given of those before."""
+        k, frame, s, types, split = self.k, self.frame, r.space.statement, self.types, self.tiling.parts > 1
+        rows, whole = [frame.form(e) for e in s.index or ()], frozenset(frame.axes)
+        mask = all_text([*(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(r.space.stored)])
+        if reached is not None:
+            assert s.default is not None
+            other = f"tl.load({frame.address(s.default, rows, whole)}, mask={mask}, other=0)"
+            if types[s.default].dtype != compute_dtype:
+                other = f"{other}.to({triton_type(compute_dtype)})"
+            value = f"tl.where({reached}, {value}, {other})"
+        value, compute_dtype = finish(frame, r.space, value, compute_dtype, r.epilogue, given)
+        found = as_read(frame, r.space, r.output, value, compute_dtype) if r.is_read_by(later) else {}
+        if r.stored:
+            k.assign("result", value)
+            dtype, parts = types[r.output].dtype, f"{s.output}.parts"
+            cast = "" if compute_dtype == dtype or split else f".to({triton_type(dtype)})"
+            place = frame.part_address(r.output, parts, rows, whole) if split else frame.address(r.output, rows, whole)
+            k.store(place, f"tl.broadcast_to(result, {self.shape}){cast}", f"tl.broadcast_to({mask}, {self.shape})")
+        return found
 
 
 def _mask(space: Space, frame: Frame, evaluator: TritonScalars) -> str | None:
     return all_text([*frame.tests(space.valid), *map(evaluator.test, space.statement.guards)]) or None
-
-
-def _reduction(
-    k: Kernel,
-    axes: list[Axis],
-    tails: dict[str, str],
-    reductions: list[str],
-    tiling: PointwiseTiling,
-    terms: Sequence[tuple[Space, Accumulator]],
-    stored: str,
-) -> tuple[list[CodeLine], str | None]:
-    """Lines of the loop over the reduction, for the output `stored` and those beside it; the name of the test that a
-    point was valid, where needed. `terms`: what each adds to."""
-    body: list[CodeLine] = []
-    s = k.space.statement
-    tiled, lanes = tiling.reduction is not None, tiling.lanes
-    walk = (blocks_of if tiled else points_of)(k, axes, tails, reductions, tiling)
-    shape = tuple_text([*(a.block for a in axes), *(["BR"] if tiled else [])] if lanes is None else ["BM", "BR", "BN"])
-    accumulators = [accumulator for _, accumulator in terms]
-
-    def write(step: int) -> int:
-        frame = walk.enter(step)
-        return [_term(k, frame, tiling, *own) for own in terms][0]
-
-    lines = reads_first(k, walk.steps, write)
-    wants_reached = s.default is not None
-    alone = tiling.outer and not whole_blocks(k.space)
-    if alone:
-        whole = Frame(k, [a.name for a in axes] if lanes is None else ["row", "red", "col"], {})
-        forms, both = [whole.form(e) for e in s.index or ()], frozenset(a.name for a in axes)
-        split = tiling.parts > 1
-        parts = f"{s.output}.parts"
-        place = whole.part_address(s.output, parts, forms, both) if split else whole.address(stored, forms, both)
-        never = NEVER if lanes is None else f"(row[:, None, None] < 0) & (col[None, None, :] < 0) & ({BESIDE} < 0)"
-        place += "" if lanes is None else f" + {BESIDE} * 0"
-        body.append(assign("zeros", f"tl.load({place}, mask={never}, other=0)"))
-    for accumulator in accumulators:
-        body += accumulator.start(shape, "zeros" if alone else None)
-    if wants_reached:
-        body.append(assign("reached", f"tl.full({shape}, False, tl.int1)"))
-    body += walk.before
-    for loops in reversed(walk.loops):
-        for counter, over in reversed(loops):
-            lines = [ForLoop(counter, over, tuple(lines))]
-        lines = [*(k.scopes.pop().lines if len(k.scopes) > 1 else ()), *lines]
-    body += lines
-    for accumulator in accumulators:
-        body += accumulator.reduce(1) if lanes is not None else ()
-        body += accumulator.reduce(len(axes)) if tiled else ()
-    if tiled:
-        if wants_reached:
-            body.append(assign("reached", f"tl.reduce(reached, {len(axes)}, either_)"))
-    return body, "reached" if wants_reached else None
-
-
-def _term(k: Kernel, frame: Frame, tiling: PointwiseTiling, space: Space, accumulator: Accumulator) -> int:
-    """Lines that add the point of a frame, or its block of points; how many of them are there for reads."""
-    s, lanes = space.statement, tiling.lanes
-    evaluator = TritonScalars(frame, *s.roots)
-    halves = s.body if lanes is not None and lanes.in_16_bits and isinstance(s.body, Call) else None
-    reads = [frame.read(a, 0) for a in halves.args if isinstance(a, Access)] if halves else []
-    if tiling.outer and halves is None:
-        evaluator.read_first(*s.roots, always=True)
-    last = len(k.scopes[-1].lines)
-    mask = _mask(space, frame, evaluator)
-    if halves is not None:
-        code = {"add": "{} + {}", "sub": "{} - {}"}[halves.function].format(*reads)
-    else:
-        code = evaluator.text(s.body, accumulator.term_dtype)
-    if tiling.reduction is not None:
-        inside = frame.spread("red_in", "red")
-        mask = inside if mask is None else f"{inside} & {mask}"
-    if mask is not None:
-        k.assign("valid", mask)
-        code = f"tl.where(valid, {code}, {accumulator.identity_text})"
-    k.assign("value", code)
-    k.add(*accumulator.step("value"))
-    if s.default is not None:
-        k.assign("reached", f"reached | {'valid' if mask is not None else 'True'}")
-    return last
-
-
-def _store(
-    k: Kernel,
-    r: Computed,
-    frame: Frame,
-    value: str,
-    compute_dtype: str,
-    reached: str | None,
-    split: bool,
-    shape: str,
-    given: Mapping[Expr, ScalarValue],
-    later: Sequence[Computed],
-) -> dict[Expr, ScalarValue]:
-    """Lines that store a result, in this program's part where it is `split`; what `later` ones are given of it.
-    `given`: what it is given of those before."""
-    s, types = r.space.statement, k.types
-    rows = [frame.form(e) for e in s.index or ()]
-    mask = " & ".join(dict.fromkeys([
-        *(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(r.space.stored),
-    ]))  # fmt: skip
-    if reached is not None:
-        assert s.default is not None
-        other = f"tl.load({frame.address(s.default, rows, frozenset(frame.axes))}, mask={mask}, other=0)"
-        stored = types[s.default].dtype
-        if stored != compute_dtype:
-            other = f"{other}.to({triton_type(compute_dtype)})"
-        value = f"tl.where({reached}, {value}, {other})"
-    value, compute_dtype = finish(frame, r.space, value, compute_dtype, r.epilogue, given)
-    found = as_read(frame, r.space, r.output, value, compute_dtype) if r.is_read_by(later) else {}
-    if r.stored:
-        k.assign("result", value)
-        dtype, whole = types[r.output].dtype, frozenset(frame.axes)
-        cast = "" if compute_dtype == dtype or split else f".to({triton_type(dtype)})"
-        parts = f"{s.output}.parts"
-        address = frame.part_address(r.output, parts, rows, whole) if split else frame.address(r.output, rows, whole)
-        k.store(address, f"tl.broadcast_to(result, {shape}){cast}", f"tl.broadcast_to({mask}, {shape})")
-    return found
 
 
 def unwritten(space: Space, accumulator: Accumulator) -> bool | int | float | None:
@@ -383,4 +377,5 @@ def combine_parts(
     second = build_space(total, types)
     assert second is not None
     combined = StridedView(total, types, strides)
-    return _steps([Computed(second, total, epilogue)], combined, combining(variables, count, parts), int64_index)
+    tiling = combining(variables, count, parts)
+    return _Writer([Computed(second, total, epilogue)], combined, tiling, int64_index).steps()

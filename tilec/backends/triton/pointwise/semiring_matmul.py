@@ -1,4 +1,4 @@
-"""Blocks whose operands depend on one side each, walked point by point: an outer product in any semiring.
+"""Matrix products in any semiring (max-plus, ...): outer products of a row's and a column's operands, point by point.
 
 Each point of the reduction reads a row's operand and a column's, and combines all pairs. What limits it is reading: a
 thread with R rows and C columns reads R + C values for R * C pairs, and Triton's own choice may be 32 rows and 1

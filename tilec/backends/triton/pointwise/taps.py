@@ -1,4 +1,4 @@
-"""Sums over all places of a window for each of its taps: gradients of the kernels of depthwise convolutions.
+"""Weight gradients of depthwise convolutions: sums over all positions of a window for each of its taps.
 
 In `DK[j, i, c] = +(D[n, y, x, c] * I[n, y + j, x + i, c])` taps that differ in i read the same elements a place apart.
 A program takes all taps along i and a share of the places, eight neighbours along x at once, in which each element of D

@@ -1,4 +1,4 @@
-"""How maps and reductions are spread over programs."""
+"""Block sizes and grids of maps and reductions, and how long reductions are split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels whose programs write out several points, of several sums, each with the statement at its own place.
+"""Unrolled kernels: a program writes out several points, of several sums, each with the statement at its own place.
 
 What these points read together is read, and converted, once. A sum of products whose points may lie outside reads zeros
 there, which is nothing while the other factor is finite: where a sum comes out infinite or NaN, the block is computed

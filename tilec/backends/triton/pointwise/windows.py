@@ -1,4 +1,4 @@
-"""Windows of few channels: a program computes several neighbours along an axis of the window, from what they share.
+"""Stencils and depthwise convolutions, register-blocked: a program computes neighbours from what they share.
 
 In `O[y, x, c] = +(I[y + j, x + i, c] * K[j, i, c])` neighbours along x read the same elements of I. The loop over i is
 written out for eight values of x at once, in which each element of I and K is read, and converted, one time. Any

@@ -1,4 +1,4 @@
-"""Steps that mix lanes: earlier states are read back from the output tensor itself.
+"""Recurrences whose steps mix lanes, as a matrix does: earlier states are read back from the output tensor itself.
 
 `resident`: one launch. A program owns whole sets of lanes that depend on each other, and a barrier stands between its
 steps. `cooperative`: one launch of as many programs as run at once, each with a part of all lanes, and a barrier of all

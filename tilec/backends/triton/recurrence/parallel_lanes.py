@@ -1,4 +1,4 @@
-"""Steps in which each lane reads itself alone: lanes over programs, states in registers, time in a loop.
+"""Recurrences in which each lane reads itself alone: lanes over programs, states in registers, time in a loop.
 
 The loop goes several steps at a time, and first issues the loads of the steps after those: no compiler moves a load
 over a store by itself.

@@ -1,4 +1,4 @@
-"""Addresses that go from step to step.
+"""Addresses as induction variables: each step adds to those of the last.
 
 A step's address is a product for each variable, in 64 bits, and where a lane turns, first its place modulo the lanes:
 most of the instructions of a recurrence that reads, adds and stores. From step to step it moves by a constant, and by a

@@ -1,4 +1,4 @@
-"""Family time: statements that read their own output.
+"""Family recurrence: statements that read their own output.
 
 The place where a recurrence is given to a form that takes it; what no other form takes runs in its own order.
 """

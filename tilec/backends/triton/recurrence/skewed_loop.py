@@ -1,4 +1,4 @@
-"""A recurrence in the coordinates in which kernels run it: time, and lanes, which one step computes together.
+"""A recurrence after loop skewing, as kernels run it: time, and lanes, which one step computes together.
 
 Reads of the own output become reads of a tensor that holds everything earlier, padded with what `init` says. Every
 element of the output is written in its own step, those without a valid point too.

@@ -253,7 +253,8 @@ class RowWriter(BlockValues):
         k, block = self.k, {"row": "BM", "col": "BN"}[name]
         if name == "col" and start == "first" and (outer := self._outer(variables)):
             return self._position_inside(variables, outer)
-        k.assign(name, f"{start} + tl.arange(0, {block})")
+        place = f"{start} + tl.arange(0, {block})"
+        k.assign(name, place if name == "row" or self.tiling.vectors else f"tl.multiple_of({place}, 1)")
         if self.aligned is None:
             k.starts[name] = start, end or k.count([v for v in variables if self.group.extent[v] > 1]), block
         if name != "col" or not self.filled:

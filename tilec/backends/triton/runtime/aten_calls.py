@@ -1,4 +1,4 @@
-"""What a step of Python lines calls of torch's operators, so that it can be done again without Python.
+"""The ATen operators that a step of Python lines calls, recorded so that they can be called again without Python.
 
 Tensors of the same sizes, strides and types lead to the same calls, as nothing in a step looks at their elements. What
 operators give as views is kept as sizes, strides and an offset, so that no more of them is called again.

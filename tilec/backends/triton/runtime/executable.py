@@ -108,7 +108,8 @@ class PlannedCall:
         left to the launch itself."""
         jobs: dict[tuple, Callable[[], object]] = {}
         self._find_kernels(self.plan, self._operations, dict(zip(self._names, inputs, strict=True)), jobs)
-        in_parallel(list(jobs.values()))
+        longest_first = sorted(jobs, key=lambda key: -len(key[0]))
+        in_parallel([jobs[key] for key in longest_first])
 
     def _find_kernels(
         self,

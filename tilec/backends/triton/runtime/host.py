@@ -1,4 +1,4 @@
-"""The source of a whole program: its kernels and the Python function that allocates and launches."""
+"""The printed program (`.source()`): its kernels and the Python function that allocates and launches."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, T
 
 LIBDEVICE_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "rint": torch.round,
-    "fast_expf": torch.exp,
     "fast_dividef": torch.div,
 }
+WRITTEN_AS_INSTRUCTIONS = {"exp_": "exp", "share_exp_": "exp"}  # of the library, while kernels are interpreted
 
 
 class InterpretedLibrary:

@@ -296,7 +296,7 @@ def compiled_kernel(key: tuple) -> CompiledKernel | None:
 
 
 def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tuple:
-    """What Triton compiles a kernel for, of arguments as `specialised` says."""
+    """What Triton compiles a kernel for, of arguments as `specialised` says; its text first."""
     how = (launch.text, launch.kernel, launch.constants, launch.warps, launch.stages)
     plain = launch.file.kernel.unspecialized
     kinds = [

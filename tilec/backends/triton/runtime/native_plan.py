@@ -1,4 +1,4 @@
-"""A plan as the library's: allocations and launches that need no Python, and what else there is as it is."""
+"""A plan for the library in C++ (`tilec/native`): allocations and launches without Python, other steps as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan whose sizes are open as the library's: its steps are made once, and a call's numbers are filled in.
+"""A plan with open sizes for the library in C++: its steps are made once, and a call's numbers are filled in.
 
 Kernels that a length compiles anew, as where a number is a multiple of 16 for the first time, are left to the plan at
 its sizes.

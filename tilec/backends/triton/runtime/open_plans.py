@@ -1,4 +1,4 @@
-"""Plans of a program whose sizes are left open, for the sizes of a call."""
+"""Plans with open sizes (dynamic shapes): made once for a layout, filled in with the sizes of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a plan as what runs them, over the tensors that there are by name."""
+"""Steps of a plan as functions over a dictionary of tensors, for the first call and where there is nothing faster."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _loop(step: TiledLoop, device: torch.device) -> Operation:
     """The loop, compiled from the lines that a program prints."""
     names = FreshNames((*RESERVED_NAMES, "stream", "tensors"))
     parts = [Part(call.program, device) for call in step.calls]
-    named: dict[str, Any] = {}
+    functions: dict[str, Any] = {}
     local: dict[str, str] = {}
     for x in (x for call in step.calls for x in call.places if not isinstance(x, Start)):
         local[x.tensor] = local.get(x.tensor) or names.fresh(python_name(x.tensor))
@@ -110,9 +110,9 @@ def _loop(step: TiledLoop, device: torch.device) -> Operation:
     lines = [f"{name} = tensors[{tensor!r}]" for tensor, name in local.items()]
     for call, part in zip(step.calls, parts, strict=True):
         title = names.fresh("part")
-        named[title] = part
+        functions[title] = part
         lines += writer.lines(call, title, "stream")
-    return OfParts(_of_lines(lines, device, named), tuple(parts))
+    return OfParts(_of_lines(lines, device, functions), tuple(parts))
 
 
 def _of_lines(lines: Sequence[str], device: torch.device, functions: Mapping[str, Any] | None = None) -> Operation:

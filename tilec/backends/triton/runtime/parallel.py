@@ -1,4 +1,4 @@
-"""Several kernels compiled at a time."""
+"""Compiling several kernels at a time, in threads."""
 
 from __future__ import annotations
 

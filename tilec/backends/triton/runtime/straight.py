@@ -1,4 +1,4 @@
-"""A plan as one Python function that looks nothing up: what a repeated call costs the host.
+"""A plan as one Python function without look-ups, for repeated calls where there is no library in C++.
 
 It has a line for each allocation and each launch, with addresses and numbers as they stand. Small intermediates that
 kernels alone touch share one allocation, each at a place of its own for as long as it lives; kernels of one stream run

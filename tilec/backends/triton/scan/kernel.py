@@ -1,4 +1,4 @@
-"""The kernels of a scan, as far as both their forms have it in common.
+"""What both kernels of a scan have in common (`blocks.py`, `lanes.py`).
 
 `scan` goes through a row, or a chunk of one. Chunks of a row run side by side: `totals` composes the terms of each, and
 who goes through a chunk first composes the totals of those before it. The order of all this depends on shapes alone, so

@@ -1,4 +1,4 @@
-"""Scans in as many steps as there are terms: which blocks, and whether rows are cut into chunks that run side by side.
+"""Family scan: which blocks, and whether rows are cut into chunks that run side by side.
 
 Where the rows fill the device, one program goes through each block of rows. Where they are few, a row is cut into
 chunks: a launch for their totals, and one for the chunks themselves, which reads the terms a second time.

@@ -58,7 +58,7 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
     columns = min(power_of_two(runs.width), BLOCK_POINTS)
     rows = max(1, BLOCK_POINTS // columns)
     k.constants = {"BM": rows, "BN": columns}
-    k.assign("row", f"{_program(k)} * BM + tl.arange(0, BM)")
+    k.assign("row", f"{k.program()} * BM + tl.arange(0, BM)")
     k.assign("row_in", f"row < {k.count(runs.keyed)}")
     k.decode(Axis("row", runs.keyed, "BM"))
     k.assign("col", "tl.arange(0, BN)")
@@ -83,7 +83,7 @@ def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:
     share = -(-runs.points // (programs * COUNTED_POINTS)) * COUNTED_POINTS
     k.constants = {"BM": COUNTED_POINTS, "BINS": power_of_two(runs.count)}
     part = k.number("share", "share", share)
-    origin = k.line("origin", f"{_program(k)} * {part}")
+    origin = k.line("origin", f"{k.program()} * {part}")
     limit = k.line("limit", f"tl.minimum({origin} + {part}, {k.count(runs.keyed)})")
     k.assign("total", "tl.zeros((BINS,), tl.int32)")
     k.scopes.append(Scope())
@@ -115,10 +115,6 @@ def _kernel(runs: Runs, suffix: str) -> Kernel:
     k = Kernel("", runs.space, runs.view.types, runs.view.strides, runs.int64_index, powers=True)
     k.name = k.names.fresh(python_name(runs.statement.output) + suffix)
     return k
-
-
-def _program(k: Kernel) -> str:
-    return k.program()
 
 
 def _launch(k: Kernel, runs: Runs, programs: int) -> Launch:

@@ -44,7 +44,7 @@ from tilec.ir.program import (
     Statement,
     index_variables,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 StatementPlanner = Callable[..., list[Step]]
@@ -52,6 +52,16 @@ StatementPlanner = Callable[..., list[Step]]
 FEW_AT_AN_ELEMENT = 256
 FEW_TERMS = 2**24  # looked at in the time that sorting takes at least
 TERMS_OF_A_POINT = 512  # looked at in the time that a point takes to be sorted
+
+
+@dataclass(frozen=True)
+class ScatterContext:
+    """What scatters are planned with. `carry` carries out ordinary statements."""
+
+    types: Types
+    strides: Strides
+    int64_index: bool
+    carry: StatementPlanner
 
 
 @dataclass(frozen=True)
@@ -66,32 +76,23 @@ class Sorted:
 
 
 def scattered(
-    s: Statement,
-    types: Mapping[str, TensorType],
-    strides: Strides,
-    int64_index: bool,
-    carry: StatementPlanner,
-    epilogue: Sequence[Statement] = (),
-    margins: Margins = (),
+    s: Statement, context: ScatterContext, epilogue: Sequence[Statement] = (), margins: Margins = ()
 ) -> list[Step] | None:
     """Steps that compute the flat statement `s` and its epilogue into the last one's allocated output; None where it
-    can have none. `carry` carries out an ordinary one; `margins`: of the positions by which its points are sorted."""
-    found = _way(s, types, strides, int64_index, carry, bool(epilogue), margins)
+    can have none. `margins`: of the positions by which its points are sorted."""
+    found = _way(s, context, bool(epilogue), margins)
     return _combined([found], epilogue) if isinstance(found, Sorted) else found
 
 
 def scattered_together(
     statements: Sequence[Statement],
-    types: Mapping[str, TensorType],
-    strides: Strides,
-    int64_index: bool,
-    carry: StatementPlanner,
+    context: ScatterContext,
     epilogue: Sequence[Statement],
     margins: Mapping[str, Margins],
 ) -> list[Step] | None:
     """Steps that compute several scatters, which nothing but the epilogue reads, and the epilogue in one kernel: it
     combines the runs of an element one scatter after the other. None where not all are sorted alike."""
-    found = [_way(s, types, strides, int64_index, carry, True, margins.get(s.output, ())) for s in statements]
+    found = [_way(s, context, True, margins.get(s.output, ())) for s in statements]
     members = [m for m in found if isinstance(m, Sorted)]
     together = len(members) == len(found) and all(m.runs.joins(members[0].runs) for m in members)
     return _combined(members, epilogue) if together else None
@@ -111,17 +112,11 @@ def _combined(members: Sequence[Sorted], epilogue: Sequence[Statement]) -> list[
 
 
 def _way(
-    s: Statement,
-    types: Mapping[str, TensorType],
-    strides: Strides,
-    int64_index: bool,
-    carry: StatementPlanner,
-    sorted_only: bool,
-    margins: Margins,
-    sort: bool = False,
+    s: Statement, context: ScatterContext, sorted_only: bool, margins: Margins, sort: bool = False
 ) -> Sorted | list[Step] | None:
     """How points are sorted; other steps where they are not, or None where `sorted_only`. `sort`: they are, whatever
     else there is."""
+    types, carry = context.types, context.carry
     domain = build_domain(s, types)
     out = types[s.output]
     if domain is None:
@@ -146,11 +141,11 @@ def _way(
     )
     dtype = accumulation_dtype(aggregation, out.dtype)
     values = TensorType(tuple(domain.extent[v] for v in order), dtype)
-    view = StridedView(term, types, strides).with_tensor(term.output, values)
+    view = StridedView(term, types, context.strides).with_tensor(term.output, values)
     before: list[Step] = []
     after: tuple[str, ...] = ()
     width = math.prod(shape[split:])
-    int64_index = int64_index or points > NARROWEST
+    int64_index = context.int64_index or points > NARROWEST
     accumulator = Accumulator.of(aggregation, out.dtype)
     roots = (s.body, *s.guards, *(s.index or ()))
     wanted = point_conditions(roots, (*s.constraints, *limits), types)
@@ -171,7 +166,7 @@ def _way(
     if exact is not None:
         return None if sorted_only else exact
     if not places.every:
-        return _way(s, types, strides, int64_index, carry, sorted_only, margins, sort=True)
+        return _way(s, replace(context, int64_index=int64_index), sorted_only, margins, sort=True)
     if summed:
         before = [Allocate(term.output, values.shape, dtype), *carry(term, term, view.types, view.strides)]
         after = (term.output,)
@@ -195,7 +190,8 @@ def _way(
         content = runs.name("default")
         before.append(_contiguous_default(s, content, types))
         after = (*after, content)
-    return Sorted(tuple(before), sorted_points(sort_, places, margins, view.types, view.strides, carry), runs, after)
+    context = replace(context, types=view.types, strides=view.strides)
+    return Sorted(tuple(before), sorted_points(sort_, places, margins, context), runs, after)
 
 
 def _selected(s: Statement, named: Sequence[Affine], wanted: Sequence[Condition]) -> Statement:
@@ -213,22 +209,15 @@ def _selected(s: Statement, named: Sequence[Affine], wanted: Sequence[Condition]
     return replace(s, index=tuple(index), guard=guard, constraints=constraints)
 
 
-def sorted_points(
-    sort: Sort,
-    places: PointPlaces,
-    margins: Margins,
-    types: Mapping[str, TensorType],
-    strides: Strides,
-    carry: StatementPlanner,
-) -> Once:
+def sorted_points(sort: Sort, places: PointPlaces, margins: Margins, context: ScatterContext) -> Once:
     """Steps that sort the points by position."""
     position = places.position(margins)
     assert position.output == sort.keys
     at = sort.keys
     shape = tuple(size_of(n) for n in position.sizes or ())
-    types = {**types, at: TensorType(shape, sort.dtype)}
-    strides = {**strides, at: contiguous(shape)}
-    steps = (Allocate(at, shape, sort.dtype), *carry(position, position, types, strides), *sort_steps(sort))
+    types = {**context.types, at: TensorType(shape, sort.dtype)}
+    strides = {**context.strides, at: contiguous(shape)}
+    steps = (Allocate(at, shape, sort.dtype), *context.carry(position, position, types, strides), *sort_steps(sort))
     key = (*places.key(position), sort.count, sort.int64_index)
     return Once(key, sort.made, (*steps, Release((at,))))
 
@@ -245,7 +234,7 @@ def _without_keyed(s: Statement, keyed: tuple[str, ...], whole_guard: bool) -> S
     return replace(s, guard=s.guard if whole_guard else None, constraints=constraints)
 
 
-def _contiguous_default(s: Statement, content: str, types: Mapping[str, TensorType]) -> Step:
+def _contiguous_default(s: Statement, content: str, types: Types) -> Step:
     assert s.default is not None
     line = f"{python_name(content)} = {python_name(s.default)}.contiguous()"
     return TorchLines((line,), (s.default,), (content,), (s.output,), (types[s.default].dtype,))

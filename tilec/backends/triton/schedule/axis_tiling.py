@@ -1,4 +1,4 @@
-"""Programs whose intermediates pass a budget go slab by slab.
+"""Axis tiling: programs whose intermediates pass a memory budget go slab by slab.
 
 Scores of an attention are N x N, its inputs and outputs N x D. Where a plan's intermediates take more than the budget,
 a run of statements that share an axis (`common/axis_tiling.py`) becomes a loop over slabs of it: the plan of a slab is

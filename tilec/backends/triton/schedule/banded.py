@@ -1,4 +1,4 @@
-"""Bands of products: `V[x, d] = +(F[x, c] * G[x + d - 4, c])`, a correlation volume, reads rows and columns together.
+"""Banded products, such as a correlation volume, `V[x, d] = +(F[x, c] * G[x + d - 4, c])`.
 
 Of the products of all rows and columns, few are asked for each row. Tensor cores compute all of them, `P[x, u] = +(F[x,
 c] * G[u, c])`, in less time than those few take term by term. The result reads its band, `V[x, d] = P[x, x + d - 4]`.

@@ -44,7 +44,7 @@ from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.backends.triton.pointwise.pointwise import fill, pointwise
 from tilec.backends.triton.scan.form import recognise_scan, terms_first
 from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
-from tilec.backends.triton.scatter.scatter import scattered
+from tilec.backends.triton.scatter.scatter import ScatterContext, scattered
 from tilec.backends.triton.schedule.banded import Banded, recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
@@ -88,8 +88,9 @@ def _scattered(
 ) -> list[Step] | None:
     int64_index = needs_int64_index((flat, *epilogue), types, strides, None)
     carry, margins = partial(statement_steps, setting=setting), setting.margins.get(flat.output, ())
-    products = None if margins else group_sum_steps(flat, types, strides, int64_index, setting, carry, epilogue)
-    return products or scattered(flat, types, strides, int64_index, carry, epilogue, margins)
+    context = ScatterContext(types, strides, int64_index, carry)
+    products = None if margins else group_sum_steps(flat, context, setting, epilogue)
+    return products or scattered(flat, context, epilogue, margins)
 
 
 @dataclass(frozen=True)
@@ -253,8 +254,8 @@ def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
 
 def _grouped(p: Problem, found: Any) -> list[Step] | None:
     product, config = found
-    carry = partial(statement_steps, setting=p.setting)
-    return GroupedTask(product, config, p.flat, p.int64_index, p.setting, carry, p.epilogue).rows()
+    context = ScatterContext(p.types, p.strides, p.int64_index, partial(statement_steps, setting=p.setting))
+    return GroupedTask(product, config, p.flat, p.setting, context, p.epilogue).rows()
 
 
 def _of_distances(p: Problem, found: Distances) -> list[Step] | None:

@@ -1,4 +1,4 @@
-"""What several statements read, made once: what products of exponentials ask for, and the order of scattered points.
+"""Intermediates that several statements ask for, made once: rows' maxima, the order of scattered points.
 
 Each product asks for its own (`Request`). A logsumexp and its gradients ask for the same greatest terms, and what they
 ask for walks the same points: so equal ones are one tensor, and where a row's greatest term and the exponentials

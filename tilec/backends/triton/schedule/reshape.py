@@ -1,4 +1,4 @@
-"""Statements that give an intermediate another shape and leave its elements where they are: no kernel."""
+"""Reshapes of intermediates that leave elements where they are: views, without a kernel."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from functools import partial
 from tilec.backends.triton.emit.epilogue import find_epilogue, reads_own_element
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
-from tilec.backends.triton.scatter.scatter import scattered_together
+from tilec.backends.triton.scatter.scatter import ScatterContext, scattered_together
 from tilec.backends.triton.schedule.families import statement_steps
 from tilec.backends.triton.schedule.problem import needs_int64_index
 from tilec.ir.program import Program, Statement, reads
@@ -53,8 +53,8 @@ def scatter_sums(
 def sum_steps(found: ScatterSum, types: Types, strides: Strides, setting: Setting) -> list[Step] | None:
     """Steps that compute a sum's members and its epilogue in one kernel; None where they have no such form."""
     int64_index = needs_int64_index((*found.members, *found.epilogue), types, strides, None)
-    carry = partial(statement_steps, setting=setting)
-    return scattered_together(found.members, types, strides, int64_index, carry, found.epilogue, setting.margins)
+    context = ScatterContext(types, strides, int64_index, partial(statement_steps, setting=setting))
+    return scattered_together(found.members, context, found.epilogue, setting.margins)
 
 
 def _at_their_elements(scatters: Collection[Statement], reader: Statement, types: Types) -> Iterator[Statement]:

@@ -1,4 +1,4 @@
-"""Which of several ways to do the same thing is fastest: measured in turn, so that a slow moment hits all alike.
+"""Which of several candidates is fastest: measured in turn, so that a slow moment hits all alike.
 
 What a candidate is, the caller knows. On CUDA times are those of events, with the cache emptied before each launch as
 `triton.testing.do_bench` does; elsewhere the wall clock's.

@@ -1,4 +1,4 @@
-"""What tuning found, and tuning itself: the ways to carry out each product, measured on the device."""
+"""The autotuner of products: candidates measured on the device, and what it found before."""
 
 from __future__ import annotations
 

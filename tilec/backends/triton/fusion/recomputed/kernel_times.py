@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tilec.backends.triton.fusion.fuse_producers import CACHED, LEAST_GAIN, MOST_READS
 from tilec.backends.triton.fusion.invariants import INSTRUCTIONS, costly_instructions
 from tilec.cost import H200, size_in_bytes
-from tilec.ir.index import distinct_variables
-from tilec.ir.program import Access, Call, Expr, Inside, Statement, children, index_variables, reads_itself
+from tilec.ir.index import distinct_variables, linear
+from tilec.ir.program import Access, Call, Expr, Float, Inside, Int, Statement, children, index_variables, reads_itself
 from tilec.ir.types import ITEM_BYTES, Types
 
+VECTOR, WORD = 16, 4  # bytes that a thread reads at once; and that a read takes of a line, at least
+WAITS = 3.5  # bytes of cached lines over those of memory from which on kernels wait for caches
+DIVISION = 24  # instructions, those of its rare cases beside it
 Together = tuple[tuple[Statement, ...], frozenset[str]]  # statements, and the outputs that are stored
 
 
@@ -26,9 +29,7 @@ def faster(made: Sequence[Together], apart: Sequence[Together], types: Types) ->
 def _seconds(kernel: Together, types: Types) -> float | None:
     """None for one that reads too much."""
     statements, stored = kernel
-    own = {s.output for s in statements}
-    found = [e for s in statements for root in s.roots for e in _values(root)]
-    read = dict.fromkeys(e for e in found if isinstance(e, Access) and e.tensor not in own)
+    read = reads_around(statements)
     moved = sum(size_in_bytes(types[n]) for n in ({a.tensor for a in read} | stored) if n in types)
     if any(distinct_variables(s.index) is None or reads_itself(s) for s in statements):
         return moved / H200.memory + H200.launch
@@ -37,19 +38,53 @@ def _seconds(kernel: Together, types: Types) -> float | None:
     extent: dict[str, int] = {}
     for s in statements:
         extent |= zip(distinct_variables(s.index) or (), types[s.output].shape, strict=True)
-    cached = sum(_points(a, extent) * ITEM_BYTES[types[a.tensor].dtype] for a in read)
-    each = 2 * len(read) + sum(max(1, costly_instructions(e, types)) for e in {e for e in found if isinstance(e, Call)})
+    fastest = next((v for v in reversed(extent) if extent[v] > 1), "")
     points = max(math.prod(types[s.output].shape) for s in statements)
+    vectors = len(statements) == 1 or takes_vectors(statements, stored, fastest, types)
+    cached = points * cached_bytes(read, fastest, types, vectors)
+    calls = {e for s in statements for e in computed(s) if isinstance(e, Call)}
+    each = 2 * len(read) + sum(_instructions(e, types) for e in calls)
     return max(moved / H200.memory, cached / CACHED / H200.memory, points * each / INSTRUCTIONS) + H200.launch
 
 
-def _values(e: Expr) -> Iterator[Expr]:
+def _instructions(e: Call, types: Types) -> float:
+    division = e.function == "div" and not isinstance(e.args[1], Int | Float)
+    return DIVISION if division else max(1.0, costly_instructions(e, types))
+
+
+def computed(s: Statement) -> Iterator[Expr]:
     """Subexpressions that are computed: neither places nor what `in` asks about."""
-    if not isinstance(e, Inside):
-        yield e
-        for x in () if isinstance(e, Access) else children(e):
-            yield from _values(x)
+    pending = [*s.roots]
+    while pending:
+        e = pending.pop()
+        if not isinstance(e, Inside):
+            yield e
+            pending += () if isinstance(e, Access) else children(e)
 
 
-def _points(a: Access, extent: dict[str, int]) -> int:
-    return math.prod(extent.get(v, 1) for v in set(index_variables(*a.index)))
+def reads_around(statements: Sequence[Statement]) -> list[Access]:
+    """What statements that share a kernel read from outside, each place once."""
+    own = {s.output for s in statements}
+    read = (e for s in statements for e in computed(s) if isinstance(e, Access))
+    return list(dict.fromkeys(a for a in read if a.tensor not in own))
+
+
+def cached_bytes(read: Iterable[Access], fastest: str, types: Types, vectors: bool) -> int:
+    """What the caches deliver for an element of each of these, in bytes: whole lines. Where threads take vectors, what
+    lies a step beside them is read element by element, a vector apart."""
+    total = 0
+    for a in read:
+        size = ITEM_BYTES[types[a.tensor].dtype]
+        along = [linear(e) for e in a.index if fastest in index_variables(e)]
+        beside = any(form.bare is None for form in along)
+        total += 0 if not along else VECTOR if vectors and beside else size if vectors else max(size, WORD)
+    return total
+
+
+def takes_vectors(statements: Sequence[Statement], stored: Collection[str], fastest: str, types: Types) -> bool:
+    """Whether threads of a kernel take vectors along the variable along which memory runs: not where so much is read
+    beside them that caches take longer than memory."""
+    read = reads_around(statements)
+    moved = sum(ITEM_BYTES[types[n].dtype] for n in {a.tensor for a in read} | {*stored})
+    vectors, single = (cached_bytes(read, fastest, types, whole) for whole in (True, False))
+    return vectors <= WAITS * moved or 2 * vectors < 3 * single

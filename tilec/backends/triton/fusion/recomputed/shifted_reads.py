@@ -3,7 +3,8 @@
 Gradients of stencils are products of cotangents and inputs (`D[y, x] = DY[y, x] * C[y, x]`) that are read a step to
 each side (`D[y - 1, x] + D[y + 1, x]`). No group has both as members, so each product would be stored, and what reads
 it is another kernel. Written out at the places that are read, all of it is one kernel over what products are made of,
-which caches hold for a neighbour. The values are the same: what is stored in 16 bits is rounded where it is computed.
+which caches hold for a neighbour. What would be stored in 16 bits keeps more digits, as what members of a group read of
+each other does: neighbours of equal values stay equal.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tilec.ir.program import (
     value_accesses,
     walk,
 )
-from tilec.ir.types import Types
+from tilec.ir.types import NARROW, Types, is_floating
 
 LONGEST = 1024  # of a body
 MOST_NEIGHBOURS = 8  # at which a statement reads what it computes again
@@ -168,17 +169,21 @@ def _written_out(reader: Statement, s: Statement, types: Types) -> Statement | N
         return None
     extent = dict(zip(names, types[s.output].shape, strict=True))
     filled = s.guard is None and not s.constraints and writes_all(s, extent, types)
+    dtype, body_type = types[s.output].dtype, expression_type(s.body, types).dtype
+    narrowed = dtype in NARROW and is_floating(body_type)
     points = dict(zip(own, types[reader.output].shape, strict=True))
     asked: dict[Access, None] = {}
 
     def value(a: Access, bare: bool) -> Expr:
-        if not filled:
-            return within_range(element_at(s, a, types), points)
-        body = s.body if bare else unconstrained(s.body, types)
-        t = types[s.output].dtype
-        body = body if expression_type(s.body, types).dtype == t else Call(t, (body,))
-        places = {v: linear(e) for v, e in zip(names, a.index, strict=True)}
-        return within_range(replace_indices(body, places), points)
+        if filled:
+            body = s.body if bare else unconstrained(s.body, types)
+            body = body if narrowed or body_type == dtype else Call(dtype, (body,))
+            found = replace_indices(body, {v: linear(e) for v, e in zip(names, a.index, strict=True)})
+        else:
+            found = element_at(s, a, types)
+            if narrowed and isinstance(found, Call) and found.function == dtype:
+                (found,) = found.args  # with the digits that members of a group have of each other
+        return within_range(found, points)
 
     def visit(e: Expr) -> Expr:
         match e:

@@ -1,4 +1,4 @@
-"""Which tiles to take: candidates for tuning, and a first guess.
+"""Tile configurations of Hopper's kernels: candidates for tuning, and a first guess.
 
 The guess minimises a model of the time: waves of tiles over the multiprocessors, each tile paying for its
 multiplications or the bytes that they need, whichever takes longer, and for what it does once. Its constants were

@@ -1,4 +1,4 @@
-"""What a Hopper kernel does with its sums: takes them again where they may be wrong, stores them, adds up shares."""
+"""The epilogue of a Hopper kernel: sums that may be wrong are computed again, and all are stored or added up."""
 
 from __future__ import annotations
 

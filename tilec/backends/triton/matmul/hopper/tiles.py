@@ -1,4 +1,4 @@
-"""Which tile a program works on, and its way through the sum."""
+"""Tile scheduling: which tile a program works on, and its walk of the reduction."""
 
 from __future__ import annotations
 
