@@ -132,6 +132,22 @@ def test_nested(source: str, order: str) -> None:
     torch.testing.assert_close(got, expected)
 
 
+def test_different_random_numbers_of_batches_of_batches() -> None:
+    """No two elements draw the same, and a gradient draws what the value does."""
+    f = tilec.compile("function (X[N], S) -> (Y) { Y[i] = rand(S, i) * X[i]; }")
+    x = torch.ones(3, 4, 2, 6)
+    nested = f
+    for _ in range(3):
+        nested = nested.vmap({"X": 0}, randomness="different")
+    assert nested(x, 5).reshape(24, 6).unique(dim=0).shape[0] == 24
+    one = lambda x: f(x, 5)  # noqa: E731
+    derivative = torch.func.grad(lambda x: f(x, 5).sum())
+    for inner in (one, derivative):
+        for _ in range(3):
+            inner = torch.vmap(inner, randomness="different")
+        assert torch.equal(inner(x), nested(x, 5))
+
+
 def test_random_numbers_of_a_batch() -> None:
     f = tilec.compile(
         "function (X[N, M], S[], T) -> (Y, Z) { Y = X * (rand(S) < 0.5); Z[i : N] = X[i, 0] + rand(S, i) * T; }"

@@ -188,3 +188,37 @@ def test_keys_and_values_made_of_latents_leave_scores_to_a_chain():
     shapes = {"Q": (1024, 8, 64), "C": (1024, 128), "WK": (128, 8, 64), "WV": (128, 8, 64)}
     types = {n: TensorType(s, "bfloat16") for n, s in shapes.items()}
     assert chains_of(tilec.compile(text).program, types) == ({"L", "O"}, {"K", "V"})
+
+
+def agree_by_hand(text: str, shapes: tuple, scale: float) -> None:
+    r = torch.Generator().manual_seed(0)
+    inputs = [(scale * torch.randn(s, generator=r)).double().requires_grad_() for s in shapes]
+    f = tilec.compile(text)
+    y = f(*inputs)
+    mine = torch.autograd.grad(y.sum(), inputs)
+    by_hand = f.grad()(*[x.detach() for x in inputs], torch.ones_like(y))
+    assert all(x.isfinite().all() for x in by_hand)
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(mine, by_hand, strict=True))
+
+
+@pytest.mark.parametrize("before, scale", [(1, 40.0), (3, 1.0)])
+def test_columns_outside_of_a_window_add_nothing(before, scale, always):
+    """Where their exponentials are infinite, or the first row has no column."""
+    text = f"""function ({QKV}) -> (O) {{
+        S[h, i, w : H, N, 3] = sum(Q[h, i, d] * K[h, i + w - {before}, d]);
+        L[h, i] = logsumexp((i + w >= {before}) & (i + w - {before} < N) ? S[h, i, w]);
+        P[h, i, w] = exp(S[h, i, w] - L[h, i]);
+        O[h, i, d : H, N, D] = sum(P[h, i, w] * V[h, i + w - {before}, d]); }}"""
+    _, parts = parts_of(text, ((2, N, D),) * 3)
+    assert "S[h, i, j : 2, 5, 5]" in show(parts.backward.program) + show(parts.forward)
+    agree_by_hand(text, ((2, N, D),) * 3, scale)
+
+
+def test_scores_of_a_window_that_are_a_default_keep_their_shape(always):
+    text = WINDOW.replace("P[W])", "P[W], Z[Y])").replace("; }", "; T[h, i, w : H, N, 3] = +(Z[w]) default S; }")
+    text = text.replace("-> (O)", "-> (O, T)")
+    f = tilec.compile(text)
+    shapes = (*CASES["window"][1], (1,))
+    q, k, v, p, z = (torch.randn(s, generator=torch.Generator().manual_seed(1)).requires_grad_() for s in shapes)
+    o, t = f(q, k, v, p, z)
+    assert t.shape == (2, N, 3) and len(torch.autograd.grad(o.sum() + t.sum(), (q, k, v, p, z))) == 5

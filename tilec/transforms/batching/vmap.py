@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
-from tilec.errors import InputMistake, SizeMistake
+from tilec.errors import InputMistake, SizeMistake, Unsupported
 from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.program import (
     Access,
@@ -42,7 +43,8 @@ from tilec.transforms.util.extents import extents, statement_extent
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
 RANDOMNESS = ("same", "different", "error")
-STRIDE = Int(2654435761)  # between the seeds of the elements of a batch
+# between the seeds of the elements of a batch, and of batches of it: primes, so that no two elements share a seed
+STRIDES = (2654435761, 2246822519, 3266489917, 668265263, 374761393)
 
 
 def vmap(
@@ -58,7 +60,7 @@ def vmap(
     `out_axes` says where each output has it, None for one that depends on no batched input and is to stay as it is.
     `ranks` gives the number of dimensions, without the batch's, of inputs that are declared without.
     `randomness`: "same", what a loop over the batch would draw; "different", another series for each element, whose
-    seed is increased by the element's number times 2654435761; "error", to refuse random numbers.
+    seed is increased by the element's number times a prime; "error", to refuse random numbers.
 
     Raises InputMistake for axes that do not fit, SizeMistake where a size would depend on the element of the batch and
     UnknownRank where a rank is needed and not known.
@@ -286,7 +288,17 @@ class Batch:
 
     def seed(self, seed: Expr) -> Expr:
         """That of the batch's element at hand."""
-        return seed + self.variable * STRIDE if self.different else seed
+        return seed + self.variable * self.stride if self.different else seed
+
+    @cached_property
+    def stride(self) -> Int:
+        """Between the seeds of elements: not that of a batch whose elements these are batches of."""
+        every = (e for s in self.program.statements for e in walk(*expressions(s)))
+        there = {e.value for e in every if isinstance(e, Int)}
+        found = next((n for n in STRIDES if n not in there), None)
+        if found is None:
+            raise Unsupported(f"different random numbers for batches in more than {len(STRIDES)} levels")
+        return Int(found)
 
     def unbatched(self, e: Expr) -> Expr:
         """An expression that does not depend on the batch's element; the sizes that it asks for are elements'."""

@@ -21,7 +21,7 @@ from tilec.backends.common.chains.sheared import with_sheared_products
 from tilec.backends.common.chains.spread import with_spread_weights
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
 from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
-from tilec.backends.common.chains.window_scores import with_scores_by_columns
+from tilec.backends.common.chains.window_scores import asked_by_readers, with_scores_by_columns
 from tilec.backends.common.units import ordered
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type, infer
@@ -72,7 +72,11 @@ def kernel_reads(kernel: ChainKernel) -> tuple[str, ...]:
 def chained(program: Program, types: Types) -> Chained:
     """The flat program with its chains; where it has none that pay, it is as it is, but for sums that read operands at
     differences: these are products in any case."""
-    found = _in_some_form(program, types)
+    asked, changed = asked_by_readers(program)
+    found = _in_some_form(asked, types)
+    if found.kernels and changed.isdisjoint(s.output for s in found.program.statements):  # what is stored keeps its own
+        return replace(found, rewritten=found.rewritten | changed)
+    found = _in_some_form(program, types) if changed else found
     if found.kernels:
         return found
     aslant = with_sheared_products(program, types)

@@ -5,7 +5,7 @@ w - c`. Rows and columns have an operand each, so that a chain takes them, and w
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.values import bound_of, plain_index, reduction_variables
@@ -26,8 +26,10 @@ from tilec.ir.program import (
     accesses_in,
     index_variables,
     map_expressions,
+    reads,
     reads_itself,
     rebuild,
+    value_accesses,
     variables_of,
     walk,
 )
@@ -95,6 +97,8 @@ def _rewritten(program: Program, first: Statement, w: _Window, types: Types) -> 
     for s in program.statements:
         read = [a for a in accesses_in(s.body, s.guard) if a.tensor in scores]
         if not read and s is not first:
+            if scores & {*reads(s)}:  # as a default, or where they begin
+                return None
             continue
         if s.output in program.outputs and s is first or reads_itself(s) or s.default is not None:
             return None
@@ -196,10 +200,45 @@ def _by_columns(s: Statement, row: str, place: str, w: _Window, scores: Collecti
             return replace(e, index=tuple(Index(column) if k == w.place else i for k, i in enumerate(e.index)))
         return e
 
+    within = Constraint(there.to_expr(), Int(w.places))  # of scores too: a function of others may be infinite
     kept = tuple(Index(column) if e == Index(place) else e for e in s.index or ())
-    if kept == s.index:  # the places are added up
-        within = Constraint(there.to_expr(), Int(w.places))
-        s = substitute_affine(s, {place: there})
-        return map_expressions(replace(s, constraints=(*s.constraints, within)), at)
-    sizes = tuple(Int(w.columns) if k == w.place else n for k, n in enumerate(s.sizes or ()))
-    return map_expressions(substitute_affine(replace(s, index=kept, sizes=sizes), {place: there}), at)
+    sizes = s.sizes
+    if kept != s.index:  # otherwise the places are added up
+        sizes = tuple(Int(w.columns) if k == w.place else n for k, n in enumerate(s.sizes or ()))
+    made = replace(s, index=kept, sizes=sizes)
+    made = replace(substitute_affine(made, {place: there}), constraints=(*made.constraints, within))
+    return map_expressions(made, at)
+
+
+def asked_by_readers(program: Program) -> tuple[Program, frozenset[str]]:
+    """A flat program without the constraints of values that hold wherever these are read, which a kernel that computes
+    the values where it reads them asks anyway; and the outputs of the statements that have lost some."""
+    made: dict[str, Statement] = {}
+    for s in program.statements:
+        index = plain_index(s)
+        if index is None or not s.constraints or s.output in program.outputs or s.default or reads_itself(s):
+            continue
+        own = tuple(c for c in s.constraints if not _is_asked(program, s.output, index, c))
+        if own != s.constraints:
+            made[s.output] = replace(s, constraints=own)
+    return replace(program, statements=tuple(made.get(s.output, s) for s in program.statements)), frozenset(made)
+
+
+def _is_asked(program: Program, name: str, index: Sequence[str], c: Constraint) -> bool:
+    """Whether a constraint of these variables of a tensor's element holds at every point that reads the element."""
+    form, readers = linear(c.expr), program.readers(name)
+    if name in program.outputs or not readers or not {*index_variables(c.expr)} <= {*index} or not form.is_affine:
+        return False
+    for s in readers:
+        read = [a for a in value_accesses(s) if a.tensor == name]
+        if not read or s.default or s.init or any(isinstance(e, Aggregate) for e in walk(s.body)):
+            return False
+        there = plain_index(s)
+        for a in read:
+            own = form.substitute(dict(zip(index, map(linear, a.index), strict=True)))
+            asked = replace(c, expr=own.to_expr())
+            if any(linear(k.expr) == own and k.bound == c.bound for k in s.constraints):
+                continue
+            if there is None or not _is_asked(program, s.output, there, asked):
+                return False
+    return True
