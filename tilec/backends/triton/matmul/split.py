@@ -36,18 +36,31 @@ from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Int, Statement
 
 PART, COUNT = "bfloat16", 3
-FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**33, 512  # of a product that a library would carry out otherwise
+FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**32, 512  # of a product that a library would carry out otherwise
 FEWEST_SMALL_POINTS = 2**31  # of one whose smaller operand's parts alone are made before
-FEWEST_WINDOW_POINTS, FEWEST_WINDOW_TERMS = 2**30, 256  # of a convolution
+FEWEST_WINDOW_POINTS, FEWEST_WINDOW_TERMS = 2**28, 256  # of a convolution
 FEWEST_USES = 128  # of each element that is read through windows
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
 BOTH_WINDOW_COLUMNS = 64  # the same of a convolution
-BOTH_COLUMNS = 1024  # from which both operands' parts are made before
-MOST_SMALL_SIDE = 128  # of those whose smaller operand's parts alone are; the library keeps what lies between
+BOTH_COLUMNS = 1024  # from which both operands' parts are made before, if they may take so much
 PART_VECTOR = 8  # elements of a part that are read at once
-SMALL_BLOCK, BOTH_BLOCK = Config(128, 64, 32, 4, 3), Config(128, 128, 32, 8, 3)
+BOTH_BLOCK = Config(128, 128, 32, 8, 3)
 SPLIT_BYTES = 2 * COUNT  # of a term
 SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
+
+
+@dataclass(frozen=True)
+class SmallBlock:
+    """`beside`: programs that a multiprocessor runs side by side. `rate`: at which it multiplies then, beside that of
+    the first block; `rate_across`: where the left operand lies in memory along its rows."""
+
+    config: Config
+    beside: int
+    rate: float
+    rate_across: float
+
+
+SMALL_BLOCKS = (SmallBlock(Config(128, 64, 32, 4, 3), 2, 1, 1), SmallBlock(Config(64, 64, 32, 4, 3), 3, 0.9, 1.25))
 
 
 @dataclass(frozen=True)
@@ -217,7 +230,7 @@ class SplitWriter(DotWriter):
 
         points = self._points(step, "part", frozenset(("part", *self.dot.rows)), factors=factors)
         k.scopes.append(Scope())
-        k.assign("total", f"tl.full(({self._at_once}, BN), 0, tl.float32)")
+        k.assign("total", f"tl.where({wrong}, 0.0, value)")  # laid out as it is read and stored
         k.add(points)
         k.store(address, "total", f"{within} & ({wrong})")
         lines = tuple(k.scopes.pop().lines)
@@ -258,18 +271,30 @@ class PartsWriter(SplitWriter):
         self._again("(tl.abs(value) < float('inf')) ^ True", factors, lambda values: " * ".join([*values, *scaled]))
 
 
-def _config(dot: Dot, space: Space, both: bool) -> Config:
-    """A large block, where that gives every multiprocessor one; else a small one, and the reduction in parts."""
-    batch, rows, columns, terms = (space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
+def _config(dot: Dot, space: Space, view: StridedView, both: bool) -> Config:
+    """A large block, where that gives every multiprocessor one; else a small one, and the reduction in parts: that of
+    which most is done at a time."""
+    rows, columns, terms = (space.count(v) for v in (dot.rows, dot.columns, dot.summed))
+    batch = space.count(dot.batch) * len(space.classes)
 
     def programs(c: Config) -> int:
         return batch * -(-rows // c.bm) * -(-columns // c.bn)
 
-    large, small = BOTH_BLOCK, SMALL_BLOCK
+    large = BOTH_BLOCK
     filled = 4 * large.bn * -(-columns // large.bn) <= 5 * columns
     if both and columns > large.bn and filled and programs(large) >= MULTIPROCESSORS:
         return large
-    return replace(small, parts=max(1, min(2 * MULTIPROCESSORS // programs(small), terms // small.bk // 8)))
+    (left,) = operand_accesses(dot.left[0])
+    across = linear(left.index[_order(left, dot, view)[-1]]).bare in dot.rows
+
+    def divided(block: SmallBlock) -> tuple[float, Config]:
+        c, slots = block.config, block.beside * MULTIPROCESSORS
+        c = replace(c, parts=max(1, min(slots // programs(c), terms // c.bk // 8)))
+        rounds = -(-programs(c) * c.parts // slots)
+        done = batch * rows * columns * c.parts / (rounds * slots * c.bm * c.bn)
+        return done * (block.rate_across if across else block.rate), c
+
+    return max(map(divided, SMALL_BLOCKS if both else SMALL_BLOCKS[:1]), key=lambda found: found[0])[1]
 
 
 def _as_matrix(a: Access, view: StridedView) -> bool:
@@ -319,12 +344,15 @@ def split_steps(
     if space.count(dot.rows) < space.count(dot.columns):
         dot = _swapped(dot)
     columns = space.count(dot.columns)
-    filled = 4 * SMALL_BLOCK.bn * -(-columns // SMALL_BLOCK.bn) <= 5 * columns
+    filled = 4 * SMALL_BLOCKS[0].config.bn * -(-columns // SMALL_BLOCKS[0].config.bn) <= 5 * columns
     if columns < LEAST_REUSE or not filled:
         return None
     whole = bool(dot.zero_left or dot.zero_right or dot.zero_result or _windowed(dot) or len(space.classes) > 1)
     pays = _windows_pay if whole else _matrices_pay
-    both = columns >= (BOTH_WINDOW_COLUMNS if whole else BOTH_COLUMNS) or (whole and not _lies_so(dot, view))
+    if whole:
+        both = columns >= BOTH_WINDOW_COLUMNS or not _lies_so(dot, view)
+    else:
+        both = columns >= BOTH_COLUMNS and SPLIT_BYTES * _elements(dot, space, True) <= MOST_PARTS
     if not pays(dot, space, view, sides, both):
         return None
     dot = _along_parts(dot, sides, view) if whole else dot
@@ -332,20 +360,25 @@ def split_steps(
     if divided is None:
         return None
     over, split = divided
-    config = _config(dot, space, both)
+    config = _config(dot, space, view, both)
     view = replace(over.view, statement=view.statement)
     own = dot_steps(dot, space, view, flat, int64_index, setting, (), config, partial(PartsWriter, split=split))
     return None if own is None else over.around(own)
 
 
 def _matrices_pay(dot: Dot, space: Space, view: StridedView, sides: Sequence[Access], both: bool) -> bool:
-    columns, terms = space.count(dot.columns), space.count(dot.summed)
-    points = space.count((*dot.batch, *dot.rows)) * columns * terms
+    terms = space.count(dot.summed)
+    points = space.count((*dot.batch, *dot.rows, *dot.columns)) * terms
     fewest = FEWEST_SPLIT_POINTS if both else FEWEST_SMALL_POINTS
     if not all(_as_matrix(a, view) for a in sides) or terms < FEWEST_SPLIT_TERMS or points < fewest:
         return False
-    made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
-    return (both or columns <= MOST_SMALL_SIDE) and SPLIT_BYTES * sum(made) <= MOST_PARTS
+    return SPLIT_BYTES * _elements(dot, space, both) <= MOST_PARTS
+
+
+def _elements(dot: Dot, space: Space, both: bool) -> int:
+    """Of operands whose parts are made before."""
+    made = (dot.columns, dot.rows) if both else (dot.columns,)
+    return sum(space.count((*dot.batch, *dot.summed, *v)) for v in made)
 
 
 def _windows_pay(dot: Dot, space: Space, view: StridedView, sides: Sequence[Access], both: bool) -> bool:
