@@ -70,7 +70,7 @@ FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(3
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
 ELEMENTWISE = Tiling(64, 32, 4, 2)
 ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and sums
-FEW_VALUES = 48  # of those, beyond which more warps share the rows, so that as many run side by side
+FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows: what each reads for itself is little
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
 LISTS = Tiling(warps=4, stages=1)
@@ -155,7 +155,7 @@ def _for_points(kernel: ChainKernel, precision: str) -> Tiling:
     while block > LEAST and -(-rows // block) * beside < TWO_A_MULTIPROCESSOR:
         block //= 2
     warps = ELEMENTWISE.warps
-    more = block // warps * values > FEW_VALUES
+    more = values <= FEW_VALUES or crowded(block)
     return replace(ELEMENTWISE, block=block, warps=2 * warps if more else warps, precision=precision)
 
 

@@ -35,18 +35,31 @@ from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Int, Statement
 
 PART, COUNT = "bfloat16", 3
-FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**33, 512  # of a product that a library would carry out otherwise
+FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**32, 512  # of a product that a library would carry out otherwise
 FEWEST_SMALL_POINTS = 2**31  # of one whose smaller operand's parts alone are made before
-FEWEST_WINDOW_POINTS, FEWEST_WINDOW_TERMS = 2**30, 256  # of a convolution
+FEWEST_WINDOW_POINTS, FEWEST_WINDOW_TERMS = 2**28, 256  # of a convolution
 FEWEST_USES = 128  # of each element that is read through windows
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
 BOTH_WINDOW_COLUMNS = 64  # the same of a convolution
-BOTH_COLUMNS = 1024  # from which both operands' parts are made before
-MOST_SMALL_SIDE = 128  # of those whose smaller operand's parts alone are; the library keeps what lies between
+BOTH_COLUMNS = 1024  # from which both operands' parts are made before, if they may take so much
 PART_VECTOR = 8  # elements of a part that are read at once
-SMALL_BLOCK, BOTH_BLOCK = Config(128, 64, 32, 4, 3), Config(128, 128, 32, 8, 3)
+BOTH_BLOCK = Config(128, 128, 32, 8, 3)
 SPLIT_BYTES = 2 * COUNT  # of a term
 SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
+
+
+@dataclass(frozen=True)
+class SmallBlock:
+    """`beside`: programs that a multiprocessor runs side by side. `rate`: at which it multiplies then, beside that of
+    the first block; `rate_across`: where the left operand lies in memory along its rows."""
+
+    config: Config
+    beside: int
+    rate: float
+    rate_across: float
+
+
+SMALL_BLOCKS = (SmallBlock(Config(128, 64, 32, 4, 3), 2, 1, 1), SmallBlock(Config(64, 64, 32, 4, 3), 3, 0.9, 1.25))
 
 
 @dataclass(frozen=True)
@@ -206,7 +219,7 @@ class SplitWriter(DotWriter):
 
         points = self._points(step, "part", frozenset(("part", *self.dot.rows)), factors=factors)
         k.scopes.append(Scope())
-        k.assign("total", f"tl.full(({self._at_once}, BN), 0, tl.float32)")
+        k.assign("total", f"tl.where({wrong}, 0.0, value)")  # laid out as it is read and stored
         k.add(points)
         k.store(address, "total", f"{within} & ({wrong})")
         lines = tuple(k.scopes.pop().lines)
@@ -248,17 +261,28 @@ class PartsWriter(SplitWriter):
 
 
 def _config(product: MatrixProduct, both: bool) -> Config:
-    """A large block, where that gives every multiprocessor one; else a small one, and the reduction in parts."""
-    (rows, columns, terms), batch = product.counts, product.space.count(product.dot.batch)
+    """A large block, where that gives every multiprocessor one; else a small one, and the reduction in parts: that of
+    which most is done at a time."""
+    (rows, columns, terms), batch, dot = product.counts, product.repeated, product.dot
 
     def programs(c: Config) -> int:
         return batch * -(-rows // c.bm) * -(-columns // c.bn)
 
-    large, small = BOTH_BLOCK, SMALL_BLOCK
+    large = BOTH_BLOCK
     filled = 4 * large.bn * -(-columns // large.bn) <= 5 * columns
     if both and columns > large.bn and filled and programs(large) >= MULTIPROCESSORS:
         return large
-    return replace(small, parts=max(1, min(2 * MULTIPROCESSORS // programs(small), terms // small.bk // 8)))
+    (left,) = operand_accesses(dot.left[0])
+    across = linear(left.index[_order(left, dot, product.view)[-1]]).bare in dot.rows
+
+    def divided(block: SmallBlock) -> tuple[float, Config]:
+        c, slots = block.config, block.beside * MULTIPROCESSORS
+        c = replace(c, parts=max(1, min(slots // programs(c), terms // c.bk // 8)))
+        rounds = -(-programs(c) * c.parts // slots)
+        done = batch * rows * columns * c.parts / (rounds * slots * c.bm * c.bn)
+        return done * (block.rate_across if across else block.rate), c
+
+    return max(map(divided, SMALL_BLOCKS if both else SMALL_BLOCKS[:1]), key=lambda found: found[0])[1]
 
 
 def _as_matrix(a: Access, view: StridedView) -> bool:
@@ -307,13 +331,17 @@ def split_steps(product: MatrixProduct, flat: Statement, int64_index: bool, sett
     if space.count(dot.rows) < space.count(dot.columns):
         dot = _swapped(dot)
     columns = space.count(dot.columns)
-    filled = 4 * SMALL_BLOCK.bn * -(-columns // SMALL_BLOCK.bn) <= 5 * columns
+    filled = 4 * SMALL_BLOCKS[0].config.bn * -(-columns // SMALL_BLOCKS[0].config.bn) <= 5 * columns
     if columns < LEAST_REUSE or not filled:
         return None
     whole = not product.is_plain or bool(_windowed(dot)) or len(space.classes) > 1
     pays = _windows_pay if whole else _matrices_pay
-    both = columns >= (BOTH_WINDOW_COLUMNS if whole else BOTH_COLUMNS) or (whole and not _lies_so(dot, view))
-    if not pays(replace(product, dot=dot), sides, both):
+    product = replace(product, dot=dot)
+    if whole:
+        both = columns >= BOTH_WINDOW_COLUMNS or not _lies_so(dot, view)
+    else:
+        both = columns >= BOTH_COLUMNS and SPLIT_BYTES * _elements(product, True) <= MOST_PARTS
+    if not pays(product, sides, both):
         return None
     product = replace(product, dot=_along_parts(dot, sides, view) if whole else dot)
     divided = split_operands(product, int64_index, ("left", "right") if both else ("right",), windows=whole)
@@ -327,13 +355,17 @@ def split_steps(product: MatrixProduct, flat: Statement, int64_index: bool, sett
 
 
 def _matrices_pay(product: MatrixProduct, sides: Sequence[Access], both: bool) -> bool:
-    (_, columns, terms), points = product.counts, product.multiplications
-    dot, space, view = product.dot, product.space, product.view
+    (_, _, terms), points = product.counts, product.multiplications
     fewest = FEWEST_SPLIT_POINTS if both else FEWEST_SMALL_POINTS
-    if not all(_as_matrix(a, view) for a in sides) or terms < FEWEST_SPLIT_TERMS or points < fewest:
+    if not all(_as_matrix(a, product.view) for a in sides) or terms < FEWEST_SPLIT_TERMS or points < fewest:
         return False
-    made = [space.count((*dot.batch, *dot.summed, *v)) for v in (dot.columns, *((dot.rows,) if both else ()))]
-    return (both or columns <= MOST_SMALL_SIDE) and SPLIT_BYTES * sum(made) <= MOST_PARTS
+    return SPLIT_BYTES * _elements(product, both) <= MOST_PARTS
+
+
+def _elements(product: MatrixProduct, both: bool) -> int:
+    """Of operands whose parts are made before."""
+    (rows, columns, terms), batch = product.counts, product.space.count(product.dot.batch)
+    return batch * terms * (columns + (rows if both else 0))
 
 
 def _windows_pay(product: MatrixProduct, sides: Sequence[Access], both: bool) -> bool:
