@@ -66,7 +66,7 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         pending = len(left) < before
     in_order = sorted(shared.statements.values(), key=lambda s: around.place[s.output])
     growth = _Growth(around, shared.extent, types)
-    found = growth.totals(in_order)
+    found = growth.totals(in_order) or growth.beside_scans(in_order)
     while found is None and len(in_order) > 1:
         split = growth.split(in_order)
         if split is None:
@@ -147,6 +147,22 @@ class _Growth:
         if sum(map(bool, map(self._reduced, members[0]))) < 2:
             return None
         return self.candidate(members, rows, columns, busy)
+
+    def beside_scans(self, statements: Sequence[Statement]) -> GroupCandidate | None:
+        """The kernel of scans and what walks their points alone, where others have further variables: memory may run
+        along these, and a scan goes through columns along which it runs."""
+        scans = [s for s in statements if s.output in self.around.scans]
+        own = {v for s in scans for v in variables_of(s)}
+        rest = [s for s in statements if {v for v in variables_of(s) if self.extent[v] > 1} <= own]
+        if not scans or len(rest) == len(statements):
+            return None
+        within = _Growth(self.around, {v: n for v, n in self.extent.items() if v in own or n == 1}, self.types)
+        split = within.split(rest)
+        if split is None:
+            return None
+        busy = share_of_programs(rest, split[0], within.extent)
+        found = within.candidate(within.members(rest, *split), *split, busy)
+        return found if found is not None and any(s in found.members for s in scans) else None
 
     def totals(self, statements: Sequence[Statement]) -> GroupCandidate | None:
         """The kernel of aggregations of all points, which programs share: of several, or of one that reads neighbours,
