@@ -301,7 +301,7 @@ def test_heads_whose_width_16_does_not_divide_are_read_in_vectors(width, factor)
     assert (f"K_s1 * {factor})" in text) if factor else ("(K_s1" not in text)
 
 
-@pytest.mark.parametrize("width, step", [(256, 32), (64, 64)])
+@pytest.mark.parametrize("width, step", [(256, 32), (64, 128)])
 def test_steps_are_shorter_where_matrices_crowd_the_registers(width, step):
     """Sums of 256 columns take 128 registers of a thread, scores and two matrices of 64 columns the others."""
     text = """function (H[N, D], W[V, D], P[N, V], G[N, V]) -> (O) {

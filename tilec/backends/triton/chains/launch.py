@@ -70,7 +70,8 @@ FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(3
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
 ELEMENTWISE = Tiling(64, 32, 4, 2)
 ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and sums
-POINT_VALUES, SHORTEST_CROWDED = 232, 32  # registers of a thread for sums, scores and matrices; steps for their sake
+# registers of a thread: for sums, where these are many; for these, scores and matrices. Steps for their sake, at least
+MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
 LISTS = Tiling(warps=4, stages=1)
@@ -183,16 +184,13 @@ def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tili
 
 
 def _in_registers(tiling: Tiling, kernel: ChainKernel) -> Tiling:
-    """Shorter steps where sums, scores and matrices that are read for each score take more registers than a thread has:
-    products wait for each other then."""
+    """Shorter steps where sums have half of a thread's registers, and scores and matrices that are read for each score
+    would take more than are left: products wait for each other then."""
     matrices, threads = len(_operands(kernel)[2]), 32 * tiling.warps
     features = sum(padded_features(kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None)
-
-    def crowded(step: int) -> bool:
-        return tiling.block * (features + step * (2 + matrices)) // threads > POINT_VALUES
-
-    step = tiling.step
-    while matrices and step > SHORTEST_CROWDED and crowded(step):
+    sums, step = tiling.block * features // threads, tiling.step
+    beside = tiling.block * (2 + matrices) if matrices and sums >= MANY_SUMS else 0
+    while beside and step > SHORTEST_CROWDED and sums + beside * step // threads > POINT_VALUES:
         step //= 2
     return replace(tiling, step=step)
 
