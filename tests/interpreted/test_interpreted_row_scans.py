@@ -34,6 +34,16 @@ SOURCES = {
         "Y",
         "A[n, d : N, D] = *(1 - 0.1 * Q[n, e]), d - e < D; Y[n : N] = sum(A[n, d] * P[n, d]);",
     ),
+    "sums up to the one before": (
+        "Y",
+        """L[n, d : N, D] = +(P[n, e] * P[n, e]), d - e - 1 < D; W[n, d : N, D] = exp(-L[n, d]) * Q[n, d];
+        Y[n : N] = sum(W[n, d] * P[n, d]);""",
+    ),
+    "products and extrema up to the one before": (
+        "A, B, Y",
+        """A[n, d : N, D] = *(1 - 0.1 * Q[n, e]), d - e - 1 < D; B[n, d : N, D] = >(P[n, e]), d - e - 1 < D;
+        C[n, d : N, D] = <(Q[n, e]), d - e - 1 < D; Y[n, d : N, D] = C[n, d] * P[n, d] - A[n, d];""",
+    ),
     "sums over rows": (
         "A, Y, V",
         """A[n, d : N, D] = +(P[n, e]), d - e < D; L[n : N] = mean(A[n, d]);
@@ -104,4 +114,24 @@ def test_one_kernel_for_short_rows_along_memory():
     )
     assert kernels(across.replace("[N, D]", "[D, N]"), (500, 4000), (500, 4000)) > 1
     exclusive = source("products").replace("d - e < D", "d - e - 1 < D")
-    assert kernels(exclusive, (4000, 500), (4000, 500)) == 2
+    assert kernels(exclusive, (4000, 500), (4000, 500)) == 1
+    backward = source("products").replace("d - e < D", "e - d - 1 < D")
+    assert kernels(backward, (4000, 500), (4000, 500)) == 2
+
+
+@interpreted
+def test_infinities_and_further_columns():
+    """What is before an element is not what is up to it less the element; others may have further variables, along
+    which memory runs."""
+    text = """function (P[N, D], Q[N, D], C[N, D, E]) -> (Y) {
+        A[n, d : N, D] = Q[n, d] - exp(-P[n, d]); L[n, d : N, D] = +(P[n, e]), d - e - 1 < D;
+        W[n, d : N, D] = exp(-L[n, d]) * A[n, d];
+        Y[n, c : N, E] = +(W[n, d] * C[n, d, c]);
+    }"""
+    p, q = given(37, 33, torch.float32)
+    p[3, 5], p[4, 0] = torch.inf, 1e30
+    c = torch.randn(37, 33, 3)
+    f, g = (tilec.compile(text, backend=b) for b in ("triton", "torch"))
+    large = [tilec.spec(s, "float32") for s in ((4000, 500), (4000, 500), (4000, 500, 3))]
+    assert [k.name for k in f.lower(*large, target="sm_90").kernels][0] == "W_rows"
+    compared(f, g, (p.abs(), q, c), 1e-5)

@@ -299,3 +299,18 @@ def test_heads_whose_width_16_does_not_divide_are_read_in_vectors(width, factor)
     specs = [tilec.spec((32, 1024, width), "bfloat16")] * 3
     text = tilec.compile(source).lower(*specs, backend="triton", target="sm_90").source()
     assert (f"K_s1 * {factor})" in text) if factor else ("(K_s1" not in text)
+
+
+@pytest.mark.parametrize("width, step", [(256, 32), (64, 128)])
+def test_steps_are_shorter_where_matrices_crowd_the_registers(width, step):
+    """Sums of 256 columns take 128 registers of a thread, scores and two matrices of 64 columns the others."""
+    text = """function (H[N, D], W[V, D], P[N, V], G[N, V]) -> (O) {
+        S[n, v : N, V] = sum(H[n, d] * W[v, d]);
+        O[n, d : N, D] = sum(G[n, v] * exp(S[n, v] - P[n, v]) * W[v, d]);
+    }"""
+    shapes = {"H": (8192, width), "W": (8192, width), "P": (8192, 8192), "G": (8192, 8192)}
+    types = {n: TensorType(s, "bfloat16") for n, s in shapes.items()}
+    lowered = lower(tilec.compile(text).program, types, {})
+    found = recognise.chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = found.kernels.values()
+    assert choose_chain_tiling(kernel, found.types, Setting()).step == step

@@ -71,6 +71,8 @@ FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(3
 ELEMENTWISE = Tiling(64, 32, 4, 2)
 ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and sums
 FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows: what each reads for itself is little
+# registers of a thread: for sums, where these are many; for these, scores and matrices. Steps for their sake, at least
+MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
 LISTS = Tiling(warps=4, stages=1)
@@ -101,6 +103,7 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
         step = min(step, feature_block(kernel.extent[kernel.looped]))
     found = replace(found, block=max(block, LEAST), step=max(step, LEAST))
     found = _fitted(found, kernel, 2 if halves else 4, setting.device.shared)
+    found = _in_registers(found, kernel)
     return _with_tiles(found, kernel, 2 if halves else 4, setting.device.shared)
 
 
@@ -180,6 +183,18 @@ def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tili
             tiling = replace(tiling, block=tiling.block // 2)
         else:
             return tiling
+
+
+def _in_registers(tiling: Tiling, kernel: ChainKernel) -> Tiling:
+    """Shorter steps where sums have half of a thread's registers, and scores and matrices that are read for each score
+    would take more than are left: products wait for each other then."""
+    matrices, threads = len(_operands(kernel)[2]), 32 * tiling.warps
+    features = sum(padded_features(kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None)
+    sums, step = tiling.block * features // threads, tiling.step
+    beside = tiling.block * (2 + matrices) if matrices and sums >= MANY_SUMS else 0
+    while beside and step > SHORTEST_CROWDED and sums + beside * step // threads > POINT_VALUES:
+        step //= 2
+    return replace(tiling, step=step)
 
 
 def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[str]]:

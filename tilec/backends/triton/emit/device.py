@@ -116,6 +116,30 @@ def multiply_(a, b):
 
 
 @triton.jit
+def add_before_(a, before, b, between):
+    """Totals of two neighbouring parts of a row, and what is before the last element of each."""
+    return add_(a, b), add_(a, between)
+
+
+@triton.jit
+def multiply_before_(a, before, b, between):
+    """See `add_before_`."""
+    return multiply_(a, b), multiply_(a, between)
+
+
+@triton.jit
+def maximum_before_(a, before, b, between):
+    """See `add_before_`."""
+    return maximum_(a, b), maximum_(a, between)
+
+
+@triton.jit
+def minimum_before_(a, before, b, between):
+    """See `add_before_`."""
+    return minimum_(a, b), minimum_(a, between)
+
+
+@triton.jit
 def add_two_(a, b, c, d):
     """Two sums at once."""
     return a + c, b + d

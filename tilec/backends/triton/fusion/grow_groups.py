@@ -66,7 +66,7 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         pending = len(left) < before
     in_order = sorted(shared.statements.values(), key=lambda s: around.place[s.output])
     growth = _Growth(around, shared.extent, types)
-    found = growth.totals(in_order)
+    found, scanning = growth.totals(in_order), growth.beside_scans(in_order)
     while found is None and len(in_order) > 1:
         split = growth.split(in_order)
         if split is None:
@@ -84,7 +84,7 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
             break
         apart = _blocking(around, in_order, early) or early
         in_order = [s for s in in_order if s.output not in apart]
-    return found
+    return scanning if scanning is not None and growth.saved(scanning) > growth.saved(found) else found
 
 
 def _blocking(around: Neighbourhood, statements: Sequence[Statement], early: set[str]) -> set[str]:
@@ -147,6 +147,22 @@ class _Growth:
         if sum(map(bool, map(self._reduced, members[0]))) < 2:
             return None
         return self.candidate(members, rows, columns, busy)
+
+    def beside_scans(self, statements: Sequence[Statement]) -> GroupCandidate | None:
+        """The kernel of scans and what walks their points alone, where others have further variables: memory may run
+        along these, and a scan goes through columns along which it runs."""
+        scans = [s for s in statements if s.output in self.around.scans]
+        own = {v for s in scans for v in variables_of(s)}
+        rest = [s for s in statements if {v for v in variables_of(s) if self.extent[v] > 1} <= own]
+        if not scans or len(rest) == len(statements):
+            return None
+        within = _Growth(self.around, {v: n for v, n in self.extent.items() if v in own or n == 1}, self.types)
+        split = within.split(rest)
+        if split is None:
+            return None
+        busy = share_of_programs(rest, split[0], within.extent)
+        found = within.candidate(within.members(rest, *split), *split, busy)
+        return found if found is not None and any(s in found.members for s in scans) else None
 
     def totals(self, statements: Sequence[Statement]) -> GroupCandidate | None:
         """The kernel of aggregations of all points, which programs share: of several, or of one that reads neighbours,
@@ -229,18 +245,31 @@ class _Growth:
                 values.add(t.output)
         return False
 
+    def saved(self, found: GroupCandidate | None) -> int:
+        """The bytes that kernels of their own would move and one of them does not."""
+        if found is None:
+            return 0
+        each = self._bytes_of_each(found.members)
+        stored = self.around.stored_outside({*each}) | found.sums | found.cut
+        return sum(each.values()) - self._bytes_together(found.members, stored)
+
+    def _bytes_of_each(self, members: Sequence[Statement]) -> dict[str, int]:
+        """What kernels of their own move, by output."""
+        moved = {s.output: (n for n in (s.output, *reads(s)) if n in self.types) for s in members}
+        return {output: sum(size_in_bytes(self.types[n]) for n in names) for output, names in moved.items()}
+
+    def _bytes_together(self, members: Sequence[Statement], stored: Collection[str]) -> int:
+        names = {s.output for s in members}
+        read = {n for s in members for n in reads(s) if n in self.types} - names
+        return sum(size_in_bytes(self.types[n]) for n in read | set(stored))
+
     def _pays(self, members: Sequence[Statement], late: set[str], rows: Sequence[str], busy: float) -> bool:
         """Whether one kernel over a share of the device takes less time than several, which have all of it: memory
         traffic counts, and launches. Whole rows along which memory runs are many bytes for each program, so that these
         are counted as others would read them: once for each statistic, once for all that is left at each point."""
-        names = {s.output for s in members}
-        each = {
-            s.output: sum(size_in_bytes(self.types[n]) for n in (s.output, *reads(s)) if n in self.types)
-            for s in members
-        }
-        read = {n for s in members for n in reads(s) if n in self.types} - names
-        stored = self.around.stored_outside(names) | late
-        together = sum(size_in_bytes(self.types[n]) for n in read | stored)
+        each = self._bytes_of_each(members)
+        stored = self.around.stored_outside({*each}) | late
+        together = self._bytes_together(members, stored)
         apart, launches = sum(each.values()), len(members)
         if apart < LEAST_FUSION_GAIN * together:
             return False

@@ -50,31 +50,37 @@ class LoopNest:
 @dataclass(frozen=True)
 class ScanForm:
     """A scan of whole rows: what it adds up, as a value at each of its points, and where its variable stands in the
-    output's index. `then`: the device function that joins values."""
+    output's index. `then`: the device function that joins values. `before`: an element is made of what is before it."""
 
     nest: LoopNest
     axis: int
     rising: bool
     then: str
+    before: bool
 
 
 def scan_form(s: Statement, types: Types) -> ScanForm | None:
-    """None where the statement is no cumulative aggregation of floats, up to each element of a row or from it on."""
+    """None where the statement is no cumulative aggregation of floats, up to each element of a row, up to the one
+    before it, or from it on."""
     space = None if reads_itself(s) or types[s.output].dtype not in FLOATS else build_space(s, types)
     view = StridedView(s, types, contiguous_strides(types))
     scan = None if space is None else recognise_scan(space, view)
-    if scan is None or scan.shift or scan.low or scan.valid or scan.count != scan.size or s.guard is not None:
+    if scan is None or scan.low or scan.valid or s.guard is not None:
         return None
-    algebra, index = scan.algebra, scan.statement.index or ()
-    names = [e.name for e in index if isinstance(e, Index)]
+    before = scan.rising and scan.shift == -1  # the last term may be in no element
+    if not before and scan.shift or not scan.size - before <= scan.count <= scan.size:
+        return None
+    algebra, along = scan.algebra, Index(scan.along)
+    index = tuple(e if isinstance(e, Index) else along for e in scan.statement.index or ())
+    names = [e.name for e in index]
     extent = dict(zip(names, types[s.output].shape, strict=True))
     if len(algebra.dtypes) > 1 or not 1 < extent[scan.along] <= LONGEST_SCANNED or 0 in extent.values():
         return None
-    value = replace(scan.statement, constraints=())
+    value = replace(scan.statement, index=index, constraints=())
     if set(variables_of(value)) != set(names):
         return None
     nest = LoopNest(value, extent)
-    return ScanForm(nest, names.index(scan.along), scan.rising, algebra.then)
+    return ScanForm(nest, names.index(scan.along), scan.rising, algebra.then, before)
 
 
 def touched_by(s: Statement) -> Touched:

@@ -104,7 +104,13 @@ class BlockValues:
         scan, t = self.group.scans[s.output], self.types[s.output]
         accumulator, rounds = Accumulator.of(s.aggregation, t.dtype), self._rounds(s)
         code = self._spread(s, evaluator, tests, accumulator)
-        code = f"tl.associative_scan({code}, 1, {scan.then}{'' if scan.rising else ', reverse=True'})"
+        if scan.before:
+            both = [self.k.names.fresh(n) for n in ("whole", "before")]
+            nothing = f"tl.full((BM, BN), {accumulator.identity_text}, {triton_type(accumulator.dtype)})"
+            self.k.assign(both, f"tl.associative_scan(({code}, {nothing}), 1, {scan.then[:-1]}_before_)")
+            code = both[1]
+        else:
+            code = f"tl.associative_scan({code}, 1, {scan.then}{'' if scan.rising else ', reverse=True'})"
         code += f".to({triton_type(t.dtype)}).to({triton_type(accumulator.dtype)})" if rounds else ""
         variables = frozenset(self.group.extent)
         name = frame.assign("scanned", code, variables)

@@ -264,15 +264,17 @@ class Places:
 
     def product(self, axis: str, left: Value, right: Value, before: Value | None) -> Value:
         """The product of two operands, added to what is there. A float32 one beside one of bfloat16 is multiplied as
-        parts of bfloat16, which is exact, the smallest first."""
+        parts of bfloat16, which is exact, the smallest first: tensor cores cut off what they add to sums, so blocks
+        have sums of their own."""
         if left.type.dtype == right.type.dtype:
             precision = None if left.type.dtype in NARROW else self.tiling.precision
             return self.b.dot(axis, left, right, before, precision)
         whole, other = (right, left) if left.type.dtype in NARROW else (left, right)
+        total: Value | None = None
         for part in reversed(self._in_bfloat16(whole)):
-            before = self.b.dot(axis, part, other, before)
-        assert before is not None
-        return before
+            total = self.b.dot(axis, part, other, total)
+        assert total is not None
+        return total if before is None else self.b.apply("add", before, total)
 
     def _in_bfloat16(self, x: Value) -> list[Value]:
         """Values whose sum is x, eight bits of it each: all, or as many as tf32 has. What is not finite is in the
