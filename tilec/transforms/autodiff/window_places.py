@@ -2,7 +2,7 @@
 
 `O[n, y] = >(X[n, 2*y + j]), j < 2` hands its cotangent to the elements that are equal to it. The number
 
-    O_where[n, y] = uint8((X[n, 2*y] == O[n, y] ? 1 + 4 : 0) + (X[n, 2*y + 1] == O[n, y] ? 2 + 4 : 0))
+    O_where[n, y] = uint8(X[n, 2*y] == O[n, y]) * uint8(1 + 4) + uint8(X[n, 2*y + 1] == O[n, y]) * uint8(2 + 4)
 
 says in its lower bits which ones these are, and above them how many. The forward pass makes it of what it reads anyway;
 a call that keeps it keeps neither X nor O.
@@ -142,9 +142,8 @@ class _Window:
         for k, place in enumerate(itertools.product(*map(range, self.extents.values()))):
             at = {v: linear(Int(n)) for v, n in zip(self.extents, place, strict=True)}
             equal = Call("eq", (replace_indices(self.values, at), result))
-            bits.append(Call("select", (equal, _number("int32", (1 << k) + (1 << self.points)), _number("int32", 0))))
-        body = Call(self.dtype, (folded(_added, bits),))
-        return replace(s, output=name, body=body, aggregation="assign", constraints=())
+            bits.append(Call("mul", (Call(self.dtype, (equal,)), _number(self.dtype, (1 << k) + (1 << self.points)))))
+        return replace(s, output=name, body=folded(_added, bits), aggregation="assign", constraints=())
 
     def counts(self, s: Statement) -> bool:
         """Does a statement count the elements of each window that are equal to its extremum?"""
