@@ -145,6 +145,7 @@ def test_all_taps_from_what_they_share(name: str, special: bool) -> None:
 POOLS = {
     "channels last": ("O[n, y, x, c : N, H/2, W/2, C] = >(X[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;", (2, 6, 8, 5)),
     "channels first": ("O[n, y, x, c : N, H, W/2, C/2] = <(X[n, y, 2*x + j, 2*c + i]), j < 2, i < 2;", (2, 3, 6, 8)),
+    "edges": ("O[n, y, x, c : N, (H + 1)/2, W, C] = >(X[n, 2*y + j - 1, x, c]), j < 3;", (2, 7, 3, 5)),
     "thirds": ("O[n, y, x, c : N, H/3, W, C] = >(X[n, 3*y + j, x, c]), j < 3;", (2, 6, 3, 5)),
 }
 

@@ -21,6 +21,13 @@ PLACED = {  # shapes of what they are given; whether the places alone are kept
     ),
     "maxout": ("function (X[N, 5, C]) -> (O) { O[n, c] = >(X[n, j, c]); }", (3, 5, 4)),
     "gaps and rests": ("function (X[N]) -> (O) { O[i : 3] = >(X[4*i + j + 1]), j < 3; }", (13,)),
+    "overlapping": ("function (X[N]) -> (O) { O[i : N - 1] = >(X[i + j]), j < 2; }", (6,)),
+    "beyond the tensor": ("function (X[N]) -> (O) { O[i : (N + 1)/2] = >(X[2*i + j - 1]), j < 2; }", (7,)),
+    "3x3 of stride 2": (
+        "function (X[N, H, W, C]) -> (O) { O[n, y, x, c : N, (H + 1)/2, (W + 1)/2, C] "
+        "= >(X[n, 2*y + j - 1, 2*x + i - 1, c]), j < 3, i < 3; }",
+        (2, 9, 9, 2),
+    ),
     "turned": ("function (X[H, N]) -> (O) { O[n, y : N, H/4] = >(X[4*y + j, n]), j < 4; }", (8, 3)),
 }
 KEPT_AS_BEFORE = {
@@ -28,9 +35,8 @@ KEPT_AS_BEFORE = {
         "function (X[N, H]) -> (O) { R = relu(X); O[n, y : N, H/2] = >(R[n, 2*y + j]), j < 2; }",
         (3, 6),
     ),
-    "overlapping": ("function (X[N]) -> (O) { O[i : N - 1] = >(X[i + j]), j < 2; }", (6,)),
-    "beyond the tensor": ("function (X[N]) -> (O) { O[i : (N + 1)/2] = >(X[2*i + j - 1]), j < 2; }", (7,)),
-    "of many elements": ("function (X[N, 9, C]) -> (O) { O[n, c] = >(X[n, j, c]); }", (3, 9, 2)),
+    "of many elements": ("function (X[N, 10, C]) -> (O) { O[n, c] = >(X[n, j, c]); }", (3, 10, 2)),
+    "read many times": ("function (X[N]) -> (O) { O[i : N - 3] = >(X[i + j]), j < 4; }", (30,)),
     "reversed": ("function (X[N]) -> (O) { O[i : N/2] = >(X[2*i + 1 - j]), j < 2; }", (6,)),
     "guarded": ("function (X[N]) -> (O) { O[i : N/2] = >(X[2*i + j] > 0 ? X[2*i + j]), j < 2; }", (6,)),
 }
@@ -58,7 +64,7 @@ def test_gradients_are_those_of_the_text(name: str) -> None:
     kept = [s.name for s in function.saved(x)]
     assert (name in PLACED) == any(n.endswith("_where") for n in kept), kept
     if name in PLACED:
-        assert kept_bytes(lambda: function(x)) < x.numel() * 8 / 2
+        assert kept_bytes(lambda: function(x)) <= x.numel() * 8 / 4
 
 
 @pytest.mark.one_in(2)

@@ -2,12 +2,12 @@
 
 `O[n, y] = >(X[n, 2*y + j]), j < 2` hands its cotangent to the elements that are equal to it. The number
 
-    O_where[n, y] = uint8((X[n, 2*y] == O[n, y] ? 1 + 4 : 0) + (X[n, 2*y + 1] == O[n, y] ? 2 + 4 : 0))
+    O_where[n, y] = uint8(X[n, 2*y] == O[n, y]) * uint8(1 + 4) + uint8(X[n, 2*y + 1] == O[n, y]) * uint8(2 + 4)
 
 says in its lower bits which ones these are, and above them how many. The forward pass makes it of what it reads anyway;
 a call that keeps it keeps neither X nor O.
 
-Windows are whole, of few elements, and no two share one.
+Windows are of few elements, and few share one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce as folded
 
+from tilec.ir.functions import INFINITY
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import (
     Access,
     Call,
     Expr,
+    Float,
     Int,
+    Pad,
     Program,
     Statement,
     index_variables,
@@ -36,7 +39,8 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.transforms.util.naming import Names
 
-_MOST_POINTS = 8  # elements of a window
+_MOST_POINTS = 9  # elements of a window
+_MOST_READ = 3  # times that an element is read: pools of 3x3 and stride 2
 _MOST_STRIDED = 4  # elements of a window along the axis along which memory runs
 
 
@@ -47,7 +51,7 @@ def with_window_places(program: Program, types: Types, cotangents: Collection[st
     plain = set(program.input_names()) - set(cotangents)
     beyond = set(cotangents)
     statements: list[Statement] = []
-    windows: dict[str, _Window] = {}
+    windows: dict[str, SmallWindow] = {}
     for s in program.statements:
         read = set(reads(s))
         if not beyond.isdisjoint(read):
@@ -55,11 +59,11 @@ def with_window_places(program: Program, types: Types, cotangents: Collection[st
         elif read <= plain:
             if s.aggregation == "assign" and not reads_itself(s) and types[s.output].dtype not in NARROW:
                 plain.add(s.output)
-            elif (window := _Window.of(s, types)) is not None:
+            elif (window := SmallWindow.of(s, types)) is not None:
                 windows[s.output] = window
         statements.append(s)
     made: dict[str, Statement] = {}
-    ties: dict[str, _Window] = {}
+    ties: dict[str, SmallWindow] = {}
     for k, s in enumerate(statements):
         if s.output in windows:
             continue
@@ -77,14 +81,16 @@ def with_window_places(program: Program, types: Types, cotangents: Collection[st
 
 
 @dataclass(frozen=True)
-class _Window:
-    """An extremum over windows: how many elements along each of its variables, of `values` that are compared."""
+class SmallWindow:
+    """An extremum over windows: how many elements along each of its variables, of `values` that are compared; whether
+    all windows are `whole`, none beyond the tensor."""
 
     statement: Statement
     extents: dict[str, int]
+    whole: bool
 
     @staticmethod
-    def of(s: Statement, types: Types) -> _Window | None:
+    def of(s: Statement, types: Types) -> SmallWindow | None:
         index = distinct_variables(s.index)
         a = s.body
         plain = s.guard is None and s.default is None and s.init is None and s.aggregation in ("max", "min")
@@ -102,23 +108,21 @@ class _Window:
         if not summed or not 2 <= math.prod(extents.values()) <= _MOST_POINTS:
             return None
         ranges = {**dict(zip(index, own, strict=True)), **extents}
-        seen: list[str] = []
+        seen, whole = list[str](), True
         for form, n in zip(forms, shape, strict=True):
-            if not form.is_affine or not form.is_integral or form.constant < 0 or any(c < 0 for _, c in form.terms):
+            if not form.is_affine or not form.is_integral or any(c < 0 for _, c in form.terms):
                 return None
-            if form.constant + sum(c * (ranges[v] - 1) for v, c in _terms(form)) >= n:
+            inner = [v for v in form.variables() if v in extents]
+            if len(inner) > 1 or len(form.terms) - len(inner) > 1 or any(form.coefficient(v) != 1 for v in inner):
                 return None
-            inner = [(v, c) for v, c in _terms(form) if v in extents]
-            outer = [(v, c) for v, c in _terms(form) if v not in extents]
-            if len(inner) > 1 or len(outer) > 1 or inner and inner[0][1] != 1:
-                return None
-            if inner and outer and outer[0][1] < extents[inner[0][0]]:
-                return None
+            last = form.constant + sum(c * (ranges[v] - 1) for v, c in zip(form.variables(), _steps(form), strict=True))
+            whole = whole and form.constant >= 0 and last < n
             seen += form.variables()
-        last = math.prod(extents[v] for v in index_variables(a.index[-1]) if v in extents)
-        if sorted(seen) != sorted(ranges) or last > _MOST_STRIDED:
+        strided = math.prod(extents[v] for v in index_variables(a.index[-1]) if v in extents)
+        if sorted(seen) != sorted(ranges) or strided > _MOST_STRIDED:
             return None
-        return _Window(s, extents)
+        found = SmallWindow(s, extents, whole)
+        return found if found.points * math.prod(own) <= _MOST_READ * math.prod(shape) else None
 
     @property
     def points(self) -> int:
@@ -134,17 +138,30 @@ class _Window:
         assert isinstance(self.statement.body, Access)
         return self.statement.body
 
+    def _elements(self, outside: Expr) -> list[Expr]:
+        """Each element of the window of an element of the output, or what stands for those beyond the tensor."""
+        places = itertools.product(*map(range, self.extents.values()))
+        at = ({v: linear(Int(n)) for v, n in zip(self.extents, place, strict=True)} for place in places)
+        found = [replace_indices(self.values, place) for place in at]
+        return found if self.whole else [Pad(e, outside) for e in found if isinstance(e, Access)]
+
+    def written_out(self, dtype: str) -> Statement:
+        """The extremum as an elementwise statement, of an output of this type."""
+        s = self.statement
+        none = -INFINITY if s.aggregation == "max" else INFINITY
+        body: Expr = folded(lambda a, b: Call(s.aggregation, (a, b)), self._elements(none))
+        body = Call(dtype, (body,)) if dtype in NARROW else body
+        return replace(s, body=body, aggregation="assign", constraints=())
+
     def places(self, name: str) -> Statement:
         """The statement of the bits."""
         s = self.statement
         result = Access(s.output, s.index or ())
         bits: list[Expr] = []
-        for k, place in enumerate(itertools.product(*map(range, self.extents.values()))):
-            at = {v: linear(Int(n)) for v, n in zip(self.extents, place, strict=True)}
-            equal = Call("eq", (replace_indices(self.values, at), result))
-            bits.append(Call("select", (equal, _number("int32", (1 << k) + (1 << self.points)), _number("int32", 0))))
-        body = Call(self.dtype, (folded(_added, bits),))
-        return replace(s, output=name, body=body, aggregation="assign", constraints=())
+        for k, e in enumerate(self._elements(Float(math.nan))):  # which equals nothing
+            equal = Call("eq", (e, result))
+            bits.append(Call("mul", (Call(self.dtype, (equal,)), _number(self.dtype, (1 << k) + (1 << self.points)))))
+        return replace(s, output=name, body=folded(_added, bits), aggregation="assign", constraints=())
 
     def counts(self, s: Statement) -> bool:
         """Does a statement count the elements of each window that are equal to its extremum?"""
@@ -191,8 +208,8 @@ class _Window:
 
 def _asking(
     s: Statement,
-    windows: Mapping[str, _Window],
-    ties: Mapping[str, _Window],
+    windows: Mapping[str, SmallWindow],
+    ties: Mapping[str, SmallWindow],
     names: Names,
     made: dict[str, Statement],
     statements: Sequence[Statement],
@@ -200,7 +217,7 @@ def _asking(
     """A statement with bits for comparisons, and for counts of these; None where it has no such comparison."""
     found = False
 
-    def bits(window: _Window, index: tuple[Expr, ...]) -> Access:
+    def bits(window: SmallWindow, index: tuple[Expr, ...]) -> Access:
         output = window.statement.output
         if output not in made:
             place = window.places("")
@@ -223,8 +240,8 @@ def _asking(
     return changed if found else None
 
 
-def _terms(form: Affine) -> list[tuple[str, int]]:
-    return [(v, int(form.coefficient(v))) for v in form.variables()]
+def _steps(form: Affine) -> list[int]:
+    return [int(form.coefficient(v)) for v in form.variables()]
 
 
 def _added(a: Expr, b: Expr) -> Expr:

@@ -29,14 +29,15 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
+    accesses_in,
     map_values,
     node_count,
     reads_itself,
     rebuild,
-    value_accesses,
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating, shapes_in
+from tilec.transforms.autodiff.window_places import SmallWindow
 from tilec.transforms.lower.defract import defract_statement
 from tilec.transforms.lower.reduce import reduce_statement
 from tilec.transforms.util.rewrite import body_at
@@ -86,23 +87,23 @@ def with_windows(
 
 
 def with_points_written_out(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
-    """The program with extrema of few points as elementwise statements, where one that reads them reads these points
-    too, so that both share a kernel; the outputs of those."""
+    """The program with extrema of small windows as elementwise statements, where one that reads them reads these
+    windows too, so that both share a kernel; the outputs of those."""
     changed: dict[str, Statement] = {}
     for s in program.statements:
-        if s.aggregation not in ("max", "min") or (index := distinct_variables(s.index)) is None:
+        readers = program.readers(s.output) if s.aggregation in ("max", "min") else ()
+        if not readers or (window := SmallWindow.of(s, types)) is None:
             continue
-        for reader in program.readers(s.output):
+        written = window.written_out(types[s.output].dtype)
+        for reader in readers:
             place = distinct_variables(reader.index)
             if reader.aggregation != "assign" or place is None or types[reader.output].shape != types[s.output].shape:
                 continue
-            renamed = {v: linear(Index(w)) for v, w in zip(index, place, strict=True)}
-            read = set(value_accesses(reader))
-            if Access(s.output, reader.index or ()) not in read or (written := _written_out(s, types)) is None:
-                continue
-            if all(replace_indices(a, renamed) in read for a in value_accesses(written)):
+            renamed = {v: linear(Index(w)) for v, w in zip(distinct_variables(s.index) or (), place, strict=True)}
+            read = set(accesses_in(reader.body))
+            own = {replace_indices(a, renamed) for a in accesses_in(written.body)}
+            if own | {Access(s.output, reader.index or ())} <= read:
                 changed[s.output] = written
-                break
     statements = tuple(changed.get(s.output, s) for s in program.statements)
     return replace(program, statements=statements), frozenset(changed)
 
