@@ -17,5 +17,5 @@ def pasted(lowered: Lowered, path: Path) -> Callable:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.libdevice = prepare_interpreter()  # type: ignore[attr-defined]
+    prepare_interpreter(module)
     return module.program

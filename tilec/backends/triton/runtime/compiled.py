@@ -108,10 +108,9 @@ def _module(path: Path, interpret: bool) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if interpret:
-        from tilec.backends.triton.runtime.interpreter import WRITTEN_AS_INSTRUCTIONS, prepare_interpreter
+        from tilec.backends.triton.runtime.interpreter import prepare_interpreter
 
-        module.libdevice = library = prepare_interpreter()  # type: ignore[attr-defined]
-        vars(module).update({name: getattr(library, called) for name, called in WRITTEN_AS_INSTRUCTIONS.items()})
+        prepare_interpreter(module)
     return module
 
 

@@ -120,7 +120,8 @@ def _patch_tensor(tensor: Any, *scope: Any) -> None:
     tensor.__index__ = lambda self: int(self.handle.data.item())
 
 
-def prepare_interpreter() -> InterpretedLibrary:
+def prepare_interpreter(module: Any) -> None:
+    """Let the module's kernels be interpreted."""
     builder = interpreter.interpreter_builder
     if not builder.options.debug:  # each operation is repeated in 64 bits to find overflow, of which nothing is said
         builder.options = replace(builder.options, sanitize_overflow=False)
@@ -131,4 +132,5 @@ def prepare_interpreter() -> InterpretedLibrary:
     InterpreterBuilder.cast_impl = _cast  # type: ignore[method-assign]
     ReduceOps.generic_reduce = _reduce  # type: ignore[method-assign]
     ScanOps.generic_scan = _scan  # type: ignore[method-assign]
-    return InterpretedLibrary()
+    module.libdevice = library = InterpretedLibrary()
+    vars(module).update({name: getattr(library, called) for name, called in WRITTEN_AS_INSTRUCTIONS.items()})
