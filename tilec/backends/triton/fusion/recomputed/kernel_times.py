@@ -12,7 +12,7 @@ from tilec.ir.index import distinct_variables, linear
 from tilec.ir.program import Access, Call, Expr, Float, Inside, Int, Statement, children, index_variables, reads_itself
 from tilec.ir.types import ITEM_BYTES, Types
 
-VECTOR, WORD = 16, 4  # bytes that a thread reads at once; and that a read takes of a line, at least
+VECTOR_BYTES, LEAST_BYTES = 16, 4  # bytes that a thread reads at once; and that a read takes of a line, at least
 WAITS = 3.5  # bytes of cached lines over those of memory from which on kernels wait for caches
 DIVISION = 24  # instructions, those of its rare cases beside it
 Together = tuple[tuple[Statement, ...], frozenset[str]]  # statements, and the outputs that are stored
@@ -77,7 +77,7 @@ def cached_bytes(read: Iterable[Access], fastest: str, types: Types, vectors: bo
         size = ITEM_BYTES[types[a.tensor].dtype]
         along = [linear(e) for e in a.index if fastest in index_variables(e)]
         beside = any(form.bare is None for form in along)
-        total += 0 if not along else VECTOR if vectors and beside else size if vectors else max(size, WORD)
+        total += 0 if not along else VECTOR_BYTES if vectors and beside else size if vectors else max(size, LEAST_BYTES)
     return total
 
 

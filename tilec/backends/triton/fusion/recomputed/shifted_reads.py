@@ -9,11 +9,12 @@ each other does: neighbours of equal values stay equal.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, Domain, access_conditions, build_domain
-from tilec.backends.triton.fusion.fuse_producers import elementwise, inside_tests, writes_all
+from tilec.backends.triton.fusion.fuse_producers import MOST_READS, elementwise, inside_tests, writes_all
+from tilec.backends.triton.fusion.recomputed.kernel_times import reads_around
 from tilec.backends.triton.iteration.coalesce import values
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.ir.constraining import access_of
@@ -60,22 +61,33 @@ def with_shifted_reads(program: Program, types: Types) -> tuple[Program, frozens
     for s in [statements[s.output] for s in reversed(program.statements)]:
         s = statements[s.output]
         own = [statements[n] for n in readers.get(s.output, ()) if n in statements]
-        if not _may_move(s, types) or not any(_reads_neighbours(r, s, types) for r in own):
+        if not any(_reads_neighbours(r, s, types) for r in own):
             continue
         compared = _compared(program) if compared is None else compared
-        made = [None if s.output in compared else _written_out(r, s, types) for r in own]
-        written = {r.output: r for r in made if r is not None}
-        if len(written) < len(own):
-            continue
+        producer = None if s.output in compared else _Producer.of(s, types)
+        written = {} if producer is None else _all_written(own, producer, types)
         statements |= written
         changed |= written.keys()
         for r in written.values():
             for name in reads(r):
                 readers.setdefault(name, {})[r.output] = None
-        if s.output not in program.outputs and not any(s.output in reads(r) for r in written.values()):
+        if written and s.output not in program.outputs and not any(s.output in reads(r) for r in written.values()):
             del statements[s.output]
     left = tuple(statements[s.output] for s in program.statements if s.output in statements)
     return replace(program, statements=left), frozenset(changed & statements.keys())
+
+
+def _all_written(readers: Sequence[Statement], s: _Producer, types: Types) -> dict[str, Statement]:
+    """All that read a statement with its values written out; none where one has another form or all read too much."""
+    written: dict[str, Statement] = {}
+    places: set[Access] = set()
+    for r in readers:
+        made = _written_out(r, s, types)
+        places.update(() if made is None else reads_around([made]))
+        if made is None or len(places) > MOST_READS:
+            return {}
+        written[made.output] = made
+    return written
 
 
 def _compared(program: Program) -> set[str]:
@@ -101,10 +113,39 @@ def _gathers(s: Statement) -> bool:
     return any(True for a in accesses_in(*expressions(s)) for _ in accesses_in(*a.index))
 
 
-def _may_move(s: Statement, types: Types) -> bool:
-    """Whether a statement's values may be computed anywhere."""
-    random = any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in walk(*s.roots))
-    return bool(_variables(s)) and not random and types[s.output].dtype != "bool"
+@dataclass(frozen=True)
+class _Producer:
+    """An elementwise statement whose values may be computed anywhere. `filled`: whether it writes every element;
+    `counted`: its variables that are values; `padded`: its body where it constrains nothing."""
+
+    statement: Statement
+    names: tuple[str, ...]
+    filled: bool
+    counted: frozenset[str]
+    padded: Expr
+
+    @classmethod
+    def of(cls, s: Statement, types: Types) -> _Producer | None:
+        names = _variables(s)
+        random = any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in walk(*s.roots))
+        if names is None or random or types[s.output].dtype == "bool":
+            return None
+        extent = dict(zip(names, types[s.output].shape, strict=True))
+        filled = s.guard is None and not s.constraints and writes_all(s, extent, types)
+        counted = frozenset(e.name for root in s.roots for e in values(root) if isinstance(e, Index))
+        return cls(s, names, filled, counted, unconstrained(s.body, types))
+
+    def at(self, a: Access, types: Types, bare: bool) -> Expr:
+        """Its element there. `bare`: where the places that it reads may say which points count. What is 16 bits wide
+        keeps the digits that members of a group have of each other."""
+        dtype, of_body = types[self.statement.output].dtype, expression_type(self.statement.body, types).dtype
+        narrowed = dtype in NARROW and is_floating(of_body)
+        if not self.filled:
+            found = element_at(self.statement, a, types)
+            return found.args[0] if narrowed and isinstance(found, Call) and found.function == dtype else found
+        body = self.statement.body if bare else self.padded
+        body = body if narrowed or of_body == dtype else Call(dtype, (body,))
+        return replace_indices(body, {v: linear(e) for v, e in zip(self.names, a.index, strict=True)})
 
 
 def _reads_neighbours(reader: Statement, s: Statement, types: Types) -> bool:
@@ -149,41 +190,23 @@ def _is_wrapped(e: Expr) -> bool:
     )
 
 
-def _written_out(reader: Statement, s: Statement, types: Types) -> Statement | None:
+def _written_out(reader: Statement, producer: _Producer, types: Types) -> Statement | None:
     """A statement with what it reads of another at neighbours computed there; None where that is of another form."""
-    names, own = _variables(s), _variables(reader)
-    everything = [a for a in accesses_in(*expressions(reader)) if a.tensor == s.output]
-    if (
-        names is None
-        or own is None
-        or any(a.tensor == s.output for c in reader.constraints for a in accesses_in(c.expr))
-    ):
+    s, own = producer.statement, _variables(reader)
+    if own is None or any(a.tensor == s.output for c in reader.constraints for a in accesses_in(c.expr)):
         return None
-    moved = {a for a in everything if not _in_place(a, reader, s, types)}
+    moved = {a for a in value_accesses(reader) if a.tensor == s.output and not _in_place(a, reader, s, types)}
     if len(moved) > MOST_NEIGHBOURS or not all(_is_near(a, reader) for a in moved):
         return None
-    counted = {e.name for root in s.roots for e in values(root) if isinstance(e, Index)}
     padded = {access_of(e.access) for e in walk(*reader.roots) if isinstance(e, Pad)} & moved
     tests = {a: inside_tests(a, reader, types) for a in padded}
-    if counted and reader.constraints or None in tests.values():
+    if producer.counted and reader.constraints or None in tests.values():
         return None
-    extent = dict(zip(names, types[s.output].shape, strict=True))
-    filled = s.guard is None and not s.constraints and writes_all(s, extent, types)
-    dtype, body_type = types[s.output].dtype, expression_type(s.body, types).dtype
-    narrowed = dtype in NARROW and is_floating(body_type)
     points = dict(zip(own, types[reader.output].shape, strict=True))
     asked: dict[Access, None] = {}
 
     def value(a: Access, bare: bool) -> Expr:
-        if filled:
-            body = s.body if bare else unconstrained(s.body, types)
-            body = body if narrowed or body_type == dtype else Call(dtype, (body,))
-            found = replace_indices(body, {v: linear(e) for v, e in zip(names, a.index, strict=True)})
-        else:
-            found = element_at(s, a, types)
-            if narrowed and isinstance(found, Call) and found.function == dtype:
-                (found,) = found.args  # with the digits that members of a group have of each other
-        return within_range(found, points)
+        return within_range(producer.at(a, types, bare), points)
 
     def visit(e: Expr) -> Expr:
         match e:
@@ -229,6 +252,8 @@ def _between(box: Domain, a: Expr, low: Expr, high: Expr) -> bool:
 
 def _bounded(s: Statement, asked: Collection[Access], types: Types) -> Statement:
     """The statement with constraints for what these accesses asked of its points, where nothing else does."""
+    if not asked:
+        return s
     domain = build_domain(s, types)
     holds = () if domain is None else (c for a in asked for c in access_conditions(a, types) if domain.holds(c))
     implied = {(c.form, c.bound) for c in holds}
