@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 
 from tilec.backends.base import Options
 from tilec.backends.common.code import FreshNames, python_name, tuple_text
-from tilec.backends.common.pairs import LEAST, PRODUCTS
+from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
 from tilec.backends.torch.matmul.product import product_lines
@@ -120,6 +120,27 @@ def _biased(s: Statement, out: Statement, tensors: tuple[str, str, str], swapped
     lines.append(f"{result} = {made}{f'.reshape({tuple_text(shape)})' if len(shape) > 2 else ''}")
     numbers = named_sizes(n for name in (*tensors, out.output) for n in types[name].shape)
     return TorchLines(tuple(lines), tensors, (out.output,), (s.output, out.output), (types[out.output].dtype,), numbers)
+
+
+LIBRARY_TILE, LIBRARY_STEP, LIBRARY_RATE = 32, 8, 20e12  # rows and columns, terms, terms a second of its least tiles
+
+
+def mostly_padding(dot: Dot, space: Space, view: StridedView) -> bool:
+    """Whether a library's tiles of many small matrices are so empty that terms one by one, or memory, take less time:
+    up to 8 rows and columns (sums over points of a rotation's gradient), or up to 8 columns and terms."""
+    batch, rows, columns, summed = (space.count(v) for v in (dot.batch, dot.rows, dot.columns, dot.summed))
+    few, many = min(rows, columns), max(rows, columns)
+    if few < 2 or few > LIBRARY_STEP or min(many, summed) > LIBRARY_STEP:
+        return False
+
+    def filled(n: int, step: int) -> int:
+        return -(-n // step) * step
+
+    tiles = filled(rows, LIBRARY_TILE) * filled(columns, LIBRARY_TILE) * filled(summed, LIBRARY_STEP)
+    read = {a.tensor for f in (*dot.left, *dot.right) for a in operand_accesses(f)}
+    moved = sum(size_in_bytes(view.types[name]) for name in (*read, space.statement.output)) / MEMORY_BYTES
+    repeated = batch * len(space.classes)
+    return repeated * tiles / LIBRARY_RATE > max(repeated * rows * columns * summed / TERMS, moved)
 
 
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
