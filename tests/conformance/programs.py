@@ -52,6 +52,12 @@ LOGS = [
 ]
 GENERAL = [
     (
+        "function (X[N, 4], M[N]) -> (Y) { B[i] = M[i] / 2; "
+        "Y[i] = sum(sqrt(sum[d]((X[i, d] - X[j, d]) * (X[i, d] - X[j, d])) + 1.0) * exp(B[i] - B[j])); }",
+        (40, 4),
+        (40,),
+    ),
+    (
         "function (X[B, N, 3], R[B, 3, 3], T[B, 3]) -> (Z, D) { Z[b, n, i] = sum(R[b, i, j] * X[b, n, j]) + T[b, i]; "
         "D[b, n] = sum(Z[b, n, i] * X[b, n, i]); }",
         (2, 5, 3),
