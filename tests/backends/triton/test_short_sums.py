@@ -31,3 +31,10 @@ def test_points_are_turned_and_compared_in_one_kernel() -> None:
 def test_which_products_are_a_library_s(text: str, shapes: tuple, library: bool) -> None:
     lowered = tilec.compile(text).lower(*specs(*shapes), target="sm_90")
     assert (not lowered.kernels) == library, lowered.source()
+
+
+def test_a_product_by_part_of_a_matrix_is_no_convolution() -> None:
+    """Half of the rows of a gate's weights: a convolution without a window, of as many channels as there are rows."""
+    f = tilec.compile("function (X[N, D], W[E, D], S[C]) -> (Y) { Y[n, c : N, C] = +(X[n, d] * W[c, d]); }")
+    text = f.lower(*specs((8192, 512), (1024, 512), (512,), dtype="bfloat16"), target="sm_90").source()
+    assert "convolution" not in text

@@ -58,7 +58,7 @@ def _take(
     rows: dict[str, RowStatement],
 ) -> None:
     """Make a row of what an access of the kernel reads, and first of what that reads, if it is one. `read`: all that
-    the kernel reads; where that is an element of a column as well (`M[i] + M[j]`), other programs' rows are read too."""
+    the kernel reads; where it reads elements of columns as well (`M[i] + M[j]`), these are of others' rows."""
     if any(o.tensor == a.tensor and o.index != a.index for o in read):
         return
     s = next((s for s in program.statements if s.output == a.tensor), None)

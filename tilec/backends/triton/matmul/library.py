@@ -56,6 +56,8 @@ def library_steps(
     task = _task(defracted, flat, types)
     c = recognise_convolution(task)
     if c is not None:
+        if all(x.axes[2] is None and x.stride == 1 for x in c.spatial):
+            return None  # a product of matrices that reads a part of an axis
         if _slow(c):
             return None
         lines, checked = library_lines(task, c)
