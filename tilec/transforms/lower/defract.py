@@ -47,7 +47,7 @@ def defract_statement(s: Statement, shapes: Shapes) -> Statement:
     if split is None:
         return s
     made, smaller = (_defracted(s, x, shapes) for x in (split, _split(fractions, outputs, points.variables, True)))
-    return smaller if made != smaller and GAIN * _points(smaller, shapes) <= _points(made, shapes) else made
+    return smaller if made != smaller and _LEAST_GAIN * _points(smaller, shapes) <= _points(made, shapes) else made
 
 
 def _points(s: Statement, shapes: Shapes) -> int:
@@ -88,7 +88,7 @@ def _integer_parts(form: Affine) -> Iterator[Affine]:
                 yield from _integer_parts(linear(argument))
 
 
-GAIN = 4  # what a basis must spare to be taken in the place of Hermite's
+_LEAST_GAIN = 4  # what a basis must spare to be taken in the place of Hermite's
 _Split = tuple[dict[str, Affine], list[tuple[str, int]]]
 
 
