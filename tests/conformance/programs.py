@@ -51,6 +51,19 @@ LOGS = [
     ("O[i, j : 6, 3] = logsumexp(A[i, k] + B[k, j] + in(A[0, l]) - 1);", (6, 5), (5, 3)),
 ]
 GENERAL = [
+    (
+        "function (X[N, 4], M[N]) -> (Y) { B[i] = M[i] / 2; "
+        "Y[i] = sum(sqrt(sum[d]((X[i, d] - X[j, d]) * (X[i, d] - X[j, d])) + 1.0) * exp(B[i] - B[j])); }",
+        (40, 4),
+        (40,),
+    ),
+    (
+        "function (X[B, N, 3], R[B, 3, 3], T[B, 3]) -> (Z, D) { Z[b, n, i] = sum(R[b, i, j] * X[b, n, j]) + T[b, i]; "
+        "D[b, n] = sum(Z[b, n, i] * X[b, n, i]); }",
+        (2, 5, 3),
+        (2, 3, 3),
+        (2, 3),
+    ),
     ("O[i, j : 3, 4] = sin(A[i, j] * C[0]) * A[i, j] + B[0, j] / C[0];", (3, 4), (1,), (1, 4)),
     ("function (A[N, M], C[]) -> (O) { O = sin(A * C) * A + A / C; }", (3, 4), ()),
     ("O[x : 7] = >(A[x + k - 1]), k < 3;", (7,)),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from support.effort import counted
 
+import tilec
 from tilec.ir.evaluate import evaluate
 from tilec.ir.index import linear
 from tilec.ir.program import Pad, expressions, walk
@@ -245,3 +248,16 @@ def test_roles_of_other_statements():
     assert roles(s) == Roles((), ("i",), ("j",))
     (s,) = flat("function (A[5, 6]) -> (O) { O[i % 2 : 5] = +(A[i, j]); }", A=(5, 6)).statements
     assert roles(s) is None
+
+
+def test_reductions_of_one_another_s_remainders_have_small_boxes() -> None:
+    """A sum over lags and frames that writes at `k + l + 16*t`: one of few frames, not of all remainders."""
+    text = "function (D[T, L], X[S]) -> (G) { G[k + l + 16*t + 1 : S] = +(D[t, l] * X[k + 16*t]), k < 32; }"
+    f = tilec.compile(text)
+    given = [np.random.default_rng(0).standard_normal(s) for s in ((5, 16), (112,))]
+    np.testing.assert_allclose(f(*given), tilec.interpret(text, *given), atol=1e-12)
+    lowered = f.lower(*given)
+    (s,) = lowered.stages["defracted"].statements
+    shapes = {"D": (5, 16), "X": (112,), "G": (112,)}
+    sizes = [high - low + 1 for low, high in (bounds(s, shapes) or {}).values()]
+    assert math.prod(sizes) <= 112 * 32 * 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 import tilec
@@ -89,3 +91,20 @@ def test_parts_of_a_gradient() -> None:
     shapes = (64, 256, 256), (64, 128, 256), (64, 2, 128, 256)
     lowered = tilec.compile(source, backend="triton").grad().lower(*map(tilec.spec, shapes), target="sm_90")
     assert len(lowered.kernels) == 1
+
+
+def test_what_an_epilogue_reads_through_pad_is_stored() -> None:
+    """Gradients of a rotation of pairs by its sines, one part of which is a sum with a condition: the kernel that adds
+    the parts read a sum of its own from memory, where nobody stored it."""
+    source = """function (X[B, N, D], C[N, P], S[N, P]) -> (Y) {
+        R[b, i] = rsqrt(mean(X[b, i, d] * X[b, i, d])); Z[b, i, d] = X[b, i, d] * R[b, i];
+        Y[b, i, d : B, N, D] = d % 2 == 0 ? Z[b, i, d] * C[i, d/2] - Z[b, i, d + 1] * S[i, d/2]
+            : Z[b, i, d] * C[i, (d - 1)/2] + Z[b, i, d - 1] * S[i, (d - 1)/2]; }"""
+    specs = [tilec.spec(s, "bfloat16") for s in ((64, 2048, 64), (2048, 32), (2048, 32), (64, 2048, 64))]
+    text = tilec.compile(source, backend="triton").grad().lower(*specs, target="sm_90").source()
+    function = ast.parse(text).body[-1]
+    assert isinstance(function, ast.FunctionDef)
+    names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
+    known = {a.arg for a in function.args.args} | {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    launched = {n.id for c in ast.walk(function) if isinstance(c, ast.Call) for n in c.args if isinstance(n, ast.Name)}
+    assert launched <= known

@@ -42,9 +42,22 @@ def defract_statement(s: Statement, shapes: Shapes) -> Statement:
         return s
     points = domain(s, shapes)
     forms = [f for c in (*points.conditions, *points.dependent) for f in _integer_parts(c.form)]
-    split = _split([f for f in forms if not f.is_integral], outputs, points.variables)
+    fractions = [f for f in forms if not f.is_integral]
+    split = _split(fractions, outputs, points.variables)
     if split is None:
         return s
+    made, smaller = (_defracted(s, x, shapes) for x in (split, _split(fractions, outputs, points.variables, True)))
+    return smaller if made != smaller and _LEAST_GAIN * _points(smaller, shapes) <= _points(made, shapes) else made
+
+
+def _points(s: Statement, shapes: Shapes) -> int:
+    """How many points the box of the statement's has."""
+    box = bounds_of(domain(s, shapes)) or {}
+    return math.prod(high - low + 1 for low, high in box.values())
+
+
+def _defracted(s: Statement, split: _Split | None, shapes: Shapes) -> Statement:
+    assert split is not None
     change, classes = split
     result = substitute_affine(s, change)
     fractional = [new for old, new in zip(s.constraints, result.constraints, strict=True) if not _integral(old)]
@@ -75,12 +88,17 @@ def _integer_parts(form: Affine) -> Iterator[Affine]:
                 yield from _integer_parts(linear(argument))
 
 
+_LEAST_GAIN = 4  # what a basis must spare to be taken in the place of Hermite's
 _Split = tuple[dict[str, Affine], list[tuple[str, int]]]
 
 
-def _split(forms: list[Affine], outputs: Sequence[str], variables: Sequence[str]) -> _Split | None:
+def _split(
+    forms: list[Affine], outputs: Sequence[str], variables: Sequence[str], centred: bool = False
+) -> _Split | None:
     """The old variables as forms in the new, and the residues with their numbers of values; None where no form asks for
-    a change or no point makes all of them integers."""
+    a change or no point makes all of them integers. `centred`: a reduction's coefficients in others are as small as
+    they get, of either sign, and not from 0 on, so that boxes are not aslant: of `(x - k - l)/512` l is 512*q - k, not
+    512*q + 511*k."""
     fractional = [v for v in variables if any(f.coefficient(v).denominator > 1 for f in forms)]
     split_outputs = [v for v in outputs if v in fractional]
     reductions = sorted((v for v in fractional if v not in outputs), key=natural)
@@ -90,6 +108,8 @@ def _split(forms: list[Affine], outputs: Sequence[str], variables: Sequence[str]
     if solution is None:
         return None
     origin, basis = solution
+    if centred:
+        basis = _centred(basis, len(split_outputs))
     period = [math.lcm(*(row[i].denominator for row in rows)) for i in range(len(split_outputs))]
     fresh = _Fresh(variables)
     coefficients: list[dict[str, int]] = [{} for _ in names]
@@ -109,6 +129,17 @@ def _split(forms: list[Affine], outputs: Sequence[str], variables: Sequence[str]
                 row[name] = x
     change = (Affine.combine(row, x) for row, x in zip(coefficients, origin, strict=True))
     return dict(zip(names, change, strict=True)), classes
+
+
+def _centred(basis: Sequence[Sequence[int]], outputs: int) -> list[list[int]]:
+    """A triangular basis with columns of reductions taken from others so that these are near zero."""
+    rows = [list(row) for row in basis]
+    for i in range(len(rows)):
+        for j in range(max(i + 1, outputs), len(rows)):
+            times = (2 * rows[j][i] + rows[j][j] - 1) // (2 * rows[j][j])
+            for row in rows[j:]:
+                row[i] -= times * row[j]
+    return rows
 
 
 class _Fresh:

@@ -32,9 +32,9 @@ def with_rows(program: Program, kernels: Sequence[ChainKernel], types: Types) ->
             found.append(kernel)
             continue
         rows: dict[str, RowStatement] = {}
-        for r in kernel.targets:
-            for a in accesses_in(r.target.body, *r.target.conditions):
-                _take(a, kernel, program, types, taken, rows)
+        read = [a for r in kernel.targets for a in accesses_in(r.target.body, *r.target.conditions)]
+        for a in read:
+            _take(a, read, kernel, program, types, taken, rows)
         taken |= rows.keys()
         found.append(replace(kernel, rows=tuple(_stored(row, rows, program, kernel) for row in rows.values())))
     return found
@@ -49,9 +49,18 @@ def _stored(row: RowStatement, rows: Mapping[str, RowStatement], program: Progra
 
 
 def _take(
-    a: Access, kernel: ChainKernel, program: Program, types: Types, taken: set[str], rows: dict[str, RowStatement]
+    a: Access,
+    read: Sequence[Access],
+    kernel: ChainKernel,
+    program: Program,
+    types: Types,
+    taken: set[str],
+    rows: dict[str, RowStatement],
 ) -> None:
-    """Make a row of what an access of the kernel reads, and first of what that reads, if it is one."""
+    """Make a row of what an access of the kernel reads, and first of what that reads, if it is one. `read`: all that
+    the kernel reads; where it reads elements of columns as well (`M[i] + M[j]`), these are of others' rows."""
+    if any(o.tensor == a.tensor and o.index != a.index for o in read):
+        return
     s = next((s for s in program.statements if s.output == a.tensor), None)
     if s is None or a.tensor in taken or a.tensor in rows or len(kernel.blocked) != 1 or kernel.looped is None:
         return
@@ -59,7 +68,7 @@ def _take(
     if row is None:
         return
     for inner in accesses_in(row.statement.body):
-        _take(inner, kernel, program, types, taken, rows)
+        _take(inner, read, kernel, program, types, taken, rows)
     rows[a.tensor] = row
 
 

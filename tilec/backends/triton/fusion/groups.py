@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import Chained, chained, kernel_reads, with_reads
 from tilec.backends.common.domain import Condition, Domain, point_conditions
+from tilec.backends.common.operands.short_sums import with_short_sums
 from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.disjoint_windows import with_points_written_out, with_windows
@@ -168,6 +169,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     chains = chained(program, types)
     program, types = chains.program, chains.types
     members = chains.members()
+    program, short = with_short_sums(program, types, members)
     program, types, shared = with_invariants(program, types, members)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
     kept = with_reads(program, chains.kernels.values())
@@ -209,6 +211,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
         | summing
         | laid_out
         | written_out
+        | short
         | shared
         | moments.rewritten
         | chains.rewritten

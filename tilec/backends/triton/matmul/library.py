@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 
 from tilec.backends.base import Options
 from tilec.backends.common.code import FreshNames, python_name, tuple_text
-from tilec.backends.common.pairs import LEAST, PRODUCTS
+from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
 from tilec.backends.torch.matmul.product import product_lines
@@ -52,6 +52,8 @@ def library_steps(
     task = _task(defracted, flat, types)
     c = recognise_convolution(task)
     if c is not None:
+        if all(x.axes[2] is None and x.stride == 1 for x in c.spatial):
+            return None  # a product of matrices that reads a part of an axis
         if _slow(c):
             return None
         lines, checked = library_lines(task, c)
@@ -115,6 +117,27 @@ def _biased(s: Statement, out: Statement, tensors: tuple[str, str, str], swapped
     lines.append(f"{result} = {made}{f'.reshape({tuple_text(shape)})' if len(shape) > 2 else ''}")
     numbers = named_sizes(n for name in (*tensors, out.output) for n in types[name].shape)
     return TorchLines(tuple(lines), tensors, (out.output,), (s.output, out.output), (types[out.output].dtype,), numbers)
+
+
+LIBRARY_TILE, LIBRARY_STEP, LIBRARY_RATE = 32, 8, 20e12  # rows and columns, terms, terms a second of its least tiles
+
+
+def mostly_padding(product: MatrixProduct) -> bool:
+    """Whether a library's tiles of many small matrices are so empty that terms one by one, or memory, take less time:
+    up to 8 rows and columns (sums over points of a rotation's gradient), or up to 8 columns and terms."""
+    rows, columns, summed = product.counts
+    few, many = min(rows, columns), max(rows, columns)
+    if few < 2 or few > LIBRARY_STEP or min(many, summed) > LIBRARY_STEP:
+        return False
+
+    def filled(n: int, step: int) -> int:
+        return -(-n // step) * step
+
+    tiles = filled(rows, LIBRARY_TILE) * filled(columns, LIBRARY_TILE) * filled(summed, LIBRARY_STEP)
+    named = {product.space.statement.output, *(a.tensor for a in product.accesses())}
+    moved = sum(size_in_bytes(product.view.types[name]) for name in named) / MEMORY_BYTES
+    repeated = product.repeated
+    return repeated * tiles / LIBRARY_RATE > max(repeated * rows * columns * summed / TERMS, moved)
 
 
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many

@@ -31,7 +31,7 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
-from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, ours_is_faster
+from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, mostly_padding, ours_is_faster
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, wanted_along
 from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
@@ -164,7 +164,9 @@ def _of_biased(p: Problem) -> list[Step] | None:
 
 
 def _left_to_library(p: Problem, _: object = None) -> bool:
-    return p.product is not None and not ours_is_faster(p.product, p.setting)
+    if p.product is None or mostly_padding(p.product):
+        return False
+    return not ours_is_faster(p.product, p.setting)
 
 
 def _in_place(p: Problem) -> MatrixProduct | None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import free
-from tilec.backends.triton.emit.epilogue import find_epilogue
+from tilec.backends.triton.emit.epilogue import find_epilogue, reads_own_element
 from tilec.backends.triton.fusion.read_through import is_reshape
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
@@ -115,9 +115,11 @@ class SharedReads:
         return Sum(place, self.defracted[s.output], s, find_epilogue(self.program, place, self.types, barred))
 
     def _epilogue_ready(self, x: Sum, found: _Members, there: Collection[str]) -> bool:
-        """Whether all that its epilogue reads is made by then, or by the same kernel."""
-        made = {*there, *(y.output for y in found.sums), *(s.output for s in x.statements)}
-        return all(set(reads(s)) <= made for s in x.epilogue)
+        """Whether all that its epilogue reads is made by then, or here as its own element."""
+        here = {*(y.output for y in found.sums), *(s.output for s in x.statements)}
+        if not all(set(reads(s)) <= {*there, *here} for s in x.epilogue):
+            return False
+        return all(reads_own_element(s.body, n, s.index or ()) for s in x.epilogue for n in here & set(reads(s)))
 
 
 class _Members:

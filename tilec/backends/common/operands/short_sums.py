@@ -1,0 +1,57 @@
+"""Products whose sums have up to four terms, with these written out: points turned by matrices, quaternions, steps of a
+butterfly.
+
+Such a sum takes as long as memory does, and a library made for large matrices longer. As `A[n, i, 0] * X[n, 0, j] +
+A[n, i, 1] * X[n, 1, j]` it is an elementwise statement, which shares a kernel with others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection
+from dataclasses import replace
+
+from tilec.ir.functions import call
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
+from tilec.ir.infer import statement_type
+from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, index_variables, reads_itself, walk
+from tilec.ir.types import FLOATS, Types
+
+_MOST_TERMS = 4
+
+
+def with_short_sums(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, frozenset[str]]:
+    """The program with such sums as assignments, but for those `barred`, and the outputs of these."""
+    found = {s.output: m for s in program.statements if s.output not in barred and (m := _written_out(s, types))}
+    statements = tuple(found.get(s.output, s) for s in program.statements)
+    return replace(program, statements=statements), frozenset(found)
+
+
+def _written_out(s: Statement, types: Types) -> Statement | None:
+    plain = s.aggregation == "sum" and s.guard is None and s.default is None and not s.constraints
+    outputs = distinct_variables(s.index)
+    if not plain or outputs is None or types[s.output].dtype not in FLOATS or reads_itself(s) or s.attributes:
+        return None
+    if not all(isinstance(e, (Access, Call, Index, Int, Float)) for e in walk(s.body)):
+        return None
+    extent = dict(zip(outputs, types[s.output].shape, strict=True))
+    walks: list[set[str]] = []
+    for a in (e for e in walk(s.body) if isinstance(e, Access)):
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
+            v = linear(e).bare
+            if (v is None or extent.setdefault(v, n) != n) and not isinstance(e, Int):
+                return None
+        walks.append(set(index_variables(a)))
+    summed = [v for v in index_variables(s.body) if v not in outputs]
+    if not set(summed) <= extent.keys() or not 1 < math.prod(extent[v] for v in summed) <= _MOST_TERMS:
+        return None
+    if any({v for v, n in extent.items() if n > 1} <= own for own in walks):
+        return None  # a member of groups as it is
+    places = itertools.product(*(range(extent[v]) for v in summed))
+    terms = [replace_indices(s.body, {v: Affine.of((), k) for v, k in zip(summed, at, strict=True)}) for at in places]
+    body = terms[0]
+    for term in terms[1:]:
+        body = call("add", body, term)
+    new = replace(s, aggregation="assign", body=body)
+    return new if statement_type(new, types) == types[s.output] else None
