@@ -11,12 +11,12 @@ from tilec.backends.triton.emit.contiguity import moved_least
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.members import ON_CHIP
 from tilec.backends.triton.fusion.memory_order import NEIGHBOURS
-from tilec.backends.triton.fusion.recomputed.kernel_times import computed, takes_vectors
+from tilec.backends.triton.fusion.recomputed.kernel_times import takes_vectors
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import Strides, filled_block, power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, index_variables, value_accesses, variables_of, walk
+from tilec.ir.program import Access, Call, index_variables, value_accesses, variables_of, walk
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 
@@ -31,7 +31,6 @@ NARROW_ROW, ROWS_OF_WARP = 512, 1024  # elements of a row that a warp takes alon
 NARROW_ROWS = 128  # the first of these where rows of several tensors are held
 FILLED = 128  # columns of a block that leaves fewer threads beyond the last one, at least
 RUNNING_SUMS = 96  # over rows, that a thread keeps, at most
-AROUND_COLUMNS, AROUND_ELEMENTS, MANY_READS = 256, 1024, 8  # of blocks that read neighbours, the second so many
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -60,12 +59,8 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     statistics = bool(group.scans) or any(group.reductions(s) and s.output not in group.sums for s in group.statements)
     together = rows_together(group, strides)
     if not statistics:
-        reads = _read_at(group)
-        around = not group.sums and together == 1 and any(_differ_in_rows(places, group) for places in reads.values())
-        most = AROUND_ELEMENTS if not group.sums and sum(map(len, reads.values())) > MANY_READS else 2048
-        widest = min(needed, AROUND_COLUMNS if around else most)
-        block = widest if group.sums or together > 1 else filled_block(columns, widest, FILLED)
-        down = min(power_of_two(rows), max(together, most // block, 1))
+        block = min(needed, 2048) if group.sums or together > 1 else filled_block(columns, min(needed, 2048), FILLED)
+        down = min(power_of_two(rows), max(together, 2048 // block, 1))
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // -(-columns // block))
         if not group.sums:
             while down * block > 256 and -(-rows // down) * -(-columns // block) < 4 * MULTIPROCESSORS:
@@ -198,25 +193,6 @@ def _full_reads(group: Group) -> set[str]:
 def _fastest(group: Group) -> str:
     """The variable along which blocks run."""
     return next((v for v in reversed(group.columns) if group.extent[v] > 1), "")
-
-
-def _read_at(group: Group) -> dict[str, set[tuple[Expr, ...]]]:
-    """The places at which tensors from outside are read, by tensor, of those that walk all columns and are read at
-    several."""
-    full: dict[str, set[tuple[Expr, ...]]] = {}
-    members = {s.output for s in group.statements}
-    along = {v for v in group.columns if group.extent[v] > 1}
-    for a in (e for s in group.statements for e in computed(s) if isinstance(e, Access)):
-        if a.tensor not in members and along <= set(index_variables(*a.index)):
-            full.setdefault(a.tensor, set()).add(a.index)
-    return {tensor: places for tensor, places in full.items() if len(places) > 1}
-
-
-def _differ_in_rows(places: Collection[tuple[Expr, ...]], group: Group) -> bool:
-    """Whether a tensor is read at an element and at neighbours that lie in other rows."""
-    rows = {v for v in group.rows if group.extent[v] > 1}
-    across = {tuple(e for e in place if rows & set(index_variables(e))) for place in places}
-    return len(across) > 1 and all(len(place) == len(min(across, key=len)) for place in across)
 
 
 def rows_together(group: Group, strides: Strides) -> int:

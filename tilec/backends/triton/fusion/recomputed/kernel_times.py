@@ -14,6 +14,7 @@ from tilec.ir.types import ITEM_BYTES, Types
 
 VECTOR_BYTES, LEAST_BYTES = 16, 4  # bytes that a thread reads at once; and that a read takes of a line, at least
 WAITS = 3.5  # bytes of cached lines over those of memory from which on kernels wait for caches
+NARROW_BYTES = 2  # of an element
 DIVISION = 24  # instructions, those of its rare cases beside it
 Together = tuple[tuple[Statement, ...], frozenset[str]]  # statements, and the outputs that are stored
 
@@ -83,8 +84,10 @@ def cached_bytes(read: Iterable[Access], fastest: str, types: Types, vectors: bo
 
 def takes_vectors(statements: Sequence[Statement], stored: Collection[str], fastest: str, types: Types) -> bool:
     """Whether threads of a kernel take vectors along the variable along which memory runs: not where so much is read
-    beside them that caches take longer than memory."""
+    beside them, in 16 bits, that caches take longer than memory. In 32 bits what is computed for each place of an
+    element alone takes as long."""
     read = reads_around(statements)
     moved = sum(ITEM_BYTES[types[n].dtype] for n in {a.tensor for a in read} | {*stored})
     vectors, single = (cached_bytes(read, fastest, types, whole) for whole in (True, False))
-    return vectors <= WAITS * moved or 2 * vectors < 3 * single
+    wide = any(ITEM_BYTES[types[a.tensor].dtype] > NARROW_BYTES for a in read)
+    return wide or vectors <= WAITS * moved or vectors < 2 * single
