@@ -70,7 +70,7 @@ FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(3
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
 ELEMENTWISE = Tiling(64, 32, 4, 2)
 ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and sums
-FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows: what each reads for itself is little
+FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows of sums: each reads little for itself
 # registers of a thread: for sums, where these are many; for these, scores and matrices. Steps for their sake, at least
 MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
@@ -158,7 +158,8 @@ def _for_points(kernel: ChainKernel, precision: str) -> Tiling:
     while block > LEAST and -(-rows // block) * beside < TWO_A_MULTIPROCESSOR:
         block //= 2
     warps = ELEMENTWISE.warps
-    more = values <= FEW_VALUES or crowded(block)
+    few = values <= FEW_VALUES and all(r.target.aggregation == "sum" for r in kernel.targets)
+    more = few or crowded(block)
     return replace(ELEMENTWISE, block=block, warps=2 * warps if more else warps, precision=precision)
 
 

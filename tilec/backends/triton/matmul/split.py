@@ -35,8 +35,8 @@ from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Int, Statement
 
 PART, COUNT = "bfloat16", 3
-FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**32, 512  # of a product that a library would carry out otherwise
-FEWEST_SMALL_POINTS = 2**31  # of one whose smaller operand's parts alone are made before
+FEWEST_SPLIT_POINTS, FEWEST_SPLIT_TERMS = 2**31, 512  # of a product that a library would carry out otherwise
+FEWEST_SMALL_POINTS = 2**29  # of one whose smaller operand's parts alone are made before
 FEWEST_WINDOW_POINTS, FEWEST_WINDOW_TERMS = 2**28, 256  # of a convolution
 FEWEST_USES = 128  # of each element that is read through windows
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
