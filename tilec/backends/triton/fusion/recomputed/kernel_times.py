@@ -89,5 +89,5 @@ def takes_vectors(statements: Sequence[Statement], stored: Collection[str], fast
     read = reads_around(statements)
     moved = sum(ITEM_BYTES[types[n].dtype] for n in {a.tensor for a in read} | {*stored})
     vectors, single = (cached_bytes(read, fastest, types, whole) for whole in (True, False))
-    wide = any(ITEM_BYTES[types[a.tensor].dtype] > NARROW_BYTES for a in read)
-    return wide or vectors <= WAITS * moved or vectors < 2 * single
+    larger = any(ITEM_BYTES[types[a.tensor].dtype] > NARROW_BYTES for a in read)
+    return larger or vectors <= WAITS * moved or vectors < 2 * single
