@@ -11,7 +11,7 @@ from tilec.backends.triton.matmul import dot
 CONVOLUTION = "O[n, y, x, o : N, H - 2, W - 2, D] = +(I[n, y + j, x + i, c] * K[o, j, i, c])"
 CASES = {
     "two columns": ("A[I, K], B[K, J]", "O[i, j : I, J] = +(A[i, k] * B[k, j])", ((40, 33), (33, 2))),
-    "few of everything": ("A[I, K], B[K, J]", "O[i, j : I, J] = +(A[i, k] * B[k, j])", ((5, 3), (3, 7))),
+    "few of everything": ("A[I, K], B[K, J]", "O[i, j : I, J] = +(A[i, k] * B[k, j])", ((5, 6), (6, 7))),
     "three channels": ("I[N, H, W, C], K[D, 3, 3, C]", CONVOLUTION, ((2, 7, 6, 3), (5, 3, 3, 3))),
     "stride 2 of three channels": (
         "I[N, H, W, C], K[D, 3, 3, C]",

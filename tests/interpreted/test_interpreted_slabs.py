@@ -169,7 +169,7 @@ def test_columns_that_leave_one_over(monkeypatch):
     """Slabs of columns, of which the last has another number of rows that would turn its alignment: G is read in place
     by all of them."""
     source = "function (Q[N, E], K[M, E], G[N, M]) -> (Y) { A[i, j] = +(Q[i, e] * K[j, e]); T[j] = >(A[i, j]); Y[j] = +(exp(A[i, j] - T[j]) * G[i, j]); }"  # noqa: E501
-    inputs = [normal(*s, dtype=torch.float64) for s in [(40, 3), (21, 3), (40, 21)]]
+    inputs = [normal(*s, dtype=torch.float64) for s in [(40, 5), (21, 5), (40, 21)]]
     monkeypatch.setenv("TILEC_DEVICE_BUDGET", "1400")
     f = tilec.compile(source, backend="triton")
     (slab,) = slabs_of(f.lower(*inputs)._executable.plan)

@@ -235,7 +235,7 @@ SLABS = """function (Q[N, E], K[M, E], G[N, M]) -> (Y) {
             (((8192, 64), "float32"), ((8192,), "int64")),
             2**29,
         ),
-        (SLABS, (((40, 3), "float64"), ((21, 3), "float64"), ((40, 21), "float64")), 1400),
+        (SLABS, (((40, 5), "float64"), ((21, 5), "float64"), ((40, 21), "float64")), 1400),
     ],
     ids=["a sort in two passes", "slabs"],
 )

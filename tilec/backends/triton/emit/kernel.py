@@ -28,8 +28,8 @@ LANGUAGE = ("tl", "gl", "triton", "torch", "libdevice", "device", "range", "floa
 KERNEL_NAMES = (
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
     "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "steps", "part", "start", "part_in",
-    "end", "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top", "highest",
-    "PIECE", "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top",
+    "steps_each", "end", "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top",
+    "highest", "PIECE", "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top",
     "lifted", "weight", "zeros", "origin", "head", "span", "place", "vector", "filled", "rest", "one", "BINS",
     "other", "difference", "lanes_at", "lane_in", "step_in", "chunk", "at_chunk", "known", "element_in", "unsure",
     "from_chunk", "BT", "BL", "BC", "joint", "joint_in", "KEYS", "rows_base", "columns_base", "least",

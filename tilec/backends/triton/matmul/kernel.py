@@ -169,9 +169,9 @@ class DotWriter:
         k.assign("steps", f"tl.cdiv({k.count(inner)}, BK)" + (f" * ({k.count(windows)})" if windows else ""))
         if config.parts > 1:
             parts = k.number("parts", "n_parts", config.parts, specialized=False)
-            k.assign("share", f"tl.cdiv(steps, {parts})")
-            k.assign("start", f"{PROGRAM[2]} * share")
-            k.assign("end", "tl.minimum(start + share, steps)")
+            k.assign("steps_each", f"tl.cdiv(steps, {parts})")
+            k.assign("start", f"{PROGRAM[2]} * steps_each")
+            k.assign("end", "tl.minimum(start + steps_each, steps)")
         k.assign("acc", self._zeros)
         k.add(self._blocks(self._multiplied))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilec.ir.index import Affine
+from tilec.ir.rational import as_int
 from tilec.lattice.sets import interval_of
 
 Same = tuple[tuple[str, int], tuple[str, int]]
@@ -125,7 +126,7 @@ class HopperProblem:
 def form_bounds(form: Affine, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """Least and greatest value of a form over a box."""
     low, high = interval_of(form, lambda v: ranges[v.name])
-    return int(low), int(high)
+    return as_int(low), as_int(high)
 
 
 def coefficients(form: Affine) -> list[tuple[str, int]]:
