@@ -47,3 +47,5 @@ def test_threads_take_vectors_unless_much_is_read_beside_them():
     single = "tl.multiple_of(over * BN + tl.arange(0, BN), 1)"
     assert single not in source(one, (4096, 4096), dtype="bfloat16")
     assert single in source(many, (4096, 4096), dtype="bfloat16") and single not in source(many, (4096, 4096))
+    halves = beside % " + ".join(f"X[y, (x + {k}) % 4096]" for k in range(-192, 193, 64))
+    assert single not in source(halves, (4096, 4096), dtype="bfloat16")  # whole vectors away

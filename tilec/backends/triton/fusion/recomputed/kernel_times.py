@@ -8,8 +8,21 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from tilec.backends.triton.fusion.fuse_producers import CACHED, LEAST_GAIN, MOST_READS
 from tilec.backends.triton.fusion.invariants import INSTRUCTIONS, costly_instructions
 from tilec.cost import H200, size_in_bytes
-from tilec.ir.index import distinct_variables, linear
-from tilec.ir.program import Access, Call, Expr, Float, Inside, Int, Statement, children, index_variables, reads_itself
+from tilec.ir.index import Affine, distinct_variables, linear
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Int,
+    Statement,
+    children,
+    index_variables,
+    reads_itself,
+)
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES, Types
 
 VECTOR_BYTES, LEAST_BYTES = 16, 4  # bytes that a thread reads at once; and that a read takes of a line, at least
@@ -77,9 +90,24 @@ def cached_bytes(read: Iterable[Access], fastest: str, types: Types, vectors: bo
     for a in read:
         size = ITEM_BYTES[types[a.tensor].dtype]
         along = [linear(e) for e in a.index if fastest in index_variables(e)]
-        beside = any(form.bare is None for form in along)
+        beside = any(not _in_vectors(form, VECTOR_BYTES // size) for form in along)
         total += 0 if not along else VECTOR_BYTES if vectors and beside else size if vectors else max(size, LEAST_BYTES)
     return total
+
+
+def _in_vectors(form: Affine, vector: int) -> bool:
+    """Whether what lies at neighbouring values of a variable is read as vectors of so many elements: at the variable,
+    at whole vectors from it, or at its rest by a number of them."""
+    if form.bare is not None:
+        return True
+    if is_symbolic(form.constant) or form.constant % vector:
+        return False
+    match [atom for atom, c in form.terms if c % vector], form.terms:
+        case [Index() as v], _:
+            return form.coefficient(v.name) == 1
+        case [Call("mod", (x, Int(n))) as e], terms:
+            return (e, 1) in terms and n % vector == 0 and _in_vectors(linear(x), vector)
+    return False
 
 
 def takes_vectors(statements: Sequence[Statement], stored: Collection[str], fastest: str, types: Types) -> bool:
