@@ -90,3 +90,42 @@ def test_beside_other_kept_values() -> None:
     function = tilec.compile(source)
     x = torch.randn(3, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     assert torch.autograd.gradgradcheck(function, x)
+
+
+EDGES = "O[n, y : N, (H + 1)/2] = >(X[n, 2*y + j]), j < 2; "
+COLUMNS = "O[n] = >(X[n, k]); "
+COMPARED = {  # what compares elements with extrema otherwise than a gradient; shapes of X and W; whether bits are asked
+    "the windows alone": (
+        "O[n, y : N, H/2] = >(X[n, 2*y + j]), j < 2; "
+        "Q[n, y : N, H/2] = +((X[n, 2*y + u] == O[n, y] ? 2. : 3.) * W[u]), u < 2;",
+        (9, 8),
+        (2,),
+        True,
+    ),
+    "an element more": (
+        EDGES + "Q[n, y : N, H/2] = +(X[n, 2*y + u] == O[n, y] ? W[u] : 0), u < 3;",
+        (9, 8),
+        (3,),
+        False,
+    ),
+    "edges": (EDGES + "Q[n, y : N, H] = +((X[n, 2*y + u] == O[n, y] ? 2. : 3.) * W[u]), u < 2;", (9, 7), (2,), False),
+    "which nothing else bounds": (COLUMNS + "Q[n] = sum[k]((X[n, k] == O[n] ? 2. : 3.) * W[n]);", (9, 4), (9,), False),
+    "of more weights": (COLUMNS + "Q[n] = sum[k](X[n, k] == O[n] ? W[k]);", (9, 4), (7,), False),
+    "large counts": (
+        COLUMNS + "C[n] = +(X[n, k] == O[n]); Q[n] = +((X[n, k] == O[n] ? 2. : 3.) * W[k] * (C[n] * 200));",
+        (9, 4),
+        (4,),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_comparisons_that_the_text_makes(name: str) -> None:
+    text, shape, weights, asked = COMPARED[name]
+    function = tilec.compile(f"function (X[{'N, H' if 'y' in text else 'N, K'}], W[J]) -> (Q) {{ {text} }}")
+    x, w = tied(*shape), tied(*weights)
+    y = function(x.detach(), w)
+    (got,) = torch.autograd.grad(y, w, torch.ones_like(y))
+    assert torch.allclose(got, function.grad("W")(x.detach(), w.detach(), torch.ones_like(y)))
+    assert any(s.name.endswith("_where") for s in function.saved(x.detach(), w)) == asked

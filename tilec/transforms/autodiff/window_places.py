@@ -18,6 +18,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce as folded
 
+from tilec.errors import UnboundIndex
+from tilec.ir.constraining import always, demands
 from tilec.ir.functions import INFINITY
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import (
@@ -36,7 +38,9 @@ from tilec.ir.program import (
     rebuild,
     variables_of,
 )
-from tilec.ir.types import NARROW, Types, is_floating
+from tilec.ir.types import NARROW, Types, is_floating, shapes_in
+from tilec.lattice.questions import InRange
+from tilec.lattice.sets import Box, Shapes, bounds_of, domain, domain_of, interval_of, sizes_of
 from tilec.transforms.util.naming import Names
 
 _MOST_POINTS = 9  # elements of a window
@@ -72,7 +76,7 @@ def with_window_places(program: Program, types: Types, cotangents: Collection[st
             ties[s.output] = counted
         elif s.output in beyond and any(w in reads(s) for w in windows):
             asked = {t: w for t, w in ties.items() if t in reads(s)}
-            changed = _asking(s, windows, asked, names, made, statements)
+            changed = _asking(s, windows, asked, names, made, statements, types)
             statements[k] = s if changed is None else changed
     there = {s.output for s in statements}
     own = {output: t for output, t in made.items() if t.output not in there}
@@ -171,17 +175,17 @@ class SmallWindow:
         return named and s.index == own.index and s.sizes == own.sizes and set(s.constraints) == set(own.constraints)
 
     def count(self, bits: Expr) -> Expr:
-        """How many of these bits are set."""
-        return Call("shr", (bits, Int(self.points)))
+        """How many of these bits are set, of the type that a sum of truths has."""
+        return Call("int64", (Call("shr", (bits, Int(self.points))),))
 
     def has(self, bits: Expr, number: Expr) -> Expr:
         """Whether the bit of this number is set."""
         one = _number(self.dtype, 1)
         return Call("eq", (Call("and", (Call("shr", (bits, number)), one)), one))
 
-    def asked(self, e: Expr) -> tuple[tuple[Expr, ...], Expr] | None:
+    def asked(self, e: Expr, box: Box) -> tuple[tuple[Expr, ...], Expr] | None:
         """The place of the extremum that an element is compared with, and the number of that element's bit; None where
-        the expression is no such comparison."""
+        the expression is no such comparison, or one with elements outside the window. `box`: of the points."""
         if not isinstance(e, Call) or e.function != "eq":
             return None
         element, extremum = e.args
@@ -200,7 +204,8 @@ class SmallWindow:
                 return None
         number, stride = Affine(), 1
         for v in reversed(self.extents):
-            if inside[v].bare is None:
+            low, high = box.get(inside[v].bare or "", (-1, -1))
+            if low < 0 or high >= self.extents[v]:
                 return None
             number, stride = number + inside[v] * stride, stride * self.extents[v]
         return extremum.index, number.to_value()
@@ -213,22 +218,30 @@ def _asking(
     names: Names,
     made: dict[str, Statement],
     statements: Sequence[Statement],
+    types: Types,
 ) -> Statement | None:
-    """A statement with bits for comparisons, and for counts of these; None where it has no such comparison."""
-    found = False
+    """A statement with bits for comparisons, and for counts of these; None where it has no such comparison, or where
+    its points were not the same without the elements that are compared."""
+    shapes = shapes_in(types)
+    box = bounds_of(domain(s, shapes)) or {}
+    new: dict[str, Statement] = {}
 
     def bits(window: SmallWindow, index: tuple[Expr, ...]) -> Access:
         output = window.statement.output
-        if output not in made:
+        if output not in made and output not in new:
             place = window.places("")
             known = (t for t in statements if replace(t, output="") == place)
-            made[output] = next(known, None) or replace(place, output=names.fresh(f"{output}_where"))
-        return Access(made[output].output, index)
+            new[output] = next(known, None) or replace(place, output=names.fresh(f"{output}_where"))
+        name = (made.get(output) or new[output]).output
+        shapes[name] = shapes[output]
+        return Access(name, index)
+
+    found = False
 
     def visit(e: Expr) -> Expr:
         nonlocal found
         for window in windows.values():
-            if (place := window.asked(e)) is not None:
+            if (place := window.asked(e, box)) is not None:
                 found = True
                 index, number = place
                 return window.has(bits(window, index), number)
@@ -237,7 +250,35 @@ def _asking(
         return rebuild(e, visit)
 
     changed = map_values(s, visit)
-    return changed if found else None
+    if not found or not _has_points_of(changed, s, shapes):
+        return None
+    made.update(new)
+    return changed
+
+
+def _has_points_of(changed: Statement, s: Statement, shapes: Shapes) -> bool:
+    """Whether a statement that reads less has the same points nevertheless. What is read in branches says nothing of
+    them."""
+    read = tuple(always(demands(*(changed.index or ()), *changed.roots, own=s.output)))
+    left = domain_of(read, shapes, changed.constraints, changed.index or (), sizes_of(changed))
+    before = domain(s, shapes)
+    lost = set(before.conditions) - set(left.conditions)
+    if not set(before.dependent) <= set(left.dependent) or any(v not in left.variables for v in before.variables):
+        return False
+    try:
+        box = bounds_of(left)
+    except UnboundIndex:
+        return False
+    return box is not None and all(_holds(c, box) for c in lost)
+
+
+def _holds(condition: InRange, box: Box) -> bool:
+    """Is a condition met on a whole box, as far as intervals tell?"""
+    form = condition.form
+    if not form.is_affine or not form.is_integral:
+        return False
+    low, high = interval_of(form, lambda atom: box[atom.name])
+    return low >= 0 and high < condition.bound
 
 
 def _steps(form: Affine) -> list[int]:
