@@ -51,6 +51,13 @@ def launched(entry: dict) -> list[tuple]:
     ]
 
 
+def test_values_computed_at_neighbours_leave_sizes_open(tmp_path: Path) -> None:
+    """Whether that pays is a question to open sizes, not one for their values."""
+    f = tilec.compile("function (X[N, M]) -> (Y) { Z = X * X; Y[i, j] = Z[i, j] + pad(Z[i - 1, j], 0); }")
+    tilec.build(f, tilec.spec(("N", 640)), target="sm_90", directory=tmp_path, name="pairs")
+    assert json.loads((tmp_path / "manifest.json").read_text())["entries"]
+
+
 @pytest.mark.parametrize(
     "name", ["softmax", *(pytest.param(n, marks=pytest.mark.slow) for n in SPECS if n != "softmax")]
 )

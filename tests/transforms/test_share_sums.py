@@ -123,3 +123,11 @@ def test_sums_over_the_same_chosen_points(guard: str, dtype: str) -> None:
     part = (d * x * here).sum(1)
     for found, wanted in zip(tilec.compile(text)(*given), ((part * w).sum(1), part), strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-2 if dtype == "bfloat16" else 1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("guard", ["D[n, x, c] > 0 ? ", "G[n, c] < 2 ? ", "x < c ? "])
+def test_what_is_infinite_where_a_guard_chose_no_point_adds_nothing(guard: str) -> None:
+    text = PAIR.replace("+(", f"+({guard}")
+    d, x, w = torch.ones(2, 5, 4), torch.ones(2, 5, 4), torch.ones(2, 4)
+    d[:, :, 0], w[:, 0] = -1, torch.inf
+    assert tilec.compile(text)(d, x, w)[0].tolist() == [{"D": 15.0, "G": 15.0, "x": 6.0}[guard[0]]] * 2

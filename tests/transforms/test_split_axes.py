@@ -48,6 +48,11 @@ CASES = {
     "other parts": ("Z = X * 2; R = reshape(Z, 12); Q = A + 1; T = reshape(Q, 12); Y = R * T", ((4, 3), (3, 4))),
     "outputs of one tensor": ("Z = X * 2; R = reshape(Z, 12, 5); Q = reshape(Z, 3, 20); Y = sin(R)", ((3, 4, 5),)),
     "ones": ("Z = X * 2; R = reshape(Z, 1, 12, 1); Y[a, i, b] = R[a, i, b] * G[i]", ((3, 1, 4), (12,))),
+    "past an axis of one": ("Z = X * 2; R = reshape(Z, 12, 1); Y[i, b : 12, 3] = R[i, b] * G[i]", ((3, 4), (12,))),
+    "sums over an axis of one": (
+        "Z = X * 2; R = reshape(Z, 12, 1); Y[i : 12] = sum(R[i, b] * G[i, b]); S[i : 12] = sum(b < 2 ? R[i, b])",
+        ((3, 4), (12, 3)),
+    ),
     "a draw": ("Z = X * 2; R = reshape(Z, 12); Y[i] = rand(7, i) < 0.5 ? R[i] : 0", ((3, 4),)),
     "a product": ("Z = X * 2; R = reshape(Z, 12, 5); Y[i, j] = sum(R[i, k] * G[k, j])", ((3, 4, 5), (5, 2))),
     "argmax": (

@@ -13,13 +13,26 @@ added up in another order, and as factors are that leave a sum (`factor`); sums 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import call
+from tilec.ir.functions import ZERO, all_of, call
 from tilec.ir.index import linear
-from tilec.ir.infer import infer, statement_type
-from tilec.ir.program import Access, Index, Program, Statement, index_variables, reads, walk
+from tilec.ir.infer import expression_type, infer, statement_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Program,
+    Statement,
+    index_variables,
+    reads,
+    walk,
+)
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products, unified
 from tilec.transforms.util.factors import Factor, as_accumulated, quotient_of, unwidened
@@ -43,13 +56,15 @@ def _with_one_shared(program: Program, types: Types, names: Names) -> Program | 
             order = _order(program.statements, whole.statement, part.statement)
             if over is None or order is None:
                 continue
-            places, rest = over
+            match, rest = over
             shared = _in_float32(part.statement, part.factors, types, names)
-            factors = [*rest, Factor(Access(shared[0].output, places), False)]
+            finite = all(isinstance(f.value, Int | Float) for f in rest)
+            asked, guard = ((), None) if finite else _where_there_are_points(part, whole, match, types, names)
+            factors = [*rest, Factor(_at(shared[0], match), False)]
             known = {**types, shared[0].output: statement_type(shared[0], types)}
             made = {
-                part.statement.output: shared,
-                whole.statement.output: _in_float32(replace(whole.statement, guard=None), factors, known, names),
+                part.statement.output: (*asked, *shared),
+                whole.statement.output: _in_float32(replace(whole.statement, guard=guard), factors, known, names),
             }
             return replace(program, statements=tuple(m for s in order for m in made.get(s.output, (s,))))
     return None
@@ -76,8 +91,34 @@ def _accumulated(dtype: str) -> str:
     return "float32" if dtype in NARROW else dtype
 
 
-def _over(whole: SumOfProducts, part: SumOfProducts, types: Types) -> tuple[tuple[Index, ...], list[Factor]] | None:
-    """Where the sum `whole` reads the sum `part`, and its other factors; None where it is no sum over that."""
+def _where_there_are_points(
+    part: SumOfProducts, whole: SumOfProducts, match: Mapping[str, str], types: Types, names: Names
+) -> tuple[tuple[Statement, ...], Expr | None]:
+    """What says at which elements the part adds up any point, and the guard that asks it: elsewhere the part is 0, and
+    what the whole multiplies it by may be infinite."""
+    own = {v: Index(v) for v in index_variables(*(part.statement.index or ()))}
+    kept = [g for g in whole.guards if {*index_variables(g)} <= {match[v] for v in own}]
+    tests = [g for g in part.guards if not {*index_variables(g)} <= own.keys()]
+    test = all_of(g if expression_type(g, types).dtype == "bool" else Call("ne", (g, ZERO)) for g in tests)
+    if test is None:
+        return (), all_of(kept)
+    read = index_variables(test)
+    index = tuple(e for v, e in own.items() if v in read)
+    sizes = tuple(Int(part.extent[e.name]) for e in index)
+    bounds = tuple(Constraint(Index(v), Int(part.extent[v])) for v in dict.fromkeys(read) if v not in own)
+    output = names.fresh(f"{part.statement.output}_any")
+    asked = Statement(output, index, sizes, test, "any", constraints=bounds)
+    return (asked,), all_of([*kept, _at(asked, match)])
+
+
+def _at(s: Statement, match: Mapping[str, str]) -> Access:
+    """The element of a statement over variables that have other names."""
+    return Access(s.output, tuple(Index(match[e.name]) for e in s.index or () if isinstance(e, Index)))
+
+
+def _over(whole: SumOfProducts, part: SumOfProducts, types: Types) -> tuple[dict[str, str], list[Factor]] | None:
+    """The variables of the sum `part` as those of the sum `whole`, and the other factors of that; None where it is no
+    sum over the part."""
     wanted, factors = ([replace(f, value=unwidened(f.value, types)) for f in x.factors] for x in (part, whole))
     index = [linear(e).bare for e in part.statement.index or ()]
     guards, tests = ([Factor(g, False) for g in x.guards] for x in (part, whole))
@@ -88,7 +129,7 @@ def _over(whole: SumOfProducts, part: SumOfProducts, types: Types) -> tuple[tupl
         if any(v not in match for v in index) or any(part.extent[v] != whole.extent[w] for v, w in match.items()):
             continue
         if within < set(whole.summed) and not within & set(index_variables(*(f.value for f in rest))):
-            return tuple(Index(match[v]) for v in index if v is not None), rest
+            return match, rest
     return None
 
 

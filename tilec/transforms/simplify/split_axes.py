@@ -157,6 +157,7 @@ class _Splitter:
         if not all(isinstance(e, Index) for e in s.index or ()) or len(set(s.index or ())) != len(s.index or ()):
             return {}
         everything = all_variables(s)
+        single = [e for e, n in zip(s.index or (), self.types[s.output].shape, strict=True) if n == 1]
         whole = False
         for e in walk(*expressions(s)):
             if isinstance(e, (Pad, Inside)) and any(isinstance(x, Access) and x.tensor in self.merged for x in walk(e)):
@@ -173,6 +174,8 @@ class _Splitter:
             whole = whole or full
             known = self.merged[e.tensor]
             for i, axes in zip(e.index, known.axes, strict=True):
+                if not axes and linear(i) != Affine() and i not in single:
+                    return {}  # what asks whether it is 0
                 if len(axes) < 2:
                     continue
                 sizes = tuple(self.types[known.source].shape[a] for a in axes)

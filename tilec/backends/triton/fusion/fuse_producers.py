@@ -353,8 +353,14 @@ def whole_places(access: Access, reader: Statement, types: Types) -> Expr | None
 
 def is_faster(made: Statement, apart: Iterable[Statement], types: Types, *, summed: bool = False) -> bool:
     """Whether one statement takes clearly less time than several, elementwise ones or over windows if `summed`."""
-    together, others = _seconds(made, types, summed), [_seconds(s, types, summed) for s in apart]
-    return together is not None and None not in others and sum(t or 0 for t in others) >= LEAST_GAIN * together
+    together, others = _seconds(made, types, summed), time_of_all([_seconds(s, types, summed) for s in apart])
+    return together is not None and others is not None and others >= LEAST_GAIN * together
+
+
+def time_of_all(times: Sequence[float | None]) -> float | None:
+    """None where one is."""
+    known = [t for t in times if t is not None]
+    return sum(known) if len(known) == len(times) else None
 
 
 def _seconds(s: Statement, types: Types, summed: bool) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from tilec.backends.triton.fusion.fuse_producers import CACHED, LEAST_GAIN, MOST_READS
+from tilec.backends.triton.fusion.fuse_producers import CACHED, LEAST_GAIN, MOST_READS, time_of_all
 from tilec.backends.triton.fusion.invariants import INSTRUCTIONS, costly_instructions
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear
@@ -36,7 +36,7 @@ def faster(made: Sequence[Together], apart: Sequence[Together], types: Types) ->
     """Whether some kernels take clearly less time than others, those aside that are the same."""
     same = {*made} & {*apart}
     times = [[_seconds(k, types) for k in kernels if k not in same] for kernels in (made, apart)]
-    together, before = (None if None in found else sum(t or 0 for t in found) for found in times)
+    together, before = map(time_of_all, times)
     return together is not None and (before is None or before >= LEAST_GAIN * together)
 
 
