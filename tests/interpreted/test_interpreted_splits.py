@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.common.chains import splits
+from tilec.backends.common.chains import cost, splits
 from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.splits import build_together, split_of
 from tilec.backends.triton.chains import launch
@@ -225,3 +225,24 @@ def test_wide_kernels_fill_the_device(width, counts):
     found = chained(made.stages["flat"], made.types)
     parts = [split_of(found.kernels[n], found.types) for n in ("L_wide", "O")]
     assert [s and s.count for s in parts] == counts
+
+
+@interpreted
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("guard", ["", "j < Length[i] ? "])
+def test_more_rows_than_operands_have(monkeypatch, guard, parts):
+    """Elements of a result beyond them are sums of nothing, and nothing is read there."""
+    for name in ("LARGE", "FAR", "_FEWEST", "_LEAST_GAIN"):
+        monkeypatch.setattr(cost, name, 0)
+    monkeypatch.setattr(splits, "FEWEST_COLUMNS", 16 if parts else 512)
+    text = f"""function (Q[N, E], K[M, E], V[M], F[N], Length[N]) -> (O) {{
+        S[i, j : N, M] = sum(Q[i, e] * K[j, e]); O[i : M] = sum({guard}F[i] * exp(S[i, j]) * V[j]);
+    }}"""
+    torch.manual_seed(0)
+    given = [torch.randn(s) for s in ((19, 16), (64, 16), (64,), (19,))]
+    length = torch.arange(19) * 3
+    ours, theirs = (tilec.compile(text, backend=b) for b in ("triton", "torch"))
+    assert any("chain" in k.name for k in ours.lower(*given, length).kernels)
+    torch.testing.assert_close(
+        ours(*given, length).double(), theirs(*(x.double() for x in given), length), rtol=1e-4, atol=1e-4
+    )

@@ -583,3 +583,14 @@ def test_memory_runs_along_what_is_not_data():
     f = tilec.compile("function (X[N, W], K[5]) -> (O) { O[n, x : N, W] = +(X[n, abs(x + i - 2)] * K[i]); }")
     reflected = f.lower(tilec.spec((512, 4000)), tilec.spec((5,)), backend="triton", target="sm_90")
     assert "UNROLL=5" in reflected.source(), "point by point"
+
+
+def test_no_rows_of_what_stays_apart():
+    """The one row of S meets the 50 of the gradient, which has a kernel of its own: S is not computed 50 times."""
+    source = """function (X[2, 1, 1], Y[2, 50, 1], G[50]) -> (O) {
+        S[h, i, j : 2, 1, 50] = sum((Y[h, j, d] - X[h, i, d]) * (Y[h, j, d] - X[h, i, d])) + 0.3;
+        O[h, i, d : 2, 1, 1] = +(i >= j ? G[i] * Y[h, j, d] * log(S[h, i, j]));
+    }"""
+    given = [tilec.spec(s, "float32") for s in ((2, 1, 1), (2, 50, 1), (50,), (2, 1, 1))]
+    first, _ = tilec.compile(source, backend="triton").grad(("G",)).lower(*given, target="sm_90").kernels
+    assert first.name == "S_rows" and "n_i" not in first.source

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 from tilec.backends.common.blocks.builder import Builder
@@ -179,7 +180,8 @@ class _Together:
         for r in kernel.targets:
             if r.target.feature is not None:
                 positions[r.target.feature] = b.positions(f"d{kernel.extent[r.target.feature]}")
-        at = Emitter(b, self.types, positions, lambda names: self._within(names, positions), lambda a: None)
+        within = partial(self._within, positions=positions)
+        at = Emitter(b, self.types, positions, kernel.extent, within, lambda a: None)
         shares: dict[str, tuple[Value, Value, Value, Value]] = {}
         for r in kernel.targets:
             if r.target.aggregation != "sum":

@@ -204,6 +204,8 @@ class _Growth:
         members, after, sums, cut = found
         if len(members) < 2:
             return None
+        own = {v for s in (*members, *after) for v in variables_of(s)}  # not of those that stay apart
+        rows = tuple(v for v in rows if v in own or self.extent[v] == 1)
         statistics = not sums and any(self._reduced(s) or s.output in self.around.scans for s in members)
         few = self._count(rows) < FEW_ROWS
         if statistics and few and self._count(columns) > LONG_ROW:

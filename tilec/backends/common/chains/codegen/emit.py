@@ -31,18 +31,20 @@ def _compute_dtype_of(t: ElementType) -> str:
 
 
 class Emitter:
-    """Values at the points that `positions` gives each variable. `given`: values of accesses that are not read.
-    `within`: for the variables of an access, the condition under which they are inside of the tensors."""
+    """Values at the points that `positions` gives each variable, which has as many values as `extent` says. `given`:
+    values of accesses that are not read. `within`: for the variables of an access, the condition under which they have
+    such a value."""
 
     def __init__(
         self,
         builder: Builder,
         types: Types,
         positions: Mapping[str, Value],
+        extent: Mapping[str, int],
         within: Callable[[tuple[str, ...]], Value | None],
         given: Callable[[Access], Value | None],
     ):
-        self.b, self.types, self.positions = builder, types, positions
+        self.b, self.types, self.positions, self.extent = builder, types, positions, extent
         self._within, self._given = within, given
 
     # indices
@@ -65,12 +67,11 @@ class Emitter:
         condition = self._within(names)
         b = self.b
         for f, n in zip(forms, t.shape, strict=True):
-            if (
-                f.bare is None and f.terms
-            ):  # anything but a variable's own value may lie outside where points do not count
-                place = self.form(f)
-                condition = self.both(condition, b.apply("ge", place, b.number(0)))
-                condition = self.both(condition, b.apply("lt", place, b.number(n)))
+            # where points do not count, a place may lie outside
+            if f.bare is None and f.terms:
+                condition = self.both(condition, b.apply("ge", self.form(f), b.number(0)))
+            if f.bare is None and f.terms or n < self.extent.get(f.bare or "", n):
+                condition = self.both(condition, b.apply("lt", self.form(f), b.number(n)))
         return b.load(a.tensor, t.dtype, [self.form(f) for f in forms], condition)
 
     def store(self, s: Statement, value: Value) -> None:

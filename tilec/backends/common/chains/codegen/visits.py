@@ -304,7 +304,12 @@ class _Lists:
         b, t = self.b, self.types[a.tensor]
         forms = [linear(i) for i in a.index]
         index = [b.number(as_int(f.constant)) if f.bare is None else self.positions[f.bare] for f in forms]
-        x = b.cast(b.load(a.tensor, t.dtype, index), INT64)
+        inside: Value | None = None
+        for f, place, n in zip(forms, index, t.shape, strict=True):
+            if f.bare is not None and n < self.kernel.extent[f.bare]:  # others do not count: zeros widen the bounds
+                within = b.apply("lt", place, b.number(n))
+                inside = within if inside is None else b.apply("and", inside, within)
+        x = b.cast(b.load(a.tensor, t.dtype, index, inside), INT64)
         names = {f.bare for f in forms}
         for v, axis in ((self.row, "rows"), (self.column, "columns")):
             if v in names:
