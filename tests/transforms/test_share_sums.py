@@ -131,3 +131,10 @@ def test_what_is_infinite_where_a_guard_chose_no_point_adds_nothing(guard: str) 
     d, x, w = torch.ones(2, 5, 4), torch.ones(2, 5, 4), torch.ones(2, 4)
     d[:, :, 0], w[:, 0] = -1, torch.inf
     assert tilec.compile(text)(d, x, w)[0].tolist() == [{"D": 15.0, "G": 15.0, "x": 6.0}[guard[0]]] * 2
+
+
+def test_a_number_as_guard_beside_a_constraint() -> None:
+    text = "function (D[2, 5, 4], G[2, 4]) -> (M, S) { M[n : 2] = +(D[n, x, c] ? D[n, x, c] * G[n, c]), x < 3; " \
+        "S[n, c : 2, 4] = +(D[n, x, c] ? D[n, x, c]), x < 3; }"  # fmt: skip
+    m, s = tilec.compile(text)(torch.ones(2, 5, 4), torch.ones(2, 4))
+    assert m.tolist() == [12.0] * 2 and s.tolist() == [[3.0] * 4] * 2

@@ -133,10 +133,14 @@ def sum_of_products(s: Statement, types: Types) -> SumOfProducts | None:
     tests = _as_tests(s.constraints, extent)
     if tests is None:
         return None
-    parts = (*(p for g in s.guards for p in operands_of("and", g)), *tests)
+    parts = (*(_as_test(p, types) for g in s.guards for p in operands_of("and", g)), *tests)
     s = replace(s, guard=all_of(parts), constraints=()) if s.constraints else s
     summed = tuple(v for v in every if v not in outputs and extent[v] > 1)
     return SumOfProducts(s, tuple(factors), parts, extent, summed)
+
+
+def _as_test(e: Expr, types: Types) -> Expr:
+    return e if expression_type(e, types).dtype == "bool" else Call("ne", (e, ZERO))
 
 
 def _as_tests(constraints: Sequence[Constraint], extent: Mapping[str, int]) -> list[Expr] | None:

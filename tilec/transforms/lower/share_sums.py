@@ -16,12 +16,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import ZERO, all_of, call
+from tilec.ir.functions import all_of, call
 from tilec.ir.index import linear
-from tilec.ir.infer import expression_type, infer, statement_type
+from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import (
     Access,
-    Call,
     Constraint,
     Expr,
     Float,
@@ -59,7 +58,7 @@ def _with_one_shared(program: Program, types: Types, names: Names) -> Program | 
             match, rest = over
             shared = _in_float32(part.statement, part.factors, types, names)
             finite = all(isinstance(f.value, Int | Float) for f in rest)
-            asked, guard = ((), None) if finite else _where_there_are_points(part, whole, match, types, names)
+            asked, guard = ((), None) if finite else _where_there_are_points(part, whole, match, names)
             factors = [*rest, Factor(_at(shared[0], match), False)]
             known = {**types, shared[0].output: statement_type(shared[0], types)}
             made = {
@@ -92,14 +91,14 @@ def _accumulated(dtype: str) -> str:
 
 
 def _where_there_are_points(
-    part: SumOfProducts, whole: SumOfProducts, match: Mapping[str, str], types: Types, names: Names
+    part: SumOfProducts, whole: SumOfProducts, match: Mapping[str, str], names: Names
 ) -> tuple[tuple[Statement, ...], Expr | None]:
     """What says at which elements the part adds up any point, and the guard that asks it: elsewhere the part is 0, and
     what the whole multiplies it by may be infinite."""
     own = {v: Index(v) for v in index_variables(*(part.statement.index or ()))}
     kept = [g for g in whole.guards if {*index_variables(g)} <= {match[v] for v in own}]
     tests = [g for g in part.guards if not {*index_variables(g)} <= own.keys()]
-    test = all_of(g if expression_type(g, types).dtype == "bool" else Call("ne", (g, ZERO)) for g in tests)
+    test = all_of(tests)
     if test is None:
         return (), all_of(kept)
     read = index_variables(test)
