@@ -110,3 +110,16 @@ def test_values(name, shape):
         check(f, g, inputs, 1e-5)
     else:
         assert [r.shape for r in f(*inputs)] == [r.shape for r in g(*inputs)]
+
+
+@interpreted
+def test_what_is_asked_of_a_computed_value():
+    """`in` asks of T, whose value is no element of another tensor: nothing else can be asked in its place."""
+    source = """function (X[A, B], I[B], J[A, D]) -> (V, W) {
+        T[a, b, z : A, B, 2] = X[a, b] + 0*z;
+        U[a, b, d : A, B, 2] = I[b] - in(T[a, b, d]) * T[a, b, d];
+        V[b : B] = logsumexp(U[a, b, d] * J[a, d]);
+        W[a, b, d : A, B, 2] = T[a, b, d] * U[a, b, d];
+    }"""
+    inputs = [torch.randn(1, 1), torch.randn(1), torch.randn(1, 2)]
+    check(*(tilec.compile(source, backend=b) for b in ("triton", "torch")), inputs, 1e-5)

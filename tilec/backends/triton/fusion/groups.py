@@ -36,6 +36,7 @@ from tilec.backends.triton.fusion.numbered_parts import with_numbered_parts
 from tilec.backends.triton.fusion.read_through import (
     aggregated_through,
     asking_inputs,
+    asks_of,
     is_reshape,
     is_view,
     read_through,
@@ -285,9 +286,11 @@ def _assembled(
         v: s
         for v, s in views.items()
         if all(
-            (r.output in of or v in recomputed)
-            and reads_within(r, v, types)
-            or (v in recomputed and r.output in aggregations)
+            not asks_of(r, s)
+            and (
+                ((r.output in of or v in recomputed) and reads_within(r, v, types))
+                or (v in recomputed and r.output in aggregations)
+            )
             for r in readers[v]
         )
     }

@@ -156,7 +156,10 @@ def recomputed_by_readers(
             whole = math.prod(types[s.output].shape) >= math.prod(c.extent.values())
             if s.output not in members or not whole or not gives_values(s, program, types):
                 continue
-            made = read_through(s, {**views, **found, **inside})
+            given = {**views, **found, **inside}
+            if any(asks_of(s, view) for view in given.values()):
+                continue
+            made = read_through(s, given)
             if node_count(made.body) > LONGEST_RECOMPUTED:
                 continue
             readers = [r for r in around.program.readers(s.output) if kernel_of.get(r.output) != kernel]
@@ -274,6 +277,12 @@ def reads_within(s: Statement, tensor: str, types: Types) -> bool:
     space = build_space(s, types)
     affine = all(linear(e).is_affine for a in accesses for e in a.index)
     return affine and space is not None and not space.valid
+
+
+def asks_of(s: Statement, view: Statement) -> bool:
+    """Whether a statement asks if an element lies inside of what is no element of another tensor."""
+    asked = (e.access for e in walk(*expressions(s)) if isinstance(e, Inside | Pad))
+    return not isinstance(view.body, Access) and any(a.tensor == view.output for e in asked for a in accesses_in(e))
 
 
 def read_through(s: Statement, views: Mapping[str, Statement]) -> Statement:
