@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from tilec.ir.functions import call
+from tilec.backends.common.terms import sum_of
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, index_variables, reads_itself, walk
@@ -50,8 +50,5 @@ def _written_out(s: Statement, types: Types) -> Statement | None:
         return None  # a member of groups as it is
     places = itertools.product(*(range(extent[v]) for v in summed))
     terms = [replace_indices(s.body, {v: Affine.of((), k) for v, k in zip(summed, at, strict=True)}) for at in places]
-    body = terms[0]
-    for term in terms[1:]:
-        body = call("add", body, term)
-    new = replace(s, aggregation="assign", body=body)
+    new = replace(s, aggregation="assign", body=sum_of(terms))
     return new if statement_type(new, types) == types[s.output] else None

@@ -45,28 +45,24 @@ from tilec.backends.triton.fusion.read_through import (
     scaled_sums,
 )
 from tilec.backends.triton.fusion.recomputed.kernel_times import faster
-from tilec.backends.triton.fusion.recomputed.shifted_reads import with_shifted_reads
+from tilec.backends.triton.fusion.recomputed.shifted_reads import comparisons, with_shifted_reads
 from tilec.backends.triton.fusion.window_layout import with_window_layouts
 from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
-from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
     Attribute,
-    Call,
     Expr,
     Index,
     Int,
     Program,
     Statement,
     accesses_in,
-    expressions,
     index_variables,
     reads,
     value_accesses,
-    walk,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.simplify.simplify import drop_dead
@@ -357,11 +353,9 @@ def _compared(statements: Iterable[Statement]) -> dict[str, set[str]]:
     """Tensors from which statements compute what they compare (whether a maximum is what it was a maximum of), and the
     outputs of those statements."""
     found: dict[str, set[str]] = {}
-    for s in statements:
-        for e in walk(*expressions(s)):
-            if isinstance(e, Call) and FUNCTIONS[e.function].result == "bool":
-                for a in accesses_in(e):
-                    found.setdefault(a.tensor, set()).add(s.output)
+    for output, e in comparisons(statements):
+        for a in accesses_in(e):
+            found.setdefault(a.tensor, set()).add(output)
     return found
 
 

@@ -9,7 +9,7 @@ each other does: neighbours of equal values stay equal.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, Domain, access_conditions, build_domain
@@ -90,15 +90,18 @@ def _all_written(readers: Sequence[Statement], s: _Producer, types: Types) -> di
     return written
 
 
-def _compared(program: Program) -> set[str]:
-    """Tensors that statements compare with others: what is equal in one kernel may be rounded otherwise in another."""
-    found: set[str] = set()
-    for s in program.statements:
+def comparisons(statements: Iterable[Statement]) -> Iterator[tuple[str, Call]]:
+    """What is true or false, each with the output of its statement."""
+    for s in statements:
         for e in walk(*expressions(s)):
             if isinstance(e, Call) and FUNCTIONS[e.function].result == "bool":
-                if not any(isinstance(x, Int | Float) for x in e.args):
-                    found |= {a.tensor for a in accesses_in(e)}
-    return found
+                yield s.output, e
+
+
+def _compared(program: Program) -> set[str]:
+    """Tensors that statements compare with others: what is equal in one kernel may be rounded otherwise in another."""
+    among = (e for _, e in comparisons(program.statements) if not any(isinstance(x, Int | Float) for x in e.args))
+    return {a.tensor for e in among for a in accesses_in(e)}
 
 
 def _variables(s: Statement) -> tuple[str, ...] | None:
