@@ -130,7 +130,10 @@ Lifetime = tuple[str, int, int, int]  # an allocation's tensor, bytes of an elem
 
 def may_share(plan: Plan) -> list[Lifetime]:
     """The allocations that kernels alone touch, in order: each is there from its step to its release."""
-    asked = {n for step in plan.steps for n in (step_tensors(step) or ((), ()))[0]} | set(plan.outputs)
+    asked = set(plan.outputs)
+    for step in plan.steps:
+        reads, writes = step_tensors(step) or ((), ())
+        asked.update(reads if isinstance(step, Allocate) else (*reads, *writes))
     ends = {n: at for at, step in enumerate(plan.steps) if isinstance(step, Release) for n in step.tensors}
     return [
         (step.tensor, getattr(torch, step.dtype).itemsize, at, ends.get(step.tensor, len(plan.steps)))
