@@ -34,12 +34,13 @@ class BoundPlan:
     def __init__(self, plan: Plan, written: Wrapper, device: torch.device):
         self.written = written
         self.plan, self._device = plan, device
-        self.launched = {name: Launched(launch, written.placed) for name, launch in written.kernels.items()}
+        placed = {name: dtype for name, (dtype, _, _) in written.placed.items()}
+        self.launched = {name: Launched(launch, placed) for name, launch in written.kernels.items()}
         self._by_launch = {id(launch): self.launched[name] for name, launch in written.kernels.items()}
         self._scope: dict[str, Any] = {"torch": torch, "rt": torch_runtime, "cache": _once}
         self._scope |= dict.fromkeys(written.layouts)
         self._scope |= {name: launched.by_grid for name, launched in self.launched.items()}
-        self._scope |= _interpreted_definitions() if interpreting() else DIRECT
+        self._scope |= _interpreted_definitions(written) if interpreting() else DIRECT
         file = f"<tilec {written.title} {next(_numbers)}>"
         self.code: CodeType = compile(written.text, file, "exec")
         exec(self.code, self._scope)
@@ -90,19 +91,26 @@ def operation_of(step: Table | TorchLines, device: torch.device) -> Operation:
 
 # what the text calls where kernels take addresses
 DIRECT: dict[str, Callable[..., Any]] = {
-    "within": lambda memory, place, shape, dtype: memory.data_ptr() + place,
+    "within": lambda memory, dtype: memory.data_ptr().__add__,
     "tensor_map": lambda tensor, *how: tensor,
     "gluon_map": lambda tensor, *how: tensor,
 }
 
 
-def _interpreted_definitions() -> dict[str, Any]:
+def _interpreted_definitions(written: Wrapper) -> dict[str, Any]:
     """What the text calls where kernels are interpreted: as it is printed, but that each tensor has memory of its own,
     so that what lies outside of one can be told."""
     scope: dict[str, Any] = {"torch": torch}
     exec("\n".join([*DEFINITION_IMPORTS["tensor_map"], DEFINITIONS["tensor_map"]]), scope)
-    own = lambda memory, place, shape, dtype: torch.empty(shape, dtype=dtype, device=memory.device)  # noqa: E731
-    return {"tensor_map": scope["tensor_map"], "within": own}
+    counts: dict[tuple[torch.dtype, int], int] = {}
+    for dtype, place, count in written.placed.values():
+        key = getattr(torch, dtype), place
+        counts[key] = max(count, counts.get(key, 0))
+
+    def within(memory: torch.Tensor, dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
+        return lambda place: torch.empty(counts[dtype, place], dtype=dtype, device=memory.device)
+
+    return {"tensor_map": scope["tensor_map"], "within": within}
 
 
 def _once(make: Callable[[torch.device], torch.Tensor]) -> Callable[[torch.device], torch.Tensor]:

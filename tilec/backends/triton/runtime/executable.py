@@ -61,7 +61,6 @@ class PlannedCall:
         write: Callable[[Plan], Wrapper] | None = None,
     ):
         """`filled_in`: the plan as the library's, which needs no other. `write`: makes the text of the call."""
-        self._plan = plan
         self._names = tuple(names)
         self._cuda, self._index = device.type == "cuda", device.index or 0
         self._device = device
@@ -71,6 +70,7 @@ class PlannedCall:
             self._text = self._bound.run if names else partial(self._bound.run, device=device)
         self._native = filled_in
         self._first = filled_in is None
+        self._run: Callable[..., tuple[torch.Tensor, ...]] = filled_in or self._compiling
 
     @property
     def bound(self) -> BoundPlan:
@@ -83,21 +83,18 @@ class PlannedCall:
         index = self._index
         if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(index):
-                return self._run(inputs)
-        return self._run(inputs)
+                return self._run(*inputs)
+        return self._run(*inputs)
 
-    def _run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        if self._native is not None:
-            return self._native(*inputs)
-        if not self._first:
-            return self._text(*inputs)
+    def _compiling(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The first call on a device."""
         self._compile(inputs)
-        if all(self.bound.of(s).ready for s in self.bound.plan.steps if isinstance(s, Launch)):
-            self._first = False
-            if self.native is not None:
-                return self._run(inputs)
+        self._first = not all(self.bound.of(s).ready for s in self.bound.plan.steps if isinstance(s, Launch))
+        if self.native is not None:
+            return self._run(*inputs)
         outputs = self._text(*inputs)
-        self._first = False
+        self._first, self._run = False, self._text
+        self.native  # noqa: B018  it runs from now on
         return outputs
 
     @property
@@ -106,6 +103,7 @@ class PlannedCall:
         if self._native is None and not self._first:
             bound = self.bound
             self._native = native_plan(bound.plan, self._names, bound.operations, self._device)
+            self._run = self._native or self._run
         return self._native
 
     def _compile(self, inputs: Sequence[torch.Tensor]) -> None:

@@ -228,7 +228,7 @@ def _launch_function(
 ) -> Callable[..., Callable[..., None]]:
     """Makes functions of so many arguments, which launch with what is `taken` of these."""
     between = [f"_{k}" for k in range(middle)]
-    given = [*(f"p{k}" for k in range(count)), *constants, "num_warps", "num_stages"]
+    given = [*(f"p{k}" for k in range(count)), "/", *constants, "num_warps", "num_stages"]
     options = "enable_fp_fusion=True, launch_cooperative_grid=False"
     handed = ", ".join(["x", "y", "z", "stream(device)", *between, *taken, *(() if maps else constants)])
     text = f"""def make(run, x, y, z, stream, device, {"".join(f"{name}, " for name in between)}arguments):

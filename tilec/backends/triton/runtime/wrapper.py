@@ -33,8 +33,8 @@ from tilec.language.show import show_statement
 from tilec.transforms.util.tiled import Start
 
 DEFINITIONS = {
-    "within": """def within(memory, place, shape, dtype):
-    return memory[place:].view(dtype)[: torch.Size(shape).numel()].view(shape)""",
+    "within": """def within(memory, dtype):
+    return lambda place: memory[place:].view(dtype)""",
     "tensor_map": """def tensor_map(tensor, offset, shape, strides, block):
     base = torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + offset)
     return TensorDescriptor(base, list(shape), list(strides), list(block))""",
@@ -55,12 +55,15 @@ DEFINITION_IMPORTS = {
 GLOBAL_NAMES = (*RESERVED_NAMES, *DEFINITION_IMPORTS, "gl", "hopper", "step", "tl", "triton", "TensorDescriptor")
 
 
+Placed = tuple[str, int, int]  # a tensor's type, place in the workspace and number of elements
+
+
 @dataclass(frozen=True)
 class Wrapper:
     """`text`: functions, of which `title` is the plan's. `kernels`: the launch that each name of a kernel stands for;
     `lines`: the step that a function of torch's lines is. `own_lines`: those of each step of the plan, over tensors of
-    these `local` names. `placed`: types of the tensors in the workspace. `head`: what stands before the text where it
-    is printed."""
+    these `local` names. `placed`: the tensors in the workspace. `head`: what stands before the text where it is
+    printed."""
 
     title: str
     text: str
@@ -69,7 +72,7 @@ class Wrapper:
     layouts: tuple[str, ...]
     own_lines: tuple[tuple[str, ...], ...]
     local: Mapping[str, str]
-    placed: Mapping[str, str]
+    placed: Mapping[str, Placed]
     head: str
 
     @property
@@ -162,14 +165,21 @@ class _Writer:
 
     def _function(
         self, title: str, inputs: Sequence[str], plan: Plan, statements: Mapping[str, str]
-    ) -> tuple[tuple[tuple[str, ...], ...], Mapping[str, str], Mapping[str, str]]:
-        """Adds a function; the lines of each step, the tensors' names, and the types of those in the workspace."""
+    ) -> tuple[tuple[tuple[str, ...], ...], Mapping[str, str], Mapping[str, Placed]]:
+        """Adds a function; the lines of each step, the tensors' names, and those in the workspace."""
         names = self._names.inner()
         local = {x: names.fresh(python_name(x)) for x in dict.fromkeys((*inputs, *_made(plan)))}
         placed, size = places(plan)
-        writer = _FunctionWriter(self, local, names, placed, names.fresh("workspace") if size else "")
         body = [f"device = {local[inputs[0]]}.device"] if inputs else []
-        body += [f"{writer.workspace} = torch.empty({size}, {_kind('uint8')})"] if size else []
+        inside = [s for s in plan.steps if isinstance(s, Allocate) and s.tensor in placed]
+        finds: dict[str, str] = {}
+        if inside:
+            self.asked.add("within")
+            memory = names.fresh("workspace")
+            body.append(f"{memory} = torch.empty({size}, {_kind('uint8')})")
+            finds = {dtype: names.fresh(f"{dtype}_at") for dtype in dict.fromkeys(s.dtype for s in inside)}
+            body += [f"{title} = within({memory}, torch.{dtype})" for dtype, title in finds.items()]
+        writer = _FunctionWriter(self, local, names, placed, finds)
         told: set[str] = set()
         steps = [tuple(writer.lines(step)) for step in plan.steps]
         for step, lines in zip(plan.steps, steps, strict=True):
@@ -182,8 +192,7 @@ class _Writer:
         body += [f"return {tuple_text([local[o] for o in plan.outputs])}"] if plan.outputs else []
         parameters = ", ".join(local[n] for n in inputs) or 'device="cuda"'
         self._functions.append("\n".join([f"def {title}({parameters}):", *indented(body)]))
-        types = {s.tensor: s.dtype for s in plan.steps if isinstance(s, Allocate) and s.tensor in placed}
-        return tuple(steps), local, types
+        return tuple(steps), local, {s.tensor: (s.dtype, placed[s.tensor], math.prod(s.shape)) for s in inside}
 
     def layout(self, text: str) -> str:
         return self._layouts[text]
@@ -191,20 +200,19 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _FunctionWriter:
-    """Writes the lines of steps. `placed`: places in the workspace."""
+    """Writes the lines of steps. `placed`: places in the workspace, in which `workspace` finds what is of a type."""
 
     file: _Writer
     local: Mapping[str, str]
     names: FreshNames
     placed: Mapping[str, int]
-    workspace: str
+    workspace: Mapping[str, str]
 
     def lines(self, step: Step) -> list[str]:
         name = self.local.__getitem__
         match step:
             case Allocate(tensor, shape, dtype, None) if tensor in self.placed:
-                given = f"{self.workspace}, {self.placed[tensor]}, {tuple_text(shape)}, torch.{dtype}"
-                return [f"{name(tensor)} = {self._asked('within')}({given})"]
+                return [f"{name(tensor)} = {self.workspace[dtype]}({self.placed[tensor]})  # {tuple_text(shape)}"]
             case Allocate(tensor, shape, dtype, None):
                 return [f"{name(tensor)} = torch.empty({tuple_text(shape)}, {_kind(dtype)})"]
             case Allocate(tensor, shape, dtype, str(source)):
