@@ -28,7 +28,7 @@ cotangent, which only derivatives of the gradient have, runs through `extended`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec import knobs
@@ -39,15 +39,11 @@ from tilec.ir.aggregations import LOGICAL
 from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
-    Call,
     Expr,
     Input,
-    Inside,
     Program,
     Statement,
     accesses_in,
-    children,
-    expressions,
     reads,
     reads_itself,
 )
@@ -58,7 +54,8 @@ from tilec.transforms.autodiff.window_places import with_window_places
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
 from tilec.transforms.lower.stack_operands import with_stacked_operands
-from tilec.transforms.simplify.simplify import drop_dead, truth
+from tilec.transforms.simplify.evaluated import compared_sides, tensors_evaluated, values_read
+from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
 
 SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
@@ -109,33 +106,42 @@ def partition(
 ) -> Partition:
     """Divide values and gradient by `wrt` for inputs of these types. `extras`: may the forward pass have outputs that
     the caller does not see? `bound`: the program bound to these types, if at hand. Raises what binding raises."""
-    joint = _Joint.of(program, wrt, types, values, bound, extras)
+    plain = _Joint.of(program, wrt, types, values, bound)
+    joint = _with_places(plain, program.outputs) if extras else plain
     parts = _partition(joint, program, wrt, types, extras)
-    if joint.places:
-        plain = _Joint.of(program, wrt, types, values, bound)
-        more = _partition(plain, program, wrt, types, extras)
-        if not joint.places <= set(parts.kept) or joint.bytes_of(parts.kept) >= plain.bytes_of(more.kept):
-            joint, parts = plain, more
+    if not joint.places <= set(parts.kept):  # derivatives of the places ask for more
+        joint, parts = plain, _partition(plain, program, wrt, types, extras)
     return _with_states(joint, parts, program.outputs) if extras else parts
 
 
+def _with_places(plain: _Joint, outputs: Sequence[str]) -> _Joint:
+    """The same with tensors that say where extrema stand, if all of these are kept and less is."""
+    joint = plain.with_places()
+    if not joint.places:
+        return plain
+    kept, without = (set(x.backward(x.kept(outputs)).values) for x in (joint, plain))
+    return joint if joint.places <= kept and joint.bytes_of(kept) < plain.bytes_of(without) else plain
+
+
 def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types, extras: bool) -> Partition:
-    kept = joint.found_again(joint.choose(program.outputs) if extras else joint.with_outputs(program.outputs, ()))
-    extra = tuple(t for t in kept if t not in program.outputs)
+    outputs = program.outputs
+    kept = joint.kept(outputs) if extras else joint.found_again(joint.with_outputs(outputs, ()))
+    extra = tuple(t for t in kept if t not in outputs)
     backward = joint.backward(kept)
     if not extra:
         return Partition(None, backward, None, (), (), joint.typed(backward.values))
-    outputs = (*program.outputs, *extra)
     inputs = joint.program.inputs[: len(program.inputs)]
-    forward = Program(None, inputs, outputs, drop_dead(joint.forward_statements(), outputs))
+    forward = Program(None, inputs, (*outputs, *extra), drop_dead(joint.forward_statements(), (*outputs, *extra)))
     constant = tuple(t for t in extra if not is_floating(joint.types[t].dtype) or t not in joint.varying(wrt))
     if len(constant) == len(extra):
         return Partition(forward, backward, None, extra, constant, joint.typed(backward.values))
-    beyond = _Joint.of(forward, wrt, types, {}, None, bool(joint.places))
+    beyond = _Joint.of(forward, wrt, types, {})
+    if joint.places:
+        beyond = beyond.with_places()
     extended = beyond.backward(beyond.found_again(kept))
     needed = joint.typed((*backward.values, *extended.values))
     if set(needed) - set(backward.values):  # derivatives of the extras ask for more
-        plain = joint.backward(joint.found_again(joint.with_outputs(program.outputs, ())))
+        plain = joint.backward(joint.found_again(joint.with_outputs(outputs, ())))
         if joint.bytes_of(needed) > joint.bytes_of(plain.values):
             return Partition(None, plain, None, (), (), joint.typed(plain.values))
     return Partition(forward, backward, extended, extra, constant, needed)
@@ -198,7 +204,6 @@ class _Joint:
         types: Types,
         values: Mapping[str, int],
         bound: Program | None = None,
-        with_places: bool = False,
     ) -> _Joint:
         inputs = {name: types[name] for name in program.input_names()}
         bound = bound or bind(program, inputs, values)
@@ -211,11 +216,16 @@ class _Joint:
             t = outputs[o]
             inputs[name] = TensorType(t.shape, t.dtype if is_floating(t.dtype) else "float32")
         flat = bind_flat(joint, inputs, values)
-        places: frozenset[str] = frozenset()
-        if with_places:
-            flat, places = with_window_places(flat, infer(flat, inputs), cotangents)
         gradients = flat.outputs[len(program.outputs) :]
-        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs), places)
+        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs))
+
+    def with_places(self) -> _Joint:
+        """The same with tensors that say where the extrema of windows stand."""
+        flat, places = with_window_places(self.program, self.types, self.cotangents)
+        if not places:
+            return self
+        inputs = {name: self.types[name] for name in flat.input_names()}
+        return replace(self, program=flat, types=infer(flat, inputs), places=places)
 
     def forward_statements(self) -> tuple[Statement, ...]:
         """Those that depend on no cotangent."""
@@ -260,6 +270,10 @@ class _Joint:
         return {n: self.types[n] for n in every if n in names}
 
     # the rule
+
+    def kept(self, outputs: Sequence[str]) -> tuple[str, ...]:
+        """What to keep beside inputs, without what only looks equal."""
+        return self.found_again(self.choose(outputs))
 
     def choose(self, outputs: Sequence[str]) -> tuple[str, ...]:
         """What to keep beside inputs."""
@@ -312,8 +326,9 @@ class _Joint:
             compared = [
                 (s.output, names)
                 for s in made.values()
-                for sides in _compared(s)
-                if (names := _names(*sides)) and (names & again or any(self._unrounded(e, made, kept) for e in sides))
+                for sides in compared_sides(s)
+                if (names := tensors_evaluated(*sides))
+                and (names & again or any(self._unrounded(e, made, kept) for e in sides))
             ]
             sought = {n for _, names in compared for n in names & extrema}
             counted = {output for output, names in compared if not sought.isdisjoint(names)}
@@ -328,7 +343,7 @@ class _Joint:
         if isinstance(e, Access):
             s = made.get(e.tensor)
             return s is not None and e.tensor not in kept and any(map(self._computed_narrow, values_read(s)))
-        return any(map(self._computed_narrow, _names(e)))
+        return any(map(self._computed_narrow, tensors_evaluated(e)))
 
     def _computed_narrow(self, name: str) -> bool:
         return self.types[name].dtype in NARROW and name not in self.program.input_names()
@@ -363,36 +378,3 @@ class _Joint:
         for s in statements:
             found[s.output] = set().union(*(found[n] for n in values_read(s) if n in found))
         return found
-
-
-def values_read(s: Statement) -> set[str]:
-    """Names of the tensors whose elements a statement reads: those in `in(...)` and in branches that are never taken
-    lend their shape alone."""
-    found = {e.tensor for root in expressions(s) for e in _evaluated(root) if isinstance(e, Access)}
-    return found if s.default is None else found | {s.default}
-
-
-def _compared(s: Statement) -> Iterator[tuple[Expr, ...]]:
-    """Of each test for equality in a statement, its sides."""
-    for root in expressions(s):
-        for e in _evaluated(root):
-            if isinstance(e, Call) and e.function in ("eq", "ne"):
-                yield e.args
-
-
-def _names(*roots: Expr) -> set[str]:
-    """The tensors whose elements these read."""
-    return {e.tensor for root in roots for e in _evaluated(root) if isinstance(e, Access)}
-
-
-def _evaluated(e: Expr) -> Iterator[Expr]:
-    """The expression and what below it is evaluated."""
-    below = children(e)
-    if isinstance(e, Call) and e.function == "select":
-        taken = truth(e.args[0])
-        below = e.args if taken is None else (e.args[1] if taken else e.args[2],)
-    elif isinstance(e, Inside):
-        below = e.access.index
-    yield e
-    for child in below:
-        yield from _evaluated(child)

@@ -2,10 +2,10 @@
 
 import math
 import os
-import re
 
 import pytest
 import torch
+from support.allocated import allocated
 
 import tilec
 
@@ -55,8 +55,7 @@ PLACES = {  # text, whether K is stored
 
 def stored(lowered, places):
     """Names of the tensors between that have several elements for each of so many places."""
-    shapes = re.findall(r"(\w+) = torch.empty\(\(([\d, ]+)\)", lowered.source())
-    return {name for name, shape in shapes if math.prod(int(n) for n in shape.split(",") if n.strip()) >= 9 * places}
+    return {name for name, (shape, _) in allocated(lowered).items() if math.prod(shape) >= 9 * places}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

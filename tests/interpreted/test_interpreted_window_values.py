@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from support.allocated import allocated
 
 import tilec
 from tilec.backends.triton.emit import contiguity
@@ -115,8 +116,7 @@ def test_other_values_of_windows_stay(text: str) -> None:
 
 
 def laid_out(made: tilec.Lowered) -> dict[str, tuple[int, ...]]:
-    shapes = re.findall(r"(\w+) = torch.empty\(\(([\d, ]+)\)", made.source())
-    return {name: tuple(map(int, shape.split(","))) for name, shape in shapes if shape.count(",") > 2}
+    return {name: shape for name, (shape, _) in allocated(made).items() if len(shape) > 3}
 
 
 def test_distances_are_laid_out_along_rows() -> None:

@@ -16,7 +16,7 @@ from tilec.backends.common.code import python_name
 
 Line = tuple[str, tuple[str, ...]]  # its text, the outputs of the statements that it serves
 _COMMENT = re.compile(r"\s*# ([A-Za-z][\w.]*'*)\s*[\[=]")
-_ALLOCATION = re.compile(r"\s*(\w+) = torch\.(?:empty|zeros|full)\(")
+_ALLOCATION = re.compile(r"\s*(\w+) = (?:torch\.(?:empty|zeros|full)|\w+_at\d*)\(")
 
 
 def kernel_lines(source: str, outputs: Sequence[str]) -> list[Line]:

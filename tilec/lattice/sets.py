@@ -101,6 +101,14 @@ def interval_of(form: Affine, of_atom: Callable[[Any], tuple[Any, Any]]) -> Inte
     return low, high
 
 
+def implied(condition: InRange, of_atom: Callable[[Any], tuple[Any, Any]]) -> bool:
+    """Do such values of variables and other atoms meet the condition, as far as intervals tell?"""
+    if not condition.form.is_integral:
+        return False
+    low, high = interval_of(condition.form, of_atom)
+    return low >= 0 and high < condition.bound
+
+
 def sizes_of(s: Statement) -> tuple[int, ...]:
     """The literal sizes of a bound statement."""
     if s.sizes is None or not all(isinstance(n, Int) for n in s.sizes):

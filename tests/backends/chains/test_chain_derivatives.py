@@ -4,6 +4,7 @@ against torch."""
 import numpy as np
 import pytest
 import torch
+from support.allocated import allocated, shapes
 from support.chains import COSINE, run
 
 import tilec
@@ -42,7 +43,7 @@ def test_derivatives_are_chains(name, guard, dtype):
     f = DERIVATIVES[name](attention(guard, "triton"))
     given = {i.name: TensorType((8, 512, 64), dtype) for i in f.program.inputs}
     source = f.lower(*(tilec.spec(t.shape, t.dtype) for t in given.values()), target="sm_90").source()
-    assert "_chain[" in source and "torch.empty((8, 512, 512)" not in source
+    assert "_chain[" in source and (8, 512, 512) not in shapes(source)
     made = lower(f.program, given, {})
     found = grouped(made.stages["flat"], made.types)
     outputs = [s.output for s in found.program.statements]
@@ -79,9 +80,9 @@ def test_computed_operands_are_stored_once_as_typed(dtype):
     f = tilec.compile(COSINE, backend="triton")
     source = f.lower(*[tilec.spec((8, 512, 64), dtype)] * 3, target="sm_90").source()
     for name in "AC":
-        assert f"    {name} = torch.empty((8, 512, 64), dtype=torch.{dtype}" in source
-    assert "O_chain[" in source and "torch.empty((8, 512, 512)" not in source
-    assert "L = torch.empty((8, 512), dtype=torch.float32" in source
+        assert allocated(source)[name] == ((8, 512, 64), dtype)
+    assert "O_chain[" in source and (8, 512, 512) not in shapes(source)
+    assert allocated(source)["L"] == ((8, 512), "float32")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -108,7 +109,7 @@ def test_a_bias_that_is_computed_keeps_its_type():
     }"""
     given = [tilec.spec(s, "bfloat16") for s in ((8, 512, 64), (8, 512, 64), (8, 512, 64), (8, 512, 512, 3))]
     source = tilec.compile(text, backend="triton").lower(*given, target="sm_90").source()
-    assert "O_chain[" in source and "R = torch.empty((8, 512, 512), dtype=torch.bfloat16" in source
+    assert "O_chain[" in source and allocated(source)["R"] == ((8, 512, 512), "bfloat16")
 
 
 def test_products_of_two_statistics_are_products_of_matrices():
@@ -123,7 +124,7 @@ def test_products_of_two_statistics_are_products_of_matrices():
     }"""
     f = tilec.compile(text, backend="triton")
     source = f.lower(*[tilec.spec((64, 256, 64), "bfloat16")] * 3, target="sm_90").source()
-    assert "_chain[" in source and "L = torch.empty((64, 256), dtype=torch.float32" in source
+    assert "_chain[" in source and allocated(source)["L"] == ((64, 256), "float32")
     assert "T_dot[" in source
 
 

@@ -146,7 +146,7 @@ def test_a_launch_by_boxes_compiles(monkeypatch):
     monkeypatch.setattr(launch, "_MANY", 0)
     f = tilec.compile(softmax(PLAIN, "i >= j | j < 32"), backend="triton")
     lowered = f.lower(*[tilec.spec((16, 256, 64), "bfloat16")] * 3, target="sm_90")
-    assert "maps.TensorDescriptor(" in lowered.source() and "O_chain_blocks" in lowered.source()
+    assert "tensor_map(" in lowered.source() and "O_chain_blocks" in lowered.source()
     assert "cp.async.bulk.tensor" in lowered.asm("ptx") and "wgmma" in lowered.asm("ptx")
 
 

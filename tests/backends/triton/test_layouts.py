@@ -7,7 +7,7 @@ import tilec
 
 def plan(source: str, *shapes: tuple[int, ...]) -> str:
     text = tilec.compile(source).lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90").source()
-    return text[text.index("def program") :]
+    return text[text.rindex("\n\n@") :] if "@" in text else text  # what follows the last kernel
 
 
 APART = "function (D[N, I, Q], G[N, P, Q]) -> (A) { A[i, p : I, P] = +(D[n, i, q] * G[n, p, q]); }"

@@ -23,6 +23,10 @@ class FreshNames:
         self._taken.add(name)
         return name
 
+    def inner(self) -> FreshNames:
+        """Names of a function of its own, which sees these."""
+        return FreshNames(self._taken)
+
 
 def python_name(name: str) -> str:
     """A Tile name, or a part's behind a dot, as a Python name: what Python lacks becomes `_`."""

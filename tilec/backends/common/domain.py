@@ -12,15 +12,10 @@ from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import Types, shapes_in
-from tilec.lattice.sets import Interval, bounds, interval_of
+from tilec.lattice.questions import InRange
+from tilec.lattice.sets import Interval, bounds, implied, interval_of
 
-
-@dataclass(frozen=True)
-class Condition:
-    """`0 <= form < bound`, and form is an integer."""
-
-    form: Affine
-    bound: int
+Condition = InRange
 
 
 @dataclass(frozen=True)
@@ -102,10 +97,7 @@ class Domain:
 
     def holds(self, condition: Condition) -> bool:
         """Whether the box implies it."""
-        if not condition.form.is_integral:
-            return False
-        low, high = self.interval(condition.form)
-        return low >= 0 and high < condition.bound
+        return implied(condition, self._atom_interval)
 
     def inside(self, access: Access, types: Types) -> bool:
         """Whether the box implies that the access lies in its tensor."""

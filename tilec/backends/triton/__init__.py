@@ -17,8 +17,8 @@ from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
 from tilec.backends.triton.recurrence.recurrence import check_recurrences
 from tilec.backends.triton.runtime.executable import TritonProgram, target_setting
-from tilec.backends.triton.runtime.host import program_text
 from tilec.backends.triton.runtime.open_plans import MakePlan, OpenPlans
+from tilec.backends.triton.runtime.wrapper import wrapper
 from tilec.backends.triton.schedule.axis_tiling import budget_of, planned, slab_budget, within
 from tilec.backends.triton.tuning.store import default_store
 from tilec.backends.triton.tuning.tuner import known_choice, tune_products
@@ -54,7 +54,7 @@ class TritonBackend:
             names,
             [lowering.types[n].shape for n in names],
             grouping.types,
-            lambda p: program_text(title, names, p, {s.output: show_statement(s) for s in grouping.program.statements}),
+            lambda p: wrapper(title, names, p, {s.output: show_statement(s) for s in grouping.program.statements}),
             self.target,
             TensorMemory(flat, lowering.types),
             (grouping.marked(), grouping.types) if grouping.program != flat or grouping.groups else None,

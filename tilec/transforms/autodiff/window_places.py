@@ -39,8 +39,7 @@ from tilec.ir.program import (
     variables_of,
 )
 from tilec.ir.types import NARROW, Types, is_floating, shapes_in
-from tilec.lattice.questions import InRange
-from tilec.lattice.sets import Box, Shapes, bounds_of, domain, domain_of, interval_of, sizes_of
+from tilec.lattice.sets import Box, Shapes, bounds_of, domain, domain_of, implied, sizes_of
 from tilec.transforms.util.naming import Names
 
 _MOST_POINTS = 9  # elements of a window
@@ -269,16 +268,7 @@ def _has_points_of(changed: Statement, s: Statement, shapes: Shapes) -> bool:
         box = bounds_of(left)
     except UnboundIndex:
         return False
-    return box is not None and all(_holds(c, box) for c in lost)
-
-
-def _holds(condition: InRange, box: Box) -> bool:
-    """Is a condition met on a whole box, as far as intervals tell?"""
-    form = condition.form
-    if not form.is_affine or not form.is_integral:
-        return False
-    low, high = interval_of(form, lambda atom: box[atom.name])
-    return low >= 0 and high < condition.bound
+    return box is not None and all(c.form.is_affine and implied(c, lambda atom: box[atom.name]) for c in lost)
 
 
 def _steps(form: Affine) -> list[int]:

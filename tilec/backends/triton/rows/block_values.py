@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.scalar_writer import ScalarValue
@@ -10,29 +10,21 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Kernel, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
-from tilec.backends.triton.fusion.groups import Group, conditions
+from tilec.backends.triton.fusion.groups import conditions
+from tilec.backends.triton.rows.online_softmax import Rescaled
 from tilec.backends.triton.rows.statistics import BlockReduction, Running, combined_at_once, go_together, is_short
 from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses, variables_of
-from tilec.ir.types import NARROW, Types
+from tilec.ir.types import NARROW
 
 
 class BlockValues:
-    """The lines that compute values, in the kernel `k`. `filled`: every block of columns is full. `maxima`: see
-    `levels`; `places`: see `Rescaled`."""
+    """The lines that compute values, in the kernel `k`. `filled`: every block of columns is full."""
 
-    def __init__(
-        self,
-        k: Kernel,
-        group: Group,
-        types: Types,
-        filled: bool,
-        maxima: Mapping[str, str],
-        places: Mapping[str, str],
-    ):
-        self.k, self.group, self.types, self.filled = k, group, types, filled
-        self.maxima, self.places = maxima, places
+    def __init__(self, k: Kernel, made: Rescaled, filled: bool):
+        self.k, self.group, self.types, self.filled = k, made.group, made.types, filled
+        self.maxima, self.places = made.maxima, made.places
         self.values: dict[Expr, ScalarValue] = {}  # of members, at hand where the next line goes
-        self.running = Running(k.names, maxima, places)
+        self.running = Running(k.names, made.maxima, made.places)
         self.count = 0
 
     def _evaluate(self, frame: Frame, statements: Sequence[Statement], running: Collection[str] = ()) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import count_uses
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
-from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.lines import Assignment, CodeLine, ForLoop, assign
 from tilec.backends.triton.plan.plan import Launch
@@ -24,36 +23,36 @@ from tilec.backends.triton.rows.alignment_peeling import (
     rows_begin,
 )
 from tilec.backends.triton.rows.block_values import BlockValues
-from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, fills_blocks, levels, unrolls
+from tilec.backends.triton.rows.online_softmax import Rescaled
+from tilec.backends.triton.rows.tiling import RowTiling, fills_blocks, levels, unrolls
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Statement, index_variables, value_accesses, variables_of
-from tilec.ir.types import NARROW, Types
+from tilec.ir.types import NARROW
+
+
+@dataclass(frozen=True)
+class RowWalk:
+    """How a kernel goes through its rows. `heads`: see `levels`. `aligned`: where rows begin anywhere in vectors, and
+    are walked."""
+
+    tiling: RowTiling
+    heads: Collection[str] = ()
+    aligned: Alignment | None = None
 
 
 class RowWriter(BlockValues):
     """The kernel of a group."""
 
-    def __init__(
-        self,
-        group: Group,
-        types: Types,
-        strides: Strides,
-        int64_index: bool,
-        tiling: RowTiling,
-        maxima: Mapping[str, str] = NOTHING,
-        heads: Collection[str] = (),
-        aligned: Alignment | None = None,
-        places: Mapping[str, str] = NOTHING,
-    ):
-        """`heads`: see `levels`. `aligned`: where rows begin anywhere in vectors, and are walked."""
-        self.tiling, self.heads, self.aligned = tiling, heads, aligned
+    def __init__(self, made: Rescaled, walk: RowWalk, strides: Strides, int64_index: bool):
+        group = made.group
+        self.tiling, self.heads, self.aligned = walk.tiling, walk.heads, walk.aligned
         zero = dict.fromkeys(group.extent, 0)
         last = group.statements[-1]
         outputs = (*group.rows, *group.columns)
         space = Space(last, outputs, (), (), ({},), (zero,), (group.extent,), (), (), True)
-        k = Kernel(python_name(last.output) + "_rows", space, types, strides, int64_index, powers=True)
+        k = Kernel(python_name(last.output) + "_rows", space, made.types, strides, int64_index, powers=True)
         k.blockwise = True
-        super().__init__(k, group, types, aligned is None and fills_blocks(group, tiling), maxima, places)
+        super().__init__(k, made, self.aligned is None and fills_blocks(group, walk.tiling))
 
     def launch(self, flat: tuple[Statement, ...]) -> Launch:
         k, t, group = self.k, self.tiling, self.group

@@ -17,7 +17,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView, merges
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.rows.alignment_peeling import Alignment, alignment
-from tilec.backends.triton.rows.kernel import RowWriter
+from tilec.backends.triton.rows.kernel import RowWalk, RowWriter
 from tilec.backends.triton.rows.online_softmax import Rescaled, rescaled
 from tilec.backends.triton.rows.shifted_variance import centred
 from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, choose_row_tiling, levels
@@ -61,9 +61,7 @@ def row_launch(
     elif tiling.form == "tiled" and merged.sums and not merged.totals:
         aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
         tiling, aligned = _by_vectors(tiling, aligned)
-    writer = RowWriter(
-        made.group, made.types, merged_strides, int64_index, tiling, made.maxima, heads, aligned, made.places
-    )
+    writer = RowWriter(made, RowWalk(tiling, heads, aligned), merged_strides, int64_index)
     across = -(-merged.count(merged.columns) // tiling.columns) if merged.totals else 1
     partial, second = _second_stage(group, types, tiling.parts * across)
     return Rows(writer.launch(group.statements if told is None else told), partial, second)

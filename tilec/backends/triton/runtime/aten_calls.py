@@ -7,16 +7,16 @@ operators give as views is kept as sizes, strides and an offset, so that no more
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilec.backends.torch.runtime as runtime
-from tilec.backends.common.code import python_name
 from tilec.backends.triton.plan.plan import TorchLines
+from tilec.backends.triton.runtime.wrapper import lines_text
 from tilec.native import native
 
 CONSTANT_TYPES = (bool, int, float, type(None), torch.dtype, torch.device, torch.memory_format)
@@ -47,7 +47,12 @@ class AtenStep:
         self.calls: AtenCalls | None = None
 
     def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
-        given = [tensors[name] for name in self._reads]
+        results = self.results(*[tensors[name] for name in self._reads])
+        tensors.update(zip(self._writes, results, strict=True))
+
+    def results(self, *given: Any) -> Sequence[torch.Tensor]:
+        """What the lines make of the tensors that they read; what they are given after these is known."""
+        given = given[: len(self._reads)]
         if self._left == 1 and native() is not None and (apart := _apart(given)) is not None:
             with _Watch(apart, self._own_precision) as watch:
                 results = self._aligned(apart)
@@ -57,7 +62,7 @@ class AtenStep:
         else:
             results = self._aligned(given)
             self._left = min(self._left, 1)  # watched as soon as there is a library that does it again
-        tensors.update(zip(self._writes, results, strict=True))
+        return results
 
     def _aligned(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [t.clone() if t.data_ptr() & 15 else t for t in self._function(*given)]
@@ -158,27 +163,14 @@ def _strides(t: torch.Tensor | None) -> list[int] | None:
     return None if t is None else list(t.stride())
 
 
-@lru_cache(maxsize=1024)
-def _lines_function(text: str, statements: str) -> Callable[..., tuple]:
-    scope: dict[str, Any] = {"torch": torch, "rt": runtime}
-    exec(compile(text, f"<tilec {statements}>", "exec"), scope)
-    return scope["lines"]
-
-
-def torch_lines(step: TorchLines, device: torch.device) -> AtenStep:
-    """The lines as a function of the tensors they read, with their numbers; `device` is where they make others."""
-    return lines_at(step, device)(step.numbers)
+def aten_step(step: TorchLines, function: Callable[..., tuple], device: torch.device) -> AtenStep:
+    """The step of such a function (`lines_text`), with its numbers."""
+    with_numbers = partial(function, **dict(step.numbers), device=device)
+    return AtenStep(with_numbers, step.reads, step.writes, step.own_precision)
 
 
 def lines_at(step: TorchLines, device: torch.device) -> Callable[[Iterable[tuple[str, int]]], AtenStep]:
-    """The same of other numbers."""
-    results = ", ".join(map(python_name, step.writes))
-    names = [*map(python_name, step.reads), *(name for name, _ in step.numbers), "device"]
-    header = f"def lines({', '.join(names)}):"
-    text = "\n".join([header, *(f"    {line}" for line in step.lines), f"    return ({results},)"])
-    function = _lines_function(text, ", ".join(step.statements))
-
-    def at(numbers: Iterable[tuple[str, int]]) -> AtenStep:
-        return AtenStep(partial(function, **dict(numbers), device=device), step.reads, step.writes, step.own_precision)
-
-    return at
+    """The step with other numbers."""
+    scope: dict[str, Any] = {"torch": torch, "rt": runtime}
+    exec(compile(lines_text(step, "lines"), f"<tilec {', '.join(step.statements)}>", "exec"), scope)
+    return lambda numbers: aten_step(replace(step, numbers=tuple(numbers)), scope["lines"], device)

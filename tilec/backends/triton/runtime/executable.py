@@ -27,6 +27,7 @@ from tilec.backends.triton.plan.plan import (
     temporary_bytes,
 )
 from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.runtime.bound import BoundPlan, operation_of
 from tilec.backends.triton.runtime.compiled import (
     check_device,
     compile_for,
@@ -37,9 +38,8 @@ from tilec.backends.triton.runtime.compiled import (
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.native_plan import native_plan
 from tilec.backends.triton.runtime.open_plans import OpenPlans, placed_as
-from tilec.backends.triton.runtime.operations import OfParts, operation_of
 from tilec.backends.triton.runtime.parallel import in_parallel
-from tilec.backends.triton.runtime.straight import Operation, Run, straight
+from tilec.backends.triton.runtime.wrapper import Wrapper, wrapper
 from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
@@ -52,97 +52,92 @@ precision = torch.get_float32_matmul_precision
 class PlannedCall:
     """One plan on one device."""
 
-    def __init__(self, plan: Plan | None, names: Sequence[str], device: torch.device, filled_in: Any | None = None):
-        """`filled_in`: the plan as the library's, which needs no other."""
-        self._plan = plan
+    def __init__(
+        self,
+        plan: Plan | None,
+        names: Sequence[str],
+        device: torch.device,
+        filled_in: Any | None = None,
+        write: Callable[[Plan], Wrapper] | None = None,
+    ):
+        """`filled_in`: the plan as the library's, which needs no other. `write`: makes the text of the call."""
         self._names = tuple(names)
-        self._device = device
         self._cuda, self._index = device.type == "cuda", device.index or 0
-        self._operations = [operation_of(step, device) for step in plan.steps] if plan is not None else []
-        self._straight: Run | None = None
+        self._device = device
+        self._bound: BoundPlan | None = None
+        if plan is not None:
+            self._bound = BoundPlan(plan, write(plan) if write else wrapper("program", names, plan, {}), device)
+            self._text = self._bound.run if names else partial(self._bound.run, device=device)
         self._native = filled_in
         self._first = filled_in is None
+        self._run: Callable[..., tuple[torch.Tensor, ...]] = filled_in or self._compiling
 
     @property
-    def plan(self) -> Plan:
-        assert self._plan is not None
-        return self._plan
+    def bound(self) -> BoundPlan:
+        assert self._bound is not None
+        return self._bound
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if not self._cuda:
-            return self._steps([own_storage(t) for t in inputs], 0)
+            return self._text(*[own_storage(t) for t in inputs])
         index = self._index
         if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(index):
-                return self._run(inputs, torch._C._cuda_getCurrentRawStream(index))
-        return self._run(inputs, torch._C._cuda_getCurrentRawStream(index))
+                return self._run(*inputs)
+        return self._run(*inputs)
 
-    def _run(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
-        if self._native is not None:
-            return self._native(*inputs)
-        if self._straight is not None:
-            return self._straight(inputs, stream)
-        if self._first:
-            self._compile(inputs)
-            if all(o.ready for o in self._operations if isinstance(o, Launched)):
-                self._native = native_plan(self.plan, self._names, self._operations, self._device)
-            if self._native is not None:
-                self._first = False
-                return self._run(inputs, stream)
-        outputs = self._steps(inputs, stream)
-        if self._first:
-            self._first = False
-            if self.native is None and (made := straight(self.plan, self._names, self._operations, self._device)):
-                self._straight = made[1]
+    def _compiling(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The first call on a device."""
+        self._compile(inputs)
+        self._first = not all(self.bound.of(s).ready for s in self.bound.plan.steps if isinstance(s, Launch))
+        if self.native is not None:
+            return self._run(*inputs)
+        outputs = self._text(*inputs)
+        self._first, self._run = False, self._text
+        self.native  # noqa: B018  it runs from now on
         return outputs
 
     @property
     def native(self) -> Any | None:
         """The plan as the library's, once it has run."""
         if self._native is None and not self._first:
-            self._native = native_plan(self.plan, self._names, self._operations, self._device)
+            bound = self.bound
+            self._native = native_plan(bound.plan, self._names, bound.operations, self._device)
+            self._run = self._native or self._run
         return self._native
 
     def _compile(self, inputs: Sequence[torch.Tensor]) -> None:
         """Compile the plan's kernels at once, each once, over stand-ins for what they are given. What fails here is
         left to the launch itself."""
         jobs: dict[tuple, Callable[[], object]] = {}
-        self._find_kernels(self.plan, self._operations, dict(zip(self._names, inputs, strict=True)), jobs)
+        self._find_kernels(self.bound.plan, dict(zip(self._names, inputs, strict=True)), jobs)
         longest_first = sorted(jobs, key=lambda key: -len(key[0]))
         in_parallel([jobs[key] for key in longest_first])
 
     def _find_kernels(
-        self,
-        plan: Plan,
-        operations: Sequence[Operation],
-        known: dict[str, torch.Tensor],
-        jobs: dict[tuple, Callable[[], object]],
+        self, plan: Plan, known: dict[str, torch.Tensor], jobs: dict[tuple, Callable[[], object]]
     ) -> None:
         """What compiles the kernels of a plan and its parts. Parts are given rows of tensors, whose addresses are taken
         for aligned ones. `known`: the plan's inputs, by name."""
-        for step, operation in zip(plan.steps, operations, strict=True):
+        for step in plan.steps:
             for tensor, dtype in made_by(step).items():
                 known[tensor] = _stand_in(dtype, step.shape if isinstance(step, Allocate) else (1,))
-            for part in operation.parts if isinstance(operation, OfParts) else ():
-                within, types = part.step, part.step.types
-                given = {name: _stand_in(types[name].dtype, types[name].shape) for name in within.inputs}
-                self._find_kernels(within.plan, part.operations, given, jobs)
-                if isinstance(step, SubPlan):
-                    known |= {name: _stand_in(types[name].dtype, types[name].shape) for name in within.plan.outputs}
-            launched = operation if isinstance(operation, Launched) else getattr(operation, "launched", None)
-            if launched is not None and all(name in known for name in launched.tensors) and not launched.known(known):
+            for part in (step,) if isinstance(step, SubPlan) else step.parts if isinstance(step, TiledLoop) else ():
+                given = {name: _stand_in(part.types[name].dtype, part.types[name].shape) for name in part.inputs}
+                self._find_kernels(part.plan, given, jobs)
+            if isinstance(step, SubPlan):
+                types = step.types
+                known |= {n: _stand_in(types[n].dtype, types[n].shape) for n in step.plan.outputs}
+            launch = step.launch if isinstance(step, Repeat) else step
+            if not isinstance(launch, Launch) or not all(name in known for name in launch.tensors):
+                continue
+            launched = self.bound.of(launch)
+            if not launched.known(known):
                 jobs.setdefault(launched.compiled_for(known), partial(self._compile_one, launched, dict(known)))
 
     def _compile_one(self, launched: Launched, tensors: Tensors) -> None:
         with torch.cuda.device(self._index), contextlib.suppress(TileError):
             launched.compile(tensors)
-
-    def _steps(self, inputs: Sequence[torch.Tensor], stream: int) -> tuple[torch.Tensor, ...]:
-        """Step by step, which compiles what has not run yet."""
-        tensors = dict(zip(self._names, inputs, strict=True))
-        for operation in self._operations:
-            operation(tensors, stream)
-        return tuple([tensors[name] for name in self.plan.outputs])
 
 
 class TritonProgram:
@@ -154,7 +149,7 @@ class TritonProgram:
         names: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
         types: Mapping[str, TensorType],
-        text: Callable[[Plan], str],
+        write: Callable[[Plan], Wrapper],
         target: str | None,
         memory: TensorMemory,
         grouped: tuple[Program, Mapping[str, TensorType]] | None = None,
@@ -165,7 +160,7 @@ class TritonProgram:
         self._opened = opened
         self._make_plan = make_plan
         self._names, self._shapes, self._types = tuple(names), tuple(shapes), types
-        self._text, self._target, self._memory = text, target, memory
+        self._write, self._target, self._memory = write, target, memory
         self._sizes: Mapping[str, int] = {}
         self._open_plans: OpenPlans | None = None  # which this is one of, at its sizes
         self._calls: dict[object, PlannedCall] = {}
@@ -175,7 +170,7 @@ class TritonProgram:
         """The program for sizes that it leaves open."""
         assert self._opened is not None
         plan = partial(self._opened.plan, sizes)
-        made = TritonProgram(plan, self._names, self._shapes, self._types, self._text, self._target, self._memory)
+        made = TritonProgram(plan, self._names, self._shapes, self._types, self._write, self._target, self._memory)
         made._sizes, made._open_plans = sizes, self._opened
         return made
 
@@ -219,7 +214,7 @@ class TritonProgram:
         if filled_in is None:
             by_name = dict(zip(self._names, inputs, strict=True)) if device.type == "cuda" else None
             plan = self._make_plan([t.stride() for t in inputs], setting, by_name)
-        call = self._calls[key] = PlannedCall(plan, self._names, device, filled_in)
+        call = self._calls[key] = PlannedCall(plan, self._names, device, filled_in, self._write)
         return call
 
     def _filled_in(self, inputs: Sequence[torch.Tensor], setting: Setting, device: torch.device) -> Any | None:
@@ -258,7 +253,7 @@ class TritonProgram:
         return repeated_bytes(self.plan)
 
     def source(self) -> str:
-        return self._text(self.plan)
+        return self._write(self.plan).file
 
     def asm(self, kind: str) -> str:
         target = self._target or _own_target()

@@ -1,8 +1,5 @@
-"""One launch, made ready: the first call goes through Triton, which compiles; later ones go to the driver's launcher.
-
-What a launch hands over are addresses and numbers. They are worked out only for addresses that have not been seen,
-which in a loop over steps of equal shapes, or over slabs, are few, so that a repeated launch costs a look-up and the
-driver's call.
+"""What a kernel's name stands for in the text of a call: the first call goes through Triton, which compiles; later ones
+go to the driver's launcher with addresses and numbers. Tensor maps are encoded for addresses that have not been seen.
 """
 
 from __future__ import annotations
@@ -11,7 +8,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -30,6 +27,7 @@ from tilec.backends.triton.runtime.compiled import (
 )
 from tilec.native import native
 
+TENSORS = (Pointer, Descriptor)
 NUMBER_TYPES = ("i32", "i64", "i1", "u1", "fp32")  # types of the numbers that kernels take
 MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
 LAUNCHER_LOADING = threading.Lock()  # Triton 3.6 loads all launchers as extension modules of one name, in one module
@@ -37,41 +35,51 @@ INTERPRETING = threading.Lock()  # the interpreter keeps the program it is at, a
 
 
 class Launched:
-    def __init__(self, launch: Launch):
+    """A launch as a program's text has it: `by_grid[grid](*arguments, **constants, **options)`. Arguments are tensors,
+    addresses for those of the types `placed`, by name, and numbers."""
+
+    def __init__(self, launch: Launch, placed: Mapping[str, str] | None = None):
         self._launch = launch
         self._function = kernel_function(launch)
         self._values: list[Any] = [value for _, value in (*launch.arguments, *launch.constants)]
         self._names = launch.tensors
+        self._placed = {name: placed[name] for name in self._names if placed and name in placed}
+        self.by_grid: dict[tuple[int, int, int], Callable[..., None]] = {launch.grid: self._first_call}
         self._ready: dict[tuple[int, ...], list[Any]] = {}  # by addresses
         self._maps: dict[int, tuple[Any, str, int, int]] = {}
         self._encoded: dict[int, tuple[int, list[Any]]] = {}  # the last address of each map and what became of it
-        self._grid = launch.grid
-        self._run: Callable[..., Any] | None = None
         self._compiled_kernel: CompiledKernel | None = None
+        self._encode: Callable[[Any, int], list] | None = None  # a tensor map's arguments, for this launcher
+        self._lasting = False
         self._lock = threading.Lock()
 
-    def __call__(self, tensors: dict[str, torch.Tensor], stream: int) -> None:
-        run = self._run or self._launching(tensors, ({},))
-        if run is not None:
-            run(*self._grid, stream, *self._middle, *self._arguments(tensors))
+    def __call__(self, tensors: Mapping[str, torch.Tensor], stream: int) -> None:
+        given = [tensors[v.tensor] if isinstance(v, TENSORS) else v for _, v in self._launch.arguments]
+        self.by_grid[self._launch.grid](*given, **dict(self._launch.constants), **options_of(self._launch))
 
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return self._names
+    def _first_call(self, *given: Any, **options: Any) -> None:
+        """A call that compiles, or any that is interpreted."""
+        grid = self._launch.grid
+        if interpreting():
+            with INTERPRETING:
+                guarded(self._launch, lambda: self._function[grid](*given, **options))
+            return
+        with self._lock:  # autograd runs backward passes in threads of its own
+            arguments = zip(given, (v for _, v in self._launch.arguments), strict=True)
+            self._compile(
+                [self._like(v.tensor) if isinstance(v, Pointer) and type(x) is int else x for x, v in arguments]
+            )
+            self._take_launcher()
+        self.by_grid[grid](*given, **options)
+
+    def _like(self, placed: str) -> torch.Tensor:
+        """A tensor like one whose address is given."""
+        return torch.empty(0, dtype=getattr(torch, self._placed[placed]), device="meta")
 
     @property
     def ready(self) -> bool:
         """Is it compiled?"""
         return self._compiled_kernel is not None
-
-    def entry(self) -> tuple[Callable[..., Any], tuple[int, int, int], tuple[Any, ...], list[Any]]:
-        """What launches, once the kernel is compiled: a function of (grid, stream, *middle, *arguments), in which a
-        Pointer stands for its tensor's address."""
-        if self._run is None:
-            with self._lock:
-                self._take_launcher()
-        assert self._run is not None and not self._maps
-        return self._run, self._grid, self._middle, self._values
 
     def compiled(self) -> DriverLaunch | None:
         """The compiled kernel as the driver launches it; None where Triton does more than that."""
@@ -93,6 +101,7 @@ class Launched:
             somewhere = torch.empty(1, device="cuda")
             before, made.base.value = made.base.value, somewhere.data_ptr()
             make_context_current()
+            assert self._encode is not None
             encoded, *numbers = self._encode(made, number)
             made.base.value = before
         if not self._lasting or type(encoded).__name__ != "PyCUtensorMap" or type(encoded).__basicsize__ != 256:
@@ -102,72 +111,58 @@ class Launched:
         types = ["i32"] * half + ["i64"] * half
         return EncodedMap(name, offset, found, tuple(zip(types, numbers, strict=True)))
 
-    def repeat(self, tensors: dict[str, torch.Tensor], stream: int, place: int, count: int) -> None:
-        """Launch as often as that; the argument at `place` counts."""
-        moments = [{place: moment} for moment in range(count)]
-        run = self._run or self._launching(tensors, moments if interpreting() else moments[:1])
-        if run is not None:
-            arguments = list(self._arguments(tensors))
-            for moment in range(count):
-                arguments[place] = moment
-                run(*self._grid, stream, *self._middle, *arguments)
-
-    def compile(self, tensors: dict[str, torch.Tensor]) -> None:
+    def compile(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Compile for tensors of these types and alignments, of which nothing is read."""
+        given = [tensors[v.tensor] if isinstance(v, TENSORS) else v for _, v in self._launch.arguments]
         with self._lock:
-            self._compile(tensors, ({},))
-
-    def _compile(self, tensors: dict[str, torch.Tensor], given: Sequence[Mapping[int, int]]) -> None:
-        if self._compiled_kernel is None:
-            for numbers in given:
-                guarded(self._launch, partial(self._first, tensors, numbers))
-
-    def _launching(
-        self, tensors: dict[str, torch.Tensor], given: Sequence[Mapping[int, int]]
-    ) -> Callable[..., Any] | None:
-        """Compile, or else interpret a launch for each of `given`: numbers that take an argument's place."""
-        with self._lock:  # autograd runs backward passes in threads of its own
-            self._compile(tensors, given)
-            self._take_launcher()
-            return self._run
+            self._compile(given)
 
     def _take_launcher(self) -> None:
         ready = self._compiled_kernel
-        if self._run is None and ready is not None:
-            run, self._middle, self._encode, self._lasting = guarded(self._launch, lambda: ready.launcher)
-            self._run = run  # last: it tells other threads that the rest is there
+        if self._encode is None and ready is not None:
+            run, middle, self._encode, self._lasting = guarded(self._launch, lambda: ready.launcher)
+            self.by_grid[self._launch.grid] = self._direct(run, middle)
 
-    def _arguments(self, tensors: dict[str, torch.Tensor]) -> list[Any]:
-        addresses = tuple([tensors[name].data_ptr() for name in self._names])
+    def _direct(self, run: Callable[..., Any], middle: Sequence[Any]) -> Callable[..., None]:
+        """What launches the compiled kernel."""
+        arguments = self._launch.arguments
+        taken = [f"p{k}" + ".data_ptr()" * self._has_address(v) for k, (_, v) in enumerate(arguments)]
+        if self._maps:
+            tensors = [v.tensor if isinstance(v, TENSORS) else None for _, v in arguments]
+            places = dict(zip(tensors, taken, strict=True))
+            taken = [f"*arguments({', '.join(places[name] for name in self._names)})"]
+        constants = tuple(name for name, _ in self._launch.constants)
+        make = _launch_function(len(arguments), constants, tuple(taken), len(middle), bool(self._maps))
+        device, stream = torch._C._cuda_getDevice(), torch._C._cuda_getCurrentRawStream
+        return make(run, *self._launch.grid, stream, device, *middle, self._arguments)
+
+    def _has_address(self, value: object) -> bool:
+        """Is the argument a tensor, and no address by itself?"""
+        return isinstance(value, Descriptor) or isinstance(value, Pointer) and value.tensor not in self._placed
+
+    def _arguments(self, *addresses: int) -> list[Any]:
+        """Arguments of a kernel that takes tensor maps, for these of its tensors."""
         arguments = self._ready.get(addresses)
         if arguments is None:
-            if self._maps:
-                make_context_current()
+            make_context_current()
             with self._lock:
                 arguments = self._expand(dict(zip(self._names, addresses, strict=True)))
-                if self._maps and not self._lasting or len(self._ready) >= MOST_KNOWN:
+                if not self._lasting or len(self._ready) >= MOST_KNOWN:
                     self._ready = {}
                 self._ready[addresses] = arguments
         return arguments
 
-    def _first(self, tensors: dict[str, torch.Tensor], given: Mapping[int, int]) -> None:
-        launch = self._launch
-        arguments: list[Any] = [value for _, value in launch.arguments]
-        for place, number in given.items():
-            arguments[place] = number
-        for place, (name, v) in enumerate(launch.arguments):
-            if isinstance(v, Pointer):
-                arguments[place] = tensors[v.tensor]
-            elif isinstance(v, Descriptor):
-                arguments[place] = tensor_map(v, tensors[v.tensor], _rounds(name, tensors[v.tensor]))
-        if interpreting():
-            with INTERPRETING:
-                self._function[launch.grid](*arguments, **dict(launch.constants))
-            return
-        rounded: list[bool] = []
+    def _compile(self, given: Sequence[Any]) -> None:
+        """Compile for these arguments, unless that has been done."""
+        if self._compiled_kernel is None:
+            guarded(self._launch, partial(self._compile_for, given))
+
+    def _compile_for(self, given: Sequence[Any]) -> None:
+        launch, arguments, rounded = self._launch, list(given), list[bool]()
         for place, (name, v) in enumerate(launch.arguments):
             if isinstance(v, Descriptor):
-                made, tensor = arguments[place], tensors[v.tensor]
+                tensor = given[place]
+                made = arguments[place] = tensor_map(v, tensor, _rounds(name, tensor))
                 self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
                 rounded.append(_rounds(name, tensor))
         key = self._key(arguments)
@@ -217,6 +212,7 @@ class Launched:
                 address = addresses[name] + offset
                 known, encoded = self._encoded.get(place, (0, []))
                 if known != address:
+                    assert self._encode is not None
                     made.base.value = address
                     encoded = self._encode(made, number)
                     self._encoded[place] = address, encoded
@@ -224,6 +220,24 @@ class Launched:
             else:
                 found.append(v)
         return found
+
+
+@cache
+def _launch_function(
+    count: int, constants: tuple[str, ...], taken: tuple[str, ...], middle: int, maps: bool
+) -> Callable[..., Callable[..., None]]:
+    """Makes functions of so many arguments, which launch with what is `taken` of these."""
+    between = [f"_{k}" for k in range(middle)]
+    given = [*(f"p{k}" for k in range(count)), "/", *constants, "num_warps", "num_stages"]
+    options = "enable_fp_fusion=True, launch_cooperative_grid=False"
+    handed = ", ".join(["x", "y", "z", "stream(device)", *between, *taken, *(() if maps else constants)])
+    text = f"""def make(run, x, y, z, stream, device, {"".join(f"{name}, " for name in between)}arguments):
+    def launch({", ".join(given)}, {options}):
+        run({handed})
+    return launch"""
+    scope: dict[str, Any] = {}
+    exec(compile(text, "<tilec launch>", "exec"), scope)
+    return scope["make"]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,11 +10,13 @@ import torch
 
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release
 from tilec.backends.triton.runtime.launcher import DriverLaunch, EncodedMap, Launched
-from tilec.backends.triton.runtime.straight import Operation, places, step_tensors
+from tilec.backends.triton.runtime.workspace import places, step_tensors
 from tilec.native import native
 
 
-def native_plan(plan: Plan, names: Sequence[str], operations: Sequence[Operation], device: torch.device) -> Any | None:
+def native_plan(
+    plan: Plan, names: Sequence[str], operations: Sequence[Callable[..., None] | None], device: torch.device
+) -> Any | None:
     """The plan for inputs of these names, made of operations that have run once; None where there is no library, or a
     step has steps of its own."""
     library = native()
@@ -35,7 +37,7 @@ class PlanMaker:
         self._places, self._workspace = placed
         self._slots: dict[str, int] = {name: place for place, name in enumerate(names)}
 
-    def made(self, library: Any, operations: Sequence[Operation]) -> Any:
+    def made(self, library: Any, operations: Sequence[Callable[..., None] | None]) -> Any:
         """The plan, of operations that have run once."""
         return self.plan(library, [self._step(s, o) for s, o in zip(self._plan.steps, operations, strict=True)])
 
@@ -44,7 +46,7 @@ class PlanMaker:
         like = _like(torch.uint8, self._device)
         return library.plan(like, self._workspace, len(self._slots), [s for s in steps if s], outputs)
 
-    def _step(self, step: object, operation: Operation) -> tuple | None:
+    def _step(self, step: object, operation: Callable[..., None] | None) -> tuple | None:
         match step:
             case Allocate(shape=shape, fill=None):
                 return self.empty(step, shape)
@@ -68,7 +70,7 @@ class PlanMaker:
         arguments = [self._argument(kind, value) for kind, value in values]
         return "launch", kernel, list(grid), threads, shared, cooperative, arguments
 
-    def python(self, step: object, operation: Operation | None) -> tuple:
+    def python(self, step: object, operation: Callable[..., None] | None) -> tuple:
         """A step as it is, over the tensors that it touches."""
         reads, writes = step_tensors(step) or ((), ())
         if isinstance(step, Launch):

@@ -15,9 +15,10 @@ import torch
 
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Table, TorchLines, made_by
 from tilec.backends.triton.runtime.aten_calls import lines_at
+from tilec.backends.triton.runtime.bound import Operation
 from tilec.backends.triton.runtime.launcher import CompiledKernel, compiled_kernel, kernel_key, specialised
 from tilec.backends.triton.runtime.native_plan import PlanMaker
-from tilec.backends.triton.runtime.straight import Operation, may_share, places_of
+from tilec.backends.triton.runtime.workspace import may_share, places_of
 from tilec.ir.at_sizes import Template, depends_on_sizes
 from tilec.native import native
 
@@ -47,7 +48,7 @@ class OpenNative:
         plan: Plan,
         symbols: Sequence[str],
         inputs: Mapping[str, torch.Tensor],
-        operation: Callable[[object], Operation],
+        operation: Callable[[Any], Operation],
     ):
         self._plan, self._names = plan, tuple(inputs)
         self._device = next(iter(inputs.values())).device

@@ -13,8 +13,8 @@ from tilec.backends.base import Lowering
 from tilec.backends.triton.plan.check_lines import MalformedKernel
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.runtime.bound import Operation
 from tilec.backends.triton.runtime.open_native import OpenNative, fits
-from tilec.backends.triton.runtime.straight import Operation
 from tilec.errors import TileError
 from tilec.ir.at_sizes import NAMESPACE, Template, mentions, with_numbers
 from tilec.ir.program import reads
@@ -43,7 +43,7 @@ class OpenPlan:
         self,
         sizes: Mapping[str, int],
         inputs: Mapping[str, torch.Tensor],
-        operation: Callable[[object], Operation],
+        operation: Callable[[Any], Operation],
     ) -> Any | None:
         """The library's plan for these sizes and for inputs like these, if it can be made of what has run."""
         key = placed_as(inputs.values())

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import (
     Condition,
+    Domain,
     build_domain,
     free,
     point_conditions,
@@ -116,82 +117,140 @@ def _way(
 ) -> Sorted | list[Step] | None:
     """How points are sorted; other steps where they are not, or None where `sorted_only`. `sort`: they are, whatever
     else there is."""
-    types, carry = context.types, context.carry
-    domain = build_domain(s, types)
-    out = types[s.output]
+    out, domain = context.types[s.output], build_domain(s, context.types)
     if domain is None:
-        if sorted_only:
-            return None
         content = s.default if s.default is not None else identity(s.aggregation, out.dtype)
-        return [Allocate(s.output, out.shape, out.dtype, content)]
-    places = PointPlaces.of(domain, types, sort)
-    s, split, keyed, columns = places.statement, places.split, places.keyed, places.columns
-    rows, shape, axes = places.rows, places.shape, places.axes
-    order = (*keyed, *columns)
-    limits = places.limits
-    aggregation = "any" if s.aggregation == "assign" and out.dtype == "bool" else s.aggregation
-    count, points = math.prod(shape[:split]), math.prod(domain.extent[v] for v in keyed)
-    term = replace(
-        s,
-        output=f"{s.output}.values",
-        index=tuple(map(places.shifted, order)),
-        sizes=tuple(Int(domain.extent[v]) for v in order),
-        constraints=(*s.constraints, *limits),
-        default=None,
-    )
-    dtype = accumulation_dtype(aggregation, out.dtype)
-    values = TensorType(tuple(domain.extent[v] for v in order), dtype)
-    view = StridedView(term, types, context.strides).with_tensor(term.output, values)
-    before: list[Step] = []
-    after: tuple[str, ...] = ()
-    width = math.prod(shape[split:])
-    int64_index = context.int64_index or points > NARROWEST
-    accumulator = Accumulator.of(aggregation, out.dtype)
-    roots = (s.body, *s.guards, *(s.index or ()))
-    wanted = point_conditions(roots, (*s.constraints, *limits), types)
-    place = row_major(rows[:split], shape[:split])
-    summed = set(order) < set(domain.low)
-    space = build_space(term, view.types)
-    assert space is not None
-    sides = axes[:split], axes[split:]
-    runs = Runs(s, space, view, keyed, columns, points, count, width, accumulator, int64_index, *sides)
-    kept = [whole_axis(row, n, domain) for row, n in zip(rows[:split], shape[:split], strict=True)]
-    seen = math.prod(n for v, n in domain.extent.items() if v not in (*kept, *columns))
-    terms = FEW_TERMS + TERMS_OF_A_POINT * points * math.prod(domain.extent[v] for v in columns)
-    looked = seen <= FEW_AT_AN_ELEMENT and seen * count * width <= terms
-    if looked and s.default is None and aggregation != "assign" and not sort:
-        chosen = _selected(s, [row for row, v in zip(rows, kept, strict=False) if v is None], wanted)
-        return None if sorted_only else carry(chosen, chosen, view.types, view.strides)
-    exact = None if summed or sort else exact_steps(runs, place, wanted)
+        return None if sorted_only else [Allocate(s.output, out.shape, out.dtype, content)]
+    found = Scatter.of(domain, PointPlaces.of(domain, context.types, sort), context)
+    if sort:
+        return found.sorted(margins)
+    if found.looks_at_all:
+        chosen, view = found.selected(), found.runs.view
+        return None if sorted_only else context.carry(chosen, chosen, view.types, view.strides)
+    exact = None if found.summed else exact_steps(found.runs, found.place, found.wanted)
     if exact is not None:
         return None if sorted_only else exact
-    if not places.every:
-        return _way(s, replace(context, int64_index=int64_index), sorted_only, margins, sort=True)
-    if summed:
-        before = [Allocate(term.output, values.shape, dtype), *carry(term, term, view.types, view.strides)]
-        after = (term.output,)
-        read = _read_back(term, order, values)
-        view = replace(view, statement=read).with_tensor(read.output, values)
-    along: tuple[str, ...] = ()
-    if not summed and not any(map(any, margins)):
-        term, along = places.at_runs(term)
-        values = TensorType(tuple(size_of(n) for n in term.sizes or ()), dtype)
-        view = replace(view, statement=term).with_tensor(term.output, values)
-    merged = coalesce(view, lambda pair: pair <= set(keyed) or pair <= set(columns))
-    left = index_variables(*(merged.statement.index or ()))
-    numbering, across = (tuple(v for v in names if v in left) for names in (keyed, columns))
-    own = build_space(_without_keyed(merged.statement, numbering, places.whole_guard), merged.types)
-    assert own is not None
-    sort_ = Sort(s.output, points, math.prod(places.lengths(margins)), int64_index)
-    runs = replace(
-        runs, space=own, view=merged, keyed=numbering, columns=across, along=along, margins=margins, sort=sort_
-    )
-    if s.default is not None:
-        content = runs.name("default")
-        before.append(_contiguous_default(s, content, types))
-        after = (*after, content)
-    context = replace(context, types=view.types, strides=view.strides)
-    return Sorted(tuple(before), sorted_points(sort_, places, margins, context), runs, after)
+    if not found.places.every:
+        return _way(found.places.statement, found.context, sorted_only, margins, sort=True)
+    return found.sorted(margins)
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A scatter whose points are there. `term`: the statement of what they add, by their numbers and columns; `wanted`:
+    the conditions under which one is written."""
+
+    context: ScatterContext
+    domain: Domain
+    places: PointPlaces
+    term: Statement
+    runs: Runs
+    wanted: tuple[Condition, ...]
+
+    @staticmethod
+    def of(domain: Domain, places: PointPlaces, context: ScatterContext) -> Scatter:
+        s, split, keyed, columns, shape = places.statement, places.split, places.keyed, places.columns, places.shape
+        types, order = context.types, (*keyed, *columns)
+        dtype = types[s.output].dtype
+        aggregation = "any" if s.aggregation == "assign" and dtype == "bool" else s.aggregation
+        constraints = (*s.constraints, *places.limits)
+        term = replace(
+            s,
+            output=f"{s.output}.values",
+            index=tuple(map(places.shifted, order)),
+            sizes=tuple(Int(domain.extent[v]) for v in order),
+            constraints=constraints,
+            default=None,
+        )
+        values = TensorType(tuple(domain.extent[v] for v in order), accumulation_dtype(aggregation, dtype))
+        view = StridedView(term, types, context.strides).with_tensor(term.output, values)
+        points = math.prod(domain.extent[v] for v in keyed)
+        context = replace(context, int64_index=context.int64_index or points > NARROWEST)
+        space = build_space(term, view.types)
+        assert space is not None
+        runs = Runs(
+            s,
+            space,
+            view,
+            keyed,
+            columns,
+            points,
+            count=math.prod(shape[:split]),
+            width=math.prod(shape[split:]),
+            accumulator=Accumulator.of(aggregation, dtype),
+            int64_index=context.int64_index,
+            run_axes=places.axes[:split],
+            column_axes=places.axes[split:],
+        )
+        wanted = point_conditions((s.body, *s.guards, *(s.index or ())), constraints, types)
+        return Scatter(context, domain, places, term, runs, wanted)
+
+    @property
+    def summed(self) -> bool:
+        """Are there variables that no point is told apart by? Terms are aggregated over them first."""
+        return {*self.runs.keyed, *self.runs.columns} < set(self.domain.low)
+
+    @property
+    def place(self) -> Affine:
+        """The run of a point."""
+        split = self.places.split
+        return row_major(self.places.rows[:split], self.places.shape[:split])
+
+    @cached_property
+    def _whole_axes(self) -> list[str | None]:
+        """For each axis of the runs the variable that goes through all of it."""
+        axes = zip(self.places.rows, self.places.shape[: self.places.split], strict=False)
+        return [whole_axis(row, n, self.domain) for row, n in axes]
+
+    @property
+    def looks_at_all(self) -> bool:
+        """May each element look at all points that could be written there?"""
+        s, runs, extent = self.runs.statement, self.runs, self.domain.extent
+        seen = math.prod(n for v, n in extent.items() if v not in (*self._whole_axes, *runs.columns))
+        terms = FEW_TERMS + TERMS_OF_A_POINT * runs.points * math.prod(extent[v] for v in runs.columns)
+        few = seen <= FEW_AT_AN_ELEMENT and seen * runs.count * runs.width <= terms
+        return few and s.default is None and runs.accumulator.aggregation != "assign"
+
+    def selected(self) -> Statement:
+        """Each element as an aggregate of the points that are written there."""
+        named = [row for row, v in zip(self.places.rows, self._whole_axes, strict=False) if v is None]
+        return _selected(self.runs.statement, named, self.wanted)
+
+    def sorted(self, margins: Margins) -> Sorted:
+        """The points by their runs."""
+        runs, view, term, places = self.runs, self.runs.view, self.term, self.places
+        s, order = runs.statement, (*runs.keyed, *runs.columns)
+        before: list[Step] = []
+        made: tuple[str, ...] = ()
+        along: tuple[str, ...] = ()
+        if self.summed:
+            values = view.types[term.output]
+            carried = self.context.carry(term, term, view.types, view.strides)
+            before = [Allocate(term.output, values.shape, values.dtype), *carried]
+            made = (term.output,)
+            read = _read_back(term, order, values)
+            view = replace(view, statement=read).with_tensor(read.output, values)
+        elif not any(map(any, margins)):
+            dtype = view.types[term.output].dtype
+            term, along = places.at_runs(term)
+            values = TensorType(tuple(size_of(n) for n in term.sizes or ()), dtype)
+            view = replace(view, statement=term).with_tensor(term.output, values)
+        keyed, columns = set(runs.keyed), set(runs.columns)
+        merged = coalesce(view, lambda pair: pair <= keyed or pair <= columns)
+        left = index_variables(*(merged.statement.index or ()))
+        numbering, across = (tuple(v for v in names if v in left) for names in (runs.keyed, runs.columns))
+        own = build_space(_without_keyed(merged.statement, numbering, places.whole_guard), merged.types)
+        assert own is not None
+        sort = Sort(s.output, runs.points, math.prod(places.lengths(margins)), runs.int64_index)
+        runs = replace(
+            runs, space=own, view=merged, keyed=numbering, columns=across, along=along, margins=margins, sort=sort
+        )
+        if s.default is not None:
+            content = runs.name("default")
+            before.append(_contiguous_default(s, content, self.context.types))
+            made = (*made, content)
+        context = replace(self.context, types=view.types, strides=view.strides)
+        return Sorted(tuple(before), sorted_points(sort, places, margins, context), runs, made)
 
 
 def _selected(s: Statement, named: Sequence[Affine], wanted: Sequence[Condition]) -> Statement:

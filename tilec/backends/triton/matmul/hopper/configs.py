@@ -11,12 +11,14 @@ import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import itemgetter
 
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
 from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
+from tilec.backends.triton.plan.plan import Launch
 from tilec.ir.at_sizes import least
 
 USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
@@ -71,14 +73,15 @@ def configs(dot: HopperDot, tensors: HopperTensors) -> list[HopperConfig]:
     return list(dict.fromkeys(c for _, c in sorted(_candidates(dot, tensors), key=itemgetter(0))))
 
 
-def default_config(dot: HopperDot, tensors: HopperTensors) -> HopperConfig | None:
-    """The first of these that `plan_hopper` can carry out, None where there is none: of open sizes nothing more is
-    asked than that it is the first."""
+def default_plan(dot: HopperDot, tensors: HopperTensors) -> tuple[HopperConfig, list[Launch]] | None:
+    """The first of these that `plan_hopper` can carry out, and how, None where there is none: of open sizes nothing
+    more is asked than that it is the first."""
     left = dict(enumerate(_candidates(dot, tensors)))
     while left:
         place, (_, config) = least(list(left.items()), lambda item: item[1][0])
-        if plan_hopper(dot, tensors, config) is not None:
-            return config
+        launches = plan_hopper(dot, tensors, config)
+        if launches is not None:
+            return config, launches
         left = {k: pair for k, pair in left.items() if k != place and pair[1] != config}
     return None
 
@@ -98,11 +101,13 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
     def count(group: Sequence[str], boxes: Sequence[tuple[str, int]]) -> int:
         return math.prod(-(-extent[v] // dict(boxes).get(v, 1)) for v in group)
 
+    @cache
+    def boxes_of(group: int, total: int) -> list[tuple[tuple[str, int], ...]]:
+        return _boxes((rows, columns, summed)[group], extent, total, (*slabs, None)[group])
+
     for warps, depth in itertools.product(HOPPER_TILES, (LINE // size, 2 * LINE // size)):
         for m, n in HOPPER_TILES[warps]:
-            wanted = ((rows, m, slabs[0]), (columns, n, slabs[1]), (summed, depth, None))
-            choices = (_boxes(group, extent, total, whole) for group, total, whole in wanted)
-            for own in itertools.product(*choices):
+            for own in itertools.product(boxes_of(0, m), boxes_of(1, n), boxes_of(2, depth)):
                 across = count(dot.columns, own[1])
                 tiles = count(dot.rows, own[0]) * across * outer
                 steps = count(summed, own[2]) * walked

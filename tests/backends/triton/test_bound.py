@@ -1,19 +1,21 @@
-"""Plans as straight functions: every launch gets the addresses and numbers of its plan, no two tensors that live at the
-same time share memory, and other steps run as they are."""
+"""The call of a plan: what is printed is what runs, every launch gets the addresses and numbers of its plan, no two
+tensors that live at the same time share memory, and the library in C++ is given the same steps."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 import time
+import traceback
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import tilec
-from tilec.backends.common.code import python_name
 from tilec.backends.common.python_text import parsing
 from tilec.backends.triton import TritonBackend
 from tilec.backends.triton.plan.device_info import DEVICES
@@ -31,10 +33,11 @@ from tilec.backends.triton.plan.plan import (
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
 from tilec.backends.triton.runtime import launcher
-from tilec.backends.triton.runtime.launcher import Launched
-from tilec.backends.triton.runtime.operations import operation_of
-from tilec.backends.triton.runtime.step_lines import torch_lines_of
-from tilec.backends.triton.runtime.straight import SHARED_BYTES, places, straight
+from tilec.backends.triton.runtime.bound import BoundPlan, operation_of
+from tilec.backends.triton.runtime.launcher import CompiledKernel, Launched
+from tilec.backends.triton.runtime.native_plan import PlanMaker
+from tilec.backends.triton.runtime.workspace import SHARED_BYTES, places
+from tilec.backends.triton.runtime.wrapper import wrapper
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
 
@@ -69,24 +72,35 @@ def planned(source: str, *shapes: tuple[int, ...]) -> tuple[Plan, list[str], lis
     )
 
 
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch says of a device that is not there."""
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 5 if index == 3 else None, raising=False)
+
+
+def bound_over(plan: Plan, names: list[str], told: list[tuple[Any, ...]]) -> BoundPlan:
+    """The call of a plan whose launches are told instead: (launch, what the driver's launcher is given)."""
+    bound = BoundPlan(plan, wrapper("program", names, plan, {}), CPU)
+    for launched in bound.launched.values():
+        launch = launched._launch
+        run = lambda *given, launch=launch: told.append((launch, given))  # noqa: E731
+        launched.by_grid[launch.grid] = launched._direct(run, ("middle", None))
+    return bound
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_every_launch_gets_what_its_plan_says(name: str) -> None:
+def test_every_launch_gets_what_its_plan_says(name: str, driver: None) -> None:
     plan, names, inputs = planned(*CASES[name])
-    launches: list[tuple[Any, ...]] = []
-    device = torch.device("cpu")
-    operations = [operation_of(step, device) for step in plan.steps]
-    for operation in operations:
-        if isinstance(operation, Launched):
-            operation._run = lambda *given: launches.append(given)
-            operation._middle = "middle", None
-    made = straight(plan, names, operations, device)
-    assert made is not None
-    text, run = made
-    outputs = run(inputs, 5)
+    told: list[tuple[Any, ...]] = []
+    outputs = bound_over(plan, names, told).run(*inputs)
     wanted = [s for s in plan.steps if isinstance(s, Launch)]
-    assert len(launches) == len(wanted) > 0 and "[" not in text.split("return")[1]
+    assert [launch for launch, _ in told] == wanted and wanted
     known = {n: t.data_ptr() for n, t in zip((*names, *plan.outputs), (*inputs, *outputs), strict=True) if t.numel()}
-    for launch, given in zip(wanted, launches, strict=True):
+    for launch, given in told:
         assert given[:6] == (*launch.grid, 5, "middle", None)
         values = [value for _, value in (*launch.arguments, *launch.constants)]
         for value, argument in zip(values, given[6:], strict=True):
@@ -94,6 +108,73 @@ def test_every_launch_gets_what_its_plan_says(name: str) -> None:
                 assert argument == known.setdefault(value.tensor, argument) and argument % 16 == 0
             else:
                 assert argument == value and type(argument) is type(value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_printed_is_what_runs(name: str) -> None:
+    source, *shapes = CASES[name]
+    plan, names, _ = planned(source, *shapes)
+    function = tilec.compile(source, backend="triton")
+    dtypes = ["int64" if source == SCATTER and n else "float32" for n in range(len(shapes))]
+    executable = function.lower(*map(tilec.spec, shapes, dtypes), target="sm_90")._executable
+    bound = BoundPlan(plan, executable._write(plan), CPU)
+    assert executable.source().endswith(f"\n\n\n{bound.written.text}\n")
+    assert inspect.getsource(bound.run).rstrip() in executable.source()
+    with pytest.raises(AttributeError) as failed:
+        bound.run(*[None for _ in names])
+    (line,) = [f.line for f in traceback.extract_tb(failed.tb) if f.filename.startswith("<tilec program")]
+    assert line == f"device = {names[0]}.device" and bound.code.co_filename.startswith("<tilec program")
+
+
+class Library:
+    """Stands for the one in C++, and keeps what it is given."""
+
+    def plan(self, like: torch.Tensor, workspace: int, slots: int, steps: list[tuple], outputs: list[int]) -> object:
+        return SimpleNamespace(workspace=workspace, steps=steps, outputs=outputs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_library_does_the_same_steps(name: str, driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, names, inputs = planned(*CASES[name])
+    told: list[tuple[Any, ...]] = []
+    bound = bound_over(plan, names, told)
+    launches = list(bound.launched.values())
+    for number, launched in enumerate(launches):
+        kernel = SimpleNamespace(metadata=SimpleNamespace(num_warps=4, shared=0, launch_cooperative_grid=False))
+        taken = dict.fromkeys((n for n, _ in launched._launch.arguments), "kind")
+        launched._compiled_kernel = CompiledKernel(kernel, taken, (), number)
+    given = PlanMaker(plan, names, CPU, places(plan)).made(Library(), bound.operations)
+    for title in bound.written.lines:
+        step = bound._scope[title]
+        bound._scope[title] = lambda *x, step=step: told.append(("lines", results := step(*x))) or results
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *x, **how: told.append(("empty", made := empty(*x, **how))) or made)
+    outputs = bound.run(*inputs)
+    monkeypatch.undo()
+    slots: dict[int, int | str] = {t.data_ptr(): slot for slot, t in enumerate(inputs)}
+    if given.workspace:
+        workspace = told.pop(0)[1]
+        assert workspace.nbytes == given.workspace
+        slots |= {workspace.data_ptr() + place: f"at {place}" for place in range(0, given.workspace, 512)}
+    for kind, *step in (s for s in given.steps if s[0] != "free"):
+        if kind == "empty":
+            (slot, shape, _), (_, made) = step, told.pop(0)
+            assert list(made.shape) == shape
+            slots[made.data_ptr()] = slot
+        elif kind == "launch":
+            kernel, grid, *_, arguments = step
+            launch, handed = told.pop(0)
+            assert launch is launches[kernel]._launch and list(handed[:3]) == grid
+            values = [slots.get(v, v) for v in handed[6:]]
+            wanted = [f"at {v}" if kind == "workspace" else v for kind, v in arguments[:-2]]
+            assert values[: len(wanted)] == wanted
+        elif told and told[0][0] == "lines":
+            slots |= {t.data_ptr(): slot for t, (_, slot) in zip(told.pop(0)[1], step[2], strict=True)}
+        else:  # constants and fills
+            assert isinstance(step[0], type(lambda: 0))
+    assert not told and all(
+        slots.get(t.data_ptr(), slot) == slot for t, slot in zip(outputs, given.outputs, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -125,42 +206,39 @@ def test_places_are_used_again_and_what_is_large_stands_alone() -> None:
     assert places(plan(a, b, Release(("A",)), c)) == ({"A": 0, "B": 1024, "C": 0}, 2048)
     assert places(plan(a, b, Release(("B",)), c)) == ({"A": 0, "B": 1024, "C": 1024}, 2048)
     assert places(plan(a, allocated("L", SHARED_BYTES), c)) == ({"A": 0, "C": 1024}, 2048)
-    assert places(plan(Allocate("F", (4,), "int8", 0), Allocate("E", (0,), "float32"))) == ({"E": 0}, 512)
+    assert places(plan(a, Allocate("E", (0,), "float32"))) == ({"A": 0, "E": 1024}, 1536)
+    assert places(plan(Allocate("F", (4,), "int8", 0), a)) == ({}, 0)  # a tensor alone shares nothing
 
 
 @pytest.mark.parametrize("fill", [0, True, 2.5, float("inf"), float("nan"), "S"])
 def test_a_fill_runs_as_it_is_printed(fill: float | str) -> None:
     step, source = Allocate("O", (2, 3), "float32", fill), torch.arange(3.0, dtype=torch.float64)
-    tensors = {"S": source}
-    operation_of(step, torch.device("cpu"))(tensors, 0)
-    printed: dict[str, Any] = {"torch": torch, "device": torch.device("cpu"), "S": source}
-    exec("\n".join(torch_lines_of(step, python_name)), printed)
-    made = straight(Plan((step,), ("O",)), ["S"], [operation_of(step, torch.device("cpu"))], torch.device("cpu"))
-    assert made is not None
+    plan, tensors = Plan((step,), ("O",)), {"S": source}
+    operation_of(step, CPU)(tensors, 0)
+    (made,) = BoundPlan(plan, wrapper("program", ["S"], plan, {}), CPU).run(source)
     wanted = source.expand(2, 3) if isinstance(fill, str) else torch.full((2, 3), fill)
-    for found in (tensors["O"], printed["O"], made[1]([source], 0)[0]):
+    for found in (tensors["O"], made):
         torch.testing.assert_close(found, wanted.float(), equal_nan=True)
         assert found.is_contiguous()
 
 
-def test_steps_of_their_own_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_kernel_that_is_launched_again_and_again(monkeypatch: pytest.MonkeyPatch, driver: None) -> None:
     monkeypatch.setattr(recurrence_sweep, "RESIDENT_LANES", 0)
     plan, names, inputs = planned(STEPS, (20, 20), (6, 20))
-    assert any(isinstance(s, Repeat) for s in plan.steps)
-    told: list[dict[str, torch.Tensor]] = []
-    operations = [
-        (lambda tensors, stream: told.append(dict(tensors)))
-        if isinstance(s, Repeat)
-        else operation_of(s, torch.device("cpu"))
-        for s in plan.steps
-    ]
-    for operation in operations:
-        if isinstance(operation, Launched):
-            operation._run, operation._middle = (lambda *given: None), ()
-    made = straight(plan, names, operations, torch.device("cpu"))
-    assert made is not None
-    (h,) = made[1](inputs, 0)
-    assert told and all(t["H"].data_ptr() == h.data_ptr() for t in told) and h.shape == (6, 20)
+    (repeat,) = [s for s in plan.steps if isinstance(s, Repeat)]
+    told: list[tuple[Any, ...]] = []
+    (h,) = bound_over(plan, names, told).run(*inputs)
+    place = [name for name, _ in repeat.launch.arguments].index(repeat.counter)
+    given = [given for launch, given in told if launch is repeat.launch]
+    assert [g[6 + place] for g in given] == list(range(repeat.count))
+    assert all(h.data_ptr() in g for g in given) and h.shape == (6, 20)
+
+
+def test_any_names_will_do() -> None:
+    """Those of tensors are what the text calls otherwise, and differ in what Python does not tell apart."""
+    f = tilec.compile("function (Y_kernel[N], A'[N], A_[N]) -> (Y) { Y[i] = Y_kernel[i] * A'[i] + A_[i]; }")
+    text = f.lower(*[tilec.spec((9,))] * 3, backend="triton", target="sm_90").source()
+    assert "def program(Y_kernel1, A_, A_1):" in text and "    Y_kernel[(" in text and "return (Y,)" in text
 
 
 def test_launchers_are_loaded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +299,7 @@ def test_lines_of_torch_make_tensors(dtype: str) -> None:
     assert isinstance(step, TorchLines) and any("device=device" in line for line in step.lines)
     a, b = (torch.randn(64, 64).to(getattr(torch, dtype)) for _ in "ab")
     tensors = {"A": a, "B": b}
-    operation_of(step, torch.device("cpu"))(tensors, 0)
+    operation_of(step, CPU)(tensors, 0)
     torch.testing.assert_close(tensors["O"][..., 0], a @ b)
     assert not tensors["O"][..., 1].any()
 
