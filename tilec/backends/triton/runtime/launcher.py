@@ -150,16 +150,31 @@ class Launched:
                 self._ready[addresses] = arguments
         return arguments
 
-    def _first(self, tensors: dict[str, torch.Tensor], given: Mapping[int, int]) -> None:
-        launch = self._launch
-        arguments: list[Any] = [value for _, value in launch.arguments]
+    def assemble(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Compile for such tensors without a word to the device: Triton, asked again, has the kernel at hand."""
+        arguments = self._given(tensors, {})
+        if _kernels.get(self._key(arguments)) is None:
+            guarded(self._launch, partial(self._assembled, arguments))
+
+    def _given(self, tensors: dict[str, torch.Tensor], given: Mapping[int, int]) -> list[Any]:
+        """The kernel's arguments as Triton takes them, numbers in the place of some."""
+        arguments: list[Any] = [value for _, value in self._launch.arguments]
         for place, number in given.items():
             arguments[place] = number
-        for place, (name, v) in enumerate(launch.arguments):
+        for place, (name, v) in enumerate(self._launch.arguments):
             if isinstance(v, Pointer):
                 arguments[place] = tensors[v.tensor]
             elif isinstance(v, Descriptor):
                 arguments[place] = tensor_map(v, tensors[v.tensor], _rounds(name, tensors[v.tensor]))
+        return arguments
+
+    def _assembled(self, arguments: Sequence[Any]) -> Any:
+        constants, grid = dict(self._launch.constants), self._launch.grid
+        return assembled(partial(self._function.warmup, *arguments, grid=grid, **constants), options_of(self._launch))
+
+    def _first(self, tensors: dict[str, torch.Tensor], given: Mapping[int, int]) -> None:
+        launch = self._launch
+        arguments = self._given(tensors, given)
         if interpreting():
             with INTERPRETING:
                 self._function[launch.grid](*arguments, **dict(launch.constants))
@@ -173,8 +188,7 @@ class Launched:
         key = self._key(arguments)
         ready = _kernels.get(key)
         if ready is None:
-            compiler = partial(self._function.warmup, *arguments, grid=launch.grid, **dict(launch.constants))
-            kernel = assembled(compiler, options_of(launch))
+            kernel = self._assembled(arguments)
             parameters = _parameters(kernel, launch)
             function = None if launch.maps or parameters is None or native() is None else _loaded(kernel)
             ready = CompiledKernel(kernel, parameters, tuple(rounded), function)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def operation_of(step: object, device: torch.device) -> Operation:
         case Repeat():
             return Repeated(step)
         case Table(tensor, rows):
-            return _table(tensor, torch.tensor(rows, dtype=torch.int32, device=device))
+            return _table(tensor, partial(torch.tensor, rows, dtype=torch.int32, device=device))
         case Release(names):
             return _release(names)
         case TorchLines():
@@ -49,8 +50,9 @@ def _captured_too(constant: torch.Tensor) -> torch.Tensor:
     return constant
 
 
-def _table(name: str, table: torch.Tensor) -> Operation:
-    return lambda tensors, stream: tensors.__setitem__(name, _captured_too(table))
+def _table(name: str, make: Callable[[], torch.Tensor]) -> Operation:
+    table = cache(make)  # at the first call
+    return lambda tensors, stream: tensors.__setitem__(name, _captured_too(table()))
 
 
 class Repeated:
