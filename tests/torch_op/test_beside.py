@@ -79,6 +79,14 @@ def test_integers_and_gradients_that_are_views(begins):
     assert len(recorded.beside) == 1 and len(recorded._passes) == 1
 
 
+def test_nothing_begins_where_lowering_takes_long(begins, monkeypatch):
+    monkeypatch.setattr(beside, "LONGEST_LOWERING", 0.0)
+    a, b = operands()
+    f = tilec.compile(PRODUCT)
+    f(a, b)
+    assert not recorded_of(f, a, b).beside
+
+
 def test_on_a_cpu_nothing_begins():
     a, b = operands()
     f = tilec.compile(PRODUCT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Thread
@@ -21,7 +22,8 @@ from tilec.specialise import Specialiser
 from tilec.torch_op.dispatch import SizeValues, Weak
 from tilec.torch_op.recorded import Recorded, record
 
-FEWEST_PROCESSORS = 4  # processors: with fewer the forward pass would wait
+FEWEST_PROCESSORS = 4  # with fewer the forward pass would wait
+LONGEST_LOWERING = 1.5  # seconds: of a larger program both passes would take turns at Python's lock
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,13 @@ def begin_backward_pass(function: Specialiser, tensors: Sequence[torch.Tensor], 
     devices = {t.device for t in tensors}
     if function.recorded or function.tune or not may_begin(devices) or any(t.data_ptr() % 16 for t in tensors):
         return
+    begun = time.thread_time()
     recorded = record(function, tensors, weak, values)
     if recorded.partition is None or recorded.shared is not None:
         return
-    recorded.forward.prepared(tensors, recorded.weak, recorded.run.values)  # two lowerings would take turns
+    recorded.forward.prepared(tensors, recorded.weak, recorded.run.values)
+    if time.thread_time() - begun > LONGEST_LOWERING:
+        return
     strides = {n: t.stride() for n, t in zip(function.inputs, tensors, strict=True)}
     types = function.types(tensors, weak)
     thread = Thread(target=_make, args=(recorded, types, strides, *devices), name="backward pass")
