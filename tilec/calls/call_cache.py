@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tilec.arguments import number_on, size_value, to_tensors
+from tilec.calls import beside
 from tilec.calls.fast_path import fast_call, native_call
 from tilec.calls.open_calls import OpenCalls
 from tilec.errors import Unsupported
@@ -66,6 +67,8 @@ class CallCache:
         if autocasting():
             tensors = tuple(autocast_inputs(function, tensors, weak))
         values = tuple([_size(function.inputs[p], inputs[p], tensors[p]) for p in function.size_positions])
+        if signature and recording(tensors) and ordinary(tensors):
+            beside.begin_backward_pass(function, tensors, weak, values)
         results: tuple = recorded_call(function, tensors, weak, values)
         if signature and all(a is b or type(b) in NUMBERS for a, b in zip(tensors, inputs, strict=True)):
             self._add(signature, inputs, tensors, weak)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -77,9 +78,7 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
     if not wrt:  # tangents or a batch alone
         return unrecorded(function, tensors, weak, values)
     special, parts = function.partition(wrt, types, sizes)
-    forward = function
-    if parts.forward is not None:
-        forward = function.made(parts.forward, parts.chunks)
+    forward = function if parts.forward is None else function.made(parts.forward, parts.chunks)
     return Recorded(forward, weak, values, wrt, special.result_names, special, parts, function)
 
 
@@ -153,7 +152,7 @@ class Recorded:
     `forward` gives the outputs (None: no result) and then the extras, of inputs of which `weak` are Python numbers and
     `values` those that stand in sizes; `outputs` names those that are there, by position. `wrt` are the inputs that
     need gradients (none: there is no `partition`). `function` is what is recorded, `special` its program. `shared`:
-    what other shapes of a class run too, and the sizes here.
+    what other shapes of a class run too, and the sizes here. `beside`: threads that make a backward pass ready.
     """
 
     forward: Specialiser
@@ -165,6 +164,7 @@ class Recorded:
     partition: Partition | None
     function: Specialiser
     shared: OpenRecordAt | None = None
+    beside: list[Thread] = field(default_factory=list)
     _gradients: dict[object, tuple[Specialiser, Backward]] = field(default_factory=dict)
     _passes: dict[object, BackwardPass] = field(default_factory=dict)
     _views: dict[bool, dict[str, CotangentView]] = field(default_factory=dict)
@@ -304,11 +304,9 @@ class Recorded:
             found = {} if computed else self.views(extended)
             views = {n: (given[v.source], v) for n, v in found.items() if n in asked and v.source in given}
             wanted = tuple(name for name in asked if name not in views)
-            results: list[GradientSource] = [
-                views.get(n, wanted.index(n) if n in wanted else None) for n in self.inputs
-            ]
+            places: list[GradientSource] = [views.get(n, wanted.index(n) if n in wanted else None) for n in self.inputs]
             if not wanted:
-                self._passes[key] = BackwardPass(None, (), tuple(results), {})
+                self._passes[key] = BackwardPass(None, (), tuple(places), {})
                 return self._passes[key]
             function, backward = self.gradient(wanted, extended, absent)
             weak = dict(zip(self.inputs, self.weak, strict=True))
@@ -316,7 +314,7 @@ class Recorded:
             self._passes[key] = BackwardPass(
                 Ready(function, tuple(weak.get(name, False) for name in function.inputs), ()),
                 tuple(given[n] if n in given else self._numbers(backward.types[n]) for n in function.inputs),
-                tuple(results),
+                tuple(places),
                 {place: replaced[name] for place, name in enumerate(self.partition.kept) if name in replaced},
                 all(n in given or n in backward.shapes for n in function.inputs),
             )
@@ -327,6 +325,8 @@ class Recorded:
         there = tuple([d is not None and place not in self.constant for place, d in enumerate(d_outputs)])
         if not any(needed) or not any(there):
             return (None,) * len(self.inputs)
+        for thread in self.beside:
+            thread.join()
         like = next(d for d in d_outputs if d is not None)
         backward = self.backward(needed, there, dtensors.is_distributed(like))  # its placements follow the input's
         if backward.replaced:

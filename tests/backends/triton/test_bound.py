@@ -325,5 +325,5 @@ def test_what_torch_makes_has_no_memory_before() -> None:
 
 def test_what_torch_makes_has_no_place_in_the_shared_allocation() -> None:
     lines = TorchLines(("P = X + 1",), ("X",), ("P",), ("P",), ("float32",))
-    plan = Plan((Allocate("P", (8,), "float32"), Allocate("Q", (8,), "float32"), lines, Release(("P", "Q"))), ())
-    assert [*places(plan)[0]] == ["Q"]
+    allocated = [Allocate(name, (8,), "float32") for name in "PQR"]
+    assert [*places(Plan((*allocated, lines, Release(("P", "Q", "R"))), ()))[0]] == ["Q", "R"]

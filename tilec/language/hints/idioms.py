@@ -16,7 +16,6 @@ from tilec.language.hints.rewrites import (
     Match,
     assigned_name,
     assigned_to,
-    idiom_of,
     instead,
     offset_edits,
     operand_hint,
@@ -183,121 +182,119 @@ NO_LOOPS = "index variables range over all valid points, so one statement says i
 NO_STATEMENTS = "a text is a list of assignments, or function (A[N], B[N]) -> (O) {{ O = A + B; }}"
 IDIOMS: tuple[Idiom, ...] = (
     # statements of other languages
-    idiom_of(
+    Idiom(
         r"^\s*(?P<at>for|while|foreach|do)\b.*",
         "there are no loops in Tile, but here is `{at}`",
         suggestion(NO_LOOPS),
     ),
-    idiom_of(
+    Idiom(
         r"(?:^|[;{])\s*(?P<at>let|var|const|auto|float|int|tensor|Tensor)\s+(?P<rest>[A-Za-z][^;}]*)",
         "an assignment has no keyword, but here is `{at}`",
         _declaration,
     ),
-    idiom_of(
+    Idiom(
         r"(?:^|=)\s*(?P<at>def|fn|func|fun|lambda|void|kernel)\b.*",
         "a function begins with `function`, not with `{at}`",
         suggestion("write `function f(A[N]) -> (O) {{ O = exp(A); }}`"),
     ),
-    idiom_of(
+    Idiom(
         rf"(?:^|[;{{])\s*(?P<at>return)\b\s*(?P<x>{NAME})?",
         "there is no `return`: a function's head names its outputs",
         lambda m, source: f"write -> ({m['x'] or 'O'}) after the inputs, and assign {m['x'] or 'O'} in the body",
     ),
-    idiom_of(
+    Idiom(
         rf"(?:^|[;{{])\s*(?P<at>print|printf|echo|assert)\b\s*\(?\s*(?P<x>{NAME})?",
         "there is no `{at}`: a statement assigns a tensor",
         suggestion("make the tensor an output, and print it where the function is called"),
     ),
-    idiom_of(
+    Idiom(
         r"^\s*(?P<at>import|from|class|using|include|type|module|with|try|struct)\b.*",
         "this is no statement of Tile",
         suggestion(NO_STATEMENTS),
     ),
     # einsum and einops
-    idiom_of(
+    Idiom(
         rf"(?:[a-z]+\.)?(?:einsum|rearrange|reduce|repeat|contract)\(\s*[\"'](?P<spec>[^\"']*)[\"']\s*,\s*(?P<args>{NAME}(?:\s*,\s*{NAME})*)(?:\s*\))?",
         "there are no strings in the language: indices stand at the tensors",
         _einsum,
     ),
-    idiom_of(
-        r"^\s*[a-z]+(?:\s*,\s*[a-z]+)*\s*->\s*[a-z]*\s*;?\s*$", "this is an einsum string, not Tile", _einsum_alone
-    ),
-    idiom_of(
+    Idiom(r"^\s*[a-z]+(?:\s*,\s*[a-z]+)*\s*->\s*[a-z]*\s*;?\s*$", "this is an einsum string, not Tile", _einsum_alone),
+    Idiom(
         r"^\s*[a-z(][a-z0-9 ()]*->[a-z0-9 ()]*$",
         "this is an einops pattern, not Tile",
         suggestion("write a statement with an index for each dimension: O[i, j, k : N, M, K] = A[i, K*j + k]"),
     ),
-    idiom_of(
+    Idiom(
         r"(?P<at>[\"'][^\"']*[\"']?)",
         "there are no strings in the language",
         suggestion("indices and sizes stand at the tensors: X[i, j]"),
     ),
     # attributes, methods, modules
-    idiom_of(
+    Idiom(
         r"\b(?:torch|np|numpy|math|jnp|jax|tf|tl|nn|F|cupy|scipy|libdevice|cmath)(?P<at>(?:\.\w+)*\.)(?P<f>\w+)"
         r"(?:\((?P<args>[^()]*(?:\([^()]*\)[^()]*)*)\))?",
         "there are no modules in Tile",
         _module,
     ),
-    idiom_of(
+    Idiom(
         rf"(?P<x>{NAME})(?P<indices>\[[^\[\]]*\])?(?P<at>\.(?P<f>[A-Za-z_]\w*))"
         r"(?:\((?P<args>[^()]*(?:\([^()]*\)[^()]*)*)\))?(?P<item>\[[^\]]*\])?",
         "a tensor has no attributes or methods, but here is `{at}`",
         _attribute,
     ),
-    idiom_of(r"(?P<at>\.\.\.).*?", "there is no `...`: every dimension has its index", _ellipsis),
-    idiom_of(
+    Idiom(r"(?P<at>\.\.\.).*?", "there is no `...`: every dimension has its index", _ellipsis),
+    Idiom(
         rf"\b(?P<f>[a-z]\w*)\(\s*(?P<x>{NAME}(?:\[[^\[\]]*:[^\[\]]*\])?)\s*,\s*(?P<at>(?:axis|dim)\s*=\s*[^()]*(?:\([^()]*\))?)\)",
         "an aggregation has no axis",
         _reduction,
     ),
     *NOTATION,
-    idiom_of(
+    Idiom(
         r"[(,]\s*(?P<at>[a-z_]\w*\s*=)(?!=)",
         "the arguments of a function have no names",
         lambda m, source: Hint(f"give them by position, without `{m['at']}`", instead(m, "", "at")),
     ),
     # indexing
-    idiom_of(
+    Idiom(
         rf"(?P<x>{NAME})\[(?P<a>[^\[\]:]*)\]\s*(?P<at>\[)(?P<b>[^\[\]:]*)\]",
         "all indices of an element stand in one pair of brackets",
         written_hint(lambda m: f"{m['x']}[{m['a'].strip()}, {m['b'].strip()}]"),
     ),
-    idiom_of(
+    Idiom(
         rf"(?P<x>{NAME})\[(?P<inner>[^\[\]=]*(?P<at>:)[^\[\]=]*)\](?!\s*=[^=])",
         "there are no slices: every dimension has its index",
         _slice,
     ),
-    idiom_of(
+    Idiom(
         rf"\b(?P<f>{CALLABLE_PATTERN})(?P<at>\[)(?P<x>[^\[\]]*(?:\[[^\[\]]*\])?[^\[\]]*)\]",
         "the arguments of `{f}` stand in parentheses",
         written_hint(lambda m: f"{m['f']}({m['x']})"),
     ),
     *OPERATOR_IDIOMS,
     # aggregations
-    idiom_of(
+    Idiom(
         r"(?:[-*/%(,?:&|^]|[^=\s]\s*\+)\s*(?P<at>[+*<>])\(",
         "the sign of an aggregation stands right after `=`, before all else",
         _nested_aggregation,
     ),
-    idiom_of(
+    Idiom(
         rf"\b(?P<f>(?:{AGGREGATION})(?:_\w*)?|{CALLABLE_PATTERN})\s*(?P<at>(?:_?\{{\w+\}}\s*)?(?P<x>{NAME}(?:\[[^\[\]]*\])?))",
         "the argument of a function stands in parentheses",
         written_hint(_juxtaposed),
     ),
     # the head of a function, comments, other brackets
-    idiom_of(
+    Idiom(
         rf"->\s*(?P<at>{NAME}(?:\s*,\s*{NAME})*)",
         "the outputs of a function stand in parentheses",
         lambda m, source: Hint(f"write `-> ({m['at']})`", instead(m, f"({m['at']})", "at")),
     ),
-    idiom_of(
+    Idiom(
         r"(?P<at>/\*).*",
         "comments begin with // or #",
         suggestion("a comment goes to the end of its line; there is no /* ... */"),
     ),
-    idiom_of(r"=\s*(?P<at>\[)[^\]]*\]?", "there are no lists of values", suggestion("pass a tensor as an input")),
-    idiom_of(
+    Idiom(r"=\s*(?P<at>\[)[^\]]*\]?", "there are no lists of values", suggestion("pass a tensor as an input")),
+    Idiom(
         r"(?P<a>\d+)(?P<at>_)(?P<b>\d+)",
         "a number has no `_` between its digits",
         written_hint(lambda m: m["a"] + m["b"]),

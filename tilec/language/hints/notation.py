@@ -7,7 +7,7 @@ import re
 from tilec.errors import Hint
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.language.hints.functions import replacement
-from tilec.language.hints.rewrites import NAME, Idiom, Match, idiom_of, instead, proposed, written_hint
+from tilec.language.hints.rewrites import NAME, Idiom, Match, instead, proposed, written_hint
 
 AGGREGATION = "|".join(AGGREGATIONS)
 RANGE = r"(?:0\s*\.\.+=?\s*|x?range\s*\(\s*(?:0\s*,\s*)?|\[\s*0\s*,\s*)?"
@@ -53,90 +53,88 @@ ELEMENT_TYPES = r"(?:Tensor|tensor|float|double|half|int|long|bool|[bfiu]\w*(?:8
 NO_TYPES = "an input has no element type: it is that of the tensor in a call"
 
 NOTATION: tuple[Idiom, ...] = (
-    idiom_of(rf"[(,]\s*(?P<at>{ELEMENT_TYPES}\s+){NAME}", NO_TYPES, _without),
-    idiom_of(
+    Idiom(rf"[(,]\s*(?P<at>{ELEMENT_TYPES}\s+){NAME}", NO_TYPES, _without),
+    Idiom(
         rf"[(,]\s*{NAME}(?:\[[^\[\]:]*(?:\])?)?(?P<at>\s*:\s*{ELEMENT_TYPES}\b)(?:\[[^\[\]]*\])?", NO_TYPES, _without
     ),
-    idiom_of(
+    Idiom(
         r"(?<![\w.])(?:\d+[FLU]|(?:\d*\.\d+|\d+\.|\d+(?=e))(?:e[+-]?\d+)?[fFlLdh])\b",
         "a number has no suffix",
         lambda m, source: Hint(f"write `{m[0][:-1]}`", instead(m, m[0][:-1])),
     ),
-    idiom_of(
+    Idiom(
         r"=\s*(?P<at>\[)[^\]]*\bfor\b[^\]]*\]?",
         "there are no comprehensions",
         lambda m, source: "one statement says it for all points: Y[i : N] = 2 * X[i]",
     ),
-    idiom_of(
+    Idiom(
         r"(?<=[\])\w])\s+(?P<at>for\s+[a-z]\w*(?:\s*,\s*[a-z]\w*)*(?:\s+in\b[^;,()\[\]}]*(?:\([^()]*\)|\[[^\[\]]*\])?)?)",
         "there is no `for`: a statement holds for all valid points",
         _comprehension,
     ),
-    idiom_of(
+    Idiom(
         rf"\b(?P<f>{AGGREGATION})(?P<at>\s+over\s+)(?P<v>[a-z]\w*(?:\s*,\s*[a-z]\w*)*)\s+(?:of\s+)?(?P<x>{NAME}(?:\[[^\[\]]*\])?)",
         "there is no `over`",
         lambda m, source: proposed(m, f"{m['f']}[{m['v']}]({m['x']})"),
     ),
-    idiom_of(
+    Idiom(
         rf"\b(?P<f>{AGGREGATION})(?P<at>_?\{{)(?P<v>[a-z]\w*(?:\s*,\s*[a-z]\w*)*)\}}\s*\((?P<x>)",
         "braces hold the statements of a function",
         _listed,
     ),
-    idiom_of(
+    Idiom(
         rf"\b(?P<f>{AGGREGATION})\((?P<v>[a-z]\w*(?:\s*,\s*[a-z]\w*)*)\)\s*(?P<at>\()(?P<x>)",
         "a call has one pair of parentheses",
         _listed,
     ),
-    idiom_of(
+    Idiom(
         rf"\b(?P<f>{AGGREGATION})\[(?P<v>[^\[\]]*)\]\s*(?P<at>{NAME}(?:\[[^\[\]]*\])?)",
         "the argument of an aggregation stands in parentheses",
         written_hint(lambda m: f"{m['f']}[{m['v']}]({m['at']})"),
     ),
-    idiom_of(
+    Idiom(
         rf"(?<=[,\[])\s*(?P<v>\b[a-z]\w*'?)\s+(?P<at>in)\s+{RANGE}(?P<n>[A-Z0-9]\w*)[)\]]?(?=\s*[,;}}\]]|\s*$)",
         "there is no operator `in`",
         _ranged,
     ),
-    idiom_of(
+    Idiom(
         r"(?P<v>\b[a-z]\w*'?)\s*:\s*(?P<at>0\s*\.\.+=?\s*)(?P<n>[A-Z0-9]\w*)",
         "there are no ranges: an index variable begins at 0",
         written_hint(lambda m: f"{m['v']} : {m['n']}"),
     ),
-    idiom_of(
+    Idiom(
         r"(?<=\[)(?P<v>[a-z]\w*'?)\s*(?P<at>=)\s*(?P<n>[A-Z0-9]\w*)\s*(?=\])",
         "sizes stand after a colon",
         written_hint(lambda m: f"{m['v']} : {m['n']}"),
     ),
-    idiom_of(
+    Idiom(
         rf"(?P<x>{NAME})(?P<at>\{{)(?P<i>[^{{}};=]*)\}}",
         "the indices of an element stand in brackets",
         written_hint(lambda m: f"{m['x']}[{m['i']}]"),
     ),
-    idiom_of(
+    Idiom(
         rf"(?<=[=(,+\-*/])\s*(?P<at>\|\|?)\s*(?P<x>{NAME}(?:\[[^\[\]]*\])?)\s*\|\|?",
         "`|` is the bitwise or of two values",
         written_hint(lambda m: " " + _size(m)),
     ),
-    idiom_of(r"(?P<at>\\(?P<f>[A-Za-z]+))", "this is LaTeX, not Tile", _latex),
-    idiom_of(r"(?P<at>⊤|ᵀ)", "`{at}` is no character of the language", lambda m, source: TRANSPOSED_HINT),
-    idiom_of(r"(?P<at>⊗)", "`{at}` is no character of the language", lambda m, source: OUTER_HINT),
-    idiom_of(
-        r"^\s*(?P<at>--|%|;;)(?=\s)", "comments begin with // or #", lambda m, source: f"write `//` for `{m['at']}`"
-    ),
-    idiom_of(
+    Idiom(r"(?P<at>\\(?P<f>[A-Za-z]+))", "this is LaTeX, not Tile", _latex),
+    Idiom(r"(?P<at>⊤|ᵀ)", "`{at}` is no character of the language", lambda m, source: TRANSPOSED_HINT),
+    Idiom(r"(?P<at>⊗)", "`{at}` is no character of the language", lambda m, source: OUTER_HINT),
+    Idiom(r"^\s*(?P<at>--|%|;;)(?=\s)", "comments begin with // or #", lambda m, source: f"write `//` for `{m['at']}`"),
+    Idiom(
         rf"^\s*(?P<at>\(?\s*{NAME}(?:\s*,\s*{NAME})+\s*\)?)\s*=(?!=)",
         "a statement assigns one name",
         lambda m, source: (
             "write a statement for each: " + " ".join(f"{name} = ...;" for name in re.findall(NAME, m["at"]))
         ),
     ),
-    idiom_of(
+    Idiom(
         rf"\b(?:clamp|clip)\((?P<x>{NAME}(?:\[[^\[\]]*\])?),\s*(?P<at>(?:a_)?(?:min|max)\s*=\s*)(?P<a>[^,()]*)"
         r"(?:,\s*(?P<b>[^,()]+))?\)",
         "the arguments of a function have no names",
         written_hint(lambda m: str(replacement("clamp", [m["x"], m["at"] + m["a"], *([m["b"]] if m["b"] else [])]))),
     ),
-    idiom_of(
+    Idiom(
         rf"\b(?P<f>{AGGREGATION})\([^()]*?(?:\([^()]*\)[^()]*?)*,\s*(?P<at>(?:axis|dim|keepdims?)\s*=)",
         "an aggregation has no axis",
         lambda m, source: BINDS,

@@ -12,7 +12,6 @@ from tilec.language.hints.rewrites import (
     Match,
     assigned_name,
     assigned_to,
-    idiom_of,
     instead,
     operand_hint,
     suggestion,
@@ -74,66 +73,66 @@ def _unicode(m: Match, source: str) -> str:
 
 
 OPERATOR_IDIOMS: tuple[Idiom, ...] = (
-    idiom_of(
+    Idiom(
         rf"(?P<a>{ATOM})\s*(?P<at>@)\s*(?P<b>{ATOM})",
         "there is no operator `@`",
         _matrix_product,
     ),
-    idiom_of(
+    Idiom(
         r"(?P<at>\bif\b)\s*(?P<c>.+?)\s*\bthen\b\s*(?P<a>.+?)\s*\belse\b\s*(?P<b>[^;}]+)",
         "there is no `if`: a conditional is `c ? a : b`",
         lambda m, source: operand_hint(m, _conditional(m["c"], m["a"], m["b"])),
     ),
-    idiom_of(
+    Idiom(
         r"(?<==)(?P<a>[^;=]+?)\s*(?P<at>\bif\b)\s*(?P<c>[^;]+?)\s*\belse\b\s*(?P<b>[^;}]+)",
         "there is no `if`: a conditional is `c ? a : b`",
         written_hint(lambda m: " " + _conditional(m["c"], m["a"], m["b"])),
     ),
-    idiom_of(
+    Idiom(
         r",\s*(?P<at>\b(?:if|where|when|with|for)\b)\s*",
         "a constraint stands after its comma without a word",
         written_hint(lambda m: ", "),
     ),
-    idiom_of(
+    Idiom(
         r"(?<==)(?P<a>[^;=]*[^;=\s])\s*(?P<at>\b(?:if|where|when)\b)\s*(?P<c>[^;}]+)",
         "there is no `{at}`: a condition stands before `?`",
         written_hint(lambda m: " " + _conditional(m["c"], m["a"], None)),
     ),
-    idiom_of(
+    Idiom(
         r"(?P<at>\b(?:if|else|elif|then|endif|where|when|such that)\b)\s*",
         "there is no `{at}`: a conditional is `c ? a : b`",
         suggestion(
             "write `condition ? value : other`; a constraint on the points stands after the statement: `, i < N`"
         ),
     ),
-    idiom_of(r"(?P<at>\band\b)\s*", "there is no `and`: the operator is `&`", written_hint(lambda m: "& ")),
-    idiom_of(r"(?P<at>\bor\b)\s*", "there is no `or`: the operator is `|`", written_hint(lambda m: "| ")),
-    idiom_of(r"(?P<at>\bxor\b)\s*", "there is no `xor`: the operator is `^`", written_hint(lambda m: "^ ")),
-    idiom_of(r"(?P<at>\bmod\b)\s*", "there is no operator `mod`: it is `%`", written_hint(lambda m: "% ")),
-    idiom_of(r"(?P<at>\bis\s+not\b)\s*", "there is no `is not`: the operator is `!=`", written_hint(lambda m: "!= ")),
-    idiom_of(r"(?P<at>\bis\b)\s*", "there is no `is`: the operator is `==`", written_hint(lambda m: "== ")),
-    idiom_of(rf"(?P<at>\bnot\b)\s*(?P<x>\([^()]*\)|{ATOM})", "there is no `not`", written_hint(_negated)),
-    idiom_of(
+    Idiom(r"(?P<at>\band\b)\s*", "there is no `and`: the operator is `&`", written_hint(lambda m: "& ")),
+    Idiom(r"(?P<at>\bor\b)\s*", "there is no `or`: the operator is `|`", written_hint(lambda m: "| ")),
+    Idiom(r"(?P<at>\bxor\b)\s*", "there is no `xor`: the operator is `^`", written_hint(lambda m: "^ ")),
+    Idiom(r"(?P<at>\bmod\b)\s*", "there is no operator `mod`: it is `%`", written_hint(lambda m: "% ")),
+    Idiom(r"(?P<at>\bis\s+not\b)\s*", "there is no `is not`: the operator is `!=`", written_hint(lambda m: "!= ")),
+    Idiom(r"(?P<at>\bis\b)\s*", "there is no `is`: the operator is `==`", written_hint(lambda m: "== ")),
+    Idiom(rf"(?P<at>\bnot\b)\s*(?P<x>\([^()]*\)|{ATOM})", "there is no `not`", written_hint(_negated)),
+    Idiom(
         rf"(?P<a>{ATOM})\s+(?P<at>\bin\b)\s+(?P<b>{NAME})",
         "there is no operator `in`",
         _among,
     ),
-    idiom_of(r"(?P<at>!)(?P<x>\([^()]*\)|[A-Z]\w*(?:\[[^\[\]]*\])?)", "there is no `!`", written_hint(_negated)),
-    idiom_of(r"(?P<at><>)", "there is no operator `<>`", written_hint(lambda m: "!=")),
-    idiom_of(r"(?P<at>===)", "there is no operator `===`", written_hint(lambda m: "==")),
-    idiom_of(r"(?P<at>!==)", "there is no operator `!==`", written_hint(lambda m: "!=")),
-    idiom_of(r"(?P<at>=>)", "there is no operator `=>`", written_hint(lambda m: ">=")),
-    idiom_of(r"(?P<at>=<)", "there is no operator `=<`", written_hint(lambda m: "<=")),
-    idiom_of(r"(?P<at><-)", "there is no operator `<-`", written_hint(lambda m: "=")),
-    idiom_of(r"(?P<at>:=)", "there is no operator `:=`", written_hint(lambda m: "=")),
-    idiom_of(
+    Idiom(r"(?P<at>!)(?P<x>\([^()]*\)|[A-Z]\w*(?:\[[^\[\]]*\])?)", "there is no `!`", written_hint(_negated)),
+    Idiom(r"(?P<at><>)", "there is no operator `<>`", written_hint(lambda m: "!=")),
+    Idiom(r"(?P<at>===)", "there is no operator `===`", written_hint(lambda m: "==")),
+    Idiom(r"(?P<at>!==)", "there is no operator `!==`", written_hint(lambda m: "!=")),
+    Idiom(r"(?P<at>=>)", "there is no operator `=>`", written_hint(lambda m: ">=")),
+    Idiom(r"(?P<at>=<)", "there is no operator `=<`", written_hint(lambda m: "<=")),
+    Idiom(r"(?P<at><-)", "there is no operator `<-`", written_hint(lambda m: "=")),
+    Idiom(r"(?P<at>:=)", "there is no operator `:=`", written_hint(lambda m: "=")),
+    Idiom(
         rf"(?P<a>{ATOM})\s*(?P<at>\*\*)\s*(?P<b>{ATOM})",
         "there is no operator `**`",
         written_hint(lambda m: f"pow({m['a']}, {m['b']})"),
     ),
-    idiom_of(r"(?P<at>&&)", "there is no operator `&&`", written_hint(lambda m: "&")),
-    idiom_of(r"(?P<at>\|\|)", "there is no operator `||`", written_hint(lambda m: "|")),
-    idiom_of(
+    Idiom(r"(?P<at>&&)", "there is no operator `&&`", written_hint(lambda m: "&")),
+    Idiom(r"(?P<at>\|\|)", "there is no operator `||`", written_hint(lambda m: "|")),
+    Idiom(
         rf"(?P<at>[{''.join([*UNICODE_SIGNS, *UNICODE_WORDS])}])", "`{at}` is no character of the language", _unicode
     ),
 )

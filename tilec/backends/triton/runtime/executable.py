@@ -47,6 +47,7 @@ from tilec.ir.types import TensorType
 from tilec.native import native
 
 precision = torch.get_float32_matmul_precision
+KernelAction = Callable[[Launched, dict[str, torch.Tensor]], None]
 
 
 class PlannedCall:
@@ -109,22 +110,34 @@ class PlannedCall:
     def _compile(self, inputs: Sequence[torch.Tensor]) -> None:
         """Compile the plan's kernels at once, each once, over stand-ins for what they are given. What fails here is
         left to the launch itself."""
+        self._of_kernels(dict(zip(self._names, inputs, strict=True)), Launched.compile)
+
+    def assemble(self, types: Mapping[str, TensorType]) -> None:
+        """The same for aligned inputs of these types, without a word to the device."""
+        if self._cuda:
+            self._of_kernels({n: _stand_in(types[n].dtype, types[n].shape) for n in self._names}, Launched.assemble)
+
+    def _of_kernels(self, given: dict[str, torch.Tensor], action: KernelAction) -> None:
         jobs: dict[tuple, Callable[[], object]] = {}
-        self._find_kernels(self.bound.plan, dict(zip(self._names, inputs, strict=True)), jobs)
+        self._find_kernels(self.bound.plan, given, action, jobs)
         longest_first = sorted(jobs, key=lambda key: -len(key[0]))
         in_parallel([jobs[key] for key in longest_first])
 
     def _find_kernels(
-        self, plan: Plan, known: dict[str, torch.Tensor], jobs: dict[tuple, Callable[[], object]]
+        self,
+        plan: Plan,
+        known: dict[str, torch.Tensor],
+        action: KernelAction,
+        jobs: dict[tuple, Callable[[], object]],
     ) -> None:
-        """What compiles the kernels of a plan and its parts. Parts are given rows of tensors, whose addresses are taken
-        for aligned ones. `known`: the plan's inputs, by name."""
+        """The action for each kernel of a plan and its parts. Parts are given rows of tensors, whose addresses are
+        taken for aligned ones. `known`: the plan's inputs, by name."""
         for step in plan.steps:
             for tensor, dtype in made_by(step).items():
                 known[tensor] = _stand_in(dtype, step.shape if isinstance(step, Allocate) else (1,))
             for part in (step,) if isinstance(step, SubPlan) else step.parts if isinstance(step, TiledLoop) else ():
                 given = {name: _stand_in(part.types[name].dtype, part.types[name].shape) for name in part.inputs}
-                self._find_kernels(part.plan, given, jobs)
+                self._find_kernels(part.plan, given, action, jobs)
             if isinstance(step, SubPlan):
                 types = step.types
                 known |= {n: _stand_in(types[n].dtype, types[n].shape) for n in step.plan.outputs}
@@ -133,11 +146,11 @@ class PlannedCall:
                 continue
             launched = self.bound.of(launch)
             if not launched.known(known):
-                jobs.setdefault(launched.compiled_for(known), partial(self._compile_one, launched, dict(known)))
+                jobs.setdefault(launched.compiled_for(known), partial(self._here, action, launched, dict(known)))
 
-    def _compile_one(self, launched: Launched, tensors: Tensors) -> None:
+    def _here(self, action: KernelAction, launched: Launched, tensors: Tensors) -> None:
         with torch.cuda.device(self._index), contextlib.suppress(TileError):
-            launched.compile(tensors)
+            action(launched, tensors)
 
 
 class TritonProgram:
@@ -184,6 +197,15 @@ class TritonProgram:
         except FAILED as error:
             self._memory.explain(error, self._sizes)
             raise
+
+    def assemble(self, device: torch.device, strides: Sequence[tuple[int, ...]]) -> None:
+        """Plan for aligned inputs of these strides, which are not there yet, and compile the plan's kernels."""
+        key = (precision(), *[(s, 0, device) for s in strides])
+        if self._open_plans is None and key not in self._calls:
+            plan = self._make_plan(strides, _setting(device))
+            call = PlannedCall(plan, self._names, device, None, self._write)
+            call.assemble(self._types)
+            self._calls[key] = call
 
     def native(self, inputs: Sequence[torch.Tensor]) -> Any | None:
         """What ran for inputs like these as a plan of the library's, if it can be one."""

@@ -117,6 +117,21 @@ class Launched:
         with self._lock:
             self._compile(given)
 
+    def assemble(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """The same without a word to the device: Triton, asked again, has the kernel at hand."""
+        arguments: list[Any] = []
+        for name, v in self._launch.arguments:
+            if isinstance(v, Descriptor):
+                arguments.append(tensor_map(v, tensors[v.tensor], _rounds(name, tensors[v.tensor])))
+            else:
+                arguments.append(tensors[v.tensor] if isinstance(v, Pointer) else v)
+        if _kernels.get(self._key(arguments)) is None:
+            guarded(self._launch, partial(self._assembled, arguments))
+
+    def _assembled(self, arguments: Sequence[Any]) -> Any:
+        constants, grid = dict(self._launch.constants), self._launch.grid
+        return assembled(partial(self._function.warmup, *arguments, grid=grid, **constants), options_of(self._launch))
+
     def _take_launcher(self) -> None:
         ready = self._compiled_kernel
         if self._encode is None and ready is not None:
@@ -168,8 +183,7 @@ class Launched:
         key = self._key(arguments)
         ready = _kernels.get(key)
         if ready is None:
-            compiler = partial(self._function.warmup, *arguments, grid=launch.grid, **dict(launch.constants))
-            kernel = assembled(compiler, options_of(launch))
+            kernel = self._assembled(arguments)
             parameters = _parameters(kernel, launch)
             function = None if launch.maps or parameters is None or native() is None else _loaded(kernel)
             ready = CompiledKernel(kernel, parameters, tuple(rounded), function)

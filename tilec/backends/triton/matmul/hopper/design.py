@@ -11,6 +11,11 @@ from tilec.backends.triton.matmul.hopper.views import View
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, LineBuilder
 from tilec.ir.index import Affine
 
+IMPORTED_NAMES = frozenset(
+    """seen_as gl range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
+    warpgroup_mma_wait""".split()
+)
+
 
 @dataclass(frozen=True)
 class Design:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.triton.matmul.hopper.design import Design, Lines, joined, spell
+from tilec.backends.triton.matmul.hopper.design import IMPORTED_NAMES, Design, Lines, joined, spell
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
 from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
+from tilec.backends.triton.plan.check_lines import free_names
 from tilec.backends.triton.plan.lines import CONSTEXPR, Effect, assign
-from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
+from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction, hole
 
 
 def staging(w: Lines, d: Design) -> None:
@@ -32,11 +33,13 @@ def finish_tile(w: Lines, d: Design) -> None:
         with w.branch("suspect"):
             _look(w, d)
     with w.branch("wrong != 0"):
+        f = recomputing(d)
+        call = f"{hole(f.name)}({', '.join((*f.parameters, *f.constants))})"
         if d.unrolled is None:
-            _recompute(w, d)
+            w.effect(call)
         else:
             with w.loop("value", f"range({len(d.results)})"):
-                _recompute(w, d)
+                w.effect(call)
                 w.assign(d.unrolled[0], "1", "+=")
     with w.otherwise():
         _store_all(w, d)
@@ -143,39 +146,50 @@ def _offsets(d: Design, side: str, names: Mapping[str, str]) -> tuple[str, str, 
     return " + ".join(scalar), " + ".join(row), " + ".join(column)
 
 
+def recomputing(d: Design) -> KernelFunction:
+    """The tile once more from its valid points alone, as a function of what it reads: Triton goes through a function's
+    lines once, through those of a loop twice for each loop around them."""
+    w = Lines()
+    _recompute(w, d)
+    read = sorted(free_names("recompute", (), w.lines) - IMPORTED_NAMES)
+    constants = tuple(n for n in read if n[0].isupper())
+    parameters = tuple(n for n in read if n not in constants)
+    return KernelFunction("recompute", parameters, constants, tuple(w.lines), dialect="gluon")
+
+
 def _recompute(w: Lines, d: Design) -> None:
-    """The tile once more from its valid points alone, one by one, a few columns at a time: it shall not take registers
-    from the usual way."""
+    """Points one by one, a few columns at a time: this shall not take registers from the usual way."""
     side_of = {"left": "r", "right": "c"}
-    w.assign("FEW", "32 if BN > 32 else BN", CONSTEXPR)
+    w.assign("FEW", "16 if BN > 16 else BN", CONSTEXPR)
     w.assign("few", "gl.BlockedLayout([1, FEW // 2], [16, 2], [gl.num_warps(), 1], [1, 0])", CONSTEXPR)
     with w.loop("few_at", "range(0, BN, FEW)"):
         w.assign("again", "gl.zeros((BM, FEW), gl.float32, few)")
         _spread(w, d, "few", "k", "FEW", "few_at")
         start(w, d)
-        with w.loop("t", "range(steps)"):
-            with w.loop("e", "range(BK)"):
-                below, valid = "", []
-                for v in reversed(d.problem.summed):
-                    w.assign(f"{v.name}_k", f"{v.name} + e{below} % B_{v.name}")
-                    below += f" // B_{v.name}"
-                    if v.name in d.boxed:
-                        valid.append(f"({v.name}_k < {v.name}_n)")
-                names = {v.name: f"{v.name}_k" for v in d.problem.rows + d.problem.columns + d.problem.summed}
-                for side, own in (("left", "rows_k"), ("right", "columns_k")):
-                    tests = [own, *valid]
-                    if d.same is not None and d.same[0][0].startswith(side_of[side]):
-                        (a, m), (b, n) = d.same
-                        tests.append(f"({a}_k // {m} == {b}_k // {n})")
-                    for axis in d.loose[side]:
-                        w.assign(f"{side}_{axis}_at", spell(d.forms[side][axis], names))
-                        tests.append(f"({side}_{axis}_at >= 0) & ({side}_{axis}_at < {side}_size_{axis})")
-                    w.assign(f"{side}_ok", joined(tests, "&", ""))
-                    offset = joined([t for t in _offsets(d, side, names) if t], "+", "")
-                    w.assign(f"{side}_value", f"gl.load({side} + ({offset}), mask={side}_ok, other=0.0).to(gl.float32)")
-                w.assign("both", "left_ok[:, None] & right_ok[None, :]")
-                w.assign("again", "gl.where(both, left_value[:, None] * right_value[None, :], 0.0)", "+=")
-            advance(w, d)
+        w.assign("e", "steps * 0")
+        with w.loop("point", "range(steps * BK)"):  # of all summed tiles
+            below, valid = "", []
+            for v in reversed(d.problem.summed):
+                w.assign(f"{v.name}_k", f"{v.name} + e{below} % B_{v.name}")
+                below += f" // B_{v.name}"
+                if v.name in d.boxed:
+                    valid.append(f"({v.name}_k < {v.name}_n)")
+            names = {v.name: f"{v.name}_k" for v in d.problem.rows + d.problem.columns + d.problem.summed}
+            for side, own in (("left", "rows_k"), ("right", "columns_k")):
+                tests = [own, *valid]
+                if d.same is not None and d.same[0][0].startswith(side_of[side]):
+                    (a, m), (b, n) = d.same
+                    tests.append(f"({a}_k // {m} == {b}_k // {n})")
+                for axis in d.loose[side]:
+                    w.assign(f"{side}_{axis}_at", spell(d.forms[side][axis], names))
+                    tests.append(f"({side}_{axis}_at >= 0) & ({side}_{axis}_at < {side}_size_{axis})")
+                w.assign(f"{side}_ok", joined(tests, "&", ""))
+                offset = joined([t for t in _offsets(d, side, names) if t], "+", "")
+                w.assign(f"{side}_value", f"gl.load({side} + ({offset}), mask={side}_ok, other=0.0).to(gl.float32)")
+            w.assign("both", "left_ok[:, None] & right_ok[None, :]")
+            w.assign("again", "gl.where(both, left_value[:, None] * right_value[None, :], 0.0)", "+=")
+            w.add(assign("e", "1", "+="), assign("ended", "e == BK"), assign("e", "gl.where(ended, 0, e)"))
+            advance(w, d, "gl.where(ended, {}, 0)")
         if d.scaled and not d.split:
             w.assign("again", "again * scale")
         _put(w, d, "k", "again.to(out.dtype.element_ty)")

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.backends.triton.matmul.hopper.design import Design, Lines
-from tilec.backends.triton.matmul.hopper.finish import finish_tile, staging
+from tilec.backends.triton.matmul.hopper.design import IMPORTED_NAMES, Design, Lines
+from tilec.backends.triton.matmul.hopper.finish import finish_tile, recomputing, staging
 from tilec.backends.triton.matmul.hopper.tiles import (
     advance,
     box_text,
@@ -46,10 +46,6 @@ IMPORTED = (
 )
 SEEN_AS = """descriptor = gl.shared_memory_descriptor
 seen_as = descriptor.reinterpret if hasattr(descriptor, "reinterpret") else descriptor._reinterpret"""
-IMPORTED_NAMES = frozenset(
-    """seen_as gl range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
-    warpgroup_mma_wait""".split()
-)
 
 
 def parameters(d: Design) -> tuple[list[str], list[str], list[str], list[str]]:
@@ -81,11 +77,11 @@ def hopper_file(d: Design) -> KernelFile:
     maps, pointers, sizes, strides = parameters(d)
     scale = ["scale"] if d.scaled and not d.split else []
     given, fixed = (*maps, *pointers, *sizes, *strides, *scale), tuple(constants(d))
-    w, own = _specialised(d, given, fixed) if d.specialise else (_alone(d), ())
-    kernel = KernelFunction(
-        d.name, given, fixed, tuple(w.lines), tuple(sizes), (WHAT,), dialect="gluon", calls=called(own)
-    )
-    return gluon_file(kernel, own)
+    exact = (recomputing(d),) if d.exact else ()
+    w, roles = _specialised(d, given, fixed, exact) if d.specialise else (_alone(d), ())
+    calls = called(roles or exact)
+    kernel = KernelFunction(d.name, given, fixed, tuple(w.lines), tuple(sizes), (WHAT,), dialect="gluon", calls=calls)
+    return gluon_file(kernel, (*exact, *roles))
 
 
 def gluon_file(kernel: KernelFunction, own: tuple[KernelFunction, ...]) -> KernelFile:
@@ -125,10 +121,12 @@ def _alone(d: Design) -> Lines:
     return w
 
 
-def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> tuple[Lines, tuple[KernelFunction, ...]]:
+def _specialised(
+    d: Design, given: tuple[str, ...], fixed: tuple[str, ...], exact: tuple[KernelFunction, ...]
+) -> tuple[Lines, tuple[KernelFunction, ...]]:
     """Programs that stay: a warp copies ahead through all of a program's tiles, and one or two groups of warps
-    multiply. Two take turns, so that one stores while the
-    other multiplies. The kernel's lines, and the functions of either."""
+    multiply. Two take turns, so that one stores while the other multiplies. `exact`: what these call. The kernel's
+    lines, and the functions of either."""
     shared = ("left_ring", "right_ring", "full", "free") + ("done",) * (d.consumers == 2)
     every = ("number", f"range({PROGRAM[0]}, tiles, gl.num_programs(0))")
     w = Lines()
@@ -162,7 +160,9 @@ def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> t
         w.assign("turn", "steps", "+=")
     if d.out is not None:
         w.effect("tma.store_wait(pendings=0)")
-    consume = KernelFunction("consume", (*shared, *given), (*fixed, "WHICH"), tuple(w.lines), dialect="gluon")
+    consume = KernelFunction(
+        "consume", (*shared, *given), (*fixed, "WHICH"), tuple(w.lines), dialect="gluon", calls=called(exact)
+    )
     w = Lines()
     tile_extents(w, d)
     _buffers(w, d)

@@ -92,10 +92,10 @@ def start(w: Lines, d: Design) -> None:
     w.assign(d.summed[0].name, f"position * B_{d.summed[0].name}")
 
 
-def advance(w: Lines, d: Design) -> None:
-    """The next summed tile, the last variable first."""
+def advance(w: Lines, d: Design, by: str = "{}") -> None:
+    """The next summed tile, the last variable first. `by`: how far, of a tile's extent."""
     order = list(reversed(d.summed))
-    w.assign(order[0].name, f"B_{order[0].name}", "+=")
+    w.assign(order[0].name, by.format(f"B_{order[0].name}"), "+=")
     for inner, outer in zip(order, order[1:], strict=False):
         w.add(assign("over", f"{inner.name} >= {inner.name}_n"), assign(inner.name, f"gl.where(over, 0, {inner.name})"))
         w.assign(outer.name, f"gl.where(over, {outer.name} + B_{outer.name}, {outer.name})")
