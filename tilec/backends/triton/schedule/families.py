@@ -29,6 +29,7 @@ from tilec.backends.triton.matmul.dot import (
     worthwhile_padded,
 )
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
+from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
 from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, mostly_padding, ours_is_faster
@@ -205,10 +206,17 @@ def _of_parts(p: Problem) -> list[Step] | None:
 def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     hopper = p.setting.device.capability == HOPPER
     computed = hoisted(product, p.int64_index, wanted_along(product), hopper=hopper)
+    if p.epilogue and computed is not None:
+        return None
     if p.epilogue:
-        plain = computed is None and hopper_steps(product, p.setting) is None
-        return _dot_steps(p, product) if plain else None
+        fused = hopper_steps(product, p.setting, epilogue=_hopper_epilogue(p))
+        plain = fused is None and hopper_steps(product, p.setting) is None
+        return _dot_steps(p, product) if plain else fused
     return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.product))
+
+
+def _hopper_epilogue(p: Problem) -> Epilogue:
+    return Epilogue(p.space, p.epilogue, p.types, p.strides, p.int64_index)
 
 
 def _product_steps(p: Problem, product: MatrixProduct) -> list[Step]:

@@ -8,7 +8,7 @@ from tilec.backends.triton.matmul.hopper.design import Design, Lines, joined, sp
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
 from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
 from tilec.backends.triton.plan.lines import CONSTEXPR, Effect, assign
-from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
+from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction, hole
 
 
 def staging(w: Lines, d: Design) -> None:
@@ -62,6 +62,10 @@ def _store_all(w: Lines, d: Design) -> None:
 def _store(w: Lines, d: Design, sums: str) -> None:
     """Through shared memory: by tensor maps, or by wide stores of rows."""
     scaled = f"{sums} * scale" if d.scaled and not d.split else sums
+    if d.epilogue is not None:
+        _spread(w, d, "mma", "e", "BN", "0")
+        w.assign("stored", _finished(d, scaled, "e"))
+        scaled = "stored"
     if d.out is not None:
         if d.specialise:
             w.effect("tma.store_wait(pendings=0)")
@@ -178,7 +182,18 @@ def _recompute(w: Lines, d: Design) -> None:
             advance(w, d)
         if d.scaled and not d.split:
             w.assign("again", "again * scale")
+        if d.epilogue is not None:
+            w.assign("again", _finished(d, "again", "k"))
         _put(w, d, "k", "again.to(out.dtype.element_ty)")
+
+
+def _finished(d: Design, sums: str, mark: str) -> str:
+    """A block of sums after the epilogue, whose variables are `<name>_<mark>`."""
+    assert d.epilogue is not None
+    p = d.problem
+    places = [*(f"{v.name}_{mark}" for v in p.rows + p.columns), *(v.name for v in p.batch)]
+    given = [sums, f"rows_{mark}", f"columns_{mark}", *places, *d.epilogue.arguments]
+    return f"{hole(d.epilogue.function.name)}({', '.join(given)})"
 
 
 def _suspicions(d: Design) -> list[str]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.triton.matmul.hopper.design import Design
+from tilec.backends.triton.matmul.hopper.epilogue import Epilogue, epilogue_text, is_epilogue
 from tilec.backends.triton.matmul.hopper.finish import partial_sums_kernel
 from tilec.backends.triton.matmul.hopper.form import (
     HopperConfig,
@@ -34,14 +35,19 @@ SHARED_MEMORY = PLANNED_FOR.shared
 MOST_UNROLLED = 320  # columns of all of a program's sums, of 64 rows: 160 registers of a thread
 
 
-def plan_hopper(dot: HopperDot, tensors: Mapping[str, TensorView], config: HopperConfig) -> list[Launch] | None:
+def plan_hopper(
+    dot: HopperDot, tensors: Mapping[str, TensorView], config: HopperConfig, epilogue: Epilogue | None = None
+) -> list[Launch] | None:
     """The launches that write dot's output, or None where TMA, wgmma or the config's boxes do not allow it.
 
     Tensors are given by name, of "float16", "bfloat16" or, with config.tf32, "float32" for both operands; the output
     any of these. Their first elements lie at multiples of 16 bytes. With config.split above 1 there are two launches,
     and `Pointer(output + ".parts")` names a float32 workspace of `split` times the output's elements: the second
-    launch's `total` times the first's constant SPLIT.
+    launch's `total` times the first's constant SPLIT. With an epilogue, which no split sum has, dot's output is the
+    last one's.
     """
+    if epilogue is not None and (config.split > 1 or not is_epilogue(epilogue)):
+        return None
     dtype, other, out = (tensors[name].dtype for name in (dot.left.tensor, dot.right.tensor, dot.output))
     if dtype != other or not {dtype, out} <= MAPPED or dtype == "float32" and not config.tf32:
         return None
@@ -59,7 +65,7 @@ def plan_hopper(dot: HopperDot, tensors: Mapping[str, TensorView], config: Hoppe
         return None
     if not _fits(problem, boxes, config, tensors[dot.left.tensor].size, tensors[dot.output].size):
         return None
-    return _launches(dot, problem, boxes, config, tensors)
+    return _launches(dot, problem, boxes, config, tensors, epilogue)
 
 
 def _oriented(dot: HopperDot, out: TensorView) -> HopperDot:
@@ -98,6 +104,7 @@ def _launches(
     boxes: Mapping[str, int],
     config: HopperConfig,
     tensors: Mapping[str, TensorView],
+    epilogue: Epilogue | None,
 ) -> list[Launch] | None:
     tail = [v for v in problem.summed if v.size % boxes[v.name]]
     names = {
@@ -138,6 +145,9 @@ def _launches(
     written = {**sides, "out": (dot.output, problem.out, ())}
     steps = {side: _strides(forms, tensors[name]) for side, (name, forms, _) in written.items()}
     unrolled = config.unrolled
+    after = None if epilogue is None else epilogue_text(epilogue, problem)
+    if epilogue is not None and after is None:
+        return None
     (a, m), (b, n) = dot.same or (("", 1), ("", 1))
     design = Design(
         name="product",
@@ -157,8 +167,10 @@ def _launches(
         boxed=frozenset(name for name, box in boxes.items() if box > 1),
         unrolled=None if unrolled is None else (problem.named(unrolled[0]), unrolled[1]),
         same=None if dot.same is None else ((problem.named(a), m), (problem.named(b), n)),
+        epilogue=after,
     )
-    return _assemble(dot, design, boxes, config, tensors, steps)
+    outputs = (dot.output,) if epilogue is None else epilogue.outputs
+    return _assemble(dot, design, boxes, config, tensors, steps, outputs)
 
 
 def _clipped(form: Affine, v: Variable) -> int | None:
@@ -248,6 +260,7 @@ def _assemble(
     config: HopperConfig,
     tensors: Mapping[str, TensorView],
     steps: Mapping[str, Mapping[str, int]],
+    outputs: tuple[str, ...],
 ) -> list[Launch] | None:
     p = design.problem
     out = dot.output + PARTS if design.split else dot.output
@@ -269,6 +282,7 @@ def _assemble(
     values |= {f"{name}_n": size for name, size in p.sizes.items()}
     maps_, pointers, sizes, strides = parameters(design)
     scale = ["scale"] if design.scaled and not design.split else []
+    further = () if design.epilogue is None else tuple(design.epilogue.arguments.items())
     boxes = {**boxes, **dict([design.unrolled] if design.unrolled is not None else [])}
     counts = [math.prod(-(-v.size // boxes[v.name]) for v in group) for group in (p.rows, p.columns)]
     tiles = math.prod(counts) * len(p.table) * math.prod(v.size for v in p.batch) * config.split
@@ -284,11 +298,11 @@ def _assemble(
             1,
             1,
         ),
-        arguments=tuple((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)),
+        arguments=(*((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)), *further),
         constants=tuple((n, choices[n]) for n in constants(design)),
         warps=config.warps,
         stages=config.stages,
-        statements=(dot.output,),
+        statements=outputs,
     )
     if not design.split:
         return [first]

@@ -61,8 +61,8 @@ def parameters(d: Design) -> tuple[list[str], list[str], list[str], list[str]]:
     if written:
         pointers.append("out")
     sizes = [f"{v.name}_n" for v in d.problem.variables if not (v.varies and v in d.problem.summed)]
-    # stores are wide where masks are known to change at multiples of a vector
-    strides = [s for s in sizes if s[0] == "c"] if d.out is None else []
+    # stores and loads are wide where masks are known to change at multiples of a vector
+    strides = [s for s in sizes if s[0] == "c"] if d.out is None or d.epilogue is not None else []
     sizes = [s for s in sizes if s not in strides]
     for side in ("left", "right") if d.exact else ():
         sizes += [f"{side}_size_{a}" for a in d.loose[side]]
@@ -80,19 +80,40 @@ def constants(d: Design) -> list[str]:
 def hopper_file(d: Design) -> KernelFile:
     maps, pointers, sizes, strides = parameters(d)
     scale = ["scale"] if d.scaled and not d.split else []
-    given, fixed = (*maps, *pointers, *sizes, *strides, *scale), tuple(constants(d))
-    w, own = _specialised(d, given, fixed) if d.specialise else (_alone(d), ())
+    after = d.epilogue
+    fixed, further = tuple(constants(d)), tuple(after.arguments) if after is not None else ()
+    given = (*maps, *pointers, *sizes, *strides, *scale, *further)
+    finishing = () if after is None else (after.function,)
+    w, own = _specialised(d, given, fixed, called(finishing)) if d.specialise else (_alone(d), finishing)
     kernel = KernelFunction(
-        d.name, given, fixed, tuple(w.lines), tuple(sizes), (WHAT,), dialect="gluon", calls=called(own)
+        d.name,
+        given,
+        fixed,
+        tuple(w.lines),
+        (*sizes, *(after.unspecialized if after is not None else ())),
+        (WHAT, *(after.heading if after is not None else ())),
+        contracts=after is None or after.contracts,
+        dialect="gluon",
+        calls=called(own),
     )
-    return gluon_file(kernel, own)
+    if after is None:
+        return gluon_file(kernel, own)
+    return gluon_file(kernel, own if own == finishing else (*finishing, *own), after.file)
 
 
-def gluon_file(kernel: KernelFunction, own: tuple[KernelFunction, ...]) -> KernelFile:
+def gluon_file(
+    kernel: KernelFunction, own: tuple[KernelFunction, ...], written: KernelFile | None = None
+) -> KernelFile:
+    """The file of a kernel and its own functions, one of which is that of `written`."""
     file = KernelFile(kernel, own, imports=IMPORTED)
+    known = IMPORTED_NAMES
     if "seen_as" in file.free:
         file = replace(file, imports=(*IMPORTED, SEEN_AS))
-    check_defined(kernel.name, file.free, IMPORTED_NAMES)
+    if written is not None:
+        further = tuple(line for line in written.imports if line not in file.imports)
+        file = replace(file, shared=written.shared, imports=(*file.imports, *further))
+        known |= written.free
+    check_defined(kernel.name, file.free, known)
     return file
 
 
@@ -125,10 +146,12 @@ def _alone(d: Design) -> Lines:
     return w
 
 
-def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> tuple[Lines, tuple[KernelFunction, ...]]:
+def _specialised(
+    d: Design, given: tuple[str, ...], fixed: tuple[str, ...], calls: tuple[tuple[str, str], ...]
+) -> tuple[Lines, tuple[KernelFunction, ...]]:
     """Programs that stay: a warp copies ahead through all of a program's tiles, and one or two groups of warps
     multiply. Two take turns, so that one stores while the
-    other multiplies. The kernel's lines, and the functions of either."""
+    other multiplies. The kernel's lines, and the functions of either; `calls`: of those that multiply."""
     shared = ("left_ring", "right_ring", "full", "free") + ("done",) * (d.consumers == 2)
     every = ("number", f"range({PROGRAM[0]}, tiles, gl.num_programs(0))")
     w = Lines()
@@ -162,7 +185,8 @@ def _specialised(d: Design, given: tuple[str, ...], fixed: tuple[str, ...]) -> t
         w.assign("turn", "steps", "+=")
     if d.out is not None:
         w.effect("tma.store_wait(pendings=0)")
-    consume = KernelFunction("consume", (*shared, *given), (*fixed, "WHICH"), tuple(w.lines), dialect="gluon")
+    own = (*fixed, "WHICH")
+    consume = KernelFunction("consume", (*shared, *given), own, tuple(w.lines), dialect="gluon", calls=calls)
     w = Lines()
     tile_extents(w, d)
     _buffers(w, d)

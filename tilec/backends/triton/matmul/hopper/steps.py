@@ -8,6 +8,7 @@ from tilec.backends.common.domain import Condition, access_conditions, free
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.matmul.dot import MatrixProduct
 from tilec.backends.triton.matmul.hopper.configs import configs, default_config
+from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand, Same
 from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
@@ -19,19 +20,23 @@ from tilec.ir.types import NARROW
 
 
 def hopper_steps(
-    given: MatrixProduct, setting: Setting, config: HopperConfig | None = None, same: Same | None = None
+    given: MatrixProduct,
+    setting: Setting,
+    config: HopperConfig | None = None,
+    same: Same | None = None,
+    epilogue: Epilogue | None = None,
 ) -> list[Step] | None:
     """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit. `same`: as
-    a HopperDot's."""
+    a HopperDot's. With an epilogue, the last output of that is computed, of a product that is not split alone."""
     product = hopper_product(given, setting)
     if product is None:
         return None
-    product = replace(product, same=same)
+    product = replace(product, same=same, output=product.output if epilogue is None else epilogue.output)
     tensors = hopper_tensors(product, given.view)
     choice = config or default_config(product, tensors)
     if config is None and choice is not None and _mostly_outside(choice, given):
         return None
-    launches = None if choice is None else plan_hopper(product, tensors, choice)
+    launches = None if choice is None else plan_hopper(product, tensors, choice, epilogue)
     if choice is None or launches is None:
         return None
     if len(launches) == 1:
