@@ -29,7 +29,6 @@ from tilec.backends.triton.matmul.dot import (
     worthwhile_padded,
 )
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
-from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
 from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, mostly_padding, ours_is_faster
@@ -48,6 +47,7 @@ from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
 from tilec.backends.triton.scatter.scatter import ScatterContext, scattered
 from tilec.backends.triton.schedule.banded import Banded, recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
+from tilec.backends.triton.schedule.on_sums import on_sums
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Statement, reads
@@ -209,14 +209,9 @@ def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     if p.epilogue and computed is not None:
         return None
     if p.epilogue:
-        fused = hopper_steps(product, p.setting, epilogue=_hopper_epilogue(p))
-        plain = fused is None and hopper_steps(product, p.setting) is None
-        return _dot_steps(p, product) if plain else fused
+        plain = hopper_steps(product, p.setting) is None
+        return _dot_steps(p, product) if plain else on_sums(p, product)
     return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.product))
-
-
-def _hopper_epilogue(p: Problem) -> Epilogue:
-    return Epilogue(p.space, p.epilogue, p.types, p.strides, p.int64_index)
 
 
 def _product_steps(p: Problem, product: MatrixProduct) -> list[Step]:
@@ -353,6 +348,7 @@ FAMILIES = (
     Family("product in place", _in_place, _dot_steps),
     Family("product of parts", _plain(_of_parts), _alone),
     Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),
+    Family("product with an epilogue", lambda p: on_sums(p, p.product), lambda p, steps: steps, _left_to_library),
     Family("library", by_library, _alone, _left_to_library, fills=False),
     Family("chain of products", _chain, _in_turn, fills=False),
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),

@@ -34,13 +34,15 @@ OWN = "e_"  # what its parameters begin with in the kernel
 @dataclass(frozen=True)
 class Epilogue:
     """Statements that follow the product whose points are `space`, each reading the one before it at its own element.
-    `int64_index`: of positions."""
+    `int64_index`: of positions; `instructions`: of an element, about; `bytes_read`: of further tensors."""
 
     space: Space
     statements: tuple[Statement, ...]
     types: Types
     strides: Strides
     int64_index: bool
+    instructions: float = 0
+    bytes_read: int = 0
 
     @property
     def output(self) -> str:
@@ -98,9 +100,10 @@ def epilogue_text(e: Epilogue, problem: HopperProblem) -> EpilogueText | None:
     given = ("sums", "row_in", "col_in", *positions, *kernel.parameters)
     read = {name for line in kernel.lines for text in expression_texts(line) for name in names_read(text)}
     first = [(axis, group[0].name) for axis, group in (("row", problem.rows), ("col", problem.columns)) if axis in read]
-    body = (*(assign(*pair) for pair in first), *map(_in_gluon, kernel.lines))
+    body = (*(assign(*pair) for pair in first), *kernel.lines)
     file = kernel_file(KernelFunction(NAME, given, (), body, dialect="gluon"))
-    file = replace(file, shared=tuple((name, _full(text)) for name, text in file.shared))
+    function = replace(file.kernel, body=tuple(map(_in_gluon, body)))
+    file = replace(file, kernel=function, shared=tuple((name, _full(text)) for name, text in file.shared))
     own = {f"{OWN}{name}": value for name, value in kernel.parameters.items()}
     heading = tuple(line for s in e.statements for line in show_statement(without_sizes(s)).splitlines())
     return EpilogueText(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tilec.backends.common.domain import Condition, access_conditions, free
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.matmul.dot import MatrixProduct
-from tilec.backends.triton.matmul.hopper.configs import configs, default_config
+from tilec.backends.triton.matmul.hopper.configs import configs, default_config, timed_config
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand, Same
 from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
@@ -33,7 +34,7 @@ def hopper_steps(
         return None
     product = replace(product, same=same, output=product.output if epilogue is None else epilogue.output)
     tensors = hopper_tensors(product, given.view)
-    choice = config or default_config(product, tensors)
+    choice = config or default_config(product, tensors, epilogue)
     if config is None and choice is not None and _mostly_outside(choice, given):
         return None
     launches = None if choice is None else plan_hopper(product, tensors, choice, epilogue)
@@ -45,6 +46,16 @@ def hopper_steps(
     assert isinstance(total, int)
     parts = f"{product.output}.parts"
     return [Allocate(parts, (choice.split * total,), "float32"), *launches, Release((parts,))]
+
+
+def product_time(given: MatrixProduct, setting: Setting, epilogue: Epilogue | None = None) -> float:
+    """Microseconds that such steps take, by the model; infinite where there are none."""
+    product = hopper_product(given, setting)
+    if product is None:
+        return math.inf
+    product = replace(product, output=product.output if epilogue is None else epilogue.output)
+    found = timed_config(product, hopper_tensors(product, given.view), epilogue)
+    return math.inf if found is None else found[0]
 
 
 def _mostly_outside(config: HopperConfig, given: MatrixProduct) -> bool:
