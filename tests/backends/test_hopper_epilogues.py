@@ -125,4 +125,3 @@ def test_values(name: str, consumers: int, special: bool, monkeypatch: pytest.Mo
     memory = {t: a.reshape(-1).copy() for t, a in arrays.items()} | {"Y": np.full(wanted.size, 12345.0)}
     run([launch], memory, dict.fromkeys(memory, dtype))
     np.testing.assert_array_equal(memory["Y"].reshape(wanted.shape), wanted)
-

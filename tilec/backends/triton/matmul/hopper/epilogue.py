@@ -7,40 +7,40 @@ layout these have, and loads what else it reads in that layout. Their text is th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilec.backends.common.code import FreshNames, python_name
 from tilec.backends.common.scalars import rounds_each
 from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.emit.epilogue import epilogue_over, finish
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import RESERVED, Axis, Kernel
+from tilec.backends.triton.emit.kernel import RESERVED, Axis, Kernel, heading
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.hopper.form import HopperProblem
-from tilec.backends.triton.plan.heading import without_sizes
-from tilec.backends.triton.plan.lines import Assignment, CodeLine, Return, assign, expression_texts, names_read
+from tilec.backends.triton.plan.lines import Return, assign, expression_texts, names_read
 from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.plan.source import KernelFile, KernelFunction
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import linear
 from tilec.ir.program import Call, Statement, accesses_in, walk
 from tilec.ir.types import Types
-from tilec.language.show import show_statement
 
-NAME = "finished"  # of the function
+FINISHED = "finished"  # of the function
 OWN = "e_"  # what its parameters begin with in the kernel
 
 
 @dataclass(frozen=True)
 class Epilogue:
     """Statements that follow the product whose points are `space`, each reading the one before it at its own element.
-    `int64_index`: of positions; `instructions`: of an element, about; `bytes_read`: of further tensors."""
+    `int64_index`: of positions; `told`: all statements as written, the product first; `instructions`: of an element,
+    about; `bytes_read`: of further tensors."""
 
     space: Space
     statements: tuple[Statement, ...]
     types: Types
     strides: Strides
     int64_index: bool
+    told: tuple[Statement, ...] = ()
     instructions: float = 0
     bytes_read: int = 0
 
@@ -80,14 +80,14 @@ def epilogue_text(e: Epilogue, problem: HopperProblem) -> EpilogueText | None:
     """The function `finished(sums, row_in, col_in, *positions, *further)` for the problem's variables, whose value is
     what is stored, in float32; None where it is of another type."""
     positions = [v.name for v in (*problem.rows, *problem.columns, *problem.batch)]
-    kernel = Kernel(NAME, e.space, e.types, e.strides, e.int64_index, powers=True, vectors=_along_memory(e))
+    kernel = Kernel(FINISHED, e.space, e.types, e.strides, e.int64_index, powers=True, vectors=_along_memory(e))
     kernel.names = FreshNames((*RESERVED, "sums", *positions))
     for axis, block, group in (("row", "BM", problem.rows), ("col", "BN", problem.columns), ("", None, problem.batch)):
         for v in group:
             low = e.space.low[0][v.source]
-            wide = f"{v.name}.to(tl.int64)" if e.int64_index else v.name
-            moved = f"{wide} + {low}" if low else wide
-            kernel.value_of[v.source] = v.name if moved == v.name else kernel.line(python_name(v.source), moved)
+            place = f"{v.name}.to(tl.int64)" if e.int64_index else v.name
+            place += f" + {low}" if low else ""
+            kernel.value_of[v.source] = v.name if place == v.name else kernel.line(python_name(v.source), place)
             if block is not None:
                 kernel.axis_of[v.source] = Axis(axis, (v.source,), block)
     for name in e.space.outputs:
@@ -101,16 +101,13 @@ def epilogue_text(e: Epilogue, problem: HopperProblem) -> EpilogueText | None:
     read = {name for line in kernel.lines for text in expression_texts(line) for name in names_read(text)}
     first = [(axis, group[0].name) for axis, group in (("row", problem.rows), ("col", problem.columns)) if axis in read]
     body = (*(assign(*pair) for pair in first), *kernel.lines)
-    file = kernel_file(KernelFunction(NAME, given, (), body, dialect="gluon"))
-    function = replace(file.kernel, body=tuple(map(_in_gluon, body)))
-    file = replace(file, kernel=function, shared=tuple((name, _full(text)) for name, text in file.shared))
+    file = kernel_file(KernelFunction(FINISHED, given, (), body, dialect="gluon"))
     own = {f"{OWN}{name}": value for name, value in kernel.parameters.items()}
-    heading = tuple(line for s in e.statements for line in show_statement(without_sizes(s)).splitlines())
     return EpilogueText(
         file,
         own,
         tuple(f"{OWN}{name}" for name in kernel.unspecialized),
-        heading,
+        heading(*e.told),
         not rounds_each((e.space.statement, *e.statements)),
     )
 
@@ -125,12 +122,3 @@ def _along_memory(e: Epilogue) -> set[str]:
         for v in linear(index).variables()
         if abs(linear(index).coefficient(v)) * stride == 1
     }
-
-
-def _in_gluon(line: CodeLine) -> CodeLine:
-    return replace(line, text=_full(line.text)) if isinstance(line, Assignment) else line
-
-
-def _full(text: str) -> str:
-    """Gluon's own blocks of one value: those of Triton know no layout."""
-    return text.replace("tl.full(", "gl.full(")
