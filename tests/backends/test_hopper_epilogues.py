@@ -91,8 +91,8 @@ def written(name: str) -> tuple[str, dict[str, tuple[int, ...]]]:
     return f"function ({inputs}) -> (Y) {{ {statements} }}", shapes
 
 
-def planned(name: str, tiles: HopperConfig) -> list[Launch]:
-    """The launches of a case's product with all that follows as its epilogue."""
+def planned(name: str, tiles: HopperConfig, stored: bool = False) -> list[Launch]:
+    """The launches of a case's product with all that follows as its epilogue; `stored`: the product is stored too."""
     text, shapes = written(name)
     lowering = lower(parse(text), {t: TensorType(s, CASES[name][3]) for t, s in shapes.items()}, {})
     flat, types = lowering.stages["flat"].statements, lowering.types
@@ -101,9 +101,30 @@ def planned(name: str, tiles: HopperConfig) -> list[Launch]:
     setting = Setting(device=DEVICES["sm_90"], library=False, precision="high")
     p = problem_of(defracted[flat[0].output], flat[0], types, strides, setting, flat[1:])
     assert p is not None and p.product is not None
-    steps = hopper_steps(p.product, setting, tiles, epilogue=Epilogue(p.space, flat[1:], types, strides, False))
+    epilogue = Epilogue(p.space, flat[1:], types, strides, False, stored=stored)
+    steps = hopper_steps(p.product, setting, tiles, epilogue=epilogue)
     assert steps is not None
     return [s for s in steps if isinstance(s, Launch)]
+
+
+def carried_out(
+    name: str, tiles: HopperConfig, special: bool, stored: bool
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """What kernels store and what they should, by name: of small integers, so that every order of a sum gives the same;
+    `special` puts infinities and a NaN among them."""
+    (text, shapes), dtype = written(name), CASES[name][3]
+    generator = np.random.default_rng(1)
+    arrays = {t: generator.integers(-3, 4, shape).astype(float) for t, shape in shapes.items()}
+    if special:
+        for array in arrays.values():
+            array.flat[generator.integers(array.size, size=2)] = np.inf, np.nan
+    outputs = ("S", "Y") if stored else ("Y",)
+    f = tilec.compile(text.replace("-> (Y)", "-> (S, Y)"))
+    wanted = dict(zip(("S", "Y"), (y.numpy() for y in f(*map(torch.tensor, arrays.values()))), strict=True))
+    memory = {t: a.reshape(-1).copy() for t, a in arrays.items()}
+    memory |= {t: np.full(wanted[t].size, 12345.0) for t in outputs}
+    run(planned(name, tiles, stored), memory, dict.fromkeys(memory, dtype))
+    return {t: memory[t].reshape(wanted[t].shape) for t in outputs}, {t: wanted[t] for t in outputs}
 
 
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
@@ -111,17 +132,54 @@ def planned(name: str, tiles: HopperConfig) -> list[Launch]:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.covering
 def test_values(name: str, consumers: int, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small integers, so that every order of a sum gives the same; `special` puts infinities and a NaN among them."""
     monkeypatch.setattr(hopper, "MULTIPROCESSORS", 2)
-    (text, shapes), dtype = written(name), CASES[name][3]
     tiles = TILES.get(name, boxes(n=64, m=64, k=32))
-    (launch,) = planned(name, replace(tiles, consumers=consumers) if consumers * tiles.warps <= 8 else tiles)
-    generator = np.random.default_rng(1)
-    arrays = {t: generator.integers(-3, 4, shape).astype(float) for t, shape in shapes.items()}
-    if special:
-        for array in arrays.values():
-            array.flat[generator.integers(array.size, size=2)] = np.inf, np.nan
-    wanted = tilec.compile(text)(*map(torch.tensor, arrays.values())).numpy()
-    memory = {t: a.reshape(-1).copy() for t, a in arrays.items()} | {"Y": np.full(wanted.size, 12345.0)}
-    run([launch], memory, dict.fromkeys(memory, dtype))
-    np.testing.assert_array_equal(memory["Y"].reshape(wanted.shape), wanted)
+    tiles = replace(tiles, consumers=consumers) if consumers * tiles.warps <= 8 else tiles
+    found, wanted = carried_out(name, tiles, special, stored=False)
+    np.testing.assert_array_equal(found["Y"], wanted["Y"])
+
+
+@pytest.mark.parametrize("consumers", [0, 1, 2])
+@pytest.mark.parametrize("name", ["bias and relu", "images and what passes them"])
+@pytest.mark.covering
+def test_products_that_are_stored_too(name: str, consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "MULTIPROCESSORS", 2)
+    tiles = replace(TILES.get(name, boxes(n=64, m=64, k=32)), consumers=consumers)
+    found, wanted = carried_out(name, tiles, special=True, stored=True)
+    for t in ("S", "Y"):
+        np.testing.assert_array_equal(found[t], wanted[t])
+
+
+WIDE = ((16384, 1024), (4096, 1024), (4096,))
+PLANS = {  # text, shapes, whether one launch of ours has all
+    "costly, long sums": ("Y = gelu(S + B);", ((8192, 4096), (4096, 4096), (4096,)), False),
+    "costly, shorter sums": ("Y = gelu(S + B);", WIDE, True),
+    "in several statements": ("T = S + B; U = relu(T); Y = U * U;", WIDE, True),
+    "draws": ("Y[n, m : N, M] = rand(7, m + M * n) < 0.9 ? S[n, m] + B[m] : 0;", WIDE, False),
+    "sums that are split": ("Y = relu(S + B);", ((128, 16384), (128, 16384), (128,)), False),
+    "a bias": ("Y = S + B;", WIDE, False),
+    "another shape": ("Y[m, n : M, N] = S[n, m] + B[m];", WIDE, False),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_when_one_launch_has_all(name: str) -> None:
+    after, shapes, fused = PLANS[name]
+    f = tilec.compile(f"function (X[N, K], W[M, K], B[M]) -> (Y) {{ {LINEAR} {after} }}")
+    source = f.lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90").source()
+    alone = "def finished(" in source and "rt.multiply" not in source and source.count("@gluon.jit\ndef product") <= 1
+    assert alone == fused
+
+
+def test_a_product_that_is_returned_is_stored_on_the_way() -> None:
+    text = f"function (X[N, K], W[M, K], B[M]) -> (S, Y) {{ {LINEAR} Y = gelu(S + B); }}"
+    source = tilec.compile(text).lower(*(tilec.spec(s, "bfloat16") for s in WIDE), target="sm_90").source()
+    assert "copy_out(sum_map_0" in source and "rt.multiply" not in source
+
+
+def test_rows_of_several_axes_are_one() -> None:
+    product = "S[b, n, m : D, N, M] = +(X[b, n, k] * W[m, k]);"
+    text = f"function (X[D, N, K], W[M, K], B[M]) -> (Y) {{ {product} Y = relu(S + B); }}"
+    shapes = ((64, 197, 768), (3072, 768), (3072,))
+    source = tilec.compile(text).lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90").source()
+    assert "def finished(sums, row_in, col_in, r0, c0, B" in source

@@ -84,6 +84,14 @@ def fused_steps(
     return None if not p.space.classes else _emitted(p)[1]
 
 
+def stored_steps(p: Problem, epilogue: Sequence[Statement]) -> list[Step] | None:
+    """Steps that compute and store a statement and its epilogue's last value in one launch; None where it is no product
+    or two launches take less time."""
+    name = _chosen(p)[0].name if p.product is not None and p.space.classes else ""
+    both = problem_of(p.defracted, p.flat, p.types, p.strides, p.setting, epilogue)
+    return on_sums(both, name == "library", stored=True) if both and name in ("library", "product") else None
+
+
 def _scattered(
     flat: Statement, epilogue: Sequence[Statement], types: Types, strides: Strides, setting: Setting
 ) -> list[Step] | None:
@@ -210,7 +218,7 @@ def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
         return None
     if p.epilogue:
         plain = hopper_steps(product, p.setting) is None
-        return _dot_steps(p, product) if plain else on_sums(p, product)
+        return _dot_steps(p, product) if plain else on_sums(p, by_library=False)
     return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.product))
 
 
@@ -348,7 +356,13 @@ FAMILIES = (
     Family("product in place", _in_place, _dot_steps),
     Family("product of parts", _plain(_of_parts), _alone),
     Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),
-    Family("product with an epilogue", lambda p: on_sums(p, p.product), lambda p, steps: steps, _left_to_library),
+    Family(
+        "product with an epilogue",
+        lambda p: on_sums(p, by_library(p) is not None),
+        lambda p, steps: steps,
+        _left_to_library,
+        fills=False,
+    ),
     Family("library", by_library, _alone, _left_to_library, fills=False),
     Family("chain of products", _chain, _in_turn, fills=False),
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),

@@ -24,19 +24,20 @@ LIBRARY_SHARE = 0.95  # of the time of Hopper's kernels, what a library takes fo
 LOADED = 3  # instructions that bring an element of a tensor as large as the product
 
 
-def on_sums(p: Problem, product: MatrixProduct | None) -> list[Step] | None:
-    """Steps that compute a product and its epilogue in one launch; None where two take less time, or there is none."""
-    if product is None or not p.epilogue:
+def on_sums(p: Problem, by_library: bool, stored: bool = False) -> list[Step] | None:
+    """Steps that compute a product and its epilogue in one launch; None where two take less time, or there is none.
+    `by_library`: whether a library would multiply otherwise. `stored`: the product is stored as well."""
+    if p.product is None or not p.epilogue:
         return None
-    product, statements = _coalesced(p, product)
-    epilogue = _epilogue(p, product, statements)
+    product, statements = _coalesced(p, p.product)
+    epilogue = replace(_epilogue(p, product, statements), stored=stored)
     steps = hopper_steps(product, p.setting, epilogue=epilogue)
     if steps is None:
         return None
     own, plain = product_time(product, p.setting, epilogue), product_time(product, p.setting)
-    stored = sum(size_in_bytes(p.types[name]) for name in (p.flat.output, epilogue.output))
-    apart = 1e6 * (LAUNCH_SECONDS + (stored + epilogue.bytes_read) / MEMORY_BYTES)
-    return steps if own < plain * (LIBRARY_SHARE if p.setting.library else 1) + apart else None
+    moved = sum(size_in_bytes(p.types[name]) for name in (p.flat.output, epilogue.output)) + epilogue.bytes_read
+    apart = 1e6 * (LAUNCH_SECONDS + moved / MEMORY_BYTES)
+    return steps if own < plain * (LIBRARY_SHARE if by_library else 1) + apart else None
 
 
 def _coalesced(p: Problem, product: MatrixProduct) -> tuple[MatrixProduct, tuple[Statement, ...]]:

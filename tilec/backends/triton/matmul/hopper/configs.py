@@ -105,7 +105,7 @@ def _candidates(
     elements = math.prod(extent[v] for v in (*dot.rows, *dot.columns)) * outer
     memory = sum(math.prod(tensors[o.tensor].shape) * size for o in (dot.left, dot.right)) + elements * out_size
 
-    memory += 0 if epilogue is None else epilogue.bytes_read
+    memory += 0 if epilogue is None else epilogue.bytes_read + epilogue.stored * elements * out_size
     instructions = 0 if epilogue is None else epilogue.instructions
 
     strided = {v: int(form.coefficient(v)) for form in dot.index for v in form.variables() if v in rows}

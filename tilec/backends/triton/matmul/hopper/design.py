@@ -19,7 +19,8 @@ class Design:
     range; `tails`: summed variables
     past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or
     columns; `ones`: stride parameters that are 1; `unrolled`: the column variable of which a program computes several
-    values, and how many; `same`: as a HopperDot's; `epilogue`: what is done to sums before they are stored."""
+    values, and how many; `same`: as a HopperDot's; `epilogue`: what is done to sums before they are stored;
+    `sums_stored`: they are stored as they are too."""
 
     name: str
     problem: HopperProblem
@@ -37,6 +38,7 @@ class Design:
     unrolled: tuple[str, int] | None = None
     same: Same | None = None
     epilogue: EpilogueText | None = None
+    sums_stored: bool = False
 
     @property
     def exact(self) -> bool:

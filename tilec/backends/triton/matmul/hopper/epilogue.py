@@ -33,7 +33,7 @@ OWN = "e_"  # what its parameters begin with in the kernel
 class Epilogue:
     """Statements that follow the product whose points are `space`, each reading the one before it at its own element.
     `int64_index`: of positions; `told`: all statements as written, the product first; `instructions`: of an element,
-    about; `bytes_read`: of further tensors."""
+    about; `bytes_read`: of further tensors; `stored`: the product's own output is stored too."""
 
     space: Space
     statements: tuple[Statement, ...]
@@ -43,15 +43,21 @@ class Epilogue:
     told: tuple[Statement, ...] = ()
     instructions: float = 0
     bytes_read: int = 0
+    stored: bool = False
 
     @property
     def output(self) -> str:
         return self.statements[-1].output
 
     @property
+    def sums(self) -> str:
+        """The product's own output."""
+        return self.space.statement.output
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """Of the product and of all statements after it."""
-        return (self.space.statement.output, *(s.output for s in self.statements))
+        return (self.sums, *(s.output for s in self.statements))
 
 
 @dataclass(frozen=True)

@@ -62,18 +62,14 @@ def _store_all(w: Lines, d: Design) -> None:
 def _store(w: Lines, d: Design, sums: str) -> None:
     """Through shared memory: by tensor maps, or by wide stores of rows."""
     scaled = f"{sums} * scale" if d.scaled and not d.split else sums
+    if d.sums_stored:
+        _store_box(w, d, "sum", scaled)
     if d.epilogue is not None:
         _spread(w, d, "mma", "e", "BN", "0")
         w.assign("stored", _finished(d, scaled, "e"))
         scaled = "stored"
     if d.out is not None:
-        if d.specialise:
-            w.effect("tma.store_wait(pendings=0)")
-        else:
-            staging(w, d)
-        w.add(Effect(f"staged.reshape([BM, BN]).store(({scaled}).to(out_map_0.dtype))"), Effect("fence_async_shared()"))
-        at = ", ".join([coordinate(w, "out", dim) for dim in d.out.dims])
-        select_copy(w, "out", d.out, [f"copy_out(out_map_{k}, [{at}], staged)" for k in range(len(d.out.choices))])
+        _store_box(w, d, "out", scaled)
         if not d.specialise:
             w.effect("tma.store_wait(pendings=0)")
         return
@@ -86,15 +82,28 @@ def _store(w: Lines, d: Design, sums: str) -> None:
     _put(w, d, "i", "values")
 
 
-def _put(w: Lines, d: Design, mark: str, values: str) -> None:
-    """Store a block of elements whose variables are `<name>_<mark>`, to the output or to the share's part of it."""
+def _store_box(w: Lines, d: Design, side: str, values: str) -> None:
+    """Store a tile through shared memory, by the maps of the output or of the sums as they are."""
+    assert d.out is not None
+    if d.specialise or d.sums_stored and side == "out":
+        w.effect("tma.store_wait(pendings=0)")
+    else:
+        staging(w, d)
+    w.add(Effect(f"staged.reshape([BM, BN]).store(({values}).to(out_map_0.dtype))"), Effect("fence_async_shared()"))
+    at = ", ".join([coordinate(w, "out", dim) for dim in d.out.dims])
+    select_copy(w, "out", d.out, [f"copy_out({side}_map_{k}, [{at}], staged)" for k in range(len(d.out.choices))])
+
+
+def _put(w: Lines, d: Design, mark: str, values: str, to: str = "out") -> None:
+    """Store a block of elements whose variables are `<name>_<mark>`, to the output or to the share's part of it; the
+    sums as they are lie in memory as that does."""
     p = d.problem
     names = {v.name: f"{v.name}_{mark}" for v in p.rows + p.columns}
     inside = f"rows_{mark}[:, None] & columns_{mark}[None, :]"
     if not d.split:
         scalar, row, column = _offsets(d, "out", names)
         parts = [scalar, f"({row})[:, None]" if row else "", f"({column})[None, :]" if column else ""]
-        w.store(f"out + ({joined([t for t in parts if t], '+', '')})", values, inside)
+        w.store(f"{to} + ({joined([t for t in parts if t], '+', '')})", values, inside)
         return
     row, column = (_flat_index(group, names) for group in (p.rows, p.columns))
     rows, columns, batches = (joined([f"{v.name}_n" for v in g], "*", "1") for g in (p.rows, p.columns, p.batch))
@@ -182,6 +191,8 @@ def _recompute(w: Lines, d: Design) -> None:
             advance(w, d)
         if d.scaled and not d.split:
             w.assign("again", "again * scale")
+        if d.sums_stored:
+            _put(w, d, "k", "again.to(out.dtype.element_ty)", "sum_out")
         if d.epilogue is not None:
             w.assign("again", _finished(d, "again", "k"))
         _put(w, d, "k", "again.to(out.dtype.element_ty)")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import Design
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue, epilogue_text, is_epilogue
@@ -142,6 +143,11 @@ def _launches(
     out = None
     if config.split == 1 and (len(problem.table) == 1 or config.mapped) and None not in problem.ranges:
         out = _output_view(tensors[dot.output], problem, boxes, names["r"] + names["c"])
+    sums_stored = epilogue is not None and epilogue.stored
+    if epilogue is not None and sums_stored:
+        both = [replace(tensors[name], name="") for name in (dot.output, epilogue.sums)]
+        if out is None or both[0] != both[1]:
+            return None
     written = {**sides, "out": (dot.output, problem.out, ())}
     steps = {side: _strides(forms, tensors[name]) for side, (name, forms, _) in written.items()}
     unrolled = config.unrolled
@@ -168,6 +174,7 @@ def _launches(
         unrolled=None if unrolled is None else (problem.named(unrolled[0]), unrolled[1]),
         same=None if dot.same is None else ((problem.named(a), m), (problem.named(b), n)),
         epilogue=after,
+        sums_stored=sums_stored,
     )
     outputs = (dot.output,) if epilogue is None else epilogue.outputs
     return _assemble(dot, design, boxes, config, tensors, steps, outputs)
@@ -268,16 +275,18 @@ def _assemble(
         "left": Pointer(dot.left.tensor),
         "right": Pointer(dot.right.tensor),
         "out": Pointer(out),
+        "sum_out": Pointer(outputs[0]),
         "scale": dot.scale,
     }
     for side, name, found in (
         ("left", dot.left.tensor, design.left),
         ("right", dot.right.tensor, design.right),
         ("out", dot.output, design.out),
+        *([("sum", outputs[0], design.out)] if design.sums_stored else []),
     ):
         maps: tuple[Descriptor, ...] = () if found is None else descriptors(tensors[name], found, boxes)
         values |= {f"{side}_map_{k}": each for k, each in enumerate(maps)}
-        values |= {f"{side}_{symbol}": step for symbol, step in steps[side].items()}
+        values |= {f"{side}_{symbol}": step for symbol, step in steps.get(side, {}).items()}
         values |= {f"{side}_size_{axis}": size for axis, size in enumerate(tensors[name].shape)}
     values |= {f"{name}_n": size for name, size in p.sizes.items()}
     maps_, pointers, sizes, strides = parameters(design)

@@ -55,11 +55,12 @@ IMPORTED_NAMES = frozenset(
 def parameters(d: Design) -> tuple[list[str], list[str], list[str], list[str]]:
     """Tensor maps, pointers, integers, and integers that may be specialised, in the order of the signature."""
     maps = [f"{side}_map_{k}" for side, v in (("left", d.left), ("right", d.right)) for k in range(len(v.choices))]
-    maps += [f"out_map_{k}" for k in range(0 if d.out is None else len(d.out.choices))]
+    stored = ("out", "sum") if d.sums_stored else ("out",)
+    maps += [f"{side}_map_{k}" for side in stored for k in range(0 if d.out is None else len(d.out.choices))]
     pointers = ["left", "right"] if d.exact else []
     written = d.out is None or d.exact
     if written:
-        pointers.append("out")
+        pointers += ["out", "sum_out"] if d.sums_stored else ["out"]
     sizes = [f"{v.name}_n" for v in d.problem.variables if not (v.varies and v in d.problem.summed)]
     # stores and loads are wide where masks are known to change at multiples of a vector
     strides = [s for s in sizes if s[0] == "c"] if d.out is None or d.epilogue is not None else []

@@ -33,7 +33,7 @@ def hopper_steps(
     if product is None:
         return None
     product = replace(product, same=same, output=product.output if epilogue is None else epilogue.output)
-    tensors = hopper_tensors(product, given.view)
+    tensors = hopper_tensors(product, given.view, epilogue)
     choice = config or default_config(product, tensors, epilogue)
     if config is None and choice is not None and _mostly_outside(choice, given):
         return None
@@ -54,7 +54,7 @@ def product_time(given: MatrixProduct, setting: Setting, epilogue: Epilogue | No
     if product is None:
         return math.inf
     product = replace(product, output=product.output if epilogue is None else epilogue.output)
-    found = timed_config(product, hopper_tensors(product, given.view), epilogue)
+    found = timed_config(product, hopper_tensors(product, given.view, epilogue), epilogue)
     return math.inf if found is None else found[0]
 
 
@@ -70,9 +70,10 @@ def candidates(given: MatrixProduct, setting: Setting) -> list[HopperConfig]:
     return [] if product is None else configs(product, hopper_tensors(product, given.view))
 
 
-def hopper_tensors(product: HopperDot, view: StridedView) -> dict[str, TensorView]:
-    """The tensors of a product, by name."""
-    names = (product.output, product.left.tensor, product.right.tensor)
+def hopper_tensors(product: HopperDot, view: StridedView, epilogue: Epilogue | None = None) -> dict[str, TensorView]:
+    """The tensors of a product, by name, with the product's own output where that is stored too."""
+    stored = () if epilogue is None or not epilogue.stored else (epilogue.sums,)
+    names = (product.output, product.left.tensor, product.right.tensor, *stored)
     return {n: TensorView(n, view.types[n].shape, tuple(view.strides[n]), view.types[n].dtype) for n in names}
 
 
