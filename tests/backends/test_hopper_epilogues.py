@@ -155,7 +155,7 @@ PLANS = {  # text, shapes, whether one launch of ours has all
     "costly, long sums": ("Y = gelu(S + B);", ((8192, 4096), (4096, 4096), (4096,)), False),
     "costly, shorter sums": ("Y = gelu(S + B);", WIDE, True),
     "in several statements": ("T = S + B; U = relu(T); Y = U * U;", WIDE, True),
-    "draws": ("Y[n, m : N, M] = rand(7, m + M * n) < 0.9 ? S[n, m] + B[m] : 0;", WIDE, False),
+    "draws": ("Y[n, m : N, M] = rand(7, m + M * n) < 0.9 ? S[n, m] + B[m] : 0;", WIDE, True),
     "sums that are split": ("Y = relu(S + B);", ((128, 16384), (128, 16384), (128,)), False),
     "a bias": ("Y = S + B;", WIDE, False),
     "another shape": ("Y[m, n : M, N] = S[n, m] + B[m];", WIDE, False),

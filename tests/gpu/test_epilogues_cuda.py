@@ -36,6 +36,11 @@ CASES = {
         LINEAR + "Y[n, m : N, M] = S[n, m] + pad(R[n + 1, m], 2) + (n >= m ? R[n, m] : R[0, m]);",
         [((1031, 256), (520, 256), (1031, 520))],
     ),
+    "draws": (
+        "X[N, K], W[M, K], B[M]",
+        LINEAR + "Y[n, m : N, M] = rand(7, m + M * n) < 0.75 ? S[n, m] + B[m] : 0;",
+        [((1031, 264), (520, 264), (520,))],
+    ),
     "batches": (
         "X[D, N, K], W[D, K, M], B[D, M]",
         "S[b, n, m : D, N, M] = +(X[b, n, k] * W[b, k, m]); Y[b, n, m : D, N, M] = relu(S[b, n, m] + B[b, m]);",

@@ -217,8 +217,8 @@ def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     if p.epilogue and computed is not None:
         return None
     if p.epilogue:
-        plain = hopper_steps(product, p.setting) is None
-        return _dot_steps(p, product) if plain else on_sums(p, by_library=False)
+        fused = on_sums(p, by_library=False)
+        return _dot_steps(p, product) if fused is None and hopper_steps(product, p.setting) is None else fused
     return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.product))
 
 

@@ -14,13 +14,15 @@ from tilec.backends.triton.fusion.invariants import costly_instructions
 from tilec.backends.triton.iteration.coalesce import coalesce
 from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, MEMORY_BYTES, MatrixProduct, product_over
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
-from tilec.backends.triton.matmul.hopper.steps import hopper_steps, product_time
+from tilec.backends.triton.matmul.hopper.steps import hopper_steps, timed_choice
 from tilec.backends.triton.plan.plan import Step
 from tilec.backends.triton.schedule.problem import Problem
 from tilec.cost import size_in_bytes
+from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Call, Expr, Statement, accesses_in, children, walk
 
 LIBRARY_SHARE = 0.95  # of the time of Hopper's kernels, what a library takes for a product of matrices
+DRAWN = 100  # instructions of a random number
 LOADED = 3  # instructions that bring an element of a tensor as large as the product
 
 
@@ -31,13 +33,14 @@ def on_sums(p: Problem, by_library: bool, stored: bool = False) -> list[Step] | 
         return None
     product, statements = _coalesced(p, p.product)
     epilogue = replace(_epilogue(p, product, statements), stored=stored)
-    steps = hopper_steps(product, p.setting, epilogue=epilogue)
-    if steps is None:
+    found, plain = timed_choice(product, p.setting, epilogue), timed_choice(product, p.setting)
+    if found is None or plain is None:
         return None
-    own, plain = product_time(product, p.setting, epilogue), product_time(product, p.setting)
     moved = sum(size_in_bytes(p.types[name]) for name in (p.flat.output, epilogue.output)) + epilogue.bytes_read
     apart = 1e6 * (LAUNCH_SECONDS + moved / MEMORY_BYTES)
-    return steps if own < plain * (LIBRARY_SHARE if by_library else 1) + apart else None
+    if found[0] >= plain[0] * (LIBRARY_SHARE if by_library else 1) + apart:
+        return None
+    return hopper_steps(product, p.setting, found[1], epilogue=epilogue)
 
 
 def _coalesced(p: Problem, product: MatrixProduct) -> tuple[MatrixProduct, tuple[Statement, ...]]:
@@ -80,4 +83,6 @@ def _epilogue(p: Problem, product: MatrixProduct, statements: tuple[Statement, .
 
 
 def _instructions(e: Expr, p: Problem) -> float:
-    return max(costly_instructions(e, p.types), 1) if isinstance(e, Call) else 0
+    if not isinstance(e, Call):
+        return 0
+    return DRAWN if FUNCTIONS[e.function].result == "random" else max(costly_instructions(e, p.types), 1)

@@ -38,6 +38,7 @@ MULTIPLY = 4096  # bytes of multiply-adds' summed operands a cycle and multiproc
 DELIVER = 69  # bytes a cycle that the level-two cache brings to a multiprocessor
 STORE = 7e4  # bytes a microsecond that a multiprocessor stores
 LANES = 128  # instructions a cycle and multiprocessor
+LOAD = 2e4  # bytes a microsecond that a multiprocessor loads while all others do
 STEP = 0.014  # microseconds of waiting a step, twice that of a warp that only copies
 ONCE = {0: 2.6, 1: 1.4, 2: 0.6}  # microseconds a tile, by consumers
 START, FLOOR = 4.2, 8.0  # microseconds a kernel: the first tile's copies; the least that any took beside its memory
@@ -53,7 +54,7 @@ HopperTensors = Mapping[str, TensorView]  # those of a product, by name
 class TileWork:
     """What the model needs to know of a choice: a tile's extents, sizes of elements in bytes, tiles, steps of a sum,
     elements of the output, bytes of all tensors, tensor maps of the output if it is stored through such, sums of a
-    program, instructions of the epilogue for each element."""
+    program, instructions of the epilogue for each element and bytes that it loads for one."""
 
     rows: int
     columns: int
@@ -67,6 +68,7 @@ class TileWork:
     maps: int
     several: int = 1
     instructions: float = 0
+    loaded: float = 0
 
 
 def configs(dot: HopperDot, tensors: HopperTensors) -> list[HopperConfig]:
@@ -106,7 +108,7 @@ def _candidates(
     memory = sum(math.prod(tensors[o.tensor].shape) * size for o in (dot.left, dot.right)) + elements * out_size
 
     memory += 0 if epilogue is None else epilogue.bytes_read + epilogue.stored * elements * out_size
-    instructions = 0 if epilogue is None else epilogue.instructions
+    after = (0.0, 0.0) if epilogue is None else (epilogue.instructions, epilogue.bytes_read / max(elements, 1))
 
     strided = {v: int(form.coefficient(v)) for form in dot.index for v in form.variables() if v in rows}
 
@@ -122,7 +124,7 @@ def _candidates(
                 tiles = count(dot.rows, own[0]) * across * outer
                 steps = count(summed, own[2]) * walked
                 maps = math.prod(strided.get(v, 1) for v, b in own[0] if b > 1)
-                tile = TileWork(m, n, depth, size, out_size, tiles, steps, elements, memory, maps, 1, instructions)
+                tile = TileWork(m, n, depth, size, out_size, tiles, steps, elements, memory, maps, 1, *after)
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
                 group = 1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * n / m) / 2)
                 for split, stages, consumers, mapped in itertools.product(
@@ -213,7 +215,8 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     step = (multiply**4 + deliver**4) ** 0.25 / CYCLES + STEP / (2 if config.consumers else beside)
     waves = -(-tile.tiles * config.split // (MULTIPROCESSORS * beside))
     once = ONCE[config.consumers if waves > 1 else 0] + area * tile.out_size / STORE
-    once += _beside_sums(config, waves, beside, area * tile.instructions / LANES / CYCLES, tile.steps * step)
+    after = area * (tile.instructions / LANES / CYCLES + tile.loaded / LOAD)
+    once += _beside_sums(config, waves, beside, after, tile.steps * step)
     time = START + waves * (-(-tile.steps // config.split) * step * beside + once)
     if config.split > 1:
         time += SECOND + 8 * config.split * tile.elements / PARTS_RATE

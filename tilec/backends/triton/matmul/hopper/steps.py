@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from tilec.backends.common.domain import Condition, access_conditions, free
@@ -48,14 +47,16 @@ def hopper_steps(
     return [Allocate(parts, (choice.split * total,), "float32"), *launches, Release((parts,))]
 
 
-def product_time(given: MatrixProduct, setting: Setting, epilogue: Epilogue | None = None) -> float:
-    """Microseconds that such steps take, by the model; infinite where there are none."""
+def timed_choice(
+    given: MatrixProduct, setting: Setting, epilogue: Epilogue | None = None
+) -> tuple[float, HopperConfig] | None:
+    """The likeliest tiles, and the microseconds that they take by the model; None where there are no such steps."""
     product = hopper_product(given, setting)
     if product is None:
-        return math.inf
+        return None
     product = replace(product, output=product.output if epilogue is None else epilogue.output)
     found = timed_config(product, hopper_tensors(product, given.view, epilogue), epilogue)
-    return math.inf if found is None else found[0]
+    return None if found is None or _mostly_outside(found[1], given) else found
 
 
 def _mostly_outside(config: HopperConfig, given: MatrixProduct) -> bool:
