@@ -150,13 +150,22 @@ def test_products_that_are_stored_too(name: str, consumers: int, monkeypatch: py
         np.testing.assert_array_equal(found[t], wanted[t])
 
 
+@pytest.mark.parametrize("name", ["batches", "images", "what is read elsewhere"])
+@pytest.mark.one_in(2)
+def test_sums_that_are_split(name: str) -> None:
+    """The kernel that adds up the parts has the epilogue."""
+    tiles = replace(TILES.get(name, boxes(n=64, m=64, k=32)), split=2)
+    found, wanted = carried_out(name, tiles, special=True, stored=False)
+    np.testing.assert_array_equal(found["Y"], wanted["Y"])
+
+
 WIDE = ((16384, 1024), (4096, 1024), (4096,))
 PLANS = {  # text, shapes, whether one launch of ours has all
     "costly, long sums": ("Y = gelu(S + B);", ((8192, 4096), (4096, 4096), (4096,)), False),
     "costly, shorter sums": ("Y = gelu(S + B);", WIDE, True),
     "in several statements": ("T = S + B; U = relu(T); Y = U * U;", WIDE, True),
     "draws": ("Y[n, m : N, M] = rand(7, m + M * n) < 0.9 ? S[n, m] + B[m] : 0;", WIDE, True),
-    "sums that are split": ("Y = relu(S + B);", ((128, 16384), (128, 16384), (128,)), False),
+    "sums that are split": ("Y = relu(S + B);", ((128, 16384), (128, 16384), (128,)), True),
     "a bias": ("Y = S + B;", WIDE, False),
     "another shape": ("Y[m, n : M, N] = S[n, m] + B[m];", WIDE, False),
 }

@@ -215,7 +215,7 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     step = (multiply**4 + deliver**4) ** 0.25 / CYCLES + STEP / (2 if config.consumers else beside)
     waves = -(-tile.tiles * config.split // (MULTIPROCESSORS * beside))
     once = ONCE[config.consumers if waves > 1 else 0] + area * tile.out_size / STORE
-    after = area * (tile.instructions / LANES / CYCLES + tile.loaded / LOAD)
+    after = 0 if config.split > 1 else area * (tile.instructions / LANES / CYCLES + tile.loaded / LOAD)
     once += _beside_sums(config, waves, beside, after, tile.steps * step)
     time = START + waves * (-(-tile.steps // config.split) * step * beside + once)
     if config.split > 1:

@@ -41,6 +41,11 @@ class Design:
     sums_stored: bool = False
 
     @property
+    def on_tile(self) -> EpilogueText | None:
+        """The epilogue of a tile, which a part of a sum does not have."""
+        return None if self.split else self.epilogue
+
+    @property
     def exact(self) -> bool:
         """Must sums that are not finite be taken again?"""
         return bool(self.tails or any(self.loose.values()) or self.same)

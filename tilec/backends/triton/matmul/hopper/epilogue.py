@@ -16,7 +16,7 @@ from tilec.backends.triton.emit.epilogue import epilogue_over, finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import RESERVED, Axis, Kernel, heading
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.hopper.form import HopperProblem
+from tilec.backends.triton.matmul.hopper.form import HopperProblem, Variable
 from tilec.backends.triton.plan.lines import Return, assign, expression_texts, names_read
 from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.plan.source import KernelFile, KernelFunction
@@ -80,13 +80,22 @@ def is_epilogue(e: Epilogue) -> bool:
     return len(e.space.classes) == 1
 
 
-def epilogue_text(e: Epilogue, problem: HopperProblem) -> EpilogueText | None:
+def epilogue_text(e: Epilogue, problem: HopperProblem, split: bool = False) -> EpilogueText | None:
     """The function `finished(sums, row_in, col_in, *positions, *further)` for the problem's variables, whose value is
-    what is stored, in float32; None where it is of another type."""
+    what is stored, in float32; None where it is of another type. `split`: of sums that another kernel adds up, all
+    elements in one row, `finished(sums, row_in, *positions, *further)`."""
     positions = [v.name for v in (*problem.rows, *problem.columns, *problem.batch)]
     kernel = Kernel(FINISHED, e.space, e.types, e.strides, e.int64_index, powers=True, vectors=_along_memory(e))
     kernel.names = FreshNames((*RESERVED, "sums", *positions))
-    for axis, block, group in (("row", "BM", problem.rows), ("col", "BN", problem.columns), ("", None, problem.batch)):
+    groups: list[tuple[str, str | None, tuple[Variable, ...]]] = [
+        ("row", "BM", problem.rows),
+        ("col", "BN", problem.columns),
+        ("", None, problem.batch),
+    ]
+    if split:
+        groups = [("row", "BLOCK", (*problem.rows, *problem.columns, *problem.batch))]
+    axes = {axis: f"{axis}_in" for axis, block, _ in groups if block is not None}
+    for axis, block, group in groups:
         for v in group:
             low = e.space.low[0][v.source]
             place = f"{v.name}.to(tl.int64)" if e.int64_index else v.name
@@ -96,16 +105,16 @@ def epilogue_text(e: Epilogue, problem: HopperProblem) -> EpilogueText | None:
                 kernel.axis_of[v.source] = Axis(axis, (v.source,), block)
     for name in e.space.outputs:
         kernel.value_of.setdefault(name, kernel.low(name))
-    frame = Frame(kernel, ("row", "col"), {"row": "row_in", "col": "col_in"})
+    frame = Frame(kernel, tuple(axes), axes)
     value, dtype = finish(frame, e.space, "sums", "float32", e.statements)
     if dtype != "float32" or kernel.columns or kernel.constants:
         return None
     kernel.add(Return(value))
-    given = ("sums", "row_in", "col_in", *positions, *kernel.parameters)
+    given = ("sums", *axes.values(), *positions, *kernel.parameters)
     read = {name for line in kernel.lines for text in expression_texts(line) for name in names_read(text)}
-    first = [(axis, group[0].name) for axis, group in (("row", problem.rows), ("col", problem.columns)) if axis in read]
+    first = [(axis, group[0].name) for axis, _, group in groups if axis in read]
     body = (*(assign(*pair) for pair in first), *kernel.lines)
-    file = kernel_file(KernelFunction(FINISHED, given, (), body, dialect="gluon"))
+    file = kernel_file(KernelFunction(FINISHED, given, (), body, dialect="triton" if split else "gluon"))
     own = {f"{OWN}{name}": value for name, value in kernel.parameters.items()}
     return EpilogueText(
         file,

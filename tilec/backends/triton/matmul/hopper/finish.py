@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import Design, Lines, joined, spell
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
 from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
 from tilec.backends.triton.plan.lines import CONSTEXPR, Effect, assign
-from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction, hole
+from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction, called, hole
 
 
 def staging(w: Lines, d: Design) -> None:
@@ -64,7 +65,7 @@ def _store(w: Lines, d: Design, sums: str) -> None:
     scaled = f"{sums} * scale" if d.scaled and not d.split else sums
     if d.sums_stored:
         _store_box(w, d, "sum", scaled)
-    if d.epilogue is not None:
+    if d.on_tile is not None:
         _spread(w, d, "mma", "e", "BN", "0")
         w.assign("stored", _finished(d, scaled, "e"))
         scaled = "stored"
@@ -193,18 +194,18 @@ def _recompute(w: Lines, d: Design) -> None:
             w.assign("again", "again * scale")
         if d.sums_stored:
             _put(w, d, "k", "again.to(out.dtype.element_ty)", "sum_out")
-        if d.epilogue is not None:
+        if d.on_tile is not None:
             w.assign("again", _finished(d, "again", "k"))
         _put(w, d, "k", "again.to(out.dtype.element_ty)")
 
 
 def _finished(d: Design, sums: str, mark: str) -> str:
     """A block of sums after the epilogue, whose variables are `<name>_<mark>`."""
-    assert d.epilogue is not None
+    assert d.on_tile is not None
     p = d.problem
     places = [*(f"{v.name}_{mark}" for v in p.rows + p.columns), *(v.name for v in p.batch)]
-    given = [sums, f"rows_{mark}", f"columns_{mark}", *places, *d.epilogue.arguments]
-    return f"{hole(d.epilogue.function.name)}({', '.join(given)})"
+    given = [sums, f"rows_{mark}", f"columns_{mark}", *places, *d.on_tile.arguments]
+    return f"{hole(d.on_tile.function.name)}({', '.join(given)})"
 
 
 def _suspicions(d: Design) -> list[str]:
@@ -244,8 +245,22 @@ def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
         w.add(assign(v.name, f"i % {v.name}_n"), assign("i", f"i // {v.name}_n"))
     terms = [s if f"out_{s}" in d.ones else f"{s}.to(tl.int64) * out_{s}" for s in d.symbols("out")]
     w.assign("place", joined(["out_base", *terms], "+", ""))
-    w.store("out + place", f"(sums{' * scale' if d.scaled else ''}).to(out.dtype.element_ty)", "inside")
+    value, after = f"sums{' * scale' if d.scaled else ''}", d.epilogue
+    if after is not None:
+        given = [value, "inside", *(v.name for v in (*d.problem.rows, *d.problem.columns, *d.problem.batch))]
+        value = f"{hole(after.function.name)}({', '.join([*given, *after.arguments])})"
+    w.store("out + place", f"({value}).to(out.dtype.element_ty)", "inside")
     parameters = ("parts", "out", "total", *sizes, *strides, *(("scale",) if d.scaled else ()))
     what = ("the shares of a sum, added in order",)
     kernel = KernelFunction(f"{d.name}_total", parameters, ("SPLIT", "BLOCK"), tuple(w.lines), ("total",), what)
-    return KernelFile(kernel), sizes, strides
+    if after is None:
+        return KernelFile(kernel), sizes, strides
+    kernel = replace(
+        kernel,
+        parameters=(*parameters, *after.arguments),
+        unspecialized=("total", *after.unspecialized),
+        heading=(*what, *after.heading),
+        contracts=after.contracts,
+        calls=called((after.function,)),
+    )
+    return replace(after.file, kernel=kernel, own=(after.function,)), sizes, strides

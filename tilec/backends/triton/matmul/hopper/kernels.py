@@ -44,10 +44,9 @@ def plan_hopper(
     Tensors are given by name, of "float16", "bfloat16" or, with config.tf32, "float32" for both operands; the output
     any of these. Their first elements lie at multiples of 16 bytes. With config.split above 1 there are two launches,
     and `Pointer(output + ".parts")` names a float32 workspace of `split` times the output's elements: the second
-    launch's `total` times the first's constant SPLIT. With an epilogue, which no split sum has, dot's output is the
-    last one's.
+    launch's `total` times the first's constant SPLIT. With an epilogue, dot's output is the last one's.
     """
-    if epilogue is not None and (config.split > 1 or not is_epilogue(epilogue)):
+    if epilogue is not None and not is_epilogue(epilogue):
         return None
     dtype, other, out = (tensors[name].dtype for name in (dot.left.tensor, dot.right.tensor, dot.output))
     if dtype != other or not {dtype, out} <= MAPPED or dtype == "float32" and not config.tf32:
@@ -151,7 +150,7 @@ def _launches(
     written = {**sides, "out": (dot.output, problem.out, ())}
     steps = {side: _strides(forms, tensors[name]) for side, (name, forms, _) in written.items()}
     unrolled = config.unrolled
-    after = None if epilogue is None else epilogue_text(epilogue, problem)
+    after = None if epilogue is None else epilogue_text(epilogue, problem, config.split > 1)
     if epilogue is not None and after is None:
         return None
     (a, m), (b, n) = dot.same or (("", 1), ("", 1))
@@ -292,6 +291,7 @@ def _assemble(
     maps_, pointers, sizes, strides = parameters(design)
     scale = ["scale"] if design.scaled and not design.split else []
     further = () if design.epilogue is None else tuple(design.epilogue.arguments.items())
+    own = () if design.split else further
     boxes = {**boxes, **dict([design.unrolled] if design.unrolled is not None else [])}
     counts = [math.prod(-(-v.size // boxes[v.name]) for v in group) for group in (p.rows, p.columns)]
     tiles = math.prod(counts) * len(p.table) * math.prod(v.size for v in p.batch) * config.split
@@ -307,7 +307,7 @@ def _assemble(
             1,
             1,
         ),
-        arguments=(*((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)), *further),
+        arguments=(*((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)), *own),
         constants=tuple((n, choices[n]) for n in constants(design)),
         warps=config.warps,
         stages=config.stages,
@@ -330,10 +330,11 @@ def _assemble(
             ("total", elements),
             *((n, values[n]) for n in (*order, *moves)),
             *tail,
+            *further,
         ),
         constants=(("SPLIT", config.split), ("BLOCK", block)),
         warps=4,
         stages=1,
-        statements=(dot.output,),
+        statements=outputs,
     )
     return [first, second]

@@ -63,7 +63,7 @@ def parameters(d: Design) -> tuple[list[str], list[str], list[str], list[str]]:
         pointers += ["out", "sum_out"] if d.sums_stored else ["out"]
     sizes = [f"{v.name}_n" for v in d.problem.variables if not (v.varies and v in d.problem.summed)]
     # stores and loads are wide where masks are known to change at multiples of a vector
-    strides = [s for s in sizes if s[0] == "c"] if d.out is None or d.epilogue is not None else []
+    strides = [s for s in sizes if s[0] == "c"] if d.out is None or d.on_tile is not None else []
     sizes = [s for s in sizes if s not in strides]
     for side in ("left", "right") if d.exact else ():
         sizes += [f"{side}_size_{a}" for a in d.loose[side]]
@@ -81,7 +81,7 @@ def constants(d: Design) -> list[str]:
 def hopper_file(d: Design) -> KernelFile:
     maps, pointers, sizes, strides = parameters(d)
     scale = ["scale"] if d.scaled and not d.split else []
-    after = d.epilogue
+    after = d.on_tile
     fixed, further = tuple(constants(d)), tuple(after.arguments) if after is not None else ()
     given = (*maps, *pointers, *sizes, *strides, *scale, *further)
     finishing = () if after is None else (after.function,)

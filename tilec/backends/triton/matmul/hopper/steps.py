@@ -27,7 +27,7 @@ def hopper_steps(
     epilogue: Epilogue | None = None,
 ) -> list[Step] | None:
     """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit. `same`: as
-    a HopperDot's. With an epilogue, the last output of that is computed, of a product that is not split alone."""
+    a HopperDot's. With an epilogue, the last output of that is computed."""
     product = hopper_product(given, setting)
     if product is None:
         return None
