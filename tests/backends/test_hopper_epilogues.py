@@ -140,7 +140,7 @@ def test_values(name: str, consumers: int, special: bool, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("consumers", [0, 1, 2])
-@pytest.mark.parametrize("name", ["bias and relu", "images and what passes them"])
+@pytest.mark.parametrize("name", ["bias and relu", "batches"])
 @pytest.mark.covering
 def test_products_that_are_stored_too(name: str, consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "MULTIPROCESSORS", 2)
@@ -150,7 +150,7 @@ def test_products_that_are_stored_too(name: str, consumers: int, monkeypatch: py
         np.testing.assert_array_equal(found[t], wanted[t])
 
 
-@pytest.mark.parametrize("name", ["batches", "images", "what is read elsewhere"])
+@pytest.mark.parametrize("name", ["batches", "what is read elsewhere"])
 @pytest.mark.one_in(2)
 def test_sums_that_are_split(name: str) -> None:
     """The kernel that adds up the parts has the epilogue."""
@@ -192,3 +192,12 @@ def test_rows_of_several_axes_are_one() -> None:
     shapes = ((64, 197, 768), (3072, 768), (3072,))
     source = tilec.compile(text).lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90").source()
     assert "def finished(sums, row_in, col_in, r0, c0, B" in source
+
+
+def test_products_of_parts_are_stored_first() -> None:
+    """Float32 at full precision: parts of bfloat16 take half the time of three tf32 products with an epilogue."""
+    f = tilec.compile(f"function (X[N, K], W[M, K], B[M]) -> (Y) {{ {LINEAR} Y = gelu(S + B); }}", backend="triton")
+    source = f.lower(
+        *(tilec.spec(s, "float32") for s in ((8192, 1024), (4096, 1024), (4096,))), target="sm_90"
+    ).source()
+    assert "S_split_dot" in source and "Y_kernel" in source

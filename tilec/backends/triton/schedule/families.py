@@ -354,7 +354,7 @@ FAMILIES = (
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
     Family("product in place", _in_place, _dot_steps),
-    Family("product of parts", _plain(_of_parts), _alone),
+    Family("product of parts", _of_parts, _alone),
     Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),
     Family(
         "product with an epilogue",
