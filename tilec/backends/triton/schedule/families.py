@@ -207,8 +207,8 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
 
 
-def _of_parts(p: Problem) -> list[Step] | None:
-    return None if p.product is None else split_steps(p.product, p.flat, p.int64_index, p.setting)
+def _of_parts(p: Problem, epilogue: Sequence[Statement] = ()) -> list[Step] | None:
+    return None if p.product is None else split_steps(p.product, p.flat, p.int64_index, p.setting, epilogue)
 
 
 def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
@@ -354,7 +354,7 @@ FAMILIES = (
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
     Family("product in place", _in_place, _dot_steps),
-    Family("product of parts", _of_parts, _alone),
+    Family("product of parts", _of_parts, lambda p, steps: _of_parts(p, p.epilogue) if p.epilogue else steps),
     Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),
     Family(
         "product with an epilogue",

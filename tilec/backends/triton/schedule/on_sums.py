@@ -22,7 +22,7 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Call, Expr, Statement, accesses_in, children, walk
 
 LIBRARY_SHARE = 0.95  # of the time of Hopper's kernels, what a library takes for a product of matrices
-DRAWN = 100  # instructions of a random number
+DRAW_INSTRUCTIONS = 100  # instructions of a random number
 LOADED = 3  # instructions that bring an element of a tensor as large as the product
 
 
@@ -85,4 +85,4 @@ def _epilogue(p: Problem, product: MatrixProduct, statements: tuple[Statement, .
 def _instructions(e: Expr, p: Problem) -> float:
     if not isinstance(e, Call):
         return 0
-    return DRAWN if FUNCTIONS[e.function].result == "random" else max(costly_instructions(e, p.types), 1)
+    return DRAW_INSTRUCTIONS if FUNCTIONS[e.function].result == "random" else max(costly_instructions(e, p.types), 1)
