@@ -131,6 +131,7 @@ def carried_out(
 @pytest.mark.parametrize("consumers", [0, 1, 2])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_values(name: str, consumers: int, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "MULTIPROCESSORS", 2)
     tiles = TILES.get(name, boxes(n=64, m=64, k=32))
@@ -142,6 +143,7 @@ def test_values(name: str, consumers: int, special: bool, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("consumers", [0, 1, 2])
 @pytest.mark.parametrize("name", ["bias and relu", "batches"])
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_products_that_are_stored_too(name: str, consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "MULTIPROCESSORS", 2)
     tiles = replace(TILES.get(name, boxes(n=64, m=64, k=32)), consumers=consumers)
