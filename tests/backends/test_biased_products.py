@@ -8,6 +8,7 @@ from tilec.backends.torch import runtime
 
 LINEAR = "function (X[N, K], W[J, K], B[J]) -> (Y) { Y[n, j] = sum(X[n, k] * W[j, k]) + B[j]; }"
 TURNED = "function (X[P, N, K], W[K, J], B[J]) -> (Y) { Y[p, n, j] = B[j] + sum(W[k, j] * X[p, n, k]); }"
+APART = "function (X[N, K], W[J, K], B[J]) -> (Y) { S[n, j : N, J] = sum(X[n, k] * W[j, k]); Y = S + B; }"
 PART = LINEAR.replace("Y[n, j] = sum(X[n, k] * W[j, k])", "S[n, j] = sum(X[n, k] * W[j, k]), k < 64; Y[n, j] = S[n, j]")
 WRITTEN = LINEAR.replace("n, j]", "n, j : N, P]", 1).replace("B[J]", "B[P]")
 OTHERS = {
@@ -27,7 +28,12 @@ def lines_of(text, shapes, dtypes=("bfloat16",) * 3):
 
 
 @pytest.mark.parametrize(
-    "text, shapes", [(LINEAR, ((256, 128), (512, 128), (512,))), (TURNED, ((4, 64, 128), (128, 512), (512,)))]
+    "text, shapes",
+    [
+        (LINEAR, ((256, 128), (512, 128), (512,))),
+        (TURNED, ((4, 64, 128), (128, 512), (512,))),
+        (APART, ((256, 128), (512, 128), (512,))),
+    ],
 )
 def test_a_bias_is_added_by_the_library(text, shapes):
     source = lines_of(text, shapes)

@@ -58,6 +58,28 @@ def test_values(monkeypatch, product, numbers, block, both):
     assert torch.equal(f(a, b)[~whole], want[~whole].float()) or numbers == "not finite"
 
 
+@pytest.mark.parametrize("numbers", ["plain", "not finite"])
+def test_what_follows(monkeypatch, numbers):
+    """An epilogue in the same kernel, of blocks that are computed again too."""
+    for name in ("FEWEST_SPLIT_POINTS", "FEWEST_SMALL_POINTS", "FEWEST_SPLIT_TERMS"):
+        monkeypatch.setattr(split, name, 0)
+    monkeypatch.setattr(split, "SMALL_BLOCKS", (split.SmallBlock(Config(32, 32, 16, 4, 2), 2, 1, 1),))
+    monkeypatch.setattr(split, "MULTIPROCESSORS", 1)
+    text = """function (A[I, K], B[K, J], V[J], R[I, J]) -> (Y) {
+        S[i, j : I, J] = +(A[i, k] * B[k, j]); T = max(S + V, R); Y = T * V; }"""
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(72, 40, generator=generator), torch.randn(40, 64, generator=generator)
+    if numbers == "not finite":
+        a[5, 3], b[7, 9] = torch.inf, torch.nan
+    given = (a, b, torch.randn(64, generator=generator), torch.randn(72, 64, generator=generator))
+    f = tilec.compile(text, backend="triton")
+    assert ["split_dot" in k.name for k in f.lower(*given).kernels][-1]
+    ours, theirs = f(*given), tilec.compile(text, backend="torch")(*(x.double() for x in given))
+    finite = theirs.abs() < 3e38
+    assert torch.equal(ours.isnan(), theirs.isnan()) and (ours[finite] - theirs[finite]).abs().max() < 1e-4
+    assert torch.equal(ours[~finite & ~theirs.isnan()].double().sign(), theirs[~finite & ~theirs.isnan()].sign())
+
+
 WINDOWS = {
     "channels last": (
         "R[n, y, x, o : N, H, W, O] = +(I[n, y + j - 1, x + i - 1, c] * K[j, i, c, o])",

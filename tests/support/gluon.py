@@ -160,7 +160,9 @@ def run(launches: Sequence[Launch], tensors: dict[str, np.ndarray], dtypes: Mapp
                 tensors[a.tensor] = np.full(
                     dict(launch.constants)["SPLIT"] * tensors[a.tensor.rsplit(".", 1)[0]].size, np.nan
                 )
-        code = "\n".join(f.text for f in (*launch.file.own, launch.file.kernel))
+        code = "\n".join(
+            [*(text for _, text in launch.file.shared), *(f.text for f in (*launch.file.own, launch.file.kernel))]
+        )
         place = {"number": 0, "programs": launch.grid[0]}
         for number in range(launch.grid[0]):
             place["number"] = number
@@ -234,21 +236,24 @@ def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
         constexpr=object,
         int64=Type("int64"),
         int32=Type("int32"),
+        int1=Type("int1"),
         float32=Type("float32"),
         float16=Type("float16"),
         bfloat16=Type("bfloat16"),
+        float64=Type("float64"),
+        PropagateNan=SimpleNamespace(ALL=None),
         num_warps=lambda: warps,
         program_id=lambda axis: value(place["number"]),
         num_programs=lambda axis: value(place["programs"]),
         cdiv=lambda a, b: value(-(-a // b)),
-        minimum=lambda a, b: value(np.minimum(a, b)),
-        maximum=lambda a, b: value(np.maximum(a, b)),
+        minimum=lambda a, b, propagate_nan=None: value(np.minimum(a, b)),
+        maximum=lambda a, b, propagate_nan=None: value(np.maximum(a, b)),
         exp2=lambda x: value(np.exp2(x)),
         log2=lambda x: value(np.log2(x)),
         div_rn=lambda a, b: value(np.divide(a, b)),
         to_tensor=value,
         sum=lambda x, axis: value(np.sum(x, axis)),
-        full=lambda shape, content, dtype, layout: value(np.full([int(s) for s in shape], content)),
+        full=lambda shape, content, dtype, layout=None: value(np.full([int(s) for s in shape], content)),
         where=lambda c, a, b: value(np.where(c, a, b)),
         arange=lambda a, b, layout=None: value(np.arange(a, b)),
         abs=lambda x: value(np.abs(x)),

@@ -36,16 +36,18 @@ from tilec.ir.types import TensorType, is_floating
 
 
 def find_epilogue(
-    program: Program, place: int, types: Mapping[str, TensorType], barred: Collection[str] = ()
+    program: Program, place: int, types: Mapping[str, TensorType], barred: Collection[str] = (), stored: bool = False
 ) -> tuple[Statement, ...]:
     """The statements, in order, that the one at that place can take as its epilogue: each reads the one before it at
-    its own element, is its only reader, and needs nothing that is not there yet. `barred`: outputs that may not."""
+    its own element, is its only reader, and needs nothing that is not there yet. `barred`: outputs that may not.
+    `stored`: the one at that place is stored too, so that others may read it later."""
     found: list[Statement] = []
     anchor = program.statements[place]
     there = {*program.input_names(), *(s.output for s in program.statements[:place])}
-    while anchor.output not in program.outputs:
+    while True:
         readers = [s for s in program.readers(anchor.output) if s.output != anchor.output]
-        if len(readers) != 1 or readers[0].output in barred:
+        alone = len(readers) == 1 and anchor.output not in program.outputs
+        if not readers or not alone and not (stored and not found) or readers[0].output in barred:
             break
         reader = _at_all_points(_as_assignment(readers[0], types), anchor, types)
         if not _joins(reader, anchor, there, types):

@@ -241,10 +241,11 @@ class Kernel(LineBuilder):
 
     def file(self, *flat: Statement) -> KernelFile:
         """The kernel, headed by its statements as written, without sizes, which would make each shape another text."""
-        comments = tuple(line for s in flat for line in show_statement(without_sizes(s)).splitlines())
         parameters, constants, body = tuple(self.parameters), tuple(self.constants), tuple(self.scopes[0].lines)
         unspecialized, contracts = tuple(self.unspecialized), not rounds_each(flat)
-        return kernel_file(KernelFunction(self.name, parameters, constants, body, unspecialized, comments, contracts))
+        return kernel_file(
+            KernelFunction(self.name, parameters, constants, body, unspecialized, heading(*flat), contracts)
+        )
 
     def launch(
         self,
@@ -265,6 +266,11 @@ class Kernel(LineBuilder):
         """The same, and before it the table of its classes, where it has one."""
         launch = self.launch(grid, warps, stages, *statements)
         return [Table(self.table, self.table_rows()), launch] if self.columns else [launch]
+
+
+def heading(*flat: Statement) -> tuple[str, ...]:
+    """Statements as written, without sizes."""
+    return tuple(line for s in flat for line in show_statement(without_sizes(s)).splitlines())
 
 
 def all_text(tests: Sequence[str]) -> str:

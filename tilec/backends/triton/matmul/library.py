@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 from tilec.backends.base import Options
@@ -33,7 +34,7 @@ from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import statement_type
-from tilec.ir.program import Access, Call, Statement, index_variables, reads
+from tilec.ir.program import Access, Call, Expr, Index, Statement, index_variables, reads, substitute
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.means import is_plain_sum
 
@@ -77,7 +78,7 @@ def biased_steps(s: Statement, epilogue: Sequence[Statement], types: Types, stri
     other epilogue, and where an operand would be copied or is not read as a whole."""
     if len(epilogue) != 1 or len({types[name].dtype for name in (s.output, epilogue[0].output)}) > 1:
         return None
-    out = epilogue[0]
+    out = _over_variables_of(s, epilogue[0])
     if not is_plain_sum(s) or out.guard is not None or out.constraints or out.default is not None:
         return None
     match s.body, out.body:
@@ -104,6 +105,16 @@ def biased_steps(s: Statement, epilogue: Sequence[Statement], types: Types, stri
                 return None
             return [_biased(s, out, tensors, order[0] != k, types)]
     return None
+
+
+def _over_variables_of(s: Statement, out: Statement) -> Statement:
+    """A statement of all elements of a tensor over the variables of one that writes another of its shape."""
+    own, wanted = distinct_variables(out.index), distinct_variables(s.index)
+    if own is None or wanted is None or len(own) != len(wanted) or {*index_variables(*out.roots)} - {*own}:
+        return out
+    names: dict[str, Expr] = dict(zip(own, map(Index, wanted), strict=True))
+    index = tuple(map(Index, wanted))
+    return replace(out, index=index, body=substitute(out.body, names))
 
 
 def _biased(s: Statement, out: Statement, tensors: tuple[str, str, str], swapped: bool, types: Types) -> TorchLines:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from tilec.backends.triton.emit.epilogue import finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -212,12 +213,7 @@ class SplitWriter(DotWriter):
         frame = self._some_rows()
         address, within = self._stored_at(frame, self.space.statement.output), "part_in[:, None] & col_in[None, :]"
         k.assign("value", f"tl.load({address}, mask={within}, other=0)")
-
-        def step(values: list[str], valid: str) -> CodeLine:
-            whole = not (self.dot.zero_left or self.dot.zero_right)  # points beyond the last one are not walked
-            return assign("total", term(values) if whole else f"tl.where({valid}, {term(values)}, 0.0)", "+=")
-
-        points = self._points(step, "part", frozenset(("part", *self.dot.rows)), factors=factors)
+        points = self._points(self._step(term), "part", frozenset(("part", *self.dot.rows)), factors=factors)
         k.scopes.append(Scope())
         k.assign("total", f"tl.where({wrong}, 0.0, value)")  # laid out as it is read and stored
         k.add(points)
@@ -226,6 +222,13 @@ class SplitWriter(DotWriter):
         k.add(If(f"{SOME.format(wrong)} > 0", lines))
         loop = ForLoop("over", f"range(0, BM, {self._at_once})", tuple(k.scopes.pop().lines))
         k.add(If("unsure > 0", (BARRIER, loop)))
+
+    def _step(self, term: Callable[[list[str]], str]) -> Callable[[list[str], str], CodeLine]:
+        """What adds a point to `total`."""
+        whole = not (self.dot.zero_left or self.dot.zero_right)  # points beyond the last one are not walked
+        return lambda values, valid: assign(
+            "total", term(values) if whole else f"tl.where({valid}, {term(values)}, 0.0)", "+="
+        )
 
     @property
     def _at_once(self) -> int:
@@ -257,7 +260,20 @@ class PartsWriter(SplitWriter):
         super()._store()
         factors = (*self.dot.left, *self.dot.right)
         scaled = [] if self.dot.scale == 1 else [repr(float(self.dot.scale))]
-        self._again("(tl.abs(value) < float('inf')) ^ True", factors, lambda values: " * ".join([*values, *scaled]))
+        again = self._all_again if self.epilogue else partial(self._again, "(tl.abs(value) < float('inf')) ^ True")
+        again(factors, lambda values: " * ".join([*values, *scaled]))
+
+    def _all_again(self, factors: Sequence[Expr], term: Callable[[list[str]], str]) -> None:
+        """The same of all elements of such a block: what is stored does not tell which sums are not finite."""
+        k = self.kernel
+        k.scopes.append(Scope())
+        frame = self._some_rows()
+        k.assign("total", f"tl.full(({self._at_once}, BN), 0, tl.float32)")
+        k.add(self._points(self._step(term), "part", frozenset(("part", *self.dot.rows)), factors=factors))
+        value, _ = finish(frame, self.space, "total", "float32", self.epilogue)
+        k.store(self._stored_at(frame, self.epilogue[-1].output), value, "part_in[:, None] & col_in[None, :]")
+        loop = ForLoop("over", f"range(0, BM, {self._at_once})", tuple(k.scopes.pop().lines))
+        k.add(If("unsure > 0", (BARRIER, loop)))
 
 
 def _config(product: MatrixProduct, both: bool) -> Config:
@@ -317,13 +333,15 @@ def _swapped(dot: Dot) -> Dot:
     return replace(dot, zero_left=dot.zero_right, zero_right=dot.zero_left)
 
 
-def split_steps(product: MatrixProduct, flat: Statement, int64_index: bool, setting: Setting) -> list[Step] | None:
+def split_steps(
+    product: MatrixProduct, flat: Statement, int64_index: bool, setting: Setting, epilogue: Sequence[Statement] = ()
+) -> list[Step] | None:
     """Steps of a float32 product by parts of its operands: the right one's are made before, the left one's too where
-    columns are many or where windows are read, else in the program. None where that is no faster than what would carry
-    it out otherwise."""
+    columns are many or where windows are read, else in the program. None where that is no faster than what would do it
+    otherwise, or an epilogue has no place."""
     dot, space, view = product.dot, product.space, product.view
-    types = dot.dtype, view.types[space.statement.output].dtype
-    if setting.precision != "highest" or types != ("float32", "float32"):
+    stored = (space.statement.output, *(s.output for s in epilogue[-1:]))
+    if setting.precision != "highest" or {dot.dtype, *(view.types[name].dtype for name in stored)} != {"float32"}:
         return None
     sides = [e for e in (*dot.left, *dot.right) if isinstance(e, Access)]
     if len(sides) != len(dot.left) + len(dot.right) or len(sides) != 2:
@@ -350,7 +368,7 @@ def split_steps(product: MatrixProduct, flat: Statement, int64_index: bool, sett
     over, split = divided
     config = _config(product, both)
     product = replace(product, view=replace(over.view, statement=view.statement))
-    own = dot_steps(product, flat, int64_index, setting, (), config, partial(PartsWriter, split=split))
+    own = dot_steps(product, flat, int64_index, setting, epilogue, config, partial(PartsWriter, split=split))
     return None if own is None else over.around(own)
 
 

@@ -50,7 +50,9 @@ class Effect:
 
 @dataclass(frozen=True)
 class Return:
-    """The program ends."""
+    """The program ends, or a function, which gives `value`."""
+
+    value: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ def expression_texts(line: CodeLine) -> tuple[str, ...]:
             return (address, value, mask or "", how)
         case Effect(text) | If(text) | WhileLoop(text) | ForLoop(over=text):
             return (text,)
+        case Return(str() as value):
+            return (value,)
     return ()
 
 
@@ -159,8 +163,8 @@ def printed(lines: Sequence[CodeLine], language: str = "tl") -> list[str]:
                 found.append(f"{language}.{call}({address}, {value}{masked}{how})")
             case Effect(text):
                 found += text.splitlines()
-            case Return():
-                found.append("return")
+            case Return(value):
+                found.append("return" if value is None else f"return {value}")
             case ForLoop(counter, over, body):
                 found += [f"for {counter} in {over}:", *indented(printed(body, language))]
             case WhileLoop(test, body):

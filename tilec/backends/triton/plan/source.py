@@ -13,6 +13,7 @@ from tilec.backends.triton.plan.lines import CodeLine, Return, every, printed
 HEADER_WIDTH = 118  # characters of a header in one line
 IMPORTS = ("import triton", "import triton.language as tl")
 DIALECTS = {"triton": "tl", "gluon": "gl"}  # what compiles a function -> its language in the text
+FULL = {"triton": (), "gluon": (("tl.full(", "gl.full("),)}  # what has a form of its own in a language
 
 
 def hole(what: str) -> str:
@@ -72,6 +73,7 @@ class KernelFunction:
         language = DIALECTS[self.dialect]
         places = self.places or [f"{language}.program_id({axis})" for axis in range(3)]
         fills = [*zip(PROGRAM, places, strict=True), *((hole(written), name) for written, name in self.calls)]
+        fills += FULL[self.dialect]
         lines = printed(self.body, language)
         for empty, text in fills:
             lines = [line.replace(empty, text) for line in lines]
@@ -100,7 +102,10 @@ class KernelFile:
 
     @cached_property
     def text(self) -> str:
-        texts = [*(text for _, text in self.shared), *(f.text for f in (*self.own, self.kernel))]
+        shared = [text for _, text in self.shared]
+        for form, own in FULL[self.kernel.dialect]:
+            shared = [text.replace(form, own) for text in shared]
+        texts = [*shared, *(f.text for f in (*self.own, self.kernel))]
         return "\n\n".join(["\n".join(self.imports) + "\n", *texts])
 
     @property

@@ -47,6 +47,7 @@ from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
 from tilec.backends.triton.scatter.scatter import ScatterContext, scattered
 from tilec.backends.triton.schedule.banded import Banded, recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
+from tilec.backends.triton.schedule.on_sums import on_sums
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Statement, reads
@@ -81,6 +82,14 @@ def fused_steps(
     if p is None:
         return _scattered(flat, epilogue, types, strides, setting)
     return None if not p.space.classes else _emitted(p)[1]
+
+
+def stored_steps(p: Problem, epilogue: Sequence[Statement]) -> list[Step] | None:
+    """Steps that compute and store a statement and its epilogue's last value in one launch; None where it is no product
+    or two launches take less time."""
+    name = _chosen(p)[0].name if p.product is not None and p.space.classes else ""
+    both = problem_of(p.defracted, p.flat, p.types, p.strides, p.setting, epilogue)
+    return on_sums(both, name == "library", stored=True) if both and name in ("library", "product") else None
 
 
 def _scattered(
@@ -198,16 +207,18 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
 
 
-def _of_parts(p: Problem) -> list[Step] | None:
-    return None if p.product is None else split_steps(p.product, p.flat, p.int64_index, p.setting)
+def _of_parts(p: Problem, epilogue: Sequence[Statement] = ()) -> list[Step] | None:
+    return None if p.product is None else split_steps(p.product, p.flat, p.int64_index, p.setting, epilogue)
 
 
 def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     hopper = p.setting.device.capability == HOPPER
     computed = hoisted(product, p.int64_index, wanted_along(product), hopper=hopper)
+    if p.epilogue and computed is not None:
+        return None
     if p.epilogue:
-        plain = computed is None and hopper_steps(product, p.setting) is None
-        return _dot_steps(p, product) if plain else None
+        fused = on_sums(p, by_library=False)
+        return _dot_steps(p, product) if fused is None and hopper_steps(product, p.setting) is None else fused
     return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.product))
 
 
@@ -343,8 +354,15 @@ FAMILIES = (
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
     Family("product in place", _in_place, _dot_steps),
-    Family("product of parts", _plain(_of_parts), _alone),
+    Family("product of parts", _of_parts, lambda p, steps: _of_parts(p, p.epilogue) if p.epilogue else steps),
     Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),
+    Family(
+        "product with an epilogue",
+        lambda p: on_sums(p, by_library(p) is not None),
+        lambda p, steps: steps,
+        _left_to_library,
+        fills=False,
+    ),
     Family("library", by_library, _alone, _left_to_library, fills=False),
     Family("chain of products", _chain, _in_turn, fills=False),
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),

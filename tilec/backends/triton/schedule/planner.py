@@ -33,9 +33,9 @@ from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_e
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
 from tilec.backends.triton.scatter.places import is_scatter, shared_margins
-from tilec.backends.triton.schedule.families import fused_steps, statement_steps
+from tilec.backends.triton.schedule.families import fused_steps, statement_steps, stored_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
-from tilec.backends.triton.schedule.problem import Unit, needs_int64_index
+from tilec.backends.triton.schedule.problem import Unit, needs_int64_index, problem_of
 from tilec.backends.triton.schedule.reshape import reshape_steps, reshaped_inputs
 from tilec.backends.triton.schedule.scatter_sums import ScatterSum, scatter_sums, sum_steps
 from tilec.backends.triton.schedule.shared_reads import SharedReads
@@ -108,7 +108,8 @@ class _Planner:
         if joint is not None:
             return [joint]
         if s.output not in self.sums:
-            return [self._single_unit(s, find_epilogue(self.kept, place, self.types, self.members))]
+            epilogue = find_epilogue(self.kept, place, self.types, self.members)
+            return [(None if epilogue else self._stored_unit(place)) or self._single_unit(s, epilogue)]
         together = self._sum_unit(self.sums[s.output])
         if together is not None:
             return [together]
@@ -144,6 +145,19 @@ class _Planner:
         if made is None and self._has_elements(output):
             made = statement_steps(defracted, s, *how)
         return Unit(statements, (output,), (self._allocated(output), *(made or ())))
+
+    def _stored_unit(self, place: int) -> Unit | None:
+        """A product that is stored, since others read it too, with what follows from it in the same launch."""
+        s = self.kept.statements[place]
+        epilogue = find_epilogue(self.kept, place, self.types, self.members, stored=True)
+        if not epilogue or not self._has_elements(s.output):
+            return None
+        p = problem_of(self.defracted[s.output], s, self.types, self.strides, self.setting)
+        made = None if p is None else stored_steps(p, epilogue)
+        if made is None:
+            return None
+        outputs = (s.output, epilogue[-1].output)
+        return Unit((s, *epilogue), outputs, (*map(self._allocated, outputs), *made))
 
     def _sum_unit(self, found: ScatterSum) -> Unit | None:
         """Scatters and what takes their values together, where one kernel computes these."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
 
+from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
 from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
@@ -38,6 +39,8 @@ CYCLES = 1.7e3  # a microsecond, under load
 MULTIPLY = 4096  # bytes of multiply-adds' summed operands a cycle and multiprocessor: 2048 in 16 bits, 1024 in tf32
 DELIVER = 69  # bytes a cycle that the level-two cache brings to a multiprocessor
 STORE = 7e4  # bytes a microsecond that a multiprocessor stores
+LANES = 128  # instructions a cycle and multiprocessor
+LOAD = 2e4  # bytes a microsecond that a multiprocessor loads while all others do
 STEP = 0.014  # microseconds of waiting a step, twice that of a warp that only copies
 ONCE = {0: 2.6, 1: 1.4, 2: 0.6}  # microseconds a tile, by consumers
 START, FLOOR = 4.2, 8.0  # microseconds a kernel: the first tile's copies; the least that any took beside its memory
@@ -53,7 +56,7 @@ HopperTensors = Mapping[str, TensorView]  # those of a product, by name
 class TileWork:
     """What the model needs to know of a choice: a tile's extents, sizes of elements in bytes, tiles, steps of a sum,
     elements of the output, bytes of all tensors, tensor maps of the output if it is stored through such, sums of a
-    program."""
+    program, instructions of the epilogue for each element and bytes that it loads for one."""
 
     rows: int
     columns: int
@@ -66,6 +69,8 @@ class TileWork:
     memory: int
     maps: int
     several: int = 1
+    instructions: float = 0
+    loaded: float = 0
 
 
 def configs(dot: HopperDot, tensors: HopperTensors) -> list[HopperConfig]:
@@ -73,20 +78,24 @@ def configs(dot: HopperDot, tensors: HopperTensors) -> list[HopperConfig]:
     return list(dict.fromkeys(c for _, c in sorted(_candidates(dot, tensors), key=itemgetter(0))))
 
 
-def default_plan(dot: HopperDot, tensors: HopperTensors) -> tuple[HopperConfig, list[Launch]] | None:
-    """The first of these that `plan_hopper` can carry out, and how, None where there is none: of open sizes nothing
-    more is asked than that it is the first."""
-    left = dict(enumerate(_candidates(dot, tensors)))
+def default_plan(
+    dot: HopperDot, tensors: HopperTensors, epilogue: Epilogue | None = None
+) -> tuple[float, HopperConfig, list[Launch]] | None:
+    """The first of these that `plan_hopper` can carry out, with its time in microseconds, and how; None where there is
+    none: of open sizes nothing more is asked than that it is the first."""
+    left = dict(enumerate(_candidates(dot, tensors, epilogue)))
     while left:
-        place, (_, config) = least(list(left.items()), lambda item: item[1][0])
-        launches = plan_hopper(dot, tensors, config)
+        place, (time, config) = least(list(left.items()), lambda item: item[1][0])
+        launches = plan_hopper(dot, tensors, config, epilogue)
         if launches is not None:
-            return config, launches
+            return time, config, launches
         left = {k: pair for k, pair in left.items() if k != place and pair[1] != config}
     return None
 
 
-def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float, HopperConfig]]:
+def _candidates(
+    dot: HopperDot, tensors: HopperTensors, epilogue: Epilogue | None = None
+) -> Iterator[tuple[float, HopperConfig]]:
     size, out_size = tensors[dot.left.tensor].size, tensors[dot.output].size
     tf32 = tensors[dot.left.tensor].dtype == "float32"
     extent = {v: max(e[v] for e in dot.extent) for v in (*dot.batch, *dot.rows, *dot.columns, *dot.summed)}
@@ -95,6 +104,9 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
     walked = math.prod(extent[v] for v in dot.summed if v not in summed)
     elements = math.prod(extent[v] for v in (*dot.rows, *dot.columns)) * outer
     memory = sum(math.prod(tensors[o.tensor].shape) * size for o in (dot.left, dot.right)) + elements * out_size
+
+    memory += 0 if epilogue is None else epilogue.bytes_read + epilogue.stored * elements * out_size
+    after = (0.0, 0.0) if epilogue is None else (epilogue.instructions, epilogue.bytes_read / max(elements, 1))
 
     strided = {v: int(form.coefficient(v)) for form in dot.index for v in form.variables() if v in rows}
 
@@ -112,7 +124,7 @@ def _candidates(dot: HopperDot, tensors: HopperTensors) -> Iterator[tuple[float,
                 tiles = count(dot.rows, own[0]) * across * outer
                 steps = count(summed, own[2]) * walked
                 maps = math.prod(strided.get(v, 1) for v, b in own[0] if b > 1)
-                tile = TileWork(m, n, depth, size, out_size, tiles, steps, elements, memory, maps)
+                tile = TileWork(m, n, depth, size, out_size, tiles, steps, elements, memory, maps, 1, *after)
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
                 group = 1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * n / m) / 2)
                 for split, stages, consumers, mapped in itertools.product(
@@ -203,6 +215,8 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     step = (multiply**4 + deliver**4) ** 0.25 / CYCLES + STEP / (2 if config.consumers else beside)
     waves = -(-tile.tiles * config.split // (MULTIPROCESSORS * beside))
     once = ONCE[config.consumers if waves > 1 else 0] + area * tile.out_size / STORE
+    after = 0 if config.split > 1 else area * (tile.instructions / LANES / CYCLES + tile.loaded / LOAD)
+    once += _beside_sums(config, waves, beside, after, tile.steps * step)
     time = START + waves * (-(-tile.steps // config.split) * step * beside + once)
     if config.split > 1:
         time += SECOND + 8 * config.split * tile.elements / PARTS_RATE
@@ -212,6 +226,14 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     # what the model cannot tell apart: as many buffers as usual, one swizzled row
     tie = abs(config.stages - 4) + 2 * (tile.depth * tile.size > LINE) + (config.consumers > 0 and waves == 1)
     return time * (1 + 0.01 * tie)
+
+
+def _beside_sums(config: HopperConfig, waves: int, beside: int, epilogue: float, sums: float) -> float:
+    """What a tile's epilogue adds to the time of its sums: half of what these do not hide where two consumers take
+    turns; of several programs of a multiprocessor, half of all. Its first wave's is hidden by nothing."""
+    if config.consumers == 2 and waves > 1:
+        return max(epilogue - sums, 0) / 2 + epilogue / waves
+    return epilogue * beside / (2 if beside > 1 and waves > 1 else 1)
 
 
 def _boxes(

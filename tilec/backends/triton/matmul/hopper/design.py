@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
+from tilec.backends.triton.matmul.hopper.epilogue import EpilogueText
 from tilec.backends.triton.matmul.hopper.form import HopperProblem, Same, Variable, coefficients
 from tilec.backends.triton.matmul.hopper.views import View
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, LineBuilder
@@ -23,7 +24,8 @@ class Design:
     range; `tails`: summed variables
     past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or
     columns; `ones`: stride parameters that are 1; `unrolled`: the column variable of which a program computes several
-    values, and how many; `same`: as a HopperDot's."""
+    values, and how many; `same`: as a HopperDot's; `epilogue`: what is done to sums before they are stored;
+    `sums_stored`: they are stored as they are too."""
 
     name: str
     problem: HopperProblem
@@ -40,6 +42,13 @@ class Design:
     boxed: frozenset[str]
     unrolled: tuple[str, int] | None = None
     same: Same | None = None
+    epilogue: EpilogueText | None = None
+    sums_stored: bool = False
+
+    @property
+    def on_tile(self) -> EpilogueText | None:
+        """The epilogue of a tile, which a part of a sum does not have."""
+        return None if self.split else self.epilogue
 
     @property
     def exact(self) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import IMPORTED_NAMES, Design, Lines, joined, spell
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
 from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
 from tilec.backends.triton.plan.check_lines import free_names
 from tilec.backends.triton.plan.lines import CONSTEXPR, Effect, assign
-from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction, hole
+from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction, called, hole
 
 
 def staging(w: Lines, d: Design) -> None:
@@ -65,14 +66,14 @@ def _store_all(w: Lines, d: Design) -> None:
 def _store(w: Lines, d: Design, sums: str) -> None:
     """Through shared memory: by tensor maps, or by wide stores of rows."""
     scaled = f"{sums} * scale" if d.scaled and not d.split else sums
+    if d.sums_stored:
+        _store_box(w, d, "sum", scaled)
+    if d.on_tile is not None:
+        _spread(w, d, "mma", "e", "BN", "0")
+        w.assign("stored", _finished(d, scaled, "e"))
+        scaled = "stored"
     if d.out is not None:
-        if d.specialise:
-            w.effect("tma.store_wait(pendings=0)")
-        else:
-            staging(w, d)
-        w.add(Effect(f"staged.reshape([BM, BN]).store(({scaled}).to(out_map_0.dtype))"), Effect("fence_async_shared()"))
-        at = ", ".join([coordinate(w, "out", dim) for dim in d.out.dims])
-        select_copy(w, "out", d.out, [f"copy_out(out_map_{k}, [{at}], staged)" for k in range(len(d.out.choices))])
+        _store_box(w, d, "out", scaled)
         if not d.specialise:
             w.effect("tma.store_wait(pendings=0)")
         return
@@ -85,15 +86,28 @@ def _store(w: Lines, d: Design, sums: str) -> None:
     _put(w, d, "i", "values")
 
 
-def _put(w: Lines, d: Design, mark: str, values: str) -> None:
-    """Store a block of elements whose variables are `<name>_<mark>`, to the output or to the share's part of it."""
+def _store_box(w: Lines, d: Design, side: str, values: str) -> None:
+    """Store a tile through shared memory, by the maps of the output or of the sums as they are."""
+    assert d.out is not None
+    if d.specialise or d.sums_stored and side == "out":
+        w.effect("tma.store_wait(pendings=0)")
+    else:
+        staging(w, d)
+    w.add(Effect(f"staged.reshape([BM, BN]).store(({values}).to(out_map_0.dtype))"), Effect("fence_async_shared()"))
+    at = ", ".join([coordinate(w, "out", dim) for dim in d.out.dims])
+    select_copy(w, "out", d.out, [f"copy_out({side}_map_{k}, [{at}], staged)" for k in range(len(d.out.choices))])
+
+
+def _put(w: Lines, d: Design, mark: str, values: str, to: str = "out") -> None:
+    """Store a block of elements whose variables are `<name>_<mark>`, to the output or to the share's part of it; the
+    sums as they are lie in memory as that does."""
     p = d.problem
     names = {v.name: f"{v.name}_{mark}" for v in p.rows + p.columns}
     inside = f"rows_{mark}[:, None] & columns_{mark}[None, :]"
     if not d.split:
         scalar, row, column = _offsets(d, "out", names)
         parts = [scalar, f"({row})[:, None]" if row else "", f"({column})[None, :]" if column else ""]
-        w.store(f"out + ({joined([t for t in parts if t], '+', '')})", values, inside)
+        w.store(f"{to} + ({joined([t for t in parts if t], '+', '')})", values, inside)
         return
     row, column = (_flat_index(group, names) for group in (p.rows, p.columns))
     rows, columns, batches = (joined([f"{v.name}_n" for v in g], "*", "1") for g in (p.rows, p.columns, p.batch))
@@ -151,10 +165,16 @@ def recomputing(d: Design) -> KernelFunction:
     lines once, through those of a loop twice for each loop around them."""
     w = Lines()
     _recompute(w, d)
-    read = sorted(free_names("recompute", (), w.lines) - IMPORTED_NAMES)
+    calls = called(finishing(d))
+    read = sorted(free_names("recompute", (), w.lines) - IMPORTED_NAMES - {name for pair in calls for name in pair})
     constants = tuple(n for n in read if n[0].isupper())
     parameters = tuple(n for n in read if n not in constants)
-    return KernelFunction("recompute", parameters, constants, tuple(w.lines), dialect="gluon")
+    return KernelFunction("recompute", parameters, constants, tuple(w.lines), dialect="gluon", calls=calls)
+
+
+def finishing(d: Design) -> tuple[KernelFunction, ...]:
+    """The function of the epilogue, if tiles have one."""
+    return () if d.on_tile is None else (d.on_tile.function,)
 
 
 def _recompute(w: Lines, d: Design) -> None:
@@ -192,7 +212,20 @@ def _recompute(w: Lines, d: Design) -> None:
             advance(w, d, "gl.where(ended, {}, 0)")
         if d.scaled and not d.split:
             w.assign("again", "again * scale")
+        if d.sums_stored:
+            _put(w, d, "k", "again.to(out.dtype.element_ty)", "sum_out")
+        if d.on_tile is not None:
+            w.assign("again", _finished(d, "again", "k"))
         _put(w, d, "k", "again.to(out.dtype.element_ty)")
+
+
+def _finished(d: Design, sums: str, mark: str) -> str:
+    """A block of sums after the epilogue, whose variables are `<name>_<mark>`."""
+    assert d.on_tile is not None
+    p = d.problem
+    places = [*(f"{v.name}_{mark}" for v in p.rows + p.columns), *(v.name for v in p.batch)]
+    given = [sums, f"rows_{mark}", f"columns_{mark}", *places, *d.on_tile.arguments]
+    return f"{hole(d.on_tile.function.name)}({', '.join(given)})"
 
 
 def _suspicions(d: Design) -> list[str]:
@@ -232,8 +265,22 @@ def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
         w.add(assign(v.name, f"i % {v.name}_n"), assign("i", f"i // {v.name}_n"))
     terms = [s if f"out_{s}" in d.ones else f"{s}.to(tl.int64) * out_{s}" for s in d.symbols("out")]
     w.assign("place", joined(["out_base", *terms], "+", ""))
-    w.store("out + place", f"(sums{' * scale' if d.scaled else ''}).to(out.dtype.element_ty)", "inside")
+    value, after = f"sums{' * scale' if d.scaled else ''}", d.epilogue
+    if after is not None:
+        given = [value, "inside", *(v.name for v in (*d.problem.rows, *d.problem.columns, *d.problem.batch))]
+        value = f"{hole(after.function.name)}({', '.join([*given, *after.arguments])})"
+    w.store("out + place", f"({value}).to(out.dtype.element_ty)", "inside")
     parameters = ("parts", "out", "total", *sizes, *strides, *(("scale",) if d.scaled else ()))
     what = ("the shares of a sum, added in order",)
     kernel = KernelFunction(f"{d.name}_total", parameters, ("SPLIT", "BLOCK"), tuple(w.lines), ("total",), what)
-    return KernelFile(kernel), sizes, strides
+    if after is None:
+        return KernelFile(kernel), sizes, strides
+    kernel = replace(
+        kernel,
+        parameters=(*parameters, *after.arguments),
+        unspecialized=("total", *after.unspecialized),
+        heading=(*what, *after.heading),
+        contracts=after.contracts,
+        calls=called((after.function,)),
+    )
+    return replace(after.file, kernel=kernel, own=(after.function,)), sizes, strides

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import Design
+from tilec.backends.triton.matmul.hopper.epilogue import Epilogue, epilogue_text, is_epilogue
 from tilec.backends.triton.matmul.hopper.finish import partial_sums_kernel
 from tilec.backends.triton.matmul.hopper.form import (
     HopperConfig,
@@ -34,14 +36,18 @@ SHARED_MEMORY = PLANNED_FOR.shared
 MOST_UNROLLED = 320  # columns of all of a program's sums, of 64 rows: 160 registers of a thread
 
 
-def plan_hopper(dot: HopperDot, tensors: Mapping[str, TensorView], config: HopperConfig) -> list[Launch] | None:
+def plan_hopper(
+    dot: HopperDot, tensors: Mapping[str, TensorView], config: HopperConfig, epilogue: Epilogue | None = None
+) -> list[Launch] | None:
     """The launches that write dot's output, or None where TMA, wgmma or the config's boxes do not allow it.
 
     Tensors are given by name, of "float16", "bfloat16" or, with config.tf32, "float32" for both operands; the output
     any of these. Their first elements lie at multiples of 16 bytes. With config.split above 1 there are two launches,
     and `Pointer(output + ".parts")` names a float32 workspace of `split` times the output's elements: the second
-    launch's `total` times the first's constant SPLIT.
+    launch's `total` times the first's constant SPLIT. With an epilogue, dot's output is the last one's.
     """
+    if epilogue is not None and not is_epilogue(epilogue):
+        return None
     dtype, other, out = (tensors[name].dtype for name in (dot.left.tensor, dot.right.tensor, dot.output))
     if dtype != other or not {dtype, out} <= MAPPED or dtype == "float32" and not config.tf32:
         return None
@@ -59,7 +65,7 @@ def plan_hopper(dot: HopperDot, tensors: Mapping[str, TensorView], config: Hoppe
         return None
     if not _fits(problem, boxes, config, tensors[dot.left.tensor].size, tensors[dot.output].size):
         return None
-    return _launches(dot, problem, boxes, config, tensors)
+    return _launches(dot, problem, boxes, config, tensors, epilogue)
 
 
 def _oriented(dot: HopperDot, out: TensorView) -> HopperDot:
@@ -98,6 +104,7 @@ def _launches(
     boxes: Mapping[str, int],
     config: HopperConfig,
     tensors: Mapping[str, TensorView],
+    epilogue: Epilogue | None,
 ) -> list[Launch] | None:
     tail = [v for v in problem.summed if v.size % boxes[v.name]]
     names = {
@@ -135,9 +142,17 @@ def _launches(
     out = None
     if config.split == 1 and (len(problem.table) == 1 or config.mapped) and None not in problem.ranges:
         out = _output_view(tensors[dot.output], problem, boxes, names["r"] + names["c"])
+    sums_stored = epilogue is not None and epilogue.stored
+    if epilogue is not None and sums_stored:
+        both = [replace(tensors[name], name="") for name in (dot.output, epilogue.sums)]
+        if out is None or both[0] != both[1]:
+            return None
     written = {**sides, "out": (dot.output, problem.out, ())}
     steps = {side: _strides(forms, tensors[name]) for side, (name, forms, _) in written.items()}
     unrolled = config.unrolled
+    after = None if epilogue is None else epilogue_text(epilogue, problem, config.split > 1)
+    if epilogue is not None and after is None:
+        return None
     (a, m), (b, n) = dot.same or (("", 1), ("", 1))
     design = Design(
         name="product",
@@ -157,8 +172,11 @@ def _launches(
         boxed=frozenset(name for name, box in boxes.items() if box > 1),
         unrolled=None if unrolled is None else (problem.named(unrolled[0]), unrolled[1]),
         same=None if dot.same is None else ((problem.named(a), m), (problem.named(b), n)),
+        epilogue=after,
+        sums_stored=sums_stored,
     )
-    return _assemble(dot, design, boxes, config, tensors, steps)
+    outputs = (dot.output,) if epilogue is None else epilogue.outputs
+    return _assemble(dot, design, boxes, config, tensors, steps, outputs)
 
 
 def _clipped(form: Affine, v: Variable) -> int | None:
@@ -248,6 +266,7 @@ def _assemble(
     config: HopperConfig,
     tensors: Mapping[str, TensorView],
     steps: Mapping[str, Mapping[str, int]],
+    outputs: tuple[str, ...],
 ) -> list[Launch] | None:
     p = design.problem
     out = dot.output + PARTS if design.split else dot.output
@@ -255,20 +274,24 @@ def _assemble(
         "left": Pointer(dot.left.tensor),
         "right": Pointer(dot.right.tensor),
         "out": Pointer(out),
+        "sum_out": Pointer(outputs[0]),
         "scale": dot.scale,
     }
     for side, name, found in (
         ("left", dot.left.tensor, design.left),
         ("right", dot.right.tensor, design.right),
         ("out", dot.output, design.out),
+        *([("sum", outputs[0], design.out)] if design.sums_stored else []),
     ):
         maps: tuple[Descriptor, ...] = () if found is None else descriptors(tensors[name], found, boxes)
         values |= {f"{side}_map_{k}": each for k, each in enumerate(maps)}
-        values |= {f"{side}_{symbol}": step for symbol, step in steps[side].items()}
+        values |= {f"{side}_{symbol}": step for symbol, step in steps.get(side, {}).items()}
         values |= {f"{side}_size_{axis}": size for axis, size in enumerate(tensors[name].shape)}
     values |= {f"{name}_n": size for name, size in p.sizes.items()}
     maps_, pointers, sizes, strides = parameters(design)
     scale = ["scale"] if design.scaled and not design.split else []
+    further = () if design.epilogue is None else tuple(design.epilogue.arguments.items())
+    own = () if design.split else further
     boxes = {**boxes, **dict([design.unrolled] if design.unrolled is not None else [])}
     counts = [math.prod(-(-v.size // boxes[v.name]) for v in group) for group in (p.rows, p.columns)]
     tiles = math.prod(counts) * len(p.table) * math.prod(v.size for v in p.batch) * config.split
@@ -284,11 +307,11 @@ def _assemble(
             1,
             1,
         ),
-        arguments=tuple((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)),
+        arguments=(*((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)), *own),
         constants=tuple((n, choices[n]) for n in constants(design)),
         warps=config.warps,
         stages=config.stages,
-        statements=(dot.output,),
+        statements=outputs,
     )
     if not design.split:
         return [first]
@@ -307,10 +330,11 @@ def _assemble(
             ("total", elements),
             *((n, values[n]) for n in (*order, *moves)),
             *tail,
+            *further,
         ),
         constants=(("SPLIT", config.split), ("BLOCK", block)),
         warps=4,
         stages=1,
-        statements=(dot.output,),
+        statements=outputs,
     )
     return [first, second]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import IMPORTED_NAMES, Design, Lines
-from tilec.backends.triton.matmul.hopper.finish import finish_tile, recomputing, staging
+from tilec.backends.triton.matmul.hopper.finish import finish_tile, finishing, recomputing, staging
 from tilec.backends.triton.matmul.hopper.tiles import (
     advance,
     box_text,
@@ -51,14 +51,15 @@ seen_as = descriptor.reinterpret if hasattr(descriptor, "reinterpret") else desc
 def parameters(d: Design) -> tuple[list[str], list[str], list[str], list[str]]:
     """Tensor maps, pointers, integers, and integers that may be specialised, in the order of the signature."""
     maps = [f"{side}_map_{k}" for side, v in (("left", d.left), ("right", d.right)) for k in range(len(v.choices))]
-    maps += [f"out_map_{k}" for k in range(0 if d.out is None else len(d.out.choices))]
+    stored = ("out", "sum") if d.sums_stored else ("out",)
+    maps += [f"{side}_map_{k}" for side in stored for k in range(0 if d.out is None else len(d.out.choices))]
     pointers = ["left", "right"] if d.exact else []
     written = d.out is None or d.exact
     if written:
-        pointers.append("out")
+        pointers += ["out", "sum_out"] if d.sums_stored else ["out"]
     sizes = [f"{v.name}_n" for v in d.problem.variables if not (v.varies and v in d.problem.summed)]
-    # stores are wide where masks are known to change at multiples of a vector
-    strides = [s for s in sizes if s[0] == "c"] if d.out is None else []
+    # stores and loads are wide where masks are known to change at multiples of a vector
+    strides = [s for s in sizes if s[0] == "c"] if d.out is None or d.on_tile is not None else []
     sizes = [s for s in sizes if s not in strides]
     for side in ("left", "right") if d.exact else ():
         sizes += [f"{side}_size_{a}" for a in d.loose[side]]
@@ -76,19 +77,39 @@ def constants(d: Design) -> list[str]:
 def hopper_file(d: Design) -> KernelFile:
     maps, pointers, sizes, strides = parameters(d)
     scale = ["scale"] if d.scaled and not d.split else []
-    given, fixed = (*maps, *pointers, *sizes, *strides, *scale), tuple(constants(d))
+    after = d.on_tile
+    fixed, further = tuple(constants(d)), tuple(after.arguments) if after is not None else ()
+    given = (*maps, *pointers, *sizes, *strides, *scale, *further)
     exact = (recomputing(d),) if d.exact else ()
-    w, roles = _specialised(d, given, fixed, exact) if d.specialise else (_alone(d), ())
-    calls = called(roles or exact)
-    kernel = KernelFunction(d.name, given, fixed, tuple(w.lines), tuple(sizes), (WHAT,), dialect="gluon", calls=calls)
-    return gluon_file(kernel, (*exact, *roles))
+    ended = finishing(d)
+    w, roles = _specialised(d, given, fixed, called((*ended, *exact))) if d.specialise else (_alone(d), ())
+    kernel = KernelFunction(
+        d.name,
+        given,
+        fixed,
+        tuple(w.lines),
+        (*sizes, *(after.unspecialized if after is not None else ())),
+        (WHAT, *(after.heading if after is not None else ())),
+        contracts=after is None or after.contracts,
+        dialect="gluon",
+        calls=called(roles or (*ended, *exact)),
+    )
+    return gluon_file(kernel, (*ended, *exact, *roles), None if after is None else after.file)
 
 
-def gluon_file(kernel: KernelFunction, own: tuple[KernelFunction, ...]) -> KernelFile:
+def gluon_file(
+    kernel: KernelFunction, own: tuple[KernelFunction, ...], written: KernelFile | None = None
+) -> KernelFile:
+    """The file of a kernel and its own functions, one of which is that of `written`."""
     file = KernelFile(kernel, own, imports=IMPORTED)
+    known = IMPORTED_NAMES
     if "seen_as" in file.free:
         file = replace(file, imports=(*IMPORTED, SEEN_AS))
-    check_defined(kernel.name, file.free, IMPORTED_NAMES)
+    if written is not None:
+        further = tuple(line for line in written.imports if line not in file.imports)
+        file = replace(file, shared=written.shared, imports=(*file.imports, *further))
+        known |= written.free
+    check_defined(kernel.name, file.free, known)
     return file
 
 
@@ -122,11 +143,11 @@ def _alone(d: Design) -> Lines:
 
 
 def _specialised(
-    d: Design, given: tuple[str, ...], fixed: tuple[str, ...], exact: tuple[KernelFunction, ...]
+    d: Design, given: tuple[str, ...], fixed: tuple[str, ...], calls: tuple[tuple[str, str], ...]
 ) -> tuple[Lines, tuple[KernelFunction, ...]]:
     """Programs that stay: a warp copies ahead through all of a program's tiles, and one or two groups of warps
-    multiply. Two take turns, so that one stores while the other multiplies. `exact`: what these call. The kernel's
-    lines, and the functions of either."""
+    multiply. Two take turns, so that one stores while the other multiplies. The kernel's lines, and the functions of
+    either; `calls`: of those that multiply."""
     shared = ("left_ring", "right_ring", "full", "free") + ("done",) * (d.consumers == 2)
     every = ("number", f"range({PROGRAM[0]}, tiles, gl.num_programs(0))")
     w = Lines()
@@ -160,9 +181,8 @@ def _specialised(
         w.assign("turn", "steps", "+=")
     if d.out is not None:
         w.effect("tma.store_wait(pendings=0)")
-    consume = KernelFunction(
-        "consume", (*shared, *given), (*fixed, "WHICH"), tuple(w.lines), dialect="gluon", calls=called(exact)
-    )
+    own = (*fixed, "WHICH")
+    consume = KernelFunction("consume", (*shared, *given), own, tuple(w.lines), dialect="gluon", calls=calls)
     w = Lines()
     tile_extents(w, d)
     _buffers(w, d)

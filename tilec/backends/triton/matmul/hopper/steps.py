@@ -8,6 +8,7 @@ from tilec.backends.common.domain import Condition, access_conditions, free
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.matmul.dot import MatrixProduct
 from tilec.backends.triton.matmul.hopper.configs import configs, default_plan
+from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand, Same
 from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
@@ -19,21 +20,25 @@ from tilec.ir.types import NARROW
 
 
 def hopper_steps(
-    given: MatrixProduct, setting: Setting, config: HopperConfig | None = None, same: Same | None = None
+    given: MatrixProduct,
+    setting: Setting,
+    config: HopperConfig | None = None,
+    same: Same | None = None,
+    epilogue: Epilogue | None = None,
 ) -> list[Step] | None:
     """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit. `same`: as
-    a HopperDot's."""
+    a HopperDot's. With an epilogue, the last output of that is computed."""
     product = hopper_product(given, setting)
     if product is None:
         return None
-    product = replace(product, same=same)
-    tensors = hopper_tensors(product, given.view)
+    product = replace(product, same=same, output=product.output if epilogue is None else epilogue.output)
+    tensors = hopper_tensors(product, given.view, epilogue)
     if config is None:
-        found = default_plan(product, tensors)
-        if found is None or _mostly_outside(found[0], given):
+        found = default_plan(product, tensors, epilogue)
+        if found is None or _mostly_outside(found[1], given):
             return None
-        config, launches = found
-    elif (asked := plan_hopper(product, tensors, config)) is not None:
+        _, config, launches = found
+    elif (asked := plan_hopper(product, tensors, config, epilogue)) is not None:
         launches = asked
     else:
         return None
@@ -43,6 +48,18 @@ def hopper_steps(
     assert isinstance(total, int)
     parts = f"{product.output}.parts"
     return [Allocate(parts, (config.split * total,), "float32"), *launches, Release((parts,))]
+
+
+def timed_choice(
+    given: MatrixProduct, setting: Setting, epilogue: Epilogue | None = None
+) -> tuple[float, HopperConfig] | None:
+    """The likeliest tiles, and the microseconds that they take by the model; None where there are no such steps."""
+    product = hopper_product(given, setting)
+    if product is None:
+        return None
+    product = replace(product, output=product.output if epilogue is None else epilogue.output)
+    found = default_plan(product, hopper_tensors(product, given.view, epilogue), epilogue)
+    return None if found is None or _mostly_outside(found[1], given) else found[:2]
 
 
 def _mostly_outside(config: HopperConfig, given: MatrixProduct) -> bool:
@@ -57,9 +74,10 @@ def candidates(given: MatrixProduct, setting: Setting) -> list[HopperConfig]:
     return [] if product is None else configs(product, hopper_tensors(product, given.view))
 
 
-def hopper_tensors(product: HopperDot, view: StridedView) -> dict[str, TensorView]:
-    """The tensors of a product, by name."""
-    names = (product.output, product.left.tensor, product.right.tensor)
+def hopper_tensors(product: HopperDot, view: StridedView, epilogue: Epilogue | None = None) -> dict[str, TensorView]:
+    """The tensors of a product, by name, with the product's own output where that is stored too."""
+    stored = () if epilogue is None or not epilogue.stored else (epilogue.sums,)
+    names = (product.output, product.left.tensor, product.right.tensor, *stored)
     return {n: TensorView(n, view.types[n].shape, tuple(view.strides[n]), view.types[n].dtype) for n in names}
 
 

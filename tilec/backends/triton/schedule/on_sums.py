@@ -1,0 +1,88 @@
+"""Which products have elementwise statements computed on their sums, in Hopper's kernels, before these are stored.
+
+Otherwise the product is stored and read again by another kernel. That is one pass over memory more, but its
+instructions are hidden by memory, and a library may multiply: estimates of both times decide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tilec.backends.triton.emit.epilogue import epilogue_over
+from tilec.backends.triton.fusion.invariants import costly_instructions
+from tilec.backends.triton.iteration.coalesce import coalesce
+from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, MEMORY_BYTES, MatrixProduct, product_over
+from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
+from tilec.backends.triton.matmul.hopper.steps import hopper_steps, timed_choice
+from tilec.backends.triton.plan.plan import Step
+from tilec.backends.triton.schedule.problem import Problem
+from tilec.cost import size_in_bytes
+from tilec.ir.functions import FUNCTIONS
+from tilec.ir.program import Access, Call, Expr, Statement, accesses_in, children, walk
+
+LIBRARY_SHARE = 0.95  # of the time of Hopper's kernels, what a library takes for a product of matrices
+DRAW_INSTRUCTIONS = 100  # instructions of a random number
+LOADED = 3  # instructions that bring an element of a tensor as large as the product
+
+
+def on_sums(p: Problem, by_library: bool, stored: bool = False) -> list[Step] | None:
+    """Steps that compute a product and its epilogue in one launch; None where two take less time, or there is none.
+    `by_library`: whether a library would multiply otherwise. `stored`: the product is stored as well."""
+    if p.product is None or not p.epilogue:
+        return None
+    product, statements = _coalesced(p, p.product)
+    epilogue = replace(_epilogue(p, product, statements), stored=stored)
+    found, plain = timed_choice(product, p.setting, epilogue), timed_choice(product, p.setting)
+    if found is None or plain is None:
+        return None
+    moved = sum(size_in_bytes(p.types[name]) for name in (p.flat.output, epilogue.output)) + epilogue.bytes_read
+    apart = 1e6 * (LAUNCH_SECONDS + moved / MEMORY_BYTES)
+    if found[0] >= plain[0] * (LIBRARY_SHARE if by_library else 1) + apart:
+        return None
+    return hopper_steps(product, p.setting, found[1], epilogue=epilogue)
+
+
+def _coalesced(p: Problem, product: MatrixProduct) -> tuple[MatrixProduct, tuple[Statement, ...]]:
+    """The product and its epilogue with all variables merged that every tensor of both walks as one."""
+    index = tuple(form.to_expr() for form in product.space.rows)
+    after = epilogue_over(product.space, p.epilogue)
+    body = product.view.statement.body
+    for s in after:
+        body = Call("add", (body, Call("add", (s.body, Access(s.output, index)))))
+    joint = coalesce(replace(product.view, statement=replace(product.view.statement, body=body)))
+    if joint.statement.index == product.view.statement.index:
+        return product, tuple(after)
+    body, merged = joint.statement.body, list[Statement]()
+    for s in reversed(after):
+        body, with_place = children(body)
+        own = children(with_place)[0]
+        merged.append(replace(s, index=joint.statement.index, sizes=joint.statement.sizes, body=own))
+    found = product_over(replace(joint, statement=replace(joint.statement, body=body)))
+    return (product, tuple(after)) if found is None else (found, tuple(reversed(merged)))
+
+
+def _epilogue(p: Problem, product: MatrixProduct, statements: tuple[Statement, ...]) -> Epilogue:
+    made = {p.flat.output, *(s.output for s in p.epilogue)}
+    elements = math.prod(p.types[p.flat.output].shape)
+    read = {a for s in p.epilogue for a in accesses_in(s.body) if a.tensor not in made}
+    instructions = sum(_instructions(x, p) for s in p.epilogue for x in {*walk(s.body)})
+    instructions += LOADED * sum(math.prod(p.types[a.tensor].shape) >= elements for a in read)
+    bytes_read = sum(size_in_bytes(p.types[name]) for name in {a.tensor for a in read})
+    view = product.view
+    return Epilogue(
+        product.space,
+        statements,
+        view.types,
+        view.strides,
+        p.int64_index,
+        (p.flat, *p.epilogue),
+        instructions,
+        bytes_read,
+    )
+
+
+def _instructions(e: Expr, p: Problem) -> float:
+    if not isinstance(e, Call):
+        return 0
+    return DRAW_INSTRUCTIONS if FUNCTIONS[e.function].result == "random" else max(costly_instructions(e, p.types), 1)
