@@ -1,8 +1,9 @@
 """Output indices that only turn a variable round, or move it, as that variable: each element then reads its terms.
 
-`O[(i - 1) % D] = +(A[i])` is `O[i] = +(A[(i + 1) % D])`, `O[(i + 1) % 3 + 1] = +(A[i])` is `O[i + 1] = +(A[(i + 2) %
-3]), i < 3`, and `O[2 - i] = +(A[i])` is `O[i] = +(A[2 - i])`. What stands beside the variable may be elements of tensors: `O[t + S[k]] = +(A[t, k])` is `O[t] = +(A[t - S[k], k])`, in which each
-term of k moves by an element of its own and nothing is sorted.
+`O[(i - 1) % D] = +(A[i])` is `O[i] = +(A[(i + 1) % D])`, `O[(i + 1) % 3 + 1] = +(A[i])` is
+`O[i + 1] = +(A[(i - 1) % 3]), i < 3`, and `O[2 - i] = +(A[i])` is `O[i] = +(A[2 - i])`. What stands beside the variable
+may be elements of tensors: `O[t + S[k]] = +(A[t, k])` is `O[t] = +(A[t - S[k], k])`, in which each term of k moves by
+an element of its own and nothing is sorted.
 """
 
 from __future__ import annotations
