@@ -31,8 +31,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.rational import Fraction, as_fraction, as_int
-from tilec.ir.symbolic import is_symbolic
+from tilec.ir.rational import Fraction, as_fraction, as_int, least_remainder
 
 _ZERO, _ONE = Fraction(0), Fraction(1)
 QUASI_AFFINE = ("mod", "clamp", "max", "min", "abs")
@@ -268,7 +267,6 @@ def _quasi_affine(e: Call, function: str, args: list[Affine]) -> Affine:
         rest = _remainder(*args)
         if rest is not None:
             return Affine((), Fraction(rest))
-        args[0] = _turned_least(*args)
     return Affine(((replace(e, args=tuple(a.to_expr() for a in args)), _ONE),))
 
 
@@ -288,16 +286,8 @@ def _remainder(form: Affine, modulus: Affine) -> int | None:
     return as_int(form.constant) % n
 
 
-def _turned_least(form: Affine, modulus: Affine) -> Affine:
-    """A form that is taken modulo a number with a constant of at most half of it: `(i + 2) % 3` is `(i - 1) % 3`."""
-    if modulus.terms or is_symbolic(modulus.constant) or is_symbolic(form.constant) or not form.is_integral:
-        return form
-    n, c = as_int(modulus.constant), as_int(form.constant)
-    return form if n <= 0 or 2 * abs(c) < n else form + (-(-c % n) if 2 * (c % n) > n else c % n) - c
-
-
 def _without_modulo(form: Affine, modulus: Expr) -> Affine:
-    """A form that is taken modulo `modulus` anyway, without the same modulo of its integer terms."""
+    """A form that is taken modulo `modulus` anyway, without the same modulo of its integer terms, its constant least."""
     total = Affine((), form.constant)
     for atom, c in form.terms:
         inner = Affine(((atom, c),))
@@ -305,7 +295,7 @@ def _without_modulo(form: Affine, modulus: Expr) -> Affine:
             argument = linear(atom.args[0])
             inner = argument * c if argument.is_integral else inner
         total += inner
-    return total
+    return total + (least_remainder(total.constant, getattr(modulus, "value", 0)) - total.constant)
 
 
 def canonical(e: Expr) -> Expr:

@@ -24,8 +24,8 @@ def turned_back(s: Statement, shapes: Shapes) -> Statement:
     % n`, alone or beside what it is moved by. By what is all the same: for each value of the other variables, all
     places are different."""
     for place, row in enumerate(map(linear, s.index or ())):
-        turns = [(e, c) for e, c in row.terms if isinstance(e, Call) and e.function == "mod"]
-        match turns:
+        circular_shifts = [(e, c) for e, c in row.terms if isinstance(e, Call) and e.function == "mod"]
+        match circular_shifts:
             case ((Call("mod", (inner, Int(n))) as turn, c),) if n > 0:
                 form, beside = linear(inner), row - Affine.of([(turn, c)])
             case _:

@@ -30,6 +30,7 @@ from tilec.backends.triton.scatter.places import is_scatter, shared_margins
 from tilec.backends.triton.schedule.families import fused_steps, statement_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
 from tilec.backends.triton.schedule.problem import Unit, needs_int64_index
+from tilec.backends.triton.schedule.product_sums import product_sum_steps, product_sums
 from tilec.backends.triton.schedule.reshape import over_sources, reshape_steps, reshaped_inputs
 from tilec.backends.triton.schedule.scatter_sums import ScatterSum, scatter_sums, sum_steps
 from tilec.backends.triton.schedule.shared_reads import SharedReads
@@ -76,14 +77,18 @@ class _Planner:
         self.setting = replace(setting, margins=shared_margins(scatters, types), misaligned=misaligned)
         self.shared_reads = SharedReads(self.kept, self.defracted, types, self.setting)
         self.sums = scatter_sums(self.kept, [s.output for s in scatters], types, self.members)
+        barred = {*self.members, *grouping.rewritten, *(s.output for s in scatters)}
+        self.product_sums = product_sums(self.kept, types, barred)
 
     def units(self) -> list[Unit]:
+        added = {output: unit for output in self.product_sums if (unit := self._product_sum_unit(output)) is not None}
         later = {m.output for found in self.sums.values() for m in found.members[:-1]}
+        later |= {self.product_sums[output].product.output for output in added}
         units: list[Unit] = []
         done = {*self.sources}
         for place, s in enumerate(self.flat.statements):
             if s.output not in done and s.output not in later:
-                units += self._units_from(place, done)
+                units += [added[s.output]] if s.output in added else self._units_from(place, done)
                 done |= {m.output for m in units[-1].statements}
         return units
 
@@ -143,6 +148,15 @@ class _Planner:
         if made is None:
             return None
         return Unit((*found.members, *found.epilogue), (output,), (self._allocated(output), *made))
+
+    def _product_sum_unit(self, output: str) -> Unit | None:
+        """A sum and the products that it takes, where one kernel computes both."""
+        found = self.product_sums[output]
+        defracted = self.defracted[found.product.output]
+        steps = product_sum_steps(found, defracted, self.types, self.strides, self.setting)
+        if steps is None or not self._has_elements(output):
+            return None
+        return Unit((found.product, found.added), (output,), (self._allocated(output), *steps))
 
     def _recurrence_unit(self, place: int) -> Unit:
         """A recurrence and its epilogue: many steps at once where they are affine and that pays."""
