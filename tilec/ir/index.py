@@ -287,7 +287,7 @@ def _remainder(form: Affine, modulus: Affine) -> int | None:
 
 
 def _without_modulo(form: Affine, modulus: Expr) -> Affine:
-    """A form that is taken modulo `modulus` anyway, without the same modulo of its terms and with the least constant."""
+    """A form that is taken modulo `modulus` anyway, without the same modulo of its terms, with the least constant."""
     total = Affine((), form.constant)
     for atom, c in form.terms:
         inner = Affine(((atom, c),))

@@ -47,7 +47,7 @@ def find_epilogue(
         readers = [s for s in program.readers(anchor.output) if s.output != anchor.output]
         if len(readers) != 1 or readers[0].output in barred:
             break
-        reader = _at_all_points(_as_assignment(readers[0], types), anchor, types)
+        reader = _at_all_points(as_assignment(readers[0], types), anchor, types)
         if not _joins(reader, anchor, there, types):
             break
         anchor = reader
@@ -55,7 +55,7 @@ def find_epilogue(
     return tuple(found)
 
 
-def _as_assignment(s: Statement, types: Mapping[str, TensorType]) -> Statement:
+def as_assignment(s: Statement, types: Mapping[str, TensorType]) -> Statement:
     """A sum that has one term an element as an assignment: what its guard drops is 0."""
     if s.aggregation != "sum" or not is_floating(types[s.output].dtype) or s.constraints:
         return s
