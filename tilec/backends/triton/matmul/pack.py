@@ -25,7 +25,8 @@ from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.cost import size_in_bytes
 from tilec.ir.index import distinct_variables, linear
-from tilec.ir.program import Access, Expr, Index, Int, Statement, map_values, value_accesses
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, map_values, value_accesses
+from tilec.ir.types import CASTS
 from tilec.transforms.util.rewrite import with_parts
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
@@ -71,7 +72,7 @@ def with_batches_apart(product: MatrixProduct, int64_index: bool = False) -> Ope
     s, index = view.statement, view.statement.index or ()
     if len(space.classes) != 1 or not space.covers or dot.dtype not in PRODUCTS or not product.is_plain:
         return None
-    if not all(len(side) == 1 and isinstance(side[0], Access) for side in (dot.left, dot.right)):
+    if not all(len(side) == 1 and _is_element(side[0]) for side in (dot.left, dot.right)):
         return None
     before: list[Step] = []
     after: list[Step] = []
@@ -98,6 +99,11 @@ def with_batches_apart(product: MatrixProduct, int64_index: bool = False) -> Ope
         return None
     view = replace(view, statement=s)
     return OperandRewrite(view, replace(space, statement=s), tuple(before), tuple(after))
+
+
+def _is_element(e: Expr) -> bool:
+    """Whether a factor is an element of a tensor, perhaps in another type."""
+    return isinstance(e, Access) or isinstance(e, Call) and e.function in CASTS and isinstance(e.args[0], Access)
 
 
 def _axis_apart(access: Access, product: MatrixProduct) -> int | None:
