@@ -55,7 +55,7 @@ CASES = {  # text, shapes, statements of the gradient that the rule makes
     "relative values": (VALUES, ((2, N, D),) * 3 + ((3, D),), "O_at[h, i, u : 2, 5, 3]"),
     "values at differences": (FAR, ((2, N, D), (2, N, D), (2,), (6, D)), "O_at[h, i, u : 2, 5, 6]"),
     "window, masked": (MASKED, ((2, N, D),) * 3, "P[h, i, j : 2, 5, 5]"),
-    "features and their differences": (DIFFERENCES, ((N, D), (N, D), (4, D, 6)), "Y_matrix_1[k, o : 4, 6]"),
+    "features and their differences": (DIFFERENCES, ((9, D), (9, D), (4, D, 6)), "Y_matrix_1[k, o : 4, 6]"),
     "kernel": (KERNEL, ((N, D), (6, D), (), (6, 3)), "Y_operand[n, m : 5, 6]"),
 }
 
@@ -66,8 +66,8 @@ def always(monkeypatch) -> None:
     for module in (before_gradient, sheared, spread):
         monkeypatch.setattr(module, "LEAST_STACKED", 0)
         monkeypatch.setattr(module, "LEAST", 2)
-    monkeypatch.setattr(shared_operands, "LEAST_SAVED", 0)
-    monkeypatch.setattr(shared_operands, "LEAST_USED", 1)
+    monkeypatch.setattr(shared_operands, "FEWER_POINTS", 0)
+    monkeypatch.setattr(shared_operands, "LEAST_USES", 1)
     monkeypatch.setattr(sheared, "_MOST_WIDER", 4)
     monkeypatch.setattr(window_scores, "FEWEST_SCORES", 0)
     monkeypatch.setattr(window_scores, "FEWEST_OF_A_WINDOW", 2)

@@ -34,8 +34,8 @@ from tilec.ir.types import Types, is_floating
 from tilec.transforms.util.factors import added, factors_of, terms_of
 from tilec.transforms.util.naming import Names
 
-LEAST_SAVED = 2**24  # multiplications that there are fewer
-LEAST_USED = 16  # times that each element of a matrix in brackets is
+FEWER_POINTS = 2**24  # multiplications that there are fewer
+LEAST_USES = 16  # times that each element of a matrix in brackets is
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _take(found: _Sum, read: Access, s: Statement, extent: Mapping[str, int], ty
         assert isinstance(matrix, Access)
         used = set(index_variables(matrix))
         beside = math.prod(n for v, n in sizes.items() if v not in used)
-        if beside >= LEAST_USED and is_floating(types[matrix.tensor].dtype):
+        if beside >= LEAST_USES and is_floating(types[matrix.tensor].dtype):
             found.products[read] = [_Term(m, e, matrix) for m, e in terms if isinstance(e, Access)]
             found.extent.update(sizes)
             return
@@ -161,7 +161,7 @@ def _fewer(
     wider = {op: {v for t in own for v in index_variables(t.matrix)} for op, own in groups.items()}
     if any(set(index_variables(t.matrix)) != wider[op] for op, own in groups.items() for t in own):
         return None
-    if before - sum(_points(own[:1], extent) for own in groups.values()) < LEAST_SAVED:
+    if before - sum(_points(own[:1], extent) for own in groups.values()) < max(FEWER_POINTS, 1):
         return None
     statements: list[Statement] = []
     terms: list[tuple[bool, Expr]] = []
