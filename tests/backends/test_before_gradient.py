@@ -8,7 +8,7 @@ import torch
 import tilec
 from tilec.backends.common.chains import sheared, spread, window_scores
 from tilec.backends.common.chains.recognise import Chained, chained
-from tilec.backends.common.operands import before_gradient
+from tilec.backends.common.operands import before_gradient, shared_operands
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
 from tilec.language import show
@@ -39,6 +39,9 @@ MASKED = f"""function ({QKV}) -> (O) {{
     S[h, i, w : H, N, 3] = i + w >= 2 ? sum(Q[h, i, d] * K[h, i + w - 2, d]) : -inf; M[h, i] = max(S[h, i, w]);
     P[h, i, w] = exp(S[h, i, w] - M[h, i]);
     O[h, i, d : H, N, D] = sum(P[h, i, w] * V[h, i + w - 2, d]) / sum(P[h, i, w]); }}"""
+DIFFERENCES = """function (A[N, D], B[N, D], W[4, D, O]) -> (Y) {
+    Y[n, o] = tanh(sum(A[n, d] * W[0, d, o]) - sum(W[1, e, o] * B[n, e]) + sum((B[n, d] - A[n, d]) * W[2, d, o])
+        + sum(A[n, d] * B[n, d] * W[3, d, o])); }"""
 
 N, D = 5, 4
 CASES = {  # text, shapes, statements of the gradient that the rule makes
@@ -52,6 +55,7 @@ CASES = {  # text, shapes, statements of the gradient that the rule makes
     "relative values": (VALUES, ((2, N, D),) * 3 + ((3, D),), "O_at[h, i, u : 2, 5, 3]"),
     "values at differences": (FAR, ((2, N, D), (2, N, D), (2,), (6, D)), "O_at[h, i, u : 2, 5, 6]"),
     "window, masked": (MASKED, ((2, N, D),) * 3, "P[h, i, j : 2, 5, 5]"),
+    "features and their differences": (DIFFERENCES, ((9, D), (9, D), (4, D, 6)), "Y_matrix_1[k, o : 4, 6]"),
     "kernel": (KERNEL, ((N, D), (6, D), (), (6, 3)), "Y_operand[n, m : 5, 6]"),
 }
 
@@ -62,6 +66,8 @@ def always(monkeypatch) -> None:
     for module in (before_gradient, sheared, spread):
         monkeypatch.setattr(module, "LEAST_STACKED", 0)
         monkeypatch.setattr(module, "LEAST", 2)
+    monkeypatch.setattr(shared_operands, "FEWER_POINTS", 0)
+    monkeypatch.setattr(shared_operands, "LEAST_USES", 1)
     monkeypatch.setattr(sheared, "_MOST_WIDER", 4)
     monkeypatch.setattr(window_scores, "FEWEST_SCORES", 0)
     monkeypatch.setattr(window_scores, "FEWEST_OF_A_WINDOW", 2)
@@ -115,8 +121,25 @@ def test_what_a_function_makes_of_zeros_beside_a_band_does_not_count(function, n
 
 
 def test_small_sums_stay_as_they_are():
-    _, parts = parts_of(*CASES["gated unit"][:2])
-    assert "Y_operand" not in show(parts.backward.program)
+    for case, made in {"gated unit": "Y_operand", "features and their differences": "Y_matrix"}.items():
+        _, parts = parts_of(*CASES[case][:2])
+        assert made not in show(parts.backward.program)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sum(A[n, d] * W[0, d, o]) + sum(A[n, d] * W[1, d, o]) * sum(A[n, e] * W[2, e, o])",  # not added up
+        "sum(A[n, d] * W[0, d, o]) + sum(B[n, d] * W[1, d, o])",  # of two operands
+        "sum(A[n, d] * W[0, d, o]) + sum(A[n, d] * W[1, d, n])",  # by matrices of other axes
+        "sum(A[n, d] * W[0, d, o]) + sum(A[n, d] * W[1, d, o]), d < 3",  # of some terms
+    ],
+)
+def test_products_that_stay_apart(text, always):
+    _, parts = parts_of(
+        f"function (A[N, D], B[N, D], W[4, D, O]) -> (Y) {{ Y[n, o] = {text}; }}", ((N, D), (N, D), (4, D, N))
+    )
+    assert "Y_product" not in show(parts.backward.program) + show(parts.forward or parts.backward.program)
 
 
 def test_what_a_softmax_weighs_is_no_operand(always):

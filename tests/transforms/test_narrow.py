@@ -44,7 +44,7 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
     "turned into less": (
         "function (A[N]) -> (O) { O[(i + 7) % N : 3] = >(A[i]); }",
         ((5,),),
-        "O[i : 3] = >(A[(i - 7) % 5]);",
+        "O[i : 3] = >(A[(i - 2) % 5]);",
     ),
     "turned by another variable": (
         "function (A[N], B[J]) -> (O) { O[(i + j) % N : N] = +(A[i] * B[j]); }",
@@ -75,7 +75,33 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
     "doubled": ("function (A[N]) -> (O) { O[2*i + 1 : 2*N] = +(A[i]); }", ((5,),), None),
     "moved along a diagonal": ("function (A[N]) -> (O) { O[i + 1, i : N, N] = +(A[i]); }", ((5,),), None),
     "turned twice": ("function (A[N]) -> (O) { O[i, (i + 1) % N : N, N] = +(A[i]); }", ((5,),), None),
-    "not all of a turn": ("function (A[N]) -> (O) { O[(i + 1) % 9 : 9] = +(A[i]); }", ((5,),), None),
+    "not all of a turn": (
+        "function (A[N]) -> (O) { O[(i + 1) % 9 : 9] = +(A[i]); }",
+        ((5,),),
+        "O[i : 9] = +(A[(i - 1) % 9]);",
+    ),
+    "not all that is constrained": ("function (A[N]) -> (O) { O[(i + 1) % 4 : 4] = +(A[i]), i < 3; }", ((5,),), None),
+    "little of a turn": ("function (A[N]) -> (O) { O[(i + 1) % 30 : 30] = +(A[i]); }", ((5,),), None),
+    "turned and moved": (
+        "function (A[N, 3]) -> (O) { O[n, (i + 1) % 3 + 1 : N, 4] = +(A[n, i]); }",
+        ((2, 3),),
+        "O[n, i : 2, 4] = +(A[n, (i + 1) % 3]), i - 1 < 3;",
+    ),
+    "turned and mirrored": (
+        "function (A[3]) -> (O) { O[5 - (i - 1) % 3 : 8] = +(A[i]); }",
+        ((3,),),
+        "O[i : 8] = +(A[-i % 3]), -i + 5 < 3;",
+    ),
+    "turned beside another variable": (
+        "function (A[B, 3]) -> (O) { O[3*b + (i + 2) % 3 : 7] = +(A[b, i]); }",
+        ((2, 3),),
+        "O[3*b + i : 7] = +(A[b, (i + 1) % 3]), i < 3;",
+    ),
+    "turned into more": (
+        "function (A[N]) -> (O) { O[(i + 2) % N : 7] = +(A[i]); }",
+        ((3,),),
+        "O[i : 7] = +(A[(i + 1) % 3]), i < 3;",
+    ),
     "folded": ("function (A[N]) -> (O) { O[i % 3 : 3] = +(A[i]); }", ((6,),), None),
     "up to an element": (
         "function (A[N]) -> (O) { O[i : N] = +(i >= k ? A[k]); }",

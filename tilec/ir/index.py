@@ -31,7 +31,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.rational import Fraction, as_fraction, as_int
+from tilec.ir.rational import Fraction, as_fraction, as_int, least_remainder
 
 _ZERO, _ONE = Fraction(0), Fraction(1)
 QUASI_AFFINE = ("mod", "clamp", "max", "min", "abs")
@@ -287,7 +287,7 @@ def _remainder(form: Affine, modulus: Affine) -> int | None:
 
 
 def _without_modulo(form: Affine, modulus: Expr) -> Affine:
-    """A form that is taken modulo `modulus` anyway, without the same modulo of its integer terms."""
+    """A form that is taken modulo `modulus` anyway, without the same modulo of its terms, with the least constant."""
     total = Affine((), form.constant)
     for atom, c in form.terms:
         inner = Affine(((atom, c),))
@@ -295,7 +295,7 @@ def _without_modulo(form: Affine, modulus: Expr) -> Affine:
             argument = linear(atom.args[0])
             inner = argument * c if argument.is_integral else inner
         total += inner
-    return total
+    return total + (least_remainder(total.constant, getattr(modulus, "value", 0)) - total.constant)
 
 
 def canonical(e: Expr) -> Expr:

@@ -127,3 +127,11 @@ def as_int(number: Any) -> int:
     if type(number) is Fraction or isinstance(number, _Rational):
         return number.numerator if number.denominator == 1 else int(number)
     return int(number)
+
+
+def least_remainder(number: Fraction, modulus: object) -> Fraction:
+    """The integer next to 0 that a number is modulo another: 2 is -1 modulo 3. What is no known integer stays."""
+    if type(modulus) is not int or modulus <= 0 or type(number.numerator) is not int or number.denominator != 1:
+        return number
+    rest = number.numerator % modulus
+    return as_fraction(rest - modulus if 2 * rest > modulus else rest)

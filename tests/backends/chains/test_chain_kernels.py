@@ -204,6 +204,19 @@ def test_wide_float32_products_are_sooner_stored(rows, width, dtype, chains, mix
     assert len(recognise.chained(lowered.stages["flat"], lowered.types).kernels) == chains
 
 
+@pytest.mark.parametrize(
+    "width, beside, chains", [(256, "G[n, v] * ", 0), (256, "", 1), (128, "G[n, v] * ", 1), (256, "G[n, d] * ", 1)]
+)
+def test_wide_products_beside_stored_matrices_are_sooner_stored(width, beside, chains):
+    text = f"""function (H[N, D], W[V, D], P[N], G[N, V]) -> (O) {{
+        S[n, v : N, V] = sum(H[n, d] * W[v, d]);
+        O[n, d : N, D] = sum({beside}exp(S[n, v] - P[n]) * W[v, d]);
+    }}"""
+    shapes = {"H": (8192, width), "W": (10000, width), "P": (8192,), "G": (8192, 10000)}
+    lowered = lower(tilec.compile(text).program, {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
+    assert len(recognise.chained(lowered.stages["flat"], lowered.types).kernels) == chains
+
+
 def test_a_condition_on_a_statistic_of_the_kernel_waits_for_it():
     """Which points count depends on what the walk is yet to find: a kernel of its own."""
     text = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (L, O) {{
@@ -324,7 +337,7 @@ def test_steps_are_shorter_where_matrices_crowd_the_registers(width, step):
         S[n, v : N, V] = sum(H[n, d] * W[v, d]);
         O[n, d : N, D] = sum(G[n, v] * exp(S[n, v] - P[n, v]) * W[v, d]);
     }"""
-    shapes = {"H": (8192, width), "W": (8192, width), "P": (8192, 8192), "G": (8192, 8192)}
+    shapes = {"H": (32768, width), "W": (8192, width), "P": (32768, 8192), "G": (32768, 8192)}
     types = {n: TensorType(s, "bfloat16") for n, s in shapes.items()}
     lowered = lower(tilec.compile(text).program, types, {})
     found = recognise.chained(lowered.stages["flat"], lowered.types)

@@ -85,3 +85,15 @@ def test_what_others_wait_for_alone_stands_apart():
     given = (backward.types[name] for name in backward.program.input_names())
     text = f.lower(*(tilec.spec(t.shape, t.dtype) for t in given), target="sm_90").source()
     assert shapes(text).count((8192, 8192)) == 1
+
+
+def test_a_mixture_stores_scores_and_their_gradient_alone():
+    """What one kernel would store for the next, under a guard, that one computes from what it reads anyhow."""
+    f = tilec.compile("""function (H[N, K, D], W[V, D], Pi[N, K]) -> (P) {
+        S[n, k, v] = sum(H[n, k, d] * W[v, d]);
+        A[n, k] = logsumexp(S[n, k, v]);
+        P[n, v] = logsumexp(Pi[n, k] + S[n, k, v] - A[n, k]);
+    }""")
+    specs = [tilec.spec(s, "bfloat16") for s in ((512, 8, 256), (10000, 256), (512, 8), (512, 10000))]
+    source = f.grad().lower(*specs, backend="triton", target="sm_90").source()
+    assert shapes(source).count((512, 8, 10000)) == 2

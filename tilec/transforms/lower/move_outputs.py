@@ -1,8 +1,9 @@
 """Output indices that only turn a variable round, or move it, as that variable: each element then reads its terms.
 
-`O[(i - 1) % D] = +(A[i])` is `O[i] = +(A[(i + 1) % D])`, and `O[2 - i] = +(A[i])` is `O[i] = +(A[2 - i])`. What stands
-beside the variable may be elements of tensors: `O[t + S[k]] = +(A[t, k])` is `O[t] = +(A[t - S[k], k])`, in which each
-term of k moves by an element of its own and nothing is sorted.
+`O[(i - 1) % D] = +(A[i])` is `O[i] = +(A[(i + 1) % D])`, `O[(i + 1) % 3 + 1] = +(A[i])` is
+`O[i + 1] = +(A[(i - 1) % 3]), i < 3`, and `O[2 - i] = +(A[i])` is `O[i] = +(A[2 - i])`. What stands beside the variable
+may be elements of tensors: `O[t + S[k]] = +(A[t, k])` is `O[t] = +(A[t - S[k], k])`, in which each term of k moves by
+an element of its own and nothing is sorted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, children, index_variables
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, children, index_variables
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, sizes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
 
@@ -19,29 +20,36 @@ _SPREAD = 4  # elements over terms that are moved to them by data, at most: each
 
 
 def turned_back(s: Statement, shapes: Shapes) -> Statement:
-    """The statement over its elements where an output index turns a variable of as many values round. By what is all
-    the same: for each value of the other variables, all places are different."""
+    """The statement over its elements where an output index turns a variable of about as many values round, `(v + rest)
+    % n`, alone or beside what it is moved by. By what is all the same: for each value of the other variables, all
+    places are different."""
     for place, row in enumerate(map(linear, s.index or ())):
-        match row.terms:
-            case ((Call("mod", (inner, Int(n))), c),) if c == 1 and not row.constant and n > 0:
-                form = linear(inner)
+        circular_shifts = [(e, c) for e, c in row.terms if isinstance(e, Call) and e.function == "mod"]
+        match circular_shifts:
+            case ((Call("mod", (inner, Int(n))) as turn, c),) if n > 0:
+                form, beside = linear(inner), row - Affine.of([(turn, c)])
             case _:
                 continue
-        box = bounds_of(domain(s, shapes))
-        if sizes_of(s)[place] > n or box is None:
+        box = bounds_of(domain(s, shapes)) if beside.is_affine and row.is_integral else None
+        if box is None:
             continue
-        v = next((v for v in form.variables() if form.coefficient(v) == 1 and _goes_round(v, box, n)), None)
+        taken = {
+            *beside.variables(),
+            *(w for k, e in enumerate(s.index or ()) if k != place for w in index_variables(e)),
+        }
+        candidates = (v for v in form.variables() if form.coefficient(v) == 1 and v not in taken)
+        v = next((v for v in candidates if _goes_round(v, box, n, s)), None)
         if v is None or not _steps_by(form - Affine.variable(v), v, s):
-            continue
-        if any(v in index_variables(e) for k, e in enumerate(s.index or ()) if k != place):
             continue
         low = box[v][0]
         back = Affine.variable(v) * 2 - form - low
         turned = Affine.of([(Call("mod", (back.to_expr(), Int(n))), 1)], low)
         index = list(s.index or ())
         moved = substitute_affine(s, {v: turned})
-        index[place] = Index(v)
-        s = replace(moved, index=tuple(index))
+        index[place] = (beside + Affine.variable(v, c)).to_expr()
+        alone = linear(index[place]).bare is not None and sizes_of(s)[place] <= n
+        bound = () if alone else (Constraint(Index(v), Int(n)),)
+        s = replace(moved, index=tuple(index), constraints=(*moved.constraints, *bound))
     return s
 
 
@@ -65,8 +73,11 @@ def _values(*roots: Expr) -> set[str]:
     return found
 
 
-def _goes_round(v: str, box: Box, n: int) -> bool:
-    return box[v][1] - box[v][0] + 1 == n
+def _goes_round(v: str, box: Box, n: int, s: Statement) -> bool:
+    """Whether a variable has as many values as the modulus, or fewer, but not by far, which what it indexes says."""
+    count = box[v][1] - box[v][0] + 1
+    told = count == n or v not in index_variables(*(c.expr for c in s.constraints)) and not asks_in_branches(s)
+    return count <= n <= _SPREAD * count and told
 
 
 def _own_variable(row: Affine) -> str:

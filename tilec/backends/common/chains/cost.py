@@ -10,7 +10,7 @@ from tilec.backends.common.chains.chain import ChainKernel, Inner
 from tilec.backends.common.chains.splits import split_of
 from tilec.backends.common.chains.targets import Matrices
 from tilec.backends.common.chains.values import SHORT
-from tilec.ir.program import Call, accesses_in, walk
+from tilec.ir.program import Call, accesses_in, index_variables, walk
 from tilec.ir.types import ITEM_BYTES, NARROW, Types
 
 # matrix elements for each of what is read and made, at least, where there is no exponential; of 16-bit products of up
@@ -18,10 +18,12 @@ from tilec.ir.types import ITEM_BYTES, NARROW, Types
 LARGE, LARGE_NARROW, NARROW_TERMS = 8, 2, 128
 _FEWEST = 32  # programs of a kernel that walks far
 FAR = 2**12
-# float32 products on an H200: operations a second of a chain with operands wider than that, whose blocks are small, and
-# of a library's product; bytes a second of what is stored, which takes no more than so many bytes
-WIDEST_FLOAT32 = 128
-CHAINED_FLOPS, STORED_FLOPS, STORED_BYTES = 15e12, 35e12, 3.5e12
+# products of operands wider than that, for which blocks of a chain are small, those in 16 bits beside what it reads of
+# stored matrices: operations a second of a chain and of a library's product; bytes a second of what is stored, which
+# takes no more than so many bytes
+WIDEST_BLOCK = 128
+CHAINED_FLOPS, CHAINED_NARROW_FLOPS = 15e12, 200e12
+STORED_FLOPS, STORED_NARROW_FLOPS, STORED_BYTES = 35e12, 600e12, 3.5e12
 MOST_STORED_BYTES = 2**28
 ANGULAR = ("sin", "cos", "tan")
 CHAINED_ANGLES = 1.5e11  # of these a second in a chain; kernels of their own take no longer than memory does
@@ -76,20 +78,36 @@ def _sizes(inners: Collection[str], matrices: Matrices) -> dict[str, int]:
 
 
 def _sooner_stored(kernels: Sequence[ChainKernel], matrices: Matrices) -> bool:
-    """Whether wide float32 products take longer here than a library's, of which each reads and stores a matrix."""
+    """Whether wide products take longer here than a library's, of which each reads and stores a matrix."""
     inners = _inners(kernels)
     mixtures = [(k.first, k.extent[f]) for k in kernels for r in k.targets if (f := r.target.feature) is not None]
     widest = max([0, *(i.extent for i in inners.values()), *(n for _, n in mixtures)])
-    if widest <= WIDEST_FLOAT32 or any(i.left is None or i.dtype != "float32" for i in inners.values()):
+    dtypes = {"" if i.left is None else i.dtype for i in inners.values()}
+    if widest <= WIDEST_BLOCK or len(dtypes) != 1:
         return False
+    (dtype,) = dtypes
+    narrow = dtype in NARROW
+    if dtype != "float32" and not (narrow and any(map(_reads_matrices, kernels))):
+        return False
+    rates = (CHAINED_NARROW_FLOPS, STORED_NARROW_FLOPS) if narrow else (CHAINED_FLOPS, STORED_FLOPS)
     size = _sizes(inners, matrices)
     points = {k.first: max([0, *(size[n] for n in k.inners)]) for k in kernels}
     flops = sum(2 * inners[n].extent * size[n] for k in kernels for n in k.inners)
     flops += sum(2 * width * points[k] for k, width in mixtures)
     moved = sum(size.values()) + sum(len(k.targets) * points[k.first] for k in kernels)
     moved += sum(2 * points[k] for k, _ in mixtures)  # what weighs them
-    gain = flops / CHAINED_FLOPS - flops / STORED_FLOPS - 4 * moved / STORED_BYTES
-    return gain > _LEAST_GAIN and 4 * sum(size.values()) <= MOST_STORED_BYTES
+    width = ITEM_BYTES[dtype]
+    gain = flops / rates[0] - flops / rates[1] - width * moved / STORED_BYTES
+    return gain > _LEAST_GAIN and width * sum(size.values()) <= MOST_STORED_BYTES
+
+
+def _reads_matrices(k: ChainKernel) -> bool:
+    """Whether a kernel that adds up columns reads stored elements of each row and column, beside products: a
+    cotangent, a bias."""
+    if k.looped is None:
+        return False
+    stored = (a for r in k.targets for a in accesses_in(r.target.body) if a.tensor not in k.inners)
+    return any({k.looped, *k.blocked} <= set(index_variables(*a.index)) for a in stored)
 
 
 def _angles_take_long(kernels: Sequence[ChainKernel], matrices: Matrices) -> bool:

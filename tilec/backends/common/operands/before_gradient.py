@@ -1,5 +1,6 @@
 """How sums are written before they are differentiated, so that their gradients are few products of matrices.
 
+- Products of one operand that are added up are one (`shared_operands.py`).
 - A sum that reads an operand at a difference of output variables is a product read aslant (`chains/sheared.py`).
 - What scales the elements of a product stands outside of it: the gradient by scales is then a sum of elements.
 - An operand made of several tensors or by a costly function, `+(gelu(A[n, f]) * B[n, f] * W[f, o])`, is a statement of
@@ -21,6 +22,7 @@ from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.sheared import is_aslant, sheared
 from tilec.backends.common.chains.spread import ends_of, spread
 from tilec.backends.common.chains.window_scores import with_scores_by_columns
+from tilec.backends.common.operands.shared_operands import with_shared_operands
 from tilec.backends.common.pairs import LEAST
 from tilec.ir.functions import COSTLY_FUNCTIONS
 from tilec.ir.index import distinct_variables, linear
@@ -67,6 +69,8 @@ def before_gradient(
         return program, bound
     lifted = replace(program, statements=lift(program, Names.of(program)))
     sized = bind(lifted, types, values)
+    lifted, shared = with_shared_operands(lifted, sized, types)
+    fewer, sized = shared is not sized, shared
     flat = flatten(sized, types) if any(map(_nests, sized.statements)) else sized
     known = infer(flat, types)
     by_columns, changed = with_scores_by_columns(flat, known)
@@ -89,7 +93,7 @@ def before_gradient(
                 made[s.output] = parts
             own = []
     if not made:
-        return program, bound
+        return (lifted, sized) if fewer else (program, bound)
     texts, numbers = (
         replace(p, statements=tuple(part for s in p.statements for part in made.get(s.output, (s,))))
         for p in (lifted, sized)

@@ -49,7 +49,7 @@ def find_epilogue(
         alone = len(readers) == 1 and anchor.output not in program.outputs
         if not readers or not alone and not (stored and not found) or readers[0].output in barred:
             break
-        reader = _at_all_points(_as_assignment(readers[0], types), anchor, types)
+        reader = _at_all_points(as_assignment(readers[0], types), anchor, types)
         if not _joins(reader, anchor, there, types):
             break
         anchor = reader
@@ -57,7 +57,7 @@ def find_epilogue(
     return tuple(found)
 
 
-def _as_assignment(s: Statement, types: Mapping[str, TensorType]) -> Statement:
+def as_assignment(s: Statement, types: Mapping[str, TensorType]) -> Statement:
     """A sum that has one term an element as an assignment: what its guard drops is 0."""
     if s.aggregation != "sum" or not is_floating(types[s.output].dtype) or s.constraints:
         return s

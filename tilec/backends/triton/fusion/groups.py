@@ -32,7 +32,7 @@ from tilec.backends.triton.fusion.loop_nest import (
     taken_by_recurrences,
 )
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
-from tilec.backends.triton.fusion.numbered_parts import with_numbered_parts
+from tilec.backends.triton.fusion.numbered_parts import with_narrow_scatters, with_numbered_parts
 from tilec.backends.triton.fusion.read_through import (
     aggregated_through,
     asking_inputs,
@@ -157,6 +157,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     """With its chains and groups. `rewritten`: outputs of statements that are not the lowered program's."""
     program, asking = asking_inputs(program, types)
     program, types, parted = with_numbered_parts(program, types)
+    program, types, narrow = with_narrow_scatters(program, types)
     program, types, selected = with_selections(program, types)
     program, summing = with_window_values(program, types)
     program, types, laid_out = with_window_layouts(program, types)
@@ -204,6 +205,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
         | made.rewritten
         | asking
         | parted
+        | narrow
         | selected
         | summing
         | laid_out

@@ -3,6 +3,9 @@
 `P[n, 0 : N, 4] = +(A[n, m] * B[m, 2])` and `Q[n, 2 : N, 4] = +(...)`, of which a gradient reads `P[n, i] + Q[n, i]`,
 are `P[n]`, `Q[n]` and `(i == 0 ? P[n] : 0) + (i == 2 ? Q[n] : 0)`. Nothing is filled with zeros, and sums that have the
 rows and the terms in common are members of one group, or share what they read.
+
+What is added up at places in data in some columns alone, `Y[T[m], c + 64 : N, 192] = +(X[m, c])`, is a tensor of these
+columns, which go to their places afterwards: so each point is one of all columns, and not each element one by itself.
 """
 
 from __future__ import annotations
@@ -10,27 +13,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilec.backends.common.domain import build_domain
 from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS
 from tilec.ir.functions import ZERO, all_of
-from tilec.ir.index import linear
+from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import (
     Access,
     Call,
     Expr,
+    Index,
     Inside,
     Int,
     Pad,
     Program,
     Statement,
+    index_variables,
     map_values,
     reads_itself,
     rebuild,
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.ir.types import TensorType, Types
+from tilec.ir.types import TensorType, Types, is_floating
+from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names
 
 
@@ -59,6 +66,57 @@ def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types,
             changed.add(s.output)
         statements.append(s)
     return replace(program, statements=tuple(statements)), known, frozenset(changed)
+
+
+def with_narrow_scatters(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
+    """The program with sums at places in data of no more columns than they write, its types, and the outputs of
+    statements that changed."""
+    known, names = dict(types), Names.of(program)
+    changed: set[str] = set()
+    statements: list[Statement] = []
+    for s in program.statements:
+        columns = _columns(s, types)
+        if columns:
+            part = _narrow(s, columns, names.fresh(f"{s.output}_part"))
+            shape, index = types[s.output].shape, tuple(Index(f"i{d}") for d in range(len(s.index or ())))
+            narrow = tuple(columns[d][2] if d in columns else n for d, n in enumerate(shape))
+            known[part.output] = TensorType(narrow, types[s.output].dtype)
+            places = tuple((linear(e) - columns[d][1]).to_expr() if d in columns else e for d, e in enumerate(index))
+            put = Statement(s.output, index, s.sizes, Pad(Access(part.output, places), ZERO), span=s.span)
+            statements.append(part)
+            changed |= {part.output, s.output}
+            s = put
+        statements.append(s)
+    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+
+
+def _columns(s: Statement, types: Types) -> dict[int, tuple[str, int, int]]:
+    """Of a sum at places in data, the axes along which it writes a part: by axis the variable, the first place, and how
+    many there are."""
+    plain = s.aggregation == "sum" and s.default is None and s.init is None and not reads_itself(s)
+    rows = [linear(e) for e in s.index or ()]
+    if not plain or not is_floating(types[s.output].dtype) or all(row.is_affine for row in rows):
+        return {}
+    domain, found = build_domain(s, types), dict[int, tuple[str, int, int]]()
+    for d, (row, size) in enumerate(zip(rows, types[s.output].shape, strict=True)):
+        v = row.variables()[0] if row.is_affine and len(row.variables()) == 1 else ""
+        beside = {w for k, e in enumerate(s.index or ()) if k != d for w in index_variables(e)}
+        if domain is None or not v or v in beside or row.coefficient(v) != 1 or not row.is_integral:
+            continue
+        first, count = domain.low[v] + as_int(row.constant), domain.extent[v]
+        if 0 <= first and first + count <= size and count < size:
+            found[d] = v, first, count
+    return found
+
+
+def _narrow(s: Statement, columns: Mapping[int, tuple[str, int, int]], output: str) -> Statement:
+    rows = [linear(e) for e in s.index or ()]
+    moved = {v: Affine.variable(v) + first - rows[d].constant for d, (v, first, _) in columns.items()}
+    index = tuple(
+        Index(columns[d][0]) if d in columns else e for d, e in enumerate(substitute_affine(s, moved).index or ())
+    )
+    sizes = tuple(Int(columns[d][2]) if d in columns else n for d, n in enumerate(s.sizes or ()))
+    return keep_constraint_variables(replace(substitute_affine(s, moved), output=output, index=index, sizes=sizes))
 
 
 def _read(s: Statement) -> list[Access]:

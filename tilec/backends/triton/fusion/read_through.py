@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import Condition, access_conditions, point_conditions
+from tilec.backends.triton.emit.epilogue import as_assignment
 from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
@@ -24,6 +25,7 @@ from tilec.ir.program import (
     Call,
     Constraint,
     Expr,
+    Float,
     Index,
     Inside,
     Int,
@@ -152,7 +154,7 @@ def recomputed_by_readers(
         kernel = c.members[0].output
         members = {s.output for s in (*c.members, *c.after)}
         inside: dict[str, Statement] = {}  # what nothing stores
-        for s in program.statements:
+        for s in [as_assignment(s, types) if s.output in members else s for s in program.statements]:
             whole = math.prod(types[s.output].shape) >= math.prod(c.extent.values())
             if s.output not in members or not whole or not gives_values(s, program, types):
                 continue
@@ -168,7 +170,8 @@ def recomputed_by_readers(
             others = {kernel_of.get(r.output, "") for r in readers}
             needed = set(reads(made))
             if others:
-                elsewhere = "" in others or bool(needed & members)  # where what is stored is read in another order
+                # what is stored is read in another order elsewhere, but for what is read there anyhow
+                elsewhere = "" in others or any((needed & members) - reading[k] for k in others)
                 if s.output in compared or _is_costly(made, types, narrow_too=elsewhere):
                     continue
                 if not all(_reads_in_turn(r, s.output) for r in readers):
@@ -244,14 +247,19 @@ def _reads_in_turn(s: Statement, tensor: str) -> bool:
 
 
 def _is_costly(s: Statement, types: Types, *, narrow_too: bool) -> bool:
-    """Whether each element takes many instructions, those of 16 bits no fewer if `narrow_too`, draws or compares: what
-    was found equal must stay so."""
+    """Whether each element takes many instructions, those of 16 bits no fewer if `narrow_too`, draws or compares values
+    with others: what was found equal must stay so."""
     calls = {e for e in walk(s.body) if isinstance(e, Call)}
     many = {v for v, n in zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True) if n > 1}
     each = sum(e.function in COSTLY_FUNCTIONS and many <= set(index_variables(e)) for e in calls)
     dtype = types[s.output].dtype
     most = (3 if narrow_too else 0) if dtype in NARROW else ITEM_BYTES[dtype] - 1
-    return each > most or any(e.function in ("eq", "ne", *RANDOM) for e in calls)
+    compares = any(e.function in ("eq", "ne") and not any(map(_is_number, e.args)) for e in calls)
+    return each > most or compares or any(e.function in RANDOM for e in calls)
+
+
+def _is_number(e: Expr) -> bool:
+    return isinstance(e, Int | Float) or isinstance(e, Call) and e.function == "neg" and _is_number(e.args[0])
 
 
 def _reorders(s: Statement, read: Access, program: Program, types: Types) -> bool:

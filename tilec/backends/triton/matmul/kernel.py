@@ -186,7 +186,7 @@ class DotWriter:
         options = f', input_precision="{self.precision}"' if self.dot.dtype == "float32" else ""
         return options + {"float64": ", out_dtype=tl.float64", "int8": ", out_dtype=tl.int32"}.get(self.dot.dtype, "")
 
-    def _blocks(self, body: Callable[[Frame, Frame], None], rare: bool = False) -> CodeLine:
+    def _blocks(self, body: Callable[[Frame, Frame], None], rare: bool = False) -> ForLoop:
         """A loop over blocks of the reduction: `body` emits its lines, given the frames of a left and a right block.
         `rare`: it is seldom entered, and shall ask for no more memory on the chip than the others."""
         k, config, (inner, windows) = self.kernel, self.config, self._reduction

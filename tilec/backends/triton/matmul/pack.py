@@ -2,28 +2,37 @@
 
 float32 products (tf32, tf32x3) run on Hopper's wide instructions only where both operands lie along the reduction. A
 product with enough work repays a copy of the smaller evil: the operand that does not, with that axis moved last.
+
+Where elements of other batches lie between the rows of a tensor, `A[n, p, g]` for batches g, a kernel moves a sector of
+memory for each element of it. Such tensors are copied, a result after the product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.pairs import PRODUCTS
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, inner_variables
 from tilec.backends.triton.matmul.dot import MatrixProduct, OperandRewrite
-from tilec.backends.triton.plan.plan import Allocate, Release, Step
+from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
-from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Index, Int, Statement, map_values, value_accesses
+from tilec.cost import size_in_bytes
+from tilec.ir.index import distinct_variables, linear
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, map_values, value_accesses
+from tilec.ir.types import CASTS
 from tilec.transforms.util.rewrite import with_parts
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
+FEWEST_BATCHES, FEWEST_APART = 4, 16  # of what lies innermost, and elements that lie next to each other in the copy
+LEAST_APART = 2**21  # bytes of a tensor that caches would hold
 
 
 def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite | None:
@@ -54,6 +63,63 @@ def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite 
     if not before:
         return None
     return OperandRewrite(view, replace(space, statement=view.statement), tuple(before), tuple(after), dot)
+
+
+def with_batches_apart(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite | None:
+    """The product over copies of tensors of which elements of other batches are neighbours, its result's elements moved
+    to their places afterwards; None where there are no such tensors."""
+    dot, space, view = product.dot, product.space, product.view
+    s, index = view.statement, view.statement.index or ()
+    if len(space.classes) != 1 or not space.covers or dot.dtype not in PRODUCTS or not product.is_plain:
+        return None
+    if not all(len(side) == 1 and _is_element(side[0]) for side in (dot.left, dot.right)):
+        return None
+    before: list[Step] = []
+    after: list[Step] = []
+    copies: dict[Expr, Expr] = {}
+    for access in dict.fromkeys(product.accesses()):
+        axis = _axis_apart(access, product)
+        if axis is not None:
+            name = f"{s.output}.{access.tensor}_{axis}"
+            key = ("apart", access.tensor, view.types[access.tensor].shape, view.strides[access.tensor], axis)
+            view, made, released = _copied_to(name, access.tensor, axis, view, int64_index)
+            before.append(Once(key, (name,), tuple(made)))
+            after += released
+            copies[access] = replace(access, tensor=name)
+    s = replace(s, body=with_parts(s.body, copies))
+    axis = _axis_apart(Access(s.output, index), product)
+    if axis is not None:
+        name, output = f"{s.output}.apart", s.output
+        order = _order(axis, len(index))
+        view = _with_copy(name, output, order, view)
+        before.append(Allocate(name, tuple(view.types[name].shape[a] for a in order), view.types[name].dtype))
+        after = [*_copy(name, output, view, int64_index), Release((name,)), *after]
+        s = replace(s, output=name)
+    if not before:
+        return None
+    view = replace(view, statement=s)
+    return OperandRewrite(view, replace(space, statement=s), tuple(before), tuple(after))
+
+
+def _is_element(e: Expr) -> bool:
+    """Whether a factor is an element of a tensor, perhaps in another type."""
+    return isinstance(e, Access) or isinstance(e, Call) and e.function in CASTS and isinstance(e.args[0], Access)
+
+
+def _axis_apart(access: Access, product: MatrixProduct) -> int | None:
+    """The axis to lie innermost in a copy of a tensor in which batches do; None where they do not, or caches help."""
+    space, batch = product.space, product.dot.batch
+    t, strides = product.view.types[access.tensor], product.view.strides[access.tensor]
+    names = distinct_variables(access.index)
+    if names is None or size_in_bytes(t) < LEAST_APART:
+        return None
+    axes = sorted((a for a, v in enumerate(names) if not space.single(v)), key=lambda a: strides[a])
+    others = [a for a in axes if names[a] not in batch]
+    if not others or strides[axes[0]] != 1:
+        return None
+    inner = [space.count((names[a],)) for a in axes[: axes.index(others[0])]]
+    far = math.prod(inner) >= FEWEST_BATCHES and space.count((names[others[0]],)) >= FEWEST_APART
+    return others[0] if inner and far else None
 
 
 def wanted_along(product: MatrixProduct) -> str | None:
@@ -101,12 +167,27 @@ def _copied(
     name = f"{tensor}.packed{axis}"
     if name in view.types:  # a tensor times itself is copied once
         return name, view, [], []
-    shape = view.types[tensor].shape
-    order = [*(a for a in range(len(shape)) if a != axis), axis]
-    strides = dict(zip(order, contiguous([shape[a] for a in order]), strict=True))
-    view = view.with_tensor(name, view.types[tensor], tuple(strides[a] for a in range(len(shape))))
-    made: list[Step] = [Allocate(name, tuple(shape[a] for a in order), view.types[name].dtype)]
-    return name, view, [*made, *_copy(tensor, name, view, int64_index)], [Release((name,))]
+    return name, *_copied_to(name, tensor, axis, view, int64_index)
+
+
+def _copied_to(
+    name: str, tensor: str, axis: int, view: StridedView, int64_index: bool
+) -> tuple[StridedView, list[Step], list[Step]]:
+    order = _order(axis, len(view.types[tensor].shape))
+    view = _with_copy(name, tensor, order, view)
+    made = Allocate(name, tuple(view.types[tensor].shape[a] for a in order), view.types[name].dtype)
+    return view, [made, *_copy(tensor, name, view, int64_index)], [Release((name,))]
+
+
+def _order(last: int, rank: int) -> list[int]:
+    return [*(a for a in range(rank) if a != last), last]
+
+
+def _with_copy(name: str, tensor: str, order: Sequence[int], view: StridedView) -> StridedView:
+    """The view with a tensor of the same shape whose axes lie in that order."""
+    t = view.types[tensor]
+    strides = dict(zip(order, contiguous([t.shape[a] for a in order]), strict=True))
+    return view.with_tensor(name, t, tuple(strides[a] for a in range(len(order))))
 
 
 def _axis(access: Access, v: str) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from tilec.backends.base import Lowering
@@ -15,10 +15,8 @@ from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches
 from tilec.backends.triton.plan.plan import (
     Allocate,
-    Descriptor,
     Launch,
     Plan,
-    Pointer,
     Release,
     Repeat,
     Setting,
@@ -36,7 +34,8 @@ from tilec.backends.triton.scatter.places import is_scatter, shared_margins
 from tilec.backends.triton.schedule.families import fused_steps, statement_steps, stored_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
 from tilec.backends.triton.schedule.problem import Unit, needs_int64_index, problem_of
-from tilec.backends.triton.schedule.reshape import reshape_steps, reshaped_inputs
+from tilec.backends.triton.schedule.product_sums import product_sum_steps, product_sums
+from tilec.backends.triton.schedule.reshape import over_sources, reshape_steps, reshaped_inputs
 from tilec.backends.triton.schedule.scatter_sums import ScatterSum, scatter_sums, sum_steps
 from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads_itself
@@ -49,8 +48,9 @@ MOST_DOWN = 65_535  # programs along the second and third axis of a grid
 
 def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
     """The plan of a lowered program, whose statements are in groups, for inputs of these strides (elements)."""
-    units = _Planner(lowering, grouping, strides, setting).units()
-    steps = _without_overwritten(resolve_requests(made_once(_with_releases(units, grouping.program))))
+    planner = _Planner(lowering, grouping, strides, setting)
+    steps = resolve_requests(made_once(_with_releases(planner.units(), grouping.program)))
+    steps = _without_overwritten([*over_sources(steps, planner.sources, planner.types)])
     return Plan(tuple(s for step in steps for s in _launchable(step)), grouping.program.outputs)
 
 
@@ -73,21 +73,26 @@ class _Planner:
         self.members = grouped | chained
         self.strides = contiguous_strides(types)
         self.strides |= {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
-        reshaped = reshaped_inputs(flat, types, self.strides, chained)
+        reshaped = reshaped_inputs(flat, types, self.strides, grouped, chained)
         self.strides |= {name: steps for name, (_, steps) in reshaped.items()}
         self.sources = {name: source for name, (source, _) in reshaped.items()}
         scatters = [s for s in flat.statements if is_scatter(self.defracted.get(s.output, s))]
-        self.setting = replace(setting, margins=shared_margins(scatters, types))
+        misaligned = (*setting.misaligned, *(n for n, x in self.sources.items() if x in setting.misaligned))
+        self.setting = replace(setting, margins=shared_margins(scatters, types), misaligned=misaligned)
         self.shared_reads = SharedReads(self.kept, self.defracted, types, self.setting)
         self.sums = scatter_sums(self.kept, [s.output for s in scatters], types, self.members)
+        barred = {*self.members, *grouping.rewritten, *(s.output for s in scatters)}
+        self.product_sums = product_sums(self.kept, types, barred)
 
     def units(self) -> list[Unit]:
+        added = {output: unit for output in self.product_sums if (unit := self._product_sum_unit(output)) is not None}
         later = {m.output for found in self.sums.values() for m in found.members[:-1]}
+        later |= {self.product_sums[output].product.output for output in added}
         units: list[Unit] = []
         done = {*self.sources}
         for place, s in enumerate(self.flat.statements):
             if s.output not in done and s.output not in later:
-                units += self._units_from(place, done)
+                units += [added[s.output]] if s.output in added else self._units_from(place, done)
                 done |= {m.output for m in units[-1].statements}
         return units
 
@@ -123,14 +128,9 @@ class _Planner:
         return bool(math.prod(self.types[output].shape))
 
     def _chain_unit(self, kernel: ChainKernel) -> Unit:
-        sources = self.sources
         steps: list[Step] = [self._allocated(o) for o in kernel.outputs]
-        misaligned = (*self.setting.misaligned, *(n for n, x in sources.items() if x in self.setting.misaligned))
-        for step in chain_steps(kernel, self.types, self.strides, replace(self.setting, misaligned=misaligned)):
-            if isinstance(step, Launch):
-                step = replace(step, arguments=tuple((name, _of_source(a, sources)) for name, a in step.arguments))
-            steps.append(step)
-        read = tuple(sources.get(n, n) for n in kernel_reads(kernel))
+        steps += chain_steps(kernel, self.types, self.strides, self.setting)
+        read = tuple(self.sources.get(n, n) for n in kernel_reads(kernel))
         return Unit(kernel.statements, kernel.outputs, tuple(steps), read)
 
     def _single_unit(self, s: Statement, epilogue: Sequence[Statement] = ()) -> Unit:
@@ -166,6 +166,15 @@ class _Planner:
         if made is None:
             return None
         return Unit((*found.members, *found.epilogue), (output,), (self._allocated(output), *made))
+
+    def _product_sum_unit(self, output: str) -> Unit | None:
+        """A sum and the products that it takes, where one kernel computes both."""
+        found = self.product_sums[output]
+        defracted = self.defracted[found.product.output]
+        steps = product_sum_steps(found, defracted, self.types, self.strides, self.setting)
+        if steps is None or not self._has_elements(output):
+            return None
+        return Unit((found.product, found.added), (output,), (self._allocated(output), *steps))
 
     def _recurrence_unit(self, place: int) -> Unit:
         """A recurrence and its epilogue: many steps at once where they are affine and that pays."""
@@ -203,13 +212,6 @@ class _Planner:
             steps.append(row_launch(made.second, {**types, **made.partial}, known, int64_index).launch)
             steps.append(Release(tuple(made.partial)))
         return Unit(members, outputs, tuple(steps))
-
-
-def _of_source(argument: object, sources: Mapping[str, str]) -> object:
-    """An argument of a kernel, a tensor's that is an input in another shape as the input's."""
-    if isinstance(argument, Pointer | Descriptor) and argument.tensor in sources:
-        return replace(argument, tensor=sources[argument.tensor])
-    return argument
 
 
 def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:

@@ -1,12 +1,14 @@
-"""Reshapes of intermediates that leave elements where they are: views, without a kernel."""
+"""Reshapes that leave elements where they are: of intermediates and of inputs, without a kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.triton.fusion.read_through import is_reshape, keeps_order
-from tilec.backends.triton.plan.plan import Step, TorchLines
+from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer, Repeat, Step, TorchLines
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Program, Statement, reads
@@ -19,28 +21,64 @@ def reshape_steps(s: Statement, flat: Program, types: Mapping[str, TensorType]) 
     if not is_reshape(s, flat, types):
         return None
     assert isinstance(s.body, Access)
-    source, wanted = s.body, types[s.output]
-    new, old = python_name(s.output), python_name(source.tensor)
-    line = f"{new} = {old}.view({tuple_text([str(n) for n in wanted.shape])})"
-    numbers = named_sizes(wanted.shape)
-    return [TorchLines((line,), (source.tensor,), (s.output,), (s.output,), (wanted.dtype,), numbers)]
+    return [_view(s.output, s.body.tensor, types[s.output])]
+
+
+def _view(output: str, source: str, wanted: TensorType) -> TorchLines:
+    line = f"{python_name(output)} = {python_name(source)}.view({tuple_text([str(n) for n in wanted.shape])})"
+    return TorchLines((line,), (source,), (output,), (output,), (wanted.dtype,), named_sizes(wanted.shape))
 
 
 def reshaped_inputs(
-    flat: Program, types: Mapping[str, TensorType], strides: Mapping[str, tuple[int, ...]], members: Collection[str]
+    flat: Program,
+    types: Mapping[str, TensorType],
+    strides: Mapping[str, tuple[int, ...]],
+    grouped: Collection[str],
+    chained: Collection[str],
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The statements that give an input another shape for kernels of `members` alone, where strides say how to read it:
-    the input and these."""
+    """The statements of no group that give an input another shape, where strides say how to read it: the input and
+    these. Where it does not lie in order, kernels of chains alone read it so."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    others = {n for s in flat.statements if s.output not in members for n in reads(s)}
+    others = {n for s in flat.statements if s.output not in chained for n in reads(s)}
     for s in flat.statements:
-        if s.output in {*members, *flat.outputs, *others} or not keeps_order(s, types):
+        if s.output in {*grouped, *chained, *flat.outputs} or not keeps_order(s, types):
             continue
         assert isinstance(s.body, Access)
-        if s.body.tensor in flat.input_names():
+        if s.body.tensor not in flat.input_names():
+            continue
+        if strides[s.body.tensor] == contiguous(types[s.body.tensor].shape):
+            found[s.output] = s.body.tensor, contiguous(types[s.output].shape)
+        elif s.output not in others:
             steps = zip(s.body.index, strides[s.body.tensor], strict=True)
             place = sum((linear(e) * step for e, step in steps), Affine())
             if place.is_affine and place.is_integral and not place.constant:
                 own = (linear(e).bare for e in s.index or ())
                 found[s.output] = s.body.tensor, tuple(as_int(place.coefficient(v or "")) for v in own)
     return found
+
+
+def over_sources(steps: Iterable[Step], sources: Mapping[str, str], types: Mapping[str, TensorType]) -> Iterator[Step]:
+    """The steps, whose kernels are given inputs in the place of what has their elements in another shape (`sources`);
+    lines of torch are given views."""
+    given_views: set[str] = set()
+    for step in steps:
+        match step:
+            case Launch():
+                yield _given(step, sources)
+            case Repeat(launch=launch):
+                yield replace(step, launch=_given(launch, sources))
+            case TorchLines(reads=read):
+                for name in [n for n in read if n in sources and n not in given_views]:
+                    given_views.add(name)
+                    yield _view(name, sources[name], types[name])
+                yield step
+            case _:
+                yield step
+
+
+def _given(launch: Launch, sources: Mapping[str, str]) -> Launch:
+    def given(argument: object) -> object:
+        tensors = isinstance(argument, Pointer | Descriptor) and argument.tensor in sources
+        return replace(argument, tensor=sources[argument.tensor]) if tensors else argument  # type: ignore
+
+    return replace(launch, arguments=tuple((name, given(a)) for name, a in launch.arguments))

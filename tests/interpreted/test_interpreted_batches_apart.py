@@ -1,0 +1,58 @@
+"""Products of tensors in which elements of other batches are neighbours: over copies, in which they lie apart."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.triton.matmul import pack
+
+MONARCH = """function (X[N, D], L[G, P, P], M[P, G, G]) -> (Y) {
+    Z = reshape(X, N, G, P);
+    A[n, p, g] = sum(Z[n, g, q] * L[g, p, q]);
+    B[n, p, g] = sum(A[n, p, h] * M[p, g, h]);
+    C[n, g, p : N, G, P] = B[n, p, g];
+    Y = reshape(C, N, D);
+}"""
+BETWEEN = "function (A[N, K, G], B[K, J, G]) -> (C) { C[n, j, g] = +(A[n, k, g] * B[k, j, g]); }"
+
+
+def plan(text: str, *shapes: tuple[int, ...]) -> str:
+    f = tilec.compile(text, backend="triton")
+    return f.lower(*(tilec.spec(shape, "bfloat16") for shape in shapes), target="sm_90").source()
+
+
+def test_copies_and_results() -> None:
+    source = plan(MONARCH, (8192, 2048), (32, 64, 64), (64, 32, 32))
+    assert "A_apart = torch.empty((8192, 32, 64)" in source and "Z = torch.empty" not in source
+    source = plan(BETWEEN, (512, 256, 16), (256, 512, 16))
+    assert all(f"{name} = torch.empty" in source for name in ("C_A_1", "C_B_1", "C_apart"))
+
+
+@pytest.mark.parametrize(
+    "shapes", [((64, 64, 16), (64, 64, 16)), ((4096, 512, 2), (512, 512, 2)), ((4096, 8, 64), (8, 512, 64))]
+)
+def test_where_little_is_gained(shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Small tensors, few batches, few elements beside each other in a copy of the first."""
+    assert "C_A_1" not in plan(BETWEEN, *shapes)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_and_gradients(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "LEAST_APART", 0)
+    generator = torch.Generator().manual_seed(0)
+    x, m, w = (
+        torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in ((19, 320), (16, 20, 20), (20, 16, 16))
+    )
+    y = tilec.compile(MONARCH, backend="triton")(x, m, w)
+    found = torch.autograd.grad(y, (x, m, w), y.detach())
+    exact = [t.detach().double().requires_grad_() for t in (x, m, w)]
+    inner = torch.einsum("ngq,gpq->npg", exact[0].unflatten(1, (16, 20)), exact[1])
+    wanted = torch.einsum("nph,pgh->ngp", inner, exact[2]).flatten(1)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.01
+    for a, b in zip((y, *found), (wanted, *torch.autograd.grad(wanted, exact, y.detach().double())), strict=True):
+        assert (a.double() - b).norm() <= tolerance * b.norm()
