@@ -70,7 +70,7 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
         return None
     outputs, reductions = found
     points = space.count(tuple(reductions))
-    of_rows = _reads_rows(space, view, outputs[-1])
+    of_rows = reads_rows(space, view, outputs[-1])
     fits = is_window(space, reductions) or (of_rows and points <= MOST_POINTS_OF_ROWS)
     if space.largest(outputs[-1]) < 32 or not fits:
         return None
@@ -95,9 +95,9 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
     return None
 
 
-def _reads_rows(space: Space, view: StridedView, last: str) -> bool:
-    """Whether memory runs along the last output variable in all that is read along it; the rest is the same for a
-    row (a kernel, the cotangent of a correlation)."""
+def reads_rows(space: Space, view: StridedView, last: str) -> bool:
+    """Whether memory runs along an output variable in all that is read along it; the rest is the same for a row (a
+    kernel, the cotangent of a correlation)."""
     read = {a for a in value_accesses(space.statement) if last in index_variables(*a.index)}
     moved = [moved_least(a, view.strides[a.tensor], space.largest) for a in read]
     return bool(moved) and all(found is not None and last in found[1] for found in moved)
