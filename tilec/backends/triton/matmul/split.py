@@ -58,10 +58,10 @@ class SplitBlock:
     rate_across: float
 
 
-OF_ONE = SplitBlock(Config(128, 64, 32, 4, 3), 2, 1, 1)  # where programs split the left operand
-BLOCKS = (
+ONE_SPLIT_BLOCK = SplitBlock(Config(128, 64, 32, 4, 3), 2, 1, 1)  # where programs split the left operand
+SPLIT_BLOCKS = (
     SplitBlock(Config(128, 128, 32, 8, 3), 1, 1, 1.25),
-    OF_ONE,
+    ONE_SPLIT_BLOCK,
     SplitBlock(Config(64, 64, 32, 4, 3), 3, 0.9, 1.25),
 )
 
@@ -281,7 +281,7 @@ def _config(product: MatrixProduct, both: bool) -> Config:
         done = batch * rows * columns * c.parts / (rounds * slots * c.bm * c.bn)
         return done * (block.rate_across if across else block.rate), c
 
-    return max(map(divided, BLOCKS if both else (OF_ONE,)), key=lambda found: found[0])[1]
+    return max(map(divided, SPLIT_BLOCKS if both else (ONE_SPLIT_BLOCK,)), key=lambda found: found[0])[1]
 
 
 def _as_matrix(a: Access, view: StridedView) -> bool:
@@ -330,7 +330,7 @@ def split_steps(product: MatrixProduct, flat: Statement, int64_index: bool, sett
     if space.count(dot.rows) < space.count(dot.columns):
         dot = _swapped(dot)
     columns = space.count(dot.columns)
-    filled = 4 * OF_ONE.config.bn * -(-columns // OF_ONE.config.bn) <= 5 * columns
+    filled = 4 * ONE_SPLIT_BLOCK.config.bn * -(-columns // ONE_SPLIT_BLOCK.config.bn) <= 5 * columns
     if columns < LEAST_REUSE or not filled:
         return None
     whole = not product.is_plain or bool(_windowed(dot)) or len(space.classes) > 1
