@@ -32,7 +32,7 @@ from tilec.backends.triton.fusion.loop_nest import (
     taken_by_recurrences,
 )
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
-from tilec.backends.triton.fusion.numbered_parts import with_numbered_parts
+from tilec.backends.triton.fusion.numbered_parts import with_columns_apart, with_numbered_parts
 from tilec.backends.triton.fusion.read_through import (
     aggregated_through,
     asking_inputs,
@@ -168,6 +168,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     program, types = chains.program, chains.types
     members = chains.members()
     program, short = with_short_sums(program, types, members)
+    program, types, columns = with_columns_apart(program, types, members)
     program, types, paired, pairs = with_pair_sums(program, types, members)
     program, types, shared, apart = with_invariants(program, types, members)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
@@ -211,6 +212,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
         | laid_out
         | written_out
         | short
+        | columns
         | paired
         | shared
         | moments.rewritten
