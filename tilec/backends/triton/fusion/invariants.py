@@ -43,7 +43,7 @@ from tilec.transforms.util.rewrite import with_parts
 LEAST_SHARED = 8  # elements that share a value
 INSTRUCTIONS = 3e13  # a second, of float32
 CALLED, QUICK, POWER, DOUBLE = 35, 6, 90, 4  # instructions of a costly function, as measured; of float64 so many times
-CONVERTED = 4  # so many times as long doubles of positions take, with their conversions and a division's slow branch
+CONVERTED = 72  # instructions for doubles of positions beside: conversions, and a division's slow branch
 QUICK_FUNCTIONS = frozenset(("ceil", "div", "exp", "floor", "recip", "round", "rsqrt", "shl", "shr", "sign", "sqrt"))
 
 
@@ -158,7 +158,7 @@ def _takes_long(s: Statement, e: Expr, extent: Mapping[str, int], types: Types, 
     if not doubles or not is_of_positions(e):
         return False
     memory = sum(size_in_bytes(types[n]) for n in (s.output, *reads(s)) if n in stored) / H200.memory
-    taken = math.prod(extent.values()) * CONVERTED * _instructions(e, types) / INSTRUCTIONS
+    taken = math.prod(extent.values()) * (_instructions(e, types) + CONVERTED) / INSTRUCTIONS
     return taken > max(memory, 2 * H200.launch)
 
 

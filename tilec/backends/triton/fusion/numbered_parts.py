@@ -106,7 +106,7 @@ def _where_it_is(e: Expr, parts: Mapping[str, tuple[str, tuple[int | None, ...]]
     return Call("select", (here, Access(name, tuple(i for i, n in found if n is None)), ZERO))
 
 
-MOST_APART = 4
+_MOST_COLUMNS = 4
 LEAST_APART = 2**20  # terms of a column
 
 
@@ -150,7 +150,7 @@ def _few_columns(s: Statement, types: Types) -> str | None:
     if not plain or names is None or t.dtype not in ("float32", "float64") or reads_itself(s) or len(names) < 2:
         return None
     split = split_factors(s.body, types)
-    if split is None or not 2 <= t.shape[-1] <= MOST_APART or set(variables_of(s)) <= set(names):
+    if split is None or not 2 <= t.shape[-1] <= _MOST_COLUMNS or set(variables_of(s)) <= set(names):
         return None
     own = [f for f in split[0] if names[-1] not in index_variables(f)]
     beside = [f for f in split[0] if names[-1] in index_variables(f)]
