@@ -70,7 +70,7 @@ def with_invariants(
             inside = (x for x in operands_of("mul", s.body) if not is_of_positions(x))
             found = [e for x in inside for e in _invariant(x, extent, known, is_of_positions)] if extent else []
         for e in dict.fromkeys(found):
-            long = _takes_long(s, e, extent, known, stored)
+            long = not variables and _takes_long(s, e, extent, known, stored)
             if not long and not (variables and _pays(s, e, extent, known)):
                 continue
             own = [v for v in extent if v in index_variables(e)]
