@@ -170,7 +170,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     program, short = with_short_sums(program, types, members)
     program, types, columns = with_columns_apart(program, types, members)
     program, types, paired, pairs = with_pair_sums(program, types, members)
-    program, types, shared, apart = with_invariants(program, types, members)
+    program, types, shared, apart = with_invariants(program, types, members, pairs)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
     kept = with_reads(program, chains.kernels.values())
     scans = {s.output: x for s in program.statements if s.output not in forms and (x := scan_form(s, types))}

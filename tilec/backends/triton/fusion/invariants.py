@@ -16,6 +16,7 @@ from dataclasses import replace
 from tilec.backends.common.domain import build_domain
 from tilec.backends.common.scalars import value_children
 from tilec.backends.triton.fusion.fuse_producers import CACHED, elementwise, writes_all
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.functions import COSTLY_FUNCTIONS, RANDOM, operands_of
 from tilec.ir.index import linear, replace_indices
@@ -48,10 +49,11 @@ QUICK_FUNCTIONS = frozenset(("ceil", "div", "exp", "floor", "recip", "round", "r
 
 
 def with_invariants(
-    program: Program, types: Types, barred: Collection[str]
+    program: Program, types: Types, barred: Collection[str], alone: Collection[str] = ()
 ) -> tuple[Program, Types, frozenset[str], frozenset[str]]:
     """The program with such values as tensors of their own, all types, the outputs of what is new or changed, and of
-    what no other kernel shall compute again. `barred`: outputs of statements that stay as they are."""
+    what no other kernel shall compute again. `barred`: outputs of statements that stay as they are; `alone`: of sums in
+    kernels of their own, as those to few elements are, while blocks of rows compute a value once for all of these."""
     names, known = Names.of(program), dict(types)
     tables: dict[Expr, str] = {}
     done: list[Statement] = []
@@ -66,7 +68,8 @@ def with_invariants(
             whole = s.guard is None and _is_whole(s, extent, known)
             found = [*_invariant(s.body, extent, known)] if whole else []
         else:
-            extent = _ranges(s, known)
+            single = s.output in alone or math.prod(known[s.output].shape) < MULTIPROCESSORS
+            extent = _ranges(s, known) if single else {}
             inside = (x for x in operands_of("mul", s.body) if not is_of_positions(x))
             found = [e for x in inside for e in _invariant(x, extent, known, is_of_positions)] if extent else []
         for e in dict.fromkeys(found):
