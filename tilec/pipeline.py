@@ -27,6 +27,7 @@ from tilec.transforms.lower.share_sums import share_sums
 from tilec.transforms.lower.tighten_domains import tighten_domains
 from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.simplify.identities import apply_identities
+from tilec.transforms.simplify.lift_choices import lift_choices
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.simplify.split_axes import split_axes
 from tilec.transforms.simplify.views import drop_views
@@ -64,6 +65,7 @@ TRANSFORMS: dict[str, Transform] = {
     "float_counts": lambda program, setting: float_counts(program, setting.types),
     "widen_statistics": lambda program, setting: widen_statistics(program, setting.types),
     "identities": lambda program, setting: apply_identities(program, setting.kinds()),
+    "lift_choices": lambda program, setting: lift_choices(program, setting.types),
     "copy_shared_outputs": lambda program, setting: copy_shared_outputs(program, setting.types),
     "reduce": lambda program, setting: reduce(program),
     "defract": lambda program, setting: defract(program),
@@ -99,7 +101,7 @@ CONTRACTIONS = (
 )
 PASSES: tuple[Pass, ...] = (
     Pass("bound", ("bind",)),
-    Pass("flat", (*CONTRACTIONS, "float_counts", "identities", "copy_shared_outputs")),
+    Pass("flat", (*CONTRACTIONS, "float_counts", "identities", "lift_choices", "copy_shared_outputs")),
     Pass("reduced", ("reduce",)),
     Pass("defracted", ("defract",)),
 )

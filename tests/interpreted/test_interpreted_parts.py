@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton.fusion import numbered_parts
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -66,3 +67,32 @@ def test_fluxes_are_computed_where_they_are_read() -> None:
     assert len(f.lower(tilec.spec((4096, 4096)), tilec.spec((4096, 4096)), target="sm_90").kernels) == 1
     wanted = tilec.compile(FLUX, backend="torch")(a.double(), k.double())
     torch.testing.assert_close(f(a, k).double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+COLUMNS = {  # text; whether columns are sums of their own
+    "colours": (
+        """L[t, p, g : T, P, G] = +(log(1 - A[t, p, k])), g - k - 1 < G;
+            Y[t, p, c] = +(exp(L[t, p, g]) * A[t, p, g] * C[t, g, c]);""",
+        True,
+    ),
+    "with what follows": ("Y[t, p, c] = sum(tanh(A[t, p, g]) * C[t, g, c]) + c;", True),
+    "a product": ("Y[t, p, c] = sum(A[t, p, g] * C[t, g, c]);", False),
+    "memory across": ("Y[t, g, c] = sum(exp(A[t, p, g]) * C[t, p, c]);", False),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 6, 3), (1, 3, 1, 2), (2, 3, 0, 4)])
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.one_in(3)
+def test_few_columns_of_a_sum(name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbered_parts, "LEAST_APART", 1)
+    body, apart = COLUMNS[name]
+    summed = "P" if name == "memory across" else "G"
+    source, (t, p, g, c) = f"function (A[T, P, G], C[T, {summed}, F]) -> (Y) {{ {body} }}", shape
+    generator = torch.Generator().manual_seed(0)
+    given = torch.rand(t, p, g, generator=generator), torch.rand(t, p if name == "memory across" else g, c)
+    found = tilec.compile(source, backend="triton")(*given)
+    wanted = tilec.compile(source, backend="torch")(*(x.double() for x in given))
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    names = [k.name for k in tilec.compile(source, backend="triton").lower(*given).kernels]
+    assert any("_column" in n for n in names) == apart or g < 2

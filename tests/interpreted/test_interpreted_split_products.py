@@ -42,8 +42,8 @@ def test_values(monkeypatch, product, numbers, block, both):
     monkeypatch.setattr(split, "FEWEST_SPLIT_POINTS", 0)
     monkeypatch.setattr(split, "FEWEST_SMALL_POINTS", 0)
     monkeypatch.setattr(split, "FEWEST_SPLIT_TERMS", 0)
-    monkeypatch.setattr(split, "BOTH_BLOCK", block)
-    monkeypatch.setattr(split, "SMALL_BLOCKS", (split.SmallBlock(block, 2, 1, 1),))
+    monkeypatch.setattr(split, "ONE_SPLIT_BLOCK", split.SplitBlock(block, 2, 1, 1))
+    monkeypatch.setattr(split, "SPLIT_BLOCKS", (split.ONE_SPLIT_BLOCK,))
     monkeypatch.setattr(split, "MULTIPROCESSORS", 2)
     text, left, right = PRODUCTS[product]
     generator = torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ def test_windows(monkeypatch, form, both):
     for name in ("FEWEST_WINDOW_POINTS", "FEWEST_WINDOW_TERMS", "FEWEST_USES"):
         monkeypatch.setattr(split, name, 0)
     monkeypatch.setattr(split, "BOTH_WINDOW_COLUMNS", 0 if both else 2**20)
-    monkeypatch.setattr(split, "SMALL_BLOCKS", (split.SmallBlock(Config(128, 64, 16, 4, 2), 2, 1, 1),))
+    monkeypatch.setattr(split, "SPLIT_BLOCKS", (split.SplitBlock(Config(128, 64, 16, 4, 2), 2, 1, 1),))
     monkeypatch.setattr(split, "MULTIPROCESSORS", 1)
     text, inputs, left, right = WINDOWS[form]
     f = tilec.compile(f"function ({inputs}) -> (R) {{ {text}; }}", backend="triton")

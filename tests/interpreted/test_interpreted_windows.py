@@ -29,6 +29,18 @@ CASES = {  # source, image, kernel
         IMAGE,
         (3, 3, 33),
     ),
+    "many taps": ("O[n, y, x, c : N, H, W, C] = +(I[n, y, x + i - 9, c] * K[0, i, c]);", IMAGE, (1, 19, 33)),
+    "many other taps": (
+        "O[n, y, x, c : N, H, W, C] = +(I[n, y, x + j - 9, c] * K[i, j, c]), i < 1;",
+        IMAGE,
+        (1, 23, 33),
+    ),
+    "many taps of a function": (
+        "O[n, y, x, c : N, H, W, C] = +(I[n, y, x + i - 9, c] * exp(K[0, i, c] - 2));",
+        IMAGE,
+        (1, 19, 33),
+    ),
+    "a maximum over many": ("O[n, y, x, c : N, H, W, C] = >(I[n, y, x + i - 9, c]), i < 19;", IMAGE, KERNEL),
     "over a larger output": (
         "O[n, y, x, c : N, H, W + 4, C] = +(I[n, y, x + i - 1, c] * K[0, i, c]);",
         IMAGE,
@@ -125,13 +137,18 @@ TAPS = {  # a sum over all places for each tap; whether zeros are read outside
     "stride 2": "G[j, i, c : 5, 5, C] = +(D[n, y, x, c] * I[n, 2*y + j - 2, 2*x + i - 2, c]);",
     "a guard": "G[j, i, c : 3, 3, C] = +(x != y ? D[n, y, x, c] - I[n, y + j - 1, x + i - 1, c]);",
     "greatest": "G[i, c : 3, C] = >(D[n, y, x, c] - I[n, y, x + i - 1, c]), x < 5;",
+    "taps last": "G[c, j, i : C, 3, 3] = +(D[n, y, x, c] * I[n, y + j - 1, x + i - 1, c]);",
+    "many taps": "G[c, i : C, 11] = +(D[n, y, x, c] * I[n, y, x + i - 5, c]);",
+    "many taps, a guard": "G[i, c : 9, C] = +(x != i ? D[n, y, x, c] * I[n, y, x + i - 4, c]);",
+    "greatest, many": "G[c, i : C, 13] = >(D[n, y, x, c] - I[n, y, x + i - 6, c]), x < 7;",
 }
 
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", TAPS)
 @pytest.mark.one_in(2)
-def test_all_taps_from_what_they_share(name: str, special: bool) -> None:
+def test_all_taps_from_what_they_share(monkeypatch: pytest.MonkeyPatch, name: str, special: bool) -> None:
+    monkeypatch.setattr(windows, "LEAST_OUTPUTS", 2**20)
     source = f"function (I[N, H, W, C], D[N, P, Q, C]) -> (G) {{ {TAPS[name]} }}"
     i, d = image((4, 6, 15, 33)), image((4, 3, 7, 33) if name == "stride 2" else (4, 6, 15, 33))
     if special:

@@ -43,6 +43,7 @@ def expression(text: str):
         ("1 < 2 ? sin(X) : 0", "sin(X)"),
         ("2 == 3 ? 0 : sin(X)", "sin(X)"),
         ("3 > 2 ? X : X", "X"),
+        ("(X < Y) == 0 ? X : 2.0", "X < Y ? 2.0 : X"),
         ("exp(2 * 3 * X)", "exp(6 * X)"),
     ],
 )
@@ -71,6 +72,7 @@ def test_identities(before, after):
         "sin(X) * 1.0",  # an integer argument would become floating
         "X + 2 + 3",  # floating addition is not associative
         "2 * (3 * X)",
+        "X == 0 ? Y : 2.0",  # X may be no truth
         "X > 0 ? Y : Y",  # the shape comes from X as well
         "0 ? X : 0.0",  # zeros of X's shape
         "1 ? X : 0.5",  # floating even where X is an integer

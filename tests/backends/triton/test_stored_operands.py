@@ -1,5 +1,7 @@
 """Operands that become tensors of their own before a product, and products that keep to the places of their tensors."""
 
+import re
+
 import pytest
 import torch
 
@@ -100,3 +102,19 @@ def test_products_of_three_parts(source, shapes, made):
     parts = [s.shape for s in steps if isinstance(s, Allocate) and s.dtype == "bfloat16"]
     assert parts == ([made] * 3 if made else [])
     assert any("split_dot" in k.name for k in lowered.kernels) == bool(made)
+
+
+CONVOLUTION = """function (I[N, H, W, C], K[3, 3, C, O]) -> (R) {
+    R[n, y, x, o : N, H, W, O] = +(I[n, y + j - 1, x + i - 1, c] * K[j, i, c, o]);
+}"""
+BLOCKS = {(32, 28, 256): (128, 128), (32, 14, 256): (128, 128), (32, 28, 128): (64, 64), (32, 7, 512): (64, 64)}
+
+
+@pytest.mark.parametrize("sizes", BLOCKS)
+def test_blocks_of_kernel_gradients_are_those_of_which_most_is_multiplied_at_a_time(sizes):
+    n, h, c = sizes
+    image, kernel = tilec.spec((n, h, h, c)), tilec.spec((3, 3, c, c))
+    gradient = tilec.compile(CONVOLUTION).grad(["K"])
+    source = gradient.lower(image, kernel, image, target="sm_90").source()
+    rows, columns = BLOCKS[sizes]
+    assert re.search(rf"DK_split_dot\[.*\bBM={rows}, BN={columns}\b", source)

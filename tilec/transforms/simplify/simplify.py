@@ -272,6 +272,9 @@ def _select(e: Expr, known: TensorKinds, condition: Expr, a: Expr, b: Expr) -> E
     decided = truth(condition)
     if a == b and _reads_nothing(condition):
         return a
+    match condition:
+        case Call("eq", (x, Int(0))) if kinds(x, known) == BOOL:
+            return Call("select", (x, b, a))
     if decided is None or not _reads_nothing(condition):
         return e
     taken, dropped = (a, b) if decided else (b, a)

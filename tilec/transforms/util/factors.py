@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import ONE, call
+from tilec.ir.functions import ONE, RANDOM, call
 from tilec.ir.infer import expression_type, expression_types
-from tilec.ir.program import Call, Expr, Float, Inside, Int
+from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, walk
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating
 
 
@@ -24,6 +24,13 @@ class Factor:
 def is_number(e: Expr) -> bool:
     cast = isinstance(e, Call) and len(e.args) == 1 and isinstance(e.args[0], Int)
     return cast or isinstance(e, (Int, Float, Inside))
+
+
+def is_of_positions(e: Expr) -> bool:
+    """Whether a value is made of literals and positions alone."""
+    parts = tuple(walk(e))
+    drawn = any(isinstance(x, Call) and x.function in RANDOM for x in parts)
+    return not drawn and not any(isinstance(x, Access | Inside | Pad | Name | Aggregate) for x in parts)
 
 
 def factors_of(e: Expr, types: Types) -> list[Factor]:

@@ -32,7 +32,7 @@ from tilec.backends.triton.fusion.loop_nest import (
     taken_by_recurrences,
 )
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
-from tilec.backends.triton.fusion.numbered_parts import with_narrow_scatters, with_numbered_parts
+from tilec.backends.triton.fusion.numbered_parts import with_columns_apart, with_narrow_scatters, with_numbered_parts
 from tilec.backends.triton.fusion.read_through import (
     aggregated_through,
     asking_inputs,
@@ -45,6 +45,7 @@ from tilec.backends.triton.fusion.read_through import (
     scaled_sums,
 )
 from tilec.backends.triton.fusion.recomputed.kernel_times import faster
+from tilec.backends.triton.fusion.recomputed.pair_sums import with_pair_sums
 from tilec.backends.triton.fusion.recomputed.shifted_reads import comparisons, with_shifted_reads
 from tilec.backends.triton.fusion.window_layout import with_window_layouts
 from tilec.backends.triton.fusion.window_values import with_window_values
@@ -168,7 +169,9 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     program, types = chains.program, chains.types
     members = chains.members()
     program, short = with_short_sums(program, types, members)
-    program, types, shared = with_invariants(program, types, members)
+    program, types, columns = with_columns_apart(program, types, members)
+    program, types, paired, pairs = with_pair_sums(program, types, members)
+    program, types, shared, apart = with_invariants(program, types, members, pairs)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
     kept = with_reads(program, chains.kernels.values())
     scans = {s.output: x for s in program.statements if s.output not in forms and (x := scan_form(s, types))}
@@ -176,7 +179,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     recurrent = taken_by_recurrences(kept, types)
     taken = taken_by_products(kept, types, forms) - recurrent
     epilogues = {output for output in taken & forms.keys() - members if elementwise(forms[output].statement)}
-    for output in (*taken, *recurrent, *members, *moments.pivots):
+    for output in (*taken, *recurrent, *members, *moments.pivots, *pairs, *apart):
         forms.pop(output, None)
     for s in program.statements:
         across = s.output in forms and is_view(s, program, types) and _is_read_across(s.output, kept, forms)
@@ -211,6 +214,8 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
         | laid_out
         | written_out
         | short
+        | columns
+        | paired
         | shared
         | moments.rewritten
         | chains.rewritten

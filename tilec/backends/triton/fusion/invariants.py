@@ -2,19 +2,23 @@
 computed once (loop-invariant code motion): the sines of positions, which all elements of a batch add.
 
 Beside memory that is slower anyway such values cost nothing, and a table of them is read as often as they were
-computed: an estimate of both times decides.
+computed: an estimate of both times decides. Of sums, values of positions alone are taken that stand beside elements of
+tensors in a factor (a quantile's weight, of two that the sign of a difference chooses from). Those that are factors by
+themselves are operands of products.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
+from tilec.backends.common.domain import build_domain
 from tilec.backends.common.scalars import value_children
 from tilec.backends.triton.fusion.fuse_producers import CACHED, elementwise, writes_all
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.cost import H200, size_in_bytes
-from tilec.ir.functions import COSTLY_FUNCTIONS, RANDOM
+from tilec.ir.functions import COSTLY_FUNCTIONS, RANDOM, operands_of
 from tilec.ir.index import linear, replace_indices
 from tilec.ir.infer import expression_type, statement_type
 from tilec.ir.program import (
@@ -28,35 +32,51 @@ from tilec.ir.program import (
     accesses_in,
     index_variables,
     reads,
+    reads_itself,
     walk,
 )
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType, Types
+from tilec.transforms.util.factors import is_of_positions
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.rewrite import with_parts
 
 LEAST_SHARED = 8  # elements that share a value
 INSTRUCTIONS = 3e13  # a second, of float32
 CALLED, QUICK, POWER, DOUBLE = 35, 6, 90, 4  # instructions of a costly function, as measured; of float64 so many times
+CONVERTED = 72  # instructions for doubles of positions beside: conversions, and a division's slow branch
 QUICK_FUNCTIONS = frozenset(("ceil", "div", "exp", "floor", "recip", "round", "rsqrt", "shl", "shr", "sign", "sqrt"))
 
 
-def with_invariants(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types, frozenset[str]]:
-    """The program with such values as tensors of their own, all types, and the outputs of what is new or changed.
-    `barred`: outputs of statements that stay as they are."""
+def with_invariants(
+    program: Program, types: Types, barred: Collection[str], alone: Collection[str] = ()
+) -> tuple[Program, Types, frozenset[str], frozenset[str]]:
+    """The program with such values as tensors of their own, all types, the outputs of what is new or changed, and of
+    what no other kernel shall compute again. `barred`: outputs of statements that stay as they are; `alone`: of sums in
+    kernels of their own, as those to few elements are, while blocks of rows compute a value once for all of these."""
     names, known = Names.of(program), dict(types)
     tables: dict[Expr, str] = {}
     done: list[Statement] = []
-    rewritten: set[str] = set()
+    rewritten, apart = set[str](), set[str]()
+    stored = {*program.input_names(), *program.outputs}
     for s in program.statements:
         variables = None if s.output in barred else elementwise(s)
         extent = dict(zip(variables or (), known[s.output].shape, strict=False))
-        if not variables or s.guard is not None or not _is_whole(s, extent, known):
-            done.append(s)
-            continue
-        for e in dict.fromkeys(_invariant(s.body, extent, known)):
-            if not _pays(s, e, extent, known):
+        if s.output in barred:
+            found = []
+        elif variables:
+            whole = s.guard is None and _is_whole(s, extent, known)
+            found = [*_invariant(s.body, extent, known)] if whole else []
+        else:
+            single = s.output in alone or math.prod(known[s.output].shape) < MULTIPROCESSORS
+            extent = _ranges(s, known) if single else {}
+            inside = (x for x in operands_of("mul", s.body) if not is_of_positions(x))
+            found = [e for x in inside for e in _invariant(x, extent, known, is_of_positions)] if extent else []
+        for e in dict.fromkeys(found):
+            long = not variables and _takes_long(s, e, extent, known, stored)
+            if not long and not (variables and _pays(s, e, extent, known)):
                 continue
-            own = [v for v in variables if v in index_variables(e)]
+            own = [v for v in extent if v in index_variables(e)]
             place = {v: Index(f"i{k}") for k, v in enumerate(own)}
             table = replace_indices(_rounded(e, s.body, known), {v: linear(i) for v, i in place.items()})
             name = tables.get(table)
@@ -68,8 +88,18 @@ def with_invariants(program: Program, types: Types, barred: Collection[str]) -> 
                 done.append(new)
             s = replace(s, body=with_parts(s.body, {e: Access(name, tuple(map(Index, own)))}))
             rewritten |= {name, s.output}
+            apart |= {name} if long else set()
         done.append(s)
-    return replace(program, statements=tuple(done)), known, frozenset(rewritten)
+    return replace(program, statements=tuple(done)), known, frozenset(rewritten), frozenset(apart)
+
+
+def _ranges(s: Statement, types: Types) -> dict[str, int]:
+    """The variables of an aggregation from 0 on, and how far they go; none of what is computed in another way."""
+    plain = s.index is not None and s.default is None and s.init is None and not reads_itself(s)
+    domain = build_domain(s, types) if plain and s.aggregation != "assign" else None
+    if domain is None or any(domain.low.values()) or any(map(is_symbolic, domain.extent.values())):
+        return {}
+    return dict(domain.extent)
 
 
 def instructions(program: Program, types: Types) -> dict[str, float]:
@@ -87,20 +117,23 @@ def _is_whole(s: Statement, extent: Mapping[str, int], types: Types) -> bool:
     return all(f.is_integral for f in forms) and math.prod(extent.values()) > 0 and writes_all(s, extent, types)
 
 
-def _invariant(e: Expr, extent: Mapping[str, int], types: Types) -> Iterator[Expr]:
+def _invariant(
+    e: Expr, extent: Mapping[str, int], types: Types, wanted: Callable[[Expr], bool] = lambda e: True
+) -> Iterator[Expr]:
     """The largest subexpressions with a costly function that LEAST_SHARED elements or more share, of no type whose
-    values are rounded only where they are stored."""
+    values are rounded only where they are stored, of those `wanted`."""
     calls = {x for x in walk(e) if isinstance(x, Call)}
     if not any(x.function in COSTLY_FUNCTIONS for x in calls):
         return
     own = {v for v in index_variables(e) if extent[v] > 1}
     shared = math.prod(n for v, n in extent.items() if v not in own)
     stored = isinstance(e, Call) and expression_type(e, types).dtype in ("float32", "float64")
-    if stored and own and shared >= LEAST_SHARED and not any(x.function in RANDOM for x in calls):
+    drawn = any(x.function in RANDOM for x in calls)
+    if stored and own and shared >= LEAST_SHARED and not drawn and wanted(e):
         yield e
     else:
         for child in value_children(e):
-            yield from _invariant(child, extent, types)
+            yield from _invariant(child, extent, types, wanted)
 
 
 def _rounded(e: Expr, body: Expr, types: Types) -> Expr:
@@ -120,6 +153,16 @@ def _pays(s: Statement, e: Expr, extent: Mapping[str, int], types: Types) -> boo
     read = every * size_in_bytes(TensorType((), "float32")) / (CACHED * H200.memory)
     made = H200.launch + 2 * size_in_bytes(table) / H200.memory + math.prod(table.shape) * own / INSTRUCTIONS
     return now > max(memory + read, every * (whole - own) / INSTRUCTIONS) + made
+
+
+def _takes_long(s: Statement, e: Expr, extent: Mapping[str, int], types: Types, stored: Collection[str]) -> bool:
+    """Whether doubles of positions take longer than launches, and than memory does for what surely lies there."""
+    doubles = any(isinstance(x, Call) and expression_type(x, types).dtype == "float64" for x in walk(e))
+    if not doubles or not is_of_positions(e):
+        return False
+    memory = sum(size_in_bytes(types[n]) for n in (s.output, *reads(s)) if n in stored) / H200.memory
+    taken = math.prod(extent.values()) * (_instructions(e, types) + CONVERTED) / INSTRUCTIONS
+    return taken > max(memory, 2 * H200.launch)
 
 
 def _instructions(e: Expr, types: Types) -> float:

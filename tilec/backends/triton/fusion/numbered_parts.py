@@ -10,15 +10,17 @@ columns, which go to their places afterwards: so each point is one of all column
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tilec.backends.common.domain import build_domain
+from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS
-from tilec.ir.functions import ZERO, all_of
-from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.functions import COSTLY_FUNCTIONS, ZERO, all_of
+from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.program import (
     Access,
     Call,
@@ -33,6 +35,7 @@ from tilec.ir.program import (
     map_values,
     reads_itself,
     rebuild,
+    variables_of,
     walk,
 )
 from tilec.ir.rational import as_int
@@ -157,3 +160,65 @@ def _where_it_is(e: Expr, parts: Mapping[str, tuple[str, tuple[int | None, ...]]
     here = all_of([Call("eq", (i, Int(n))) for i, n in found if n is not None])
     assert here is not None
     return Call("select", (here, Access(name, tuple(i for i, n in found if n is None)), ZERO))
+
+
+_MOST_COLUMNS = 4
+LEAST_APART = 2**20  # terms of a column
+
+
+def with_columns_apart(
+    program: Program, types: Types, barred: Collection[str]
+) -> tuple[Program, Types, frozenset[str]]:
+    """The program with the columns of such sums as statements of their own, all types, and the outputs of what is new
+    or changed. `barred`: outputs of statements that stay as they are."""
+    names, known = Names.of(program), dict(types)
+    changed: set[str] = set()
+    statements: list[Statement] = []
+    for s in program.statements:
+        column = None if s.output in barred else _few_columns(s, known)
+        if column is None:
+            statements.append(s)
+            continue
+        index, sizes, shape = s.index or (), s.sizes or (), known[s.output].shape
+        value: Expr | None = None
+        for n in reversed(range(shape[-1])):
+            at = {column: Affine.of((), n)}
+            part = replace(substitute_affine(s, at), output=names.fresh(f"{s.output}_column"))
+            part = replace(part, index=index[:-1], sizes=sizes[:-1])
+            known[part.output] = TensorType(shape[:-1], known[s.output].dtype)
+            statements.append(part)
+            changed.add(part.output)
+            read = Access(part.output, index[:-1])
+            test = Call("eq", (Index(column), Int(n)))
+            value = read if value is None else Call("select", (test, read, value))
+        assert value is not None
+        statements.append(replace(s, body=value, aggregation="assign"))
+        changed.add(s.output)
+    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+
+
+def _few_columns(s: Statement, types: Types) -> str | None:
+    """The last output variable of a sum of float32 or float64 products along rows of memory, if it has few values, and
+    what the terms compute of tensors that lack it takes longer than a product does; None elsewhere."""
+    t = types[s.output]
+    plain = s.aggregation == "sum" and s.guard is None and not s.constraints and s.default is None and s.init is None
+    names = distinct_variables(s.index)
+    if not plain or names is None or t.dtype not in ("float32", "float64") or reads_itself(s) or len(names) < 2:
+        return None
+    split = split_factors(s.body, types)
+    if split is None or not 2 <= t.shape[-1] <= _MOST_COLUMNS or set(variables_of(s)) <= set(names):
+        return None
+    own = [f for f in split[0] if names[-1] not in index_variables(f)]
+    beside = [f for f in split[0] if names[-1] in index_variables(f)]
+    if not all(isinstance(f, Access) and linear(f.index[-1]).bare == names[-1] for f in beside) or len(beside) != 1:
+        return None
+    space = build_space(s, types)
+    if space is None or len(space.classes) != 1 or space.valid or not space.covers:
+        return None
+    summed = {v for v in space.reductions if not space.single(v)}
+    shared = set().union(*map(set, map(index_variables, own)))
+    every = {v for v in (*names[:-1], *summed) if space.largest(v) > 1}
+    many = math.prod(map(space.largest, every)) >= LEAST_APART
+    computed = any(isinstance(e, Call) and e.function in COSTLY_FUNCTIONS for f in own for e in walk(f))
+    rows = {linear(e.index[-1]).bare for f in own for e in walk(f) if isinstance(e, Access) and e.index}
+    return names[-1] if rows <= summed and every <= shared and many and computed else None

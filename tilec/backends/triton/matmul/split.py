@@ -44,15 +44,14 @@ MOST_PARTS = 2**28  # bytes of parts that such a product may take
 BOTH_WINDOW_COLUMNS = 64  # the same of a convolution
 BOTH_COLUMNS = 1024  # from which both operands' parts are made before, if they may take so much
 PART_VECTOR = 8  # elements of a part that are read at once
-BOTH_BLOCK = Config(128, 128, 32, 8, 3)
 SPLIT_BYTES = 2 * COUNT  # of a term
 SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
 
 
 @dataclass(frozen=True)
-class SmallBlock:
+class SplitBlock:
     """`beside`: programs that a multiprocessor runs side by side. `rate`: at which it multiplies then, beside that of
-    the first block; `rate_across`: where the left operand lies in memory along its rows."""
+    the second block, as measured; `rate_across`: where the left operand lies in memory along its rows."""
 
     config: Config
     beside: int
@@ -60,7 +59,12 @@ class SmallBlock:
     rate_across: float
 
 
-SMALL_BLOCKS = (SmallBlock(Config(128, 64, 32, 4, 3), 2, 1, 1), SmallBlock(Config(64, 64, 32, 4, 3), 3, 0.9, 1.25))
+ONE_SPLIT_BLOCK = SplitBlock(Config(128, 64, 32, 4, 3), 2, 1, 1)  # where programs split the left operand
+SPLIT_BLOCKS = (
+    SplitBlock(Config(128, 128, 32, 8, 3), 1, 1, 1.25),
+    ONE_SPLIT_BLOCK,
+    SplitBlock(Config(64, 64, 32, 4, 3), 3, 0.9, 1.25),
+)
 
 
 @dataclass(frozen=True)
@@ -277,28 +281,23 @@ class PartsWriter(SplitWriter):
 
 
 def _config(product: MatrixProduct, both: bool) -> Config:
-    """A large block, where that gives every multiprocessor one; else a small one, and the reduction in parts: that of
-    which most is done at a time."""
+    """The block of which most is done at a time, with the reduction in parts where blocks are few."""
     (rows, columns, terms), batch, dot = product.counts, product.repeated, product.dot
 
     def programs(c: Config) -> int:
         return batch * -(-rows // c.bm) * -(-columns // c.bn)
 
-    large = BOTH_BLOCK
-    filled = 4 * large.bn * -(-columns // large.bn) <= 5 * columns
-    if both and columns > large.bn and filled and programs(large) >= MULTIPROCESSORS:
-        return large
     (left,) = operand_accesses(dot.left[0])
     across = linear(left.index[_order(left, dot, product.view)[-1]]).bare in dot.rows
 
-    def divided(block: SmallBlock) -> tuple[float, Config]:
+    def divided(block: SplitBlock) -> tuple[float, Config]:
         c, slots = block.config, block.beside * MULTIPROCESSORS
         c = replace(c, parts=max(1, min(slots // programs(c), terms // c.bk // 8)))
         rounds = -(-programs(c) * c.parts // slots)
         done = batch * rows * columns * c.parts / (rounds * slots * c.bm * c.bn)
         return done * (block.rate_across if across else block.rate), c
 
-    return max(map(divided, SMALL_BLOCKS if both else SMALL_BLOCKS[:1]), key=lambda found: found[0])[1]
+    return max(map(divided, SPLIT_BLOCKS if both else (ONE_SPLIT_BLOCK,)), key=lambda found: found[0])[1]
 
 
 def _as_matrix(a: Access, view: StridedView) -> bool:
@@ -349,7 +348,7 @@ def split_steps(
     if space.count(dot.rows) < space.count(dot.columns):
         dot = _swapped(dot)
     columns = space.count(dot.columns)
-    filled = 4 * SMALL_BLOCKS[0].config.bn * -(-columns // SMALL_BLOCKS[0].config.bn) <= 5 * columns
+    filled = 4 * ONE_SPLIT_BLOCK.config.bn * -(-columns // ONE_SPLIT_BLOCK.config.bn) <= 5 * columns
     if columns < LEAST_REUSE or not filled:
         return None
     whole = not product.is_plain or bool(_windowed(dot)) or len(space.classes) > 1

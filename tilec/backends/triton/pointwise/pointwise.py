@@ -72,7 +72,7 @@ def form_beside(space: Space, view: StridedView) -> PointwiseTiling | RegisterBl
     if tiling.outer or tiling.parts > 1 or tiling.lanes is not None:
         return None
     if tiling.reduction is not None:
-        return None if tap_sums(space) is not None else tiling
+        return None if tap_sums(space, view) is not None else tiling
     block = choose_register_block(space, view)
     return block or (None if choose_residues(space, view) is not None else tiling)
 
@@ -102,7 +102,7 @@ def pointwise(
         found = build_space(merged.statement, merged.types)
         assert found is not None
         own, tiling = found, choose_pointwise_tiling(found, merged)
-    taps = tap_sums(own) if tiling.reduction is not None else None
+    taps = tap_sums(own, merged) if tiling.reduction is not None else None
     split = taps is not None or tiling.parts > 1
     if epilogue and not space.covers:
         return None

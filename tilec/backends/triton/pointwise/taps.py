@@ -1,8 +1,8 @@
 """Weight gradients of depthwise convolutions: sums over all positions of a window for each of its taps.
 
 In `DK[j, i, c] = +(D[n, y, x, c] * I[n, y + j, x + i, c])` taps that differ in i read the same elements a place apart.
-A program takes all taps along i and a share of the places, eight neighbours along x at once, in which each element of D
-and I is read, and converted, one time. The shares are combined in order by a second launch.
+A program takes all taps along i, or eight of them or so, and a share of the places, eight neighbours along x at once,
+in which each element of D and I is read, and converted, one time. The shares are combined in order by a second launch.
 
 Zeros that are read outside are treated as in `windows.py`.
 """
@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from tilec.backends.common.code import python_name
+from tilec.backends.common.domain import point_conditions
 from tilec.backends.triton.emit.frame import Frame
-from tilec.backends.triton.emit.kernel import Axis, Scope
+from tilec.backends.triton.emit.kernel import Axis, Scope, all_text
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.source import PROGRAM
-from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, tiled
-from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, window_axes, zero_factors
+from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, inside_tile, tiled
+from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, reads_rows, window_axes, zero_factors
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement
 from tilec.transforms.util.naming import all_variables, fresh_variable
@@ -34,39 +36,45 @@ TAP_ROWS, TAP_COLUMNS = 16, 32  # of a block
 
 @dataclass(frozen=True)
 class TapSums:
-    """`count` neighbours along the summed variable `across`, `taps` values of the output variable `tap` together;
-    `parts` shares of the places."""
+    """`count` neighbours along the summed variable `across`, `taps` values of the output variable `tap` together, in
+    `groups` if there are more; blocks along the output variable `column`; `parts` shares of the places."""
 
     across: str
     tap: str
+    column: str
     count: int
     taps: int
+    groups: int
     parts: int
 
 
-def tap_sums(space: Space) -> TapSums | None:
+def tap_sums(space: Space, view: StridedView) -> TapSums | None:
     """How such sums are spread; None where a statement is none."""
     axes = window_axes(space)
     if axes is None:
         return None
     outputs, reductions = axes
     places = space.count(tuple(reductions))
-    if space.largest(outputs[-1]) < TAP_COLUMNS or places < LEAST_PLACES or not space.covers:
-        return None
     forms = index_forms(space)
-    if forms is None:
+    if forms is None or places < LEAST_PLACES or not space.covers:
         return None
-    for v in reversed(reductions):
-        beside = {w for f in forms if v in f.variables() for w in f.variables() if w in outputs[:-1]}
-        found = [w for w in outputs if w in beside and 1 < space.largest(w) <= MOST_TAPS_AT_ONCE]
-        n = space.largest(v)
-        counts = [c for c in PLACES_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
-        if found and counts:
-            across = space.count(tuple(outputs)) // space.largest(found[-1]) // space.largest(outputs[-1])
-            across *= -(-space.largest(outputs[-1]) // TAP_COLUMNS)
-            rows = places // n * -(-n // counts[0])
-            parts = max(1, min(8 * MULTIPROCESSORS // max(across, 1), -(-rows // (2 * TAP_ROWS))))
-            return TapSums(v, found[-1], counts[0], space.largest(found[-1]), parts)
+    long = [v for v in reversed(outputs) if space.largest(v) >= TAP_COLUMNS]
+    rows = [v for v in long if reads_rows(space, view, v)]
+    last = [v for v in long if v == outputs[-1]]
+    for most, columns in ((MOST_TAPS_AT_ONCE, [*rows, *last]), (places, rows)):
+        for column, v in product(dict.fromkeys(columns), reversed(reductions)):
+            beside = {w for f in forms if v in f.variables() for w in f.variables()} - {column}
+            found = [w for w in outputs if w in beside and 1 < space.largest(w) <= most]
+            n = space.largest(v)
+            counts = [c for c in PLACES_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
+            if found and counts:
+                many = space.largest(found[-1])
+                groups = -(-many // MOST_TAPS_AT_ONCE)
+                across = groups * space.count(tuple(outputs)) // many // space.largest(column)
+                across *= -(-space.largest(column) // TAP_COLUMNS)
+                steps = places // n * -(-n // counts[0])
+                parts = max(1, min(8 * MULTIPROCESSORS // max(across, 1), -(-steps // (2 * TAP_ROWS))))
+                return TapSums(v, found[-1], column, counts[0], -(-many // groups), groups, parts)
     return None
 
 
@@ -77,7 +85,9 @@ class TapWriter(UnrolledKernel):
         self.how, self.whole = how, space
         s = space.statement
         self.tile = fresh_variable(how.across, all_variables(s))
-        own = tiled(space, {how.across: (self.tile, how.count)})
+        self.group = fresh_variable(how.tap, {*all_variables(s), self.tile}) if how.groups > 1 else None
+        groups = {} if self.group is None else {how.tap: (self.group, how.taps)}
+        own = tiled(space, {how.across: (self.tile, how.count), **groups})
         factors = zero_factors(s, view.types)  # each of them reads zeros where a point does not count
         exact = not factors or not all(isinstance(f, Access) for f in factors)
         super().__init__(python_name(s.output) + "_taps", own, view, int64_index, [s] * how.taps, exact)
@@ -87,7 +97,7 @@ class TapWriter(UnrolledKernel):
         k, how = self.k, self.how
         k.constants = {"BM": TAP_ROWS, "BN": TAP_COLUMNS}
         many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)
-        down, columns = tuple(v for v in many[:-1] if v != how.tap), many[-1:]
+        down, columns = tuple(v for v in many if v not in (how.tap, how.column)), (how.column,)
         self.rows = tuple(v for v in self.space.reductions if self.space.largest(v) > 1)
         k.assign("across", f"tl.cdiv({k.count(columns)}, BN)")
         k.assign("down", f"{PROGRAM[0]} // across")
@@ -120,8 +130,12 @@ class TapWriter(UnrolledKernel):
         for u in range(how.count) if unrolled else (None,):
             place = tile + u if u is not None else tile + Affine.variable(how.across)
             for n in range(how.taps):
-                tap = Affine.of((), self.space.low[0][how.tap] + n)
-                yield n, substitute_affine(self.whole.statement, {how.across: place, how.tap: tap})
+                yield n, substitute_affine(self.whole.statement, {how.across: place, how.tap: self._tap(n)})
+
+    def _tap(self, n: int) -> Affine:
+        """The n-th tap of a program's."""
+        first = Affine.of((), self.whole.low[0][self.how.tap] + n)
+        return first if self.group is None else first + Affine.variable(self.group, self.how.taps)
 
     def tests(self, frame: Frame) -> list[str]:
         return [frame.spread("row_in", "row")]
@@ -131,9 +145,10 @@ class TapWriter(UnrolledKernel):
         frame = Frame(k, ["col"], {"col": "col_in"})
         for n, a in enumerate(self.sums):
             k.scopes[0].lines += a.reduce(0)
-            index = [
-                linear(e).substitute({how.tap: Affine.of((), self.space.low[0][how.tap] + n)}) for e in s.index or ()
-            ]
-            forms = [frame.form(e.to_expr()) for e in index]
+            forms = [frame.form(linear(e).substitute({how.tap: self._tap(n)}).to_expr()) for e in s.index or ()]
             address = frame.part_address(s.output, target, forms, frozenset(frame.axes))
-            k.store(address, a.result(), "col_in")
+            inside = []
+            if self.group is not None:
+                limit = inside_tile(self.group, how.taps, n, self.whole.extent[0][how.tap])
+                inside = frame.tests(point_conditions((), (limit,), self.view.types))
+            k.store(address, a.result(), all_text(["col_in", *inside]))

@@ -41,6 +41,7 @@ SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the 
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
 _FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
+SHARING_BLOCK = 512  # elements of a block that share the terms of their sums
 LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
 WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
@@ -88,6 +89,9 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         )
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
+    if many and not few and not taps and _share_terms(space, view, outputs, reductions):
+        tiling = _of_neighbours(space, outputs)
+        return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     weighted = _weighted_columns(space, outputs, reductions) if many and not along and not taps else None
     axes: tuple[tuple[tuple[str, ...], int], ...]
     if along:
@@ -160,6 +164,29 @@ def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequ
     many = {v for v in (*outputs, *reductions) if space.largest(v) > 1}
     read = [set(index_variables(*a.index)) & many for a in value_accesses(space.statement)]
     return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
+
+
+def _share_terms(space: Space, view: StridedView, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+    """Whether neighbours along the last output variable read the same of all that is read along the reduction, and
+    something else of their own before it: functions of pairs."""
+    read = value_accesses(space.statement)
+    along = [a for a in read if not set(reductions).isdisjoint(index_variables(*a.index))]
+    own = [a for a in read if a not in along and outputs and outputs[-1] in index_variables(*a.index)]
+    if not own or not along or len(space.classes) > 1 or space.statement.default is not None:
+        return False
+    shared = all(outputs[-1] not in index_variables(*a.index) for a in along)
+    return shared and space.largest(outputs[-1]) >= NARROWEST_BLOCK and _computed_places(space) == 0
+
+
+def _of_neighbours(space: Space, outputs: Sequence[str]) -> PointwiseTiling:
+    """Blocks of rows of the last output variable, where they fill blocks, or of all output variables together."""
+    n = space.largest(outputs[-1])
+    block = min(power_of_two(n), SHARING_BLOCK)
+    m = space.count(tuple(outputs[:-1]))
+    if len(outputs) > 1 and -(-n // block) * block <= LEAST_USED * n:
+        rows = tuple(outputs[:-1]), min(power_of_two(m), SHARING_BLOCK // block)
+        return PointwiseTiling((rows, ((outputs[-1],), block)), None)
+    return PointwiseTiling(((tuple(outputs), min(power_of_two(n * m), SHARING_BLOCK)),), None)
 
 
 def _are_taps(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:

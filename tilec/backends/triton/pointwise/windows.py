@@ -32,6 +32,7 @@ MOST_PADDING = 1.15  # neighbours or columns of blocks over those that there are
 LEAST_OUTPUTS = 2**20  # fewer leave multiprocessors idle where each program has so many
 SMALL_WINDOW = 16  # of a window, up to which blocks have rows of 64
 BLOCK_BYTES = 1024  # of one neighbour's block: a thread loads eight at once, and holds eight neighbours in registers
+SMALL_KERNEL = 16  # so many times smaller tensors may lie in memory as they will
 SUM_WORDS = 64  # registers of a thread for the running values of several statements, at most
 MOST_TAP_POINTS = 36  # of all neighbours, up to which all taps of a window are written out
 MORE_READS = 1.2  # of four neighbours at once over those of eight
@@ -39,12 +40,14 @@ MORE_READS = 1.2  # of four neighbours at once over those of eight
 
 @dataclass(frozen=True)
 class RegisterBlock:
-    """`count` neighbours along the output variable `across`, `taps` values of the summed variable written out."""
+    """`count` neighbours along the output variable `across`, `taps` values of the summed variable written out, of
+    `groups` one after the other."""
 
     across: str
     tap: str
     count: int
     taps: int
+    groups: int = 1
 
 
 def window_axes(space: Space) -> tuple[list[str], list[str]] | None:
@@ -70,7 +73,7 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
         return None
     outputs, reductions = found
     points = space.count(tuple(reductions))
-    of_rows = _reads_rows(space, view, outputs[-1])
+    of_rows = reads_rows(space, view, outputs[-1])
     fits = is_window(space, reductions) or (of_rows and points <= MOST_POINTS_OF_ROWS)
     if space.largest(outputs[-1]) < 32 or not fits:
         return None
@@ -80,26 +83,30 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
         return None
     for v in reversed(outputs[:-1]):
         beside = {w for f in forms if v in f.variables() for w in f.variables() if w in reductions}
-        best = [w for w in reductions if w in beside and space.largest(w) <= most_taps]
+        best = [w for w in reductions if w in beside and (of_rows or space.largest(w) <= most_taps)]
         if best and any(_overlaps(f, v, best[-1], space) for f in forms):
             n = space.largest(v)
             counts = [c for c in NEIGHBOURS_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
             if counts and space.count(tuple(outputs)) >= LEAST_OUTPUTS:
-                taps = space.largest(best[-1])
+                values = space.largest(best[-1])
+                groups = 1 if values <= most_taps else -(-values // MOST_TAPS)
+                taps = -(-values // groups)
                 step = min(
                     abs(f.coefficient(v) / f.coefficient(best[-1])) for f in forms if _overlaps(f, v, best[-1], space)
                 )
                 few, many = ((step * (c - 1) + taps) / c for c in (NEIGHBOURS_AT_ONCE[-1], counts[0]))
                 fewer = NEIGHBOURS_AT_ONCE[-1] in counts and few < MORE_READS * many
-                return RegisterBlock(v, best[-1], NEIGHBOURS_AT_ONCE[-1] if fewer else counts[0], taps)
+                return RegisterBlock(v, best[-1], NEIGHBOURS_AT_ONCE[-1] if fewer else counts[0], taps, groups)
     return None
 
 
-def _reads_rows(space: Space, view: StridedView, last: str) -> bool:
-    """Whether memory runs along the last output variable in all that is read along it; the rest is the same for a
-    row (a kernel, the cotangent of a correlation)."""
+def reads_rows(space: Space, view: StridedView, last: str) -> bool:
+    """Whether memory runs along an output variable in all large tensors that are read along it; the rest is the same
+    for a row (a kernel, the cotangent of a correlation)."""
     read = {a for a in value_accesses(space.statement) if last in index_variables(*a.index)}
-    moved = [moved_least(a, view.strides[a.tensor], space.largest) for a in read]
+    sizes = {a: math.prod(view.types[a.tensor].shape) for a in read}
+    large = [a for a in read if SMALL_KERNEL * sizes[a] >= max(sizes.values())]
+    moved = [moved_least(a, view.strides[a.tensor], space.largest) for a in large]
     return bool(moved) and all(found is not None and last in found[1] for found in moved)
 
 
@@ -116,12 +123,18 @@ class RegisterBlockWriter(OutputsKernel):
         self.block, self.computed, self.whole = block, computed, computed[0].space
         across, count, space = block.across, block.count, self.whole
         statements = [r.space.statement for r in computed]
-        self.tile = fresh_variable(across, {v for s in statements for v in all_variables(s)})
-        own = tiled(space, {across: (self.tile, count)})
+        used = {v for s in statements for v in all_variables(s)}
+        self.tile = fresh_variable(across, used)
+        self.group = fresh_variable(block.tap, {*used, self.tile}) if block.groups > 1 else None
+        groups = {} if self.group is None else {block.tap: (self.group, block.taps)}
+        own = tiled(space, {across: (self.tile, count), **groups})
         extent = space.extent[0][across]
         limits = [(inside_tile(self.tile, count, u, extent),) for u in range(count)]
         elements = [Element(self.at(s, u, None), limits[u], n) for u in range(count) for n, s in enumerate(statements)]
         exact = not all(_may_read_zeros(r.space, view.types) for r in computed)
+        exact |= block.groups * block.taps > space.largest(block.tap) and not all(
+            _reads_zeros_beyond(r.space.statement, block.tap, view.types) for r in computed
+        )
         super().__init__(own, view, int64_index, elements, computed, exact)
         columns = space.largest(self.columns[-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
@@ -166,8 +179,13 @@ class RegisterBlockWriter(OutputsKernel):
         """A statement at neighbour u, and at tap n where it is written out."""
         block = self.block
         change = {block.across: Affine.variable(self.tile, block.count) + (self.whole.low[0][block.across] + u)}
+        first = Affine.of((), self.whole.low[0][block.tap])
+        if self.group is not None:
+            first += Affine.variable(self.group, block.taps)
         if n is not None:
-            change[block.tap] = Affine.of((), self.whole.low[0][block.tap] + n)
+            change[block.tap] = first + n
+        elif self.group is not None:
+            change[block.tap] = first + Affine.variable(block.tap)
         return substitute_affine(s, change)
 
 
@@ -200,3 +218,9 @@ def _may_read_zeros(space: Space, types: Mapping[str, TensorType]) -> bool:
     factors = zero_factors(space.statement, types)
     read = {c for f in factors if isinstance(f, Access) for c in access_conditions(f, types)}
     return bool(space.valid) and set(space.valid) <= read and len(factors) > 1
+
+
+def _reads_zeros_beyond(s: Statement, tap: str, types: Types) -> bool:
+    """Whether a factor is an element at the tap itself, so that it is read as zero beyond the last one."""
+    own = (f for f in zero_factors(s, types) if isinstance(f, Access))
+    return any(linear(e).bare == tap for f in own for e in f.index)

@@ -1,0 +1,169 @@
+"""Sums of functions of pairs, computed from what the pairs are made of.
+
+The differences of a pairwise loss, `D[b, i, j] = T[b, j] - Q[b, i]`, are many more than the elements they come from. A
+sum of functions of them computes them again at each of its points, in a kernel of its own that walks what is summed:
+nothing is stored, and a block of neighbours along one variable reads what the others share once. A sum over both,
+`S[b] = +(f(D[b, i, j]))`, is first one over i, for each j, so that no point asks for two values by a division.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from tilec.backends.common.domain import Domain, build_domain
+from tilec.backends.common.terms import split_factors
+from tilec.backends.triton.fusion.fuse_producers import elementwise
+from tilec.backends.triton.fusion.invariants import CALLED, costly_instructions
+from tilec.backends.triton.fusion.read_through import LONGEST_RECOMPUTED, aggregated_through, asks_of, gives_values
+from tilec.ir.functions import RANDOM
+from tilec.ir.index import linear
+from tilec.ir.infer import statement_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Index,
+    Int,
+    Program,
+    Statement,
+    accesses_in,
+    index_variables,
+    node_count,
+    reads,
+    reads_itself,
+    variables_of,
+    walk,
+)
+from tilec.ir.symbolic import is_symbolic
+from tilec.ir.types import NARROW, Types
+from tilec.transforms.simplify.simplify import drop_dead
+from tilec.transforms.util.naming import Names
+
+LEAST_PAIRS = 2**22
+LEAST_SHARING = 32  # of each element that is read
+LEAST_BESIDE_EACH = 32
+LEAST_SUMS = 2**16  # that fill the device
+MOST_OF_PAIRS = 3  # of the same pairs: each computes these again
+_AGGREGATIONS = ("sum", "max", "min")
+
+
+def with_pair_sums(
+    program: Program, types: Types, barred: Collection[str]
+) -> tuple[Program, Types, frozenset[str], frozenset[str]]:
+    """The program with such sums, all types, the outputs of what is new or changed, and of the sums. `barred`: outputs
+    of statements that stay as they are."""
+    made = {s.output: s for s in program.statements}
+    found: dict[str, tuple[Statement, Domain]] = {}
+    for s in program.statements:
+        whole = None if s.output in barred else _from_leaves(s, made, types)
+        domain = None if whole is None else build_domain(whole, types)
+        if whole is not None and domain is not None and _pays(whole, domain, types):
+            found[s.output] = whole, domain
+    if not found or len(found) > MOST_OF_PAIRS or _spread_again(program, found, types):
+        return program, types, frozenset(), frozenset()
+    names, known = Names.of(program), dict(types)
+    done: list[Statement] = []
+    sums: set[str] = set()
+    for s in program.statements:
+        if s.output not in found:
+            done.append(s)
+            continue
+        whole, domain = found[s.output]
+        column = _neighbours(whole, domain)
+        if column in domain.reductions():
+            index, sizes = (*(s.index or ()), Index(column)), (*(s.sizes or ()), Int(domain.extent[column]))
+            part = replace(whole, output=names.fresh(f"{s.output}_part"), index=index, sizes=sizes)
+            known[part.output] = statement_type(part, known)
+            done += [part, replace(s, body=Access(part.output, index))]
+            sums.add(part.output)
+        else:
+            done.append(whole)
+            sums.add(s.output)
+    left = drop_dead(done, program.outputs)
+    return replace(program, statements=left), known, frozenset((*found, *sums)), frozenset(sums)
+
+
+def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> Statement | None:
+    """A plain sum over several variables, or one with elementwise statements over all of its variables written into it;
+    None of others."""
+    plain = s.default is None and s.init is None and s.guard is None and not s.constraints
+    if s.index is None or not plain or s.aggregation not in _AGGREGATIONS or reads_itself(s):
+        return None
+    if types[s.output].dtype in NARROW:
+        return None
+    changed = len(set(variables_of(s)) - set(index_variables(*s.index))) > 1
+    while True:
+        most = max((len(types[n].shape) for n in reads(s)), default=0)
+        views = {
+            n: made[n]
+            for n in reads(s)
+            if n in made and len(types[n].shape) == most and _is_cheap(made[n]) and _gives(made[n], types)
+        }
+        views = {n: view for n, view in views.items() if not asks_of(s, view)}
+        if not views or not all(_is_distinct(a) for a in accesses_in(s.body) if a.tensor in views):
+            return s if changed else None
+        s, changed = aggregated_through(s, views, types), True
+        if s.constraints or node_count(s.body) > LONGEST_RECOMPUTED:
+            return None
+
+
+def _is_distinct(a: Access) -> bool:
+    """Whether an access reads one element for each value of its variables."""
+    names = [linear(e).bare for e in a.index]
+    return None not in names and len(set(names)) == len(names)
+
+
+def _gives(s: Statement, types: Types) -> bool:
+    program = Program(None, (), (), (s,))
+    return bool(s.index) and elementwise(s) is not None and gives_values(s, program, types)
+
+
+def _is_cheap(s: Statement) -> bool:
+    """Whether nothing is drawn or compared for equality: what was found equal must stay so."""
+    calls = (e for e in walk(s.body) if isinstance(e, Call))
+    return not any(e.function in ("eq", "ne", *RANDOM) for e in calls)
+
+
+def _pays(s: Statement, domain: Domain, types: Types) -> bool:
+    """Whether every pair counts, there are many, each element that is read serves many of them, and none takes long."""
+    if domain.conditions or domain.target is None or any(domain.low.values()):
+        return False
+    if any(map(is_symbolic, domain.extent.values())) or statement_type(s, types) != types[s.output]:
+        return False
+    pairs = math.prod(domain.extent.values())
+    if pairs < LEAST_PAIRS or any(LEAST_SHARING * math.prod(types[n].shape) > pairs for n in reads(s)):
+        return False
+    every = {v for v, n in domain.extent.items() if n > 1}
+    if not every & set(domain.reductions()):
+        return False
+    split = split_factors(s.body, types)
+    whole = split is not None and any(every <= set(index_variables(f)) for f in split[0])
+    calls = {e for e in walk(s.body) if isinstance(e, Call)}
+    costly = sum(costly_instructions(e, types) for e in calls if every <= set(index_variables(e)))
+    column = _neighbours(s, domain)
+    sums = math.prod(domain.extent[v] for v in {*domain.output_variables(), column})
+    return whole and costly <= CALLED and sums >= LEAST_SUMS and domain.extent[column] >= LEAST_BESIDE_EACH
+
+
+def _neighbours(s: Statement, domain: Domain) -> str:
+    """The variable along which blocks lie: of a sum over one variable its last output's, else the last one summed."""
+    summed = [v for v in domain.reductions() if domain.extent[v] > 1]
+    along = [v for v in domain.output_variables() if domain.extent[v] > 1]
+    if len(summed) == 1 and along:
+        return along[-1]
+    last = [linear(a.index[-1]).bare for a in accesses_in(s.body) if a.index]
+    return next((v for v in last if v in summed), summed[-1])
+
+
+def _spread_again(program: Program, sums: Collection[str], types: Types) -> bool:
+    """Whether something with as many points depends on a sum, such as a softmax: a group computes both at once."""
+    after = set(sums)
+    for s in program.statements:
+        if s.output in after or after.isdisjoint(reads(s)):
+            continue
+        domain = build_domain(s, types)
+        if domain is None or math.prod(domain.extent.values()) >= LEAST_PAIRS:
+            return True
+        after.add(s.output)
+    return False
