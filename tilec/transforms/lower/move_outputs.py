@@ -12,6 +12,7 @@ from dataclasses import replace
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, children, index_variables
+from tilec.ir.rational import Fraction
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, sizes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
 
@@ -19,8 +20,9 @@ _SPREAD = 4  # elements over terms that are moved to them by data, at most: each
 
 
 def turned_back(s: Statement, shapes: Shapes) -> Statement:
-    """The statement over its elements where an output index turns a variable of as many values round. By what is all
-    the same: for each value of the other variables, all places are different."""
+    """The statement over its elements where an output index turns a variable of as many values round, by steps of one
+    or of more: `O[(2*i + 3) % D] = +(A[i])` is `O[2*i + 1] = +(A[(i - 1) % (D/2)])`. By what is all the same: for each
+    value of the other variables, all places are different."""
     for place, row in enumerate(map(linear, s.index or ())):
         match row.terms:
             case ((Call("mod", (inner, Int(n))), c),) if c == 1 and not row.constant and n > 0:
@@ -30,19 +32,27 @@ def turned_back(s: Statement, shapes: Shapes) -> Statement:
         box = bounds_of(domain(s, shapes))
         if sizes_of(s)[place] > n or box is None:
             continue
-        v = next((v for v in form.variables() if form.coefficient(v) == 1 and _goes_round(v, box, n)), None)
-        if v is None or not _steps_by(form - Affine.variable(v), v, s):
+        v = next((v for v in form.variables() if _goes_round(v, form.coefficient(v), box, n)), None)
+        if v is None or any(v in index_variables(e) for k, e in enumerate(s.index or ()) if k != place):
             continue
-        if any(v in index_variables(e) for k, e in enumerate(s.index or ()) if k != place):
+        step = form.coefficient(v)
+        rest, start = _in_steps(form - Affine.variable(v, step), abs(step))
+        if not _steps_by(rest, v, s) or (abs(step) > 1 and not rest.is_integral):
             continue
-        low = box[v][0]
-        back = Affine.variable(v) * 2 - form - low
-        turned = Affine.of([(Call("mod", (back.to_expr(), Int(n))), 1)], low)
+        low, high = box[v]
+        back = (Affine.variable(v) - rest) * (1 if step > 0 else -1) - low
+        turned = Affine.of([(Call("mod", (back.to_expr(), Int(high - low + 1))), 1)], low)
         index = list(s.index or ())
         moved = substitute_affine(s, {v: turned})
-        index[place] = Index(v)
+        index[place] = (Affine.variable(v, abs(step)) + start).to_expr()
         s = replace(moved, index=tuple(index))
     return s
+
+
+def _in_steps(rest: Affine, step: Fraction) -> tuple[Affine, Fraction]:
+    """What stands beside a variable of such a step, in steps, and what is left of its number."""
+    start = rest.constant % step
+    return (rest - start) * (1 / step), start
 
 
 def _steps_by(rest: Affine, v: str, s: Statement) -> bool:
@@ -65,8 +75,9 @@ def _values(*roots: Expr) -> set[str]:
     return found
 
 
-def _goes_round(v: str, box: Box, n: int) -> bool:
-    return box[v][1] - box[v][0] + 1 == n
+def _goes_round(v: str, step: Fraction, box: Box, n: int) -> bool:
+    """Whether the steps of a variable go round once."""
+    return step.denominator == 1 and (box[v][1] - box[v][0] + 1) * abs(step) == n
 
 
 def _own_variable(row: Affine) -> str:
