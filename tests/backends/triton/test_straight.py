@@ -99,6 +99,29 @@ def test_tensors_that_live_together_stand_apart(name: str) -> None:
     assert not set(found) & set(plan.outputs)
 
 
+TWO_SITES = """function (L[X, W, X], A[W, D, D, W], B[W, D, D, W], R[X, W, X], T[X, D, D, X]) -> (Y) {
+    P[a, w, j, l, d] = sum(L[a, w, b] * T[b, j, l, d]);
+    Q[a, v, i, l, d] = sum(A[w, i, j, v] * P[a, w, j, l, d]);
+    S[a, x, i, k, d] = sum(B[v, k, l, x] * Q[a, v, i, l, d]);
+    Y[a, i, k, c] = sum(S[a, x, i, k, d] * R[c, x, d]);
+}"""
+
+
+def test_what_torch_makes_is_allocated_by_nobody_else() -> None:
+    """A kernel that was put together with later ones came between an allocation and the lines that make it again: what
+    read it had the address of the allocation."""
+    shapes = (192, 6, 192), (6, 4, 4, 6), (6, 4, 4, 6), (192, 6, 192), (192, 4, 4, 192)
+    plan = tilec.compile(TWO_SITES).lower(*map(tilec.spec, shapes), target="sm_90")._executable.plan
+    written = {n for s in plan.steps if isinstance(s, TorchLines) for n in s.writes}
+    assert written and not written & {s.tensor for s in plan.steps if isinstance(s, Allocate)}
+
+
+def test_what_is_made_twice_has_no_place() -> None:
+    lines = TorchLines(("A = torch.mm(X, X)",), ("X",), ("A",), ("A",), ("float32",))
+    plan = Plan((Allocate("A", (10,), "float32"), lines, Allocate("B", (10,), "float32")), ())
+    assert places(plan)[0] == {"B": 0}
+
+
 def test_places_are_used_again_and_what_is_large_stands_alone() -> None:
     def plan(*steps: object) -> Plan:
         return Plan(steps, ())  # type: ignore[arg-type]

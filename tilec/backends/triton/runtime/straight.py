@@ -8,12 +8,13 @@ in turn, so that a place may serve again.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat, Table, TorchLines
+from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat, Table, TorchLines, made_by
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.step_lines import released, torch_lines_of
 
@@ -129,13 +130,15 @@ Lifetime = tuple[str, int, int, int]  # an allocation's tensor, bytes of an elem
 
 
 def may_share(plan: Plan) -> list[Lifetime]:
-    """The allocations that kernels alone touch, in order: each is there from its step to its release."""
+    """The allocations that kernels alone touch and nothing makes again, in order: each is there from its step to its
+    release."""
+    made = Counter(n for step in plan.steps for n in made_by(step))
     asked = {n for step in plan.steps for n in (step_tensors(step) or ((), ()))[0]} | set(plan.outputs)
     ends = {n: at for at, step in enumerate(plan.steps) if isinstance(step, Release) for n in step.tensors}
     return [
         (step.tensor, getattr(torch, step.dtype).itemsize, at, ends.get(step.tensor, len(plan.steps)))
         for at, step in enumerate(plan.steps)
-        if isinstance(step, Allocate) and step.fill is None and step.tensor not in asked
+        if isinstance(step, Allocate) and step.fill is None and step.tensor not in asked and made[step.tensor] == 1
     ]
 
 

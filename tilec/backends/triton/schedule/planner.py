@@ -12,7 +12,7 @@ from tilec.backends.common.chains.recognise import kernel_reads, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
-from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, touched
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Descriptor,
@@ -22,6 +22,8 @@ from tilec.backends.triton.plan.plan import (
     Release,
     Setting,
     Step,
+    Table,
+    TorchLines,
     made_by,
 )
 from tilec.backends.triton.plan.sizes import contiguous_strides
@@ -222,10 +224,24 @@ def _launchable(step: Step) -> Iterator[Step]:
 
 
 def _without_overwritten(steps: list[Step]) -> list[Step]:
-    """Without allocations that the next step makes again, filled."""
-    following = [*map(made_by, steps[1:]), {}]
-    return [
-        s
-        for s, made in zip(steps, following, strict=False)
-        if not (isinstance(s, Allocate) and s.fill is None and s.tensor in made)
-    ]
+    """Without allocations that a later step makes again, filled, before any kernel touches them: launches that were put
+    together may stand between."""
+    kept: list[Step] = []
+    again: set[str] = set()
+    for step in reversed(steps):
+        made = made_by(step).keys()
+        match step:
+            case Allocate(fill=None):
+                kept += [] if step.tensor in again else [step]
+                again -= made
+                continue
+            case Launch():
+                again -= touched(step)
+            case Allocate() | Table() | TorchLines():
+                again |= made
+            case Release():
+                pass
+            case _:
+                again.clear()
+        kept.append(step)
+    return kept[::-1]
