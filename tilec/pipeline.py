@@ -13,6 +13,7 @@ from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind.bind import bind
+from tilec.transforms.lower.clamps.known_inside import known_inside
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.distribute import distribute
@@ -51,6 +52,7 @@ TRANSFORMS: dict[str, Transform] = {
     "bind": lambda program, setting: bind(program, setting.types, setting.values),
     "flatten": lambda program, setting: flatten(program, setting.types),
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
+    "known_inside": lambda program, setting: known_inside(program, setting.types),
     "views": lambda program, setting: drop_views(program, setting.types),
     "split_axes": lambda program, setting: split_axes(program, setting.types),
     "split_clamps": lambda program, setting: split_clamps(program, setting.types),
@@ -84,6 +86,7 @@ class Pass:
 CONTRACTIONS = (
     *(
         "flatten",
+        "known_inside",
         "simplify",
         "views",
         "split_axes",

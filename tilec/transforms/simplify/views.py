@@ -13,6 +13,7 @@ from tilec.ir.constraining import always, demands
 from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
+    Call,
     Constraint,
     Expr,
     Index,
@@ -108,8 +109,11 @@ def _view(s: Statement, types: Mapping[str, TensorType]) -> Access | None:
 def _read_through(
     s: Statement, readers: Sequence[Statement], types: Mapping[str, TensorType]
 ) -> list[Statement] | None:
-    source = _view(s, types)
+    negated = isinstance(s.body, Call) and s.body.function == "neg"
+    source = _view(replace(s, body=s.body.args[0]) if isinstance(s.body, Call) and negated else s, types)
     if source is None or not readers or any(o.default == s.output for o in readers):
+        return None
+    if negated and any(not _only_values(o, s.output) for o in readers):
         return None
     places = {e.name: d for d, e in enumerate(s.index or ()) if isinstance(e, Index)}
     dropped = [d for d, n in enumerate(types[s.output].shape) if n == 1]
@@ -122,10 +126,19 @@ def _read_through(
         e = rebuild(e, visit)
         if isinstance(e, Access) and e.tensor == s.output:
             index = tuple(e.index[places[i.name]] if isinstance(i, Index) else i for i in source.index)
-            return replace(e, tensor=source.tensor, index=index)
+            moved = replace(e, tensor=source.tensor, index=index)
+            return Call("neg", (moved,)) if negated else moved
         return e
 
     return [map_expressions(o, visit) for o in readers]
+
+
+def _only_values(s: Statement, tensor: str) -> bool:
+    """Whether an elementwise statement or a sum over its points reads a tensor as a value, and nothing as a place."""
+    asked = (e.access for e in walk(*expressions(s)) if isinstance(e, Inside | Pad))
+    places = (i for e in walk(*expressions(s)) if isinstance(e, Access) for i in e.index)
+    places_of = (*(s.index or ()), *(c.expr for c in s.constraints), *asked, *places)
+    return not any(isinstance(e, Access) and e.tensor == tensor for e in walk(*places_of))
 
 
 def _written_through(

@@ -78,9 +78,11 @@ def _folded(s: Statement) -> tuple[int, ...]:
 
 def _parted(s: Statement, types: Types, shapes: Shapes, names: Names) -> list[Statement] | None:
     """The statements that take the place of such a sum, None where it stays. What is turned is left to `move_outputs`
-    where that takes it."""
+    where that takes it, and an element that a row's other indices name to a selection."""
     box = bounds_of(domain(s, shapes))
-    if box is None or turned_back(s, shapes) is not s:
+    bare = {v for e in s.index or () if (v := linear(e).bare) is not None}
+    named = any({*index_variables((s.index or ())[axis])} <= bare for axis in _folded(s))
+    if box is None or named or turned_back(s, shapes) is not s:
         return None
     s = _clamped(s, box)
     first = one_axis_first(s, types, shapes, names)
@@ -122,6 +124,9 @@ def _parts(
 ) -> list[Statement]:
     assert s.index is not None and s.sizes is not None
     target = statement_type(s, types)
+    if len(pieces) == 1 and pieces[0].slope:
+        moved = (form * pieces[0].slope + pieces[0].rest).to_expr()
+        return [replace(s, index=tuple(moved if a == axis else e for a, e in enumerate(s.index)))]
     widens = target.dtype in NARROW
     body = call("float32", s.body) if widens and expression_type(s.body, types).dtype in NARROW else s.body
     s = replace(s, body=body)
