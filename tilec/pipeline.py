@@ -30,6 +30,7 @@ from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.simplify.split_axes import split_axes
+from tilec.transforms.simplify.split_lags import split_lags
 from tilec.transforms.simplify.views import drop_views
 from tilec.transforms.util.kinds import Kinds
 
@@ -56,6 +57,7 @@ TRANSFORMS: dict[str, Transform] = {
     "views": lambda program, setting: drop_views(program, setting.types),
     "split_axes": lambda program, setting: split_axes(program, setting.types),
     "split_clamps": lambda program, setting: split_clamps(program, setting.types),
+    "split_lags": lambda program, setting: split_lags(program, setting.types),
     "tighten_domains": lambda program, setting: tighten_domains(program),
     "factor": lambda program, setting: factor(program, setting.types),
     "distribute": lambda program, setting: distribute(program, setting.types),
@@ -91,6 +93,7 @@ CONTRACTIONS = (
         "views",
         "split_axes",
         "split_clamps",
+        "split_lags",
         "tighten_domains",
         "factor",
         "distribute",

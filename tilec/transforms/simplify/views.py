@@ -37,7 +37,7 @@ from tilec.transforms.util.naming import all_variables
 
 MOST_NODES = 200  # of a body that takes another in
 FEW_NODES = 12  # of one that each reader computes
-CHEAP = frozenset(("add", "sub", "mul", "div", "neg"))
+SPREAD_BY = frozenset(("add", "sub", "mul", "div", "neg"))
 
 
 def drop_views(program: Program, inputs: Mapping[str, TensorType]) -> Program:
@@ -218,7 +218,7 @@ def _spread_there(
         return None
     extents, read = _extents(s, types), [e for e in walk(s.body) if isinstance(e, Access)]
     spread = {v for v, n in extents.items() if n != 1} - {*index_variables(s.body)}
-    cheap = all(e.function in CHEAP for e in walk(s.body) if isinstance(e, Call))
+    cheap = all(e.function in SPREAD_BY for e in walk(s.body) if isinstance(e, Call))
     same = all(types[e.tensor].dtype == t.dtype and not types[e.tensor].weak for e in read)
     if not read or not spread or not cheap or not same or not all(_whole(e, extents, types) for e in read):
         return None
