@@ -13,6 +13,7 @@ from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind.bind import bind
+from tilec.transforms.lower.clamps.known_inside import known_inside
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.distribute import distribute
@@ -30,6 +31,7 @@ from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.lift_choices import lift_choices
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.simplify.split_axes import split_axes
+from tilec.transforms.simplify.split_lags import split_lags
 from tilec.transforms.simplify.views import drop_views
 from tilec.transforms.util.kinds import Kinds
 
@@ -52,9 +54,11 @@ TRANSFORMS: dict[str, Transform] = {
     "bind": lambda program, setting: bind(program, setting.types, setting.values),
     "flatten": lambda program, setting: flatten(program, setting.types),
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
+    "known_inside": lambda program, setting: known_inside(program, setting.types),
     "views": lambda program, setting: drop_views(program, setting.types),
     "split_axes": lambda program, setting: split_axes(program, setting.types),
     "split_clamps": lambda program, setting: split_clamps(program, setting.types),
+    "split_lags": lambda program, setting: split_lags(program, setting.types),
     "tighten_domains": lambda program, setting: tighten_domains(program),
     "factor": lambda program, setting: factor(program, setting.types),
     "distribute": lambda program, setting: distribute(program, setting.types),
@@ -86,10 +90,12 @@ class Pass:
 CONTRACTIONS = (
     *(
         "flatten",
+        "known_inside",
         "simplify",
         "views",
         "split_axes",
         "split_clamps",
+        "split_lags",
         "tighten_domains",
         "factor",
         "distribute",

@@ -61,7 +61,7 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
         ((7, 5),),
         "O[q, i : 7, 5] = +(A[q, (i + 1/3*q - 1/3*(q % 3)) % 5]);",
     ),
-    "turned by itself": ("function (A[N]) -> (O) { O[(i + i % 2) % N : N] = +(A[i]); }", ((5,),), None),
+    "turned by itself": ("function (A[N]) -> (O) { O[(i + i % 2) % N : N] = >(A[i]); }", ((5,),), None),
     "moved and mirrored": (
         "function (A[N, M]) -> (O) { O[i + 2, 3 - j : N, M] = +(j < 2 ? A[i, j]); }",
         ((5, 3),),
@@ -80,8 +80,16 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
         ((5,),),
         "O[i : 9] = +(A[(i - 1) % 9]);",
     ),
-    "not all that is constrained": ("function (A[N]) -> (O) { O[(i + 1) % 4 : 4] = +(A[i]), i < 3; }", ((5,),), None),
-    "little of a turn": ("function (A[N]) -> (O) { O[(i + 1) % 30 : 30] = +(A[i]); }", ((5,),), None),
+    "not all that is constrained": (
+        "function (A[N]) -> (O) { O[(i + 1) % 4 : 4] = +(A[i]), i < 3; }",
+        ((5,),),
+        "O[i : 4] = +(A[i - 1]), i - 1 < 3;",
+    ),
+    "little of a turn": (
+        "function (A[N]) -> (O) { O[(i + 1) % 30 : 30] = +(A[i]); }",
+        ((5,),),
+        "O[i : 30] = +(A[i - 1]);",
+    ),
     "turned and moved": (
         "function (A[N, 3]) -> (O) { O[n, (i + 1) % 3 + 1 : N, 4] = +(A[n, i]); }",
         ((2, 3),),
@@ -102,7 +110,11 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
         ((3,),),
         "O[i : 7] = +(A[(i + 1) % 3]), i < 3;",
     ),
-    "folded": ("function (A[N]) -> (O) { O[i % 3 : 3] = +(A[i]); }", ((6,),), None),
+    "turned often": (
+        "function (A[N]) -> (O) { O[i % 3 : 3] = +(A[i]); }",
+        ((26,),),
+        "O[i - 3*w : 3] = +(A[i]), i - 3*w < 3;",
+    ),
     "up to an element": (
         "function (A[N]) -> (O) { O[i : N] = +(i >= k ? A[k]); }",
         ((5,),),
@@ -162,10 +174,12 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
 SIZED = {  # how a tensor that is computed is asked for, and the flat statement
     "inside": ("+(A[i] * in(V[i]))", "O[i : 5] = +(A[i]);"),
     "part of it": ("+(A[i] * in(V[i - 2]))", "O[i : 5] = +(A[i]), i - 2 < 5;"),
-    "clamped": ("+(A[i] * in(V[clamp(i - 2, 0, 4)]))", "O[i : 5] = +(A[i]);"),
-    "clamped to the outside": ("+(A[i] * in(V[clamp(i - 2, 0, 7)]))", None),
+    "clamped": ("+(A[i] * in(V[clamp(i - 2, 0, 4)]))", "O[i : 5] = A[i];"),
+    "clamped where nothing is": ("+(A[i] * in(V[clamp(i - 2, 0, 7)]))", "O[i : 5] = A[i];"),
+    "clamped to the outside": ("+(A[i] * in(V[clamp(2*i, 0, 7)]))", None),
+    "reflected": ("+(A[i] * in(V[4 - abs(4 - abs(i - 2))]))", "O[i : 5] = A[i];"),
     "what bounds a variable": ("+(A[i] * in(V[j + 1]))", "O[i : 5] = +(j == j ? A[i]), j + 1 < 5;"),
-    "no affine index": ("+(A[i] * in(V[min(2*j, 3)]) * in(A[j]))", None),
+    "no affine index": ("+(A[i] * in(V[min(2*j, 7)]) * in(A[j]))", None),
     "read as well": ("+(V[i] * in(V[i - 2]))", None),
     "in a branch": ("+(A[i] > 0 ? A[i] * in(V[i - 2]) : 0)", None),
 }

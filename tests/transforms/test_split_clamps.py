@@ -24,7 +24,7 @@ CASES = {  # source, shapes, outputs of the flat statements
     "many beyond both ends": (
         "function (A[N, D]) -> (O) { O[clamp(7 - 2*i, -1, 1) + 0, d : 4, D] = +(A[i, d] * i); }",
         ((7, 2),),
-        ["O_last_sum", "O_inside", "O"],
+        ["O_last_sum", "O"],
     ),
     "windows at an edge": (
         "function (A[N]) -> (O) { O[clamp(i + j - 2, 0, N - 1) : N] = +(A[i]), j < 5; }",
@@ -88,6 +88,47 @@ CASES = {  # source, shapes, outputs of the flat statements
         ((3, 3), (7,)),
         None,
     ),
+    "ends by max and min": (
+        "function (A[N, M]) -> (O) { O[max(i - 2, 0), min(j + 1, M - 1) : N, M] = +(A[i, j]); }",
+        ((5, 4),),
+        None,
+    ),
+    "a filter with ends by max and min": (
+        """function (A[N, M], K[J]) -> (O) {
+            O[max(min(y + j - 3, N - 1), 0), min(max(x + i - 3, 0), M - 1) : N, M] = +(A[y, x] * K[j] * K[i]);
+        }""",
+        ((5, 6), (7,)),
+        ["O_along_first_sum", "O_along_last_sum", "O_along_inside", "O_along", *FILTERED],
+    ),
+    "one reflection": (
+        "function (A[N, D]) -> (O) { O[abs(i - 1), d : N, D] = +(A[i, d]); }",
+        ((5, 2),),
+        ["O_last", "O_inside", "O"],
+    ),
+    "reflections of windows": (
+        "function (A[N]) -> (O) { O[N - 1 - abs(N - 1 - abs(i + j - 2)) : N] = +(A[i]), j < 5; }",
+        ((6,),),
+        ["O_inside", "O_inside_1", "O_inside_2", "O"],
+    ),
+    "a reflection and a stop": ("function (A[N]) -> (O) { O[min(abs(i - 3), 2) : N] = +(A[i] * i); }", ((9,),), None),
+    "the greater of two places": ("function (A[N]) -> (O) { O[max(i - 2, 3 - 2*i) : N] = +(A[i]); }", ((9,),), None),
+    "what lies beyond a place": ("function (A[N]) -> (O) { O[i - max(i - 3, 0) : N] = +(A[i]); }", ((9,),), None),
+    "a turn by steps": ("function (A[N]) -> (O) { O[(2*i + 3) % (2*N) : 2*N] = +(A[i]); }", ((5,),), ["O"]),
+    "a turn by steps back": ("function (A[N]) -> (O) { O[(1 - 3*i) % (3*N) : 3*N] = +(A[i]); }", ((5,),), ["O"]),
+    "a turn by steps of a window": (
+        "function (A[N], K[J]) -> (O) { O[(2*i + j) % (2*N) : 2*N] = +(A[i] * K[j]); }",
+        ((5,), (4,)),
+        ["O_inside", "O_inside_1", "O"],
+    ),
+    "a few turns": ("function (A[N]) -> (O) { O[(i - 2) % 3 : 3] = +(A[i]); }", ((7,),), None),
+    "many turns": ("function (A[N]) -> (O) { O[(i + 2) % 3 : 4] = +(A[i] * i); }", ((40,),), ["O"]),
+    "repeated elements": ("function (A[N]) -> (O) { O[(i - i % 3)/3 : 4] = +(A[i]); }", ((11,),), ["O"]),
+    "repeated elements of a window": (
+        "function (A[N], K[J]) -> (O) { O[clamp((i - i % 2)/2 + j - 1, 0, 3) : 4] = +(A[i] * K[j]); }",
+        ((8,), (3,)),
+        None,
+    ),
+    "two remainders": ("function (A[N]) -> (O) { O[i % 3, (i - i % 2)/2 : 3, 4] = +(A[i]); }", ((8,),), None),
     "nothing inside": ("function (A[N]) -> (O) { O[clamp(i - 9, 0, N - 1) : N] = +(A[i]); }", ((4,),), None),
     "an element beyond the output": ("function (A[N]) -> (O) { O[clamp(i, 2, 9) : 3] = +(A[i]); }", ((5,),), None),
     "other aggregations": ("function (A[N]) -> (O) { O[clamp(i, 1, 2) : N] = >(A[i]); }", ((5,),), ["O"]),

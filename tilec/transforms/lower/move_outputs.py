@@ -13,6 +13,7 @@ from dataclasses import replace
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, children, index_variables
+from tilec.ir.rational import Fraction
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, sizes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
 
@@ -20,9 +21,10 @@ _SPREAD = 4  # elements over terms that are moved to them by data, at most: each
 
 
 def turned_back(s: Statement, shapes: Shapes) -> Statement:
-    """The statement over its elements where an output index turns a variable of about as many values round, `(v + rest)
-    % n`, alone or beside what it is moved by. By what is all the same: for each value of the other variables, all
-    places are different."""
+    """The statement over its elements where an output index turns a variable round, `(v + rest) % n`, alone or beside
+    what it is moved by: a variable of about as many values as n, or one that goes round once by longer steps
+    (`O[(2*i + 3) % D] = +(A[i])` is `O[2*i + 1] = +(A[(i - 1) % (D/2)])`). By what is all the same: for each value of
+    the other variables, all places are different."""
     for place, row in enumerate(map(linear, s.index or ())):
         circular_shifts = [(e, c) for e, c in row.terms if isinstance(e, Call) and e.function == "mod"]
         match circular_shifts:
@@ -37,20 +39,30 @@ def turned_back(s: Statement, shapes: Shapes) -> Statement:
             *beside.variables(),
             *(w for k, e in enumerate(s.index or ()) if k != place for w in index_variables(e)),
         }
-        candidates = (v for v in form.variables() if form.coefficient(v) == 1 and v not in taken)
-        v = next((v for v in candidates if _goes_round(v, box, n, s)), None)
-        if v is None or not _steps_by(form - Affine.variable(v), v, s):
+        candidates = (v for v in form.variables() if v not in taken)
+        v = next((v for v in candidates if _goes_round(v, form.coefficient(v), box, n, s)), None)
+        if v is None:
             continue
-        low = box[v][0]
-        back = Affine.variable(v) * 2 - form - low
-        turned = Affine.of([(Call("mod", (back.to_expr(), Int(n))), 1)], low)
+        step, low = form.coefficient(v), box[v][0]
+        rest, start = _in_steps(form - Affine.variable(v, step), abs(step))
+        if not _steps_by(rest, v, s) or (abs(step) > 1 and not rest.is_integral):
+            continue
+        steps = n // int(abs(step))
+        back = (Affine.variable(v) - rest) * (1 if step > 0 else -1) - low
+        turned = Affine.of([(Call("mod", (back.to_expr(), Int(steps))), 1)], low)
         index = list(s.index or ())
         moved = substitute_affine(s, {v: turned})
-        index[place] = (beside + Affine.variable(v, c)).to_expr()
-        alone = linear(index[place]).bare is not None and sizes_of(s)[place] <= n
-        bound = () if alone else (Constraint(Index(v), Int(n)),)
+        index[place] = (beside + (Affine.variable(v, abs(step)) + start) * c).to_expr()
+        alone = beside == Affine() and c == 1 and sizes_of(s)[place] <= n
+        bound = () if alone else (Constraint(Index(v), Int(steps)),)
         s = replace(moved, index=tuple(index), constraints=(*moved.constraints, *bound))
     return s
+
+
+def _in_steps(rest: Affine, step: Fraction) -> tuple[Affine, Fraction]:
+    """What stands beside a variable of such a step, in steps, and what is left of its number."""
+    start = rest.constant % step
+    return (rest - start) * (1 / step), start
 
 
 def _steps_by(rest: Affine, v: str, s: Statement) -> bool:
@@ -73,9 +85,12 @@ def _values(*roots: Expr) -> set[str]:
     return found
 
 
-def _goes_round(v: str, box: Box, n: int, s: Statement) -> bool:
-    """Whether a variable has as many values as the modulus, or fewer, but not by far, which what it indexes says."""
+def _goes_round(v: str, step: Fraction, box: Box, n: int, s: Statement) -> bool:
+    """Whether a variable has as many values as the modulus, or fewer, but not by far, which what it indexes says; or
+    its steps go round once."""
     count = box[v][1] - box[v][0] + 1
+    if abs(step) != 1:
+        return step.denominator == 1 and count * abs(step) == n
     told = count == n or v not in index_variables(*(c.expr for c in s.constraints)) and not asks_in_branches(s)
     return count <= n <= _SPREAD * count and told
 

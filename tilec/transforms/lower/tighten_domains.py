@@ -41,6 +41,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, interval_of, shapes_of
+from tilec.transforms.lower.clamps.pieces import is_folded, pieces_of
 from tilec.transforms.lower.move_outputs import moved_back, turned_back
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
@@ -95,7 +96,7 @@ def _sized(s: Statement, shapes: Shapes, computed: frozenset[str]) -> Statement:
     for a in dict.fromkeys(asked):
         forms = list(zip(map(linear, a.index), shapes[a.tensor], strict=True))
         known = replace(s, body=with_parts(s.body, {Inside(a): Int(1)}))
-        box = _box_of(known, shapes)
+        box = box_in_text(known, shapes)
         read_at = [(form, n) for form, n in forms if not form.is_affine and not _clamped_inside(form, n)]
         if not all(form.is_integral for form, _ in forms) or not all(
             _is_read(form, box, shapes) for form, _ in read_at
@@ -106,7 +107,7 @@ def _sized(s: Statement, shapes: Shapes, computed: frozenset[str]) -> Statement:
             value = place_value(form.to_value())
             for test in (Call("ge", (value, ZERO)), Call("lt", (value, Int(n)))):
                 known = replace(known, guard=test if known.guard is None else Call("and", (known.guard, test)))
-        spans = [(form, n, None if box is None else _interval(form, box)) for form, n in affine]
+        spans = [(form, n, None if box is None else interval_over(form, box)) for form, n in affine]
         limits = (Constraint(f.to_expr(), Int(n)) for f, n, span in spans if not span or span[0] < 0 or span[1] >= n)
         s = keep_constraint_variables(replace(known, constraints=tuple(dict.fromkeys((*s.constraints, *limits)))))
     return s
@@ -120,13 +121,13 @@ def _is_read(form: Affine, box: Box | None, shapes: Shapes) -> bool:
         if not isinstance(atom, Access) or box is None or atom.tensor not in shapes:
             return False
         for e, n in zip(atom.index, shapes[atom.tensor], strict=True):
-            span = _interval(linear(e), box)
+            span = interval_over(linear(e), box)
             if span is None or span[0] < 0 or span[1] >= n:
                 return False
     return True
 
 
-def _box_of(s: Statement, shapes: Shapes) -> Box | None:
+def box_in_text(s: Statement, shapes: Shapes) -> Box | None:
     """The ranges of a statement's variables, None where there are no points or nothing bounds some variable. `max` and
     `min` in an index bound nothing in a text, so nothing here."""
     points = domain(s, shapes)
@@ -197,8 +198,8 @@ def _running(s: Statement, shapes: Shapes) -> Statement:
         if {*pair} & set(index_variables(s.body)) & {*names} and {*index_variables(s.body)} - {*names} - {*pair}:
             continue
         made = replace(s, guard=all_of(rest))
-        box = _box_of(made, shapes)
-        span = None if box is None else _interval(form, box)
+        box = box_in_text(made, shapes)
+        span = None if box is None else interval_over(form, box)
         if span is None or span[1] < 0:
             continue
         constraint = Constraint(form.to_expr(), Int(span[1] + 1))
@@ -246,7 +247,7 @@ def _confinement(test: Expr, box: Box, shapes: Shapes) -> Constraint | None:
     open_: list[Constraint] = []
     for e, n in zip(access.index, shapes[access.tensor], strict=True):
         form = linear(e)
-        span = _interval(form, box)
+        span = interval_over(form, box)
         if span is None:
             return None
         low, high = span
@@ -259,11 +260,13 @@ def _confinement(test: Expr, box: Box, shapes: Shapes) -> Constraint | None:
     return open_[0] if len(open_) == 1 else None
 
 
-def _interval(form: Affine, box: Box) -> tuple[int, int] | None:
+def interval_over(form: Affine, box: Box) -> tuple[int, int] | None:
     """Least and greatest value of an integer form over a box; None for forms of other kinds."""
     spans = {atom: span for atom, _ in form.terms if (span := _atom_interval(atom, box)) is not None}
     if not form.is_integral or len(spans) < len(form.terms):
-        return None
+        found = pieces_of(form, box) if is_folded(form) and {*index_variables(form.to_expr())} <= box.keys() else None
+        ends = [p.at(x) for p in found[1] for x in (p.first, p.last)] if found else ()
+        return (min(ends), max(ends)) if ends else None
     low, high = interval_of(form, spans.__getitem__)
     return as_int(low), as_int(high)
 

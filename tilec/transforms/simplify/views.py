@@ -13,6 +13,7 @@ from tilec.ir.constraining import always, demands
 from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
+    Call,
     Constraint,
     Expr,
     Index,
@@ -35,6 +36,8 @@ from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables
 
 MOST_NODES = 200  # of a body that takes another in
+FEW_NODES = 12  # of one that each reader computes
+SPREAD_BY = frozenset(("add", "sub", "mul", "div", "neg"))
 
 
 def drop_views(program: Program, inputs: Mapping[str, TensorType]) -> Program:
@@ -48,7 +51,7 @@ def drop_views(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     for name in [s.output for s in program.statements if s.output not in program.outputs]:
         s = found[name]
         own = [found[o] for o in readers.get(name, ()) if o in found and o != name]
-        changed = _read_through(s, own, types) or _computed_there(s, own, types)
+        changed = _read_through(s, own, types) or _computed_there(s, own, types) or _spread_there(s, own, types)
         if changed is None:
             continue
         del found[name]
@@ -108,8 +111,11 @@ def _view(s: Statement, types: Mapping[str, TensorType]) -> Access | None:
 def _read_through(
     s: Statement, readers: Sequence[Statement], types: Mapping[str, TensorType]
 ) -> list[Statement] | None:
-    source = _view(s, types)
+    negated = isinstance(s.body, Call) and s.body.function == "neg"
+    source = _view(replace(s, body=s.body.args[0]) if isinstance(s.body, Call) and negated else s, types)
     if source is None or not readers or any(o.default == s.output for o in readers):
+        return None
+    if negated and any(not _only_values(o, s.output) for o in readers):
         return None
     places = {e.name: d for d, e in enumerate(s.index or ()) if isinstance(e, Index)}
     dropped = [d for d, n in enumerate(types[s.output].shape) if n == 1]
@@ -122,10 +128,19 @@ def _read_through(
         e = rebuild(e, visit)
         if isinstance(e, Access) and e.tensor == s.output:
             index = tuple(e.index[places[i.name]] if isinstance(i, Index) else i for i in source.index)
-            return replace(e, tensor=source.tensor, index=index)
+            moved = replace(e, tensor=source.tensor, index=index)
+            return Call("neg", (moved,)) if negated else moved
         return e
 
     return [map_expressions(o, visit) for o in readers]
+
+
+def _only_values(s: Statement, tensor: str) -> bool:
+    """Whether an elementwise statement or a sum over its points reads a tensor as a value, and nothing as a place."""
+    asked = (e.access for e in walk(*expressions(s)) if isinstance(e, Inside | Pad))
+    places = (i for e in walk(*expressions(s)) if isinstance(e, Access) for i in e.index)
+    places_of = (*(s.index or ()), *(c.expr for c in s.constraints), *asked, *places)
+    return not any(isinstance(e, Access) and e.tensor == tensor for e in walk(*places_of))
 
 
 def _written_through(
@@ -190,6 +205,42 @@ def _computed_there(
     bounds = _bounds(body, reader, types)
     constraints = tuple(Constraint(v, Int(n)) for v, n in sizes.items() if (v, n) not in bounds)
     return [replace(reader, body=body, constraints=constraints)]
+
+
+def _spread_there(
+    s: Statement, readers: Sequence[Statement], types: Mapping[str, TensorType]
+) -> list[Statement] | None:
+    """Readers take the body in where it only spreads what is smaller: `G[i, j] = D[i] / 8192` is as large as what reads
+    it at its own elements, and quickly computed."""
+    t, alone = types[s.output], {*index_variables(*s.roots)} <= {*index_variables(*(s.index or ()))}
+    s = replace(s, aggregation="assign") if s.aggregation == "sum" and alone else s
+    if not readers or not _plain(s) or not is_floating(t.dtype) or t.weak or node_count(s.body) > FEW_NODES:
+        return None
+    extents, read = _extents(s, types), [e for e in walk(s.body) if isinstance(e, Access)]
+    spread = {v for v, n in extents.items() if n != 1} - {*index_variables(s.body)}
+    cheap = all(e.function in SPREAD_BY for e in walk(s.body) if isinstance(e, Call))
+    same = all(types[e.tensor].dtype == t.dtype and not types[e.tensor].weak for e in read)
+    if not read or not spread or not cheap or not same or not all(_whole(e, extents, types) for e in read):
+        return None
+    if not all(_reads_own(o, s.output, types) for o in readers):
+        return None
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Access) and e.tensor == s.output:
+            return substitute(
+                s.body, {i.name: x for i, x in zip(s.index or (), e.index, strict=True) if isinstance(i, Index)}
+            )
+        return rebuild(e, visit)
+
+    return [map_expressions(o, visit) for o in readers]
+
+
+def _reads_own(s: Statement, tensor: str, types: Mapping[str, TensorType]) -> bool:
+    """Whether a statement reads a tensor as values alone, and at elements that its own output index names."""
+    own = {e: n for e, n in zip(s.index or (), types[s.output].shape, strict=True) if isinstance(e, Index)}
+    at = [e for e in walk(*expressions(s)) if isinstance(e, Access) and e.tensor == tensor]
+    inside = all((e, n) in own.items() for a in at for e, n in zip(a.index, types[tensor].shape, strict=True))
+    return inside and s.default != tensor and not reads_itself(s) and _only_values(s, tensor)
 
 
 def _bounds(body: Expr, reader: Statement, types: Mapping[str, TensorType]) -> set[tuple[Expr, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.triton.fusion.loop_nest import LoopNest, Shared, reduced, walked, walked_by
-from tilec.backends.triton.fusion.members import GroupMembers, members_of, scans_columns
+from tilec.backends.triton.fusion.members import ON_CHIP, GroupMembers, members_of, scans_columns
 from tilec.backends.triton.fusion.memory_order import memory_order, rows_and_columns, runs_fastest, share_of_programs
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
@@ -28,6 +28,7 @@ NARROWEST_STRIP = 128  # of a strip that a program goes down, where there are as
 PLACES_AROUND_SEED = 48  # places from a seed at which its group is sought first
 LEAST_FUSION_GAIN = 1.15  # bytes apart over bytes together, at least
 LEAST_GAIN_OF_PAIRS = 1.8  # the same with scans of pairs: at 3 one was 1.4 times as fast, at 1.5 one 1.2 times as slow
+FILLING_LINES = 8  # rows of a block that fill the lines of memory that run along them
 _Variables = tuple[str, ...]
 
 
@@ -210,9 +211,20 @@ class _Growth:
         few = self._count(rows) < FEW_ROWS
         if statistics and few and self._count(columns) > LONG_ROW:
             return None
+        if self._is_across(members, sums, rows, columns):
+            return None
         if not self._pays(members, sums | cut, rows, busy if statistics else 1.0):
             return None
         return GroupCandidate(tuple(members), tuple(after), rows, columns, self.extent, frozenset(sums), frozenset(cut))
+
+    def _is_across(
+        self, members: Sequence[Statement], sums: Collection[str], rows: _Variables, columns: _Variables
+    ) -> bool:
+        """Whether rows that a program holds whole, as others are summed over rows, lie across memory and are too long
+        for a block to have neighbours of each."""
+        statistics = any(self._reduced(s) for s in members if s.output not in sums)
+        long = self._count(columns) * FILLING_LINES > ON_CHIP
+        return bool(sums) and statistics and long and runs_fastest(members, self.extent) in rows
 
     def split(self, statements: Sequence[Statement]) -> tuple[_Variables, _Variables] | None:
         """Rows and columns, each as memory runs. Columns are what a scan goes through, or what the first statistic that

@@ -172,7 +172,7 @@ def _instructions(e: Expr, types: Types) -> float:
 
 def costly_instructions(e: Call, types: Types) -> float:
     """Of a function by itself, 0 of one that is not costly."""
-    if e.function not in COSTLY_FUNCTIONS:
-        return 0.0
+    if e.function not in COSTLY_FUNCTIONS or e.function == "pow" and e.args[1] in (Int(2), Int(3)):
+        return 0.0  # such powers are products
     each = POWER if e.function == "pow" else QUICK if e.function in QUICK_FUNCTIONS else CALLED
     return float(each * (DOUBLE if expression_type(e, types).dtype == "float64" else 1))

@@ -45,8 +45,15 @@ from tilec.transforms.util.naming import Names
 
 
 def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
-    """The program with such sums over fewer axes, its types, and the outputs of statements that changed."""
+    """The program with such sums over fewer axes, its types, and the outputs of statements that changed. Where nothing
+    but short sums is put together, the program that does so computes them."""
     places = {s.output: found for s in program.statements if (found := _places(s, program, types)) is not None}
+    short = {s.output for s in program.statements if s.output in places and _is_short(s, types)}
+    for s in program.statements if short else ():
+        own = {a.tensor for a in _read(s)}
+        if own & short and own <= short:
+            for t in own:
+                places.pop(t, None)
     for s in program.statements:
         for t in {a.tensor for a in _read(s) if a.tensor in places} - _at_own_index(s, types):
             del places[t]
@@ -127,8 +134,7 @@ def _read(s: Statement) -> list[Access]:
 
 
 def _places(s: Statement, program: Program, types: Types) -> tuple[int | None, ...] | None:
-    """The number of the place along each axis, None along others; None for another form, and for sums so short that the
-    program which puts the parts together computes them."""
+    """The number of the place along each axis, None along others; None for another form."""
     plain = s.default is None and s.init is None and not reads_itself(s) and s.output not in program.outputs
     rows = [linear(e) for e in s.index or ()]
     if not plain or s.aggregation != "sum":
@@ -136,10 +142,14 @@ def _places(s: Statement, program: Program, types: Types) -> tuple[int | None, .
     bare = [row.bare for row in rows if row.terms]
     if None in bare or len(set(bare)) < len(bare) or not bare or len(bare) == len(rows):
         return None
-    space = build_space(s, types)
-    if space is None or space.count(space.reductions) <= MOST_CLASS_ELEMENTS:
+    if build_space(s, types) is None:
         return None
     return tuple(None if row.terms else as_int(row.constant) for row in rows)
+
+
+def _is_short(s: Statement, types: Types) -> bool:
+    space = build_space(s, types)
+    return space is not None and space.count(space.reductions) <= MOST_CLASS_ELEMENTS
 
 
 def _at_own_index(s: Statement, types: Types) -> set[str]:

@@ -25,7 +25,7 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.lines import ForLoop, assign
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.pointwise.reduction_walk import blocks_of, points_of
+from tilec.backends.triton.pointwise.reduction_walk import as_memory_runs, blocks_of, points_of
 from tilec.backends.triton.pointwise.residues import choose_residues, unrolled_outputs
 from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
@@ -160,6 +160,8 @@ class _Writer:
         self.axes = self._output_axes()
         self.tails = {a.name: f"{a.name}_in" for a in self.axes}
         self.reductions = [v for v in space.reductions if not space.single(v)]
+        if tiling.reduction is not None:
+            self.reductions = as_memory_runs(self.reductions, space.statement, view.types, view.strides)
         for v in space.reductions:
             if v not in self.reductions:
                 k.value_of[v] = k.low(v)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.lines import CodeLine, assign
+from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.pointwise.tiling import PointwiseTiling, part_of, passes_once, point_walk, splits_innermost
 from tilec.ir.index import linear
-from tilec.ir.program import value_accesses
+from tilec.ir.program import Statement, value_accesses
+from tilec.ir.types import Types
 
 _VECTOR = 8  # elements of 16 bits that are read at once
 _MOST_EMPTY = 1.15  # places of blocks over a variable's values, where it is walked by itself
@@ -25,6 +28,18 @@ class ReductionWalk:
     loops: tuple[tuple[tuple[str, str], ...], ...]
     enter: Callable[[int], Frame]
     steps: int = 1
+
+
+def as_memory_runs(reductions: Sequence[str], s: Statement, types: Types, strides: Strides) -> list[str]:
+    """Summed variables in the order in which the largest tensor that has them all lies in memory: neighbours in a block
+    then are neighbours there."""
+    found: list[tuple[int, list[str]]] = []
+    for a in value_accesses(s):
+        step = {v: abs(n) for e, n in zip(a.index, strides[a.tensor], strict=True) if (v := linear(e).bare) is not None}
+        if {*reductions} <= step.keys():
+            order = sorted(reductions, key=lambda v: -step[v])
+            found.append((math.prod(types[a.tensor].shape), order))
+    return max(found, key=lambda x: x[0])[1] if found else list(reductions)
 
 
 def blocks_of(

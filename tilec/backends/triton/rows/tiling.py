@@ -31,6 +31,7 @@ NARROW_ROW, ROWS_OF_WARP = 512, 1024  # elements of a row that a warp takes alon
 NARROW_ROWS = 128  # the first of these where rows of several tensors are held
 FILLED = 128  # columns of a block that leaves fewer threads beyond the last one, at least
 RUNNING_SUMS = 96  # over rows, that a thread keeps, at most
+MOST_LOADED = 128  # elements from outside that a thread has at once, so that registers hold what is made of them
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -103,6 +104,9 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
         warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
         while len(group.sums) * down * needed > RUNNING_SUMS * 32 * warps and (down > 1 or warps < 16):
             down, warps = (down // 2, warps) if down > 1 else (down, 2 * warps)
+        loaded = _loaded_at_point(group)
+        while down > together and loaded * down * needed > MOST_LOADED * 32 * warps:
+            down //= 2
         programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
         parts = min(-(-rows // down), programs) if group.sums else 0
         stages = _stages(group, types, down * needed, STAGED) if parts else 1
@@ -188,6 +192,14 @@ def _full_reads(group: Group) -> set[str]:
         for a in value_accesses(s)
         if a.tensor not in members and many <= set(index_variables(*a.index))
     }
+
+
+def _loaded_at_point(group: Group) -> int:
+    """How many elements from outside each point of a block reads that others of its row or its column do not."""
+    members = {s.output for s in group.statements}
+    read = {a for s in group.statements for a in value_accesses(s) if a.tensor not in members}
+    many = [{v for v in axis if group.extent[v] > 1} for axis in (group.rows, group.columns)]
+    return sum(all(axis & set(index_variables(*a.index)) for axis in many) for a in read)
 
 
 def _fastest(group: Group) -> str:

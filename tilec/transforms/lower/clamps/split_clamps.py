@@ -9,15 +9,22 @@
 Where more than one value of a variable lies beyond an end, these are added up first, in a tensor without that axis; the
 last sum reads that tensor at its end. Sums written at several clamped places are first parted by axes, if they can be
 (`separate_clamps`).
+
+So it is with every place that has pieces (`pieces`): reflected at an end, `G[abs(x - 1)] = +(D[x])`, or turned round,
+unless that is one variable's turn (`move_outputs`). Where a remainder has many pieces, or is part of something else
+(`G[(x - x % 2)/2]`, the gradient of repeated elements), it is its number less a multiple, which is summed over:
+
+    G[(x - x % 2)/2] = +(D[x]);   is   G[w] = +(D[x]), x - 2*w < 2;
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.ir.functions import ZERO, call
-from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.index import Affine, canonical, integer, linear, substitute_affine
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -30,27 +37,28 @@ from tilec.ir.program import (
     Statement,
     index_variables,
     reads_itself,
+    rebuild,
 )
-from tilec.ir.rational import as_int
-from tilec.ir.types import NARROW, TensorType
-from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, interval_of, shapes_of
+from tilec.ir.types import NARROW, TensorType, Types
+from tilec.lattice.sets import Box, Shapes, bounds, bounds_of, domain, shapes_of
+from tilec.transforms.lower.clamps.pieces import AffinePiece, is_folded, pieces_of
 from tilec.transforms.lower.clamps.separate_clamps import is_clamp, one_axis_first
+from tilec.transforms.lower.move_outputs import turned_back
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
 
 def split_clamps(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     """The flat program with such sums in parts. `inputs`: types of the inputs."""
-    if not any(_clamped(s) is not None for s in program.statements):
+    if not any(map(_folded, program.statements)):
         return program
     types, names, shapes = dict(infer(program, inputs)), Names.of(program), shapes_of(program)
     done: list[Statement] = []
     pending = list(reversed(program.statements))
     while pending:
         s = pending.pop()
-        parts = one_axis_first(s, types, shapes, names) if _clamped(s) is not None else None
-        parts = parts or _parts(s, types, shapes, names)
-        if len(parts) > 1:
+        parts = _parted(s, types, shapes, names) if _folded(s) else None
+        if parts is not None:
             pending += reversed(parts)
             continue
         types[s.output] = statement_type(s, types)
@@ -59,58 +67,112 @@ def split_clamps(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     return replace(program, statements=tuple(done))
 
 
-def _clamped(s: Statement) -> int | None:
-    """The first axis whose index is clamped between two numbers, the others being such or affine; None where there is
-    none."""
+def _folded(s: Statement) -> tuple[int, ...]:
+    """The axes of a sum whose indices have pieces, the others being affine; () where there are none."""
     if s.aggregation != "sum" or s.default is not None or reads_itself(s):
-        return None
+        return ()
     rows = list(map(linear, s.index or ()))
-    clamped = [axis for axis, row in enumerate(rows) if is_clamp(row)]
-    return clamped[0] if clamped and all(row.is_affine or is_clamp(row) for row in rows) else None
+    folded = tuple(axis for axis, row in enumerate(rows) if is_folded(row))
+    return folded if all(row.is_affine for axis, row in enumerate(rows) if axis not in folded) else ()
 
 
-def _parts(s: Statement, types: Mapping[str, TensorType], shapes: Shapes, names: Names) -> list[Statement]:
-    axis = _clamped(s)
-    box = None if axis is None else bounds_of(domain(s, shapes))
-    if axis is None or box is None:
-        return [s]
+def _parted(s: Statement, types: Types, shapes: Shapes, names: Names) -> list[Statement] | None:
+    """The statements that take the place of such a sum, None where it stays. What is turned is left to `move_outputs`
+    where that takes it, and an element that a row's other indices name to a selection."""
+    box = bounds_of(domain(s, shapes))
+    bare = {v for e in s.index or () if (v := linear(e).bare) is not None}
+    named = any({*index_variables((s.index or ())[axis])} <= bare for axis in _folded(s))
+    if box is None or named or turned_back(s, shapes) is not s:
+        return None
+    s = _clamped(s, box)
+    first = one_axis_first(s, types, shapes, names)
+    if first is not None:
+        return first
+    for axis in _folded(s):
+        found = pieces_of(linear((s.index or ())[axis]), box)
+        if found is not None:
+            return _parts(s, axis, *found, types, shapes, names)
+    return _over_multiples(s, box)
+
+
+def _clamped(s: Statement, box: Box) -> Statement:
+    """With indices that stop at their ends as `clamp`, however they are written."""
+    index = list(s.index or ())
+    for axis in _folded(s):
+        found = None if is_clamp(linear(index[axis])) else pieces_of(linear(index[axis]), box)
+        ends = None if found is None else _ends(found[1])
+        if found is not None and ends is not None:
+            moving, low, high = ends
+            index[axis] = Call("clamp", ((found[0] + moving.rest).to_expr(), integer(low), integer(high)))
+    return replace(s, index=tuple(index))
+
+
+def _ends(pieces: tuple[AffinePiece, ...]) -> tuple[AffinePiece, int, int] | None:
+    """The piece that moves and the ends at which it stops, None where it does not."""
+    moving = [k for k, p in enumerate(pieces) if p.slope]
+    if len(moving) != 1 or pieces[moving[0]].slope != 1 or len(pieces) == 1:
+        return None
+    p = pieces[moving[0]]
+    low, high = p.at(p.first), p.at(p.last)
+    first, last = [q.rest for q in pieces[: moving[0]]] or [low], [q.rest for q in pieces[moving[0] + 1 :]] or [high]
+    stops = len(first) == len(last) == 1 and low - first[0] in (0, 1) and last[0] - high in (0, 1)
+    return (p, first[0], last[0]) if stops else None
+
+
+def _parts(
+    s: Statement, axis: int, form: Affine, pieces: tuple[AffinePiece, ...], types: Types, shapes: Shapes, names: Names
+) -> list[Statement]:
     assert s.index is not None and s.sizes is not None
-    clamp = linear(s.index[axis]).terms[0][0]
-    assert isinstance(clamp, Call)
-    form, first, last = linear(clamp.args[0]), *(as_int(linear(e).constant) for e in clamp.args[1:])
-    least, most = interval_of(form, lambda v: box[v.name])
-    if first > last:
-        return [s]
     target = statement_type(s, types)
+    if len(pieces) == 1 and pieces[0].slope:
+        moved = (form * pieces[0].slope + pieces[0].rest).to_expr()
+        return [replace(s, index=tuple(moved if a == axis else e for a, e in enumerate(s.index)))]
     widens = target.dtype in NARROW
     body = call("float32", s.body) if widens and expression_type(s.body, types).dtype in NARROW else s.body
-    written = s.index
     s = replace(s, body=body)
-    index = tuple(form.to_expr() if a == axis else e for a, e in enumerate(written))
-    within = Constraint((form - first).to_expr(), Int(last - first + 1))
-    inside = replace(
-        s,
-        output=names.fresh(f"{s.output}_inside"),
-        index=index,
-        constraints=tuple(dict.fromkeys((*s.constraints, within))),
-        attributes=(),
-    )
     places = tuple(Index(f"i{a}") for a in range(len(target.shape)))
-    made: list[Statement] = []
-    value: Expr = Access(inside.output, places)
-    for place, beyond, count in (
-        (first, form * -1 + (first - 1), as_int(first - least // 1)),
-        (last, form - (last + 1), as_int(-(-most // 1) - last)),
-    ):
-        if count > 0 and 0 <= place < target.shape[axis]:
-            limit = Constraint(beyond.to_expr(), Int(count))
-            beside = replace(s, constraints=tuple(dict.fromkeys((*s.constraints, limit))), attributes=())
-            end, received = _end(beside, axis, place, places, shapes, names)
-            made.append(end)
-            value = call("add", value, received)
+    ends, insides, values = list[Statement](), list[Statement](), list[Expr]()
+    for p in pieces:
+        low, high = sorted((p.at(p.first), p.at(p.last)))
+        if high < 0 or low >= target.shape[axis]:
+            continue
+        limit = Constraint((form - p.first).to_expr(), Int(p.last - p.first + 1))
+        limited = replace(s, constraints=tuple(dict.fromkeys((*s.constraints, limit))), attributes=())
+        if not p.slope:
+            end, received = _end(limited, axis, low, places, shapes, names)
+            ends.append(end)
+            values.append(received)
+            continue
+        place = (form * p.slope + p.rest).to_expr()
+        index = tuple(place if a == axis else e for a, e in enumerate(s.index or ()))
+        insides.append(replace(limited, output=names.fresh(f"{s.output}_inside"), index=index))
+        values.insert(len(insides) - 1, Access(insides[-1].output, places))
+    value = functools.reduce(lambda x, y: call("add", x, y), values) if values else call(target.dtype, ZERO)
     if widens:
         value = call(target.dtype, value)
-    return [*made, inside, Statement(s.output, places, s.sizes, value, attributes=s.attributes, span=s.span)]
+    return [*ends, *insides, Statement(s.output, places, s.sizes, value, attributes=s.attributes, span=s.span)]
+
+
+def _over_multiples(s: Statement, box: Box) -> list[Statement] | None:
+    """With the remainders in its output index as numbers less a multiple that is summed over; None where one is not of
+    an affine form by a number."""
+    multiples: dict[Expr, Affine] = {}
+    limits: list[Constraint] = []
+    taken = set(all_variables(s))
+
+    def visit(e: Expr) -> Expr:
+        match e:
+            case Call("mod", (inner, Int(n))) if n > 0 and (form := linear(inner)).is_affine and form.is_integral:
+                if e not in multiples:
+                    v = fresh_variable("w", taken)
+                    multiples[e] = form - Affine.variable(v, n)
+                    limits.append(Constraint(multiples[e].to_expr(), Int(n)))
+                return multiples[e].to_expr()
+        return rebuild(e, visit)
+
+    index = tuple(linear(visit(e)).to_expr() for e in map(canonical, s.index or ()))
+    turned = replace(s, index=index, constraints=(*s.constraints, *limits))
+    return [keep_constraint_variables(turned)] if limits else None
 
 
 def _end(

@@ -46,6 +46,7 @@ from tilec.ir.types import NARROW, Types, is_floating
 
 LONGEST = 1024  # of a body
 MOST_NEIGHBOURS = 8  # at which a statement reads what it computes again
+SUMS = frozenset(("add", "sub", "neg", "max", "min", "clamp", "mod"))  # the last of places
 CIRCLES = frozenset(("mod", "clamp", "max", "min"))  # of positions that turn round or stop at an end
 
 
@@ -57,6 +58,7 @@ def with_shifted_reads(program: Program, types: Types) -> tuple[Program, frozens
         for name in reads(s):
             readers.setdefault(name, {})[s.output] = None
     compared: set[str] | None = None
+    inputs = frozenset(program.input_names())
     changed: set[str] = set()
     for s in [statements[s.output] for s in reversed(program.statements)]:
         s = statements[s.output]
@@ -64,7 +66,8 @@ def with_shifted_reads(program: Program, types: Types) -> tuple[Program, frozens
         if not any(_reads_neighbours(r, s, types) for r in own):
             continue
         compared = _compared(program) if compared is None else compared
-        producer = None if s.output in compared else _Producer.of(s, types)
+        stays = s.output in compared and not _rounds_alike(s, inputs)
+        producer = None if stays else _Producer.of(s, types)
         written = {} if producer is None else _all_written(own, producer, types)
         statements |= written
         changed |= written.keys()
@@ -102,6 +105,14 @@ def _compared(program: Program) -> set[str]:
     """Tensors that statements compare with others: what is equal in one kernel may be rounded otherwise in another."""
     among = (e for _, e in comparisons(program.statements) if not any(isinstance(x, Int | Float) for x in e.args))
     return {a.tensor for e in among for a in accesses_in(e)}
+
+
+def _rounds_alike(s: Statement, inputs: Collection[str]) -> bool:
+    """Whether its values are the same in each kernel: sums of what is read, which no product is a part of."""
+    parts = [e for e in walk(*s.roots) if not isinstance(e, Index | Int | Float)]
+    return all(
+        e.tensor in inputs if isinstance(e, Access) else isinstance(e, Call) and e.function in SUMS for e in parts
+    )
 
 
 def _variables(s: Statement) -> tuple[str, ...] | None:
