@@ -29,6 +29,7 @@ from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.simplify.split_axes import split_axes
+from tilec.transforms.simplify.split_quotients import split_quotients
 from tilec.transforms.simplify.views import drop_views
 from tilec.transforms.util.kinds import Kinds
 
@@ -53,6 +54,7 @@ TRANSFORMS: dict[str, Transform] = {
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
     "views": lambda program, setting: drop_views(program, setting.types),
     "split_axes": lambda program, setting: split_axes(program, setting.types),
+    "split_quotients": lambda program, setting: split_quotients(program, setting.types),
     "split_clamps": lambda program, setting: split_clamps(program, setting.types),
     "tighten_domains": lambda program, setting: tighten_domains(program),
     "factor": lambda program, setting: factor(program, setting.types),
@@ -86,6 +88,7 @@ CONTRACTIONS = (
         "flatten",
         "simplify",
         "views",
+        "split_quotients",
         "split_axes",
         "split_clamps",
         "tighten_domains",
