@@ -30,6 +30,7 @@ from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.simplify.split_axes import split_axes
 from tilec.transforms.simplify.split_quotients import split_quotients
+from tilec.transforms.simplify.values_at_places import compute_where_read
 from tilec.transforms.simplify.views import drop_views
 from tilec.transforms.util.kinds import Kinds
 
@@ -55,6 +56,7 @@ TRANSFORMS: dict[str, Transform] = {
     "views": lambda program, setting: drop_views(program, setting.types),
     "split_axes": lambda program, setting: split_axes(program, setting.types),
     "split_quotients": lambda program, setting: split_quotients(program, setting.types),
+    "compute_where_read": lambda program, setting: compute_where_read(program, setting.types),
     "split_clamps": lambda program, setting: split_clamps(program, setting.types),
     "tighten_domains": lambda program, setting: tighten_domains(program),
     "factor": lambda program, setting: factor(program, setting.types),
@@ -90,6 +92,7 @@ CONTRACTIONS = (
         "views",
         "split_quotients",
         "split_axes",
+        "compute_where_read",
         "split_clamps",
         "tighten_domains",
         "factor",

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.triton.fusion.loop_nest import LoopNest, Shared, reduced, walked, walked_by
-from tilec.backends.triton.fusion.members import GroupMembers, members_of, scans_columns
+from tilec.backends.triton.fusion.members import GroupMembers, kind_of, members_of, scans_columns
 from tilec.backends.triton.fusion.memory_order import memory_order, rows_and_columns, runs_fastest, share_of_programs
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
@@ -83,7 +83,7 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         early = {s.output for s in (*members[0], *members[1])}
         if not early or seed.statement.output in early:
             break
-        apart = _blocking(around, in_order, early) or early
+        apart = _blocking(around, [s for s in in_order if growth.may_join(s, *split)], early) or early
         in_order = [s for s in in_order if s.output not in apart]
     return scanning if scanning is not None and growth.saved(scanning) > growth.saved(found) else found
 
@@ -120,6 +120,11 @@ class _Growth:
         kept: Collection[str] | None = None,
     ) -> GroupMembers:
         return members_of(self.around, statements, rows, columns, self.extent, kept)
+
+    def may_join(self, s: Statement, rows: _Variables, columns: _Variables) -> bool:
+        """Whether a kernel over these rows can hold a statement that waits for nothing else."""
+        across, along = ({v for v in names if self.extent[v] > 1} for names in (rows, columns))
+        return kind_of(s, across, along, self.extent) is not None
 
     def few_long_rows(self, statements: Sequence[Statement], rows_of: Collection[str]) -> GroupCandidate | None:
         """The kernel of few long rows (along `rows_of`), which walks along memory: statistics add up over programs."""
