@@ -134,8 +134,11 @@ class _Growth:
         while found is None and len(rest) > 1:
             members = self.members(rest, rows, columns)
             found = self.candidate(members, rows, columns)
-            # each by itself, where one does not pay
-            apart = {s.output for s in (*members[0], *members[1])} or {rest[0].output}
+            # each by itself, where one does not pay; the others may compute values of each point
+            early = [*members[0], *members[1]]
+            at_points = {s.output for s in early if s.aggregation == "assign" and self._is_whole(s)}
+            every = {s.output for s in early or rest[:1]}
+            apart = every - at_points or every
             rest = [s for s in rest if s.output not in apart]
         return found
 
@@ -240,6 +243,10 @@ class _Growth:
         if not columns:
             return rows_and_columns(statements, self.extent)
         return tuple(v for v in order if v not in columns), tuple(v for v in order if v in columns)
+
+    def _is_whole(self, s: Statement) -> bool:
+        """Whether a statement has a point for each point of the kernel."""
+        return {v for v, n in self.extent.items() if n > 1} <= set(variables_of(s))
 
     def _is_needed_again(self, s: Statement, statements: Sequence[Statement]) -> bool:
         """Whether a statement over more than the statistic's own variables reads it, by way of others perhaps. One over
