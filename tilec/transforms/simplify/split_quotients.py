@@ -28,6 +28,7 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
+    children,
     expressions,
     index_variables,
     map_expressions,
@@ -57,7 +58,7 @@ def split_quotients(program: Program, inputs: Mapping[str, TensorType]) -> Progr
 def _divided(s: Statement) -> Iterator[tuple[_Variable, int]]:
     """The variables that stand as quotients in what a sum of products reads, or in the place where a sum is written, or
     as rests there; and the divisors: 0 for two divisors."""
-    places = [e for e in walk(*expressions(s)) if isinstance(e, Access)]
+    places = [*_reads(s)]
     if s.aggregation == "assign" or len({e.tensor for e in places}) < 2 or reads_itself(s) or s.init is not None:
         return
     written = s.index or ()
@@ -68,6 +69,17 @@ def _divided(s: Statement) -> Iterator[tuple[_Variable, int]]:
             found[v] = c if found.get(v, c) == c else 0
     for v, c in found.items():
         yield (s.output, v), c
+
+
+def _reads(s: Statement) -> Iterator[Access]:
+    """The accesses that are no part of a place: rows by a page's number are read at computed places as it is."""
+    pending = [*expressions(s)]
+    while pending:
+        e = pending.pop()
+        if isinstance(e, Access):
+            yield e
+        else:
+            pending += children(e)
 
 
 def _quotients(form: Affine, rests: bool) -> Iterator[tuple[str, int]]:
