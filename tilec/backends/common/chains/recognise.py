@@ -59,6 +59,9 @@ def with_reads(program: Program, kernels: Iterable[ChainKernel]) -> Program:
     return replace(program, outputs=tuple(dict.fromkeys((*program.outputs, *read))))
 
 
+LEAST_SIDE = 64  # elements of a block's rows and of its columns
+
+
 def kernel_reads(kernel: ChainKernel) -> tuple[str, ...]:
     """Names of the tensors that a kernel may read."""
     roots = [e for r in kernel.targets for e in (r.target.body, *r.target.conditions)]
@@ -112,7 +115,7 @@ def _in_some_form(program: Program, types: Types) -> Chained:
             return replace(found, rewritten=other | apart.rewritten | found.rewritten)
     found = _chained(program, types)
     if found.kernels:
-        return found
+        return _with_longer_sides(program, types, found) or found
     small = _small_sums(program, types)
     if small and (beside := _chained(program, types, small)).kernels:
         return beside
@@ -123,6 +126,19 @@ def _in_some_form(program: Program, types: Types) -> Chained:
             if beside.kernels:
                 return replace(beside, rewritten=apart.rewritten | beside.rewritten)
     return found
+
+
+def _with_longer_sides(program: Program, types: Types, found: Chained) -> Chained | None:
+    """The chains over sides that are one, where those found have sides of fewer elements than a block: the rows of an
+    image, in the place of all its pixels."""
+    sides = {k.extent[v] for k in found.kernels.values() for v in (*k.blocked, k.looped) if v is not None}
+    if min(sides, default=LEAST_SIDE) >= LEAST_SIDE:
+        return None
+    flat = with_flat_sides(program, types)
+    if not flat.rewritten:
+        return None
+    longer = _chained(flat.program, flat.types, flat.summed)
+    return replace(longer, rewritten=flat.rewritten | longer.rewritten) if longer.kernels else None
 
 
 def _small_sums(program: Program, types: Types) -> set[str]:
