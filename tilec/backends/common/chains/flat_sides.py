@@ -5,9 +5,10 @@ their own, and what others read has its axes back."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.rewrites import Apart
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
@@ -37,6 +38,7 @@ from tilec.transforms.util.factors import factors_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
 Side = tuple[str, ...]  # variables that are one
+_LEAST_SIDE = 64  # elements of a block of rows or columns
 
 
 def with_flat_sides(program: Program, types: Types) -> Apart:
@@ -52,6 +54,11 @@ def with_flat_sides(program: Program, types: Types) -> Apart:
     if not made.changed:
         return Apart(program, types)
     return Apart(replace(program, statements=tuple(statements)), made.types, frozenset(made.changed))
+
+
+def has_short_sides(kernels: Iterable[ChainKernel]) -> bool:
+    """Whether kernels have sides of fewer elements than a block: rows of an image, in the place of all its pixels."""
+    return any(k.extent[v] < _LEAST_SIDE for k in kernels for v in (*k.blocked, k.looped) if v is not None)
 
 
 def _sides_of(s: Statement, types: Types) -> list[Side]:
