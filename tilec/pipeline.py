@@ -32,6 +32,8 @@ from tilec.transforms.simplify.lift_choices import lift_choices
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.simplify.split_axes import split_axes
 from tilec.transforms.simplify.split_lags import split_lags
+from tilec.transforms.simplify.split_quotients import split_quotients
+from tilec.transforms.simplify.values_at_places import compute_where_read
 from tilec.transforms.simplify.views import drop_views
 from tilec.transforms.util.kinds import Kinds
 
@@ -57,6 +59,8 @@ TRANSFORMS: dict[str, Transform] = {
     "known_inside": lambda program, setting: known_inside(program, setting.types),
     "views": lambda program, setting: drop_views(program, setting.types),
     "split_axes": lambda program, setting: split_axes(program, setting.types),
+    "split_quotients": lambda program, setting: split_quotients(program, setting.types),
+    "compute_where_read": lambda program, setting: compute_where_read(program, setting.types),
     "split_clamps": lambda program, setting: split_clamps(program, setting.types),
     "split_lags": lambda program, setting: split_lags(program, setting.types),
     "tighten_domains": lambda program, setting: tighten_domains(program),
@@ -93,7 +97,9 @@ CONTRACTIONS = (
         "known_inside",
         "simplify",
         "views",
+        "split_quotients",
         "split_axes",
+        "compute_where_read",
         "split_clamps",
         "split_lags",
         "tighten_domains",

@@ -281,6 +281,22 @@ MOVED = {  # by elements of integers; shapes, the first of them of floats; the t
         ((3, 5), (3,)),
         "O[n, m : 3, 5] = >(A[n, m + S[n] - n % 2]);",
     ),
+    "corners of a window": (
+        "function (A[N, M], S[N], W[K]) -> (O) { O[n, m + k + S[n] : N, 9] = +(A[n, m] * W[k] * k); }",
+        ((3, 5), (3,), (2,)),
+        "O[n, m : 3, 9] = +(A[n, -k + m - S[n]] * W[k] * k);",
+    ),
+    "of two windows": (
+        "function (A[M, P], S[N], W[N, K]) -> (O) {"
+        " O[n, m - k + S[n], p + j + S[n] : N, 9, 9] = +(A[m, p] * W[n, k]), j < 2; }",
+        ((5, 4), (3,), (3, 2)),
+        "O[n, m, p : 3, 9, 9] = +(A[k + m - S[n], -j + p - S[n]] * W[n, k]), j < 2;",
+    ),
+    "as many places as terms": (
+        "function (A[N, M], S[N], W[K]) -> (O) { O[n, m + k + S[n] : N, 90] = +(A[n, m] * W[k]); }",
+        ((3, 50), (3,), (40,)),
+        None,
+    ),
     "turned by elements": (
         "function (A[N, M], S[N], T[N]) -> (O) { O[(m - S[n]) % M, (n + 1) % N : M, N] = +(A[n, m]); }",
         ((3, 5), (3,), (3,)),

@@ -8,6 +8,7 @@ an element of its own and nothing is sorted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tilec.ir.constraining import asks_in_branches, constraining
@@ -17,6 +18,7 @@ from tilec.ir.rational import Fraction
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, sizes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
 
+_BESIDE = 16  # terms of an element that is moved by data, of which others are summed over
 _SPREAD = 4  # elements over terms that are moved to them by data, at most: each of these is looked for at all elements
 
 
@@ -95,20 +97,37 @@ def _goes_round(v: str, step: Fraction, box: Box, n: int, s: Statement) -> bool:
     return count <= n <= _SPREAD * count and told
 
 
-def _own_variable(row: Affine) -> str:
-    """The variable that alone moves an output index; beside it may stand elements, `%` and `clamp`, which say how far.
-    "" where there is none."""
-    variables = row.variables()
-    alone = len(variables) == 1 and (row.is_affine or abs(row.coefficient(variables[0])) == 1)
-    return variables[0] if alone else ""
+def _own_variables(s: Statement, rows: list[Affine], shapes: Shapes) -> list[str] | None:
+    """For each output index the variable that moves it: the only one, beside which may stand elements, `%` and `clamp`,
+    which say how far; beside elements also one of several, where the others are summed over and few (the corners of an
+    interpolation in a window). None where an index has none."""
+    fixed = _values(*s.roots) | set(index_variables(*(c.expr for c in s.constraints)))
+    several = [row for row in rows if len(row.variables()) > 1 and not row.is_affine]
+    box = bounds_of(domain(s, shapes)) if several else None
+    found = []
+    for row in rows:
+        variables = row.variables()
+        others = {v for other in rows if other is not row for v in index_variables(other.to_expr())}
+        if row in several and box is not None:
+            free = [v for v in variables if v not in fixed | others and abs(row.coefficient(v)) == 1]
+            variables = tuple(sorted(free, key=lambda v: box[v][0] - box[v][1])[:1])
+            beside = math.prod(box[v][1] - box[v][0] + 1 for v in row.variables() if v not in (*variables, *others))
+            if beside > _BESIDE:
+                return None
+        if len(variables) != 1 or not (row.is_affine or abs(row.coefficient(variables[0])) == 1):
+            return None
+        found.append(variables[0])
+    return found
 
 
 def moved_back(s: Statement, shapes: Shapes) -> Statement:
     """The statement over its elements where each output index is a variable of its own, moved, mirrored or divided:
     what walks the same elements, such as the parts of a stencil's gradient, then does so by the same index."""
     rows = [linear(e) for e in s.index or ()]
-    own = [_own_variable(row) for row in rows]
-    if "" in own or len(set(own)) < len(own) or all(row.bare is not None for row in rows):
+    if all(row.bare is not None for row in rows):
+        return s
+    own = _own_variables(s, rows, shapes)
+    if own is None or len(set(own)) < len(own):
         return s
     still = {v: row - Affine.variable(v) * row.coefficient(v) for row, v in zip(rows, own, strict=True)}
     data = {v for v, rest in still.items() if not rest.is_affine}

@@ -5,9 +5,10 @@ their own, and what others read has its axes back."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.rewrites import Apart
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
@@ -37,6 +38,7 @@ from tilec.transforms.util.factors import factors_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
 Side = tuple[str, ...]  # variables that are one
+_LEAST_SIDE = 64  # elements of a block of rows or columns
 
 
 def with_flat_sides(program: Program, types: Types) -> Apart:
@@ -52,6 +54,11 @@ def with_flat_sides(program: Program, types: Types) -> Apart:
     if not made.changed:
         return Apart(program, types)
     return Apart(replace(program, statements=tuple(statements)), made.types, frozenset(made.changed))
+
+
+def has_short_sides(kernels: Iterable[ChainKernel]) -> bool:
+    """Whether kernels have sides of fewer elements than a block: rows of an image, in the place of all its pixels."""
+    return any(k.extent[v] < _LEAST_SIDE for k in kernels for v in (*k.blocked, k.looped) if v is not None)
 
 
 def _sides_of(s: Statement, types: Types) -> list[Side]:
@@ -103,6 +110,7 @@ class _Flattened:
         if dims is None:
             return None
         joined = {g: fresh_variable("".join(g), {*extent}) for g in sides}
+        several = {v for g in sides if len(g) > 1 for v in g}
         places: dict[str, Affine] = {}
         for g, v in joined.items():
             forms = reshape_indices((math.prod(extent[w] for w in g),), tuple(extent[w] for w in g), [Index(v)])
@@ -115,8 +123,8 @@ class _Flattened:
                 names = distinct_variables(a.index) or ()
                 index = [joined.get(tuple(names[d] for d in ds), names[ds[0]]) for ds in own]
                 return Access(name, tuple(map(Index, index)))
-            if places.keys().isdisjoint(index_variables(a)):
-                return a
+            if several.isdisjoint(index_variables(a)):
+                return replace_indices(a, places)
             return self._read(s, a, sides, joined, places, extent, before)
 
         body = rebuilt(s.body, change)
@@ -127,15 +135,17 @@ class _Flattened:
         needed = s.output in self.program.outputs or bool(outside) and not matrix
         if matrix and s.output in self.program.outputs:
             return None
-        name = self.names.fresh(f"{s.output}_flat")
-        self.flat[s.output] = name, dims
+        own_shape = not matrix and len(shape) == len(index)  # what keeps its axes keeps its name
+        name = s.output if own_shape else self.names.fresh(f"{s.output}_flat")
+        if not own_shape:
+            self.flat[s.output] = name, dims
         self.types[name] = TensorType(shape, self.types[s.output].dtype)
         self.changed |= {name, s.output}
         if matrix:
             self.matrices.add(s.output)
         place = tuple(Index(joined.get(tuple(index[d] for d in ds), index[ds[0]])) for ds in dims)
         made = [*before, replace(s, output=name, index=place, sizes=tuple(map(Int, shape)), body=body)]
-        return [*made, self._with_axes(s, name, dims)] if needed else made
+        return [*made, self._with_axes(s, name, dims)] if needed and not own_shape else made
 
     def _sides_read(self, s: Statement) -> list[Side] | None:
         """The sides of the matrices that a statement reads, in its variables."""

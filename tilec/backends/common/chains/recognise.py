@@ -9,13 +9,13 @@ computes the matrix values again.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
 from tilec.backends.common.chains.cost import chains_pay
-from tilec.backends.common.chains.flat_sides import with_flat_sides
-from tilec.backends.common.chains.rewrites import by_rows, by_terms, with_gathers_apart
+from tilec.backends.common.chains.flat_sides import has_short_sides, with_flat_sides
+from tilec.backends.common.chains.rewrites import Apart, by_rows, by_terms, with_gathers_apart
 from tilec.backends.common.chains.rows import with_rows
 from tilec.backends.common.chains.sheared import with_sheared_products
 from tilec.backends.common.chains.spread import with_spread_weights
@@ -112,17 +112,18 @@ def _in_some_form(program: Program, types: Types) -> Chained:
             return replace(found, rewritten=other | apart.rewritten | found.rewritten)
     found = _chained(program, types)
     if found.kernels:
-        return found
+        return has_short_sides(found.kernels.values()) and _rewritten(with_flat_sides, program, types) or found
     small = _small_sums(program, types)
     if small and (beside := _chained(program, types, small)).kernels:
         return beside
-    for rewrite in (with_gathers_apart, with_flat_sides):
-        apart = rewrite(program, types)
-        if apart.rewritten:
-            beside = _chained(apart.program, apart.types, apart.summed)
-            if beside.kernels:
-                return replace(beside, rewritten=apart.rewritten | beside.rewritten)
-    return found
+    return _rewritten(with_gathers_apart, program, types) or _rewritten(with_flat_sides, program, types) or found
+
+
+def _rewritten(rewrite: Callable[[Program, Types], Apart], program: Program, types: Types) -> Chained | None:
+    """The chains of the program that is written otherwise, if there are any."""
+    apart = rewrite(program, types)
+    found = _chained(apart.program, apart.types, apart.summed) if apart.rewritten else None
+    return replace(found, rewritten=apart.rewritten | found.rewritten) if found and found.kernels else None
 
 
 def _small_sums(program: Program, types: Types) -> set[str]:

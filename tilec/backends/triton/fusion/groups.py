@@ -47,7 +47,7 @@ from tilec.backends.triton.fusion.read_through import (
 from tilec.backends.triton.fusion.recomputed.kernel_times import faster
 from tilec.backends.triton.fusion.recomputed.pair_sums import with_pair_sums
 from tilec.backends.triton.fusion.recomputed.shifted_reads import comparisons, with_shifted_reads
-from tilec.backends.triton.fusion.window_layout import with_window_layouts
+from tilec.backends.triton.fusion.window_layout import with_sum_layouts, with_window_layouts
 from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
@@ -162,6 +162,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     program, types, selected = with_selections(program, types)
     program, summing = with_window_values(program, types)
     program, types, laid_out = with_window_layouts(program, types)
+    program, types, turned = with_sum_layouts(program, types)
     program, written_out = with_points_written_out(program, types)
     moments = with_moments(program, types)
     program, types = moments.program, moments.types
@@ -212,6 +213,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
         | selected
         | summing
         | laid_out
+        | turned
         | written_out
         | short
         | columns

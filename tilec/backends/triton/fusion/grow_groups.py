@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.triton.fusion.loop_nest import LoopNest, Shared, reduced, walked, walked_by
-from tilec.backends.triton.fusion.members import ON_CHIP, GroupMembers, members_of, scans_columns
+from tilec.backends.triton.fusion.members import ON_CHIP, GroupMembers, kind_of, members_of, scans_columns
 from tilec.backends.triton.fusion.memory_order import memory_order, rows_and_columns, runs_fastest, share_of_programs
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
@@ -84,7 +84,7 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         early = {s.output for s in (*members[0], *members[1])}
         if not early or seed.statement.output in early:
             break
-        apart = _blocking(around, in_order, early) or early
+        apart = _blocking(around, [s for s in in_order if growth.may_join(s, *split)], early) or early
         in_order = [s for s in in_order if s.output not in apart]
     return scanning if scanning is not None and growth.saved(scanning) > growth.saved(found) else found
 
@@ -122,6 +122,11 @@ class _Growth:
     ) -> GroupMembers:
         return members_of(self.around, statements, rows, columns, self.extent, kept)
 
+    def may_join(self, s: Statement, rows: _Variables, columns: _Variables) -> bool:
+        """Whether a kernel over these rows can hold a statement that waits for nothing else."""
+        across, along = ({v for v in names if self.extent[v] > 1} for names in (rows, columns))
+        return kind_of(s, across, along, self.extent) is not None
+
     def few_long_rows(self, statements: Sequence[Statement], rows_of: Collection[str]) -> GroupCandidate | None:
         """The kernel of few long rows (along `rows_of`), which walks along memory: statistics add up over programs."""
         rows, columns = rows_and_columns(statements, self.extent)
@@ -130,8 +135,11 @@ class _Growth:
         while found is None and len(rest) > 1:
             members = self.members(rest, rows, columns)
             found = self.candidate(members, rows, columns)
-            # each by itself, where one does not pay
-            apart = {s.output for s in (*members[0], *members[1])} or {rest[0].output}
+            # each by itself, where one does not pay; the others may compute values of each point
+            early = [*members[0], *members[1]]
+            at_points = {s.output for s in early if s.aggregation == "assign" and self._is_whole(s)}
+            every = {s.output for s in early or rest[:1]}
+            apart = every - at_points or every
             rest = [s for s in rest if s.output not in apart]
         return found
 
@@ -247,6 +255,10 @@ class _Growth:
         if not columns:
             return rows_and_columns(statements, self.extent)
         return tuple(v for v in order if v not in columns), tuple(v for v in order if v in columns)
+
+    def _is_whole(self, s: Statement) -> bool:
+        """Whether a statement has a point for each point of the kernel."""
+        return {v for v, n in self.extent.items() if n > 1} <= set(variables_of(s))
 
     def _is_needed_again(self, s: Statement, statements: Sequence[Statement]) -> bool:
         """Whether a statement over more than the statistic's own variables reads it, by way of others perhaps. One over

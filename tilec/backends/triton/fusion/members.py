@@ -41,7 +41,7 @@ def members_of(
     for original in around.between(statements):
         s = by_name.get(original.output)
         if s is not None and not late & set(reads(s)) and _reads_in_place(s, members):
-            kind = "sum" if kept is not None and reduced(s, extent) else _kind(s, across, along, extent)
+            kind = "sum" if kept is not None and reduced(s, extent) else kind_of(s, across, along, extent)
             if kind == "sum" and kept is None and statistics and math.prod(extent[v] for v in along) > ON_CHIP:
                 kind = None
             if s.output in apart:
@@ -74,7 +74,7 @@ def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
     )
 
 
-def _kind(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> str | None:
+def kind_of(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> str | None:
     """What a member is: "plain" (a value at each point, row or column, or a statistic of each row), a "sum" over rows
     for each column, a "cut" aggregation over columns and rows; None where it is none of these. A row that a statement
     has no variable for would count its sums again."""
@@ -104,11 +104,11 @@ def _computed_apart(
         for s in statements
         if s.output in around.instructions
         and _is_repeated(s, across, along, extent)
-        and _kind(s, across, along, extent) is not None
+        and kind_of(s, across, along, extent) is not None
     ]
     if not repeated:
         return set()
-    by_name = {s.output: s for s in statements if _kind(s, across, along, extent) is not None}
+    by_name = {s.output: s for s in statements if kind_of(s, across, along, extent) is not None}
     apart = {s.output for s in repeated if around.instructions[s.output] >= 2 * CALLED}
     found, each = set[str](), 0.0
     for s in repeated:

@@ -4,6 +4,11 @@
 made of it, runs along x in memory, and D itself along v, which has few values. Laid out as `D[u, v, y, x]` all of them
 run along x: a kernel of windows computes neighbours in y from elements that they share (15 loads a distance of 5x5, not
 50), and what reads D at x reads whole lines.
+
+Sums of few elements are made in the order of what they read, and then turned. `G[c, j, i] = +(D[b, y, x, c] *
+X[b, y + j, x + i, c])`, the gradient of depthwise weights that lie as torch has them, reads two images along c. Lanes
+that are neighbours in G would be places of one channel, each of which reads an element of a line of its own; as
+`T[j, i, c]` they are channels, which read whole lines.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ from tilec.ir.index import distinct_variables, linear
 from tilec.ir.program import (
     Access,
     Expr,
+    Index,
+    Int,
     Program,
     Statement,
     accesses_in,
@@ -28,11 +35,15 @@ from tilec.ir.program import (
     variables_of,
 )
 from tilec.ir.types import TensorType, Types
+from tilec.transforms.util.naming import Names
 
 _MOST_PLACES = 64  # of a window
 _LEAST_ROW = 64  # elements along memory
 _LEAST_ELEMENTS = 2**20  # of an intermediate: less stays in a cache, whatever its order
 _FEW = 4096  # elements of a table, read along any axis
+_TIMES_SMALLER = 16  # than the largest tensor that a sum reads, at least: turning it takes no time then
+_LEAST_LINE = 32  # elements along memory
+_MOST_BESIDE = 256  # elements of the sum for each of these
 
 
 @dataclass(frozen=True)
@@ -159,3 +170,50 @@ def connected_tensors(names: Collection[str], program: Program) -> list[set[str]
 def _adds_up(s: Statement) -> bool:
     """Whether a statement adds up terms, so that what it writes is stored, unless what reads it adds them up too."""
     return bool(set(variables_of(s)) - set(index_variables(*(s.index or ()))))
+
+
+# sums of few elements
+
+
+def with_sum_layouts(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
+    """The program with such sums in two statements, types of all tensors, the outputs of statements that changed."""
+    names, known = Names.of(program), dict(types)
+    statements: list[Statement] = []
+    changed: set[str] = set()
+    for s in program.statements:
+        axis = _axis_of_memory(s, known)
+        if axis is None:
+            statements.append(s)
+            continue
+        index, t = s.index or (), known[s.output]
+        order = [k for k in range(len(index)) if k != axis] + [axis]
+        shape = tuple(t.shape[k] for k in order)
+        name = names.fresh(f"{s.output}_turned")
+        known[name] = TensorType(shape, t.dtype)
+        statements.append(replace(s, output=name, index=tuple(index[k] for k in order), sizes=tuple(map(Int, shape))))
+        own = tuple(Index(f"i{k}") for k in range(len(shape)))
+        turned = Access(name, tuple(own[k] for k in order))
+        statements.append(Statement(s.output, own, tuple(map(Int, t.shape)), turned, span=s.span))
+        changed |= {name, s.output}
+    if not changed:
+        return program, types, frozenset()
+    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+
+
+def _axis_of_memory(s: Statement, types: Types) -> int | None:
+    """The axis of the output, not its last one, along which all runs that a sum of few elements reads."""
+    names, shape = distinct_variables(s.index), types[s.output].shape
+    plain = s.aggregation == "sum" and s.default is None and s.init is None and not s.attributes and not reads_itself(s)
+    if names is None or not plain or s.sizes is None or not set(variables_of(s)) - set(names):
+        return None
+    read = [a for a in value_accesses(s) if math.prod(types[a.tensor].shape) > _FEW]
+    if not read or any(list(accesses_in(*a.index)) for a in read):
+        return None
+    along = {linear(a.index[-1]).bare for a in read}
+    v = next(iter(along)) if len(along) == 1 else None
+    if v is None or v not in names:
+        return None
+    axis = names.index(v)
+    largest = max(math.prod(types[a.tensor].shape) for a in read)
+    few = math.prod(shape) * _TIMES_SMALLER <= largest and math.prod(shape) <= _MOST_BESIDE * shape[axis]
+    return axis if few and shape[axis] >= _LEAST_LINE and math.prod(shape[axis + 1 :]) > 1 else None
