@@ -13,7 +13,8 @@ REFLECTED = "function (X[N, T]) -> (Y) { Y[n, t : N, T + 8] = X[n, T - 1 - abs(T
 DOUBLED = """function (X[N, T]) -> (Y) { Y[n, t : N, 2*T] = t % 2 == 0
     ? 0.25 * X[n, clamp(t/2 - 1, 0, T - 1)] + 0.75 * X[n, t/2]
     : 0.75 * X[n, (t - 1)/2] + 0.25 * X[n, clamp((t + 1)/2, 0, T - 1)]; }"""
-CROSS = (
+CROSS = """function (X[N, T]) -> (Y) {
+    Y[n, t : N, T] = pad(X[n - 1, t], 0) + pad(X[n + 1, t], 0) + pad(X[n, t - 1], 0); }"""
     "function (X[N, T]) -> (Y) { Y[n, t : N, T] = pad(X[n - 1, t], 0) + pad(X[n + 1, t], 0) + pad(X[n, t - 1], 0); }"
 )
 GROUPED = """function (X[N, T]) -> (Y) {
