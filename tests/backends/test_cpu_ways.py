@@ -15,8 +15,6 @@ DOUBLED = """function (X[N, T]) -> (Y) { Y[n, t : N, 2*T] = t % 2 == 0
     : 0.75 * X[n, (t - 1)/2] + 0.25 * X[n, clamp((t + 1)/2, 0, T - 1)]; }"""
 CROSS = """function (X[N, T]) -> (Y) {
     Y[n, t : N, T] = pad(X[n - 1, t], 0) + pad(X[n + 1, t], 0) + pad(X[n, t - 1], 0); }"""
-    "function (X[N, T]) -> (Y) { Y[n, t : N, T] = pad(X[n - 1, t], 0) + pad(X[n + 1, t], 0) + pad(X[n, t - 1], 0); }"
-)
 GROUPED = """function (X[N, T]) -> (Y) {
     Z[n, g, c : N, T/4, 4] = X[n, 4*g + c]; M[n, g] = mean(Z[n, g, c]); U[n, g, c] = Z[n, g, c] - M[n, g];
     Y[n, t : N, T] = U[n, (t - t % 4)/4, t % 4]; }"""

@@ -206,7 +206,7 @@ class TorchScalars(ScalarWriter):
         if function == "select":
             condition = self.condition(args[0])
             if [a.number for a in args[1:]] == [1, 0]:
-                return f"{condition}.view(torch.int8).to(torch.{compute_dtype})", compute_dtype
+                return condition, "bool"  # whoever reads it converts it
             branches = [
                 self.tensor(a, compute_dtype) if _all_numbers(args[1:]) else self.cast(a, compute_dtype)
                 for a in args[1:]
