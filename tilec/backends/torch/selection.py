@@ -24,8 +24,7 @@ def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor 
     bits = _BITS.get(like.dtype)
     most = max(t.numel() for t in (condition, a, b) if isinstance(t, Tensor))
     if bits is None or like.device.type != "cpu" or most < _FEWEST:
-        found = torch.where(condition, a, b)  # type: ignore[arg-type]
-        return found if out is None else out.copy_(found)
+        return torch.where(condition, a, b, **({} if out is None else {"out": out}))  # type: ignore[arg-type]
     if like is b:
         condition, a, b = ~condition, b, a
     chosen = condition.view(torch.int8).neg().to(bits)  # all bits, or none

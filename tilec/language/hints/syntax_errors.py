@@ -347,8 +347,8 @@ def _header(c: Complaint) -> SyntaxMistake | None:
             else f"expected {in_words(c.accepted)}; sizes are computed in the body",
         )
     if c.accepted == {"ARROW"}:
-        hint = "outputs are named before the body: function (X[N]) -> (Y) { ... }"
-        return SyntaxMistake(f"unexpected `{c.token}`, expected `->`", c.span, hint=hint)
+        told = "outputs are named before the body: function (X[N]) -> (Y) { ... }"
+        return SyntaxMistake(f"unexpected `{c.token}`, expected `->`", c.span, hint=told)
     return None
 
 
