@@ -90,3 +90,10 @@ def test_a_choice_keeps_every_bit(dtype: torch.dtype) -> None:
         wanted, found = torch.where(kept, x, y), choose(kept, x, y)
         assert found.dtype == wanted.dtype and found.shape == wanted.shape
         assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+
+
+def test_a_reduction_of_a_view_is_one_call() -> None:
+    f = tilec.compile("Y[j] = sum(X[i, j, k])")
+    x = torch.randn(40, 50, 120)
+    assert "for " not in f.lower(x).source()
+    torch.testing.assert_close(f(x), x.sum((0, 2)))

@@ -71,7 +71,8 @@ def taken(t: Tensor, axis: int, dims: Sequence[int], *index: Tensor | int) -> Te
             tensors = torch.broadcast_tensors(*(torch.as_tensor(i, device=t.device) for i in index))
             return t[(slice(None),) * axis + tuple(i.reshape(shape) for i in tensors)]
         t = t.flatten(axis, last)
-    return t.index_select(axis, at.reshape(-1)).unflatten(axis, shape)
+    found = t.index_select(axis, at.reshape(-1))
+    return found if len(shape) == 1 else found.view(*t.shape[:axis], *shape, *t.shape[axis + 1 :])
 
 
 def all_within(*tests: tuple[Tensor, int, int]) -> bool:
@@ -81,6 +82,6 @@ def all_within(*tests: tuple[Tensor, int, int]) -> bool:
             return False
         if t.numel():
             least, most = torch.aminmax(t)
-            if least < first or most > last:
+            if least.item() < first or most.item() > last:
                 return False
     return True

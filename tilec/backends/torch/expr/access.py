@@ -225,23 +225,30 @@ class TensorFrame:
         return f"rt.window({tensor}, {tuple_text(sizes)}, {tuple_text(start)}, {tuple_text(steps)})"
 
     def _gather(self, access: Access, forms: list[Affine], shape: Sequence[int]) -> str:
-        parts = []
-        for condition in access_conditions(access, self.types):
+        conditions = access_conditions(access, self.types)
+
+        def part(axis: int) -> str:
+            condition = conditions[axis]
             text = self.index(condition.form)
-            if not self.domain.holds(condition):
-                nearest = min(max(as_int(condition.form.constant), 0), condition.bound - 1)
-                text = f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else str(nearest)
-            parts.append(text)
-        picked = by_axes(self, access, forms, shape, parts) or whole_rows(self, access, forms, shape, parts)
-        tensor, at = self.local[access.tensor], ", ".join(parts)
-        text, copied = picked or (
-            f"{tensor}[{at}]" if self.order else f"rt.elements_at({tensor}, {at})",
-            any(f.terms for f in forms),
+            if self.domain.holds(condition):
+                return text
+            nearest = min(max(as_int(condition.form.constant), 0), condition.bound - 1)
+            return f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else str(nearest)
+
+        text, copied = (
+            by_axes(self, access, forms, shape, part)
+            or whole_rows(self, access, forms, shape, part)
+            or self._everywhere(access, forms, [part(axis) for axis in range(len(forms))])
         )
         name = self.assign(stem_of(access.tensor), text)
         if copied:
             self._copies.add(name)
         return name
+
+    def _everywhere(self, access: Access, forms: list[Affine], parts: Sequence[str]) -> tuple[str, bool]:
+        tensor, at = self.local[access.tensor], ", ".join(parts)
+        text = f"{tensor}[{at}]" if self.order else f"rt.elements_at({tensor}, {at})"
+        return text, any(f.terms for f in forms)
 
     # index arithmetic
 

@@ -133,15 +133,26 @@ def _plan(task: Task, domain: Domain) -> tuple[tuple[str, ...], dict[str, int]]:
         if point_operations(domain) <= 1 and not domain.masked:
             return outputs, {}
         return outputs, blocks([(v, domain.extent[v]) for v in outputs], limit)
+    plain = task.flat.aggregation in ("sum", "max", "min") and not domain.masked and _read_alone(task, domain)
+    if plain:  # the reduction itself reads it: no block of values is made
+        limit = max(limit, math.prod(domain.extent.values()))
     score = _scores(task, domain)
     best = max(reductions, key=lambda v: score[v])
     if outputs and score[outputs[-1]] > score[best]:
-        steps = blocks([(v, domain.extent[v]) for v in outputs], max(1, limit // 8))
+        steps = blocks([(v, domain.extent[v]) for v in outputs], max(1, limit if plain else limit // 8))
         size = math.prod(steps.get(v, domain.extent[v]) for v in outputs)
         steps |= blocks([(v, domain.extent[v]) for v in reductions], max(1, limit // size))
         return (*reductions, *outputs), steps
     order = (*outputs, *(v for v in reductions if v != best), best)
     return order, blocks([(v, domain.extent[v]) for v in order], limit)
+
+
+def _read_alone(task: Task, domain: Domain) -> bool:
+    """Whether the body is a view of a tensor."""
+    body = domain.statement.body
+    if not isinstance(body, Access) or not domain.inside(body, task.types):
+        return False
+    return all(f.is_affine and f.is_integral for f in map(linear, body.index))
 
 
 def _scores(task: Task, domain: Domain) -> dict[str, int]:

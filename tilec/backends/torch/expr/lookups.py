@@ -3,7 +3,7 @@ element."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from tilec.backends.common.code import part_text, tuple_text
@@ -25,7 +25,7 @@ class LookupFrame(Protocol):
 
 
 def by_axes(
-    frame: LookupFrame, access: Access, forms: list[Affine], shape: Sequence[int], parts: Sequence[str]
+    frame: LookupFrame, access: Access, forms: list[Affine], shape: Sequence[int], part: Callable[[int], str]
 ) -> tuple[str, bool] | None:
     """Axis by axis, where each index depends on one variable of its own: much faster than all indices at once. The
     text, and whether it is a copy; None elsewhere."""
@@ -36,7 +36,7 @@ def by_axes(
     if any(len(one) > 1 for one in names) or len(set(found)) < len(found) or not set(found) <= set(frame.order):
         return None
     slices, selections, dim = [], "", 0
-    for form, one, size, part in zip(forms, names, shape, parts, strict=True):
+    for axis, (form, one, size) in enumerate(zip(forms, names, shape, strict=True)):
         if not one:
             slices.append(str(min(max(as_int(form.constant), 0), size - 1)))
             continue
@@ -48,14 +48,14 @@ def by_axes(
             slices.append(f"{first} + {start}:{last} + {start}")
         else:
             slices.append(":")
-            selections += f".index_select({dim}, ({part}).reshape(-1))"
+            selections += f".index_select({dim}, ({part(axis)}).reshape(-1))"
         dim += 1
     text = f"{frame.local[access.tensor]}[{', '.join(slices)}]{selections}"
     return frame.in_order(text, found), bool(selections)
 
 
 def whole_rows(
-    frame: LookupFrame, access: Access, forms: list[Affine], shape: Sequence[int], parts: Sequence[str]
+    frame: LookupFrame, access: Access, forms: list[Affine], shape: Sequence[int], part: Callable[[int], str]
 ) -> tuple[str, bool] | None:
     """Whole rows, where some axes follow variables of their own and the others, side by side, are looked up. The
     text, and that it is a copy; None elsewhere."""
@@ -92,7 +92,7 @@ def whole_rows(
             slices.append(str(as_int(form.constant)) if axis in numbers else ":")
     tensor = part_text(frame.local[access.tensor], slices)
     dims = [d for d, v in enumerate(frame.order) if v in looked]
-    at = ", ".join(parts[axis] for axis in axes)
+    at = ", ".join(part(axis) for axis in axes)
     before = [alone[axis] for axis in sorted(alone) if axis < axes[0]]
     after = [alone[axis] for axis in sorted(alone) if axis > axes[0]]
     text = f"rt.taken({tensor}, {len(before)}, {tuple_text(dims)}, {at})"
