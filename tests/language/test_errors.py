@@ -317,3 +317,8 @@ def test_every_message_says_what_to_do():
         with pytest.raises(TileError) as caught:
             parse(strip(marked)[0])
         assert caught.value.hint or "expected" in caught.value.message, f"{kind}: {caught.value}"
+
+
+def test_a_function_without_outputs() -> None:
+    error = check("SyntaxMistake", "function (X[N]) «{» Y[i : N] = X[i]; }", "{")
+    assert "-> (Y)" in str(error)

@@ -13,7 +13,7 @@ from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Stateme
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import Types, shapes_in
 from tilec.lattice.questions import InRange
-from tilec.lattice.sets import Interval, bounds, implied, interval_of
+from tilec.lattice.sets import Interval, bounds, interval_of
 
 Condition = InRange
 
@@ -54,7 +54,8 @@ class WriteTarget:
 class Domain:
     """`low` and `extent` give each variable's range; `conditions` are those that do not hold on all of the box.
 
-    `target` is None where the output index is not affine in variables of its own.
+    `target` is None where the output index is not affine in variables of its own. `assured` hold by a test of values
+    that is made before.
     """
 
     statement: Statement
@@ -62,6 +63,7 @@ class Domain:
     extent: Mapping[str, int]
     conditions: tuple[Condition, ...]
     target: WriteTarget | None
+    assured: frozenset[Condition] = frozenset()
 
     @property
     def masked(self) -> bool:
@@ -77,7 +79,15 @@ class Domain:
 
     def interval(self, form: Affine) -> Interval:
         """Least and greatest value over the box."""
-        return interval_of(form, self._atom_interval)
+        found = interval_of(form, self._atom_interval)
+        whole = _multiples(form)
+        if whole is None:
+            return found
+        # what a form less its remainder is: the size times a quotient that is rounded down
+        rest, size, inner, c = whole
+        least, most = (size * (e // size) if abs(e) != math.inf else e for e in self.interval(inner))
+        low, high = self.interval(rest)
+        return max(found[0], low + c * least), min(found[1], high + c * most)
 
     def _atom_interval(self, atom: Expr) -> Interval:
         match atom:
@@ -96,12 +106,34 @@ class Domain:
         return -math.inf, math.inf
 
     def holds(self, condition: Condition) -> bool:
-        """Whether the box implies it."""
-        return implied(condition, self._atom_interval)
+        """Whether the box implies it, or a test before."""
+        if condition in self.assured:
+            return True
+        form = condition.form
+        whole = _multiples(form)
+        if not form.is_integral and (whole is None or not _integral(*whole)):
+            return False
+        low, high = self.interval(form)
+        return low >= 0 and high < condition.bound
 
     def inside(self, access: Access, types: Types) -> bool:
         """Whether the box implies that the access lies in its tensor."""
         return all(self.holds(c) for c in (*access_conditions(access, types), *whole_arguments(access.index)))
+
+
+def _multiples(form: Affine) -> tuple[Affine, Fraction, Affine, Fraction] | None:
+    """`rest + c * (inner - inner % size)` with c > 0: the rest, the size, the inner form and c."""
+    for atom, c in form.terms:
+        if isinstance(atom, Call) and atom.function == "mod" and c < 0:
+            inner, size = map(linear, atom.args)
+            rest = form - Affine(((atom, c),)) + inner * c
+            if not size.terms and size.constant > 0 and inner.is_integral and len(rest.terms) < len(form.terms) - 1:
+                return rest, size.constant, inner, -c
+    return None
+
+
+def _integral(rest: Affine, size: Fraction, inner: Affine, c: Fraction) -> bool:
+    return rest.is_integral and (c * size).denominator == 1
 
 
 def _rounded(interval: Interval) -> Interval:

@@ -27,6 +27,7 @@ from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.util.tiled import Combine, Into
 
 PASS_RULES = Rules(products=False, wider=False, shifted=False, strict=True)
+LEAST_TOGETHER = 1 / 2048  # of a block, side by side in memory: below that a slab takes longer than what it saves
 PRODUCT_RULES = Rules(products=True, wider=False, shifted=False, strict=True)
 
 
@@ -84,6 +85,7 @@ def _find(
                 rows = _rows_for_budget(run, types, options, outputs)
             else:
                 rows = _rows_for_cache(run, types, options)
+                rows = rows if rows is None or _together(run, rows, types) >= LEAST_TOGETHER * options.block else None
             if rows is not None and rows < run.size:
                 best = run, _even(run.size, rows)
     return best
@@ -100,6 +102,12 @@ def _rows_for_cache(run: TileRegion, types: Types, options: Options) -> int | No
     """As many rows of the largest tensor as a block has elements."""
     largest = max(math.prod(types[t].shape) for t in run.hints) // run.size
     return options.block // largest or None
+
+
+def _together(run: TileRegion, rows: int, types: Types) -> float:
+    """The fewest elements of a slab that lie side by side in memory."""
+    shapes = [(types[t].shape, axis) for t, axis in run.axis.items()]
+    return min((rows * math.prod(s[a + 1 :]) for s, a in shapes if math.prod(s[:a]) > 1), default=math.inf)
 
 
 def _rows_for_budget(run: TileRegion, types: Types, options: Options, outputs: Sequence[str]) -> int | None:

@@ -15,6 +15,7 @@ from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.recurrence.recurrence import recurrence
 from tilec.backends.torch.scan import scan
 from tilec.backends.torch.scatter import scatter_lines
+from tilec.backends.torch.windows import one_by_one
 from tilec.errors import InternalMistake
 
 StatementRule = Callable[[Task], list[str] | None]
@@ -54,6 +55,7 @@ SPECIAL: tuple[StatementRule, ...] = (
     library,
     keyed_products,
     product_lines,
+    one_by_one,
 )
 MOST_TOGETHER = 8  # statements in one group of loops
 

@@ -24,6 +24,10 @@ from tilec.backends.torch.exponentials import right_factor as right_factor
 from tilec.backends.torch.expr import philox as philox
 from tilec.backends.torch.keyed_products import multiplied_as_stored
 from tilec.backends.torch.keyed_products import products_by_key as products_by_key
+from tilec.backends.torch.selection import all_within as all_within
+from tilec.backends.torch.selection import choose as choose
+from tilec.backends.torch.selection import elements_at as elements_at
+from tilec.backends.torch.selection import taken as taken
 
 Tensor = torch.Tensor
 
@@ -58,6 +62,12 @@ def window(t: Tensor, sizes: Sequence[int], start: Sequence[int], steps: Sequenc
         moves.append(move)
     view = t.as_strided(sizes, moves, offset)
     return view.flip(backward) if backward else view
+
+
+def owned(t: Tensor, of: Tensor) -> Tensor:
+    """A contiguous tensor that shares no memory with the other one."""
+    shared = t.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
+    return t.clone(memory_format=torch.contiguous_format) if shared else t.contiguous()
 
 
 def extend(t: Tensor, low: Sequence[int], high: Sequence[int], value: float) -> Tensor:
@@ -340,15 +350,6 @@ def _format(t: Tensor) -> torch.memory_format:
     if t.dim() == 5 and t.is_contiguous(memory_format=torch.channels_last_3d) and not t.is_contiguous():
         return torch.channels_last_3d
     return torch.contiguous_format
-
-
-def elements_at(t: Tensor, *index: Tensor | int) -> Tensor:
-    """`t[index]`, for which torch would ask a device for the value of an index of rank 0."""
-    if t.device.type == "cpu":
-        return t[index]
-    dims = [i.dim() for i in index if isinstance(i, Tensor)]
-    result = t[tuple([i.reshape(1) if isinstance(i, Tensor) and i.dim() == 0 else i for i in index])]
-    return result[0] if dims and not any(dims) else result
 
 
 def placed(t: Tensor, dim: int, first: int, size: int, identity: float, rising: bool) -> Tensor:

@@ -15,6 +15,7 @@ from tilec.backends.common.code import part_text, permuted, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
+from tilec.backends.torch.expr.assured import assured, either
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
@@ -95,6 +96,15 @@ def _reduced_first(
 
 
 def _scatter_lines(task: Task, domain: Domain, positions: ScatterPositions) -> list[str]:
+    certified = assured(domain, task.types, task.local)
+    if certified is None:
+        return _tested_lines(task, domain, positions)
+    test, inside = certified
+    fast = _tested_lines(task, inside, _positions(inside.statement, inside))
+    return either(test, fast, _tested_lines(task, domain, positions))
+
+
+def _tested_lines(task: Task, domain: Domain, positions: ScatterPositions) -> list[str]:
     s = domain.statement
     shape = task.type.shape
     plain_variables = tuple(positions.rows[a].variables()[0] for a in positions.plain)

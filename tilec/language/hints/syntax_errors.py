@@ -346,6 +346,9 @@ def _header(c: Complaint) -> SyntaxMistake | None:
             if c.token.type == "LOWER"
             else f"expected {in_words(c.accepted)}; sizes are computed in the body",
         )
+    if c.accepted == {"ARROW"}:
+        told = "outputs are named before the body: function (X[N]) -> (Y) { ... }"
+        return SyntaxMistake(f"unexpected `{c.token}`, expected `->`", c.span, hint=told)
     return None
 
 

@@ -19,11 +19,13 @@ from tilec.backends.common.domain import (
     row_major,
     whole_arguments,
 )
+from tilec.backends.torch.expr.lookups import by_axes, whole_rows
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
+from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, accesses_in
 from tilec.ir.rational import as_int
 from tilec.ir.types import Types, is_floating
 
+_Box = tuple[tuple[int, ...], tuple[int, ...]]  # the first and the last index of each axis
 PADDING_LIMIT = 2  # a padded copy may be this many times the tensor, plus PADDING_SLACK elements
 PADDING_SLACK = 2**14
 
@@ -50,7 +52,10 @@ class TensorFrame:
         self.outside = outside
         self.prologue: list[str] = []
         self.lines: list[str] = []
+        self.temporaries: list[str] = []  # names that lines assign
+        self.extended: set[Access] = set()  # those read from a copy that holds `outside` there
         self.views: set[str] = set()  # texts of reads that share memory with the tensor read
+        self.backward: dict[str, str] = {}  # those that may be copies, turned round, of which tensors
         self._copies: set[str] = set()
         self._made: dict[object, str] = {}
 
@@ -113,7 +118,10 @@ class TensorFrame:
         text = self._plain_view(tensor, forms, shape) or self._window(tensor, forms)
         name = self.names.fresh(stem_of(stem))
         self.prologue.append(f"{name} = {text}")
-        return self._blocked(name, variables)
+        view = self._blocked(name, variables)
+        if any(c < 0 for f in forms for _, c in f.terms):
+            self.backward[view] = tensor
+        return view
 
     def _padded(
         self, access: Access, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]
@@ -122,15 +130,28 @@ class TensorFrame:
         ranges = read_box(self.domain, forms, shape)
         if ranges is None:
             return None
-        low, high = ranges
-        name = self.names.fresh(stem_of(access.tensor))
-        floating = is_floating(self.types[access.tensor].dtype)
-        value = literal(self.outside if floating else 0)
-        source = self.local[access.tensor]
-        self.prologue.append(f"{name} = rt.extend({source}, {tuple_text(low)}, {tuple_text(high)}, {value})")
+        low, high = self._reach(access.tensor, shape, ranges) or ranges
+        key = ("extended", access.tensor, low, high)
+        if key not in self._made:
+            name = self._made[key] = self.names.fresh(stem_of(access.tensor))
+            floating = is_floating(self.types[access.tensor].dtype)
+            value = literal(self.outside if floating else 0)
+            source = self.local[access.tensor]
+            self.prologue.append(f"{name} = rt.extend({source}, {tuple_text(low)}, {tuple_text(high)}, {value})")
+        name = self._made[key]
+        self.extended.add(access)
         moved = [f - a for f, a in zip(forms, low, strict=True)]
         sizes = [b - a + 1 for a, b in zip(low, high, strict=True)]
         return self._view(name, access.tensor, moved, sizes, variables)
+
+    def _reach(self, tensor: str, shape: Sequence[int], own: _Box) -> _Box | None:
+        """First and last index of each axis that any read outside of the tensor has, where one copy may have all."""
+        read = {e for e in accesses_in(*self.domain.statement.roots) if e.tensor == tensor}
+        forms = [[self._folded(linear(i)) for i in e.index] for e in read if not self.domain.inside(e, self.types)]
+        found = [own, *(ranges for f in forms if (ranges := read_box(self.domain, f, shape)))]
+        low = tuple(map(min, zip(*(a for a, _ in found), strict=True)))
+        high = tuple(map(max, zip(*(b for _, b in found), strict=True)))
+        return (low, high) if _worth_copying(list(zip(low, high, strict=True)), shape) else None
 
     def _turned(
         self, access: Access, forms: list[Affine], shape: Sequence[int], variables: frozenset[str]
@@ -185,9 +206,9 @@ class TensorFrame:
             text = ":" if entire else f"{first}:{last + 1}" + (f":{step}" if step != 1 and last != first else "")
             slices.append(text)
         text = tensor if all(s == ":" for s in slices) else f"{tensor}[{', '.join(slices)}]"
-        return self._in_order(text, kept)
+        return self.in_order(text, kept)
 
-    def _in_order(self, text: str, names: Sequence[str]) -> str:
+    def in_order(self, text: str, names: Sequence[str]) -> str:
         """A tensor whose dimensions are these variables as one of the frame."""
         text = permuted(text, sorted(range(len(names)), key=lambda d: self.order.index(names[d])))
         if len(names) < len(self.order):
@@ -204,50 +225,30 @@ class TensorFrame:
         return f"rt.window({tensor}, {tuple_text(sizes)}, {tuple_text(start)}, {tuple_text(steps)})"
 
     def _gather(self, access: Access, forms: list[Affine], shape: Sequence[int]) -> str:
-        parts = []
-        for condition in access_conditions(access, self.types):
+        conditions = access_conditions(access, self.types)
+
+        def part(axis: int) -> str:
+            condition = conditions[axis]
             text = self.index(condition.form)
-            if not self.domain.holds(condition):
-                nearest = min(max(as_int(condition.form.constant), 0), condition.bound - 1)
-                text = f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else str(nearest)
-            parts.append(text)
-        picked = self._picked(access, forms, shape, parts)
-        tensor, at = self.local[access.tensor], ", ".join(parts)
-        text, copied = picked or (
-            f"{tensor}[{at}]" if self.order else f"rt.elements_at({tensor}, {at})",
-            any(f.terms for f in forms),
+            if self.domain.holds(condition):
+                return text
+            nearest = min(max(as_int(condition.form.constant), 0), condition.bound - 1)
+            return f"({text}).clamp(0, {condition.bound - 1})" if condition.form.terms else str(nearest)
+
+        text, copied = (
+            by_axes(self, access, forms, shape, part)
+            or whole_rows(self, access, forms, shape, part)
+            or self._everywhere(access, forms, [part(axis) for axis in range(len(forms))])
         )
         name = self.assign(stem_of(access.tensor), text)
         if copied:
             self._copies.add(name)
         return name
 
-    def _picked(self, access: Access, forms: list[Affine], shape: Sequence[int], parts: Sequence[str]):
-        """Axis by axis, where each index depends on one variable of its own: much faster than all indices at once. The
-        text, and whether it is a copy; None elsewhere."""
-        names = [sorted(free(f)) for f in forms]
-        found = [v for one in names for v in one]
-        if any(f.terms and not one for f, one in zip(forms, names, strict=True)):
-            return None  # an element of a tensor
-        if any(len(one) > 1 for one in names) or len(set(found)) < len(found) or not set(found) <= set(self.order):
-            return None
-        slices, selections, dim = [], "", 0
-        for form, one, size, part in zip(forms, names, shape, parts, strict=True):
-            if not one:
-                slices.append(str(min(max(as_int(form.constant), 0), size - 1)))
-                continue
-            (v,) = one
-            start = self.domain.low[v] + form.constant
-            along = form == Affine.variable(v) + form.constant and form.is_integral
-            if along and 0 <= start <= size - self.domain.extent[v]:
-                first, last = self.loops.get(v, ("0", str(self.domain.extent[v])))
-                slices.append(f"{first} + {start}:{last} + {start}")
-            else:
-                slices.append(":")
-                selections += f".index_select({dim}, ({part}).reshape(-1))"
-            dim += 1
-        text = f"{self.local[access.tensor]}[{', '.join(slices)}]{selections}"
-        return self._in_order(text, found), bool(selections)
+    def _everywhere(self, access: Access, forms: list[Affine], parts: Sequence[str]) -> tuple[str, bool]:
+        tensor, at = self.local[access.tensor], ", ".join(parts)
+        text = f"{tensor}[{at}]" if self.order else f"rt.elements_at({tensor}, {at})"
+        return text, any(f.terms for f in forms)
 
     # index arithmetic
 
@@ -355,6 +356,7 @@ class TensorFrame:
         """Like `assign`, for a text whose value differs each time."""
         name = self.names.fresh(stem)
         self.lines.append(f"{name} = {text}")
+        self.temporaries.append(name)
         return name
 
     def _blocked(self, name: str, variables: Sequence[str] | frozenset[str]) -> str:
@@ -374,9 +376,13 @@ def read_box(
     if not all(f.is_affine and f.is_integral for f in forms):
         return None
     ranges = [domain.interval(f) for f in forms]
-    if math.prod(b - a + 1 for a, b in ranges) > PADDING_LIMIT * math.prod(shape) + PADDING_SLACK:
+    if not _worth_copying(ranges, shape):
         return None
     return tuple(as_int(a) for a, _ in ranges), tuple(as_int(b) for _, b in ranges)
+
+
+def _worth_copying(ranges: Sequence[tuple], shape: Sequence[int]) -> bool:
+    return math.prod(b - a + 1 for a, b in ranges) <= PADDING_LIMIT * math.prod(shape) + PADDING_SLACK
 
 
 def named(form: Affine):

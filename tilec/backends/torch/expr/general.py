@@ -13,12 +13,13 @@ from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
+from tilec.backends.torch.expr.assured import assured, either
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, walk
+from tilec.ir.program import Access, Call, accesses_in, walk
 
 COMBINE = {a.name: a.torch.combine for a in AGGREGATIONS.values() if a.torch}
 REDUCE = {a.name: a.torch.reduce for a in AGGREGATIONS.values() if a.torch}
@@ -30,14 +31,22 @@ def general(task: Task) -> list[str] | None:
     """Lines that compute the output. Applies where each output axis is one variable of its own in every class."""
     if task.classes is None:
         return None
-    lone = len(task.classes) == 1 and task.covered
+    certified = assured(task.classes[0], task.types, task.local) if len(task.classes) == 1 else None
+    if certified is not None:
+        test, inside = certified
+        return either(test, _classes_lines(task, (inside,)), _classes_lines(task, task.classes))
+    return _classes_lines(task, task.classes)
+
+
+def _classes_lines(task: Task, classes: Sequence[Domain]) -> list[str]:
+    lone = len(classes) == 1 and task.covered
     if lone:
-        direct = _class_lines(task, task.classes[0], direct=True)
+        direct = _class_lines(task, classes[0], direct=True)
         if direct is not None:
             return direct
     unfilled = task.covered and task.elements > 0
     lines = [f"{task.out} = {task.allocation(filled=not unfilled)}"]
-    for domain in task.classes:
+    for domain in classes:
         written = _class_lines(task, domain, direct=False)
         assert written is not None
         lines += written
@@ -67,7 +76,8 @@ def block_limit(task: Task, domain: Domain) -> int:
 
 def point_operations(domain: Domain) -> int:
     """Of one point of the body, in temporaries that they leave: a draw has many."""
-    calls = [e.function for e in walk(domain.statement.body) if isinstance(e, Call)]
+    inside = {x for a in accesses_in(domain.statement.body) for e in a.index for x in walk(e)}
+    calls = [e.function for e in walk(domain.statement.body) if isinstance(e, Call) and e not in inside]
     return len(calls) + sum(OF_A_DRAW for function in calls if function in RANDOM)
 
 
@@ -123,15 +133,26 @@ def _plan(task: Task, domain: Domain) -> tuple[tuple[str, ...], dict[str, int]]:
         if point_operations(domain) <= 1 and not domain.masked:
             return outputs, {}
         return outputs, blocks([(v, domain.extent[v]) for v in outputs], limit)
+    plain = task.flat.aggregation in ("sum", "max", "min") and not domain.masked and _read_alone(task, domain)
+    if plain:  # the reduction itself reads it: no block of values is made
+        limit = max(limit, math.prod(domain.extent.values()))
     score = _scores(task, domain)
     best = max(reductions, key=lambda v: score[v])
     if outputs and score[outputs[-1]] > score[best]:
-        steps = blocks([(v, domain.extent[v]) for v in outputs], max(1, limit // 8))
+        steps = blocks([(v, domain.extent[v]) for v in outputs], max(1, limit if plain else limit // 8))
         size = math.prod(steps.get(v, domain.extent[v]) for v in outputs)
         steps |= blocks([(v, domain.extent[v]) for v in reductions], max(1, limit // size))
         return (*reductions, *outputs), steps
     order = (*outputs, *(v for v in reductions if v != best), best)
     return order, blocks([(v, domain.extent[v]) for v in order], limit)
+
+
+def _read_alone(task: Task, domain: Domain) -> bool:
+    """Whether the body is a view of a tensor."""
+    body = domain.statement.body
+    if not isinstance(body, Access) or not domain.inside(body, task.types):
+        return False
+    return all(f.is_affine and f.is_integral for f in map(linear, body.index))
 
 
 def _scores(task: Task, domain: Domain) -> dict[str, int]:
@@ -259,7 +280,9 @@ class _Body:
         if spread:
             code = f"{_atom(code)}.expand({tuple_text(task.type.shape)})"
         if task.returned and (spread or code in self.frame.views):
-            code = f"{_atom(code)}.clone(memory_format=torch.contiguous_format)"
+            of = self.frame.backward.get(code)
+            copied = f"{_atom(code)}.clone(memory_format=torch.contiguous_format)"
+            code = copied if of is None else f"rt.owned({code}, {of})"
         return [f"{task.out} = {code}"]
 
 

@@ -7,6 +7,7 @@ where they are compared, cast or returned.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tilec.backends.common.code import literal, tuple_text
@@ -16,7 +17,7 @@ from tilec.backends.torch.expr.access import TensorFrame
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, Index
+from tilec.ir.program import Access, Call, Expr, Index, Pad, walk
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, promote
 
 NUMBERS_TOO = ("mod", "pow")  # functions of torch that take a Python number for either of two arguments
@@ -46,6 +47,8 @@ class TorchScalars(ScalarWriter):
         """Text of the value as an operand of this dtype: a tensor, or a Python number that fits it."""
         if v.number is not None:
             return literal(fit(v.number, dtype))
+        if v.compute_dtype == "bool" and dtype != "bool":
+            return f"{v.code}.view(torch.int8).to(torch.{dtype})"  # which torch does several at a time
         return v.code if v.compute_dtype == dtype else f"{v.code}.to(torch.{dtype})"
 
     def operand(self, v: ScalarValue, dtype: str) -> str:
@@ -77,6 +80,17 @@ class TorchScalars(ScalarWriter):
             code = self.frame.assign("wide", f"{code}.to(torch.{compute_dtype})")
         return ScalarValue(code, t.element(), compute_dtype, variables, exact=True)
 
+    def _pad(self, e: Pad) -> ScalarValue:
+        value = self._values[e.value]
+        zero = value.number == 0 and math.copysign(1, value.number) == 1
+        if zero and self.frame.outside == 0 and isinstance(e.access, Access):
+            read = self._make(e.access)
+            if e.access in self.frame.extended:  # what lies outside is there already
+                t = promote(read.type, value.type)
+                compute_dtype = self.compute_dtype_of(t.dtype)
+                return ScalarValue(self.cast(read, compute_dtype), t, compute_dtype, read.variables)
+        return super()._pad(e)
+
     def _padded(
         self, inside: Any, access: Access, read: ScalarValue, value: ScalarValue, t: ElementType
     ) -> ScalarValue:
@@ -87,6 +101,10 @@ class TorchScalars(ScalarWriter):
         )
 
     def _call(self, e: Call, args: list[ScalarValue], result: ElementType) -> ScalarValue:
+        if e.function == "mul":
+            for one, other in (args, args[::-1]):
+                if one.number == 1 and other.type == result and other.number is None:
+                    return other
         variables = frozenset().union(*(a.variables for a in args))
         depth = 1 + max(a.depth for a in args)
         combined = self._multiply_add(e, self.compute_dtype_of(result.dtype))
@@ -97,6 +115,8 @@ class TorchScalars(ScalarWriter):
             code, compute_dtype = self._text(
                 e.function, args, result, self._counters(e) if e.function in RANDOM else None
             )
+            if e.function == "select" and any(isinstance(x, Access) and x.index for x in walk(e.args[0])):
+                code = code.replace("torch.where", "rt.choose", 1)  # a test of values, which no branch foresees
             call = self._writing(e.function, args, code, compute_dtype)
         if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
             return ScalarValue(self._laid_out(call, compute_dtype, variables), result, compute_dtype, variables)
@@ -150,7 +170,7 @@ class TorchScalars(ScalarWriter):
             return code[:-1] + ", out={0})"
         if function == "relu":
             return f"torch.clamp_min({self.cast(args[0], compute_dtype)}, 0, out={{0}})"
-        if function == "select" and not any(a.number is not None for a in args[1:]):
+        if function == "select" and code.endswith(")") and not any(a.number is not None for a in args[1:]):
             return code[:-1] + ", out={0})"
         if function in _ARITHMETIC and is_floating(compute_dtype) and args[0].number is None:
             left, right = (self.operand(a, compute_dtype) for a in args)
@@ -185,6 +205,8 @@ class TorchScalars(ScalarWriter):
             return self._comparison(function, args), "bool"
         if function == "select":
             condition = self.condition(args[0])
+            if [a.number for a in args[1:]] == [1, 0]:
+                return condition, "bool"  # whoever reads it converts it
             branches = [
                 self.tensor(a, compute_dtype) if _all_numbers(args[1:]) else self.cast(a, compute_dtype)
                 for a in args[1:]

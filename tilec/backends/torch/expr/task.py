@@ -11,6 +11,7 @@ from functools import cached_property
 from tilec.backends.base import Options
 from tilec.backends.common.code import FreshNames, tuple_text
 from tilec.backends.common.domain import Domain, build_domain
+from tilec.backends.torch.expr.pieces import in_pieces
 from tilec.backends.torch.expr.scalar import identity_text
 from tilec.ir.index import Affine, substitute_affine
 from tilec.ir.program import Statement
@@ -43,19 +44,20 @@ class Task:
 
     @cached_property
     def classes(self) -> tuple[Domain, ...] | None:
-        """Domains of the residue classes that have points, None where they are too many or write no plain slices."""
+        """Domains of the residue classes that have points, cut into pieces; None where they are too many or write no
+        plain slices."""
         found_roles = roles(self.defracted)
         moduli = () if found_roles is None else found_roles.classes
         if math.prod(m for _, m in moduli) > MOST_WRITTEN_CLASSES:
             return None
-        found = []
+        found: list[Domain] = []
         for residues in residue_classes(moduli):
             s = substitute_affine(self.defracted, {v: Affine.of((), r) for v, r in residues.items()})
             domain = build_domain(s, self.types)
             if domain is not None and domain.target is None:
                 return None
             if domain is not None:
-                found.append(domain)
+                found += in_pieces(domain, self.types)
         return tuple(found)
 
     @cached_property

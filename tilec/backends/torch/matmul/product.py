@@ -91,6 +91,9 @@ def class_product(task: Task, domain: Domain, semiring: TorchSemiring) -> Produc
     summed = [v for v in domain.reductions() if domain.extent[v] > 1]
     if not any(sum(v in o.variables for o in p.operands) > 1 for v in summed):
         return None
+    varying = {v for o in p.operands for v in o.variables if domain.extent[v] > 1}
+    if semiring is not SUM and any(varying <= set(o.variables) for o in p.operands):
+        return None  # as many points as that operand has elements: a mask, a bias
     return p
 
 

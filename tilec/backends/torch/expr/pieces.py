@@ -1,0 +1,260 @@
+"""A box cut where an output variable alone decides what is read: `d < D ? X[d] : Z[d - D]`, `y % 2 == 0 ? ...`,
+`X[clamp(y - 1, 0, N - 1)]`. Each piece is a box of its own, whose reads are views and whose branches are taken."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tilec.backends.common.domain import Domain, boxed
+from tilec.errors import AffineMistake
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Expr, Index, Inside, Int, Pad, Statement, map_values, rebuild, walk
+from tilec.ir.rational import Fraction, as_int
+from tilec.ir.types import Types
+
+_MOST_PIECES = 9
+_MOST_ROUNDS = 2  # of an index that goes round, `X[(i + 1) % N]`
+_FEWEST_ELEMENTS = 4096  # of a box, below which calls of torch cost more than what they do
+_COMPARISONS = {"lt": (0,), "ge": (0,), "le": (1,), "gt": (1,), "eq": (0, 1), "ne": (0, 1)}  # where `a - b` changes it
+_ONE = Fraction(1)
+_Ranges = Mapping[str, tuple[int, int]]
+
+
+def in_pieces(domain: Domain, types: Types) -> tuple[Domain, ...]:
+    """The domain itself where nothing is cut."""
+    written = domain.output_variables() if domain.target is not None else ()
+    extents = [n for v, n in domain.extent.items() if v in written]
+    if not _choices(domain.statement) or math.prod(extents) < _FEWEST_ELEMENTS:
+        return (domain,)
+    ranges = {v: (a, a + domain.extent[v] - 1) for v, a in domain.low.items()}
+    found = _cut(domain.statement, ranges, written, types)
+    found = found and [(s, box) for s, box in found if not _empty(s, box)]
+    if found is None or all(_choices(s) >= _choices(domain.statement) for s, _ in found):
+        return (domain,)
+    made = tuple(boxed(s, piece, types) for s, piece in found)
+    return made if all(d.target is not None for d in made) else (domain,)
+
+
+def _cut(s: Statement, ranges: _Ranges, written: Sequence[str], types: Types) -> list[tuple[Statement, _Ranges]] | None:
+    """What is left of the statement in each piece; None where they are too many."""
+    found: list[tuple[Statement, _Ranges]] = []
+    for part, box in _residues(s, ranges, written):
+        for piece in _boxes(box, _cuts(part, box, written)):
+            left = _resolved(part, piece, types)
+            inner = _cut(left, piece, written, types) if 0 < _choices(left) < _choices(s) else [(left, piece)]
+            found += inner or ()
+            if inner is None or len(found) > _MOST_PIECES:
+                return None
+    return found
+
+
+def _choices(s: Statement) -> int:
+    """How many there are in the body."""
+    return len(_conditions(s)) + sum(1 for form in _index_forms(s) for _ in _extrema(form))
+
+
+def _conditions(s: Statement) -> list[Expr]:
+    """Those of branches and of the guard that are about index variables alone."""
+    found = [e.args[0] for e in walk(s.body) if isinstance(e, Call) and e.function == "select"]
+    return [e for e in (*found, *s.guards) if _plain(e)]
+
+
+def _index_forms(s: Statement) -> Iterator[Affine]:
+    for e in walk(s.body):
+        if isinstance(e, Access):
+            yield from map(linear, e.index)
+
+
+def _extrema(form: Affine) -> Iterator[Call]:
+    for atom in form.atoms():
+        if isinstance(atom, Call) and atom.function in ("clamp", "max", "min", "mod"):
+            yield atom
+            for e in atom.args:
+                yield from _extrema(linear(e))
+
+
+def _plain(e: Expr) -> bool:
+    """Whether a condition is about index variables alone, and its value is that of a form: it divides nothing."""
+    sides = ("add", "sub", "neg", "mul", "mod", "and", "or", "bool", *_COMPARISONS)
+    return all(isinstance(x, Int | Index) or isinstance(x, Call) and x.function in sides for x in walk(e))
+
+
+def _comparisons(s: Statement) -> Iterator[tuple[str, Affine]]:
+    """Comparisons of conditions as forms that are compared with 0."""
+    for e in walk(*_conditions(s)):
+        if isinstance(e, Call) and e.function in _COMPARISONS and (form := _difference(e)) is not None:
+            yield e.function, form
+
+
+def _difference(e: Call) -> Affine | None:
+    try:
+        return linear(e.args[0]) - linear(e.args[1])
+    except AffineMistake:
+        return None
+
+
+def _residues(s: Statement, ranges: _Ranges, written: Sequence[str]) -> Iterator[tuple[Statement, _Ranges]]:
+    """The statement for each remainder of the output variables whose remainders are compared."""
+    moduli: dict[str, int] = {}
+    for _, form in _comparisons(s):
+        for atom in form.atoms():
+            match atom:
+                case Call("mod", (e, Int(n))) if 1 < n <= _MOST_PIECES and len(linear(e).terms) == 1:
+                    for v in linear(e).variables():
+                        if v in written:
+                            moduli[v] = math.lcm(moduli.get(v, 1), n)
+    if math.prod(moduli.values()) > _MOST_PIECES:
+        moduli = {}
+    for residues in itertools.product(*(range(n) for n in moduli.values())):
+        box, forms = dict(ranges), {}
+        for (v, n), r in zip(moduli.items(), residues, strict=True):
+            low, high = ranges[v]
+            forms[v] = Affine.variable(v, n) + r
+            box[v] = -((r - low) // n), (high - r) // n
+        if all(low <= high for low, high in box.values()):
+            yield substitute_affine(s, forms) if forms else s, box
+
+
+def _cuts(s: Statement, ranges: _Ranges, written: Sequence[str]) -> dict[str, set[int]]:
+    """For each output variable the values at which something changes."""
+    forms = [(form, at) for function, form in _comparisons(s) for at in _COMPARISONS[function]]
+    for form in _index_forms(s):
+        for atom in _extrema(form):
+            first, *others = map(linear, atom.args)
+            if atom.function == "mod":
+                forms += [(first - n, 0) for n in _rounds(first, others[0], s, ranges)]
+            else:
+                forms += [(first - other, 0) for other in others]
+    cuts: dict[str, set[int]] = {}
+    for form, least in forms:
+        names = form.variables()
+        if len(names) != 1 or len(form.terms) != 1 or names[0] not in written or not form.is_integral:
+            continue
+        (v,) = names
+        c, rest = as_int(form.terms[0][1]), as_int(form.constant) - least
+        at = -(rest // c) if c > 0 else rest // -c + 1  # where the form passes `least`
+        if ranges[v][0] < at <= ranges[v][1]:
+            cuts.setdefault(v, set()).add(at)
+    return cuts
+
+
+def _rounds(form: Affine, size: Affine, s: Statement, ranges: _Ranges) -> Sequence[int]:
+    """The multiples of a size that a form passes, where they are few."""
+    if size.terms or not form.is_affine or not form.is_integral:
+        return ()
+    n = as_int(size.constant)
+    low, high = _box(s, ranges).interval(form)
+    passed = range(as_int(low) // n + 1, as_int(high) // n + 1) if n > 0 else range(0)
+    return [k * n for k in passed] if len(passed) <= _MOST_ROUNDS else ()
+
+
+def _box(s: Statement, ranges: _Ranges) -> Domain:
+    low = {v: a for v, (a, _) in ranges.items()}
+    return Domain(s, low, {v: b - a + 1 for v, (a, b) in ranges.items()}, (), None)
+
+
+def _boxes(ranges: _Ranges, cuts: Mapping[str, set[int]]) -> Iterator[_Ranges]:
+    parts = []
+    for v, (low, high) in ranges.items():
+        starts = [low, *sorted(cuts.get(v, ()))]
+        parts.append([(v, (a, b - 1)) for a, b in itertools.pairwise([*starts, high + 1])])
+    return map(dict, itertools.product(*parts))
+
+
+def _resolved(s: Statement, ranges: _Ranges, types: Types) -> Statement:
+    """The statement with what is the same all over the box."""
+    box = _box(s, ranges)
+
+    def resolve(e: Expr) -> Expr:
+        match e:
+            case Pad(access=Inside(access)) if box.inside(resolve(access), types):  # type: ignore[arg-type]
+                return Int(1)
+            case Access():
+                return replace(e, index=tuple(_resolved_form(linear(i), box).to_expr() for i in e.index))
+            case Call("select", (condition, a, b)):
+                truth = _truth(condition, box) if _plain(condition) else None
+                if truth is not None:
+                    chosen, t = (a if truth else b), expression_type(e, types)
+                    given = expression_type(chosen, types)
+                    return resolve(chosen if given == t else Call(t.dtype, (chosen,)))
+        return rebuild(e, resolve)
+
+    found = map_values(s, resolve)
+    left = [e for e in found.guards if not (_plain(e) and _truth(e, box))]
+    guard = functools.reduce(lambda a, b: Call("and", (a, b)), left) if left else None
+    return replace(found, guard=guard)
+
+
+def _empty(s: Statement, ranges: _Ranges) -> bool:
+    """Whether the guard lets no point of the box through."""
+    return any(_plain(e) and _truth(e, _box(s, ranges)) is False for e in s.guards)
+
+
+def _resolved_form(form: Affine, box: Domain) -> Affine:
+    total = Affine((), form.constant)
+    for atom, c in form.terms:
+        total += (_extremum(atom, box) if isinstance(atom, Call) else Affine(((atom, _ONE),))) * c
+    return total
+
+
+def _extremum(atom: Call, box: Domain) -> Affine:
+    first, *others = (_resolved_form(linear(e), box) for e in atom.args)
+    whole = linear(replace(atom, args=tuple(f.to_expr() for f in (first, *others))))
+    if atom.function == "mod":
+        return _remainder(first, others[0], box) or whole
+    if atom.function not in ("clamp", "max", "min"):
+        return whole
+    sides = {"clamp": ("max", "min"), "max": ("max",), "min": ("min",)}[atom.function]
+    for side, other in zip(sides, others, strict=True):
+        if not (first - other).is_integral:
+            return whole
+        low, high = box.interval(first - other)
+        if (low if side == "max" else -high) >= 0:
+            continue
+        if (high if side == "max" else -low) > 0:
+            return whole
+        first = other
+    return first
+
+
+def _remainder(form: Affine, size: Affine, box: Domain) -> Affine | None:
+    """A form modulo a size, where it goes round at most once."""
+    if size.terms or not form.is_integral or size.constant <= 0:
+        return None
+    low, high = box.interval(form)
+    if low == -math.inf or high == math.inf or low // size.constant != high // size.constant:
+        return None
+    return form - size.constant * (low // size.constant)
+
+
+def _truth(e: Expr, box: Domain) -> bool | None:
+    """What a condition is all over a box; None where it differs."""
+    if not isinstance(e, Call):
+        return None
+    if e.function == "bool":
+        return _truth(e.args[0], box)
+    if e.function in ("and", "or"):
+        found = [_truth(a, box) for a in e.args]
+        decisive = e.function == "or"
+        return decisive if decisive in found else None if None in found else not decisive
+    if e.function in ("eq", "ne") and e.args[1] == Int(0) and isinstance(e.args[0], Call):
+        inner = _truth(e.args[0], box)
+        if inner is not None and e.args[0].function in (*_COMPARISONS, "and", "or", "bool"):
+            return inner == (e.function == "ne")
+    form = _difference(e) if e.function in _COMPARISONS else None
+    if form is None or not form.is_integral:
+        return None
+    low, high = box.interval(form)
+    match e.function:
+        case "lt" | "ge":
+            return None if low < 0 <= high else (high < 0) == (e.function == "lt")
+        case "le" | "gt":
+            return None if low <= 0 < high else (high <= 0) == (e.function == "le")
+    if low == high == 0:
+        return e.function == "eq"
+    return None if low <= 0 <= high else e.function == "ne"

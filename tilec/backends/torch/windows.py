@@ -1,0 +1,121 @@
+"""Rule: a few values an element (a window, a short sum), one after the other into the output, each for the part of it
+that has them.
+
+torch reduces overlapping or strided views one element at a time. A pass for each value of the summed variables is a
+sequence of fast ones, needs no tensor of all values, and none of padding: where a value is read outside, the part is
+smaller.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from tilec.backends.common.code import assignable
+from tilec.backends.common.domain import Domain, build_domain
+from tilec.backends.common.scalars import accumulation_dtype
+from tilec.backends.torch.expr.access import TensorFrame
+from tilec.backends.torch.expr.general import Loops, block_limit, blocks
+from tilec.backends.torch.expr.scalar import TorchScalars
+from tilec.backends.torch.expr.task import Task
+from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.program import accesses_in
+
+_MOST_VALUES = 32  # of all classes together: each has lines of its own
+_MOST_BROADCAST = 4  # where nothing is gained but that no tensor of all values is made
+_FEWEST_ELEMENTS = 64  # of the output for one of these values
+_COMBINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+
+
+def one_by_one(task: Task) -> list[str] | None:
+    """Lines that compute the output."""
+    s = task.flat
+    dtype = accumulation_dtype(s.aggregation, task.type.dtype)
+    known = s.aggregation in (*_COMBINED, "assign") and dtype == task.type.dtype
+    if not known or not task.classes or s.default is not None:
+        return None
+    values = sum(math.prod(d.extent[v] for v in d.reductions()) for d in task.classes)
+    most = min(map(_most_values, task.classes)) if any(d.reductions() for d in task.classes) else 0
+    if s.aggregation == "assign" and any(math.prod(d.extent[v] for v in d.reductions()) > 1 for d in task.classes):
+        return None
+    if not values <= most or task.elements < _FEWEST_ELEMENTS * values:
+        return None
+    parts = [list(_parts(task, d)) for d in task.classes]
+    if any(p is None for one in parts for p in one):
+        return None
+    covered = task.covered and all(_same_box(d, one[0]) for d, one in zip(task.classes, parts, strict=True))
+    lines = [f"{task.out} = {task.allocation(filled=not covered)}"]
+    for d, one in zip(task.classes, parts, strict=True):
+        lines += _class_lines(task, d, [p for p in one if p is not None], covered)
+    return lines
+
+
+def _most_values(d: Domain) -> int:
+    """Of how many values torch's reduction is slower: a summed variable moves a tensor's index together with another,
+    or no operand has all of the points."""
+    summed = set(d.reductions())
+    if not summed:
+        return _MOST_VALUES if d.statement.guard is None else 0
+    found = set(accesses_in(d.statement.body))
+    forms = [linear(e) for a in found for e in a.index]
+    if not all(f.is_affine and f.is_integral for f in forms):
+        return 0
+    window = any(len(f.variables()) > 1 and summed & set(f.variables()) for f in forms)
+    varying = {v for v, n in d.extent.items() if n > 1}
+    broadcast = all(not varying <= {v for e in a.index for v in linear(e).variables()} for a in found)
+    return _MOST_VALUES if window else _MOST_BROADCAST if broadcast else 0
+
+
+def _parts(task: Task, d: Domain) -> Iterator[Domain | None]:
+    """The points of each value of the summed variables as boxes, the largest first; None for one that is none."""
+    summed = d.reductions()
+    found: list[Domain | None] = []
+    for values in itertools.product(*(range(d.low[v], d.low[v] + d.extent[v]) for v in summed)):
+        s = substitute_affine(d.statement, {v: Affine.of((), n) for v, n in zip(summed, values, strict=True)})
+        part = build_domain(s, task.types)
+        if part is None:
+            continue
+        same = part.target is not None and part.output_variables() == d.output_variables()
+        if part.conditions or not same or part.reductions():
+            return iter([None])
+        found.append(part)
+    return iter(sorted(found, key=lambda p: -math.prod(p.extent.values()) if p else 0) or [None])
+
+
+def _same_box(a: Domain, b: Domain | None) -> bool:
+    return b is not None and all(b.low[v] == a.low[v] and b.extent[v] == a.extent[v] for v in a.output_variables())
+
+
+def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> list[str]:
+    """Blocks of leading variables that all parts share go through all of them."""
+    order = d.output_variables()
+    shared = list(itertools.takewhile(lambda v: len({(p.low[v], p.extent[v]) for p in (d, *parts)}) == 1, order))
+    inner = math.prod(d.extent[v] for v in order if v not in shared)
+    limit = max(1, block_limit(task, d) // 2 // inner)
+    loops = Loops(task, d, shared, blocks([(v, d.extent[v]) for v in shared], limit))
+    prologue: list[str] = []
+    lines: list[str] = []
+    first = ""  # the value that the next one is combined with, where no element has one yet
+    for n, part in enumerate(parts):
+        frame = TensorFrame(part, order, task.types, task.local, task.names, loops.ends)
+        evaluator = TorchScalars(frame, *part.statement.roots)
+        value = evaluator.value(part.statement.body)
+        code = evaluator.tensor(value, task.type.dtype)
+        if part.statement.guard is not None:
+            test = evaluator.condition(evaluator.value(part.statement.guard))
+            code = f"rt.choose({test}, {code}, {task.identity})"
+        target = loops.part(task.part(part), order)
+        prologue += frame.prologue
+        lines += frame.lines
+        combine = f"torch.{_COMBINED.get(task.flat.aggregation)}"
+        if n == 0 and (covered or task.flat.aggregation == "assign"):
+            if len(parts) > 1 and _same_box(part, parts[1]):
+                first = code
+                continue
+            lines.append(f"{assignable(target)} = {code}")
+        else:
+            lines.append(f"{combine}({first or target}, {code}, out={target})")
+            first = ""
+        lines += [f"del {', '.join(frame.temporaries)}"] if frame.temporaries else []
+    return [*prologue, *loops.wrap(lines)]
