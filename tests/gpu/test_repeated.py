@@ -39,6 +39,17 @@ CASES = {
         (32, 32),
         (9, 32),
     ),
+    "a network of tensors": (
+        """function (L[X, W, X], A[W, D, D, W], R[X, W, X], T[X, D, D, X]) -> (Y) {
+            P[a, w, j, l, d] = sum(L[a, w, b] * T[b, j, l, d]);
+            Q[a, v, i, l, d] = sum(A[w, i, j, v] * P[a, w, j, l, d]);
+            Y[a, i, l, c] = sum(Q[a, x, i, l, d] * R[c, x, d]);
+        }""",
+        (192, 6, 192),
+        (6, 4, 4, 6),
+        (192, 6, 192),
+        (192, 4, 4, 192),
+    ),
     "a scan": ("function (X[N, D]) -> (O) { O[i, j : N, D] = +(X[k, j]), i - k < N; }", (900, 40)),
 }
 

@@ -127,3 +127,31 @@ def test_windows_whose_sides_lie_along_two_axes(moved):
     cotangent = torch.randn(value.shape, generator=g)
     mine = [value, *torch.autograd.grad(value, given, cotangent)]
     check(mine, [exact, *torch.autograd.grad(exact, wide, cotangent.double())], 3e-6)
+
+
+LENGTHS = """function (Q[B, I, D], K[B, J, D], V[B, J, F], T[B]) -> (O) {
+    S[b, i, j : B, I, J] = +(Q[b, i, d] * K[b, j, d]);
+    L[b, i : B, I] = logsumexp(CONDITION ? S[b, i, j]);
+    O[b, i, f : B, I, F] = +(CONDITION ? exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+}"""
+
+
+@pytest.mark.parametrize(
+    "condition", ["j < T[b]", "j <= T[b] + i - I", pytest.param("i < T[b] & j < T[b]", marks=pytest.mark.slow)]
+)
+def test_memory_beyond_a_length_may_hold_anything(condition):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((2, n, 16), generator=g) for n in (40, 96, 96))
+    lengths = torch.tensor([70, 41])
+    cotangent = torch.randn(q.shape, generator=g)
+    cache = v.clone()
+    for n, values in zip(lengths.tolist(), cache, strict=True):
+        values[n:] = float("inf")
+        values[n + 1 :] = float("nan")
+
+    def results(backend, *given):
+        given = [t.clone().requires_grad_() for t in given]
+        value = tilec.compile(LENGTHS.replace("CONDITION", condition), backend=backend)(*given, lengths)
+        return [value, *torch.autograd.grad(value, given, cotangent)]
+
+    check(results("triton", q, k, cache), [t.double() for t in results("torch", q, k, v)], 1e-5)

@@ -105,3 +105,22 @@ def test_values_of_joined_axes(shape):
     found = tilec.compile(MERGED, backend="triton").grad(["X", "G"])(*(t.float() for t in (*inputs, cotangent)))
     for f, w in zip(found, wanted, strict=True):
         torch.testing.assert_close(f.double(), w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "function (A[], B[N]) -> (Y) { T = reshape(A, 1, 1); Y = max[p](pad(T[2*p, 2*p + 1], 1.5) + B[p]) + B; }",
+        """function (A[N], B[N]) -> (Y) {
+            T = reshape(A, 2, N/2);
+            M = sum[p](pad(T[0, p], 7) * B[p]);
+            Y[i : N] = M * in(T[1, i]) + B[i];
+        }""",
+    ],
+)
+def test_places_beyond_an_axis_that_a_reshape_made(text):
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(shape, generator=generator) for shape in ((4,) if "A[N]" in text else (), (4,))]
+    found = tilec.compile(text, backend="triton")(*inputs)
+    torch.testing.assert_close(found, tilec.compile(text, backend="torch")(*inputs))

@@ -27,8 +27,9 @@ class Type:
 class Value(np.ndarray):
     """An array, or a scalar of no dimensions, with the casts that kernels write."""
 
-    def to(self, dtype: Type) -> Value:
-        return self.astype(np.int64) if dtype.name in ("int32", "int64") else self
+    def to(self, dtype: Type | None) -> Value:
+        whole = dtype is not None and dtype.name in ("int32", "int64")
+        return self.astype(np.int64) if whole else self
 
 
 def value(x: object) -> Value:
@@ -59,6 +60,9 @@ class Shared:
 
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.array.transpose(order))
+
+    def load(self, layout: object) -> Value:
+        return value(self.array.copy())
 
     def store(self, x: np.ndarray) -> None:
         self.array[...] = x

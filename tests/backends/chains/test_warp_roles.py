@@ -145,6 +145,38 @@ def test_walks_over_lists(guard: str, width: int, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(memory["O"].reshape(q.shape), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "guard, reach", [("j < D[b]", 0), pytest.param("j <= D[b] + i - N", 1, marks=pytest.mark.slow)]
+)
+def test_columns_beyond_a_length_are_cleared(guard: str, reach: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no row sees a column, it may hold anything."""
+    n, width, step, length = 290, 128, 128, 410
+    source = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F], D[B]) -> (O) {{
+        S[b, i, j : B, N, M] = 0.1 * sum(Q[b, i, e] * K[b, j, e]);
+        L[b, i : B, N] = logsumexp({guard} ? S[b, i, j]);
+        O[b, i, f : B, N, F] = sum({guard} ? exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+    }}"""
+    rows, columns = tilec.spec((1, n, width), "bfloat16"), tilec.spec((1, 512, width), "bfloat16")
+    given = [rows, columns, columns, tilec.spec((1,), "int32")]
+    launches = lowered(source, given, monkeypatch, lists_too=True)
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal((m, width)) for m in (n, 512, 512))
+    v[length:] = np.nan
+    i, j = np.arange(n)[:, None], np.arange(512)
+    allowed = np.broadcast_to(j < length + reach * (i - n + 1), (n, 512))
+    blocks, counts = lists_of(allowed, 128, step)
+    memory = {t: x.reshape(-1).copy() for t, x in zip("QKV", (q, k, v), strict=True)}
+    memory |= {"O": np.full(q.size, np.nan), "L": np.full(n, np.nan), "D": np.array([length], np.int32)}
+    memory |= {"O.blocks": blocks.reshape(-1), "O.counts": counts.reshape(-1)}
+    dtypes = (
+        dict.fromkeys("QKVO", "bfloat16") | {"L": "float32"} | dict.fromkeys(("D", "O.blocks", "O.counts"), "int32")
+    )
+    run(launches, memory, dtypes)
+    scores = np.where(allowed, 0.1 * (q @ k.T), -np.inf)
+    expected = np.exp(scores - np.logaddexp.reduce(scores, -1)[..., None]) @ np.nan_to_num(v)
+    np.testing.assert_allclose(memory["O"].reshape(q.shape), expected, rtol=1e-9, atol=1e-9)
+
+
 def test_a_chain_without_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     n, e = 280, 128
     launches = lowered(UNSCALED, [tilec.spec((2, n, e), "float16")] * 3, monkeypatch)

@@ -17,7 +17,20 @@ import torch
 
 import tilec
 from tilec.backends.common.python_text import parsing
-from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat, TorchLines
+from tilec.backends.triton import TritonBackend
+from tilec.backends.triton.plan.device_info import DEVICES
+from tilec.backends.triton.plan.plan import (
+    Allocate,
+    Launch,
+    Plan,
+    Pointer,
+    Release,
+    Repeat,
+    Setting,
+    TorchLines,
+    made_by,
+)
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
 from tilec.backends.triton.runtime import launcher
 from tilec.backends.triton.runtime.bound import BoundPlan, operation_of
@@ -25,6 +38,8 @@ from tilec.backends.triton.runtime.launcher import CompiledKernel, Launched
 from tilec.backends.triton.runtime.native_plan import PlanMaker
 from tilec.backends.triton.runtime.workspace import SHARED_BYTES, places
 from tilec.backends.triton.runtime.wrapper import wrapper
+from tilec.ir.types import TensorType
+from tilec.pipeline import lower
 
 NORM = """function (X[N, D], W[D]) -> (Y) {
     M[i] = mean(X[i, j]);
@@ -287,3 +302,28 @@ def test_lines_of_torch_make_tensors(dtype: str) -> None:
     operation_of(step, CPU)(tensors, 0)
     torch.testing.assert_close(tensors["O"][..., 0], a @ b)
     assert not tensors["O"][..., 1].any()
+
+
+NETWORK = """function (L[X, W, X], A[W, D, D, W], R[X, W, X], T[X, D, D, X]) -> (Y) {
+    P[a, w, j, l, d] = sum(L[a, w, b] * T[b, j, l, d]);
+    Q[a, v, i, l, d] = sum(A[w, i, j, v] * P[a, w, j, l, d]);
+    Y[a, i, l, c] = sum(Q[a, x, i, l, d] * R[c, x, d]);
+}"""
+
+
+def test_what_torch_makes_has_no_memory_before() -> None:
+    """A launch for a later product stands before torch's own one, whose result had a place in the shared allocation."""
+    shapes = [(192, 6, 192), (6, 4, 4, 6), (192, 6, 192), (192, 4, 4, 192)]
+    function = tilec.compile(NETWORK)
+    types = {name: TensorType(shape, "float32") for name, shape in zip(function.inputs, shapes, strict=True)}
+    program = TritonBackend("sm_90", library=True).build(lower(function.program, types, {}))
+    plan = program._make_plan([contiguous(s) for s in shapes], Setting(device=DEVICES["sm_90"]), None)
+    made = [name for step in plan.steps for name in made_by(step)]
+    assert any(isinstance(step, TorchLines) and "P" in step.writes for step in plan.steps)
+    assert len(made) == len(set(made)) and "P" not in places(plan)[0]
+
+
+def test_what_torch_makes_has_no_place_in_the_shared_allocation() -> None:
+    lines = TorchLines(("P = X + 1",), ("X",), ("P",), ("P",), ("float32",))
+    made = [Allocate(name, (8,), "float32") for name in "PQR"]
+    assert [*places(Plan((*made, lines, Release(("P", "Q", "R"))), ()))[0]] == ["Q", "R"]

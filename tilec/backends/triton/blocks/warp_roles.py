@@ -42,7 +42,8 @@ GLUON_REDUCTIONS = ("sum", "max")
 @dataclass(frozen=True)
 class Walk:
     """A loop: the loads of both products' streamed operands, the products, and the place of the second's sums among
-    what is carried. The first is the sum of several, where its operands lie in several blocks."""
+    what is carried. The first is the sum of several, where its operands lie in several blocks. `seen`: the second's
+    streamed operand where it counts, if it does not everywhere."""
 
     loop: Loop
     firsts: tuple[DotOp, ...]
@@ -50,6 +51,7 @@ class Walk:
     streamed: tuple[Load, ...]
     mixture: Load
     sums: int
+    seen: Apply | None = None
 
     @property
     def first(self) -> Value:
@@ -69,6 +71,16 @@ class WarpRoles:
     rows: str
     streamed: str
     columns: str
+
+    def masked(self, loop: Loop) -> bool:
+        """Whether some points of its blocks do not count."""
+        found = (v.type for op in loop.body for v in results(op))
+        return any(t.dtype == "bool" and self.streamed in t.axes for t in found)
+
+    def by_blocks(self, loop: Loop) -> bool:
+        """Whether each block's second product ends before the next one's first begins: walks with masks are short
+        beside one without, and this is half the text to compile."""
+        return self.masked(loop) and not all(self.masked(w.loop) for w in self.walks)
 
 
 def warp_roles(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> WarpRoles | None:
@@ -93,7 +105,12 @@ def warp_roles(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> WarpRoles
     if not alike or program.axes[rows] != GROUPS_OF_WARPS * GROUP_ROWS:
         return None
     found = WarpRoles(program, loads, stationary, tuple(walks), rows, streamed, columns)
-    return found if all(_known(op, found) for op in every_operation(live_operations(found))) else None
+    seen = [w.seen for w in walks if w.seen is not None]
+    # both groups of warps clear what they read, and must find the same
+    if any(w.seen and not found.by_blocks(w.loop) for w in walks) or any(_reads_rows(op, rows, made) for op in seen):
+        return None
+    every = (op for op in every_operation(live_operations(found)) if op not in seen)
+    return found if all(_known(op, found) for op in every) else None
 
 
 def live_operations(s: WarpRoles) -> tuple[Op, ...]:
@@ -130,7 +147,10 @@ def _walk(loop: Loop, made: Mapping[int, Op], loads: Mapping[int, BoxLoad]) -> W
     if len(dots) < 2 or any(isinstance(op, (Loop, Store)) for op in loop.body):
         return None
     firsts, second = dots[:-1], dots[-1]
-    read = [made.get(v.number) for v in (*(d.left for d in firsts), *(d.right for d in dots))]
+    seen = made.get(second.right.number)
+    seen = seen if isinstance(seen, Apply) and seen.function == "select" else None
+    mixed = second.right if seen is None else seen.args[1]
+    read = [made.get(v.number) for v in (*(d.left for d in firsts), *(d.right for d in firsts), mixed)]
     brought = [x for x in read if isinstance(x, Load) and _is_box(x, loads)]
     cast = made.get(second.left.number)
     if len(brought) != 2 * len(firsts) + 1 or not isinstance(cast, Cast) or second.accumulator is None:
@@ -159,7 +179,7 @@ def _walk(loop: Loop, made: Mapping[int, Op], loads: Mapping[int, BoxLoad]) -> W
     again = any(second.out in operands(op) for op in loop.body)
     if late & {cast.value.number, *others} or again or moved:
         return None
-    return Walk(loop, tuple(firsts), second, tuple(streamed), mixture, place)
+    return Walk(loop, tuple(firsts), second, tuple(streamed), mixture, place, seen)
 
 
 def _is_box(load: Load, loads: Mapping[int, BoxLoad]) -> bool:
@@ -174,6 +194,17 @@ def depending(ops: Sequence[Op], found: set[int]) -> set[int]:
         if any(v.number in reached for v in operands(op)):
             reached |= {v.number for v in results(op)}
     return reached
+
+
+def _reads_rows(op: Apply, rows: str, made: Mapping[int, Op]) -> bool:
+    """Whether where a `select` chooses depends on the rows."""
+    pending = [op.args[0]]
+    for v in pending:
+        if rows in v.type.axes:
+            return True
+        below = made.get(v.number)
+        pending += [x for x in operands(below) if x not in pending] if below is not None else []
+    return False
 
 
 def _known(op: Op, s: WarpRoles) -> bool:

@@ -265,8 +265,8 @@ class _Consumer(_Part):
         return lines
 
     def _pipelined(self, w: Walk) -> list[CodeLine]:
-        """The walk: a block's first product is begun before the second one of the block before has ended. Walks with
-        masks are short beside one without: they go block by block, which is half the text to compile."""
+        """The walk: a block's first product is begun before the second one of the block before has ended, unless it
+        goes block by block."""
         loop, stages = w.loop, self.stages
         lines = self.carried(loop)
         sums = self.names[loop.carried[w.sums].number]
@@ -292,6 +292,7 @@ class _Consumer(_Part):
             return [
                 assign(slot, f"({turn}) % {stages}"),
                 Effect(f"mbarrier.wait(mixture_full.index({slot}), (({turn}) // {stages}) & 1)"),
+                *([] if w.seen is None else self._cleared(w.seen, columns)),
                 assign(f"{slot}_begun", product),
             ]
 
@@ -301,7 +302,7 @@ class _Consumer(_Part):
                 Effect(f"mbarrier.arrive(mixture_free.index({slot}), count=1)"),
             ]
 
-        if self._masked(loop) and not all(self._masked(other.loop) for other in self.s.walks):
+        if self.s.by_blocks(loop):
             inner = [*first_product("turn + t", "slot"), self._first(loop, "t"), *self._between(w, "slot", 0, [])]
             inner += [*second_product("turn + t", "before"), *ended("before")]
             return [*lines, ForLoop("t", "range(steps)", tuple(inner)), assign("turn", "turn + steps")]
@@ -313,16 +314,28 @@ class _Consumer(_Part):
         inner += [*second_product("turn + steps - 1", "last"), *ended("last")]
         return [*lines, If("steps > 0", tuple(inner)), assign("turn", "turn + steps")]
 
-    def _masked(self, loop: Loop) -> bool:
-        """Whether some points of its blocks do not count."""
-        points = (self.s.rows, self.s.streamed)
-        return any(v.type.axes == points and v.type.dtype == "bool" for op in loop.body for v in results(op))
+    def _cleared(self, seen: Apply, block: str) -> list[CodeLine]:
+        """What does not count is 0 in shared memory: both groups of warps write the same there."""
+        axes = self.s.program.axes
+        across = min(32, axes[self.s.columns] // 8)
+        layout = f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [{GROUP_WARPS}, 1], [1, 0])"
+        condition = seen.args[0]
+        chosen = self.names[condition.number]
+        if condition.type.axes:
+            chosen = f"gl.convert_layout({chosen}, gl.SliceLayout(1, by_loads))[:, None]"
+        return [
+            assign("by_loads", layout, CONSTEXPR),
+            assign("block", block),
+            Effect(f"block.store(gl.where({chosen}, block.load(by_loads), 0.0).to(block.dtype))"),
+            Effect("fence_async_shared()"),
+        ]
 
     def _between(self, w: Walk, slot: str, outstanding: int, ended: Sequence[CodeLine]) -> list[CodeLine]:
         """What lies between a block's products; `ended`: lines that wait for the sums of the block before."""
         loop = w.loop
         loads, products = (*w.streamed, w.mixture), (*w.firsts, w.second)
         apart = {*(x.out.number for x in loads), *(d.out.number for d in products)}
+        apart |= {w.seen.out.number} if w.seen is not None else set()
         rest = [op for op in loop.body if not any(v.number in apart for v in results(op))]
         later = depending(loop.body, {w.first.number})
         late = depending(loop.body, {loop.carried[w.sums].number})

@@ -159,6 +159,8 @@ def recomputed_by_readers(
             given = {**views, **found, **inside}
             if any(asks_of(s, view) for view in given.values()):
                 continue
+            if not all(reads_within(s, view, types) for view in views.keys() & set(reads(s))):
+                continue
             made = read_through(s, given)
             if node_count(made.body) > LONGEST_RECOMPUTED:
                 continue
@@ -276,7 +278,12 @@ def reads_within(s: Statement, tensor: str, types: Types) -> bool:
     accesses = [a for a in walk(*expressions(s)) if isinstance(a, Access) and a.tensor == tensor]
     space = build_space(s, types)
     affine = all(linear(e).is_affine for a in accesses for e in a.index)
-    return affine and space is not None and not space.valid
+    if not affine or space is None or space.valid:
+        return False
+    asked = (e.access for e in walk(*expressions(s)) if isinstance(e, Inside | Pad))
+    places = {c for e in asked for a in accesses_in(e) if a in accesses for c in access_conditions(a, types)}
+    boxes = [space.box(k) for k in range(len(space.classes))]
+    return all(box.holds(c) for c in places for box in boxes)
 
 
 def asks_of(s: Statement, view: Statement) -> bool:

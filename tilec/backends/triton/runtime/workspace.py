@@ -42,7 +42,10 @@ def may_share(plan: Plan) -> list[Lifetime]:
     """The allocations that kernels alone touch, in order: each is there from its step to its release. None where steps
     have steps of their own."""
     touched = [step_tensors(step) for step in plan.steps]
-    asked = {n for found in touched for n in (found or ((), ()))[0]} | set(plan.outputs)
+    asked = set(plan.outputs)
+    for step, found in zip(plan.steps, touched, strict=True):
+        reads, writes = found or ((), ())
+        asked.update(reads if isinstance(step, Allocate) else (*reads, *writes))
     ends = {n: at for at, step in enumerate(plan.steps) if isinstance(step, Release) for n in step.tensors}
     return [
         (step.tensor, getattr(torch, step.dtype).itemsize, at, ends.get(step.tensor, len(plan.steps)))

@@ -20,8 +20,12 @@ from tilec.backends.triton.plan.plan import (
     Plan,
     Pointer,
     Release,
+    Repeat,
     Setting,
     Step,
+    SubPlan,
+    TiledLoop,
+    TorchLines,
     made_by,
 )
 from tilec.backends.triton.plan.sizes import contiguous_strides
@@ -222,10 +226,34 @@ def _launchable(step: Step) -> Iterator[Step]:
 
 
 def _without_overwritten(steps: list[Step]) -> list[Step]:
-    """Without allocations that the next step makes again, filled."""
-    following = [*map(made_by, steps[1:]), {}]
+    """Without allocations that a later step makes again before any other touches them."""
     return [
         s
-        for s, made in zip(steps, following, strict=False)
-        if not (isinstance(s, Allocate) and s.fill is None and s.tensor in made)
+        for k, s in enumerate(steps)
+        if not (isinstance(s, Allocate) and s.fill is None and _is_made_again(s.tensor, steps[k + 1 :]))
     ]
+
+
+def _is_made_again(tensor: str, following: Sequence[Step]) -> bool:
+    for step in following:
+        if tensor in made_by(step):
+            return not (isinstance(step, TorchLines) and tensor in step.reads)
+        if isinstance(step, SubPlan | TiledLoop) or tensor in _given(step):
+            return False
+    return False
+
+
+def _given(step: Step) -> tuple[str, ...]:
+    """The tensors that a step finds there."""
+    match step:
+        case Launch():
+            return step.tensors
+        case Repeat(launch):
+            return launch.tensors
+        case Allocate(fill=str() as content):
+            return (content,)
+        case TorchLines():
+            return step.reads
+        case Release():
+            return step.tensors
+    return ()

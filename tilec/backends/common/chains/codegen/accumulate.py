@@ -19,9 +19,11 @@ from tilec.backends.common.chains.codegen.visits import Visits
 from tilec.backends.common.chains.codegen.walk import limits
 from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.ir.index import Affine
-from tilec.ir.program import index_variables
+from tilec.ir.program import Call, Expr, Index, index_variables
 from tilec.ir.types import Types
 from tilec.transforms.util.factors import quotient_of
+
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}  # the order with its sides exchanged
 
 
 class Accumulation(Places):
@@ -73,18 +75,57 @@ class Accumulation(Places):
         """Where points are valid; None where all are."""
         b, kernel = self.b, self.kernel
         condition: Value | None = None
-        known = () if masked or self.visits is None else self.visits.conditions
         forms = t.bounds if masked else [f for f in t.bounds if f not in self.bounds]
         for f in forms:
             positive = Affine.of([(a, c) for a, c in f.terms if c > 0], f.constant)
             negative = Affine.of([(a, -c) for a, c in f.terms if c < 0])
             condition = at.both(condition, b.apply("ge", at.form(positive), at.form(negative)))
-        for c in (c for c in t.conditions if c not in known):
+        for c in self._open_conditions(t, masked):
             condition = at.both(condition, at.condition(c))
         looped = kernel.looped
         if looped is not None and masked and self.extent[looped] % self.axes[looped]:
             condition = at.both(condition, b.apply("lt", at.positions[looped], self.size(looped)))
         return condition
+
+    def _open_conditions(self, t: Target, masked: bool) -> list[Expr]:
+        """The conditions that may fail in a block."""
+        known = () if masked or self.visits is None else self.visits.conditions
+        return [c for c in t.conditions if c not in known]
+
+    def _seen(self, t: Target, at: Emitter, masked: bool) -> Value | None:
+        """The places along the walk that some row of the block may see, as those below a length: memory beyond it may
+        hold anything, and a weight of 0 would make NaN of an infinity."""
+        b, looped = self.b, self.kernel.looped
+        seen: Value | None = None
+        for c in conjuncts(self._open_conditions(t, masked)):
+            here = at.condition(c)
+            if set(here.type.axes) <= {looped}:
+                seen = at.both(seen, here)
+            elif isinstance(c, Call) and c.function in MIRRORED and looped is not None:
+                values = at.alike(c.args)
+                for k, order in enumerate((c.function, MIRRORED[c.function])):
+                    place, limit = values[k], values[1 - k]
+                    if place.type.axes == (looped,) and looped not in limit.type.axes and not tensors_of(c.args[k]):
+                        limit = self._limit(c.args[1 - k], limit, at, masked, greatest=order in ("lt", "le"))
+                        seen = at.both(seen, b.apply(order, place, limit))
+        return seen
+
+    def _limit(self, e: Expr, rows: Value, at: Emitter, masked: bool, greatest: bool) -> Value:
+        """The greatest value of an expression over the rows of the block, or the least; `rows`: its values."""
+        b = self.b
+        own = [v for v in self.kernel.blocked if v in index_variables(e)]
+        extreme = "larger" if greatest else "smaller"
+        if len(own) == 1 and is_moved(e, own[0]):
+            ends = (self.emitter({**at.positions, own[0]: x}, masked) for x in self.ends[own[0]])
+            first, last = (b.cast(values.value(e), rows.type.dtype) for values in ends)
+            return b.apply(extreme, first, last)
+        inside = at._within(tuple(own))
+        if inside is not None:
+            begin = self.emitter({**at.positions, **{v: self.ends[v][0] for v in own}}, masked)
+            rows = b.apply("select", inside, rows, b.cast(begin.value(e), rows.type.dtype))
+        for axis in rows.type.axes:
+            rows = b.reduce("max" if greatest else "min", axis, rows)
+        return rows
 
     def _statistic(self, t: Target, at: Emitter, mask: Value | None, before: Sequence[Value | None]):
         """The greatest value so far, the sum of exponentials relative to it, these, and what older sums are to be
@@ -124,6 +165,7 @@ class Accumulation(Places):
         mask: Value | None,
         before: Value | None,
         exponentials: Mapping[str, tuple[Value, Value | None]],
+        masked: bool,
     ) -> Value:
         b, looped, t = self.b, self.kernel.looped, reduced.target
         factors = list(reduced.inner)
@@ -135,17 +177,20 @@ class Accumulation(Places):
             if rest:
                 weights = b.apply("mul", at.product(rest), p)
             before = None if before is None or r is None else b.apply("mul", before, r)
-            masked = bool(rest) or self._of(reduced.anchor).target.points != t.points
+            selected = bool(rest) or self._of(reduced.anchor).target.points != t.points
         else:
             weights = at.product(factors)
-            masked = True
-        if mask is not None and masked:
+            selected = True
+        if mask is not None and selected:
             weights = b.apply("select", mask, weights, b.number(0.0, "float32"))
         weights = self._full(weights)
         if t.feature is not None and reduced.unrolled is None:
             mixed = quotient_of(reduced.feature)
             dtype = reduced.operand or "float32"
             operand = self.operand(mixed, dtype, at, looped or "")
+            seen = self._seen(t, at, masked)
+            if seen is not None:
+                operand = b.apply("select", seen, operand, b.number(0.0, operand.type.dtype))
             return self.product(looped or "", b.cast(weights, dtype), operand, before)
         total = self._along("sum", weights)
         return total if before is None else b.apply("add", before, total)
@@ -202,3 +247,20 @@ class Accumulation(Places):
         for place in self.seen.values():
             found[place] = b.reduce("max", looped, found[place])
         return found
+
+
+def conjuncts(conditions: Sequence[Expr]) -> list[Expr]:
+    """Conditions that hold together where these do."""
+    parts = ([c] if not isinstance(c, Call) or c.function != "and" else conjuncts(c.args) for c in conditions)
+    return [c for own in parts for c in own]
+
+
+def is_moved(e: Expr, v: str) -> bool:
+    """Whether an expression is a variable with something added that does not depend on it."""
+    match e:
+        case Index(name):
+            return name == v
+        case Call("add" | "sub", args):
+            own = [a for a in args if v in index_variables(a)]
+            return len(own) == 1 and is_moved(own[0], v)
+    return False

@@ -217,9 +217,9 @@ class _Build(Accumulation):
             elif t.feature is not None:
                 for k, place in enumerate(own):
                     values = self._at_feature(r, k, positions, masked)
-                    state[place] = self._sum(r, values, mask, carried[place], exponentials)
+                    state[place] = self._sum(r, values, mask, carried[place], exponentials, masked)
             else:
-                state[own[0]] = self._sum(r, at, mask, before, exponentials)
+                state[own[0]] = self._sum(r, at, mask, before, exponentials, masked)
         return state
 
     def _blocks(self, r: Reduced) -> int:

@@ -184,7 +184,7 @@ class Emitter:
         result = call_type(f, types, e.span)
         compute_dtype = _compute_dtype_of(result)
         if f in COMPARED:
-            return b.apply(f, *self._alike(e.args))
+            return b.apply(f, *self.alike(e.args))
         if f == "select":
             return b.apply("select", self.condition(e.args[0]), *(self.value(a, compute_dtype) for a in e.args[1:]))
         if f in ("and", "or", "xor", "not") and compute_dtype == "bool":
@@ -210,7 +210,7 @@ class Emitter:
         assert FUNCTIONS[f].triton is not None and FUNCTIONS[f].numpy is not None, f
         return b.apply(f, *(self.value(a, compute_dtype) for a in e.args))
 
-    def _alike(self, args: tuple[Expr, ...]) -> list[Value]:
+    def alike(self, args: tuple[Expr, ...]) -> list[Value]:
         """Operands of a comparison in their common type, rounded as it is stored."""
         common = call_type(
             "add" if _kind_of(args, self.types) else "max", [expression_type(a, self.types) for a in args]

@@ -18,7 +18,6 @@ from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
 from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
-from tilec.backends.triton.plan.plan import Launch
 from tilec.ir.at_sizes import least
 
 USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
@@ -73,15 +72,14 @@ def configs(dot: HopperDot, tensors: HopperTensors) -> list[HopperConfig]:
     return list(dict.fromkeys(c for _, c in sorted(_candidates(dot, tensors), key=itemgetter(0))))
 
 
-def default_plan(dot: HopperDot, tensors: HopperTensors) -> tuple[HopperConfig, list[Launch]] | None:
-    """The first of these that `plan_hopper` can carry out, and how, None where there is none: of open sizes nothing
-    more is asked than that it is the first."""
+def default_config(dot: HopperDot, tensors: HopperTensors) -> HopperConfig | None:
+    """The first of these that `plan_hopper` can carry out, None where there is none: of open sizes nothing more is
+    asked than that it is the first."""
     left = dict(enumerate(_candidates(dot, tensors)))
     while left:
         place, (_, config) = least(list(left.items()), lambda item: item[1][0])
-        launches = plan_hopper(dot, tensors, config)
-        if launches is not None:
-            return config, launches
+        if plan_hopper(dot, tensors, config) is not None:
+            return config
         left = {k: pair for k, pair in left.items() if k != place and pair[1] != config}
     return None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tilec.backends.common.domain import Condition, access_conditions, free
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.matmul.dot import MatrixProduct
-from tilec.backends.triton.matmul.hopper.configs import configs, default_plan
+from tilec.backends.triton.matmul.hopper.configs import configs, default_config
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand, Same
 from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
@@ -28,21 +28,18 @@ def hopper_steps(
         return None
     product = replace(product, same=same)
     tensors = hopper_tensors(product, given.view)
-    if config is None:
-        found = default_plan(product, tensors)
-        if found is None or _mostly_outside(found[0], given):
-            return None
-        config, launches = found
-    elif (asked := plan_hopper(product, tensors, config)) is not None:
-        launches = asked
-    else:
+    choice = config or default_config(product, tensors)
+    if config is None and choice is not None and _mostly_outside(choice, given):
+        return None
+    launches = None if choice is None else plan_hopper(product, tensors, choice)
+    if choice is None or launches is None:
         return None
     if len(launches) == 1:
         return list(launches)
     total = dict(launches[1].arguments)["total"]
     assert isinstance(total, int)
     parts = f"{product.output}.parts"
-    return [Allocate(parts, (config.split * total,), "float32"), *launches, Release((parts,))]
+    return [Allocate(parts, (choice.split * total,), "float32"), *launches, Release((parts,))]
 
 
 def _mostly_outside(config: HopperConfig, given: MatrixProduct) -> bool:
