@@ -21,8 +21,10 @@ from tilec.backends.triton.runtime.compiled import (
     guarded,
     interpreting,
     kernel_function,
+    kernel_key,
     options_of,
     rounds_to_tf32,
+    specialised,
     tensor_map,
 )
 from tilec.native import native
@@ -54,8 +56,9 @@ class Launched:
         self._lock = threading.Lock()
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], stream: int) -> None:
-        given = [tensors[v.tensor] if isinstance(v, TENSORS) else v for _, v in self._launch.arguments]
-        self.by_grid[self._launch.grid](*given, **dict(self._launch.constants), **options_of(self._launch))
+        self.by_grid[self._launch.grid](
+            *self._given(tensors), **dict(self._launch.constants), **options_of(self._launch)
+        )
 
     def _first_call(self, *given: Any, **options: Any) -> None:
         """A call that compiles, or any that is interpreted."""
@@ -113,9 +116,11 @@ class Launched:
 
     def compile(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Compile for tensors of these types and alignments, of which nothing is read."""
-        given = [tensors[v.tensor] if isinstance(v, TENSORS) else v for _, v in self._launch.arguments]
         with self._lock:
-            self._compile(given)
+            self._compile(self._given(tensors))
+
+    def _given(self, tensors: Mapping[str, torch.Tensor]) -> list[Any]:
+        return [tensors[v.tensor] if isinstance(v, TENSORS) else v for _, v in self._launch.arguments]
 
     def _take_launcher(self) -> None:
         ready = self._compiled_kernel
@@ -168,8 +173,7 @@ class Launched:
         key = self._key(arguments)
         ready = _kernels.get(key)
         if ready is None:
-            compiler = partial(self._function.warmup, *arguments, grid=launch.grid, **dict(launch.constants))
-            kernel = assembled(compiler, options_of(launch))
+            kernel = self._assembled(arguments)
             parameters = _parameters(kernel, launch)
             function = None if launch.maps or parameters is None or native() is None else _loaded(kernel)
             ready = CompiledKernel(kernel, parameters, tuple(rounded), function)
@@ -179,6 +183,10 @@ class Launched:
         for made, *_ in self._maps.values():
             made.base = Address(made.base.dtype)
         self._compiled_kernel = ready
+
+    def _assembled(self, arguments: Sequence[Any]) -> Any:
+        constants, grid = dict(self._launch.constants), self._launch.grid
+        return assembled(partial(self._function.warmup, *arguments, grid=grid, **constants), options_of(self._launch))
 
     def compiled_for(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
         """What makes the kernel another one: launches of one kernel over tensors of one kind agree in it."""
@@ -309,17 +317,6 @@ def compiled_kernel(key: tuple) -> CompiledKernel | None:
     return _kernels.get(key)
 
 
-def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tuple:
-    """What Triton compiles a kernel for, of arguments as `specialised` says; its text first."""
-    how = (launch.text, launch.kernel, launch.constants, launch.warps, launch.stages)
-    plain = launch.file.kernel.unspecialized
-    kinds = [
-        (int, *kind[3:]) if name in plain and isinstance(kind, tuple) and kind[0] is int else kind
-        for (name, _), kind in zip(launch.arguments, arguments, strict=True)
-    ]
-    return *how, launch.contracts, launch.cooperative, device, *kinds
-
-
 def _loaded(kernel: Any) -> int | None:
     """The handle of a kernel's code on the device, without Triton's launcher; None where Triton has a word to say."""
     device, how = torch._C._cuda_getDevice(), kernel.metadata
@@ -345,22 +342,6 @@ def _parameters(kernel: Any, launch: Launch) -> Mapping[str, str] | None:
     declared = text.partition(".entry")[2].partition(")")[0].count(".param")
     # two pointers to scratch come after them
     return {name: types.get(name) for name, _ in given} if declared == count + 2 else None
-
-
-def specialised(argument: Any) -> object:
-    """What a kernel is compiled for of an argument."""
-    if isinstance(argument, int):
-        return type(argument), argument == 1, argument % 16 == 0, argument.bit_length() // 32, argument < 0
-    if isinstance(argument, float):
-        return float
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return (
-        argument.base.dtype,
-        tuple(argument.block_shape),
-        repr(getattr(argument, "layout", None)),
-        repr(getattr(argument, "round_f32_to_tf32", None)),
-    )
 
 
 def _rounds(parameter: str, tensor: torch.Tensor) -> bool:
