@@ -77,6 +77,10 @@ class PlannedCall:
         assert self._bound is not None
         return self._bound
 
+    @property
+    def plan(self) -> Plan:
+        return self.bound.plan
+
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if not self._cuda:
             return self._text(*[own_storage(t) for t in inputs])
@@ -89,7 +93,7 @@ class PlannedCall:
     def _compiling(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The first call on a device."""
         self._compile(inputs)
-        self._first = not all(self.bound.of(s).ready for s in self.bound.plan.steps if isinstance(s, Launch))
+        self._first = not all(self.bound.of(s).ready for s in self.plan.steps if isinstance(s, Launch))
         if self.native is not None:
             return self._run(*inputs)
         outputs = self._text(*inputs)
@@ -101,8 +105,7 @@ class PlannedCall:
     def native(self) -> Any | None:
         """The plan as the library's, once it has run."""
         if self._native is None and not self._first:
-            bound = self.bound
-            self._native = native_plan(bound.plan, self._names, bound.operations, self._device)
+            self._native = native_plan(self.plan, self._names, self.bound.operations, self._device)
             self._run = self._native or self._run
         return self._native
 
@@ -110,7 +113,7 @@ class PlannedCall:
         """Compile the plan's kernels at once, each once, over stand-ins for what they are given. What fails here is
         left to the launch itself."""
         jobs: dict[tuple, Callable[[], object]] = {}
-        self._find_kernels(self.bound.plan, dict(zip(self._names, inputs, strict=True)), jobs)
+        self._find_kernels(self.plan, dict(zip(self._names, inputs, strict=True)), jobs)
         longest_first = sorted(jobs, key=lambda key: -len(key[0]))
         in_parallel([jobs[key] for key in longest_first])
 
