@@ -38,10 +38,10 @@ INTERPRETING = threading.Lock()  # the interpreter keeps the program it is at, a
 
 class Launched:
     """A launch as a program's text has it: `by_grid[grid](*arguments, **constants, **options)`. Arguments are tensors,
-    addresses for those of the types `placed`, by name, and numbers."""
+    addresses for those of the types `placed`, by name, and numbers. `device`: the number of the one it is for."""
 
-    def __init__(self, launch: Launch, placed: Mapping[str, str] | None = None):
-        self._launch = launch
+    def __init__(self, launch: Launch, placed: Mapping[str, str] | None = None, device: int = 0):
+        self._launch, self._device = launch, device
         self._function = kernel_function(launch)
         self._values: list[Any] = [value for _, value in (*launch.arguments, *launch.constants)]
         self._names = launch.tensors
@@ -138,8 +138,8 @@ class Launched:
             taken = [f"*arguments({', '.join(places[name] for name in self._names)})"]
         constants = tuple(name for name, _ in self._launch.constants)
         make = _launch_function(len(arguments), constants, tuple(taken), len(middle), bool(self._maps))
-        device, stream = torch._C._cuda_getDevice(), torch._C._cuda_getCurrentRawStream
-        return make(run, *self._launch.grid, stream, device, *middle, self._arguments)
+        stream = torch._C._cuda_getCurrentRawStream
+        return make(run, *self._launch.grid, stream, self._device, *middle, self._arguments)
 
     def _has_address(self, value: object) -> bool:
         """Is the argument a tensor, and no address by itself?"""
