@@ -131,19 +131,19 @@ class Launched:
     def _direct(self, run: Callable[..., Any], middle: Sequence[Any]) -> Callable[..., None]:
         """What launches the compiled kernel."""
         arguments = self._launch.arguments
-        taken = [f"p{k}" + ".data_ptr()" * self._has_address(v) for k, (_, v) in enumerate(arguments)]
+        taken, first = [f"p{k}" for k in range(len(arguments))], dict[str, str]()
+        for k, (_, v) in enumerate(arguments):
+            if isinstance(v, TENSORS) and v.tensor not in self._placed:
+                taken[k] = first.setdefault(v.tensor, f"a{k}")
         if self._maps:
-            tensors = [v.tensor if isinstance(v, TENSORS) else None for _, v in arguments]
-            places = dict(zip(tensors, taken, strict=True))
-            taken = [f"*arguments({', '.join(places[name] for name in self._names)})"]
+            taken = [f"*arguments({', '.join(first[name] for name in self._names)})"]
         constants = tuple(name for name, _ in self._launch.constants)
-        make = _launch_function(len(arguments), constants, tuple(taken), len(middle), bool(self._maps))
+        asked = tuple(first.values())
+        make = _launch_function(
+            len(arguments), asked, (*taken, *(() if self._maps else constants)), constants, len(middle)
+        )
         stream = torch._C._cuda_getCurrentRawStream
         return make(run, *self._launch.grid, stream, self._device, *middle, self._arguments)
-
-    def _has_address(self, value: object) -> bool:
-        """Is the argument a tensor, and no address by itself?"""
-        return isinstance(value, Descriptor) or isinstance(value, Pointer) and value.tensor not in self._placed
 
     def _arguments(self, *addresses: int) -> list[Any]:
         """Arguments of a kernel that takes tensor maps, for these of its tensors."""
@@ -232,16 +232,17 @@ class Launched:
 
 @cache
 def _launch_function(
-    count: int, constants: tuple[str, ...], taken: tuple[str, ...], middle: int, maps: bool
+    count: int, asked: tuple[str, ...], taken: tuple[str, ...], constants: tuple[str, ...], middle: int
 ) -> Callable[..., Callable[..., None]]:
-    """Makes functions of so many arguments, which launch with what is `taken` of these."""
+    """Makes functions of `count` arguments and constants, which launch with what is `taken` of these. `asked`:
+    addresses, each once: `a3` is the third argument's."""
     between = [f"_{k}" for k in range(middle)]
     given = [*(f"p{k}" for k in range(count)), "/", *constants, "num_warps", "num_stages"]
-    options = "enable_fp_fusion=True, launch_cooperative_grid=False"
-    handed = ", ".join(["x", "y", "z", "stream(device)", *between, *taken, *(() if maps else constants)])
+    lines = [f"{address} = p{address[1:]}.data_ptr()" for address in asked]
+    handed = ", ".join(["x", "y", "z", "stream(device)", *between, *taken])
     text = f"""def make(run, x, y, z, stream, device, {"".join(f"{name}, " for name in between)}arguments):
-    def launch({", ".join(given)}, {options}):
-        run({handed})
+    def launch({", ".join(given)}, enable_fp_fusion=True, launch_cooperative_grid=False):
+        {"; ".join([*lines, f"run({handed})"])}
     return launch"""
     scope: dict[str, Any] = {}
     exec(compile(text, "<tilec launch>", "exec"), scope)
