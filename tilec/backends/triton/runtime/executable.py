@@ -255,6 +255,11 @@ class TritonProgram:
     def repeated_bytes(self) -> int:
         return repeated_bytes(self.plan)
 
+    @property
+    def call_text(self) -> str:
+        """The functions that allocate and launch, for contiguous inputs."""
+        return self._write(self.plan).text
+
     def source(self) -> str:
         return self._write(self.plan).file
 
