@@ -90,13 +90,13 @@ def test_a_call_dumps_what_it_compiles(tmp_path: Path, monkeypatch: pytest.Monke
     tilec.compile((tmp_path / "dump" / "0001-f" / "04-defracted.tile").read_text())
 
 
-def test_a_dump_of_kernels_has_the_plan(tmp_path: Path) -> None:
+def test_a_dump_of_kernels_has_the_call(tmp_path: Path) -> None:
     source = "function (A[M, K], B[K, N]) -> (O) { P[i, j : M, N] = +(A[i, k] * B[k, j]); O[j : N] = >(P[i, j]); }"
     f = tilec.compile(source, backend="triton")
     lowered = f.lower(tilec.spec((64, 33)), tilec.spec((33, 65)), target="sm_90")
     lowered.dump(tmp_path)
-    (plan,) = tmp_path.glob("*-plan.txt")
-    lines = plan.read_text().splitlines()
-    assert lines[0] == "P = float32[64, 65]" and lines[-1] == "return O" and "release P" in lines
-    assert sum(line.startswith("launch ") for line in lines) == len(lowered.kernels)
+    (call,) = tmp_path.glob("*-call.py")
+    text = call.read_text()
+    assert text.startswith("def program(A, B):") and text.endswith("return (O,)\n") and text in lowered.source()
+    assert text.count("num_warps=") == len(lowered.kernels)
     assert len(list(tmp_path.glob("*-kernel-*.py"))) == len(lowered.kernels) == 2

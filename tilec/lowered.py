@@ -122,7 +122,7 @@ class Lowered(PublicNames):
 
     @public
     def dump(self, folder: str | Path) -> None:
-        """Write every stage, the plan where the backend has one, each kernel and the whole source to numbered files.
+        """Write every stage, the text of the call and each kernel, if any, and the whole source to numbered files.
 
         Args:
             folder: Where they go; it is made if need be.
@@ -138,9 +138,9 @@ class Lowered(PublicNames):
     def _files(self) -> Iterator[tuple[str, str]]:
         for name, program in self.stages.items():
             yield f"{name}.tile", show(program)
-        source, plan = self.source(), getattr(self._executable, "plan", None)
-        if plan is not None:
-            yield "plan.txt", str(plan)
+        source, call = self.source(), getattr(self._executable, "call_text", None)
+        if call is not None:
+            yield "call.py", call
         for kernel in self.kernels:
             if kernel.source != source:
                 yield f"kernel-{kernel.name}.py", kernel.source

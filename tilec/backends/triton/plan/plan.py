@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tilec.backends.common.code import FreshNames, python_name
-from tilec.backends.common.tiled_program import CallWriter
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, DeviceInfo
 from tilec.backends.triton.plan.source import KernelFile
 from tilec.cost import size_in_bytes
@@ -241,50 +239,6 @@ class Plan:
                 case TiledLoop():
                     found += [launch for part in s.parts for launch in part.plan.launches()]
         return found
-
-    def __str__(self) -> str:
-        """A line a step; texts of kernels are left out."""
-        return "\n".join(
-            [*(line for step in self.steps for line in _described(step)), f"return {_names(self.outputs)}"]
-        )
-
-
-def _described(step: Step) -> Iterator[str]:
-    match step:
-        case Allocate(tensor, shape, dtype, fill):
-            yield f"{tensor} = {dtype}{list(shape)}" + ("" if fill is None else f" filled with {fill}")
-        case Launch():
-            given = ", ".join(f"{n}={_argument(v)}" for n, v in (*step.arguments, *step.constants))
-            how = f"warps={step.warps}, stages={step.stages}" + (", grid-wide sync" if step.cooperative else "")
-            yield f"launch {step.kernel}[{_names(step.grid)}]({given}; {how}) for {_names(step.statements)}"
-        case Repeat(launch, counter, count):
-            yield f"for {counter} in range({count}):"
-            yield from (f"    {line}" for line in _described(launch))
-        case Table(tensor, rows):
-            yield f"{tensor} = table of {len(rows)} rows"
-        case TorchLines():
-            yield f"torch({_names(step.reads)}) -> {_names(step.writes)}:"
-            yield from (f"    {line}" for line in step.lines)
-        case Release(tensors):
-            yield f"release {_names(tensors)}"
-        case SubPlan():
-            yield f"part({_names(step.inputs)}):"
-            yield from (f"    {line}" for line in str(step.plan).splitlines())
-        case TiledLoop(calls):
-            writer = CallWriter(python_name, FreshNames())
-            for call in calls:
-                yield from writer.lines(call, "part")
-                yield from (f"    {line}" for line in str(call.program.plan).splitlines())
-        case _:
-            yield repr(step)
-
-
-def _argument(value: object) -> str:
-    return value.tensor if isinstance(value, Pointer | Descriptor) else str(value)
-
-
-def _names(items: Iterable[object]) -> str:
-    return ", ".join(map(str, items))
 
 
 def temporary_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:

@@ -35,7 +35,7 @@ class BoundPlan:
         self.written = written
         self.plan, self._device = plan, device
         placed = {name: dtype for name, (dtype, _, _) in written.placed.items()}
-        self.launched = {name: Launched(launch, placed) for name, launch in written.kernels.items()}
+        self.launched = {n: Launched(launch, placed, device.index or 0) for n, launch in written.kernels.items()}
         self._by_launch = {id(launch): self.launched[name] for name, launch in written.kernels.items()}
         self._scope: dict[str, Any] = {"torch": torch, "rt": torch_runtime, "cache": _once}
         self._scope |= dict.fromkeys(written.layouts)

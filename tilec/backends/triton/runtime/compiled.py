@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -169,6 +169,33 @@ def options_of(launch: Launch) -> dict[str, Any]:
     """How Triton compiles the kernel."""
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": launch.contracts}
     return {**options, "launch_cooperative_grid": True} if launch.cooperative else options
+
+
+def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tuple:
+    """What Triton compiles a kernel for, of arguments as `specialised` says; its text first."""
+    how = (launch.text, launch.kernel, launch.constants, launch.warps, launch.stages)
+    plain = launch.file.kernel.unspecialized
+    kinds = [
+        (int, *kind[3:]) if name in plain and isinstance(kind, tuple) and kind[0] is int else kind
+        for (name, _), kind in zip(launch.arguments, arguments, strict=True)
+    ]
+    return *how, launch.contracts, launch.cooperative, device, *kinds
+
+
+def specialised(argument: Any) -> object:
+    """What a kernel is compiled for of an argument."""
+    if isinstance(argument, int):
+        return type(argument), argument == 1, argument % 16 == 0, argument.bit_length() // 32, argument < 0
+    if isinstance(argument, float):
+        return float
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    return (
+        argument.base.dtype,
+        tuple(argument.block_shape),
+        repr(getattr(argument, "layout", None)),
+        repr(getattr(argument, "round_f32_to_tf32", None)),
+    )
 
 
 def loses_halves(ptx: str) -> bool:

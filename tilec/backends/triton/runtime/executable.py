@@ -47,7 +47,7 @@ from tilec.ir.types import TensorType
 from tilec.native import native
 
 precision = torch.get_float32_matmul_precision
-KernelAction = Callable[[Launched, dict[str, torch.Tensor]], None]
+KernelAction = Callable[[Launched, Mapping[str, torch.Tensor]], None]
 
 
 class PlannedCall:
@@ -78,6 +78,10 @@ class PlannedCall:
         assert self._bound is not None
         return self._bound
 
+    @property
+    def plan(self) -> Plan:
+        return self.bound.plan
+
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if not self._cuda:
             return self._text(*[own_storage(t) for t in inputs])
@@ -90,7 +94,7 @@ class PlannedCall:
     def _compiling(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The first call on a device."""
         self._compile(inputs)
-        self._first = not all(self.bound.of(s).ready for s in self.bound.plan.steps if isinstance(s, Launch))
+        self._first = not all(self.bound.of(s).ready for s in self.plan.steps if isinstance(s, Launch))
         if self.native is not None:
             return self._run(*inputs)
         outputs = self._text(*inputs)
@@ -102,8 +106,7 @@ class PlannedCall:
     def native(self) -> Any | None:
         """The plan as the library's, once it has run."""
         if self._native is None and not self._first:
-            bound = self.bound
-            self._native = native_plan(bound.plan, self._names, bound.operations, self._device)
+            self._native = native_plan(self.plan, self._names, self.bound.operations, self._device)
             self._run = self._native or self._run
         return self._native
 
@@ -119,16 +122,12 @@ class PlannedCall:
 
     def _of_kernels(self, given: dict[str, torch.Tensor], action: KernelAction) -> None:
         jobs: dict[tuple, Callable[[], object]] = {}
-        self._find_kernels(self.bound.plan, given, action, jobs)
+        self._find_kernels(self.plan, given, action, jobs)
         longest_first = sorted(jobs, key=lambda key: -len(key[0]))
         in_parallel([jobs[key] for key in longest_first])
 
     def _find_kernels(
-        self,
-        plan: Plan,
-        known: dict[str, torch.Tensor],
-        action: KernelAction,
-        jobs: dict[tuple, Callable[[], object]],
+        self, plan: Plan, known: dict[str, torch.Tensor], action: KernelAction, jobs: dict[tuple, Callable[[], object]]
     ) -> None:
         """The action for each kernel of a plan and its parts. Parts are given rows of tensors, whose addresses are
         taken for aligned ones. `known`: the plan's inputs, by name."""
@@ -273,6 +272,11 @@ class TritonProgram:
     @property
     def repeated_bytes(self) -> int:
         return repeated_bytes(self.plan)
+
+    @property
+    def call_text(self) -> str:
+        """The functions that allocate and launch, for contiguous inputs."""
+        return self._write(self.plan).text
 
     def source(self) -> str:
         return self._write(self.plan).file

@@ -21,8 +21,10 @@ from tilec.backends.triton.runtime.compiled import (
     guarded,
     interpreting,
     kernel_function,
+    kernel_key,
     options_of,
     rounds_to_tf32,
+    specialised,
     tensor_map,
 )
 from tilec.native import native
@@ -36,10 +38,10 @@ INTERPRETING = threading.Lock()  # the interpreter keeps the program it is at, a
 
 class Launched:
     """A launch as a program's text has it: `by_grid[grid](*arguments, **constants, **options)`. Arguments are tensors,
-    addresses for those of the types `placed`, by name, and numbers."""
+    addresses for those of the types `placed`, by name, and numbers. `device`: the number of the one it is for."""
 
-    def __init__(self, launch: Launch, placed: Mapping[str, str] | None = None):
-        self._launch = launch
+    def __init__(self, launch: Launch, placed: Mapping[str, str] | None = None, device: int = 0):
+        self._launch, self._device = launch, device
         self._function = kernel_function(launch)
         self._values: list[Any] = [value for _, value in (*launch.arguments, *launch.constants)]
         self._names = launch.tensors
@@ -54,8 +56,9 @@ class Launched:
         self._lock = threading.Lock()
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], stream: int) -> None:
-        given = [tensors[v.tensor] if isinstance(v, TENSORS) else v for _, v in self._launch.arguments]
-        self.by_grid[self._launch.grid](*given, **dict(self._launch.constants), **options_of(self._launch))
+        self.by_grid[self._launch.grid](
+            *self._given(tensors), **dict(self._launch.constants), **options_of(self._launch)
+        )
 
     def _first_call(self, *given: Any, **options: Any) -> None:
         """A call that compiles, or any that is interpreted."""
@@ -113,24 +116,11 @@ class Launched:
 
     def compile(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Compile for tensors of these types and alignments, of which nothing is read."""
-        given = [tensors[v.tensor] if isinstance(v, TENSORS) else v for _, v in self._launch.arguments]
         with self._lock:
-            self._compile(given)
+            self._compile(self._given(tensors))
 
-    def assemble(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """The same without a word to the device: Triton, asked again, has the kernel at hand."""
-        arguments: list[Any] = []
-        for name, v in self._launch.arguments:
-            if isinstance(v, Descriptor):
-                arguments.append(tensor_map(v, tensors[v.tensor], _rounds(name, tensors[v.tensor])))
-            else:
-                arguments.append(tensors[v.tensor] if isinstance(v, Pointer) else v)
-        if _kernels.get(self._key(arguments)) is None:
-            guarded(self._launch, partial(self._assembled, arguments))
-
-    def _assembled(self, arguments: Sequence[Any]) -> Any:
-        constants, grid = dict(self._launch.constants), self._launch.grid
-        return assembled(partial(self._function.warmup, *arguments, grid=grid, **constants), options_of(self._launch))
+    def _given(self, tensors: Mapping[str, torch.Tensor]) -> list[Any]:
+        return [tensors[v.tensor] if isinstance(v, TENSORS) else v for _, v in self._launch.arguments]
 
     def _take_launcher(self) -> None:
         ready = self._compiled_kernel
@@ -141,19 +131,19 @@ class Launched:
     def _direct(self, run: Callable[..., Any], middle: Sequence[Any]) -> Callable[..., None]:
         """What launches the compiled kernel."""
         arguments = self._launch.arguments
-        taken = [f"p{k}" + ".data_ptr()" * self._has_address(v) for k, (_, v) in enumerate(arguments)]
+        taken, first = [f"p{k}" for k in range(len(arguments))], dict[str, str]()
+        for k, (_, v) in enumerate(arguments):
+            if isinstance(v, TENSORS) and v.tensor not in self._placed:
+                taken[k] = first.setdefault(v.tensor, f"a{k}")
         if self._maps:
-            tensors = [v.tensor if isinstance(v, TENSORS) else None for _, v in arguments]
-            places = dict(zip(tensors, taken, strict=True))
-            taken = [f"*arguments({', '.join(places[name] for name in self._names)})"]
+            taken = [f"*arguments({', '.join(first[name] for name in self._names)})"]
         constants = tuple(name for name, _ in self._launch.constants)
-        make = _launch_function(len(arguments), constants, tuple(taken), len(middle), bool(self._maps))
-        device, stream = torch._C._cuda_getDevice(), torch._C._cuda_getCurrentRawStream
-        return make(run, *self._launch.grid, stream, device, *middle, self._arguments)
-
-    def _has_address(self, value: object) -> bool:
-        """Is the argument a tensor, and no address by itself?"""
-        return isinstance(value, Descriptor) or isinstance(value, Pointer) and value.tensor not in self._placed
+        asked = tuple(first.values())
+        make = _launch_function(
+            len(arguments), asked, (*taken, *(() if self._maps else constants)), constants, len(middle)
+        )
+        stream = torch._C._cuda_getCurrentRawStream
+        return make(run, *self._launch.grid, stream, self._device, *middle, self._arguments)
 
     def _arguments(self, *addresses: int) -> list[Any]:
         """Arguments of a kernel that takes tensor maps, for these of its tensors."""
@@ -166,6 +156,13 @@ class Launched:
                     self._ready = {}
                 self._ready[addresses] = arguments
         return arguments
+
+    def assemble(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Compile for such tensors without a word to the device: Triton, asked again, has the kernel at hand."""
+        given = zip(self._launch.arguments, self._given(tensors), strict=True)
+        arguments = [tensor_map(v, x, _rounds(n, x)) if isinstance(v, Descriptor) else x for (n, v), x in given]
+        if _kernels.get(self._key(arguments)) is None:
+            guarded(self._launch, partial(self._assembled, arguments))
 
     def _compile(self, given: Sequence[Any]) -> None:
         """Compile for these arguments, unless that has been done."""
@@ -193,6 +190,10 @@ class Launched:
         for made, *_ in self._maps.values():
             made.base = Address(made.base.dtype)
         self._compiled_kernel = ready
+
+    def _assembled(self, arguments: Sequence[Any]) -> Any:
+        constants, grid = dict(self._launch.constants), self._launch.grid
+        return assembled(partial(self._function.warmup, *arguments, grid=grid, **constants), options_of(self._launch))
 
     def compiled_for(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
         """What makes the kernel another one: launches of one kernel over tensors of one kind agree in it."""
@@ -238,16 +239,17 @@ class Launched:
 
 @cache
 def _launch_function(
-    count: int, constants: tuple[str, ...], taken: tuple[str, ...], middle: int, maps: bool
+    count: int, asked: tuple[str, ...], taken: tuple[str, ...], constants: tuple[str, ...], middle: int
 ) -> Callable[..., Callable[..., None]]:
-    """Makes functions of so many arguments, which launch with what is `taken` of these."""
+    """Makes functions of `count` arguments and constants, which launch with what is `taken` of these. `asked`:
+    addresses, each once: `a3` is the third argument's."""
     between = [f"_{k}" for k in range(middle)]
     given = [*(f"p{k}" for k in range(count)), "/", *constants, "num_warps", "num_stages"]
-    options = "enable_fp_fusion=True, launch_cooperative_grid=False"
-    handed = ", ".join(["x", "y", "z", "stream(device)", *between, *taken, *(() if maps else constants)])
+    lines = [f"{address} = p{address[1:]}.data_ptr()" for address in asked]
+    handed = ", ".join(["x", "y", "z", "stream(device)", *between, *taken])
     text = f"""def make(run, x, y, z, stream, device, {"".join(f"{name}, " for name in between)}arguments):
-    def launch({", ".join(given)}, {options}):
-        run({handed})
+    def launch({", ".join(given)}, enable_fp_fusion=True, launch_cooperative_grid=False):
+        {"; ".join([*lines, f"run({handed})"])}
     return launch"""
     scope: dict[str, Any] = {}
     exec(compile(text, "<tilec launch>", "exec"), scope)
@@ -323,17 +325,6 @@ def compiled_kernel(key: tuple) -> CompiledKernel | None:
     return _kernels.get(key)
 
 
-def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tuple:
-    """What Triton compiles a kernel for, of arguments as `specialised` says; its text first."""
-    how = (launch.text, launch.kernel, launch.constants, launch.warps, launch.stages)
-    plain = launch.file.kernel.unspecialized
-    kinds = [
-        (int, *kind[3:]) if name in plain and isinstance(kind, tuple) and kind[0] is int else kind
-        for (name, _), kind in zip(launch.arguments, arguments, strict=True)
-    ]
-    return *how, launch.contracts, launch.cooperative, device, *kinds
-
-
 def _loaded(kernel: Any) -> int | None:
     """The handle of a kernel's code on the device, without Triton's launcher; None where Triton has a word to say."""
     device, how = torch._C._cuda_getDevice(), kernel.metadata
@@ -359,22 +350,6 @@ def _parameters(kernel: Any, launch: Launch) -> Mapping[str, str] | None:
     declared = text.partition(".entry")[2].partition(")")[0].count(".param")
     # two pointers to scratch come after them
     return {name: types.get(name) for name, _ in given} if declared == count + 2 else None
-
-
-def specialised(argument: Any) -> object:
-    """What a kernel is compiled for of an argument."""
-    if isinstance(argument, int):
-        return type(argument), argument == 1, argument % 16 == 0, argument.bit_length() // 32, argument < 0
-    if isinstance(argument, float):
-        return float
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return (
-        argument.base.dtype,
-        tuple(argument.block_shape),
-        repr(getattr(argument, "layout", None)),
-        repr(getattr(argument, "round_f32_to_tf32", None)),
-    )
 
 
 def _rounds(parameter: str, tensor: torch.Tensor) -> bool:

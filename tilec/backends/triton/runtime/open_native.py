@@ -16,7 +16,8 @@ import torch
 from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Table, TorchLines, made_by
 from tilec.backends.triton.runtime.aten_calls import lines_at
 from tilec.backends.triton.runtime.bound import Operation
-from tilec.backends.triton.runtime.launcher import CompiledKernel, compiled_kernel, kernel_key, specialised
+from tilec.backends.triton.runtime.compiled import kernel_key, specialised
+from tilec.backends.triton.runtime.launcher import CompiledKernel, compiled_kernel
 from tilec.backends.triton.runtime.native_plan import PlanMaker
 from tilec.backends.triton.runtime.workspace import may_share, places_of
 from tilec.ir.at_sizes import Template, depends_on_sizes

@@ -169,7 +169,7 @@ class _Writer:
         """Adds a function; the lines of each step, the tensors' names, and those in the workspace."""
         names = self._names.inner()
         local = {x: names.fresh(python_name(x)) for x in dict.fromkeys((*inputs, *_made(plan)))}
-        placed, size = places(plan)
+        placed, size = places(plan) if plan is self._plan else ({}, 0)
         body = [f"device = {local[inputs[0]]}.device"] if inputs else []
         inside = [s for s in plan.steps if isinstance(s, Allocate) and s.tensor in placed]
         finds: dict[str, str] = {}
