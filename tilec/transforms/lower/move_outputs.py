@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.constraining import asks_in_branches, constraining
+from tilec.ir.functions import all_of, operands_of
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, children, index_variables
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, sizes_of
@@ -38,10 +39,10 @@ def turned_back(s: Statement, shapes: Shapes) -> Statement:
             *(w for k, e in enumerate(s.index or ()) if k != place for w in index_variables(e)),
         }
         candidates = (v for v in form.variables() if form.coefficient(v) == 1 and v not in taken)
-        v = next((v for v in candidates if _goes_round(v, box, n, s)), None)
-        if v is None or not _steps_by(form - Affine.variable(v), v, s):
+        found = next((x for v in candidates if (x := _going_round(v, box, n, s)) is not None), None)
+        if found is None or not _steps_by(form - Affine.variable(found[0]), found[0], s):
             continue
-        low = box[v][0]
+        v, low, s = found
         back = Affine.variable(v) * 2 - form - low
         turned = Affine.of([(Call("mod", (back.to_expr(), Int(n))), 1)], low)
         index = list(s.index or ())
@@ -73,11 +74,19 @@ def _values(*roots: Expr) -> set[str]:
     return found
 
 
-def _goes_round(v: str, box: Box, n: int, s: Statement) -> bool:
-    """Whether a variable has as many values as the modulus, or fewer, but not by far, which what it indexes says."""
-    count = box[v][1] - box[v][0] + 1
-    told = count == n or v not in index_variables(*(c.expr for c in s.constraints)) and not asks_in_branches(s)
-    return count <= n <= _SPREAD * count and told
+def _going_round(v: str, box: Box, n: int, s: Statement) -> tuple[str, int, Statement] | None:
+    """A variable with as many values as the modulus, or fewer, but not by far, which what it indexes says, and its
+    first value; the statement without tests that leave out ends of its range."""
+    low, high = box[v]
+    told = v not in index_variables(*(c.expr for c in s.constraints)) and not asks_in_branches(s)
+    if high - low + 1 == n or told and high - low + 1 <= n <= _SPREAD * (high - low + 1):
+        return v, low, s
+    tests = () if s.guard is None else operands_of("and", s.guard)
+    ends = {end: Call("ne", (Index(v), Int(end))) for end in (low, high)}
+    low, high = low + (ends[low] in tests), high - (ends[high] in tests)
+    if high - low + 1 != n:
+        return None
+    return v, low, replace(s, guard=all_of(x for x in tests if x not in ends.values()))
 
 
 def _own_variable(row: Affine) -> str:

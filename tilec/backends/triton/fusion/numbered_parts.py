@@ -134,7 +134,7 @@ def _places(s: Statement, program: Program, types: Types) -> tuple[int | None, .
     if None in bare or len(set(bare)) < len(bare) or not bare or len(bare) == len(rows):
         return None
     space = build_space(s, types)
-    if space is None or space.count(space.reductions) <= MOST_CLASS_ELEMENTS:
+    if space is None or 1 < space.count(space.reductions) <= MOST_CLASS_ELEMENTS:
         return None
     return tuple(None if row.terms else as_int(row.constant) for row in rows)
 
