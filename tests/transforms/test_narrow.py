@@ -105,6 +105,21 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
         ((2, 3),),
         "O[3*b + i : 7] = +(A[b, (i + 1) % 3]), i < 3;",
     ),
+    "turned but for an end": (
+        "function (A[N, 4]) -> (O) { O[n, i % 3 + 1 : N, 4] = +(i != 0 ? A[n, i] * i); }",
+        ((2, 4),),
+        "O[n, i : 2, 4] = +(A[n, (i + 1) % 3 + 1] * ((i - 1 - 1) % 3 + 1)), i - 1 < 3;",
+    ),
+    "one value left": (
+        "function (A[N, 4], B[N]) -> (O) { O[n : N] = >((i == 2) & (B[n] > 0) ? A[n, i] * i); }",
+        ((2, 4), (2,)),
+        "O[n : 2] = >(B[n] > 0 ? A[n, 2] * 2);",
+    ),
+    "no value left": (
+        "function (A[N, 4]) -> (O) { O[n : N] = +(i == 4 ? A[n, i]); }",
+        ((2, 4),),
+        None,
+    ),
     "turned into more": (
         "function (A[N]) -> (O) { O[(i + 2) % N : 7] = +(A[i]); }",
         ((3,),),

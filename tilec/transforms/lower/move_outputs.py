@@ -12,6 +12,7 @@ import math
 from dataclasses import replace
 
 from tilec.ir.constraining import asks_in_branches, constraining
+from tilec.ir.functions import all_of, operands_of
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, children, index_variables
 from tilec.ir.rational import Fraction
@@ -42,14 +43,16 @@ def turned_back(s: Statement, shapes: Shapes) -> Statement:
             *(w for k, e in enumerate(s.index or ()) if k != place for w in index_variables(e)),
         }
         candidates = (v for v in form.variables() if v not in taken)
-        v = next((v for v in candidates if _goes_round(v, form.coefficient(v), box, n, s)), None)
-        if v is None:
+        turns = (_going_round(v, form.coefficient(v), box, n, s) for v in candidates)
+        found = next((x for x in turns if x is not None), None)
+        if found is None:
             continue
-        step, low = form.coefficient(v), box[v][0]
+        v, low, without = found
+        step = form.coefficient(v)
         rest, start = _in_steps(form - Affine.variable(v, step), abs(step))
         if not _steps_by(rest, v, s) or (abs(step) > 1 and not rest.is_integral):
             continue
-        steps = n // int(abs(step))
+        s, steps = without, n // int(abs(step))
         back = (Affine.variable(v) - rest) * (1 if step > 0 else -1) - low
         turned = Affine.of([(Call("mod", (back.to_expr(), Int(steps))), 1)], low)
         index = list(s.index or ())
@@ -87,14 +90,21 @@ def _values(*roots: Expr) -> set[str]:
     return found
 
 
-def _goes_round(v: str, step: Fraction, box: Box, n: int, s: Statement) -> bool:
-    """Whether a variable has as many values as the modulus, or fewer, but not by far, which what it indexes says; or
-    its steps go round once."""
-    count = box[v][1] - box[v][0] + 1
+def _going_round(v: str, step: Fraction, box: Box, n: int, s: Statement) -> tuple[str, int, Statement] | None:
+    """A variable with as many values as the modulus, or fewer, but not by far, which what it indexes says, or whose
+    steps go round once, and its first value; the statement without tests that leave out ends of its range."""
+    low, high = box[v]
     if abs(step) != 1:
-        return step.denominator == 1 and count * abs(step) == n
-    told = count == n or v not in index_variables(*(c.expr for c in s.constraints)) and not asks_in_branches(s)
-    return count <= n <= _SPREAD * count and told
+        return (v, low, s) if step.denominator == 1 and (high - low + 1) * abs(step) == n else None
+    told = v not in index_variables(*(c.expr for c in s.constraints)) and not asks_in_branches(s)
+    if high - low + 1 == n or told and high - low + 1 <= n <= _SPREAD * (high - low + 1):
+        return v, low, s
+    tests = () if s.guard is None else operands_of("and", s.guard)
+    ends = {end: Call("ne", (Index(v), Int(end))) for end in (low, high)}
+    low, high = low + (ends[low] in tests), high - (ends[high] in tests)
+    if high - low + 1 != n:
+        return None
+    return v, low, replace(s, guard=all_of(x for x in tests if x not in ends.values()))
 
 
 def _own_variables(s: Statement, rows: list[Affine], shapes: Shapes) -> list[str] | None:

@@ -60,7 +60,7 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
     """One statement. `computed`: tensors that are no inputs."""
     if reads_itself(s):
         return s
-    s = _running(_confined(without_repeats(s, shapes), shapes), shapes)
+    s = _pinned(_running(_confined(without_repeats(s, shapes), shapes), shapes), shapes)
     return _sized(_over_bands(moved_back(turned_back(s, shapes), shapes), shapes), shapes, computed)
 
 
@@ -204,6 +204,24 @@ def _running(s: Statement, shapes: Shapes) -> Statement:
             continue
         constraint = Constraint(form.to_expr(), Int(span[1] + 1))
         return keep_constraint_variables(replace(made, constraints=(*s.constraints, constraint)))
+    return s
+
+
+def _pinned(s: Statement, shapes: Shapes) -> Statement:
+    """With the one value of a summed variable that a guard leaves in its place: `+(i == 0 ? A[n, i])` is `A[n, 0]`."""
+    tests = () if s.guard is None else operands_of("and", s.guard)
+    for test in tests if s.aggregation in SPLITTABLE and not asks_in_branches(s) else ():
+        match test:
+            case Call("eq", (Index(v), Int(value))) if v not in index_variables(*(s.index or ())):
+                box = box_in_text(s, shapes)
+                if box is None or not box[v][0] <= value <= box[v][1]:
+                    continue
+            case _:
+                continue
+        if v in index_variables(*(c.expr for c in s.constraints)):
+            continue
+        rest = replace(s, guard=all_of(t for t in tests if t is not test))
+        return _pinned(substitute_affine(rest, {v: Affine.of((), value)}), shapes)
     return s
 
 
