@@ -35,7 +35,6 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
@@ -129,7 +128,7 @@ def _pays(s: Statement, domain: Domain, types: Types) -> bool:
     """Whether every pair counts, there are many, each element that is read serves many of them, and none takes long."""
     if domain.conditions or domain.target is None or any(domain.low.values()):
         return False
-    if any(map(is_symbolic, domain.extent.values())) or statement_type(s, types) != types[s.output]:
+    if statement_type(s, types) != types[s.output]:
         return False
     pairs = math.prod(domain.extent.values())
     if pairs < LEAST_PAIRS or any(LEAST_SHARING * math.prod(types[n].shape) > pairs for n in reads(s)):
