@@ -89,7 +89,7 @@ def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> S
     plain = s.default is None and s.init is None and s.guard is None and not s.constraints
     if s.index is None or not plain or s.aggregation not in _AGGREGATIONS or reads_itself(s):
         return None
-    if types[s.output].dtype in NARROW:
+    if types[s.output].dtype in NARROW or not _is_cheap(s):
         return None
     changed = len(set(variables_of(s)) - set(index_variables(*s.index))) > 1
     while True:
@@ -102,9 +102,12 @@ def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> S
         views = {n: view for n, view in views.items() if not asks_of(s, view)}
         if not views or not all(_is_distinct(a) for a in accesses_in(s.body) if a.tensor in views):
             return s if changed else None
+        narrow = any(types[n].dtype in NARROW for n in views)
         s, changed = aggregated_through(s, views, types), True
         if s.constraints or node_count(s.body) > LONGEST_RECOMPUTED:
             return None
+        if s.aggregation != "sum" and (narrow or _may_contract(s)):
+            return None  # a gradient looks for the extremum among values that another kernel computes
 
 
 def _is_distinct(a: Access) -> bool:
@@ -122,6 +125,13 @@ def _is_cheap(s: Statement) -> bool:
     """Whether nothing is drawn or compared for equality: what was found equal must stay so."""
     calls = (e for e in walk(s.body) if isinstance(e, Call))
     return not any(e.function in ("eq", "ne", *RANDOM) for e in calls)
+
+
+def _may_contract(s: Statement) -> bool:
+    """Whether a product may be rounded once with a sum."""
+    sums = (e for e in walk(s.body) if isinstance(e, Call) and e.function in ("add", "sub"))
+    products = (x.args[0] if isinstance(x, Call) and x.function == "neg" else x for e in sums for x in e.args)
+    return any(isinstance(x, Call) and x.function == "mul" for x in products)
 
 
 def _pays(s: Statement, domain: Domain, types: Types) -> bool:
