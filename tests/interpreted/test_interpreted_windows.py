@@ -30,11 +30,6 @@ CASES = {  # source, image, kernel
         (3, 3, 33),
     ),
     "many taps": ("O[n, y, x, c : N, H, W, C] = +(I[n, y, x + i - 9, c] * K[0, i, c]);", IMAGE, (1, 19, 33)),
-    "many other taps": (
-        "O[n, y, x, c : N, H, W, C] = +(I[n, y, x + j - 9, c] * K[i, j, c]), i < 1;",
-        IMAGE,
-        (1, 23, 33),
-    ),
     "many taps of a function": (
         "O[n, y, x, c : N, H, W, C] = +(I[n, y, x + i - 9, c] * exp(K[0, i, c] - 2));",
         IMAGE,

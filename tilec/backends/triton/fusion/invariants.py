@@ -35,7 +35,6 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.factors import is_of_positions
 from tilec.transforms.util.naming import Names
@@ -97,7 +96,7 @@ def _ranges(s: Statement, types: Types) -> dict[str, int]:
     """The variables of an aggregation from 0 on, and how far they go; none of what is computed in another way."""
     plain = s.index is not None and s.default is None and s.init is None and not reads_itself(s)
     domain = build_domain(s, types) if plain and s.aggregation != "assign" else None
-    if domain is None or any(domain.low.values()) or any(map(is_symbolic, domain.extent.values())):
+    if domain is None or any(domain.low.values()):
         return {}
     return dict(domain.extent)
 

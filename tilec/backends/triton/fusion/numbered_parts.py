@@ -39,6 +39,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names
@@ -216,7 +217,9 @@ def _few_columns(s: Statement, types: Types) -> str | None:
     if not plain or names is None or t.dtype not in ("float32", "float64") or reads_itself(s) or len(names) < 2:
         return None
     split = split_factors(s.body, types)
-    if split is None or not 2 <= t.shape[-1] <= _MOST_COLUMNS or set(variables_of(s)) <= set(names):
+    if split is None or is_symbolic(t.shape[-1]) or set(variables_of(s)) <= set(names):
+        return None
+    if not 2 <= t.shape[-1] <= _MOST_COLUMNS:
         return None
     own = [f for f in split[0] if names[-1] not in index_variables(f)]
     beside = [f for f in split[0] if names[-1] in index_variables(f)]

@@ -26,6 +26,7 @@ from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, inside_tile
 from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, reads_rows, window_axes, zero_factors
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement
+from tilec.ir.symbolic import is_symbolic
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 PLACES_AT_ONCE = (8, 7, 6, 5, 4)  # neighbours that are written out
@@ -65,6 +66,8 @@ def tap_sums(space: Space, view: StridedView) -> TapSums | None:
         for column, v in product(dict.fromkeys(columns), reversed(reductions)):
             beside = {w for f in forms if v in f.variables() for w in f.variables()} - {column}
             found = [w for w in outputs if w in beside and 1 < space.largest(w) <= most]
+            if most > MOST_TAPS_AT_ONCE and any(is_symbolic(space.largest(w)) for w in found):
+                continue  # groups are written out
             n = space.largest(v)
             counts = [c for c in PLACES_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
             if found and counts:

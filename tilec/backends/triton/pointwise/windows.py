@@ -83,7 +83,8 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
         return None
     for v in reversed(outputs[:-1]):
         beside = {w for f in forms if v in f.variables() for w in f.variables() if w in reductions}
-        best = [w for w in reductions if w in beside and (of_rows or space.largest(w) <= most_taps)]
+        long = [w for w in reductions if of_rows and not is_symbolic(space.largest(w))]
+        best = [w for w in reductions if w in beside and (w in long or space.largest(w) <= most_taps)]
         if best and any(_overlaps(f, v, best[-1], space) for f in forms):
             n = space.largest(v)
             counts = [c for c in NEIGHBOURS_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]

@@ -35,7 +35,6 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
@@ -90,7 +89,7 @@ def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> S
     plain = s.default is None and s.init is None and s.guard is None and not s.constraints
     if s.index is None or not plain or s.aggregation not in _AGGREGATIONS or reads_itself(s):
         return None
-    if types[s.output].dtype in NARROW:
+    if types[s.output].dtype in NARROW or not _is_cheap(s):
         return None
     changed = len(set(variables_of(s)) - set(index_variables(*s.index))) > 1
     while True:
@@ -103,9 +102,12 @@ def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> S
         views = {n: view for n, view in views.items() if not asks_of(s, view)}
         if not views or not all(_is_distinct(a) for a in accesses_in(s.body) if a.tensor in views):
             return s if changed else None
+        narrow = any(types[n].dtype in NARROW for n in views)
         s, changed = aggregated_through(s, views, types), True
         if s.constraints or node_count(s.body) > LONGEST_RECOMPUTED:
             return None
+        if s.aggregation != "sum" and (narrow or _may_contract(s)):
+            return None  # a gradient looks for the extremum among values that another kernel computes
 
 
 def _is_distinct(a: Access) -> bool:
@@ -125,11 +127,18 @@ def _is_cheap(s: Statement) -> bool:
     return not any(e.function in ("eq", "ne", *RANDOM) for e in calls)
 
 
+def _may_contract(s: Statement) -> bool:
+    """Whether a product may be rounded once with a sum."""
+    sums = (e for e in walk(s.body) if isinstance(e, Call) and e.function in ("add", "sub"))
+    products = (x.args[0] if isinstance(x, Call) and x.function == "neg" else x for e in sums for x in e.args)
+    return any(isinstance(x, Call) and x.function == "mul" for x in products)
+
+
 def _pays(s: Statement, domain: Domain, types: Types) -> bool:
     """Whether every pair counts, there are many, each element that is read serves many of them, and none takes long."""
     if domain.conditions or domain.target is None or any(domain.low.values()):
         return False
-    if any(map(is_symbolic, domain.extent.values())) or statement_type(s, types) != types[s.output]:
+    if statement_type(s, types) != types[s.output]:
         return False
     pairs = math.prod(domain.extent.values())
     if pairs < LEAST_PAIRS or any(LEAST_SHARING * math.prod(types[n].shape) > pairs for n in reads(s)):
