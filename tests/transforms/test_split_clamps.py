@@ -114,6 +114,12 @@ CASES = {  # source, shapes, outputs of the flat statements
     "the greater of two places": ("function (A[N]) -> (O) { O[max(i - 2, 3 - 2*i) : N] = +(A[i]); }", ((9,),), None),
     "what lies beyond a place": ("function (A[N]) -> (O) { O[i - max(i - 3, 0) : N] = +(A[i]); }", ((9,),), None),
     "a turn by steps": ("function (A[N]) -> (O) { O[(2*i + 3) % (2*N) : 2*N] = +(A[i]); }", ((5,),), ["O"]),
+    "a turn from another place": (
+        "function (A[N, 3]) -> (O) { O[n, (i + 1) % 3 + 1 : N, 5] = +(A[n, i]); }",
+        ((4, 3),),
+        ["O"],
+    ),
+    "a turn into more places": ("function (A[N]) -> (O) { O[(2*i + 3) % (2*N) : 2*N + 2] = +(A[i]); }", ((5,),), ["O"]),
     "a turn by steps back": ("function (A[N]) -> (O) { O[(1 - 3*i) % (3*N) : 3*N] = +(A[i]); }", ((5,),), ["O"]),
     "a turn by steps of a window": (
         "function (A[N], K[J]) -> (O) { O[(2*i + j) % (2*N) : 2*N] = +(A[i] * K[j]); }",

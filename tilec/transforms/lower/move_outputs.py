@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, children, index_variables
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, children, index_variables
 from tilec.ir.rational import Fraction
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, sizes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables
@@ -25,12 +25,12 @@ def turned_back(s: Statement, shapes: Shapes) -> Statement:
     value of the other variables, all places are different."""
     for place, row in enumerate(map(linear, s.index or ())):
         match row.terms:
-            case ((Call("mod", (inner, Int(n))), c),) if c == 1 and not row.constant and n > 0:
+            case ((Call("mod", (inner, Int(n))), c),) if c == 1 and row.is_integral and n > 0:
                 form = linear(inner)
             case _:
                 continue
         box = bounds_of(domain(s, shapes))
-        if sizes_of(s)[place] > n or box is None:
+        if box is None:
             continue
         v = next((v for v in form.variables() if _goes_round(v, form.coefficient(v), box, n)), None)
         if v is None or any(v in index_variables(e) for k, e in enumerate(s.index or ()) if k != place):
@@ -44,8 +44,11 @@ def turned_back(s: Statement, shapes: Shapes) -> Statement:
         turned = Affine.of([(Call("mod", (back.to_expr(), Int(high - low + 1))), 1)], low)
         index = list(s.index or ())
         moved = substitute_affine(s, {v: turned})
-        index[place] = (Affine.variable(v, abs(step)) + start).to_expr()
+        index[place] = (Affine.variable(v, abs(step)) + start + row.constant).to_expr()
         s = replace(moved, index=tuple(index))
+        if sizes_of(s)[place] > n or row.constant:  # places of no value
+            limit = Constraint(Index(v), Int(high - low + 1))
+            s = replace(s, constraints=tuple(dict.fromkeys((*s.constraints, limit))))
     return s
 
 

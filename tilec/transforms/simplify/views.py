@@ -6,6 +6,7 @@ point of a reduction that alone reads it, as a gradient's is before it is summed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -36,6 +37,7 @@ from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables
 
 MOST_NODES = 200  # of a body that takes another in
+LARGE = 2**20  # elements that are worth a reader's few operations
 FEW_NODES = 12  # of one that each reader computes
 SPREAD_BY = frozenset(("add", "sub", "mul", "div", "neg"))
 
@@ -214,7 +216,14 @@ def _spread_there(
     it at its own elements, and quickly computed."""
     t, alone = types[s.output], {*index_variables(*s.roots)} <= {*index_variables(*(s.index or ()))}
     s = replace(s, aggregation="assign") if s.aggregation == "sum" and alone else s
-    if not readers or not _plain(s) or not is_floating(t.dtype) or t.weak or node_count(s.body) > FEW_NODES:
+    if (
+        not readers
+        or math.prod(t.shape) < LARGE
+        or not _plain(s)
+        or not is_floating(t.dtype)
+        or t.weak
+        or node_count(s.body) > FEW_NODES
+    ):
         return None
     extents, read = _extents(s, types), [e for e in walk(s.body) if isinstance(e, Access)]
     spread = {v for v, n in extents.items() if n != 1} - {*index_variables(s.body)}
