@@ -228,7 +228,8 @@ def _spread_there(
     extents, read = _extents(s, types), [e for e in walk(s.body) if isinstance(e, Access)]
     spread = {v for v, n in extents.items() if n != 1} - {*index_variables(s.body)}
     cheap = all(e.function in SPREAD_BY for e in walk(s.body) if isinstance(e, Call))
-    same = all(types[e.tensor].dtype == t.dtype and not types[e.tensor].weak for e in read)
+    floats = [x for e in read if is_floating((x := types[e.tensor]).dtype)]
+    same = bool(floats) and all(x.dtype == t.dtype and not x.weak for x in floats)
     if not read or not spread or not cheap or not same or not all(_whole(e, extents, types) for e in read):
         return None
     if not all(_reads_own(o, s.output, types) for o in readers):
