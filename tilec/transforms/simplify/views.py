@@ -37,7 +37,7 @@ from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables
 
 MOST_NODES = 200  # of a body that takes another in
-LARGE = 2**20  # elements that are worth a reader's few operations
+WORTH_A_READER = 2**20  # elements that are worth a reader's few operations
 FEW_NODES = 12  # of one that each reader computes
 SPREAD_BY = frozenset(("add", "sub", "mul", "div", "neg"))
 
@@ -218,7 +218,7 @@ def _spread_there(
     s = replace(s, aggregation="assign") if s.aggregation == "sum" and alone else s
     if (
         not readers
-        or math.prod(t.shape) < LARGE
+        or math.prod(t.shape) < WORTH_A_READER
         or not _plain(s)
         or not is_floating(t.dtype)
         or t.weak
