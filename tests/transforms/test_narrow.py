@@ -192,6 +192,7 @@ SIZED = {  # how a tensor that is computed is asked for, and the flat statement
     "clamped": ("+(A[i] * in(V[clamp(i - 2, 0, 4)]))", "O[i : 5] = A[i];"),
     "clamped where nothing is": ("+(A[i] * in(V[clamp(i - 2, 0, 7)]))", "O[i : 5] = A[i];"),
     "clamped to the outside": ("+(A[i] * in(V[clamp(2*i, 0, 7)]))", None),
+    "clamped, of fractions": ("+(A[i] * in(V[clamp(i/2, 0, 4)]))", None),
     "reflected": ("+(A[i] * in(V[4 - abs(4 - abs(i - 2))]))", "O[i : 5] = A[i];"),
     "what bounds a variable": ("+(A[i] * in(V[j + 1]))", "O[i : 5] = +(j == j ? A[i]), j + 1 < 5;"),
     "no affine index": ("+(A[i] * in(V[min(2*j, 7)]) * in(A[j]))", None),

@@ -24,7 +24,7 @@ CASES = {  # source, shapes, outputs of the flat statements
     "many beyond both ends": (
         "function (A[N, D]) -> (O) { O[clamp(7 - 2*i, -1, 1) + 0, d : 4, D] = +(A[i, d] * i); }",
         ((7, 2),),
-        ["O_last_sum", "O"],
+        ["O_last_sum", "O_inside", "O"],
     ),
     "windows at an edge": (
         "function (A[N]) -> (O) { O[clamp(i + j - 2, 0, N - 1) : N] = +(A[i]), j < 5; }",
@@ -100,6 +100,16 @@ CASES = {  # source, shapes, outputs of the flat statements
         ((5, 6), (7,)),
         ["O_along_first_sum", "O_along_last_sum", "O_along_inside", "O_along", *FILTERED],
     ),
+    "an end beyond the output": (
+        "function (A[N]) -> (O) { O[max(i - 2, 0) : 4] = +(A[i]); }",
+        ((9,),),
+        ["O_first_sum", "O_inside", "O"],
+    ),
+    "a turn with places beyond the output": (
+        "function (A[N], K[J]) -> (O) { O[clamp(i + 2*j - 1, 0, 5), (2*i + 5) % 6 + 1 : 7, 6] = +(A[i] * K[j]); }",
+        ((7,), (3,)),
+        None,
+    ),
     "one reflection": (
         "function (A[N, D]) -> (O) { O[abs(i - 1), d : N, D] = +(A[i, d]); }",
         ((5, 2),),
@@ -114,6 +124,12 @@ CASES = {  # source, shapes, outputs of the flat statements
     "the greater of two places": ("function (A[N]) -> (O) { O[max(i - 2, 3 - 2*i) : N] = +(A[i]); }", ((9,),), None),
     "what lies beyond a place": ("function (A[N]) -> (O) { O[i - max(i - 3, 0) : N] = +(A[i]); }", ((9,),), None),
     "a turn by steps": ("function (A[N]) -> (O) { O[(2*i + 3) % (2*N) : 2*N] = +(A[i]); }", ((5,),), ["O"]),
+    "a turn from another place": (
+        "function (A[N, 3]) -> (O) { O[n, (i + 1) % 3 + 1 : N, 5] = +(A[n, i]); }",
+        ((4, 3),),
+        ["O"],
+    ),
+    "a turn into more places": ("function (A[N]) -> (O) { O[(2*i + 3) % (2*N) : 2*N + 2] = +(A[i]); }", ((5,),), ["O"]),
     "a turn by steps back": ("function (A[N]) -> (O) { O[(1 - 3*i) % (3*N) : 3*N] = +(A[i]); }", ((5,),), ["O"]),
     "a turn by steps of a window": (
         "function (A[N], K[J]) -> (O) { O[(2*i + j) % (2*N) : 2*N] = +(A[i] * K[j]); }",

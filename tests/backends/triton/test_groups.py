@@ -315,7 +315,7 @@ def test_statistics_of_few_channels_over_many_rows_are_sums_over_programs():
     f = tilec.compile(BATCH_NORM, backend="triton")
     given = tilec.spec(shape), channels, channels
     found = kernels(f.grad(), *given, tilec.spec(shape))
-    assert ("V_sum", "DV_total") in found and ("GX", "GX_1", "GX_2", "DX") in found, found
+    assert ("V_sum", "DV_total") in found and ("GX", "GX_1", "DX") in found, found
     assert not any({"M_sum", "V_sum"} <= set(k) for k in found), "four programs would walk X"
     forward = f.lower(*given, target="sm_90").kernels
     assert ("M_sum", "V_sum_away", "V_sum_squares") in [k.statements for k in forward], "one walk for both"

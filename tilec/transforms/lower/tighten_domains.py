@@ -283,7 +283,8 @@ def interval_over(form: Affine, box: Box) -> tuple[int, int] | None:
     spans = {atom: span for atom, _ in form.terms if (span := _atom_interval(atom, box)) is not None}
     if not form.is_integral or len(spans) < len(form.terms):
         found = pieces_of(form, box) if is_folded(form) and {*index_variables(form.to_expr())} <= box.keys() else None
-        ends = [p.at(x) for p in found[1] for x in (p.first, p.last)] if found else ()
+        whole = found is not None and found[0].is_integral  # else some points do not count
+        ends = [p.at(x) for p in found[1] for x in (p.first, p.last)] if found and whole else ()
         return (min(ends), max(ends)) if ends else None
     low, high = interval_of(form, spans.__getitem__)
     return as_int(low), as_int(high)

@@ -6,6 +6,7 @@ point of a reduction that alone reads it, as a gradient's is before it is summed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -36,6 +37,7 @@ from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables
 
 MOST_NODES = 200  # of a body that takes another in
+WORTH_A_READER = 2**20  # elements that are worth a reader's few operations
 FEW_NODES = 12  # of one that each reader computes
 SPREAD_BY = frozenset(("add", "sub", "mul", "div", "neg"))
 
@@ -214,12 +216,20 @@ def _spread_there(
     it at its own elements, and quickly computed."""
     t, alone = types[s.output], {*index_variables(*s.roots)} <= {*index_variables(*(s.index or ()))}
     s = replace(s, aggregation="assign") if s.aggregation == "sum" and alone else s
-    if not readers or not _plain(s) or not is_floating(t.dtype) or t.weak or node_count(s.body) > FEW_NODES:
+    if (
+        not readers
+        or math.prod(t.shape) < WORTH_A_READER
+        or not _plain(s)
+        or not is_floating(t.dtype)
+        or t.weak
+        or node_count(s.body) > FEW_NODES
+    ):
         return None
     extents, read = _extents(s, types), [e for e in walk(s.body) if isinstance(e, Access)]
     spread = {v for v, n in extents.items() if n != 1} - {*index_variables(s.body)}
     cheap = all(e.function in SPREAD_BY for e in walk(s.body) if isinstance(e, Call))
-    same = all(types[e.tensor].dtype == t.dtype and not types[e.tensor].weak for e in read)
+    floats = [x for e in read if is_floating((x := types[e.tensor]).dtype)]
+    same = bool(floats) and all(x.dtype == t.dtype and not x.weak for x in floats)
     if not read or not spread or not cheap or not same or not all(_whole(e, extents, types) for e in read):
         return None
     if not all(_reads_own(o, s.output, types) for o in readers):

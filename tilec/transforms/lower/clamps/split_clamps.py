@@ -23,6 +23,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilec.errors import UnboundIndex
 from tilec.ir.functions import ZERO, call
 from tilec.ir.index import Affine, canonical, integer, linear, substitute_affine
 from tilec.ir.infer import expression_type, infer, statement_type
@@ -40,7 +41,7 @@ from tilec.ir.program import (
     rebuild,
 )
 from tilec.ir.types import NARROW, TensorType, Types
-from tilec.lattice.sets import Box, Shapes, bounds, bounds_of, domain, shapes_of
+from tilec.lattice.sets import Shapes, bounds, shapes_of
 from tilec.transforms.lower.clamps.pieces import AffinePiece, is_folded, pieces_of
 from tilec.transforms.lower.clamps.separate_clamps import is_clamp, one_axis_first
 from tilec.transforms.lower.move_outputs import turned_back
@@ -79,27 +80,36 @@ def _folded(s: Statement) -> tuple[int, ...]:
 def _parted(s: Statement, types: Types, shapes: Shapes, names: Names) -> list[Statement] | None:
     """The statements that take the place of such a sum, None where it stays. What is turned is left to `move_outputs`
     where that takes it, and an element that a row's other indices name to a selection."""
-    box = bounds_of(domain(s, shapes))
     bare = {v for e in s.index or () if (v := linear(e).bare) is not None}
     named = any({*index_variables((s.index or ())[axis])} <= bare for axis in _folded(s))
-    if box is None or named or turned_back(s, shapes) is not s:
+    if named or turned_back(s, shapes) is not s:
         return None
-    s = _clamped(s, box)
+    s = _clamped(s, shapes)
     first = one_axis_first(s, types, shapes, names)
     if first is not None:
         return first
     for axis in _folded(s):
-        found = pieces_of(linear((s.index or ())[axis]), box)
+        found = _pieces(s, axis, shapes)
         if found is not None:
             return _parts(s, axis, *found, types, shapes, names)
-    return _over_multiples(s, box)
+    return _over_multiples(s)
 
 
-def _clamped(s: Statement, box: Box) -> Statement:
+def _pieces(s: Statement, axis: int, shapes: Shapes) -> tuple[Affine, tuple[AffinePiece, ...]] | None:
+    """The pieces of one index over all values that its form takes, those included whose place is outside."""
+    index, sizes = s.index or (), s.sizes or ()
+    try:
+        box = bounds(replace(s, index=_without(index, axis), sizes=_without(sizes, axis)), shapes)
+    except UnboundIndex:
+        return None
+    return None if box is None else pieces_of(linear(index[axis]), box)
+
+
+def _clamped(s: Statement, shapes: Shapes) -> Statement:
     """With indices that stop at their ends as `clamp`, however they are written."""
     index = list(s.index or ())
     for axis in _folded(s):
-        found = None if is_clamp(linear(index[axis])) else pieces_of(linear(index[axis]), box)
+        found = None if is_clamp(linear(index[axis])) else _pieces(s, axis, shapes)
         ends = None if found is None else _ends(found[1])
         if found is not None and ends is not None:
             moving, low, high = ends
@@ -153,7 +163,7 @@ def _parts(
     return [*ends, *insides, Statement(s.output, places, s.sizes, value, attributes=s.attributes, span=s.span)]
 
 
-def _over_multiples(s: Statement, box: Box) -> list[Statement] | None:
+def _over_multiples(s: Statement) -> list[Statement] | None:
     """With the remainders in its output index as numbers less a multiple that is summed over; None where one is not of
     an affine form by a number."""
     multiples: dict[Expr, Affine] = {}
