@@ -21,8 +21,10 @@ from tilec.cost import size_in_bytes
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Access, Call, Expr, Statement, accesses_in, children, walk
 
-LIBRARY_SHARE = 0.95  # of the time of Hopper's kernels, what a library takes for a product of matrices
+# of the time of Hopper's kernels, what a library takes for a product of matrices
+LIBRARY_SHARE = {"bfloat16": 0.95, "float16": 0.95, "float32": 0.87}
 DRAW_INSTRUCTIONS = 100  # instructions of a random number
+FEW_INSTRUCTIONS = {"silu": 12, "sigmoid": 10}  # instructions of functions that take fewer than others of their kind
 LOADED = 3  # instructions that bring an element of a tensor as large as the product
 
 
@@ -38,7 +40,7 @@ def on_sums(p: Problem, by_library: bool, stored: bool = False) -> list[Step] | 
         return None
     moved = sum(size_in_bytes(p.types[name]) for name in (p.flat.output, epilogue.output)) + epilogue.bytes_read
     apart = 1e6 * (LAUNCH_SECONDS + moved / MEMORY_BYTES)
-    if found[0] >= plain[0] * (LIBRARY_SHARE if by_library else 1) + apart:
+    if found[0] >= plain[0] * (LIBRARY_SHARE[product.dot.dtype] if by_library else 1) + apart:
         return None
     return hopper_steps(product, p.setting, found[1], epilogue=epilogue)
 
@@ -85,4 +87,6 @@ def _epilogue(p: Problem, product: MatrixProduct, statements: tuple[Statement, .
 def _instructions(e: Expr, p: Problem) -> float:
     if not isinstance(e, Call):
         return 0
-    return DRAW_INSTRUCTIONS if FUNCTIONS[e.function].result == "random" else max(costly_instructions(e, p.types), 1)
+    if FUNCTIONS[e.function].result == "random":
+        return DRAW_INSTRUCTIONS
+    return FEW_INSTRUCTIONS.get(e.function, max(costly_instructions(e, p.types), 1))

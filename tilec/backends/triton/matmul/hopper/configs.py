@@ -39,7 +39,11 @@ CYCLES = 1.7e3  # a microsecond, under load
 MULTIPLY = 4096  # bytes of multiply-adds' summed operands a cycle and multiprocessor: 2048 in 16 bits, 1024 in tf32
 DELIVER = 69  # bytes a cycle that the level-two cache brings to a multiprocessor
 STORE = 7e4  # bytes a microsecond that a multiprocessor stores
-LANES = 128  # instructions a cycle and multiprocessor
+CODE_CACHE, UNCACHED = 100_000, 10  # bytes of unrolled code that are kept; what an epilogue of more takes instead
+INSTRUCTION = 16  # bytes
+FEW_WARPS = 3  # what an epilogue takes for one of two consumers, which has a warp a scheduler
+MANY_STEPS, SLOWER_STEPS = 32, 1.08  # steps from which two consumers with an epilogue take longer, and by what
+LANES = 100  # instructions of an epilogue a cycle and multiprocessor
 LOAD = 2e4  # bytes a microsecond that a multiprocessor loads while all others do
 STEP = 0.014  # microseconds of waiting a step, twice that of a warp that only copies
 ONCE = {0: 2.6, 1: 1.4, 2: 0.6}  # microseconds a tile, by consumers
@@ -215,12 +219,17 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     step = (multiply**4 + deliver**4) ** 0.25 / CYCLES + STEP / (2 if config.consumers else beside)
     waves = -(-tile.tiles * config.split // (MULTIPROCESSORS * beside))
     once = ONCE[config.consumers if waves > 1 else 0] + area * tile.out_size / STORE
-    after = 0 if config.split > 1 else area * (tile.instructions / LANES / CYCLES + tile.loaded / LOAD)
+    code = area // threads * tile.instructions * INSTRUCTION * max(config.consumers, 1)
+    computed = area * tile.instructions / LANES / CYCLES * (UNCACHED if code > CODE_CACHE else 1)
+    computed *= FEW_WARPS if config.consumers == 2 else 1
+    after = 0 if config.split > 1 else computed + area * tile.loaded / LOAD
     once += _beside_sums(config, waves, beside, after, tile.steps * step)
     time = START + waves * (-(-tile.steps // config.split) * step * beside + once)
     if config.split > 1:
         time += SECOND + 8 * config.split * tile.elements / PARTS_RATE
     time = (time**4 + (FLOOR + tile.memory / MEMORY_RATE) ** 4) ** 0.25
+    if config.consumers == 2 and tile.instructions and tile.steps > MANY_STEPS:
+        time *= SLOWER_STEPS
     if config.mapped:
         time *= MAPPED_STORES + A_MAP * tile.maps
     # what the model cannot tell apart: as many buffers as usual, one swizzled row
@@ -230,10 +239,10 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
 
 def _beside_sums(config: HopperConfig, waves: int, beside: int, epilogue: float, sums: float) -> float:
     """What a tile's epilogue adds to the time of its sums: half of what these do not hide where two consumers take
-    turns; of several programs of a multiprocessor, half of all. Its first wave's is hidden by nothing."""
+    turns, and its first wave's; of several programs of a multiprocessor, two thirds."""
     if config.consumers == 2 and waves > 1:
         return max(epilogue - sums, 0) / 2 + epilogue / waves
-    return epilogue * beside / (2 if beside > 1 and waves > 1 else 1)
+    return epilogue * beside * (0.65 if beside > 1 and waves > 1 else 1)
 
 
 def _boxes(
