@@ -36,6 +36,7 @@ from tilec.ir.program import (
     Int,
     Program,
     Statement,
+    accesses_in,
     index_variables,
     reads_itself,
     rebuild,
@@ -82,7 +83,7 @@ def _parted(s: Statement, types: Types, shapes: Shapes, names: Names) -> list[St
     where that takes it, and an element that a row's other indices name to a selection."""
     bare = {v for e in s.index or () if (v := linear(e).bare) is not None}
     named = any({*index_variables((s.index or ())[axis])} <= bare for axis in _folded(s))
-    if named or turned_back(s, shapes) is not s:
+    if named or _moves_products(s) or turned_back(s, shapes) is not s:
         return None
     s = _clamped(s, shapes)
     first = one_axis_first(s, types, shapes, names)
@@ -93,6 +94,16 @@ def _parted(s: Statement, types: Types, shapes: Shapes, names: Names) -> list[St
         if found is not None:
             return _parts(s, axis, *found, types, shapes, names)
     return _over_multiples(s)
+
+
+def _moves_products(s: Statement) -> bool:
+    """Whether what is put at a folded place of several variables is a sum over others, of an operand that has an axis
+    for each: one product gives all values, and pieces would add them up point by point."""
+    index = s.index or ()
+    summed = {*all_variables(s)} - {*index_variables(*index)}
+    folded = [set(index_variables(index[axis])) for axis in _folded(s)]
+    read = [{v for e in a.index if (v := linear(e).bare) is not None} for a in accesses_in(s.body)]
+    return any(len(own) > 1 and own <= bare and summed & bare for own in folded for bare in read)
 
 
 def _pieces(s: Statement, axis: int, shapes: Shapes) -> tuple[Affine, tuple[AffinePiece, ...]] | None:
