@@ -98,3 +98,17 @@ def test_the_gradient_of_a_log_step_is_a_matrix_product_of_exponentials(change, 
         wanted = tilec.interpret(function.tile, *(x.numpy() for x in (p, e, f, d)))
     for g, w in zip(function(p, e, f, d), wanted, strict=True):
         np.testing.assert_allclose(g.numpy(), w, rtol=1e-9, atol=1e-9)
+
+
+def test_the_gradient_of_an_extremum_over_what_is_read_back():
+    """Its sum inside reads the same tensor at places of its own variables."""
+    (p,) = tensors((35, 2, 2))
+    function = tilec.compile("function (P[T, S, S]) -> (F) { F[t, j : 35, S] = >(F[t - 16, i] + P[t, i, j]); }")
+    p.requires_grad_()
+    states = []
+    for t in range(35):
+        before = states[t - 16] if t >= 16 else torch.zeros(2, dtype=p.dtype)
+        states.append(torch.amax(before[:, None] + p[t], 0))
+    (wanted,) = torch.autograd.grad(torch.stack(states).sum(), p)
+    (got,) = torch.autograd.grad(function(p).sum(), p)
+    torch.testing.assert_close(got, wanted)

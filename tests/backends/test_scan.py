@@ -123,3 +123,10 @@ def test_long_scans_forward_and_backward(aggregation):
     }[aggregation]
     (wanted,) = torch.autograd.grad(reference(x).sum(), x)
     torch.testing.assert_close(x.grad, wanted)
+
+
+def test_what_moves_by_an_element_is_no_scan():
+    """Its condition is on two variables; the summed one of several values is not among them."""
+    (x,) = tensors((1, 2, 2))
+    source = "function (A[N, M, J], S[M]) -> (O) { O[i + j + S[k] : 3] = +(A[i, k, j]); }"
+    agree(source, x, torch.tensor([0, 1]))

@@ -161,3 +161,16 @@ def test_a_mean_of_products_is_scaled_as_it_is_stored(dtype):
         found = value, *torch.autograd.grad(value, inputs, d)
         for x, y in zip(found, (wanted, *torch.autograd.grad(wanted, exact, d.double())), strict=True):
             torch.testing.assert_close(x.double(), y, rtol=1e-2, atol=1e-2 if dtype == "bfloat16" else 1e-6)
+
+
+def test_what_a_recurrence_divides_is_divided_there():
+    """Its elements are not there before it: the gradient of a best path."""
+    function = tilec.compile("function (P[T, S, S]) -> (F) { F[t, j : T, S] = >(F[t - 1, i] + P[t, i, j]); }")
+    p = torch.randn(4, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    state, states = torch.zeros(2, dtype=p.dtype), []
+    for step in p:
+        state = torch.amax(state[:, None] + step, 0)
+        states.append(state)
+    (wanted,) = torch.autograd.grad(torch.stack(states).sum(), p)
+    (got,) = torch.autograd.grad(function(p).sum(), p)
+    torch.testing.assert_close(got, wanted)

@@ -49,6 +49,16 @@ CASES = {  # source, shapes, the outputs of the flat statements
         ((40, 2), (2, 2)),
         ["Y_by_lag", "Y"],
     ),
+    "a maximum ahead, in part": (  # beyond the end it reads 0, not what has no points
+        "function (P[T, S, S]) -> (F) { F[t, j : T, S] = >(F[t + 17, i] + P[t, i, j]); }",
+        ((37, 2, 2),),
+        ["F"],
+    ),
+    "elements of another tensor": (
+        "function (X[T], Q[T]) -> (Y) { Y[t : T] = X[t] + Y[t - 16], t < 27 default Q; }",
+        ((32,), (32,)),
+        ["Y"],
+    ),
 }
 
 

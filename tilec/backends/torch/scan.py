@@ -80,7 +80,7 @@ def _scan(s: Statement, domain: Domain) -> TorchScan | None:
         return None
     (k,), (c,) = summed, joint
     pair = c.form.variables()
-    if len(pair) != 2:
+    if len(pair) != 2 or k not in pair:
         return None
     (i,) = set(pair) - {k}
     if i in index_variables(*s.roots) or any(i in free(d.form) for d in domain.conditions if d is not c):

@@ -233,6 +233,8 @@ def _divided_once(program: Program, counts: Collection[str], types: Types) -> Pr
     def divided(e: Expr, s: Statement) -> Expr:
         match e:
             case Call("div", (Access(x, index), Access(count, same))) if count in counts and index == same:
+                if x == s.output:
+                    return e  # a step of a recurrence: there is no statement before it that could
                 alike = types[x].shape == types[count].shape and types[x].dtype in _DIVIDED
                 if alike and _repeats(s, index, types[x].shape, shapes):
                     if (x, count) not in made:

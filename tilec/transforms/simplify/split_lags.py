@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, canonical, distinct_variables, linear, replace_indices, substitute_affine
 from tilec.ir.infer import infer
@@ -52,6 +53,8 @@ def split_lags(program: Program, inputs: Mapping[str, TensorType]) -> Program:
 
 def _lag(s: Statement, types: Types) -> tuple[int, int] | None:
     """The axis of a recurrence along which it reaches back or ahead, and the steps that are in each reach."""
+    if s.default is not None:
+        return None
     own = [a for a in accesses_in(*expressions(s)) if a.tensor == s.output]
     names, shape = distinct_variables(s.index), types[s.output].shape
     for axis, v in enumerate(names or ()):
@@ -64,7 +67,9 @@ def _lag(s: Statement, types: Types) -> tuple[int, int] | None:
             continue
         lag = gcd(*map(abs, steps))
         bounded = any((Index(v), n) in zip(a.index, types[a.tensor].shape, strict=True) for a in _read(s))
-        whole = n % lag == 0 or bounded and (s.init is None or max(steps) < 0)
+        # what is read ahead lies in the last block, and holds there what an element without points does
+        same = max(steps) < 0 or (s.init is None and not AGGREGATIONS[s.aggregation].identity)
+        whole = n % lag == 0 or bounded and same
         if lag >= LEAST_LAG and n >= 2 * lag and whole:
             return axis, lag
     return None

@@ -21,7 +21,7 @@ from tilec.backends.common.domain import (
 )
 from tilec.backends.torch.expr.lookups import by_axes, whole_rows
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, accesses_in
+from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, accesses_in, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.types import Types, is_floating
 
@@ -146,7 +146,9 @@ class TensorFrame:
 
     def _reach(self, tensor: str, shape: Sequence[int], own: _Box) -> _Box | None:
         """First and last index of each axis that any read outside of the tensor has, where one copy may have all."""
-        read = {e for e in accesses_in(*self.domain.statement.roots) if e.tensor == tensor}
+        own_variables = self.domain.low.keys()  # those of sums inside are not
+        found_reads = (e for e in accesses_in(*self.domain.statement.roots) if e.tensor == tensor)
+        read = {e for e in found_reads if own_variables >= {*index_variables(*e.index)}}
         forms = [[self._folded(linear(i)) for i in e.index] for e in read if not self.domain.inside(e, self.types)]
         found = [own, *(ranges for f in forms if (ranges := read_box(self.domain, f, shape)))]
         low = tuple(map(min, zip(*(a for a, _ in found), strict=True)))
