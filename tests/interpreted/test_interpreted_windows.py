@@ -79,6 +79,13 @@ def test_gradients() -> None:
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_what_a_guard_alone_reads() -> None:
+    text = "O[n, y, x, c : N, H, W, C] = +(I[n, y, x + i - 1, c] > 0 ? K[0, i, c]);"
+    source = f"function (I[N, H, W, C], K[R, S, C]) -> (O) {{ {text} }}"
+    i, k = map(image, (IMAGE, KERNEL))
+    assert torch.equal(tilec.compile(source, backend="triton")(i, k), tilec.compile(source, backend="torch")(i, k))
+
+
 @pytest.mark.parametrize("place", [(0, 0), (1, 1)])
 def test_zeros_outside_do_not_meet_infinities(place: tuple[int, int]) -> None:
     text, *shapes = CASES["same"]

@@ -168,7 +168,7 @@ class RegisterBlockWriter(OutputsKernel):
     def _place(self, term: tuple[int, int | None]) -> tuple[int, int]:
         """The order of terms: by the place that they read, so that what is read is let go of."""
         u, n = term
-        forms = (linear(e) for a in accesses_in(self.whole.statement.body) for e in a.index)
+        forms = index_forms(self.whole) or []
         step, move = next(
             (int(f.coefficient(self.block.across)), int(f.coefficient(self.block.tap)))
             for f in forms
