@@ -20,6 +20,7 @@ from tilec.backends.common.chains.codegen.walk import limits
 from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.ir.index import Affine
 from tilec.ir.program import Call, Expr, Index, index_variables
+from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 from tilec.transforms.util.factors import quotient_of
@@ -124,11 +125,12 @@ class Accumulation(Places):
     def _leaves_columns(self, f: Affine) -> bool:
         """Whether a bound keeps all rows there are from some places along the walk."""
         looped = self.kernel.looped
-        sizes = {v: self.extent[v] for v in f.variables()}
-        if looped is None or not f.coefficient(looped) or any(map(is_symbolic, sizes.values())):
+        last = {v: self.extent[v] - 1 for v in f.variables()}
+        if looped is None or not f.coefficient(looped) or any(map(is_symbolic, last.values())):
             return False
-        greatest = f.constant + sum(max(f.coefficient(v), 0) * (n - 1) for v, n in sizes.items() if v != looped)
-        return greatest + min(f.coefficient(looped), 0) * (sizes[looped] - 1) < 0
+        own = {v: as_int(f.coefficient(v)) for v in last}
+        greatest = as_int(f.constant) + sum(max(k, 0) * last[v] for v, k in own.items() if v != looped)
+        return greatest + min(own[looped], 0) * last[looped] < 0
 
     def _limit(self, e: Expr, rows: Value, at: Emitter, masked: bool, greatest: bool) -> Value:
         """The greatest value of an expression over the rows of the block, or the least; `rows`: its values."""
