@@ -137,7 +137,8 @@ LENGTHS = """function (Q[B, I, D], K[B, J, D], V[B, J, F], T[B]) -> (O) {
 
 
 @pytest.mark.parametrize(
-    "condition", ["j < T[b]", "j <= T[b] + i - I", pytest.param("i < T[b] & j < T[b]", marks=pytest.mark.slow)]
+    "condition",
+    ["j < T[b]", "j <= T[b] + i - I", "i >= j", pytest.param("i < T[b] & j < T[b]", marks=pytest.mark.slow)],
 )
 def test_memory_beyond_a_length_may_hold_anything(condition):
     g = torch.Generator().manual_seed(0)

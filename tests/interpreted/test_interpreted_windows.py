@@ -79,6 +79,13 @@ def test_gradients() -> None:
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_what_a_guard_alone_reads() -> None:
+    text = "O[n, y, x, c : N, H, W, C] = +(I[n, y, x + i - 1, c] > 0 ? K[0, i, c]);"
+    source = f"function (I[N, H, W, C], K[R, S, C]) -> (O) {{ {text} }}"
+    i, k = map(image, (IMAGE, KERNEL))
+    assert torch.equal(tilec.compile(source, backend="triton")(i, k), tilec.compile(source, backend="torch")(i, k))
+
+
 @pytest.mark.parametrize("place", [(0, 0), (1, 1)])
 def test_zeros_outside_do_not_meet_infinities(place: tuple[int, int]) -> None:
     text, *shapes = CASES["same"]
@@ -151,7 +158,25 @@ def test_all_taps_from_what_they_share(monkeypatch: pytest.MonkeyPatch, name: st
     f = tilec.compile(source, backend="triton")
     wanted = tilec.compile(source, backend="torch")(i.double(), d.double())
     torch.testing.assert_close(f(i, d).double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
-    assert f.lower(i, d).kernels[0].name == "G_taps"
+    assert f.lower(i, d).kernels[0].name in ("G_taps", "G_turned_taps")
+
+
+def test_points_that_no_factor_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conditions of what a gradient does not read."""
+    monkeypatch.setattr(windows, "LEAST_OUTPUTS", 2**20)
+    text = "G[j, c, i : 2, C, 9] = +(D[n, y, x, c] - I[n, y - j, 2*x + i - 1, c]);"
+    source = f"function (I[N, H, W, C], D[N, H, W, C]) -> (G) {{ {text} }}"
+    i, d, g = (image(s) for s in ((1, 5, 4, 40), (1, 5, 4, 40), (2, 40, 9)))
+    d.requires_grad_()
+    values = (tilec.compile(source, backend=b)(i, d) for b in ("triton", "torch"))
+    assert torch.equal(*(torch.autograd.grad(v, d, g)[0] for v in values))
+
+
+def test_taps_beyond_the_last_one() -> None:
+    text = "O[n, y, x, c : N, H, W, C] = +(I[n, y, x + i - 9, c] * K[0, i, c] * in(L[i]));"
+    source = f"function (I[N, H, W, C], K[R, S, C], L[T]) -> (O) {{ {text} }}"
+    given = [image(s) for s in (IMAGE, (1, 20, 33), (17,))]
+    assert torch.equal(*(tilec.compile(source, backend=b)(*given) for b in ("triton", "torch")))
 
 
 POOLS = {

@@ -9,12 +9,12 @@ Zeros that are read outside are treated as in `windows.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
 from tilec.backends.common.code import python_name
-from tilec.backends.common.domain import point_conditions
+from tilec.backends.common.domain import access_conditions, point_conditions
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, all_text
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -25,8 +25,9 @@ from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, inside_tile, tiled
 from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, reads_rows, window_axes, zero_factors
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Statement
+from tilec.ir.program import Access, Statement, index_variables
 from tilec.ir.symbolic import is_symbolic
+from tilec.ir.types import Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 PLACES_AT_ONCE = (8, 7, 6, 5, 4)  # neighbours that are written out
@@ -91,8 +92,8 @@ class TapWriter(UnrolledKernel):
         self.group = fresh_variable(how.tap, {*all_variables(s), self.tile}) if how.groups > 1 else None
         groups = {} if self.group is None else {how.tap: (self.group, how.taps)}
         own = tiled(space, {how.across: (self.tile, how.count), **groups})
-        factors = zero_factors(s, view.types)  # each of them reads zeros where a point does not count
-        exact = not factors or not all(isinstance(f, Access) for f in factors)
+        rows = {how.across if v == self.tile else v for v in own.reductions if own.largest(v) > 1}
+        exact = not _reads_zeros(space, view.types, how.across, rows)
         super().__init__(python_name(s.output) + "_taps", own, view, int64_index, [s] * how.taps, exact)
 
     def launch(self, flat: Statement, target: str) -> Launch:
@@ -155,3 +156,19 @@ class TapWriter(UnrolledKernel):
                 limit = inside_tile(self.group, how.taps, n, self.whole.extent[0][how.tap])
                 inside = frame.tests(point_conditions((), (limit,), self.view.types))
             k.store(address, a.result(), all_text(["col_in", *inside]))
+
+
+def _reads_zeros(space: Space, types: Types, across: str, rows: Collection[str]) -> bool:
+    """Whether a factor of a floating product is read as zero at each point that does not count: where a condition fails
+    of which the others do not tell, beyond the last tile along `across`, and beyond the last of all `rows`."""
+    s, box = space.statement, space.box(0)
+    factors = zero_factors(s, types)
+    read = [f for f in factors if isinstance(f, Access)]
+    told = {c for f in read for c in access_conditions(f, types)}
+    asked = {
+        c
+        for c in point_conditions(s.roots, s.constraints, types)
+        if c not in told and (across in c.form.variables() or not box.holds(c))
+    }
+    walked = any(not set(rows).isdisjoint(index_variables(*f.index)) for f in read)
+    return walked and not asked and len(read) == len(factors)

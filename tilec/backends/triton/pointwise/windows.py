@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.domain import access_conditions
+from tilec.backends.common.domain import Condition, access_conditions
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.contiguity import is_window, moved_least
@@ -20,7 +20,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.pointwise.unrolled import Computed, Element, OutputsKernel, inside_tile, tiled
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Expr, Statement, accesses_in, index_variables, value_accesses
+from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES, TensorType, Types, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable
@@ -134,7 +134,7 @@ class RegisterBlockWriter(OutputsKernel):
         elements = [Element(self.at(s, u, None), limits[u], n) for u in range(count) for n, s in enumerate(statements)]
         exact = not all(_may_read_zeros(r.space, view.types) for r in computed)
         exact |= block.groups * block.taps > space.largest(block.tap) and not all(
-            _reads_zeros_beyond(r.space.statement, block.tap, view.types) for r in computed
+            _reads_zeros_beyond(r.space, block.tap, view.types) for r in computed
         )
         super().__init__(own, view, int64_index, elements, computed, exact)
         columns = space.largest(self.columns[-1])
@@ -168,7 +168,7 @@ class RegisterBlockWriter(OutputsKernel):
     def _place(self, term: tuple[int, int | None]) -> tuple[int, int]:
         """The order of terms: by the place that they read, so that what is read is let go of."""
         u, n = term
-        forms = (linear(e) for a in accesses_in(self.whole.statement.body) for e in a.index)
+        forms = index_forms(self.whole) or []
         step, move = next(
             (int(f.coefficient(self.block.across)), int(f.coefficient(self.block.tap)))
             for f in forms
@@ -221,7 +221,8 @@ def _may_read_zeros(space: Space, types: Mapping[str, TensorType]) -> bool:
     return bool(space.valid) and set(space.valid) <= read and len(factors) > 1
 
 
-def _reads_zeros_beyond(s: Statement, tap: str, types: Types) -> bool:
+def _reads_zeros_beyond(space: Space, tap: str, types: Types) -> bool:
     """Whether a factor is an element at the tap itself, so that it is read as zero beyond the last one."""
-    own = (f for f in zero_factors(s, types) if isinstance(f, Access))
-    return any(linear(e).bare == tap for f in own for e in f.index)
+    own = (f for f in zero_factors(space.statement, types) if isinstance(f, Access))
+    last = Condition(Affine.variable(tap), space.low[0][tap] + space.extent[0][tap])
+    return any(last in access_conditions(f, types) for f in own)

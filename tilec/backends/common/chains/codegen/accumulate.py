@@ -20,6 +20,8 @@ from tilec.backends.common.chains.codegen.walk import limits
 from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.ir.index import Affine
 from tilec.ir.program import Call, Expr, Index, index_variables
+from tilec.ir.rational import as_int
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 from tilec.transforms.util.factors import quotient_of
 
@@ -75,8 +77,7 @@ class Accumulation(Places):
         """Where points are valid; None where all are."""
         b, kernel = self.b, self.kernel
         condition: Value | None = None
-        forms = t.bounds if masked else [f for f in t.bounds if f not in self.bounds]
-        for f in forms:
+        for f in self._open_bounds(t, masked):
             positive = Affine.of([(a, c) for a, c in f.terms if c > 0], f.constant)
             negative = Affine.of([(a, -c) for a, c in f.terms if c < 0])
             condition = at.both(condition, b.apply("ge", at.form(positive), at.form(negative)))
@@ -86,6 +87,10 @@ class Accumulation(Places):
         if looped is not None and masked and self.extent[looped] % self.axes[looped]:
             condition = at.both(condition, b.apply("lt", at.positions[looped], self.size(looped)))
         return condition
+
+    def _open_bounds(self, t: Target, masked: bool) -> list[Affine]:
+        """The bounds that may fail in a block."""
+        return [f for f in t.bounds if masked or f not in self.bounds]
 
     def _open_conditions(self, t: Target, masked: bool) -> list[Expr]:
         """The conditions that may fail in a block."""
@@ -97,6 +102,13 @@ class Accumulation(Places):
         hold anything, and a weight of 0 would make NaN of an infinity."""
         b, looped = self.b, self.kernel.looped
         seen: Value | None = None
+        for f in filter(self._leaves_columns, self._open_bounds(t, masked)):
+            own = {v: f.coefficient(v) for v in f.variables()}
+            ends = {v: self.ends[v][k > 0] for v, k in own.items() if v != looped}
+            rows = self.emitter({**at.positions, **ends}, masked)
+            positive = Affine.of([(a, k) for a, k in f.terms if k > 0], f.constant)
+            negative = Affine.of([(a, -k) for a, k in f.terms if k < 0])
+            seen = at.both(seen, b.apply("ge", rows.form(positive), rows.form(negative)))
         for c in conjuncts(self._open_conditions(t, masked)):
             here = at.condition(c)
             if set(here.type.axes) <= {looped}:
@@ -109,6 +121,16 @@ class Accumulation(Places):
                         limit = self._limit(c.args[1 - k], limit, at, masked, greatest=order in ("lt", "le"))
                         seen = at.both(seen, b.apply(order, place, limit))
         return seen
+
+    def _leaves_columns(self, f: Affine) -> bool:
+        """Whether a bound keeps all rows there are from some places along the walk."""
+        looped = self.kernel.looped
+        last = {v: self.extent[v] - 1 for v in f.variables()}
+        if looped is None or not f.coefficient(looped) or any(map(is_symbolic, last.values())):
+            return False
+        own = {v: as_int(f.coefficient(v)) for v in last}
+        greatest = as_int(f.constant) + sum(max(k, 0) * last[v] for v, k in own.items() if v != looped)
+        return greatest + min(own[looped], 0) * last[looped] < 0
 
     def _limit(self, e: Expr, rows: Value, at: Emitter, masked: bool, greatest: bool) -> Value:
         """The greatest value of an expression over the rows of the block, or the least; `rows`: its values."""
