@@ -155,3 +155,17 @@ def test_memory_beyond_a_length_may_hold_anything(condition):
         return [value, *torch.autograd.grad(value, given, cotangent)]
 
     check(results("triton", q, k, cache), [t.double() for t in results("torch", q, k, v)], 1e-5)
+
+
+@pytest.mark.parametrize("terms", ["P[i, j] * P[i, j] * V[j, e]", "P[i, j] * P[i, j]"])
+def test_several_weights_of_one_statistic(terms):
+    scores = "S[i, j] = +(Q[i, d] * K[j, d]); P[i, j] = exp(S[i, j] - max(S[i, k]))"
+    index, sizes = ("i, e", "N, E") if "e" in terms else ("i", "N")
+    mixture = f"O[{index} : {sizes}] = sum({terms}) / sum(P[i, j])"
+    source = f"function (Q[N, D], K[M, D], V[M, E]) -> (O) {{ {scores}; {mixture}; }}"
+    given = [torch.randn(24, 8), torch.randn(40, 8), torch.randn(40, 8)]
+    q, k, v = (t.double() for t in given)
+    p = torch.exp(q @ k.mT - (q @ k.mT).amax(1, keepdim=True))
+    wanted = (p * p @ v if "e" in terms else (p * p).sum(1, keepdim=True)) / p.sum(1, keepdim=True)
+    found = tilec.compile(source, backend="triton")(*given)
+    check([found.view(wanted.shape)], [wanted], 1e-5)
