@@ -156,3 +156,29 @@ def test_memory_beyond_a_length_may_hold_anything(condition):
         return [value, *torch.autograd.grad(value, given, cotangent)]
 
     check(results("triton", q, k, cache), [t.double() for t in results("torch", q, k, v)], 1e-5)
+
+
+@pytest.mark.parametrize("terms", ["P[i, j] * P[i, j] * V[j, e]", "P[i, j] * P[i, j]"])
+def test_several_weights_of_one_statistic(terms):
+    scores = "S[i, j] = +(Q[i, d] * K[j, d]); P[i, j] = exp(S[i, j] - max(S[i, k]))"
+    index, sizes = ("i, e", "N, E") if "e" in terms else ("i", "N")
+    mixture = f"O[{index} : {sizes}] = sum({terms}) / sum(P[i, j])"
+    source = f"function (Q[N, D], K[M, D], V[M, E]) -> (O) {{ {scores}; {mixture}; }}"
+    given = [torch.randn(24, 8), torch.randn(40, 8), torch.randn(40, 8)]
+    q, k, v = (t.double() for t in given)
+    p = torch.exp(q @ k.mT - (q @ k.mT).amax(1, keepdim=True))
+    wanted = (p * p @ v if "e" in terms else (p * p).sum(1, keepdim=True)) / p.sum(1, keepdim=True)
+    found = tilec.compile(source, backend="triton")(*given)
+    check([found.view(wanted.shape)], [wanted], 1e-5)
+
+
+def test_gradients_by_several_weights():
+    """Terms of which one has an exponential twice and another once."""
+    scores = "S[i, j] = +(Q[i, d] * K[j, d]); M[i] = logsumexp(S[i, k]); P[i, j] = exp(S[i, j] - M[i])"
+    mixture = "O[i, e : N, E] = sum(P[i, j] * P[i, j] * V[j, e])"
+    source = f"function (Q[N, D], K[M0, D], V[M0, E]) -> (O) {{ {scores}; {mixture}; }}"
+    given = [torch.randn(24, 8, requires_grad=True), *(torch.randn(40, 8, requires_grad=True) for _ in "kv")]
+    wide = [t.detach().double().requires_grad_() for t in given]
+    q, k, v = wide
+    wanted = torch.autograd.grad(((q @ k.mT).softmax(1) ** 2 @ v).sum(), wide)
+    check(torch.autograd.grad(tilec.compile(source, backend="triton")(*given).sum(), given), wanted, 1e-4)

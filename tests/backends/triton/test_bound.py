@@ -326,3 +326,16 @@ def test_what_torch_makes_has_no_place_in_the_shared_allocation() -> None:
     lines = TorchLines(("P = X + 1",), ("X",), ("P",), ("P",), ("float32",))
     allocated = [Allocate(name, (8,), "float32") for name in "PQR"]
     assert [*places(Plan((*allocated, lines, Release(("P", "Q", "R"))), ()))[0]] == ["Q", "R"]
+
+
+@pytest.mark.parametrize("names", ["XX", ("A'", "A_"), ("None", "A")], ids=str)
+@pytest.mark.parametrize("bias", ["", " + B[j]"])
+def test_lines_of_torch_are_python(names: tuple[str, str], bias: str) -> None:
+    """Of a tensor that is read twice, of tensors whose names are one in Python, and of one named as a keyword."""
+    left, right = names
+    head = ", ".join(f"{name}[N, N]" for name in dict.fromkeys(names))
+    source = f"function ({head}, B[N]) -> (Y) {{ Y[i, j : N, N] = sum({left}[i, k] * {right}[j, k]){bias}; }}"
+    specs = [tilec.spec((256, 256)) for _ in dict.fromkeys(names)]
+    executable = tilec.compile(source).lower(*specs, tilec.spec((256,)), target="sm_90")._executable
+    compile(executable.source(), "file", "exec")
+    assert isinstance(executable.plan.steps[0], TorchLines) == (right != "A_")

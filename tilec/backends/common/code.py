@@ -29,8 +29,15 @@ class FreshNames:
 
 
 def python_name(name: str) -> str:
-    """A Tile name, or a part's behind a dot, as a Python name: what Python lacks becomes `_`."""
-    return name.replace("'", "_").replace(".", "_")
+    """A Tile name, or a part's behind a dot, as a Python name: what Python lacks becomes `_`, and `None` is `None_`."""
+    found = name.replace("'", "_").replace(".", "_")
+    return f"{found}_" if keyword.iskeyword(found) else found
+
+
+def have_own_names(tensors: Iterable[str]) -> bool:
+    """Have these tensors names of their own in Python? `A'` and `A_` have one."""
+    different = set(tensors)
+    return len(set(map(python_name, different))) == len(different)
 
 
 def indented(lines: Sequence[str], depth: int = 1) -> list[str]:

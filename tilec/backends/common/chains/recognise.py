@@ -315,8 +315,8 @@ def _reduced(
             case Call("exp", (Call("sub", (x, Access() as a)),)) if not f.divides and stats == {a.tensor}:
                 top = there[a.tensor].target
                 fits = top.aggregation in ("max", "logsumexp") and top.body == x and top.points == t.points
-                if not fits or anchor not in (None, a.tensor) or a.index != top.statement.index:
-                    return None
+                if not fits or anchor is not None or a.index != top.statement.index:
+                    return None  # a sum is rescaled once where the statistic grows, not for each such factor
                 anchor = a.tensor
             case _:
                 return None

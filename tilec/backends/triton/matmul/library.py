@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 
 from tilec.backends.base import Options
-from tilec.backends.common.code import FreshNames, python_name, tuple_text
+from tilec.backends.common.code import FreshNames, have_own_names, python_name, tuple_text
 from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
@@ -48,7 +48,7 @@ def library_steps(
 ) -> list[Step] | None:
     """Steps by torch's own operation; None where the statement is none, where ours is known to be faster, or where the
     result is to be wider than torch's, which is rounded."""
-    if types[flat.output].dtype != statement_type(flat, types).dtype:
+    if types[flat.output].dtype != statement_type(flat, types).dtype or not have_own_names(reads(flat)):
         return None
     task = _task(defracted, flat, types)
     c = recognise_convolution(task)
@@ -99,7 +99,7 @@ def biased_steps(s: Statement, epilogue: Sequence[Statement], types: Types, stri
         whole = distinct_variables(left.index) == (*written[:-1], k) and not more
         if whole and order in ((k, written[-1]), (written[-1], k)):
             tensors = (left.tensor, right.tensor, bias.tensor)
-            if len({types[name].dtype for name in (*tensors, s.output)}) > 1:
+            if len({types[name].dtype for name in (*tensors, s.output)}) > 1 or not have_own_names(tensors):
                 return None
             if len(written) > 2 and tuple(strides[left.tensor]) != contiguous(types[left.tensor].shape):
                 return None
@@ -127,7 +127,8 @@ def _biased(s: Statement, out: Statement, tensors: tuple[str, str, str], swapped
     lines = [f"{name} = {python_name(tensor)}" for name, tensor in zip((left, right, bias), tensors, strict=True)]
     lines.append(f"{result} = {made}{f'.reshape({tuple_text(shape)})' if len(shape) > 2 else ''}")
     numbers = named_sizes(n for name in (*tensors, out.output) for n in types[name].shape)
-    return TorchLines(tuple(lines), tensors, (out.output,), (s.output, out.output), (types[out.output].dtype,), numbers)
+    given, carried = tuple(dict.fromkeys(tensors)), (s.output, out.output)
+    return TorchLines(tuple(lines), given, (out.output,), carried, (types[out.output].dtype,), numbers)
 
 
 LIBRARY_TILE, LIBRARY_STEP, LIBRARY_RATE = 32, 8, 20e12  # rows and columns, terms, terms a second of its least tiles

@@ -238,7 +238,11 @@ def _common(x: Expr, y: Expr, types: Types) -> tuple[list[Factor], Expr, Expr] |
     """Exponentials that two terms share, and what is left of these; `c ? p * x : 0` is p times `c ? x : 0` beside
     another multiple of p."""
     first, second = _terms_of(x, types), _terms_of(y, types)
-    common = [f for f in first[1] if f in second[1] and isinstance(f.value, Call) and f.value.function == "exp"]
+    others, common = list(second[1]), list[Factor]()
+    for f in first[1]:
+        if f in others and isinstance(f.value, Call) and f.value.function == "exp":
+            others.remove(f)
+            common.append(f)
     if not common or first[0] is not None and second[0] is not None:
         return None
     rest = []
