@@ -43,8 +43,8 @@ def turned_back(s: Statement, shapes: Shapes) -> Statement:
             *(w for k, e in enumerate(s.index or ()) if k != place for w in index_variables(e)),
         }
         candidates = (v for v in form.variables() if v not in taken)
-        turns = (_going_round(v, form.coefficient(v), box, n, s) for v in candidates)
-        found = next((x for x in turns if x is not None), None)
+        found_rounds = (_going_round(v, form.coefficient(v), box, n, s) for v in candidates)
+        found = next((x for x in found_rounds if x is not None), None)
         if found is None:
             continue
         v, low, without = found
