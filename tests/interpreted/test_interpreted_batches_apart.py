@@ -43,7 +43,7 @@ def test_where_little_is_gained(shapes: tuple[tuple[int, ...], ...]) -> None:
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_and_gradients(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "LEAST_APART", 0)
+    monkeypatch.setattr(pack, "LEAST_BYTES_APART", 0)
     generator = torch.Generator().manual_seed(0)
     x, m, w = (
         torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in ((19, 320), (16, 20, 20), (20, 16, 16))

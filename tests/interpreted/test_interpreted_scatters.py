@@ -298,10 +298,10 @@ EPILOGUES = {  # source, shapes of what has elements of its own
     ),
     "of single elements": (
         """function (U[M], T[M], Z[N, D]) -> (Y) {
-            A[T[m], m % 5 : N, D] = +(U[m]);
+            A[T[m], m % 7 : N, D] = +(U[m]);
             Y[n, d : N, D] = A[n, d] > 0 ? A[n, d] - Z[n, d] : 0;
         }""",
-        ((POINTS,), None, (40, 5)),
+        ((POINTS,), None, (40, 7)),
     ),
     "of columns before the places": (
         """function (U[M, B, D], T[M], Z[B, N, D]) -> (Y) {

@@ -63,7 +63,8 @@ def test_what_follows(monkeypatch, numbers):
     """An epilogue in the same kernel, of blocks that are computed again too."""
     for name in ("FEWEST_SPLIT_POINTS", "FEWEST_SMALL_POINTS", "FEWEST_SPLIT_TERMS"):
         monkeypatch.setattr(split, name, 0)
-    monkeypatch.setattr(split, "SMALL_BLOCKS", (split.SmallBlock(Config(32, 32, 16, 4, 2), 2, 1, 1),))
+    monkeypatch.setattr(split, "ONE_SPLIT_BLOCK", split.SplitBlock(Config(32, 32, 16, 4, 2), 2, 1, 1))
+    monkeypatch.setattr(split, "SPLIT_BLOCKS", (split.ONE_SPLIT_BLOCK,))
     monkeypatch.setattr(split, "MULTIPROCESSORS", 1)
     text = """function (A[I, K], B[K, J], V[J], R[I, J]) -> (Y) {
         S[i, j : I, J] = +(A[i, k] * B[k, j]); T = max(S + V, R); Y = T * V; }"""

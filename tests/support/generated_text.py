@@ -108,7 +108,7 @@ def _texts_of(lowered: Lowered, inputs: Sequence[torch.Tensor]) -> Iterator[str]
 def _texts_of_plan(program: TritonProgram, strides: Sequence[tuple[int, ...]], setting: Setting) -> Iterator[str]:
     plan = program._make_plan(strides, setting)
     yield from (launch.text for launch in plan.launches())
-    yield program._text(plan)
+    yield program._write(plan).file
 
 
 def check_texts(source: str, inputs: Sequence[torch.Tensor]) -> int:

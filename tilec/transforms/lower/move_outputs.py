@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.functions import all_of, operands_of
-from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.index import Affine, canonical, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, children, index_variables
 from tilec.ir.rational import Fraction
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, sizes_of
@@ -54,7 +54,7 @@ def turned_back(s: Statement, shapes: Shapes) -> Statement:
             continue
         s, steps = without, n // int(abs(step))
         back = (Affine.variable(v) - rest) * (1 if step > 0 else -1) - low
-        turned = Affine.of([(Call("mod", (back.to_expr(), Int(steps))), 1)], low)
+        turned = linear(canonical(Call("mod", (back.to_expr(), Int(steps))))) + low
         index = list(s.index or ())
         moved = substitute_affine(s, {v: turned})
         index[place] = (beside + (Affine.variable(v, abs(step)) + start) * c).to_expr()

@@ -19,7 +19,6 @@ OF_MAGNITUDE = {
     "eq": "(({x} == {low}) | ({x} == {high}))",
     "ne": "(({x} != {low}) & ({x} != {high}))",
 }
-MIRRORED = {"ge": "le", "gt": "lt", "lt": "gt", "le": "ge", "eq": "eq", "ne": "ne"}
 
 
 def parts_of_lower_bound(form: Affine) -> tuple[Affine, ...]:

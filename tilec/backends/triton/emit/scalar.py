@@ -15,13 +15,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from tilec.backends.common.blocks.ir import MIRRORED
 from tilec.backends.common.code import literal, parenthesised
 from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
 from tilec.backends.common.scalars import fit, value_children
 from tilec.backends.triton.emit.conditional_reads import conditions_of_reads, is_known_before
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import triton_type
-from tilec.backends.triton.emit.magnitudes import MIRRORED, OF_MAGNITUDE, of_negated_magnitude
+from tilec.backends.triton.emit.magnitudes import OF_MAGNITUDE, of_negated_magnitude
 from tilec.errors import TileError
 from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS, ROUNDING

@@ -32,7 +32,7 @@ from tilec.transforms.util.rewrite import with_parts
 LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
 FEWEST_BATCHES, FEWEST_APART = 4, 16  # of what lies innermost, and elements that lie next to each other in the copy
-LEAST_APART = 2**21  # bytes of a tensor that caches would hold
+LEAST_BYTES_APART = 2**21  # bytes of a tensor that caches would hold
 
 
 def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite | None:
@@ -111,7 +111,7 @@ def _axis_apart(access: Access, product: MatrixProduct) -> int | None:
     space, batch = product.space, product.dot.batch
     t, strides = product.view.types[access.tensor], product.view.strides[access.tensor]
     names = distinct_variables(access.index)
-    if names is None or size_in_bytes(t) < LEAST_APART:
+    if names is None or size_in_bytes(t) < LEAST_BYTES_APART:
         return None
     axes = sorted((a for a, v in enumerate(names) if not space.single(v)), key=lambda a: strides[a])
     others = [a for a in axes if names[a] not in batch]

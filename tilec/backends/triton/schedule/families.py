@@ -249,10 +249,8 @@ def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
         return None
     int64_index, setting = p.int64_index, p.setting
     view = with_tops(found.tops, p.view)
-    head = [
-        Request(s, view.types, view.strides, int64_index, partial(_allocated_steps, s, view, setting))
-        for s in found.tops
-    ]
+    alone = partial(_allocated_steps, view=view, setting=setting)
+    head = [Request(s, view.types, view.strides, int64_index, partial(alone, s)) for s in found.tops]
     product = MatrixProduct(with_guards(found.dot), p.space, view)
     inner = inner_variables(product, LEAST_REUSE)
     last = inner[0] if len(inner) == 1 and product.dot.dtype == "float32" else None
@@ -269,9 +267,12 @@ def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
     product = MatrixProduct(over.product.dot, p.space, replace(over.view, statement=view.statement))
     task = DotTask(product, int64_index, PRECISION[setting.precision], config, p.epilogue)
     writer = LogWriter(found, task, split) if isinstance(found, LogDot) else WeightedWriter(found, task, split)
-    own = launched(writer, p.flat)
-    steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in own]
+    steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in launched(writer, p.flat)]
     return [*head, *over.around(steps), Release(tuple(s.output for s in found.tops))]
+
+
+def _grouping(p: Problem) -> Any:
+    return grouped_product(p.space, p.view, p.setting) if p.product is None else None
 
 
 def _grouped(p: Problem, found: Any) -> list[Step] | None:
@@ -305,8 +306,7 @@ def _of_band(p: Problem, found: Banded) -> list[Step]:
 
 def _pointwise(p: Problem, space: Space) -> list[Step] | None:
     view, int64_index = p.view, p.int64_index
-    before: list[Step] = []
-    after: list[Step] = []
+    before, after = list[Step](), list[Step]()
     for prepared in (columns_packed,) if p.epilogue else (shared, columns_packed):
         once = prepared(space, view, int64_index)
         if once is not None:
@@ -378,11 +378,7 @@ FAMILIES = (
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),
     Family("product", lambda p: p.product, _product, lambda p, product: worthwhile(product.dot, p.space)),
     Family("padded product", lambda p: p.product, _dot_steps, lambda p, product: worthwhile_padded(product)),
-    Family(
-        "grouped product",
-        lambda p: grouped_product(p.space, p.view, p.setting) if p.product is None else None,
-        _grouped,
-    ),
+    Family("grouped product", _grouping, _grouped),
     Family(
         "product of exponentials",
         lambda p: recognise_log(p.space, p.view) or recognise_weighted(p.space, p.view),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
-from tilec.backends.common.blocks.ir import Value
+from tilec.backends.common.blocks.ir import MIRRORED, Value
 from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.codegen.emit import LOG2E, Emitter
 from tilec.backends.common.chains.codegen.places import Places, Tiling, tensors_of
@@ -25,7 +25,7 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 from tilec.transforms.util.factors import quotient_of
 
-MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}  # the order with its sides exchanged
+ORDERED = ("lt", "le", "gt", "ge")
 
 
 class Accumulation(Places):
@@ -113,7 +113,7 @@ class Accumulation(Places):
             here = at.condition(c)
             if set(here.type.axes) <= {looped}:
                 seen = at.both(seen, here)
-            elif isinstance(c, Call) and c.function in MIRRORED and looped is not None:
+            elif isinstance(c, Call) and c.function in ORDERED and looped is not None:
                 values = at.alike(c.args)
                 for k, order in enumerate((c.function, MIRRORED[c.function])):
                     place, limit = values[k], values[1 - k]
