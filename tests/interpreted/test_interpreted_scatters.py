@@ -297,11 +297,11 @@ EPILOGUES = {  # source, shapes of what has elements of its own
         ((POINTS, 5), None, (5, 40)),
     ),
     "of single elements": (
-        """function (U[M], T[M], Z[N, D]) -> (Y) {
-            A[T[m], m % 7 : N, D] = +(U[m]);
-            Y[n, d : N, D] = A[n, d] > 0 ? A[n, d] - Z[n, d] : 0;
+        """function (U[M], T[M], Z[N]) -> (Y) {
+            A[T[m] : N] = +(U[m]);
+            Y[n : N] = A[n] > 0 ? A[n] - Z[n] : 0;
         }""",
-        ((POINTS,), None, (40, 7)),
+        ((POINTS,), None, (40,)),
     ),
     "of columns before the places": (
         """function (U[M, B, D], T[M], Z[B, N, D]) -> (Y) {

@@ -50,24 +50,24 @@ def softmax(body: str, guard: str = "", inputs: str = "") -> str:
     }}"""
 
 
-def hidden(s: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+def _hidden(s: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     return s.masked_fill(~seen, -torch.inf)
 
 
 PLAIN = "0.25 * S[b, i, j]"
 VARIANTS = {
     "full": Attention(softmax(PLAIN), lambda s, i, j: s / 4),
-    "causal": Attention(softmax(PLAIN, "i >= j"), lambda s, i, j: hidden(s / 4, i >= j)),
-    "window": Attention(softmax(PLAIN, "i >= j & i - j < 20"), lambda s, i, j: hidden(s / 4, (i >= j) & (i - j < 20))),
-    "ahead": Attention(softmax(PLAIN, "2 * i < 3 * j + 9"), lambda s, i, j: hidden(s / 4, 2 * i < 3 * j + 9)),
+    "causal": Attention(softmax(PLAIN, "i >= j"), lambda s, i, j: _hidden(s / 4, i >= j)),
+    "window": Attention(softmax(PLAIN, "i >= j & i - j < 20"), lambda s, i, j: _hidden(s / 4, (i >= j) & (i - j < 20))),
+    "ahead": Attention(softmax(PLAIN, "2 * i < 3 * j + 9"), lambda s, i, j: _hidden(s / 4, 2 * i < 3 * j + 9)),
     "alibi": Attention(
         softmax(f"{PLAIN} + Slope[b] * (j - i)", "i >= j", ", Slope[B]"),
-        lambda s, i, j, slope: hidden(s / 4 + slope[:, None, None] * (j - i), i >= j),
+        lambda s, i, j, slope: _hidden(s / 4 + slope[:, None, None] * (j - i), i >= j),
         (("Slope", ("B",)),),
     ),
     "slopes": Attention(
         softmax(f"{PLAIN} + 0.03125 * Slope[b] * (j - i)", "i >= j", ", Slope[B]"),
-        lambda s, i, j, slope: hidden(s / 4 + slope[:, None, None] / 32 * (j - i), i >= j),
+        lambda s, i, j, slope: _hidden(s / 4 + slope[:, None, None] / 32 * (j - i), i >= j),
         (("Slope", ("B",)),),
         wrt=("Q", "K", "V", "Slope"),
     ),
@@ -83,11 +83,11 @@ VARIANTS = {
         (("R", ("P",)),),
     ),
     "capped": Attention(
-        softmax("3 * tanh(S[b, i, j] / 3)", "i >= j"), lambda s, i, j: hidden(3 * (s / 3).tanh(), i >= j)
+        softmax("3 * tanh(S[b, i, j] / 3)", "i >= j"), lambda s, i, j: _hidden(3 * (s / 3).tanh(), i >= j)
     ),
     "documents": Attention(
         softmax(PLAIN, "D[b, i] == C[b, j]", ", D[B, N], C[B, M]"),
-        lambda s, i, j, d, c: hidden(s / 4, d[:, :, None] == c[:, None]),
+        lambda s, i, j, d, c: _hidden(s / 4, d[:, :, None] == c[:, None]),
         (("D", ("B", "N")), ("C", ("B", "M"))),
         integers=("D", "C"),
     ),
@@ -96,7 +96,7 @@ VARIANTS = {
             S[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e]);
             O[b, i, f] = sum(i >= j ? V[b, j, f] / (1 + exp(3 - S[b, i, j] / 4)));
         }""",
-        lambda s, i, j: hidden(s / 4, i >= j),
+        lambda s, i, j: _hidden(s / 4, i >= j),
         weights=lambda x: torch.sigmoid(x - 3),
     ),
     "linear": Attention(

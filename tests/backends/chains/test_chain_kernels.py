@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.chains import PLAIN, VARIANTS, Attention, both_ways, hidden, run, softmax
+from support.chains import VARIANTS, both_ways, run
 
 import tilec
 from tilec.backends.common.chains import cost, recognise
@@ -50,22 +50,6 @@ def test_columns_of_one_block(name, tiles):
     """Nothing is carried, and a program has several blocks of rows: the last one fewer."""
     mine, theirs, *_ = both_ways(VARIANTS[name], "float32", SIZES, Tiling(16, 64, tiles=tiles))
     check(mine, theirs, 3e-6)
-
-
-@pytest.mark.parametrize("width", [20, 45])
-def test_both_ends_of_a_window_are_one_loop(width):
-    """With blocks between them that need no mask, and without; in the kernels of both passes."""
-    guard = f"i >= j & i - j < {width}"
-    window = Attention(softmax(PLAIN, guard), lambda s, i, j: hidden(s / 4, (i >= j) & (i - j < width)))
-    mine, theirs, *_ = both_ways(window, "float32", {**SIZES, "N": 90, "M": 80}, Tiling(16, 8))
-    check(mine, theirs, 3e-6)
-    f = tilec.compile(window.text)
-    parts = partition(f.program, window.wrt, {n: TensorType((2, 4096, 64), "bfloat16") for n in "QKV"}, {}, True)
-    for part in (parts.forward, parts.backward.program):
-        types = {n: parts.backward.types.get(n, TensorType((2, 4096, 64), "bfloat16")) for n in part.input_names()}
-        specs = [tilec.spec(t.shape, t.dtype) for t in types.values()]
-        for k in tilec.Function(part, window.text, backend="triton").lower(*specs, target="sm_90").kernels:
-            assert k.source.count(" in tl.range(") == 2
 
 
 SQUARES = "T[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]))"

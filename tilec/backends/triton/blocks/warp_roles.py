@@ -97,6 +97,7 @@ def warp_roles(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> WarpRoles
     alike = all(
         [d.left for d in other.firsts] == [d.left for d in w.firsts]
         and other.second.out.type.axes == w.second.out.type.axes
+        and other.loop.step == w.loop.step
         and other.first.type.axes == (rows, streamed)
         and [x.tensor for x in (*other.streamed, other.mixture)] == [x.tensor for x in (*w.streamed, w.mixture)]
         for other in walks

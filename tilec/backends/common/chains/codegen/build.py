@@ -17,7 +17,7 @@ from tilec.backends.common.chains.codegen.accumulate import Accumulation
 from tilec.backends.common.chains.codegen.emit import LN2, Emitter
 from tilec.backends.common.chains.codegen.places import Tiling, distance, in_one_block, tensors_of, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
-from tilec.backends.common.chains.codegen.walk import Piece, block_count, limits, pieces
+from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces
 from tilec.ir.program import accesses_in
 from tilec.ir.types import Types
 
@@ -130,12 +130,7 @@ class _Build(Accumulation):
         found = limits(b, self.bounds, looped, self.ends, self.size(looped))
         residual = any(not f.coefficient(looped) for f in self.bounds)
         state = tuple(state)
-        made = pieces(b, found, step, self.size(looped), self.extent[looped] % step == 0, residual)
-        ends = [p for p in made if p.masked]
-        if len(ends) > 1:  # whose text is the same
-            state = self._both(ends[0], ends[1], step, positions, state, places)
-            made = [p for p in made if not p.masked]
-        for piece in made:
+        for piece in pieces(b, found, step, self.size(looped), self.extent[looped] % step == 0, residual):
             state = self._piece(piece, step, positions, state, places)
         return tuple(state)
 
@@ -148,23 +143,6 @@ class _Build(Accumulation):
             return self._step(here, piece.masked, carried, places)
 
         return b.loop(piece.start, piece.stop, step, state, go, hint=f"first_{looped}")
-
-    def _both(
-        self, one: Piece, other: Piece, step: int, positions: dict[str, Value], state, places
-    ) -> tuple[Value, ...]:
-        """The blocks of two pieces with masks, in one loop: half the text to compile."""
-        b, looped = self.b, self.kernel.looped
-        assert looped is not None
-        counts = [block_count(b, p, step) for p in (one, other)]
-        moved = b.apply("sub", other.start, b.apply("mul", counts[0], b.number(step)))
-
-        def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
-            start = b.apply("select", b.apply("lt", count, counts[0]), one.start, moved)
-            first = b.apply("add", start, b.apply("mul", count, b.number(step)), hint=f"first_{looped}")
-            here = {**positions, looped: b.apply("add", first, b.positions(looped), hint=looped)}
-            return self._step(here, True, carried, places)
-
-        return b.loop(b.number(0), b.apply("add", *counts), 1, state, go, hint="count")
 
     def _listed(
         self, visits: Visits, masked: bool, positions: dict[str, Value], state: tuple[Value, ...], places

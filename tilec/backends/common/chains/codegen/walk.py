@@ -120,12 +120,6 @@ def pieces(b: Builder, found: Range, step: int, extent: Value, whole: bool, resi
     return [*made, Piece(middle, full, False), Piece(full, stop, True)]
 
 
-def block_count(b: Builder, piece: Piece, step: int) -> Value:
-    """How many blocks a piece has."""
-    length = b.apply("larger", b.apply("sub", piece.stop, piece.start), b.number(0))
-    return b.apply("floordiv", b.apply("add", length, b.number(step - 1)), b.number(step))
-
-
 def _rounded_up(b: Builder, v: Value, step: int) -> Value:
     up = b.apply("add", v, b.number(step - 1))
     return b.apply("mul", b.apply("floordiv", up, b.number(step)), b.number(step))
