@@ -18,6 +18,7 @@ from tilec.backends.common.chains.codegen.places import Places, Tiling, tensors_
 from tilec.backends.common.chains.codegen.visits import Visits
 from tilec.backends.common.chains.codegen.walk import limits
 from tilec.backends.common.chains.values import DOT_DTYPES
+from tilec.ir.functions import operands_of
 from tilec.ir.index import Affine
 from tilec.ir.program import Call, Expr, Index, index_variables
 from tilec.ir.rational import as_int
@@ -78,9 +79,7 @@ class Accumulation(Places):
         b, kernel = self.b, self.kernel
         condition: Value | None = None
         for f in self._open_bounds(t, masked):
-            positive = Affine.of([(a, c) for a, c in f.terms if c > 0], f.constant)
-            negative = Affine.of([(a, -c) for a, c in f.terms if c < 0])
-            condition = at.both(condition, b.apply("ge", at.form(positive), at.form(negative)))
+            condition = at.both(condition, at.not_negative(f))
         for c in self._open_conditions(t, masked):
             condition = at.both(condition, at.condition(c))
         looped = kernel.looped
@@ -106,10 +105,8 @@ class Accumulation(Places):
             own = {v: f.coefficient(v) for v in f.variables()}
             ends = {v: self.ends[v][k > 0] for v, k in own.items() if v != looped}
             rows = self.emitter({**at.positions, **ends}, masked)
-            positive = Affine.of([(a, k) for a, k in f.terms if k > 0], f.constant)
-            negative = Affine.of([(a, -k) for a, k in f.terms if k < 0])
-            seen = at.both(seen, b.apply("ge", rows.form(positive), rows.form(negative)))
-        for c in conjuncts(self._open_conditions(t, masked)):
+            seen = at.both(seen, rows.not_negative(f))
+        for c in (x for whole in self._open_conditions(t, masked) for x in operands_of("and", whole)):
             here = at.condition(c)
             if set(here.type.axes) <= {looped}:
                 seen = at.both(seen, here)
@@ -269,12 +266,6 @@ class Accumulation(Places):
         for place in self.seen.values():
             found[place] = b.reduce("max", looped, found[place])
         return found
-
-
-def conjuncts(conditions: Sequence[Expr]) -> list[Expr]:
-    """Conditions that hold together where these do."""
-    parts = ([c] if not isinstance(c, Call) or c.function != "and" else conjuncts(c.args) for c in conditions)
-    return [c for own in parts for c in own]
 
 
 def is_moved(e: Expr, v: str) -> bool:

@@ -59,6 +59,12 @@ class Emitter:
             total = b.apply("add", total, b.apply("mul", term, b.number(as_int(c))))
         return total
 
+    def not_negative(self, form: Affine) -> Value:
+        """Whether a form is at least 0: its positive terms beside the others, so that each side leaves loops alone."""
+        positive = Affine.of([(a, c) for a, c in form.terms if c > 0], form.constant)
+        negative = Affine.of([(a, -c) for a, c in form.terms if c < 0])
+        return self.b.apply("ge", self.form(positive), self.form(negative))
+
     def read(self, a: Access) -> Value:
         """An element of a tensor, in the tensor's type."""
         t = self.types[a.tensor]
