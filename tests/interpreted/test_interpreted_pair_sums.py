@@ -66,3 +66,15 @@ def test_a_pairwise_loss_stores_no_pairs() -> None:
         assert lowered.temporary_bytes < 2**22
         walking = [k for k in lowered.source().split("@triton.jit")[1:] if "UNROLL" in k and "t = " in k or "q = " in k]
         assert len(walking) >= walks and not any("float64" in k for k in walking)
+
+
+@pytest.mark.parametrize(
+    "body", ["I[n, y + j, x + i, c] + K[j, i, c, o]", "abs(I[n, y + j, x + i, c] - K[j, i, c, o])"]
+)
+def test_products_of_rows_and_columns_stay_whole(body: str) -> None:
+    """What several variables are reduced over in blocks of pixels and channels is one kernel."""
+    f = tilec.compile(
+        f"function (I[N, H, W, C], K[R, S, C, D]) -> (O) {{ O[n, y, x, o : N, H-R+1, W-S+1, D] = >({body}); }}"
+    )
+    lowered = f.lower(tilec.spec((4, 58, 58, 32)), tilec.spec((3, 3, 32, 32)), target="sm_90")
+    assert [k.name for k in lowered.kernels] == ["O_kernel"]

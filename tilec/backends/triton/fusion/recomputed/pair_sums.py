@@ -8,6 +8,7 @@ nothing is stored, and a block of neighbours along one variable reads what the o
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -91,7 +92,7 @@ def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> S
         return None
     if types[s.output].dtype in NARROW or not _is_cheap(s):
         return None
-    changed = len(set(variables_of(s)) - set(index_variables(*s.index))) > 1
+    changed = len(set(variables_of(s)) - set(index_variables(*s.index))) > 1 and not _has_rows_and_columns(s)
     while True:
         most = max((len(types[n].shape) for n in reads(s)), default=0)
         views = {
@@ -108,6 +109,14 @@ def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> S
             return None
         if s.aggregation != "sum" and (narrow or _may_contract(s)):
             return None  # a gradient looks for the extremum among values that another kernel computes
+
+
+def _has_rows_and_columns(s: Statement) -> bool:
+    """Whether either of two operands has a variable of the output that the other lacks: blocks of both then serve each
+    other, however many variables are summed, as in a product."""
+    outputs = set(index_variables(*(s.index or ())))
+    own = [outputs & set(index_variables(*a.index)) for a in accesses_in(s.body)]
+    return any(a - b and b - a for a, b in itertools.combinations(own, 2))
 
 
 def _is_distinct(a: Access) -> bool:
@@ -156,10 +165,11 @@ def _pays(s: Statement, domain: Domain, types: Types) -> bool:
 
 
 def _neighbours(s: Statement, domain: Domain) -> str:
-    """The variable along which blocks lie: of a sum over one variable its last output's, else the last one summed."""
+    """The variable along which blocks lie: its last output's of a sum over one variable and where there are rows and
+    columns, else the last one summed."""
     summed = [v for v in domain.reductions() if domain.extent[v] > 1]
     along = [v for v in domain.output_variables() if domain.extent[v] > 1]
-    if len(summed) == 1 and along:
+    if along and (len(summed) == 1 or _has_rows_and_columns(s)):
         return along[-1]
     last = [linear(a.index[-1]).bare for a in accesses_in(s.body) if a.index]
     return next((v for v in last if v in summed), summed[-1])
