@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from tilec.backends.common.domain import Domain, build_domain
@@ -53,10 +53,12 @@ def with_pair_sums(
 ) -> tuple[Program, Types, frozenset[str], frozenset[str]]:
     """The program with such sums, all types, the outputs of what is new or changed, and of the sums. `barred`: outputs
     of statements that stay as they are."""
-    made = {s.output: s for s in program.statements}
+    views = {s.output: s for s in program.statements if _is_cheap(s) and _gives(s, types)}
+    least = _least_read(program, views, types)
     found: dict[str, tuple[Statement, Domain]] = {}
     for s in program.statements:
-        whole = None if s.output in barred else _from_leaves(s, made, types)
+        asked = s.output not in barred and _may_have_pairs(s, least, types)
+        whole = _from_leaves(s, views, types) if asked else None
         domain = None if whole is None else build_domain(whole, types)
         if whole is not None and domain is not None and _pays(whole, domain, types):
             found[s.output] = whole, domain
@@ -84,22 +86,49 @@ def with_pair_sums(
     return replace(program, statements=left), known, frozenset((*found, *sums)), frozenset(sums)
 
 
-def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> Statement | None:
-    """A plain sum over several variables, or one with elementwise statements over all of its variables written into it;
-    None of others."""
+def _least_read(program: Program, views: Collection[str], types: Types) -> dict[str, int]:
+    """How many elements at least the largest tensor has that each is computed from, or each itself if that is less."""
+    least = {name: math.prod(types[name].shape) for name in program.input_names()}
+    for s in program.statements:
+        own = math.prod(types[s.output].shape)
+        read = max((least.get(n, 0) for n in reads(s)), default=0)
+        least[s.output] = min(own, read) if s.output in views else own
+    return least
+
+
+def _may_have_pairs(s: Statement, least: Mapping[str, int], types: Types) -> bool:
+    """Whether a plain aggregation has many points and may come from few elements: asked before anything is written
+    into anything, since most programs have none such."""
     plain = s.default is None and s.init is None and s.guard is None and not s.constraints
     if s.index is None or not plain or s.aggregation not in _AGGREGATIONS or reads_itself(s):
-        return None
+        return False
     if types[s.output].dtype in NARROW or not _is_cheap(s):
-        return None
-    changed = len(set(variables_of(s)) - set(index_variables(*s.index))) > 1 and not _has_rows_and_columns(s)
+        return False
+    domain = build_domain(s, types)
+    if domain is None or not _are_many(math.prod(domain.extent.values()), (least.get(n, 0) for n in reads(s))):
+        return False
+    return _is_of_pairs(s, domain, types)
+
+
+def _is_of_pairs(s: Statement, domain: Domain, types: Types) -> bool:
+    """Whether a factor depends on all variables. What is written into it adds none."""
+    split = split_factors(s.body, types)
+    every = {v for v, n in domain.extent.items() if n > 1}
+    return split is not None and any(every <= set(index_variables(f)) for f in split[0])
+
+
+def _are_many(pairs: int, read: Iterable[int]) -> bool:
+    return pairs >= LEAST_PAIRS and all(LEAST_SHARING * n <= pairs for n in read)
+
+
+def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> Statement | None:
+    """A sum over several variables, or one with the elementwise statements of `made` over all of its variables written
+    into it; None of others."""
+    summed = set(variables_of(s)) - set(index_variables(*(s.index or ())))
+    changed = len(summed) > 1 and not _has_rows_and_columns(s)
     while True:
         most = max((len(types[n].shape) for n in reads(s)), default=0)
-        views = {
-            n: made[n]
-            for n in reads(s)
-            if n in made and len(types[n].shape) == most and _is_cheap(made[n]) and _gives(made[n], types)
-        }
+        views = {n: made[n] for n in reads(s) if n in made and len(types[n].shape) == most}
         views = {n: view for n, view in views.items() if not asks_of(s, view)}
         if not views or not all(_is_distinct(a) for a in accesses_in(s.body) if a.tensor in views):
             return s if changed else None
@@ -150,18 +179,17 @@ def _pays(s: Statement, domain: Domain, types: Types) -> bool:
     if statement_type(s, types) != types[s.output]:
         return False
     pairs = math.prod(domain.extent.values())
-    if pairs < LEAST_PAIRS or any(LEAST_SHARING * math.prod(types[n].shape) > pairs for n in reads(s)):
+    if not _are_many(pairs, (math.prod(types[n].shape) for n in reads(s))):
         return False
     every = {v for v, n in domain.extent.items() if n > 1}
     if not every & set(domain.reductions()):
         return False
-    split = split_factors(s.body, types)
-    whole = split is not None and any(every <= set(index_variables(f)) for f in split[0])
     calls = {e for e in walk(s.body) if isinstance(e, Call)}
     costly = sum(costly_instructions(e, types) for e in calls if every <= set(index_variables(e)))
     column = _neighbours(s, domain)
     sums = math.prod(domain.extent[v] for v in {*domain.output_variables(), column})
-    return whole and costly <= CALLED and sums >= LEAST_SUMS and domain.extent[column] >= LEAST_BESIDE_EACH
+    enough = sums >= LEAST_SUMS and domain.extent[column] >= LEAST_BESIDE_EACH
+    return enough and costly <= CALLED and _is_of_pairs(s, domain, types)
 
 
 def _neighbours(s: Statement, domain: Domain) -> str:
