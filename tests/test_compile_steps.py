@@ -112,4 +112,5 @@ def test_steps_of_kernels_grow_as_the_program_does(program: str) -> None:
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_steps_of_long_programs_and_their_gradients(program: str, gradient: bool, backend: str) -> None:
-    assert exponent(COUNTS, program, gradient, backend) < LARGEST
+    """From 20 statements on: shorter programs may have another form, such as gradients of few taps."""
+    assert exponent(COUNTS[1:], program, gradient, backend) < LARGEST

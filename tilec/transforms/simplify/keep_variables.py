@@ -72,10 +72,12 @@ def outside_variables(*roots: Expr) -> tuple[str, ...]:
 
 
 def _outside(e: Expr) -> Iterator[Expr]:
-    if not isinstance(e, Aggregate):
-        yield e
-        for child in children(e):
-            yield from _outside(child)
+    left = [e]
+    while left:
+        e = left.pop()
+        if not isinstance(e, Aggregate):
+            yield e
+            left += reversed(children(e))
 
 
 def _roots(s: Statement) -> list[Expr]:
