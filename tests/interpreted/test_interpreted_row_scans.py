@@ -80,7 +80,8 @@ def test_values(name, shape, dtype):
     inputs = given(*shape, dtype)
     f, g = tilec.compile(source(name), backend="triton"), tilec.compile(source(name), backend="torch")
     compared(f, g, inputs, 2e-2 if dtype == torch.bfloat16 else 1e-5)
-    if shape == (37, 33):
+    few = name == "products and extrema up to the one before"  # three kernels take as long for so few rows
+    if shape == (37, 33) and not few:
         assert "associative_scan" in f.lower(*inputs).source() and "_scan[" not in f.lower(*inputs).source()
 
 
@@ -135,3 +136,7 @@ def test_infinities_and_further_columns():
     large = [tilec.spec(s, "float32") for s in ((4000, 500), (4000, 500), (4000, 500, 3))]
     assert [k.name for k in f.lower(*large, target="sm_90").kernels][0] == "W_rows"
     compared(f, g, (p.abs(), q, c), 1e-5)
+
+
+def test_three_scans_of_many_rows_share_a_kernel():
+    assert kernels(source("products and extrema up to the one before"), (4000, 500), (4000, 500)) == 1
