@@ -21,11 +21,10 @@ from tilec.ir.types import FLOATS, Types
 _MOST_TERMS = 4
 
 
-def with_short_sums(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, frozenset[str]]:
-    """The program with such sums as assignments, but for those `barred`, and the outputs of these."""
+def with_short_sums(program: Program, types: Types, barred: Collection[str]) -> Program:
+    """The program with such sums as assignments, but for those `barred`."""
     found = {s.output: m for s in program.statements if s.output not in barred and (m := _written_out(s, types))}
-    statements = tuple(found.get(s.output, s) for s in program.statements)
-    return replace(program, statements=statements), frozenset(found)
+    return replace(program, statements=tuple(found.get(s.output, s) for s in program.statements))
 
 
 def _written_out(s: Statement, types: Types) -> Statement | None:

@@ -48,9 +48,9 @@ WINDOWS = {"sum": "add", "max": "max", "min": "min"}  # aggregations of a window
 
 def with_windows(
     program: Program, types: Types, barred: Collection[str], reads: Mapping[str, Sequence[str]]
-) -> tuple[Program, frozenset[str]]:
-    """The program with such statements in one kernel, where that pays; the outputs of those. `barred`: outputs that
-    stay as they are; `reads`: by output, what each reads."""
+) -> Program:
+    """The program with such statements in one kernel, where that pays. `barred`: outputs that stay as they are;
+    `reads`: by output, what each reads."""
     statements = {s.output: s for s in program.statements}
     place = {output: k for k, output in enumerate(statements)}
     read = {output: set(names) for output, names in reads.items() if output in statements}
@@ -58,7 +58,7 @@ def with_windows(
     for output, names in read.items():
         for name in names:
             readers.setdefault(name, set()).add(output)
-    fixed, changed = {*barred, *program.outputs}, set[str]()
+    fixed = {*barred, *program.outputs}
 
     def sole(output: str, parts: Collection[str]) -> list[str]:
         """Those that a statement reads and that it and the parts alone need, the last first."""
@@ -79,16 +79,15 @@ def with_windows(
             for name in left:
                 readers[name] = readers[name] - parts | {s.output}
             read[s.output] = left
-            changed.add(s.output)
             for t in parts:
                 del statements[t]
     kept = tuple(statements[s.output] for s in program.statements if s.output in statements)
-    return replace(program, statements=kept), frozenset(changed & statements.keys())
+    return replace(program, statements=kept)
 
 
-def with_points_written_out(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
+def with_points_written_out(program: Program, types: Types) -> tuple[Program, Types]:
     """The program with extrema of small windows as elementwise statements, where one that reads them reads these
-    windows too, so that both share a kernel; the outputs of those."""
+    windows too, so that both share a kernel."""
     changed: dict[str, Statement] = {}
     for s in program.statements:
         readers = program.readers(s.output) if s.aggregation in ("max", "min") else ()
@@ -105,7 +104,7 @@ def with_points_written_out(program: Program, types: Types) -> tuple[Program, fr
             if own | {Access(s.output, reader.index or ())} <= read:
                 changed[s.output] = written
     statements = tuple(changed.get(s.output, s) for s in program.statements)
-    return replace(program, statements=statements), frozenset(changed)
+    return replace(program, statements=statements), types
 
 
 def _with_windows(

@@ -56,12 +56,11 @@ from tilec.transforms.util.rewrite import body_at
 
 def with_producers(
     program: Program, types: Types, barred: Collection[str], reads: Mapping[str, Sequence[str]]
-) -> tuple[Program, frozenset[str]]:
-    """The program without elementwise statements that one statement reads, where that pays; the outputs of those
-    that compute them. `barred`: outputs that stay as they are; `reads`: by output, what each reads."""
+) -> Program:
+    """The program without elementwise statements that one statement reads, where that pays. `barred`: outputs that stay
+    as they are; `reads`: by output, what each reads."""
     statements = {s.output: s for s in program.statements}
     read = {output: set(names) for output, names in reads.items() if output in statements}
-    changed: set[str] = set()
     times = Counter(t for names in read.values() for t in names)
     taken = {*barred, *program.outputs, *(t for t, n in times.items() if n > 1)}
     for s in program.statements:
@@ -72,7 +71,6 @@ def with_producers(
             read[s.output] = read[s.output].union(*(read.pop(t) for t in parts)) - parts.keys()
             for t in parts:
                 del statements[t]
-            changed = (changed - parts.keys()) | {s.output}
     for s in [statements[s.output] for s in reversed(program.statements) if s.output in statements]:
         readers = [output for output, names in read.items() if s.output in names]
         if s.output in program.outputs or s.output in barred or len(readers) != 1 or readers[0] in barred:
@@ -83,10 +81,8 @@ def with_producers(
             statements[reader] = made
             read[reader] = (read[reader] | read.pop(s.output)) - {s.output}
             del statements[s.output]
-            changed.add(reader)
-            changed.discard(s.output)
     left = tuple(statements[s.output] for s in program.statements if s.output in statements)
-    return replace(program, statements=left), frozenset(changed)
+    return replace(program, statements=left)
 
 
 def _computing(reader: Statement, s: Statement, types: Types) -> Statement | None:

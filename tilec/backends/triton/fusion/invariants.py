@@ -48,15 +48,15 @@ QUICK_FUNCTIONS = frozenset(("ceil", "div", "exp", "floor", "recip", "round", "r
 
 
 def with_invariants(
-    program: Program, types: Types, barred: Collection[str], alone: Collection[str] = ()
-) -> tuple[Program, Types, frozenset[str], frozenset[str]]:
-    """The program with such values as tensors of their own, all types, the outputs of what is new or changed, and of
-    what no other kernel shall compute again. `barred`: outputs of statements that stay as they are; `alone`: of sums in
-    kernels of their own, as those to few elements are, while blocks of rows compute a value once for all of these."""
+    program: Program, types: Types, barred: Collection[str], alone: Collection[str]
+) -> tuple[Program, Types, frozenset[str]]:
+    """The program with such values as tensors of their own, all types, and the outputs of those that no other kernel
+    shall compute again. `barred`: outputs of statements that stay as they are; `alone`: of sums in kernels of their
+    own, as those to few elements are, while blocks of rows compute a value once for all of these."""
     names, known = Names.of(program), dict(types)
     tables: dict[Expr, str] = {}
     done: list[Statement] = []
-    rewritten, apart = set[str](), set[str]()
+    apart: set[str] = set()
     stored = {*program.input_names(), *program.outputs}
     for s in program.statements:
         variables = None if s.output in barred else elementwise(s)
@@ -86,10 +86,9 @@ def with_invariants(
                 known[name] = statement_type(new, known)
                 done.append(new)
             s = replace(s, body=with_parts(s.body, {e: Access(name, tuple(map(Index, own)))}))
-            rewritten |= {name, s.output}
             apart |= {name} if long else set()
         done.append(s)
-    return replace(program, statements=tuple(done)), known, frozenset(rewritten), frozenset(apart)
+    return replace(program, statements=tuple(done)), known, frozenset(apart)
 
 
 def _ranges(s: Statement, types: Types) -> dict[str, int]:

@@ -45,9 +45,9 @@ from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names
 
 
-def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
-    """The program with such sums over fewer axes, its types, and the outputs of statements that changed. Where nothing
-    but short sums is put together, the program that does so computes them."""
+def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program with such sums over fewer axes, and all types. Where nothing but short sums is put together, the
+    program that does so computes them."""
     places = {s.output: found for s in program.statements if (found := _places(s, program, types)) is not None}
     short = {s.output for s in program.statements if s.output in places and _is_short(s, types)}
     for s in program.statements if short else ():
@@ -58,11 +58,8 @@ def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types,
     for s in program.statements:
         for t in {a.tensor for a in _read(s) if a.tensor in places} - _at_own_index(s, types):
             del places[t]
-    if not places:
-        return program, types, frozenset()
     known, names = dict(types), Names.of(program)
     parts = {t: (names.fresh(f"{t}_part"), found) for t, found in places.items()}
-    changed: set[str] = set()
     statements: list[Statement] = []
     for s in program.statements:
         if s.output in places:
@@ -71,19 +68,15 @@ def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types,
             shape, index, sizes = types[s.output].shape, s.index or (), s.sizes or ()
             known[output] = TensorType(tuple(shape[d] for d in kept), types[s.output].dtype)
             s = replace(s, output=output, index=tuple(index[d] for d in kept), sizes=tuple(sizes[d] for d in kept))
-            changed.add(output)
         if any(a.tensor in places for a in _read(s)):
             s = map_values(s, lambda e: _where_it_is(e, parts))
-            changed.add(s.output)
         statements.append(s)
-    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+    return replace(program, statements=tuple(statements)), known
 
 
-def with_narrow_scatters(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
-    """The program with sums at places in data of no more columns than they write, its types, and the outputs of
-    statements that changed."""
+def with_narrow_scatters(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program with sums at places in data of no more columns than they write, and all types."""
     known, names = dict(types), Names.of(program)
-    changed: set[str] = set()
     statements: list[Statement] = []
     for s in program.statements:
         columns = _columns(s, types)
@@ -95,10 +88,9 @@ def with_narrow_scatters(program: Program, types: Types) -> tuple[Program, Types
             places = tuple((linear(e) - columns[d][1]).to_expr() if d in columns else e for d, e in enumerate(index))
             put = Statement(s.output, index, s.sizes, Pad(Access(part.output, places), ZERO), span=s.span)
             statements.append(part)
-            changed |= {part.output, s.output}
             s = put
         statements.append(s)
-    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+    return replace(program, statements=tuple(statements)), known
 
 
 def _columns(s: Statement, types: Types) -> dict[int, tuple[str, int, int]]:
@@ -177,13 +169,10 @@ _MOST_COLUMNS = 4
 LEAST_APART = 2**20  # terms of a column
 
 
-def with_columns_apart(
-    program: Program, types: Types, barred: Collection[str]
-) -> tuple[Program, Types, frozenset[str]]:
-    """The program with the columns of such sums as statements of their own, all types, and the outputs of what is new
-    or changed. `barred`: outputs of statements that stay as they are."""
+def with_columns_apart(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:
+    """The program with the columns of such sums as statements of their own, and all types. `barred`: outputs of
+    statements that stay as they are."""
     names, known = Names.of(program), dict(types)
-    changed: set[str] = set()
     statements: list[Statement] = []
     for s in program.statements:
         column = None if s.output in barred else _few_columns(s, known)
@@ -198,14 +187,12 @@ def with_columns_apart(
             part = replace(part, index=index[:-1], sizes=sizes[:-1])
             known[part.output] = TensorType(shape[:-1], known[s.output].dtype)
             statements.append(part)
-            changed.add(part.output)
             read = Access(part.output, index[:-1])
             test = Call("eq", (Index(column), Int(n)))
             value = read if value is None else Call("select", (test, read, value))
         assert value is not None
         statements.append(replace(s, body=value, aggregation="assign"))
-        changed.add(s.output)
-    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+    return replace(program, statements=tuple(statements)), known
 
 
 def _few_columns(s: Statement, types: Types) -> str | None:

@@ -69,9 +69,9 @@ def is_reshape(s: Statement, program: Program, types: Types) -> bool:
     return s.output not in program.outputs or not any(keeps_order(o, types) for o in others)
 
 
-def asking_inputs(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
+def asking_inputs(program: Program, types: Types) -> tuple[Program, Types]:
     """The program in which what asks only whether a place lies in a tensor (`in(A[e])`) asks it of an input of the same
-    shape that the tensor is made of, where there is one: so it waits for no kernel. Also the changed outputs."""
+    shape that the tensor is made of, where there is one: so it waits for no kernel."""
     made = {s.output: s for s in program.statements}
 
     def source(name: str) -> str:
@@ -89,10 +89,8 @@ def asking_inputs(program: Program, types: Types) -> tuple[Program, frozenset[st
 
     own = (s for s in program.statements if not reads_itself(s))
     asks = (s for s in own if any(isinstance(e, Inside) for e in walk(*expressions(s))))
-    found = {s.output: map_values(s, visit) for s in asks}
-    changed = {output: s for output, s in found.items() if s != made[output]}
-    statements = tuple(changed.get(s.output, s) for s in program.statements)
-    return replace(program, statements=statements), frozenset(changed)
+    changed = {s.output: map_values(s, visit) for s in asks}
+    return replace(program, statements=tuple(changed.get(s.output, s) for s in program.statements)), types
 
 
 def keeps_order(s: Statement, types: Types) -> bool:

@@ -50,8 +50,8 @@ from tilec.transforms.util.rewrite import body_at
 _FEWEST_AXES = 3  # of values at the places of a window: rows, columns and one of the window's
 
 
-def with_window_values(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
-    """The program without such values, where kernels of windows take all sums that read them; the outputs of these."""
+def with_window_values(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program without such values, where kernels of windows take all sums that read them."""
     values = {s.output: s for s in program.statements if _is_value(s, program, types)}
     values = _read_by_sums(values, program)
     taken: dict[str, Statement] = {}
@@ -61,11 +61,9 @@ def with_window_values(program: Program, types: Types) -> tuple[Program, frozens
         if made is not None:
             taken |= made
             gone |= names
-    if not gone:
-        return program, frozenset()
     left = [taken.get(s.output, s) for s in program.statements if s.output not in gone]
     late = {output for output, s in taken.items() if distinct_variables(s.index) is None}
-    return replace(program, statements=tuple(_put_off(left, late))), frozenset(taken)
+    return replace(program, statements=tuple(_put_off(left, late))), types
 
 
 def _put_off(statements: Sequence[Statement], late: Collection[str]) -> Iterator[Statement]:

@@ -121,14 +121,14 @@ def within(whole: Planned, budget: int, slab: int | None = None) -> Planned:
 def _selected(lowering: Lowering) -> Lowering:
     """With scatters that select as such: those have the axis that they write at."""
     whole = lowering.stages["flat"]
-    flat, types, chosen = with_selections(whole, lowering.types)
-    there = {s.output for s in whole.statements}
+    flat, types = with_selections(whole, lowering.types)
+    there = {s.output: s for s in whole.statements}
     rows: list[Statement] = []  # what the next write selects
     known: dict[str, list[Statement]] = {}
     for s in flat.statements:
         if s.output not in there:
             rows.append(s)
-        elif s.output in chosen:
+        elif s is not there[s.output]:
             known[s.output], rows = [*rows, s], []
     shapes = shapes_in(types)
     stages = dict(lowering.stages)

@@ -47,11 +47,9 @@ MOST_OF_PAIRS = 3  # of the same pairs: each computes these again
 _AGGREGATIONS = ("sum", "max", "min")
 
 
-def with_pair_sums(
-    program: Program, types: Types, barred: Collection[str]
-) -> tuple[Program, Types, frozenset[str], frozenset[str]]:
-    """The program with such sums, all types, the outputs of what is new or changed, and of the sums. `barred`: outputs
-    of statements that stay as they are."""
+def with_pair_sums(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types, frozenset[str]]:
+    """The program with such sums, all types, and the outputs of the sums. `barred`: outputs of statements that stay as
+    they are."""
     made = {s.output: s for s in program.statements}
     found: dict[str, tuple[Statement, Domain]] = {}
     for s in program.statements:
@@ -60,7 +58,7 @@ def with_pair_sums(
         if whole is not None and domain is not None and _pays(whole, domain, types):
             found[s.output] = whole, domain
     if not found or len(found) > MOST_OF_PAIRS or _spread_again(program, found, types):
-        return program, types, frozenset(), frozenset()
+        return program, types, frozenset()
     names, known = Names.of(program), dict(types)
     done: list[Statement] = []
     sums: set[str] = set()
@@ -80,7 +78,7 @@ def with_pair_sums(
             done.append(whole)
             sums.add(s.output)
     left = drop_dead(done, program.outputs)
-    return replace(program, statements=left), known, frozenset((*found, *sums)), frozenset(sums)
+    return replace(program, statements=left), known, frozenset(sums)
 
 
 def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> Statement | None:

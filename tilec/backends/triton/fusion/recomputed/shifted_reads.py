@@ -50,8 +50,8 @@ SUMS = frozenset(("add", "sub", "neg", "max", "min", "clamp", "mod"))  # the las
 CIRCLES = frozenset(("mod", "clamp", "max", "min"))  # of positions that turn round or stop at an end
 
 
-def with_shifted_reads(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
-    """The program with all such reads written out, whether that pays or not; the outputs of statements that changed."""
+def with_shifted_reads(program: Program, types: Types) -> Program:
+    """The program with all such reads written out, whether that pays or not."""
     statements = {s.output: s for s in program.statements}
     readers: dict[str, dict[str, None]] = {}
     for s in program.statements:
@@ -59,7 +59,6 @@ def with_shifted_reads(program: Program, types: Types) -> tuple[Program, frozens
             readers.setdefault(name, {})[s.output] = None
     compared: set[str] | None = None
     inputs = frozenset(program.input_names())
-    changed: set[str] = set()
     for s in [statements[s.output] for s in reversed(program.statements)]:
         s = statements[s.output]
         own = [statements[n] for n in readers.get(s.output, ()) if n in statements]
@@ -70,14 +69,13 @@ def with_shifted_reads(program: Program, types: Types) -> tuple[Program, frozens
         producer = None if stays else _Producer.of(s, types)
         written = {} if producer is None else _all_written(own, producer, types)
         statements |= written
-        changed |= written.keys()
         for r in written.values():
             for name in reads(r):
                 readers.setdefault(name, {})[r.output] = None
         if written and s.output not in program.outputs and not any(s.output in reads(r) for r in written.values()):
             del statements[s.output]
     left = tuple(statements[s.output] for s in program.statements if s.output in statements)
-    return replace(program, statements=left), frozenset(changed & statements.keys())
+    return replace(program, statements=left)
 
 
 def _all_written(readers: Sequence[Statement], s: _Producer, types: Types) -> dict[str, Statement]:
