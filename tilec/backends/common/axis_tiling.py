@@ -33,12 +33,12 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     reads,
-    reads_itself,
     rebuild,
     walk,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.tiled import Combine, Into, P, Slice, Start, TiledCall, Whole
 
 MOST_APART = 16  # statements between two of a run; what is looked at in vain stays a multiple of the program
@@ -171,7 +171,7 @@ def _variable(s: Statement, run: TileRegion) -> str | None:
 
 def _joins(s: Statement, v: str, run: TileRegion, types: Types, rules: Rules) -> bool:
     """Can the statement be carried out by slabs of v? Notes the axis of what it writes and reads."""
-    if reads_itself(s) or s.default is not None or s.init is not None or s.no_defract:
+    if not is_pure(s) or s.no_defract:
         return False
     own = place_of(s.index or (), v)
     if own is None or own >= 0 and types[s.output].shape[own] != run.size:

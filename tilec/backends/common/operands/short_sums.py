@@ -15,8 +15,9 @@ from dataclasses import replace
 from tilec.backends.common.terms import sum_of
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import statement_type
-from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, index_variables, reads_itself, walk
+from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, index_variables, walk
 from tilec.ir.types import FLOATS, Types
+from tilec.transforms.util.plain import is_plain_sum
 
 _MOST_TERMS = 4
 
@@ -28,9 +29,8 @@ def with_short_sums(program: Program, types: Types, barred: Collection[str]) -> 
 
 
 def _written_out(s: Statement, types: Types) -> Statement | None:
-    plain = s.aggregation == "sum" and s.guard is None and s.default is None and not s.constraints
     outputs = distinct_variables(s.index)
-    if not plain or outputs is None or types[s.output].dtype not in FLOATS or reads_itself(s) or s.attributes:
+    if not is_plain_sum(s) or outputs is None or types[s.output].dtype not in FLOATS or s.attributes:
         return None
     if not all(isinstance(e, (Access, Call, Index, Int, Float)) for e in walk(s.body)):
         return None

@@ -40,6 +40,7 @@ from tilec.ir.types import NARROW, Types, is_floating, shapes_in
 from tilec.transforms.autodiff.window_places import SmallWindow
 from tilec.transforms.lower.defract import defract_statement
 from tilec.transforms.lower.reduce import reduce_statement
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import body_at
 
 POINTS_OF_A_WINDOW = 9  # of a window: 16 take 16 seconds to plan
@@ -157,7 +158,7 @@ def _read_at_one_place(s: Statement, types: Types) -> set[str]:
 def _written_out(s: Statement, types: Types) -> Statement | None:
     """A statement with the few points of each element written out; None where it is of another form."""
     names, space = distinct_variables(s.index), build_space(s, types)
-    plain = s.default is None and s.init is None and s.guard is None and not reads_itself(s)
+    plain = is_pure(s) and s.guard is None
     if names is None or space is None or not plain or len(space.classes) != 1 or space.residues or space.steps:
         return None
     points = math.prod(space.extent[0][v] for v in space.reductions)

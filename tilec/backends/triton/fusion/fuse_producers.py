@@ -42,7 +42,6 @@ from tilec.ir.program import (
     index_variables,
     map_values,
     node_count,
-    reads_itself,
     rebuild,
     variables_of,
     walk,
@@ -51,6 +50,7 @@ from tilec.ir.rational import Fraction, as_int
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import body_at
 
 
@@ -91,7 +91,7 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     names = elementwise(s)
     if names is None or s.aggregation != "assign" or s.guard is not None:
         return None
-    if reader.default is not None or reads_itself(reader) or not reads_values(reader, s.output):
+    if not is_pure(reader) or not reads_values(reader, s.output):
         return None
     places = {a.index for a in accesses_in(*reader.roots) if a.tensor == s.output}
     if len(places) != 1:
@@ -198,10 +198,9 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
 def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[Expr], types: Types) -> Expr | None:
     """A part's value at the element that `names` give, 0 where it writes none; `summed`: what its own sums
     go over, there."""
-    plain = s.default is None and s.init is None and not reads_itself(s)
     rows = [linear(e) for e in s.index or ()]
     if (
-        not plain
+        not is_pure(s)
         or s.aggregation not in ("assign", "sum")
         or not all(row.is_affine and row.is_integral for row in rows)
     ):
@@ -320,9 +319,7 @@ def inside_tests(access: Access, reader: Statement, types: Types) -> Expr | None
 def elementwise(s: Statement) -> tuple[str, ...] | None:
     """The variables of a statement with a value for each element of its output; None where it is none."""
     names = distinct_variables(s.index)
-    if s.aggregation not in ("assign", "sum") or s.index is None or reads_itself(s) or s.constraints:
-        return None
-    if s.default is not None or s.init is not None or names is None:
+    if s.aggregation not in ("assign", "sum") or not is_pure(s) or s.constraints or names is None:
         return None
     return names if set(variables_of(s)) <= set(names) else None
 

@@ -32,12 +32,12 @@ from tilec.ir.program import (
     accesses_in,
     index_variables,
     reads,
-    reads_itself,
     walk,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.factors import is_of_positions
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import with_parts
 
 LEAST_SHARED = 8  # elements that share a value
@@ -93,8 +93,7 @@ def with_invariants(
 
 def _ranges(s: Statement, types: Types) -> dict[str, int]:
     """The variables of an aggregation from 0 on, and how far they go; none of what is computed in another way."""
-    plain = s.index is not None and s.default is None and s.init is None and not reads_itself(s)
-    domain = build_domain(s, types) if plain and s.aggregation != "assign" else None
+    domain = build_domain(s, types) if s.index is not None and is_pure(s) and s.aggregation != "assign" else None
     if domain is None or any(domain.low.values()):
         return {}
     return dict(domain.extent)

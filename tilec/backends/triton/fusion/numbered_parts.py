@@ -33,7 +33,6 @@ from tilec.ir.program import (
     Statement,
     index_variables,
     map_values,
-    reads_itself,
     rebuild,
     variables_of,
     walk,
@@ -43,6 +42,7 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_plain_sum, is_pure
 
 
 def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types]:
@@ -96,9 +96,9 @@ def with_narrow_scatters(program: Program, types: Types) -> tuple[Program, Types
 def _columns(s: Statement, types: Types) -> dict[int, tuple[str, int, int]]:
     """Of a sum at places in data, the axes along which it writes a part: by axis the variable, the first place, and how
     many there are."""
-    plain = s.aggregation == "sum" and s.default is None and s.init is None and not reads_itself(s)
     rows = [linear(e) for e in s.index or ()]
-    if not plain or not is_floating(types[s.output].dtype) or all(row.is_affine for row in rows):
+    floating = s.aggregation == "sum" and is_floating(types[s.output].dtype)
+    if not floating or not is_pure(s) or all(row.is_affine for row in rows):
         return {}
     domain, found = build_domain(s, types), dict[int, tuple[str, int, int]]()
     for d, (row, size) in enumerate(zip(rows, types[s.output].shape, strict=True)):
@@ -128,9 +128,8 @@ def _read(s: Statement) -> list[Access]:
 
 def _places(s: Statement, program: Program, types: Types) -> tuple[int | None, ...] | None:
     """The number of the place along each axis, None along others; None for another form."""
-    plain = s.default is None and s.init is None and not reads_itself(s) and s.output not in program.outputs
     rows = [linear(e) for e in s.index or ()]
-    if not plain or s.aggregation != "sum":
+    if s.aggregation != "sum" or not is_pure(s) or s.output in program.outputs:
         return None
     bare = [row.bare for row in rows if row.terms]
     if None in bare or len(set(bare)) < len(bare) or not bare or len(bare) == len(rows):
@@ -199,9 +198,8 @@ def _few_columns(s: Statement, types: Types) -> str | None:
     """The last output variable of a sum of float32 or float64 products along rows of memory, if it has few values, and
     what the terms compute of tensors that lack it takes longer than a product does; None elsewhere."""
     t = types[s.output]
-    plain = s.aggregation == "sum" and s.guard is None and not s.constraints and s.default is None and s.init is None
     names = distinct_variables(s.index)
-    if not plain or names is None or t.dtype not in ("float32", "float64") or reads_itself(s) or len(names) < 2:
+    if not is_plain_sum(s) or names is None or t.dtype not in ("float32", "float64") or len(names) < 2:
         return None
     split = split_factors(s.body, types)
     if split is None or is_symbolic(t.shape[-1]) or set(variables_of(s)) <= set(names):

@@ -44,6 +44,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, Types
+from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.rewrite import body_at
 
 LONGEST_RECOMPUTED = 256  # of a body that several kernels compute
@@ -96,7 +97,7 @@ def asking_inputs(program: Program, types: Types) -> tuple[Program, Types]:
 def keeps_order(s: Statement, types: Types) -> bool:
     """Whether a statement is all elements of a tensor, in order, in another shape."""
     source = s.body
-    if s.aggregation not in ("assign", "sum") or s.guard is not None or s.default is not None or s.constraints:
+    if s.aggregation not in ("assign", "sum") or not is_pure(s) or not is_unmasked(s):
         return False
     if not isinstance(source, Access) or s.index is None or types[source.tensor] == types[s.output]:
         return False
@@ -196,8 +197,8 @@ def recomputed_by_readers(
 def _aggregates_within(r: Statement, made: Statement, around: Neighbourhood, types: Types) -> bool:
     """Whether a statement aggregates values, in memory, at points where all that an elementwise one reads is inside, if
     the element itself is."""
-    plain = r.index is not None and r.default is None and r.init is None and not reads_itself(r)
-    if not plain or set(around.read[r.output]) != set(reads(r)) or not all(linear(e).is_affine for e in r.index or ()):
+    affine = r.index is not None and all(linear(e).is_affine for e in r.index)
+    if not affine or not is_pure(r) or set(around.read[r.output]) != set(reads(r)):
         return False
     (read,) = {a for a in accesses_in(*r.roots) if a.tensor == made.output}
     return set(point_conditions((body_at(made, read.index),), (), types)) <= {
@@ -264,7 +265,7 @@ def _reorders(s: Statement, read: Access, program: Program, types: Types) -> boo
     """Whether each element of a tensor that is no output is made of one element of the tensor read, and each element of
     that is read."""
     own = [linear(e).bare for e in s.index or ()]
-    plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
+    plain = s.aggregation in ("assign", "sum") and is_pure(s) and is_unmasked(s)
     source = types.get(read.tensor)
     if not plain or s.output in program.outputs or None in own:
         return False

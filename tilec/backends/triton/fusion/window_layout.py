@@ -29,13 +29,13 @@ from tilec.ir.program import (
     index_variables,
     map_values,
     reads,
-    reads_itself,
     rebuild,
     value_accesses,
     variables_of,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_pure
 
 _MOST_PLACES = 64  # of a window
 _LEAST_ROW = 64  # elements along memory
@@ -98,8 +98,8 @@ def _candidates(program: Program, types: Types) -> dict[str, WindowLayout]:
     defaults = {s.default for s in program.statements}
     for s in program.statements:
         shape = types[s.output].shape
-        plain = s.default is None and s.init is None and not reads_itself(s) and s.sizes is not None
-        if not plain or s.output in program.outputs or s.output in defaults or distinct_variables(s.index) is None:
+        inner = s.output not in program.outputs and s.output not in defaults
+        if not inner or not is_pure(s) or s.sizes is None or distinct_variables(s.index) is None:
             continue
         row = len(shape) - 1
         while row > 0 and math.prod(shape[row:]) <= _MOST_PLACES:
@@ -197,7 +197,7 @@ def with_sum_layouts(program: Program, types: Types) -> tuple[Program, Types]:
 def _axis_of_memory(s: Statement, types: Types) -> int | None:
     """The axis of the output, not its last one, along which all runs that a sum of few elements reads."""
     names, shape = distinct_variables(s.index), types[s.output].shape
-    plain = s.aggregation == "sum" and s.default is None and s.init is None and not s.attributes and not reads_itself(s)
+    plain = s.aggregation == "sum" and is_pure(s) and not s.attributes
     if names is None or not plain or s.sizes is None or not set(variables_of(s)) - set(names):
         return None
     read = [a for a in value_accesses(s) if math.prod(types[a.tensor].shape) > _FEW]

@@ -39,12 +39,12 @@ from tilec.ir.program import (
     expressions,
     node_count,
     reads,
-    reads_itself,
     variables_of,
     walk,
 )
 from tilec.ir.types import Types, shapes_in
 from tilec.transforms.lower.defract import defracted_form
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import body_at
 
 _FEWEST_AXES = 3  # of values at the places of a window: rows, columns and one of the window's
@@ -117,7 +117,7 @@ def _is_beside(s: Statement, value: Statement, values: Mapping[str, Statement]) 
 
 def _sums(s: Statement, value: str) -> bool:
     """Whether a statement adds up a value's elements, one at each of its points."""
-    plain = s.aggregation == "sum" and s.default is None and s.guard is None and not reads_itself(s)
+    plain = s.aggregation == "sum" and s.guard is None and is_pure(s)
     places = {a.index for a in accesses_in(s.body) if a.tensor == value}
     (place,) = places if len(places) == 1 else ((),)
     names = distinct_variables(place) or ()

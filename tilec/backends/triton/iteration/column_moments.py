@@ -21,8 +21,9 @@ from tilec.ir.functions import without_casts
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Program, Statement, reads
 from tilec.ir.types import NARROW, TensorType, Types
-from tilec.transforms.util.means import is_plain_sum, total_of_mean
+from tilec.transforms.util.means import total_of_mean
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_plain_sum
 
 PIVOTS = 256  # rows for each that z is the mean of, at most
 LEAST_READ = 2**24  # bytes of X from which a walk is worth three small launches

@@ -15,6 +15,7 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Program, Statement, index_variables, rebuild, walk
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.plain import is_pure
 
 
 def with_selections(program: Program, types: Types) -> tuple[Program, Types]:
@@ -29,7 +30,7 @@ def with_selections(program: Program, types: Types) -> tuple[Program, Types]:
 
 def _named(s: Statement) -> int | None:
     """Which index names an element of each row; None where none does."""
-    if s.index is None or s.default is not None or s.init is not None or s.constraints:
+    if s.index is None or not is_pure(s) or s.constraints:
         return None
     bare = [linear(e).bare for e in s.index]
     named = [k for k, v in enumerate(bare) if v is None or v in bare[:k]]

@@ -35,6 +35,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.simplify.keep_variables import as_conditions
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
+from tilec.transforms.util.plain import is_pure
 
 MOST_PLACES = 2  # at which a recurrence may read what is computed at each of them anew
 MOST_OPERATORS = 120  # of a recurrence with everything that is written into it
@@ -68,10 +69,10 @@ def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, Statement, 
 def _simple(s: Statement) -> bool:
     """One expression for each element."""
     own = distinct_variables(s.index)
-    if s.aggregation != "assign" or s.default is not None or own is None:
+    if s.aggregation != "assign" or not is_pure(s) or own is None:
         return False
     inside = list(walk(*s.roots))
-    if any(isinstance(e, Aggregate) for e in inside) or reads_itself(s):
+    if any(isinstance(e, Aggregate) for e in inside):
         return False
     if any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in inside):
         return False

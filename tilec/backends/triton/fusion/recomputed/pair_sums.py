@@ -31,13 +31,13 @@ from tilec.ir.program import (
     index_variables,
     node_count,
     reads,
-    reads_itself,
     variables_of,
     walk,
 )
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_pure, is_unmasked
 
 LEAST_PAIRS = 2**22
 LEAST_SHARING = 32  # of each element that is read
@@ -84,8 +84,7 @@ def with_pair_sums(program: Program, types: Types, barred: Collection[str]) -> t
 def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> Statement | None:
     """A plain sum over several variables, or one with elementwise statements over all of its variables written into it;
     None of others."""
-    plain = s.default is None and s.init is None and s.guard is None and not s.constraints
-    if s.index is None or not plain or s.aggregation not in _AGGREGATIONS or reads_itself(s):
+    if s.index is None or not is_pure(s) or not is_unmasked(s) or s.aggregation not in _AGGREGATIONS:
         return None
     if types[s.output].dtype in NARROW or not _is_cheap(s):
         return None
