@@ -33,11 +33,11 @@ from tilec.ir.program import (
     index_variables,
     reads,
     rebuild,
-    value_accesses,
     walk,
 )
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types, is_floating, shapes_in
 from tilec.lattice.sets import covers
+from tilec.transforms.lower.stack_operands import full_extents
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.plain import is_plain_sum, is_pure
 
@@ -208,19 +208,12 @@ def _divided(s: Statement, types: Types, names: Names, there: Collection[str]) -
 
 def _whole(s: Statement, types: Types) -> FactorSpace | None:
     """A sum of products of elements at bare variables, each of which runs over whole axes; None for any other."""
-    if not is_plain_sum(s):
-        return None
     outputs = distinct_variables(s.index)
-    if outputs is None or types[s.output].dtype not in FLOATS or expression_type(s.body, types).dtype not in FLOATS:
+    extent = full_extents(s, types) if is_plain_sum(s) and outputs is not None else None
+    if outputs is None or extent is None or not all(isinstance(e, _NODES) for e in walk(s.body)):
         return None
-    if not all(isinstance(e, _NODES) for e in walk(s.body)):
+    if types[s.output].dtype not in FLOATS or expression_type(s.body, types).dtype not in FLOATS:
         return None
-    extent = dict(zip(outputs, types[s.output].shape, strict=True))
-    for a in value_accesses(s):
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            v = linear(e).bare
-            if v is None or extent.setdefault(v, n) != n:
-                return None
     split = split_factors(s.body, types)
     every = index_variables(s.body)
     if split is None or not set(every) <= extent.keys() or not all(index_variables(f) for f in split[0]):

@@ -264,31 +264,8 @@ def _assembled(
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
     known = dict(types)
     fresh_names = Names.of(program)
-    needed = set(around.program.outputs)  # chains read these too
-    views = {s.output: s for s in program.statements if s.output not in needed and is_view(s, program, types)}
-    made = {s.output for s in program.statements if s.aggregation != "assign"} - of.keys() - chains.members()
-    scaled = (scaled_sums(s, made, program, types) for s in program.statements if s.output not in of)
-    views |= {s.output: s for s in scaled if s is not None}
     compared = _compared(program.statements)
-    recomputed, aggregations = recomputed_by_readers(program, types, candidates, around, compared, views)
-    views |= recomputed
-    readers = {v: [statements[r.output] for r in around.program.readers(v)] for v in views}
-    for v in recomputed:
-        readers[v] = [r for r in readers[v] if of.get(r.output) is not of[v]]
-    views = {
-        v: s
-        for v, s in views.items()
-        if all(
-            not asks_of(r, s)
-            and (
-                ((r.output in of or v in recomputed) and reads_within(r, v, types))
-                or (v in recomputed and r.output in aggregations)
-            )
-            for r in readers[v]
-        )
-    }
-    again = {t for v in views.keys() & recomputed.keys() for t in reads(views[v])}  # these are in memory
-    views = {v: s for v, s in views.items() if v not in again or v not in recomputed}
+    views, again, aggregations = _read_through(program, types, candidates, chains, around, compared)
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
     for unit in order:
@@ -323,6 +300,40 @@ def _assembled(
         whole = (read_through(statements[s.output], elsewhere) if s.output in around.scans else s for s in members)
         ordered += [*whole, *after, *second]
     return Grouped(replace(program, statements=tuple(ordered)), known, groups)
+
+
+def _read_through(
+    program: Program,
+    types: Types,
+    candidates: Sequence[GroupCandidate],
+    chains: Chained,
+    around: Neighbourhood,
+    compared: Collection[str],
+) -> tuple[dict[str, Statement], set[str], set[str]]:
+    """By output, statements whose readers compute them; what these read of groups, which is in memory; and aggregations
+    among the readers."""
+    of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
+    needed = set(around.program.outputs)  # chains read these too
+    views = {s.output: s for s in program.statements if s.output not in needed and is_view(s, program, types)}
+    made = {s.output for s in program.statements if s.aggregation != "assign"} - of.keys() - chains.members()
+    scaled = (scaled_sums(s, made, program, types) for s in program.statements if s.output not in of)
+    views |= {s.output: s for s in scaled if s is not None}
+    recomputed, aggregations = recomputed_by_readers(program, types, candidates, around, compared, views)
+    views |= recomputed
+    statements = {s.output: s for s in program.statements}
+
+    def may_compute(r: Statement, v: str) -> bool:
+        if v in recomputed and of.get(r.output) is of[v]:
+            return True  # its own kernel has the value
+        if asks_of(r, views[v]):
+            return False
+        within = (r.output in of or v in recomputed) and reads_within(r, v, types)
+        return within or (v in recomputed and r.output in aggregations)
+
+    readers = {v: [statements[r.output] for r in around.program.readers(v)] for v in views}
+    views = {v: s for v, s in views.items() if all(may_compute(r, v) for r in readers[v])}
+    again = {t for v in views.keys() & recomputed.keys() for t in reads(views[v])}
+    return {v: s for v, s in views.items() if v not in again or v not in recomputed}, again, aggregations
 
 
 def _is_affine(e: Expr) -> bool:

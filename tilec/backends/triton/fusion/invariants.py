@@ -18,7 +18,7 @@ from tilec.backends.common.scalars import value_children
 from tilec.backends.triton.fusion.fuse_producers import CACHED, elementwise, writes_all
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.cost import H200, size_in_bytes
-from tilec.ir.functions import COSTLY_FUNCTIONS, RANDOM, operands_of
+from tilec.ir.functions import COSTLY_FUNCTIONS, draws, operands_of
 from tilec.ir.index import linear, replace_indices
 from tilec.ir.infer import expression_type, statement_type
 from tilec.ir.program import (
@@ -119,14 +119,12 @@ def _invariant(
 ) -> Iterator[Expr]:
     """The largest subexpressions with a costly function that LEAST_SHARED elements or more share, of no type whose
     values are rounded only where they are stored, of those `wanted`."""
-    calls = {x for x in walk(e) if isinstance(x, Call)}
-    if not any(x.function in COSTLY_FUNCTIONS for x in calls):
+    if not any(isinstance(x, Call) and x.function in COSTLY_FUNCTIONS for x in walk(e)):
         return
     own = {v for v in index_variables(e) if extent[v] > 1}
     shared = math.prod(n for v, n in extent.items() if v not in own)
     stored = isinstance(e, Call) and expression_type(e, types).dtype in ("float32", "float64")
-    drawn = any(x.function in RANDOM for x in calls)
-    if stored and own and shared >= LEAST_SHARED and not drawn and wanted(e):
+    if stored and own and shared >= LEAST_SHARED and not draws(e) and wanted(e):
         yield e
     else:
         for child in value_children(e):

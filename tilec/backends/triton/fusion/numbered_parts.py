@@ -31,9 +31,11 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
+    accesses_in,
     index_variables,
     map_values,
     rebuild,
+    value_accesses,
     variables_of,
     walk,
 )
@@ -51,12 +53,12 @@ def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types]
     places = {s.output: found for s in program.statements if (found := _places(s, program, types)) is not None}
     short = {s.output for s in program.statements if s.output in places and _is_short(s, types)}
     for s in program.statements if short else ():
-        own = {a.tensor for a in _read(s)}
+        own = {a.tensor for a in value_accesses(s)}
         if own & short and own <= short:
             for t in own:
                 places.pop(t, None)
     for s in program.statements:
-        for t in {a.tensor for a in _read(s) if a.tensor in places} - _at_own_index(s, types):
+        for t in {a.tensor for a in value_accesses(s) if a.tensor in places} - _at_own_index(s, types):
             del places[t]
     known, names = dict(types), Names.of(program)
     parts = {t: (names.fresh(f"{t}_part"), found) for t, found in places.items()}
@@ -68,7 +70,7 @@ def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types]
             shape, index, sizes = types[s.output].shape, s.index or (), s.sizes or ()
             known[output] = TensorType(tuple(shape[d] for d in kept), types[s.output].dtype)
             s = replace(s, output=output, index=tuple(index[d] for d in kept), sizes=tuple(sizes[d] for d in kept))
-        if any(a.tensor in places for a in _read(s)):
+        if any(a.tensor in places for a in value_accesses(s)):
             s = map_values(s, lambda e: _where_it_is(e, parts))
         statements.append(s)
     return replace(program, statements=tuple(statements)), known
@@ -122,10 +124,6 @@ def _narrow(s: Statement, columns: Mapping[int, tuple[str, int, int]], output: s
     return keep_constraint_variables(replace(substitute_affine(s, moved), output=output, index=index, sizes=sizes))
 
 
-def _read(s: Statement) -> list[Access]:
-    return [e for e in walk(*s.roots) if isinstance(e, Access)]
-
-
 def _places(s: Statement, program: Program, types: Types) -> tuple[int | None, ...] | None:
     """The number of the place along each axis, None along others; None for another form."""
     rows = [linear(e) for e in s.index or ()]
@@ -148,9 +146,11 @@ def _at_own_index(s: Statement, types: Types) -> set[str]:
     """What an elementwise statement reads at its own index alone."""
     if elementwise(s) is None:
         return set()
-    asked = {a.tensor for e in walk(*s.roots) if isinstance(e, Inside | Pad) for a in walk(e) if isinstance(a, Access)}
-    found = {a.tensor for a in _read(s)} - asked
-    moved = {a.tensor for a in _read(s) if a.index != s.index or types[a.tensor].shape != types[s.output].shape}
+    asked = {a.tensor for e in walk(*s.roots) if isinstance(e, Inside | Pad) for a in accesses_in(e)}
+    found = {a.tensor for a in value_accesses(s)} - asked
+    moved = {
+        a.tensor for a in value_accesses(s) if a.index != s.index or types[a.tensor].shape != types[s.output].shape
+    }
     return found - moved
 
 

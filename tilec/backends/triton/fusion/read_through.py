@@ -17,7 +17,7 @@ from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.cost import size_in_bytes
-from tilec.ir.functions import COSTLY_FUNCTIONS, RANDOM
+from tilec.ir.functions import COSTLY_FUNCTIONS, draws
 from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -254,7 +254,7 @@ def _is_costly(s: Statement, types: Types, *, narrow_too: bool) -> bool:
     dtype = types[s.output].dtype
     most = (3 if narrow_too else 0) if dtype in NARROW else ITEM_BYTES[dtype] - 1
     compares = any(e.function in ("eq", "ne") and not any(map(_is_number, e.args)) for e in calls)
-    return each > most or compares or any(e.function in RANDOM for e in calls)
+    return each > most or compares or draws(s.body)
 
 
 def _is_number(e: Expr) -> bool:

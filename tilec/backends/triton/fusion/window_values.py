@@ -26,7 +26,7 @@ from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous_strides
 from tilec.backends.triton.pointwise.pointwise import form_beside
 from tilec.backends.triton.pointwise.windows import LEAST_OUTPUTS, RegisterBlock
-from tilec.ir.functions import RANDOM
+from tilec.ir.functions import draws
 from tilec.ir.index import distinct_variables
 from tilec.ir.program import (
     Access,
@@ -84,9 +84,8 @@ def _put_off(statements: Sequence[Statement], late: Collection[str]) -> Iterator
 def _is_value(s: Statement, program: Program, types: Types) -> bool:
     """Whether a statement gives values to many elements, the same each time."""
     shape = types[s.output].shape
-    if len(shape) < _FEWEST_AXES or math.prod(shape) < LEAST_OUTPUTS or not gives_values(s, program, types):
-        return False
-    return not any(isinstance(e, Call) and e.function in RANDOM for e in walk(s.body))
+    many = len(shape) >= _FEWEST_AXES and math.prod(shape) >= LEAST_OUTPUTS
+    return many and gives_values(s, program, types) and not draws(s.body)
 
 
 def _read_by_sums(values: Mapping[str, Statement], program: Program) -> dict[str, Statement]:

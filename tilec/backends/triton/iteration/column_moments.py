@@ -111,14 +111,19 @@ def _about_pivot(s: Statement, v: _Variance, names: Names, types: dict[str, Tens
     bound = Constraint(Index(first), Int(rows))
     share = rows * count / v.extent[first]
     deviation = x - at[pivot]
-    n = Float(as_float(count))
-    spread = Call("max", (at[squares] - at[away] * (at[away] / n), Float(0.0)))
-    finite = Call("select", (Call("lt", (at[squares], Float(float("inf")))), spread, at[squares]))
-    offset = (at[pivot] - v.mean) + at[away] / n
     return [
         replace(s, output=head, body=x, constraints=(bound,)),
         replace(s, output=pivot, body=at[head] * Float(1 / share), aggregation="assign"),
         replace(s, output=away, body=deviation),
         replace(s, output=squares, body=deviation * deviation),
-        replace(s, body=finite + offset * offset * n, aggregation="assign"),
+        replace(s, body=squares_about(v.mean, at[pivot], at[away], at[squares], count), aggregation="assign"),
     ]
+
+
+def squares_about(mean: Expr, pivot: Expr, away: Expr, squares: Expr, count: int) -> Expr:
+    """The sum of squares of so many deviations from a mean, of sums of deviations from a pivot and of their squares."""
+    n = Float(as_float(count))
+    spread = Call("max", (squares - away * (away / n), Float(0.0)))
+    finite = Call("select", (Call("lt", (squares, Float(float("inf")))), spread, squares))
+    offset = (pivot - mean) + away / n
+    return finite + offset * offset * n

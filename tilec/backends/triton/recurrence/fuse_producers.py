@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
-from tilec.ir.functions import FUNCTIONS, ONE, ZERO, all_of
+from tilec.ir.functions import ONE, ZERO, all_of, draws
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -72,9 +72,7 @@ def _simple(s: Statement) -> bool:
     if s.aggregation != "assign" or not is_pure(s) or own is None:
         return False
     inside = list(walk(*s.roots))
-    if any(isinstance(e, Aggregate) for e in inside):
-        return False
-    if any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in inside):
+    if draws(*s.roots) or any(isinstance(e, Aggregate) for e in inside):
         return False
     if not set(index_variables(s.body, *(c.expr for c in s.constraints))) <= set(own):
         return False

@@ -18,7 +18,7 @@ from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.fusion.invariants import CALLED, costly_instructions
 from tilec.backends.triton.fusion.read_through import LONGEST_RECOMPUTED, aggregated_through, asks_of, gives_values
 from tilec.ir.functions import RANDOM
-from tilec.ir.index import linear
+from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import (
     Access,
@@ -97,7 +97,8 @@ def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> S
             if n in made and len(types[n].shape) == most and _is_cheap(made[n]) and _gives(made[n], types)
         }
         views = {n: view for n, view in views.items() if not asks_of(s, view)}
-        if not views or not all(_is_distinct(a) for a in accesses_in(s.body) if a.tensor in views):
+        places = [distinct_variables(a.index) for a in accesses_in(s.body) if a.tensor in views]
+        if not views or None in places:
             return s if changed else None
         narrow = any(types[n].dtype in NARROW for n in views)
         s, changed = aggregated_through(s, views, types), True
@@ -105,12 +106,6 @@ def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> S
             return None
         if s.aggregation != "sum" and (narrow or _may_contract(s)):
             return None  # a gradient looks for the extremum among values that another kernel computes
-
-
-def _is_distinct(a: Access) -> bool:
-    """Whether an access reads one element for each value of its variables."""
-    names = [linear(e).bare for e in a.index]
-    return None not in names and len(set(names)) == len(names)
 
 
 def _gives(s: Statement, types: Types) -> bool:
