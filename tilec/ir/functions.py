@@ -304,6 +304,11 @@ STRUCTURAL = ("reshape", "gather", "scatter", "simple_reduce")
 RANDOM = ("rand", "randn")
 
 
+def draws(*roots: Expr) -> bool:
+    """Is a random number drawn in these expressions, their indices included?"""
+    return any(isinstance(e, Call) and e.function in RANDOM for e in walk(*roots))
+
+
 def counts_positions(e: Expr) -> bool:
     """Is this a draw whose number is its place in the elementwise statement?"""
     return isinstance(e, Call) and e.function in RANDOM and len(e.args) == 1

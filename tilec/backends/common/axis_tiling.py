@@ -33,12 +33,12 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     reads,
-    reads_itself,
     rebuild,
     walk,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.tiled import Combine, Into, P, Slice, Start, TiledCall, Whole
 
 MOST_APART = 16  # statements between two of a run; what is looked at in vain stays a multiple of the program
@@ -73,15 +73,13 @@ class TileRegion:
 
 @dataclass(frozen=True)
 class Rules:
-    """What may join a run. `products`: statements with much more to compute than to read and write. `wider`: sums whose
-    type loses something in partial sums, since these are held in a wider one. `shifted`: statements that read elements
-    at places that depend on the row (`R[i - j + N]`), which a slab finds by the number of its first row. `strict`: a
-    statement that can be put neither in the run nor before it ends the run, and so do many in a row that have nothing
-    to do with it; otherwise such a statement comes after."""
+    """What may join a run. `products`: statements with much more to compute than to read and write. `strict`: neither
+    sums whose type loses something in partial sums, nor statements that read elements at places that depend on the row
+    (`R[i - j + N]`); and a statement that can be put neither in the run nor before it ends the run, as do many in a row
+    that have nothing to do with it. Otherwise partial sums are held in a wider type, a slab finds such places by the
+    number of its first row, and such a statement comes after."""
 
     products: bool
-    wider: bool
-    shifted: bool
     strict: bool
 
 
@@ -139,7 +137,7 @@ def _collect(run: TileRegion, statements: Sequence[Statement], types: Types, var
             late.add(s.output)
             continue
         v = _variable(s, run) if run.members or s is not statements[0] else variable
-        joining = s if v is None or not rules.shifted else _solved(s, v)
+        joining = s if v is None or rules.strict else _solved(s, v)
         if v is not None and _joins(joining, v, run, types, rules):
             apart = 0
             run.members.append(joining)
@@ -171,7 +169,7 @@ def _variable(s: Statement, run: TileRegion) -> str | None:
 
 def _joins(s: Statement, v: str, run: TileRegion, types: Types, rules: Rules) -> bool:
     """Can the statement be carried out by slabs of v? Notes the axis of what it writes and reads."""
-    if reads_itself(s) or s.default is not None or s.init is not None or s.no_defract:
+    if not is_pure(s) or s.no_defract:
         return False
     own = place_of(s.index or (), v)
     if own is None or own >= 0 and types[s.output].shape[own] != run.size:
@@ -179,7 +177,8 @@ def _joins(s: Statement, v: str, run: TileRegion, types: Types, rules: Rules) ->
     found: dict[str, int] = {}
     for e in accesses_of(s):
         place = read_at(e, v, run, types)
-        if place is None or place.shifted and not (rules.shifted and _bounded(s, [e.index[d] for d in place.shifted])):
+        shifted = () if place is None else place.shifted
+        if place is None or shifted and (rules.strict or not _bounded(s, [e.index[d] for d in shifted])):
             return False
         if e.tensor not in run.axis and place.axis is not None:
             if rules.strict and found.get(e.tensor, place.axis) != place.axis:
@@ -207,7 +206,7 @@ def _joins(s: Statement, v: str, run: TileRegion, types: Types, rules: Rules) ->
 def _adds_up(s: Statement, dtype: str, rules: Rules) -> bool:
     if s.aggregation not in IN_PLACE:
         return False
-    return rules.wider or accumulation_dtype(s.aggregation, dtype) == dtype
+    return not rules.strict or accumulation_dtype(s.aggregation, dtype) == dtype
 
 
 def _bounded(s: Statement, roots: Sequence[Expr]) -> bool:

@@ -69,6 +69,13 @@ def permuted(text: str, order: Sequence[int]) -> str:
     return text if list(order) == sorted(order) else f"{text}.permute({', '.join(map(str, order))})"
 
 
+def slice_text(start: int, step: int, count: int, size: int) -> str:
+    """Python text of so many places of an axis of this size: `:` for all of it."""
+    if (start, step, count) == (0, 1, size):
+        return ":"
+    return f"{start}:{start + step * (count - 1) + 1}" + (f":{step}" if step != 1 and count > 1 else "")
+
+
 def part_text(text: str, parts: Sequence[str]) -> str:
     """Python text of a part of a tensor: the slice of each dimension, `:` for all of it."""
     kept = list(parts)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.backends.common.code import tuple_text
+from tilec.backends.common.code import slice_text, tuple_text
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
@@ -41,12 +41,7 @@ class WriteTarget:
             ((atom, c),) = row.terms
             assert isinstance(atom, Index)
             step, count = as_int(c), extent[atom.name]
-            start_at = as_int(row.constant) + step * low[atom.name]
-            if start_at == 0 and step == 1 and count == size:
-                texts.append(":")
-            else:
-                stop = start_at + step * (count - 1) + 1
-                texts.append(f"{start_at}:{stop}" + (f":{step}" if step != 1 and count > 1 else ""))
+            texts.append(slice_text(as_int(row.constant) + step * low[atom.name], step, count, size))
         return tensor if all(t == ":" for t in texts) else f"{tensor}[{', '.join(texts)}]"
 
 
@@ -160,6 +155,17 @@ def whole_arguments(indices: Sequence[Expr]) -> Iterator[Condition]:
 def access_conditions(access: Access, types: Types) -> tuple[Condition, ...]:
     """The conditions under which the access itself lies in its tensor; those of elements in its index are apart."""
     return tuple(Condition(linear(e), n) for e, n in zip(access.index, types[access.tensor].shape, strict=True))
+
+
+def all_conditions(access: Access, types: Types) -> tuple[Condition, ...]:
+    """The conditions under which an access lies in its tensor, and those in its index in theirs."""
+    wanted: dict[Condition, None] = {}
+    pending = [access]
+    while pending:
+        a = pending.pop()
+        wanted.update(dict.fromkeys((*access_conditions(a, types), *whole_arguments(a.index))))
+        pending += [x for e in a.index for x in gathered(linear(e))]
+    return tuple(wanted)
 
 
 def size_of(e: Expr) -> int:

@@ -32,14 +32,14 @@ from tilec.ir.program import (
     Statement,
     index_variables,
     reads,
-    reads_itself,
     rebuild,
-    value_accesses,
     walk,
 )
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types, is_floating, shapes_in
 from tilec.lattice.sets import covers
+from tilec.transforms.lower.stack_operands import full_extents
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_plain_sum, is_pure
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
 # points a second, as measured on an H200: of a sum term by term; of a product on tensor cores.
@@ -208,19 +208,12 @@ def _divided(s: Statement, types: Types, names: Names, there: Collection[str]) -
 
 def _whole(s: Statement, types: Types) -> FactorSpace | None:
     """A sum of products of elements at bare variables, each of which runs over whole axes; None for any other."""
-    if s.aggregation != "sum" or s.guard is not None or s.default is not None or s.constraints or reads_itself(s):
-        return None
     outputs = distinct_variables(s.index)
-    if outputs is None or types[s.output].dtype not in FLOATS or expression_type(s.body, types).dtype not in FLOATS:
+    extent = full_extents(s, types) if is_plain_sum(s) and outputs is not None else None
+    if outputs is None or extent is None or not all(isinstance(e, _NODES) for e in walk(s.body)):
         return None
-    if not all(isinstance(e, _NODES) for e in walk(s.body)):
+    if types[s.output].dtype not in FLOATS or expression_type(s.body, types).dtype not in FLOATS:
         return None
-    extent = dict(zip(outputs, types[s.output].shape, strict=True))
-    for a in value_accesses(s):
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            v = linear(e).bare
-            if v is None or extent.setdefault(v, n) != n:
-                return None
     split = split_factors(s.body, types)
     every = index_variables(s.body)
     if split is None or not set(every) <= extent.keys() or not all(index_variables(f) for f in split[0]):
@@ -235,7 +228,7 @@ def _joined(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     kernel, or of each image) taken into it, as a tensor of its own: the gradients by both are made of that by their
     product. None for any other. An element that no point reads has no gradient, whatever would scale it: there is none
     of such tensors."""
-    if s.aggregation != "sum" or s.guard is not None or s.default is not None or reads_itself(s) or s.index is None:
+    if s.aggregation != "sum" or s.guard is not None or not is_pure(s) or s.index is None:
         return None
     split = split_factors(s.body, types) if all(isinstance(e, _NODES) for e in walk(s.body)) else None
     if split is None or len(split[0]) < 3 or not all(is_floating(expression_type(f, types).dtype) for f in split[0]):

@@ -26,9 +26,9 @@ from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.util.tiled import Combine, Into
 
-PASS_RULES = Rules(products=False, wider=False, shifted=False, strict=True)
+PASS_RULES = Rules(products=False, strict=True)
 LEAST_TOGETHER = 1 / 2048  # of a block, side by side in memory: below that a slab takes longer than what it saves
-PRODUCT_RULES = Rules(products=True, wider=False, shifted=False, strict=True)
+PRODUCT_RULES = Rules(products=True, strict=True)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import RANDOM
+from tilec.ir.functions import draws
 from tilec.ir.infer import expression_type, statement_type
 from tilec.ir.program import (
     Access,
@@ -82,9 +82,7 @@ def _roots(s: Statement) -> list[Expr]:
 
 def _canonical(e: Expr) -> Expr | None:
     """The expression in the variables v0, v1, ... in order of appearance; None where it draws numbers."""
-    if any(isinstance(x, Call) and x.function in RANDOM for x in walk(e)):
-        return None
-    return substitute(e, {v: Index(f"v{k}") for k, v in enumerate(index_variables(e))})
+    return None if draws(e) else substitute(e, {v: Index(f"v{k}") for k, v in enumerate(index_variables(e))})
 
 
 def _extents(key: Expr, types: Types) -> dict[str, int] | None:

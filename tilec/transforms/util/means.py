@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from tilec.ir.functions import without_casts
 from tilec.ir.index import distinct_variables, linear
-from tilec.ir.program import Access, Call, Float, Int, Statement, reads_itself
+from tilec.ir.program import Access, Call, Float, Int, Statement
 from tilec.ir.types import Types
+from tilec.transforms.util.plain import is_plain_sum
 
 
 def total_of_mean(x: Access, mean: Access, count: int, made: Mapping[str, Statement], types: Types) -> str | None:
@@ -33,9 +34,3 @@ def total_of_mean(x: Access, mean: Access, count: int, made: Mapping[str, Statem
         for names, index in ((theirs, t.index), (mine, mean.index))
     )
     return total if None not in kept and kept == wanted else None
-
-
-def is_plain_sum(s: Statement) -> bool:
-    """Whether a statement adds up, for each element, all points at which what it reads is inside."""
-    plain = s.guard is None and s.default is None and s.init is None and not s.constraints and not reads_itself(s)
-    return s.aggregation == "sum" and plain and s.index is not None

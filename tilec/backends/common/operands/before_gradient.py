@@ -40,7 +40,6 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
-    reads_itself,
     walk,
 )
 from tilec.ir.types import Types, is_floating, shapes_in
@@ -51,6 +50,7 @@ from tilec.transforms.lower.stack_operands import LEAST_STACKED, plain_sum
 from tilec.transforms.lower.tighten_domains import without_repeats
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import with_parts
 
 _FEWEST_READS = 2**20  # elements of what is made of reads at computed places
@@ -226,7 +226,7 @@ class _Product:
 def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     """What is read at computed places that are inside wherever they are, and the statement that reads it there."""
     outputs = distinct_variables(s.index)
-    if outputs is None or s.default is not None or reads_itself(s) or not is_floating(types[s.output].dtype):
+    if outputs is None or not is_pure(s) or not is_floating(types[s.output].dtype):
         return None
     if any(isinstance(e, (Inside, Pad)) for e in walk(s.body)):
         return None

@@ -25,7 +25,6 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
-    reads_itself,
     rebuild,
     substitute,
     walk,
@@ -33,6 +32,7 @@ from tilec.ir.program import (
 from tilec.ir.types import Types, is_floating
 from tilec.transforms.util.factors import added, factors_of, terms_of
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_pure
 
 FEWER_POINTS = 2**24  # multiplications that there are fewer
 LEAST_USES = 16  # times that each element of a matrix in brackets is
@@ -72,7 +72,7 @@ def with_shared_operands(program: Program, bound: Program, types: Types) -> tupl
 def _sum_of(s: Statement, made: Mapping[str, Statement], program: Program, types: Types) -> _Sum | None:
     """The first sum within a statement that has several such products."""
     outputs = distinct_variables(s.index)
-    if outputs is None or reads_itself(s) or s.default is not None:
+    if outputs is None or not is_pure(s):
         return None
     extent = dict(zip(outputs, types[s.output].shape, strict=True))
     summed = "k"

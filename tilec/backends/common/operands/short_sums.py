@@ -15,23 +15,22 @@ from dataclasses import replace
 from tilec.backends.common.terms import sum_of
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import statement_type
-from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, index_variables, reads_itself, walk
+from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, index_variables, walk
 from tilec.ir.types import FLOATS, Types
+from tilec.transforms.util.plain import is_plain_sum
 
 _MOST_TERMS = 4
 
 
-def with_short_sums(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, frozenset[str]]:
-    """The program with such sums as assignments, but for those `barred`, and the outputs of these."""
+def with_short_sums(program: Program, types: Types, barred: Collection[str]) -> Program:
+    """The program with such sums as assignments, but for those `barred`."""
     found = {s.output: m for s in program.statements if s.output not in barred and (m := _written_out(s, types))}
-    statements = tuple(found.get(s.output, s) for s in program.statements)
-    return replace(program, statements=statements), frozenset(found)
+    return replace(program, statements=tuple(found.get(s.output, s) for s in program.statements))
 
 
 def _written_out(s: Statement, types: Types) -> Statement | None:
-    plain = s.aggregation == "sum" and s.guard is None and s.default is None and not s.constraints
     outputs = distinct_variables(s.index)
-    if not plain or outputs is None or types[s.output].dtype not in FLOATS or reads_itself(s) or s.attributes:
+    if not is_plain_sum(s) or outputs is None or types[s.output].dtype not in FLOATS or s.attributes:
         return None
     if not all(isinstance(e, (Access, Call, Index, Int, Float)) for e in walk(s.body)):
         return None

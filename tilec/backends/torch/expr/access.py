@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.code import FreshNames, literal, part_text, permuted, tuple_text
+from tilec.backends.common.code import FreshNames, literal, part_text, permuted, slice_text, tuple_text
 from tilec.backends.common.domain import (
     Condition,
     Domain,
     access_conditions,
+    all_conditions,
     free,
-    gathered,
     row_major,
-    whole_arguments,
 )
 from tilec.backends.torch.expr.lookups import by_axes, whole_rows
 from tilec.ir.index import Affine, linear
@@ -203,10 +202,7 @@ class TensorFrame:
             kept.append(v)
             step = as_int(form.terms[0][1])
             first = as_int(form.constant) + step * self.domain.low[v]
-            last = first + step * (self.domain.extent[v] - 1)
-            entire = first == 0 and last == size - 1 and step == 1
-            text = ":" if entire else f"{first}:{last + 1}" + (f":{step}" if step != 1 and last != first else "")
-            slices.append(text)
+            slices.append(slice_text(first, step, self.domain.extent[v], size))
         text = tensor if all(s == ":" for s in slices) else f"{tensor}[{', '.join(slices)}]"
         return self.in_order(text, kept)
 
@@ -299,13 +295,7 @@ class TensorFrame:
     def inside(self, access: Access) -> tuple[str, frozenset[str]] | None:
         """A bool tensor, and the variables it depends on: where the access, those in its index included, lies in its
         tensor. None where it does everywhere."""
-        wanted: list[Condition] = []
-        pending = [access]
-        while pending:
-            a = pending.pop()
-            wanted += (*access_conditions(a, self.types), *whole_arguments(a.index))
-            pending += [x for f in map(linear, a.index) for x in gathered(f)]
-        open_ = [c for c in dict.fromkeys(wanted) if not self.domain.holds(c)]
+        open_ = [c for c in all_conditions(access, self.types) if not self.domain.holds(c)]
         if not open_:
             return None
         tests = [t for c in open_ for t in self.tests(c)]

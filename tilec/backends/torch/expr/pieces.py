@@ -9,19 +9,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.box_values import difference, resolved_form, truth_over
 from tilec.backends.common.domain import Domain, boxed
-from tilec.errors import AffineMistake
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Inside, Int, Pad, Statement, map_values, rebuild, walk
-from tilec.ir.rational import Fraction, as_int
+from tilec.ir.rational import as_int
 from tilec.ir.types import Types
 
 _MOST_PIECES = 9
 _MOST_ROUNDS = 2  # of an index that goes round, `X[(i + 1) % N]`
 _FEWEST_ELEMENTS = 4096  # of a box, below which calls of torch cost more than what they do
 _COMPARISONS = {"lt": (0,), "ge": (0,), "le": (1,), "gt": (1,), "eq": (0, 1), "ne": (0, 1)}  # where `a - b` changes it
-_ONE = Fraction(1)
 _Ranges = Mapping[str, tuple[int, int]]
 
 
@@ -33,7 +32,7 @@ def in_pieces(domain: Domain, types: Types) -> tuple[Domain, ...]:
         return (domain,)
     ranges = {v: (a, a + domain.extent[v] - 1) for v, a in domain.low.items()}
     found = _cut(domain.statement, ranges, written, types)
-    found = found and [(s, box) for s, box in found if not _empty(s, box)]
+    found = found and [(s, box) for s, box in found if not _empty(s, box, types)]
     if found is None or all(_choices(s) >= _choices(domain.statement) for s, _ in found):
         return (domain,)
     made = tuple(boxed(s, piece, types) for s, piece in found)
@@ -87,15 +86,8 @@ def _plain(e: Expr) -> bool:
 def _comparisons(s: Statement) -> Iterator[tuple[str, Affine]]:
     """Comparisons of conditions as forms that are compared with 0."""
     for e in walk(*_conditions(s)):
-        if isinstance(e, Call) and e.function in _COMPARISONS and (form := _difference(e)) is not None:
+        if isinstance(e, Call) and e.function in _COMPARISONS and (form := difference(*e.args)) is not None:
             yield e.function, form
-
-
-def _difference(e: Call) -> Affine | None:
-    try:
-        return linear(e.args[0]) - linear(e.args[1])
-    except AffineMistake:
-        return None
 
 
 def _residues(s: Statement, ranges: _Ranges, written: Sequence[str]) -> Iterator[tuple[Statement, _Ranges]]:
@@ -175,86 +167,21 @@ def _resolved(s: Statement, ranges: _Ranges, types: Types) -> Statement:
             case Pad(access=Inside(access)) if box.inside(resolve(access), types):  # type: ignore[arg-type]
                 return Int(1)
             case Access():
-                return replace(e, index=tuple(_resolved_form(linear(i), box).to_expr() for i in e.index))
+                return replace(e, index=tuple(resolved_form(linear(i), box).to_expr() for i in e.index))
             case Call("select", (condition, a, b)):
-                truth = _truth(condition, box) if _plain(condition) else None
-                if truth is not None:
-                    chosen, t = (a if truth else b), expression_type(e, types)
+                known = truth_over(condition, box, types) if _plain(condition) else None
+                if known is not None:
+                    chosen, t = (a if known else b), expression_type(e, types)
                     given = expression_type(chosen, types)
                     return resolve(chosen if given == t else Call(t.dtype, (chosen,)))
         return rebuild(e, resolve)
 
     found = map_values(s, resolve)
-    left = [e for e in found.guards if not (_plain(e) and _truth(e, box))]
+    left = [e for e in found.guards if not (_plain(e) and truth_over(e, box, types))]
     guard = functools.reduce(lambda a, b: Call("and", (a, b)), left) if left else None
     return replace(found, guard=guard)
 
 
-def _empty(s: Statement, ranges: _Ranges) -> bool:
+def _empty(s: Statement, ranges: _Ranges, types: Types) -> bool:
     """Whether the guard lets no point of the box through."""
-    return any(_plain(e) and _truth(e, _box(s, ranges)) is False for e in s.guards)
-
-
-def _resolved_form(form: Affine, box: Domain) -> Affine:
-    total = Affine((), form.constant)
-    for atom, c in form.terms:
-        total += (_extremum(atom, box) if isinstance(atom, Call) else Affine(((atom, _ONE),))) * c
-    return total
-
-
-def _extremum(atom: Call, box: Domain) -> Affine:
-    first, *others = (_resolved_form(linear(e), box) for e in atom.args)
-    whole = linear(replace(atom, args=tuple(f.to_expr() for f in (first, *others))))
-    if atom.function == "mod":
-        return _remainder(first, others[0], box) or whole
-    if atom.function not in ("clamp", "max", "min"):
-        return whole
-    sides = {"clamp": ("max", "min"), "max": ("max",), "min": ("min",)}[atom.function]
-    for side, other in zip(sides, others, strict=True):
-        if not (first - other).is_integral:
-            return whole
-        low, high = box.interval(first - other)
-        if (low if side == "max" else -high) >= 0:
-            continue
-        if (high if side == "max" else -low) > 0:
-            return whole
-        first = other
-    return first
-
-
-def _remainder(form: Affine, size: Affine, box: Domain) -> Affine | None:
-    """A form modulo a size, where it goes round at most once."""
-    if size.terms or not form.is_integral or size.constant <= 0:
-        return None
-    low, high = box.interval(form)
-    if low == -math.inf or high == math.inf or low // size.constant != high // size.constant:
-        return None
-    return form - size.constant * (low // size.constant)
-
-
-def _truth(e: Expr, box: Domain) -> bool | None:
-    """What a condition is all over a box; None where it differs."""
-    if not isinstance(e, Call):
-        return None
-    if e.function == "bool":
-        return _truth(e.args[0], box)
-    if e.function in ("and", "or"):
-        found = [_truth(a, box) for a in e.args]
-        decisive = e.function == "or"
-        return decisive if decisive in found else None if None in found else not decisive
-    if e.function in ("eq", "ne") and e.args[1] == Int(0) and isinstance(e.args[0], Call):
-        inner = _truth(e.args[0], box)
-        if inner is not None and e.args[0].function in (*_COMPARISONS, "and", "or", "bool"):
-            return inner == (e.function == "ne")
-    form = _difference(e) if e.function in _COMPARISONS else None
-    if form is None or not form.is_integral:
-        return None
-    low, high = box.interval(form)
-    match e.function:
-        case "lt" | "ge":
-            return None if low < 0 <= high else (high < 0) == (e.function == "lt")
-        case "le" | "gt":
-            return None if low <= 0 < high else (high <= 0) == (e.function == "le")
-    if low == high == 0:
-        return e.function == "eq"
-    return None if low <= 0 <= high else e.function == "ne"
+    return any(_plain(e) and truth_over(e, _box(s, ranges), types) is False for e in s.guards)

@@ -30,9 +30,9 @@ from tilec.ir.program import (
     reads,
     rebuild,
     substitute,
-    walk,
 )
 from tilec.ir.types import TensorType, is_floating
+from tilec.transforms.util.plain import is_pure, is_unmasked
 
 
 def find_epilogue(
@@ -70,9 +70,15 @@ def as_assignment(s: Statement, types: Mapping[str, TensorType]) -> Statement:
 def _at_all_points(s: Statement, anchor: Statement, types: Mapping[str, TensorType]) -> Statement:
     """An assignment that reads further tensors at places in data at which its anchor reads (a bias of the matrix that
     an index names), as one of all elements: 0 where these are outside."""
-    names, own = (distinct_variables(x.index) if x.index is not None else None for x in (s, anchor))
-    plain = s.aggregation == "assign" and s.guard is None and s.default is None and not s.constraints
-    if not plain or names is None or own is None or len(names) != len(own):
+    names, own = (distinct_variables(x.index) for x in (s, anchor))
+    if (
+        s.aggregation != "assign"
+        or not is_pure(s)
+        or not is_unmasked(s)
+        or names is None
+        or own is None
+        or len(names) != len(own)
+    ):
         return s
     index: dict[str, Expr] = dict(zip(own, map(Index, names), strict=True))
     there = {(substitute(c.form.to_expr(), index), c.bound) for c in point_conditions((anchor.body,), (), types)}
@@ -102,7 +108,7 @@ def _inside(a: Access) -> Expr:
 
 
 def _joins(s: Statement, anchor: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
-    if s.aggregation != "assign" or s.guard is not None or s.default is not None or s.constraints or s.index is None:
+    if s.aggregation != "assign" or not is_pure(s) or not is_unmasked(s) or s.index is None:
         return False
     if distinct_variables(s.index) is None or types[s.output].shape != types[anchor.output].shape:
         return False
@@ -119,12 +125,10 @@ def reads_own_element(e: Expr, tensor: str, index: tuple[Expr, ...]) -> bool:
     `pad`, and none to find where another tensor is read."""
     match e:
         case Access():
-            own = e.tensor == tensor and e.index == index
-            return own or tensor not in {x.tensor for x in walk(e) if isinstance(x, Access)}
+            return (e.tensor, e.index) == (tensor, index) or all(a.tensor != tensor for a in accesses_in(e))
         case Pad():
-            return tensor not in {x.tensor for x in walk(e.access) if isinstance(x, Access)} and reads_own_element(
-                e.value, tensor, index
-            )
+            elsewhere = all(a.tensor != tensor for a in accesses_in(e.access))
+            return elsewhere and reads_own_element(e.value, tensor, index)
     return all(reads_own_element(c, tensor, index) for c in children(e))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.code import parenthesised, python_name
-from tilec.backends.common.domain import Condition, access_conditions, free, gathered, whole_arguments
+from tilec.backends.common.domain import Condition, access_conditions, all_conditions, free
 from tilec.backends.triton.emit.kernel import Kernel, all_text, triton_type
 from tilec.backends.triton.emit.magnitudes import parts_of_lower_bound
 from tilec.backends.triton.plan.heading import LITERAL
@@ -179,13 +179,7 @@ class Frame:
 
     def inside(self, access: Access) -> str | None:
         """Text of the test that an access, those in its index included, lies in its tensor; None: it always does."""
-        wanted: list[Condition] = []
-        pending = [access]
-        while pending:
-            a = pending.pop()
-            wanted += (*access_conditions(a, self.types), *whole_arguments(a.index))
-            pending += [x for e in a.index for x in gathered(linear(e))]
-        texts = self.tests(tuple(dict.fromkeys(wanted)))
+        texts = self.tests(all_conditions(access, self.types))
         if not texts:
             return None
         return self.assign("inside", all_text(texts), free_of(access))

@@ -40,6 +40,7 @@ from tilec.ir.types import NARROW, Types, is_floating, shapes_in
 from tilec.transforms.autodiff.window_places import SmallWindow
 from tilec.transforms.lower.defract import defract_statement
 from tilec.transforms.lower.reduce import reduce_statement
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import body_at
 
 POINTS_OF_A_WINDOW = 9  # of a window: 16 take 16 seconds to plan
@@ -48,9 +49,9 @@ WINDOWS = {"sum": "add", "max": "max", "min": "min"}  # aggregations of a window
 
 def with_windows(
     program: Program, types: Types, barred: Collection[str], reads: Mapping[str, Sequence[str]]
-) -> tuple[Program, frozenset[str]]:
-    """The program with such statements in one kernel, where that pays; the outputs of those. `barred`: outputs that
-    stay as they are; `reads`: by output, what each reads."""
+) -> Program:
+    """The program with such statements in one kernel, where that pays. `barred`: outputs that stay as they are;
+    `reads`: by output, what each reads."""
     statements = {s.output: s for s in program.statements}
     place = {output: k for k, output in enumerate(statements)}
     read = {output: set(names) for output, names in reads.items() if output in statements}
@@ -58,7 +59,7 @@ def with_windows(
     for output, names in read.items():
         for name in names:
             readers.setdefault(name, set()).add(output)
-    fixed, changed = {*barred, *program.outputs}, set[str]()
+    fixed = {*barred, *program.outputs}
 
     def sole(output: str, parts: Collection[str]) -> list[str]:
         """Those that a statement reads and that it and the parts alone need, the last first."""
@@ -79,16 +80,15 @@ def with_windows(
             for name in left:
                 readers[name] = readers[name] - parts | {s.output}
             read[s.output] = left
-            changed.add(s.output)
             for t in parts:
                 del statements[t]
     kept = tuple(statements[s.output] for s in program.statements if s.output in statements)
-    return replace(program, statements=kept), frozenset(changed & statements.keys())
+    return replace(program, statements=kept)
 
 
-def with_points_written_out(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
+def with_points_written_out(program: Program, types: Types) -> tuple[Program, Types]:
     """The program with extrema of small windows as elementwise statements, where one that reads them reads these
-    windows too, so that both share a kernel; the outputs of those."""
+    windows too, so that both share a kernel."""
     changed: dict[str, Statement] = {}
     for s in program.statements:
         readers = program.readers(s.output) if s.aggregation in ("max", "min") else ()
@@ -105,7 +105,7 @@ def with_points_written_out(program: Program, types: Types) -> tuple[Program, fr
             if own | {Access(s.output, reader.index or ())} <= read:
                 changed[s.output] = written
     statements = tuple(changed.get(s.output, s) for s in program.statements)
-    return replace(program, statements=statements), frozenset(changed)
+    return replace(program, statements=statements), types
 
 
 def _with_windows(
@@ -158,7 +158,7 @@ def _read_at_one_place(s: Statement, types: Types) -> set[str]:
 def _written_out(s: Statement, types: Types) -> Statement | None:
     """A statement with the few points of each element written out; None where it is of another form."""
     names, space = distinct_variables(s.index), build_space(s, types)
-    plain = s.default is None and s.init is None and s.guard is None and not reads_itself(s)
+    plain = is_pure(s) and s.guard is None
     if names is None or space is None or not plain or len(space.classes) != 1 or space.residues or space.steps:
         return None
     points = math.prod(space.extent[0][v] for v in space.reductions)

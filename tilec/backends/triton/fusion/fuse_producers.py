@@ -42,7 +42,6 @@ from tilec.ir.program import (
     index_variables,
     map_values,
     node_count,
-    reads_itself,
     rebuild,
     variables_of,
     walk,
@@ -51,17 +50,17 @@ from tilec.ir.rational import Fraction, as_int
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import body_at
 
 
 def with_producers(
     program: Program, types: Types, barred: Collection[str], reads: Mapping[str, Sequence[str]]
-) -> tuple[Program, frozenset[str]]:
-    """The program without elementwise statements that one statement reads, where that pays; the outputs of those
-    that compute them. `barred`: outputs that stay as they are; `reads`: by output, what each reads."""
+) -> Program:
+    """The program without elementwise statements that one statement reads, where that pays. `barred`: outputs that stay
+    as they are; `reads`: by output, what each reads."""
     statements = {s.output: s for s in program.statements}
     read = {output: set(names) for output, names in reads.items() if output in statements}
-    changed: set[str] = set()
     times = Counter(t for names in read.values() for t in names)
     taken = {*barred, *program.outputs, *(t for t, n in times.items() if n > 1)}
     for s in program.statements:
@@ -72,7 +71,6 @@ def with_producers(
             read[s.output] = read[s.output].union(*(read.pop(t) for t in parts)) - parts.keys()
             for t in parts:
                 del statements[t]
-            changed = (changed - parts.keys()) | {s.output}
     for s in [statements[s.output] for s in reversed(program.statements) if s.output in statements]:
         readers = [output for output, names in read.items() if s.output in names]
         if s.output in program.outputs or s.output in barred or len(readers) != 1 or readers[0] in barred:
@@ -83,10 +81,8 @@ def with_producers(
             statements[reader] = made
             read[reader] = (read[reader] | read.pop(s.output)) - {s.output}
             del statements[s.output]
-            changed.add(reader)
-            changed.discard(s.output)
     left = tuple(statements[s.output] for s in program.statements if s.output in statements)
-    return replace(program, statements=left), frozenset(changed)
+    return replace(program, statements=left)
 
 
 def _computing(reader: Statement, s: Statement, types: Types) -> Statement | None:
@@ -95,7 +91,7 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     names = elementwise(s)
     if names is None or s.aggregation != "assign" or s.guard is not None:
         return None
-    if reader.default is not None or reads_itself(reader) or not reads_values(reader, s.output):
+    if not is_pure(reader) or not reads_values(reader, s.output):
         return None
     places = {a.index for a in accesses_in(*reader.roots) if a.tensor == s.output}
     if len(places) != 1:
@@ -202,10 +198,9 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
 def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[Expr], types: Types) -> Expr | None:
     """A part's value at the element that `names` give, 0 where it writes none; `summed`: what its own sums
     go over, there."""
-    plain = s.default is None and s.init is None and not reads_itself(s)
     rows = [linear(e) for e in s.index or ()]
     if (
-        not plain
+        not is_pure(s)
         or s.aggregation not in ("assign", "sum")
         or not all(row.is_affine and row.is_integral for row in rows)
     ):
@@ -324,9 +319,7 @@ def inside_tests(access: Access, reader: Statement, types: Types) -> Expr | None
 def elementwise(s: Statement) -> tuple[str, ...] | None:
     """The variables of a statement with a value for each element of its output; None where it is none."""
     names = distinct_variables(s.index)
-    if s.aggregation not in ("assign", "sum") or s.index is None or reads_itself(s) or s.constraints:
-        return None
-    if s.default is not None or s.init is not None or names is None:
+    if s.aggregation not in ("assign", "sum") or not is_pure(s) or s.constraints or names is None:
         return None
     return names if set(variables_of(s)) <= set(names) else None
 

@@ -146,33 +146,40 @@ class Grouped:
 def grouped(program: Program, types: Types) -> Grouped:
     """The flat program with its chains and the groups that pay, of values that are stored and read at neighbours, or
     that are computed there."""
-    stored = _grouped(program, types, frozenset())
-    computing, changed = with_shifted_reads(program, types)
-    if not changed:
-        return stored
-    made = _grouped(computing, types, changed)
-    return made if faster(made.kernels(), stored.kernels(), {**stored.types, **made.types}) else stored
+    found = _grouped(program, types)
+    computing = with_shifted_reads(program, types)
+    if computing != program:
+        made = _grouped(computing, types)
+        found = made if faster(made.kernels(), found.kernels(), {**found.types, **made.types}) else found
+    given = {s.output: s for s in program.statements}
+    changed = frozenset(s.output for s in found.program.statements if s != given.get(s.output))
+    return replace(found, rewritten=changed)
 
 
-def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Grouped:
-    """With its chains and groups. `rewritten`: outputs of statements that are not the lowered program's."""
-    program, asking = asking_inputs(program, types)
-    program, types, parted = with_numbered_parts(program, types)
-    program, types, narrow = with_narrow_scatters(program, types)
-    program, types, selected = with_selections(program, types)
-    program, summing = with_window_values(program, types)
-    program, types, laid_out = with_window_layouts(program, types)
-    program, types, turned = with_sum_layouts(program, types)
-    program, written_out = with_points_written_out(program, types)
-    moments = with_moments(program, types)
-    program, types = moments.program, moments.types
+REWRITES = (
+    asking_inputs,
+    with_numbered_parts,
+    with_narrow_scatters,
+    with_selections,
+    with_window_values,
+    with_window_layouts,
+    with_sum_layouts,
+    with_points_written_out,
+)
+
+
+def _grouped(program: Program, types: Types) -> Grouped:
+    """With its chains and groups."""
+    for rewrite in REWRITES:
+        program, types = rewrite(program, types)
+    program, types, pivots = with_moments(program, types)
     chains = chained(program, types)
     program, types = chains.program, chains.types
     members = chains.members()
-    program, short = with_short_sums(program, types, members)
-    program, types, columns = with_columns_apart(program, types, members)
-    program, types, paired, pairs = with_pair_sums(program, types, members)
-    program, types, shared, apart = with_invariants(program, types, members, pairs)
+    program = with_short_sums(program, types, members)
+    program, types = with_columns_apart(program, types, members)
+    program, types, pairs = with_pair_sums(program, types, members)
+    program, types, apart = with_invariants(program, types, members, pairs)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
     kept = with_reads(program, chains.kernels.values())
     scans = {s.output: x for s in program.statements if s.output not in forms and (x := scan_form(s, types))}
@@ -180,7 +187,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     recurrent = taken_by_recurrences(kept, types)
     taken = taken_by_products(kept, types, forms) - recurrent
     epilogues = {output for output in taken & forms.keys() - members if elementwise(forms[output].statement)}
-    for output in (*taken, *recurrent, *members, *moments.pivots, *pairs, *apart):
+    for output in (*taken, *recurrent, *members, *pivots, *pairs, *apart):
         forms.pop(output, None)
     for s in program.statements:
         across = s.output in forms and is_view(s, program, types) and _is_read_across(s.output, kept, forms)
@@ -202,28 +209,9 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     made = _assembled(program, types, found, chains, around)
     grouped_outputs = {s.output for g in made.groups.values() for s in (*g.statements, *g.after)}
     barred = {*members, *grouped_outputs}
-    program, windows = with_windows(made.program, made.types, barred, _reads(made.program, chains))
-    program, computing = with_producers(program, made.types, barred, _reads(program, chains))
-    changed = (
-        rewritten
-        | made.rewritten
-        | asking
-        | parted
-        | narrow
-        | selected
-        | summing
-        | laid_out
-        | turned
-        | written_out
-        | short
-        | columns
-        | paired
-        | shared
-        | moments.rewritten
-        | chains.rewritten
-        | windows
-    )
-    return replace(made, program=program, rewritten=changed | computing, chains=chains.kernels)
+    program = with_windows(made.program, made.types, barred, _reads(made.program, chains))
+    program = with_producers(program, made.types, barred, _reads(program, chains))
+    return replace(made, program=program, chains=chains.kernels)
 
 
 def _joined(seed: LoopNest, around: Neighbourhood, types: Types, units: Units) -> GroupCandidate | None:
@@ -276,32 +264,8 @@ def _assembled(
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
     known = dict(types)
     fresh_names = Names.of(program)
-    needed = set(around.program.outputs)  # chains read these too
-    views = {s.output: s for s in program.statements if s.output not in needed and is_view(s, program, types)}
-    made = {s.output for s in program.statements if s.aggregation != "assign"} - of.keys() - chains.members()
-    scaled = (scaled_sums(s, made, program, types) for s in program.statements if s.output not in of)
-    views |= {s.output: s for s in scaled if s is not None}
     compared = _compared(program.statements)
-    recomputed, aggregations = recomputed_by_readers(program, types, candidates, around, compared, views)
-    views |= recomputed
-    readers = {v: [statements[r.output] for r in around.program.readers(v)] for v in views}
-    for v in recomputed:
-        readers[v] = [r for r in readers[v] if of.get(r.output) is not of[v]]
-    views = {
-        v: s
-        for v, s in views.items()
-        if all(
-            not asks_of(r, s)
-            and (
-                ((r.output in of or v in recomputed) and reads_within(r, v, types))
-                or (v in recomputed and r.output in aggregations)
-            )
-            for r in readers[v]
-        )
-    }
-    again = {t for v in views.keys() & recomputed.keys() for t in reads(views[v])}  # these are in memory
-    views = {v: s for v, s in views.items() if v not in again or v not in recomputed}
-    through = {r.output for v in views.keys() & recomputed.keys() for r in readers[v]} - of.keys()
+    views, again, aggregations = _read_through(program, types, candidates, chains, around, compared)
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
     for unit in order:
@@ -333,12 +297,43 @@ def _assembled(
             scans = {s.output: around.scans[s.output] for s in members if s.output in around.scans}
             group = Group(tuple(members), c.rows, c.columns, c.extent, stored, c.sums, after, rounded, scans)
             groups[members[0].output] = group
-        else:
-            through |= {s.output for s in (*members, *after)}
         whole = (read_through(statements[s.output], elsewhere) if s.output in around.scans else s for s in members)
         ordered += [*whole, *after, *second]
-    rewritten = frozenset(through).union(*(c.cut for c in candidates))
-    return Grouped(replace(program, statements=tuple(ordered)), known, groups, rewritten)
+    return Grouped(replace(program, statements=tuple(ordered)), known, groups)
+
+
+def _read_through(
+    program: Program,
+    types: Types,
+    candidates: Sequence[GroupCandidate],
+    chains: Chained,
+    around: Neighbourhood,
+    compared: Collection[str],
+) -> tuple[dict[str, Statement], set[str], set[str]]:
+    """By output, statements whose readers compute them; what these read of groups, which is in memory; and aggregations
+    among the readers."""
+    of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
+    needed = set(around.program.outputs)  # chains read these too
+    views = {s.output: s for s in program.statements if s.output not in needed and is_view(s, program, types)}
+    made = {s.output for s in program.statements if s.aggregation != "assign"} - of.keys() - chains.members()
+    scaled = (scaled_sums(s, made, program, types) for s in program.statements if s.output not in of)
+    views |= {s.output: s for s in scaled if s is not None}
+    recomputed, aggregations = recomputed_by_readers(program, types, candidates, around, compared, views)
+    views |= recomputed
+    statements = {s.output: s for s in program.statements}
+
+    def may_compute(r: Statement, v: str) -> bool:
+        if v in recomputed and of.get(r.output) is of[v]:
+            return True  # its own kernel has the value
+        if asks_of(r, views[v]):
+            return False
+        within = (r.output in of or v in recomputed) and reads_within(r, v, types)
+        return within or (v in recomputed and r.output in aggregations)
+
+    readers = {v: [statements[r.output] for r in around.program.readers(v)] for v in views}
+    views = {v: s for v, s in views.items() if all(may_compute(r, v) for r in readers[v])}
+    again = {t for v in views.keys() & recomputed.keys() for t in reads(views[v])}
+    return {v: s for v, s in views.items() if v not in again or v not in recomputed}, again, aggregations
 
 
 def _is_affine(e: Expr) -> bool:

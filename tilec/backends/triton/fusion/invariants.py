@@ -18,7 +18,7 @@ from tilec.backends.common.scalars import value_children
 from tilec.backends.triton.fusion.fuse_producers import CACHED, elementwise, writes_all
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.cost import H200, size_in_bytes
-from tilec.ir.functions import COSTLY_FUNCTIONS, RANDOM, operands_of
+from tilec.ir.functions import COSTLY_FUNCTIONS, draws, operands_of
 from tilec.ir.index import linear, replace_indices
 from tilec.ir.infer import expression_type, statement_type
 from tilec.ir.program import (
@@ -32,12 +32,12 @@ from tilec.ir.program import (
     accesses_in,
     index_variables,
     reads,
-    reads_itself,
     walk,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.factors import is_of_positions
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import with_parts
 
 LEAST_SHARED = 8  # elements that share a value
@@ -48,15 +48,15 @@ QUICK_FUNCTIONS = frozenset(("ceil", "div", "exp", "floor", "recip", "round", "r
 
 
 def with_invariants(
-    program: Program, types: Types, barred: Collection[str], alone: Collection[str] = ()
-) -> tuple[Program, Types, frozenset[str], frozenset[str]]:
-    """The program with such values as tensors of their own, all types, the outputs of what is new or changed, and of
-    what no other kernel shall compute again. `barred`: outputs of statements that stay as they are; `alone`: of sums in
-    kernels of their own, as those to few elements are, while blocks of rows compute a value once for all of these."""
+    program: Program, types: Types, barred: Collection[str], alone: Collection[str]
+) -> tuple[Program, Types, frozenset[str]]:
+    """The program with such values as tensors of their own, all types, and the outputs of those that no other kernel
+    shall compute again. `barred`: outputs of statements that stay as they are; `alone`: of sums in kernels of their
+    own, as those to few elements are, while blocks of rows compute a value once for all of these."""
     names, known = Names.of(program), dict(types)
     tables: dict[Expr, str] = {}
     done: list[Statement] = []
-    rewritten, apart = set[str](), set[str]()
+    apart: set[str] = set()
     stored = {*program.input_names(), *program.outputs}
     for s in program.statements:
         variables = None if s.output in barred else elementwise(s)
@@ -86,16 +86,14 @@ def with_invariants(
                 known[name] = statement_type(new, known)
                 done.append(new)
             s = replace(s, body=with_parts(s.body, {e: Access(name, tuple(map(Index, own)))}))
-            rewritten |= {name, s.output}
             apart |= {name} if long else set()
         done.append(s)
-    return replace(program, statements=tuple(done)), known, frozenset(rewritten), frozenset(apart)
+    return replace(program, statements=tuple(done)), known, frozenset(apart)
 
 
 def _ranges(s: Statement, types: Types) -> dict[str, int]:
     """The variables of an aggregation from 0 on, and how far they go; none of what is computed in another way."""
-    plain = s.index is not None and s.default is None and s.init is None and not reads_itself(s)
-    domain = build_domain(s, types) if plain and s.aggregation != "assign" else None
+    domain = build_domain(s, types) if s.index is not None and is_pure(s) and s.aggregation != "assign" else None
     if domain is None or any(domain.low.values()):
         return {}
     return dict(domain.extent)
@@ -121,14 +119,12 @@ def _invariant(
 ) -> Iterator[Expr]:
     """The largest subexpressions with a costly function that LEAST_SHARED elements or more share, of no type whose
     values are rounded only where they are stored, of those `wanted`."""
-    calls = {x for x in walk(e) if isinstance(x, Call)}
-    if not any(x.function in COSTLY_FUNCTIONS for x in calls):
+    if not any(isinstance(x, Call) and x.function in COSTLY_FUNCTIONS for x in walk(e)):
         return
     own = {v for v in index_variables(e) if extent[v] > 1}
     shared = math.prod(n for v, n in extent.items() if v not in own)
     stored = isinstance(e, Call) and expression_type(e, types).dtype in ("float32", "float64")
-    drawn = any(x.function in RANDOM for x in calls)
-    if stored and own and shared >= LEAST_SHARED and not drawn and wanted(e):
+    if stored and own and shared >= LEAST_SHARED and not draws(e) and wanted(e):
         yield e
     else:
         for child in value_children(e):

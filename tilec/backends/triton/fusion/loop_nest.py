@@ -30,6 +30,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import FLOATS, Types
 from tilec.transforms.util.naming import unlike
+from tilec.transforms.util.plain import is_pure
 
 LONGEST_SCANNED = 4096  # elements of a row that a program holds at once
 Touched = tuple[tuple[str, tuple[str | None, ...]], ...]  # tensors, and which variables walk along their axes
@@ -99,7 +100,7 @@ def walked_by(e: Expr, summed: Collection[str]) -> str | None:
 
 def form_of(s: Statement, types: Types) -> LoopNest | None:
     """None where the statement is no walk over a box, or reads less than it walks, as products do."""
-    if s.index is None or s.default is not None or s.init is not None or reads_itself(s):
+    if s.index is None or not is_pure(s):
         return None
     names = distinct_variables(s.index)
     if names is None:

@@ -12,7 +12,7 @@ from tilec.backends.triton.fusion.memory_order import runs_fastest
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.cost import H200
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Statement, index_variables, reads, value_accesses, variables_of, walk
+from tilec.ir.program import Statement, accesses_in, index_variables, reads, value_accesses, variables_of
 
 ON_CHIP = 2**14  # elements of a row, at most, that a program holds at once
 GroupMembers = tuple[list[Statement], list[Statement], set[str], set[str]]  # see `members_of`
@@ -67,11 +67,10 @@ def members_of(
 
 def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
     """Whether it reads members at its own point alone."""
-    hidden = {a.tensor for c in s.constraints for a in walk(c.expr) if isinstance(a, Access)}
+    hidden = {a.tensor for a in accesses_in(*(c.expr for c in s.constraints))}
     read = {a.tensor for a in value_accesses(s)} & members.keys()
-    return not hidden & members.keys() and all(
-        reads_own_element(root, name, members[name].index or ()) for root in s.roots for name in read
-    )
+    own = (reads_own_element(root, name, members[name].index or ()) for root in s.roots for name in read)
+    return not hidden & members.keys() and all(own)
 
 
 def kind_of(s: Statement, across: set[str], along: set[str], extent: Mapping[str, int]) -> str | None:

@@ -31,10 +31,11 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
+    accesses_in,
     index_variables,
     map_values,
-    reads_itself,
     rebuild,
+    value_accesses,
     variables_of,
     walk,
 )
@@ -43,26 +44,24 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_plain_sum, is_pure
 
 
-def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
-    """The program with such sums over fewer axes, its types, and the outputs of statements that changed. Where nothing
-    but short sums is put together, the program that does so computes them."""
+def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program with such sums over fewer axes, and all types. Where nothing but short sums is put together, the
+    program that does so computes them."""
     places = {s.output: found for s in program.statements if (found := _places(s, program, types)) is not None}
     short = {s.output for s in program.statements if s.output in places and _is_short(s, types)}
     for s in program.statements if short else ():
-        own = {a.tensor for a in _read(s)}
+        own = {a.tensor for a in value_accesses(s)}
         if own & short and own <= short:
             for t in own:
                 places.pop(t, None)
     for s in program.statements:
-        for t in {a.tensor for a in _read(s) if a.tensor in places} - _at_own_index(s, types):
+        for t in {a.tensor for a in value_accesses(s) if a.tensor in places} - _at_own_index(s, types):
             del places[t]
-    if not places:
-        return program, types, frozenset()
     known, names = dict(types), Names.of(program)
     parts = {t: (names.fresh(f"{t}_part"), found) for t, found in places.items()}
-    changed: set[str] = set()
     statements: list[Statement] = []
     for s in program.statements:
         if s.output in places:
@@ -71,19 +70,15 @@ def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types,
             shape, index, sizes = types[s.output].shape, s.index or (), s.sizes or ()
             known[output] = TensorType(tuple(shape[d] for d in kept), types[s.output].dtype)
             s = replace(s, output=output, index=tuple(index[d] for d in kept), sizes=tuple(sizes[d] for d in kept))
-            changed.add(output)
-        if any(a.tensor in places for a in _read(s)):
+        if any(a.tensor in places for a in value_accesses(s)):
             s = map_values(s, lambda e: _where_it_is(e, parts))
-            changed.add(s.output)
         statements.append(s)
-    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+    return replace(program, statements=tuple(statements)), known
 
 
-def with_narrow_scatters(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
-    """The program with sums at places in data of no more columns than they write, its types, and the outputs of
-    statements that changed."""
+def with_narrow_scatters(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program with sums at places in data of no more columns than they write, and all types."""
     known, names = dict(types), Names.of(program)
-    changed: set[str] = set()
     statements: list[Statement] = []
     for s in program.statements:
         columns = _columns(s, types)
@@ -95,18 +90,17 @@ def with_narrow_scatters(program: Program, types: Types) -> tuple[Program, Types
             places = tuple((linear(e) - columns[d][1]).to_expr() if d in columns else e for d, e in enumerate(index))
             put = Statement(s.output, index, s.sizes, Pad(Access(part.output, places), ZERO), span=s.span)
             statements.append(part)
-            changed |= {part.output, s.output}
             s = put
         statements.append(s)
-    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+    return replace(program, statements=tuple(statements)), known
 
 
 def _columns(s: Statement, types: Types) -> dict[int, tuple[str, int, int]]:
     """Of a sum at places in data, the axes along which it writes a part: by axis the variable, the first place, and how
     many there are."""
-    plain = s.aggregation == "sum" and s.default is None and s.init is None and not reads_itself(s)
     rows = [linear(e) for e in s.index or ()]
-    if not plain or not is_floating(types[s.output].dtype) or all(row.is_affine for row in rows):
+    floating = s.aggregation == "sum" and is_floating(types[s.output].dtype)
+    if not floating or not is_pure(s) or all(row.is_affine for row in rows):
         return {}
     domain, found = build_domain(s, types), dict[int, tuple[str, int, int]]()
     for d, (row, size) in enumerate(zip(rows, types[s.output].shape, strict=True)):
@@ -130,15 +124,10 @@ def _narrow(s: Statement, columns: Mapping[int, tuple[str, int, int]], output: s
     return keep_constraint_variables(replace(substitute_affine(s, moved), output=output, index=index, sizes=sizes))
 
 
-def _read(s: Statement) -> list[Access]:
-    return [e for e in walk(*s.roots) if isinstance(e, Access)]
-
-
 def _places(s: Statement, program: Program, types: Types) -> tuple[int | None, ...] | None:
     """The number of the place along each axis, None along others; None for another form."""
-    plain = s.default is None and s.init is None and not reads_itself(s) and s.output not in program.outputs
     rows = [linear(e) for e in s.index or ()]
-    if not plain or s.aggregation != "sum":
+    if s.aggregation != "sum" or not is_pure(s) or s.output in program.outputs:
         return None
     bare = [row.bare for row in rows if row.terms]
     if None in bare or len(set(bare)) < len(bare) or not bare or len(bare) == len(rows):
@@ -157,9 +146,11 @@ def _at_own_index(s: Statement, types: Types) -> set[str]:
     """What an elementwise statement reads at its own index alone."""
     if elementwise(s) is None:
         return set()
-    asked = {a.tensor for e in walk(*s.roots) if isinstance(e, Inside | Pad) for a in walk(e) if isinstance(a, Access)}
-    found = {a.tensor for a in _read(s)} - asked
-    moved = {a.tensor for a in _read(s) if a.index != s.index or types[a.tensor].shape != types[s.output].shape}
+    asked = {a.tensor for e in walk(*s.roots) if isinstance(e, Inside | Pad) for a in accesses_in(e)}
+    found = {a.tensor for a in value_accesses(s)} - asked
+    moved = {
+        a.tensor for a in value_accesses(s) if a.index != s.index or types[a.tensor].shape != types[s.output].shape
+    }
     return found - moved
 
 
@@ -177,13 +168,10 @@ _MOST_COLUMNS = 4
 LEAST_APART = 2**20  # terms of a column
 
 
-def with_columns_apart(
-    program: Program, types: Types, barred: Collection[str]
-) -> tuple[Program, Types, frozenset[str]]:
-    """The program with the columns of such sums as statements of their own, all types, and the outputs of what is new
-    or changed. `barred`: outputs of statements that stay as they are."""
+def with_columns_apart(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:
+    """The program with the columns of such sums as statements of their own, and all types. `barred`: outputs of
+    statements that stay as they are."""
     names, known = Names.of(program), dict(types)
-    changed: set[str] = set()
     statements: list[Statement] = []
     for s in program.statements:
         column = None if s.output in barred else _few_columns(s, known)
@@ -198,23 +186,20 @@ def with_columns_apart(
             part = replace(part, index=index[:-1], sizes=sizes[:-1])
             known[part.output] = TensorType(shape[:-1], known[s.output].dtype)
             statements.append(part)
-            changed.add(part.output)
             read = Access(part.output, index[:-1])
             test = Call("eq", (Index(column), Int(n)))
             value = read if value is None else Call("select", (test, read, value))
         assert value is not None
         statements.append(replace(s, body=value, aggregation="assign"))
-        changed.add(s.output)
-    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+    return replace(program, statements=tuple(statements)), known
 
 
 def _few_columns(s: Statement, types: Types) -> str | None:
     """The last output variable of a sum of float32 or float64 products along rows of memory, if it has few values, and
     what the terms compute of tensors that lack it takes longer than a product does; None elsewhere."""
     t = types[s.output]
-    plain = s.aggregation == "sum" and s.guard is None and not s.constraints and s.default is None and s.init is None
     names = distinct_variables(s.index)
-    if not plain or names is None or t.dtype not in ("float32", "float64") or reads_itself(s) or len(names) < 2:
+    if not is_plain_sum(s) or names is None or t.dtype not in ("float32", "float64") or len(names) < 2:
         return None
     split = split_factors(s.body, types)
     if split is None or is_symbolic(t.shape[-1]) or set(variables_of(s)) <= set(names):

@@ -17,7 +17,7 @@ from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.cost import size_in_bytes
-from tilec.ir.functions import COSTLY_FUNCTIONS, RANDOM
+from tilec.ir.functions import COSTLY_FUNCTIONS, draws
 from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -44,6 +44,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, Types
+from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.rewrite import body_at
 
 LONGEST_RECOMPUTED = 256  # of a body that several kernels compute
@@ -69,9 +70,9 @@ def is_reshape(s: Statement, program: Program, types: Types) -> bool:
     return s.output not in program.outputs or not any(keeps_order(o, types) for o in others)
 
 
-def asking_inputs(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
+def asking_inputs(program: Program, types: Types) -> tuple[Program, Types]:
     """The program in which what asks only whether a place lies in a tensor (`in(A[e])`) asks it of an input of the same
-    shape that the tensor is made of, where there is one: so it waits for no kernel. Also the changed outputs."""
+    shape that the tensor is made of, where there is one: so it waits for no kernel."""
     made = {s.output: s for s in program.statements}
 
     def source(name: str) -> str:
@@ -89,16 +90,14 @@ def asking_inputs(program: Program, types: Types) -> tuple[Program, frozenset[st
 
     own = (s for s in program.statements if not reads_itself(s))
     asks = (s for s in own if any(isinstance(e, Inside) for e in walk(*expressions(s))))
-    found = {s.output: map_values(s, visit) for s in asks}
-    changed = {output: s for output, s in found.items() if s != made[output]}
-    statements = tuple(changed.get(s.output, s) for s in program.statements)
-    return replace(program, statements=statements), frozenset(changed)
+    changed = {s.output: map_values(s, visit) for s in asks}
+    return replace(program, statements=tuple(changed.get(s.output, s) for s in program.statements)), types
 
 
 def keeps_order(s: Statement, types: Types) -> bool:
     """Whether a statement is all elements of a tensor, in order, in another shape."""
     source = s.body
-    if s.aggregation not in ("assign", "sum") or s.guard is not None or s.default is not None or s.constraints:
+    if s.aggregation not in ("assign", "sum") or not is_pure(s) or not is_unmasked(s):
         return False
     if not isinstance(source, Access) or s.index is None or types[source.tensor] == types[s.output]:
         return False
@@ -198,8 +197,8 @@ def recomputed_by_readers(
 def _aggregates_within(r: Statement, made: Statement, around: Neighbourhood, types: Types) -> bool:
     """Whether a statement aggregates values, in memory, at points where all that an elementwise one reads is inside, if
     the element itself is."""
-    plain = r.index is not None and r.default is None and r.init is None and not reads_itself(r)
-    if not plain or set(around.read[r.output]) != set(reads(r)) or not all(linear(e).is_affine for e in r.index or ()):
+    affine = r.index is not None and all(linear(e).is_affine for e in r.index)
+    if not affine or not is_pure(r) or set(around.read[r.output]) != set(reads(r)):
         return False
     (read,) = {a for a in accesses_in(*r.roots) if a.tensor == made.output}
     return set(point_conditions((body_at(made, read.index),), (), types)) <= {
@@ -255,7 +254,7 @@ def _is_costly(s: Statement, types: Types, *, narrow_too: bool) -> bool:
     dtype = types[s.output].dtype
     most = (3 if narrow_too else 0) if dtype in NARROW else ITEM_BYTES[dtype] - 1
     compares = any(e.function in ("eq", "ne") and not any(map(_is_number, e.args)) for e in calls)
-    return each > most or compares or any(e.function in RANDOM for e in calls)
+    return each > most or compares or draws(s.body)
 
 
 def _is_number(e: Expr) -> bool:
@@ -266,7 +265,7 @@ def _reorders(s: Statement, read: Access, program: Program, types: Types) -> boo
     """Whether each element of a tensor that is no output is made of one element of the tensor read, and each element of
     that is read."""
     own = [linear(e).bare for e in s.index or ()]
-    plain = s.aggregation in ("assign", "sum") and s.guard is None and not s.constraints and s.default is None
+    plain = s.aggregation in ("assign", "sum") and is_pure(s) and is_unmasked(s)
     source = types.get(read.tensor)
     if not plain or s.output in program.outputs or None in own:
         return False

@@ -29,13 +29,13 @@ from tilec.ir.program import (
     index_variables,
     map_values,
     reads,
-    reads_itself,
     rebuild,
     value_accesses,
     variables_of,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_pure
 
 _MOST_PLACES = 64  # of a window
 _LEAST_ROW = 64  # elements along memory
@@ -60,16 +60,14 @@ class WindowLayout:
         return (*range(first), *range(self.row + 1, rank), *range(first, self.row + 1))
 
 
-def with_window_layouts(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
-    """The program with such tensors in that order, their types, the outputs of statements that changed."""
+def with_window_layouts(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program with such tensors in that order, and their types."""
     found = _consistent(_candidates(program, types), program, types)
     layouts: dict[str, WindowLayout] = {}
     for names in connected_tensors(found, program):
         if any(_adds_up(s) for s in program.statements if s.output in names):
             lead = max(found[n].lead for n in names)
             layouts |= {n: replace(found[n], lead=min(lead, found[n].row)) for n in names}
-    if not layouts:
-        return program, types, frozenset()
     order = {n: layout.order(len(types[n].shape)) for n, layout in layouts.items()}
     laid_out = {n: TensorType(tuple(types[n].shape[k] for k in axes), types[n].dtype) for n, axes in order.items()}
 
@@ -85,9 +83,9 @@ def with_window_layouts(program: Program, types: Types) -> tuple[Program, Types,
             s = replace(s, index=_in_order(s.index or (), axes), sizes=_in_order(s.sizes or (), axes))
         return map_values(s, visit)
 
-    touched = frozenset(s.output for s in program.statements if not order.keys().isdisjoint((s.output, *reads(s))))
-    statements = tuple(changed(s) if s.output in touched else s for s in program.statements)
-    return replace(program, statements=statements), {**types, **laid_out}, touched
+    touched = (not order.keys().isdisjoint((s.output, *reads(s))) for s in program.statements)
+    statements = tuple(changed(s) if own else s for s, own in zip(program.statements, touched, strict=True))
+    return replace(program, statements=statements), {**types, **laid_out}
 
 
 def _in_order(items: tuple[Expr, ...], axes: tuple[int, ...]) -> tuple[Expr, ...]:
@@ -100,8 +98,8 @@ def _candidates(program: Program, types: Types) -> dict[str, WindowLayout]:
     defaults = {s.default for s in program.statements}
     for s in program.statements:
         shape = types[s.output].shape
-        plain = s.default is None and s.init is None and not reads_itself(s) and s.sizes is not None
-        if not plain or s.output in program.outputs or s.output in defaults or distinct_variables(s.index) is None:
+        inner = s.output not in program.outputs and s.output not in defaults
+        if not inner or not is_pure(s) or s.sizes is None or distinct_variables(s.index) is None:
             continue
         row = len(shape) - 1
         while row > 0 and math.prod(shape[row:]) <= _MOST_PLACES:
@@ -175,11 +173,10 @@ def _adds_up(s: Statement) -> bool:
 # sums of few elements
 
 
-def with_sum_layouts(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
-    """The program with such sums in two statements, types of all tensors, the outputs of statements that changed."""
+def with_sum_layouts(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program with such sums in two statements, and all types."""
     names, known = Names.of(program), dict(types)
     statements: list[Statement] = []
-    changed: set[str] = set()
     for s in program.statements:
         axis = _axis_of_memory(s, known)
         if axis is None:
@@ -194,16 +191,13 @@ def with_sum_layouts(program: Program, types: Types) -> tuple[Program, Types, fr
         own = tuple(Index(f"i{k}") for k in range(len(shape)))
         turned = Access(name, tuple(own[k] for k in order))
         statements.append(Statement(s.output, own, tuple(map(Int, t.shape)), turned, span=s.span))
-        changed |= {name, s.output}
-    if not changed:
-        return program, types, frozenset()
-    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+    return replace(program, statements=tuple(statements)), known
 
 
 def _axis_of_memory(s: Statement, types: Types) -> int | None:
     """The axis of the output, not its last one, along which all runs that a sum of few elements reads."""
     names, shape = distinct_variables(s.index), types[s.output].shape
-    plain = s.aggregation == "sum" and s.default is None and s.init is None and not s.attributes and not reads_itself(s)
+    plain = s.aggregation == "sum" and is_pure(s) and not s.attributes
     if names is None or not plain or s.sizes is None or not set(variables_of(s)) - set(names):
         return None
     read = [a for a in value_accesses(s) if math.prod(types[a.tensor].shape) > _FEW]

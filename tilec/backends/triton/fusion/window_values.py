@@ -26,7 +26,7 @@ from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous_strides
 from tilec.backends.triton.pointwise.pointwise import form_beside
 from tilec.backends.triton.pointwise.windows import LEAST_OUTPUTS, RegisterBlock
-from tilec.ir.functions import RANDOM
+from tilec.ir.functions import draws
 from tilec.ir.index import distinct_variables
 from tilec.ir.program import (
     Access,
@@ -39,19 +39,19 @@ from tilec.ir.program import (
     expressions,
     node_count,
     reads,
-    reads_itself,
     variables_of,
     walk,
 )
 from tilec.ir.types import Types, shapes_in
 from tilec.transforms.lower.defract import defracted_form
+from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import body_at
 
 _FEWEST_AXES = 3  # of values at the places of a window: rows, columns and one of the window's
 
 
-def with_window_values(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
-    """The program without such values, where kernels of windows take all sums that read them; the outputs of these."""
+def with_window_values(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program without such values, where kernels of windows take all sums that read them."""
     values = {s.output: s for s in program.statements if _is_value(s, program, types)}
     values = _read_by_sums(values, program)
     taken: dict[str, Statement] = {}
@@ -61,11 +61,9 @@ def with_window_values(program: Program, types: Types) -> tuple[Program, frozens
         if made is not None:
             taken |= made
             gone |= names
-    if not gone:
-        return program, frozenset()
     left = [taken.get(s.output, s) for s in program.statements if s.output not in gone]
     late = {output for output, s in taken.items() if distinct_variables(s.index) is None}
-    return replace(program, statements=tuple(_put_off(left, late))), frozenset(taken)
+    return replace(program, statements=tuple(_put_off(left, late))), types
 
 
 def _put_off(statements: Sequence[Statement], late: Collection[str]) -> Iterator[Statement]:
@@ -86,9 +84,8 @@ def _put_off(statements: Sequence[Statement], late: Collection[str]) -> Iterator
 def _is_value(s: Statement, program: Program, types: Types) -> bool:
     """Whether a statement gives values to many elements, the same each time."""
     shape = types[s.output].shape
-    if len(shape) < _FEWEST_AXES or math.prod(shape) < LEAST_OUTPUTS or not gives_values(s, program, types):
-        return False
-    return not any(isinstance(e, Call) and e.function in RANDOM for e in walk(s.body))
+    many = len(shape) >= _FEWEST_AXES and math.prod(shape) >= LEAST_OUTPUTS
+    return many and gives_values(s, program, types) and not draws(s.body)
 
 
 def _read_by_sums(values: Mapping[str, Statement], program: Program) -> dict[str, Statement]:
@@ -119,7 +116,7 @@ def _is_beside(s: Statement, value: Statement, values: Mapping[str, Statement]) 
 
 def _sums(s: Statement, value: str) -> bool:
     """Whether a statement adds up a value's elements, one at each of its points."""
-    plain = s.aggregation == "sum" and s.default is None and s.guard is None and not reads_itself(s)
+    plain = s.aggregation == "sum" and s.guard is None and is_pure(s)
     places = {a.index for a in accesses_in(s.body) if a.tensor == value}
     (place,) = places if len(places) == 1 else ((),)
     names = distinct_variables(place) or ()

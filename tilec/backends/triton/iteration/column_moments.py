@@ -20,31 +20,22 @@ from tilec.ir.at_sizes import as_float
 from tilec.ir.functions import without_casts
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Program, Statement, reads
-from tilec.ir.types import FLOATS, NARROW, TensorType, Types
-from tilec.transforms.util.means import is_plain_sum, total_of_mean
+from tilec.ir.types import NARROW, TensorType, Types
+from tilec.transforms.util.means import total_of_mean
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_plain_sum
 
 PIVOTS = 256  # rows for each that z is the mean of, at most
 LEAST_READ = 2**24  # bytes of X from which a walk is worth three small launches
 PERSISTENT = 256  # rows that a program holds at once with neighbouring columns: no walk of theirs is saved
 
 
-@dataclass(frozen=True)
-class Moments:
-    """A program whose variances of columns are made of sums about a pivot: its types, the outputs that are not the old
-    program's, and those of the pivots, which are computed before anything else."""
-
-    program: Program
-    types: Types
-    rewritten: frozenset[str]
-    pivots: frozenset[str]
-
-
-def with_moments(program: Program, types: Types) -> Moments:
+def with_moments(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
+    """The program with variances of columns made of sums about a pivot, all types, and the outputs of the pivots, which
+    are computed before anything else."""
     names, known = Names.of(program), dict(types)
     made = {s.output: s for s in program.statements}
     statements: list[Statement] = []
-    rewritten: set[str] = set()
     pivots: set[str] = set()
     for s in program.statements:
         found = _variance(s, made, types)
@@ -53,13 +44,10 @@ def with_moments(program: Program, types: Types) -> Moments:
             continue
         new = _about_pivot(s, found, names, known)
         pivots |= {new[0].output, new[1].output}
-        rewritten |= {t.output for t in new}
         before = next(k for k, t in enumerate(statements) if t.output == found.total)
         statements[before:before] = new[:2]
         statements += new[2:]
-    if not rewritten:
-        return Moments(program, types, frozenset(), frozenset())
-    return Moments(replace(program, statements=tuple(statements)), known, frozenset(rewritten), frozenset(pivots))
+    return replace(program, statements=tuple(statements)), known, frozenset(pivots)
 
 
 @dataclass(frozen=True)
@@ -90,14 +78,8 @@ def _variance(s: Statement, made: Mapping[str, Statement], types: Types) -> _Var
     summed = tuple(v for v in names if v not in index)
     many = [v for v in names if extent[v] > 1]
     columns = bool(many) and many[-1] not in summed and any(extent[v] > 1 for v in summed)
-    if (
-        not columns
-        or None in index
-        or size_in_bytes(types[x.tensor]) < LEAST_READ
-        or types[x.tensor].dtype not in FLOATS
-    ):
-        return None
-    if types[x.tensor].dtype == "float64":
+    t = types[x.tensor]
+    if not columns or None in index or size_in_bytes(t) < LEAST_READ or t.dtype not in ("float32", *NARROW):
         return None
     if math.prod(extent[v] for v in summed) <= PERSISTENT:
         return None
@@ -116,7 +98,7 @@ def _about_pivot(s: Statement, v: _Variance, names: Names, types: dict[str, Tens
     count = math.prod(v.extent[w] for w in v.summed)
     first = next(w for w in v.summed if v.extent[w] > 1)
     rows = -(-v.extent[first] // PIVOTS)
-    int64_index: Expr = Call("float32", (v.x,)) if types[v.x.tensor].dtype in NARROW else v.x
+    x: Expr = Call("float32", (v.x,)) if types[v.x.tensor].dtype in NARROW else v.x
     place = s.index or ()
 
     def named(what: str) -> str:
@@ -128,15 +110,20 @@ def _about_pivot(s: Statement, v: _Variance, names: Names, types: dict[str, Tens
     at = {n: Access(n, place) for n in (head, pivot, away, squares)}
     bound = Constraint(Index(first), Int(rows))
     share = rows * count / v.extent[first]
-    deviation = int64_index - at[pivot]
-    n = Float(as_float(count))
-    spread = Call("max", (at[squares] - at[away] * (at[away] / n), Float(0.0)))
-    finite = Call("select", (Call("lt", (at[squares], Float(float("inf")))), spread, at[squares]))
-    offset = (at[pivot] - v.mean) + at[away] / n
+    deviation = x - at[pivot]
     return [
-        replace(s, output=head, body=int64_index, constraints=(bound,)),
+        replace(s, output=head, body=x, constraints=(bound,)),
         replace(s, output=pivot, body=at[head] * Float(1 / share), aggregation="assign"),
         replace(s, output=away, body=deviation),
         replace(s, output=squares, body=deviation * deviation),
-        replace(s, body=finite + offset * offset * n, aggregation="assign"),
+        replace(s, body=squares_about(v.mean, at[pivot], at[away], at[squares], count), aggregation="assign"),
     ]
+
+
+def squares_about(mean: Expr, pivot: Expr, away: Expr, squares: Expr, count: int) -> Expr:
+    """The sum of squares of so many deviations from a mean, of sums of deviations from a pivot and of their squares."""
+    n = Float(as_float(count))
+    spread = Call("max", (squares - away * (away / n), Float(0.0)))
+    finite = Call("select", (Call("lt", (squares, Float(float("inf")))), spread, squares))
+    offset = (pivot - mean) + away / n
+    return finite + offset * offset * n

@@ -15,23 +15,22 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Program, Statement, index_variables, rebuild, walk
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.plain import is_pure
 
 
-def with_selections(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
-    """The flat program with such writes as selections, all types, and the outputs of what is new or changed."""
-    names, known, changed = Names.of(program), dict(types), set[str]()
+def with_selections(program: Program, types: Types) -> tuple[Program, Types]:
+    """The flat program with such writes as selections, and all types."""
+    names, known = Names.of(program), dict(types)
     statements: list[Statement] = []
     for s in program.statements:
         place = _named(s)
-        made = [s] if place is None else _selected(s, place, names, known)
-        changed.update(m.output for m in made if m is not s)
-        statements += made
-    return replace(program, statements=tuple(statements)), known, frozenset(changed)
+        statements += [s] if place is None else _selected(s, place, names, known)
+    return replace(program, statements=tuple(statements)), known
 
 
 def _named(s: Statement) -> int | None:
     """Which index names an element of each row; None where none does."""
-    if s.index is None or s.default is not None or s.init is not None or s.constraints:
+    if s.index is None or not is_pure(s) or s.constraints:
         return None
     bare = [linear(e).bare for e in s.index]
     named = [k for k, v in enumerate(bare) if v is None or v in bare[:k]]

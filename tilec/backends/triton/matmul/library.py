@@ -36,7 +36,7 @@ from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Expr, Index, Statement, index_variables, reads, substitute
 from tilec.ir.types import TensorType, Types
-from tilec.transforms.util.means import is_plain_sum
+from tilec.transforms.util.plain import is_plain_sum
 
 
 def library_steps(

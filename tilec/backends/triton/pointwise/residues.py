@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.box_values import SPANS, difference, truth_over
 from tilec.backends.common.domain import Domain
 from tilec.backends.triton.emit.contiguity import is_transposed
 from tilec.backends.triton.emit.frame import Frame
@@ -25,7 +26,6 @@ from tilec.errors import TileError
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Pad, Statement, children, rebuild, walk
-from tilec.ir.rational import Fraction
 from tilec.ir.types import Types
 from tilec.transforms.simplify.simplify import is_bool
 from tilec.transforms.util.naming import all_variables, fresh_variable
@@ -111,7 +111,7 @@ def _residues_alike(space: Space) -> tuple[str, ...]:
 def _texts(space: Space, v: str) -> int:
     """How many formulas a variable's values have."""
     s, n = space.statement, space.largest(v)
-    compared = (_difference(*e.args) for e in walk(s.body, *s.guards) if isinstance(e, Call) and e.function in _SPANS)
+    compared = (difference(*e.args) for e in walk(s.body, *s.guards) if isinstance(e, Call) and e.function in SPANS)
     tested = n <= MOST_TESTED and any(form is not None and set(form.variables()) == {v} for form in compared)
     return n if tested else period(s, v)
 
@@ -301,7 +301,7 @@ def _number(n: int) -> Affine:
 
 def _folded_statement(s: Statement, box: Domain, types: Types) -> Statement:
     """The statement without the branches that are taken nowhere in the box."""
-    guard = None if s.guard is None or _decided(s.guard, box, types) else _folded(s.guard, box, types)
+    guard = None if s.guard is None or truth_over(s.guard, box, types) else _folded(s.guard, box, types)
     return replace(s, guard=guard, body=_folded(s.body, box, types))
 
 
@@ -309,7 +309,7 @@ def _folded(e: Expr, box: Domain, types: Types) -> Expr:
     if isinstance(e, Access | Pad | Inside):
         return e if not isinstance(e, Pad) else replace(e, value=_folded(e.value, box, types))
     if isinstance(e, Call) and e.function == "select":
-        decided = _decided(e.args[0], box, types)
+        decided = truth_over(e.args[0], box, types)
         if decided is not None:
             taken, t = e.args[1] if decided else e.args[2], expression_type(e, types)
             if expression_type(taken, types) == t:
@@ -317,55 +317,7 @@ def _folded(e: Expr, box: Domain, types: Types) -> Expr:
             if isinstance(taken, Int) and not t.weak:
                 return Call(t.dtype, (taken,))
     if isinstance(e, Call) and e.function == "and":
-        left = [a for a in e.args if _decided(a, box, types) is not True]
+        left = [a for a in e.args if truth_over(a, box, types) is not True]
         if len(left) == 1 and is_bool(left[0]):
             return _folded(left[0], box, types)
     return rebuild(e, lambda x: _folded(x, box, types))
-
-
-def _decided(e: Expr, box: Domain, types: Types) -> bool | None:
-    """Whether a condition is true, or false, all over the box."""
-    match e:
-        case Int(value):
-            return value != 0
-        case Pad(Inside(access), _) if box.inside(access, types):
-            return True
-        case Call("select", (condition, a, b)):
-            known = _decided(condition, box, types)
-            return None if known is None else _decided(a if known else b, box, types)
-        case Call("and" | "or", args):
-            known_args = [_decided(a, box, types) for a in args]
-            deciding = e.function == "or"
-            return deciding if deciding in known_args else None if None in known_args else not deciding
-        case Call("ne", (a, Int(0))) if (known := _decided(a, box, types)) is not None:
-            return known
-        case Call(function, (a, b)) if function in _SPANS and (form := _difference(a, b)) is not None:
-            low, high = box.interval(form)
-            return _SPANS[function](low, high)
-    return None
-
-
-def _known(true: bool, false: bool) -> bool | None:
-    return True if true else False if false else None
-
-
-# by comparison with 0: what it says of all numbers from a least to a greatest
-_SPANS: dict[str, Callable[[Fraction | float, Fraction | float], bool | None]] = {
-    "eq": lambda a, b: _known(a == b == 0, a > 0 or b < 0),
-    "ne": lambda a, b: _known(a > 0 or b < 0, a == b == 0),
-    "lt": lambda a, b: _known(b < 0, a >= 0),
-    "le": lambda a, b: _known(b <= 0, a > 0),
-    "gt": lambda a, b: _known(a > 0, b <= 0),
-    "ge": lambda a, b: _known(a >= 0, b < 0),
-}
-
-
-def _difference(a: Expr, b: Expr) -> Affine | None:
-    """The one less the other, where both are affine in index variables, with `%` and `clamp`."""
-    if not all(isinstance(x, Index | Int | Call) for e in (a, b) for x in walk(e)):
-        return None
-    try:
-        form = linear(a) - linear(b)
-    except TileError:
-        return None
-    return form if form.is_integral else None

@@ -25,6 +25,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.sets import bounds
+from tilec.transforms.util.plain import is_pure
 
 MOST_EPILOGUES = 4
 MOST_EPILOGUE_OPERATORS = 40  # of one statement
@@ -72,7 +73,7 @@ def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
     own = distinct_variables(r.index)
     if own is None or types[r.output].shape != types[s.output].shape:
         return False
-    if reads_itself(r) or r.aggregation not in ("assign", "sum") or r.default is not None:
+    if not is_pure(r) or r.aggregation not in ("assign", "sum"):
         return False
     if not set(reads(r)) <= {*there, s.output} or s.default is not None:
         return False

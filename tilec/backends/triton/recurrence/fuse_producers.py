@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
-from tilec.ir.functions import FUNCTIONS, ONE, ZERO, all_of
+from tilec.ir.functions import ONE, ZERO, all_of, draws
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -35,6 +35,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.simplify.keep_variables import as_conditions
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
+from tilec.transforms.util.plain import is_pure
 
 MOST_PLACES = 2  # at which a recurrence may read what is computed at each of them anew
 MOST_OPERATORS = 120  # of a recurrence with everything that is written into it
@@ -68,12 +69,10 @@ def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, Statement, 
 def _simple(s: Statement) -> bool:
     """One expression for each element."""
     own = distinct_variables(s.index)
-    if s.aggregation != "assign" or s.default is not None or own is None:
+    if s.aggregation != "assign" or not is_pure(s) or own is None:
         return False
     inside = list(walk(*s.roots))
-    if any(isinstance(e, Aggregate) for e in inside) or reads_itself(s):
-        return False
-    if any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in inside):
+    if draws(*s.roots) or any(isinstance(e, Aggregate) for e in inside):
         return False
     if not set(index_variables(s.body, *(c.expr for c in s.constraints))) <= set(own):
         return False

@@ -24,9 +24,9 @@ from tilec.backends.triton.emit.kernel import Kernel
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.plan.lines import If, StoreLine
 from tilec.backends.triton.plan.sizes import Strides
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import draws
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, value_accesses, walk
+from tilec.ir.program import Access, value_accesses
 from tilec.ir.types import TensorType, Types
 
 VECTOR = 16  # bytes
@@ -49,9 +49,8 @@ def alignment(
     have few blocks of columns, or rows or columns of several variables, or where random numbers count columns by
     fours. `misaligned`: tensors that do not begin at a multiple of 16 bytes."""
     rows, columns = ([v for v in names if group.extent[v] > 1] for names in (group.rows, group.columns))
-    roots = [r for s in group.statements for r in s.roots]
-    draws = any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in walk(*roots))
-    if len(rows) != 1 or len(columns) != 1 or draws or group.extent[columns[0]] < 2 * block:
+    drawn = draws(*(r for s in group.statements for r in s.roots))
+    if len(rows) != 1 or len(columns) != 1 or drawn or group.extent[columns[0]] < 2 * block:
         return None
     found: dict[str, set[int | None]] = {}
     members = {s.output for s in group.statements}

@@ -24,6 +24,7 @@ from tilec.ir.program import (
     Inside,
     Pad,
     Statement,
+    accesses_in,
     index_variables,
     node_count,
     rebuild,
@@ -115,7 +116,7 @@ def _first_place(
 
 def tensors_read(e: Expr) -> set[str]:
     """Tensors that an expression reads."""
-    return {x.tensor for x in walk(e) if isinstance(x, Access)}
+    return {a.tensor for a in accesses_in(e)}
 
 
 def inlined(e: Expr, bodies: Mapping[str, Expr]) -> Expr:

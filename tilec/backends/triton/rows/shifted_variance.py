@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.scalar import compute_dtype_of
 from tilec.backends.triton.fusion.groups import Group, conditions
+from tilec.backends.triton.iteration.column_moments import squares_about
 from tilec.backends.triton.rows.online_softmax import MOST_INLINED_NODES, inlined, tensors_read
-from tilec.ir.at_sizes import as_float
 from tilec.ir.functions import without_casts
 from tilec.ir.program import Access, Call, Expr, Float, Int, Statement, index_variables, node_count, rebuild, walk
 from tilec.ir.types import TensorType, Types, is_floating
@@ -133,11 +133,8 @@ class _Writer:
         head = total("head", x * Float(1 / self.first))
         away = x - head
         if squares:
-            first, second = total("first", away), total("second", away * away)
-            offset = (head - mean) + first / Float(as_float(self.count))
-            spread = Call("max", (second - first * (first / Float(as_float(self.count))), Float(0.0)))
-            finite = Call("select", (Call("lt", (second, Float(float("inf")))), spread, second))
-            result: Expr = finite + offset * offset * Float(as_float(self.count))
+            sums = total("first", away), total("second", away * away)
+            result = squares_about(mean, head, *sums, self.count)
         else:
             weight = weights[0]
             for w in weights[1:]:

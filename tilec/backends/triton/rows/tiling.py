@@ -55,63 +55,80 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     """A first guess that is good untuned, fitted to what was measured on an H200: about 32 elements a thread, fewer
     where a program reads several tensors at each point; partial sums of two programs a multiprocessor, loads of the
     next rows under way, or of one where rows are long."""
-    rows, columns = group.count(group.rows), group.count(group.columns)
-    needed = power_of_two(columns)
-    statistics = bool(group.scans) or any(group.reductions(s) and s.output not in group.sums for s in group.statements)
     together = rows_together(group, strides)
-    if not statistics:
-        block = min(needed, 2048) if group.sums or together > 1 else filled_block(columns, min(needed, 2048), FILLED)
-        down = min(power_of_two(rows), max(together, 2048 // block, 1))
-        programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // -(-columns // block))
-        if not group.sums:
-            while down * block > 256 and -(-rows // down) * -(-columns // block) < 4 * MULTIPROCESSORS:
-                if down > together:
-                    down //= 2
-                elif together > 1 and block > NARROWEST_SHARE:  # memory runs along the rows, so a block keeps these
-                    block //= 2
-                else:
-                    break
-            vectors = together > 1 or takes_vectors(group.statements, group.stored, _fastest(group), types)
-            tiling = RowTiling("tiled", down, block, 0, 4, vectors=vectors)
-            return _of_one_warp(tiling, together, group, strides, types) if vectors else tiling
-        if group.totals:
-            return _total_tiling(group)
-        stages = _stages(group, types, down * block, STAGED // 4)  # of four programs a multiprocessor
-        return RowTiling("tiled", down, block, min(-(-rows // down), programs), 4, stages)
+    if not group.scans and all(s.output in group.sums or not group.reductions(s) for s in group.statements):
+        return _total_tiling(group) if group.totals else _tiled(group, together, strides, types)
+    rows, columns = group.count(group.rows), group.count(group.columns)
+    depth = levels(group).depth
     full = _full_reads(group)
-    heavy = len(full) > 1 and not group.sums and not group.scans
-    halves = all(types[name].dtype in NARROW for name in full if name in types)
-    deep = levels(group).depth > 1
-    again = deep or needed <= 1024
-    calls = {e.function for s in group.statements for e in walk(s.body) if isinstance(e, Call)}
-    exponentials = "exp" in calls
+    alone = not group.sums and not group.scans
     along = {v for v in group.columns if group.extent[v] > 1}
     filled = any(along & set(index_variables(*(s.index or ()))) for s in group.statements if s.output in group.stored)
-    across = together > 1 and deep and filled and not group.sums and not group.scans
     many = rows >= 4 * MULTIPROCESSORS * WALKED
     near = all(2 * math.prod(types[name].shape) <= rows * columns for name in full)  # windows, which caches hold
-    walks = not deep or near and levels(group).depth == 2
-    if together > 1 and many and columns <= SHORT_WALK and walks and not (filled or group.sums or group.scans):
+    walks = depth == 1 or near and depth == 2
+    if together > 1 and many and columns <= SHORT_WALK and walks and alone and not filled:
         down = next(n for n in (8, 4, 2, 1) if n == 1 or rows >= 8 * MULTIPROCESSORS * n * WALKED) * WALKED
         return RowTiling("looped", down, 1, 0, 4)  # one column after the other: nothing to exchange
-    if group.sums or group.scans or (again and max(1, together) * needed <= ON_CHIP):
-        elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
-        together = ACROSS if across else together
-        down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
-        few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then
-        each = 1024 if deep or together == 1 else 2048  # elements of a warp; what only adds up rows needs few
-        each = 512 if heavy and calls & EXPONENTIALS else each  # which take instructions and registers
-        warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
-        while len(group.sums) * down * needed > RUNNING_SUMS * 32 * warps and (down > 1 or warps < 16):
-            down, warps = (down // 2, warps) if down > 1 else (down, 2 * warps)
-        loaded = _loaded_at_point(group)
-        while down > together and loaded * down * needed > MOST_LOADED * 32 * warps:
+    needed = power_of_two(columns)
+    again = depth > 1 or needed <= 1024
+    if not alone or (again and max(1, together) * needed <= ON_CHIP):
+        across = together > 1 and depth > 1 and filled and alone
+        return _whole(group, ACROSS if across else together, strides, types)
+    return _looped(group, together)
+
+
+def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTiling:
+    """Of what aggregates nothing over columns."""
+    rows, columns = group.count(group.rows), group.count(group.columns)
+    widest = min(power_of_two(columns), 2048)
+    block = widest if group.sums or together > 1 else filled_block(columns, widest, FILLED)
+    down = min(power_of_two(rows), max(together, 2048 // block, 1))
+    if group.sums:
+        programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // -(-columns // block))
+        stages = _stages(group, types, down * block, STAGED // 4)  # of four programs a multiprocessor
+        return RowTiling("tiled", down, block, min(-(-rows // down), programs), 4, stages)
+    while down * block > 256 and -(-rows // down) * -(-columns // block) < 4 * MULTIPROCESSORS:
+        if down > together:
             down //= 2
-        programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
-        parts = min(-(-rows // down), programs) if group.sums else 0
-        stages = _stages(group, types, down * needed, STAGED) if parts else 1
-        tiling = RowTiling("whole", down, needed, parts, warps, stages)
-        return tiling if parts else _of_one_warp(tiling, together, group, strides, types)
+        elif together > 1 and block > NARROWEST_SHARE:  # memory runs along the rows, so a block keeps these
+            block //= 2
+        else:
+            break
+    vectors = together > 1 or takes_vectors(group.statements, group.stored, _fastest(group), types)
+    tiling = RowTiling("tiled", down, block, 0, 4, vectors=vectors)
+    return _of_one_warp(tiling, together, group, strides, types) if vectors else tiling
+
+
+def _whole(group: Group, together: int, strides: Strides, types: Types) -> RowTiling:
+    """Of rows that a program holds at once, `together` of them in a block at least."""
+    rows, needed = group.count(group.rows), power_of_two(group.count(group.columns))
+    full, deep = _full_reads(group), levels(group).depth > 1
+    heavy = _is_heavy(group)
+    halves = all(types[name].dtype in NARROW for name in full if name in types)
+    elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
+    down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
+    few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then
+    each = 1024 if deep or together == 1 else 2048  # elements of a warp; what only adds up rows needs few
+    each = 512 if heavy and _calls(group) & EXPONENTIALS else each  # which take instructions and registers
+    warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
+    while len(group.sums) * down * needed > RUNNING_SUMS * 32 * warps and (down > 1 or warps < 16):
+        down, warps = (down // 2, warps) if down > 1 else (down, 2 * warps)
+    loaded = _loaded_at_point(group)
+    while down > together and loaded * down * needed > MOST_LOADED * 32 * warps:
+        down //= 2
+    if not group.sums:
+        tiling = RowTiling("whole", down, needed, 0, warps)
+        return _of_one_warp(tiling, together, group, strides, types)
+    programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
+    stages = _stages(group, types, down * needed, STAGED)
+    return RowTiling("whole", down, needed, min(-(-rows // down), programs), warps, stages)
+
+
+def _looped(group: Group, together: int) -> RowTiling:
+    """Of rows that are walked block by block."""
+    rows, needed = group.count(group.rows), power_of_two(group.count(group.columns))
+    heavy, exponentials = _is_heavy(group), "exp" in _calls(group)
     down = min(power_of_two(rows), together)
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
     idle = heavy and down > 1 and rows <= FEW_LONG_ROWS * down  # few programs: each has more under way
@@ -125,6 +142,15 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials or idle else 4)
+
+
+def _is_heavy(group: Group) -> bool:
+    """Whether several tensors are read at each point, and nothing is kept from row to row."""
+    return len(_full_reads(group)) > 1 and not group.sums and not group.scans
+
+
+def _calls(group: Group) -> set[str]:
+    return {e.function for s in group.statements for e in walk(s.body) if isinstance(e, Call)}
 
 
 def _of_one_warp(tiling: RowTiling, together: int, group: Group, strides: Strides, types: Types) -> RowTiling:

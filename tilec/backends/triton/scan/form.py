@@ -29,12 +29,12 @@ from tilec.ir.program import (
     Int,
     Statement,
     index_variables,
-    reads_itself,
     walk,
 )
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.recurrence import initial
+from tilec.transforms.util.plain import is_pure
 
 FEWEST_TERMS = 4  # terms in a row, below which the points are as few
 STATE_FLOATS = ("float32", "float64")  # states of 16 bits are rounded at each step, which composing steps would not do
@@ -199,7 +199,7 @@ def terms_first(space: Space, view: StridedView) -> tuple[Statement, TensorType,
 
 def _cut(space: Space) -> _Cut | None:
     s = space.statement
-    if s.aggregation not in THEN or s.default is not None or reads_itself(s) or len(space.classes) != 1:
+    if s.aggregation not in THEN or not is_pure(s) or len(space.classes) != 1:
         return None
     if distinct_variables(s.index) is None or space.residues or not space.covers:
         return None

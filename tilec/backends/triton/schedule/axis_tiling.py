@@ -43,7 +43,7 @@ from tilec.transforms.util.tiled import Combine, Into, Slice, Start
 LEAST_BUDGET = 512 * 2**20  # bytes; slabs of so much take a few percent longer than the whole, of half as much twenty
 HEAVY_BUDGET = 128 * 2**20  # bytes, where a slab of so much has work for about a millisecond
 MILLISECOND = 5 * 10**11  # operations
-TILING_RULES = Rules(products=True, wider=True, shifted=True, strict=False)
+TILING_RULES = Rules(products=True, strict=False)
 SLAB_ALIGNMENT = 16  # bytes
 GRAINS = (128, 64, 16, 8)  # rows of a slab are a multiple of the first of these that is not more than it may have
 NEARLY = 0.9  # of the most that can be cut: as good, if less is read anew
@@ -121,14 +121,14 @@ def within(whole: Planned, budget: int, slab: int | None = None) -> Planned:
 def _selected(lowering: Lowering) -> Lowering:
     """With scatters that select as such: those have the axis that they write at."""
     whole = lowering.stages["flat"]
-    flat, types, chosen = with_selections(whole, lowering.types)
-    there = {s.output for s in whole.statements}
+    flat, types = with_selections(whole, lowering.types)
+    there = {s.output: s for s in whole.statements}
     rows: list[Statement] = []  # what the next write selects
     known: dict[str, list[Statement]] = {}
     for s in flat.statements:
         if s.output not in there:
             rows.append(s)
-        elif s.output in chosen:
+        elif s is not there[s.output]:
             known[s.output], rows = [*rows, s], []
     shapes = shapes_in(types)
     stages = dict(lowering.stages)

@@ -21,6 +21,7 @@ from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement, index_variables
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
+from tilec.transforms.util.plain import is_plain_sum
 
 TERMS_OF_BANDS = 1e12  # points a second, term by term, as measured on an H100
 MOST_PRODUCTS = 2**28  # bytes of all products
@@ -42,8 +43,7 @@ def recognise_banded(s: Statement, types: Types, strides: Strides) -> Banded | N
     """The statement as a band of fewest products; None where it is none, or takes less time term by term."""
     space = build_space(s, types)
     outputs = distinct_variables(s.index)
-    plain = s.aggregation == "sum" and s.guard is None and s.default is None and not s.constraints
-    if space is None or outputs is None or not plain or len(space.classes) != 1 or not space.covers:
+    if space is None or outputs is None or not is_plain_sum(s) or len(space.classes) != 1 or not space.covers:
         return None
     t = types[s.output]
     if t.dtype not in NARROW or statement_type(s, types).dtype != t.dtype:

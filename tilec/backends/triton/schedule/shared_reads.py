@@ -26,6 +26,7 @@ from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.program import Access, Program, Statement, reads, reads_itself, value_accesses, variables_of
 from tilec.ir.types import TensorType, Types
+from tilec.transforms.util.plain import is_pure
 
 MOST_SUMMED = 4  # summed variables that are matched
 MOST_SHARING = 8  # of a kernel
@@ -230,7 +231,7 @@ def _touched(p: Problem) -> set[str]:
 def _over_box(s: Statement, types: Types) -> Space | None:
     """The points of a statement that writes every element of its output by its own index, and adds up few variables
     over one box, or reads neighbours or at places that are data; None for others."""
-    if s.default is not None or s.init is not None or distinct_variables(s.index) is None:
+    if not is_pure(s) or distinct_variables(s.index) is None:
         return None
     space = build_space(s, types)
     if space is None or len(space.classes) != 1 or space.residues or space.steps or not space.covers:

@@ -19,7 +19,7 @@ from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.fusion.invariants import CALLED, costly_instructions
 from tilec.backends.triton.fusion.read_through import LONGEST_RECOMPUTED, aggregated_through, asks_of, gives_values
 from tilec.ir.functions import RANDOM
-from tilec.ir.index import linear
+from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import (
     Access,
@@ -32,13 +32,13 @@ from tilec.ir.program import (
     index_variables,
     node_count,
     reads,
-    reads_itself,
     variables_of,
     walk,
 )
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_pure, is_unmasked
 
 LEAST_PAIRS = 2**22
 LEAST_SHARING = 32  # of each element that is read
@@ -48,11 +48,9 @@ MOST_OF_PAIRS = 3  # of the same pairs: each computes these again
 _AGGREGATIONS = ("sum", "max", "min")
 
 
-def with_pair_sums(
-    program: Program, types: Types, barred: Collection[str]
-) -> tuple[Program, Types, frozenset[str], frozenset[str]]:
-    """The program with such sums, all types, the outputs of what is new or changed, and of the sums. `barred`: outputs
-    of statements that stay as they are."""
+def with_pair_sums(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types, frozenset[str]]:
+    """The program with such sums, all types, and the outputs of the sums. `barred`: outputs of statements that stay as
+    they are."""
     views = {s.output: s for s in program.statements if _is_cheap(s) and _gives(s, types)}
     least = _least_read(program, views, types)
     found: dict[str, tuple[Statement, Domain]] = {}
@@ -63,7 +61,7 @@ def with_pair_sums(
         if whole is not None and domain is not None and _pays(whole, domain, types):
             found[s.output] = whole, domain
     if not found or len(found) > MOST_OF_PAIRS or _spread_again(program, found, types):
-        return program, types, frozenset(), frozenset()
+        return program, types, frozenset()
     names, known = Names.of(program), dict(types)
     done: list[Statement] = []
     sums: set[str] = set()
@@ -83,7 +81,7 @@ def with_pair_sums(
             done.append(whole)
             sums.add(s.output)
     left = drop_dead(done, program.outputs)
-    return replace(program, statements=left), known, frozenset((*found, *sums)), frozenset(sums)
+    return replace(program, statements=left), known, frozenset(sums)
 
 
 def _least_read(program: Program, views: Collection[str], types: Types) -> dict[str, int]:
@@ -99,8 +97,7 @@ def _least_read(program: Program, views: Collection[str], types: Types) -> dict[
 def _may_have_pairs(s: Statement, least: Mapping[str, int], types: Types) -> bool:
     """Whether a plain aggregation has many points and may come from few elements: asked before anything is written
     into anything, since most programs have none such."""
-    plain = s.default is None and s.init is None and s.guard is None and not s.constraints
-    if s.index is None or not plain or s.aggregation not in _AGGREGATIONS or reads_itself(s):
+    if s.index is None or not is_pure(s) or not is_unmasked(s) or s.aggregation not in _AGGREGATIONS:
         return False
     if types[s.output].dtype in NARROW or not _is_cheap(s):
         return False
@@ -130,7 +127,8 @@ def _from_leaves(s: Statement, made: Mapping[str, Statement], types: Types) -> S
         most = max((len(types[n].shape) for n in reads(s)), default=0)
         views = {n: made[n] for n in reads(s) if n in made and len(types[n].shape) == most}
         views = {n: view for n, view in views.items() if not asks_of(s, view)}
-        if not views or not all(_is_distinct(a) for a in accesses_in(s.body) if a.tensor in views):
+        places = [distinct_variables(a.index) for a in accesses_in(s.body) if a.tensor in views]
+        if not views or None in places:
             return s if changed else None
         narrow = any(types[n].dtype in NARROW for n in views)
         s, changed = aggregated_through(s, views, types), True
@@ -146,12 +144,6 @@ def _has_rows_and_columns(s: Statement) -> bool:
     outputs = set(index_variables(*(s.index or ())))
     own = [outputs & set(index_variables(*a.index)) for a in accesses_in(s.body)]
     return any(a - b and b - a for a, b in itertools.combinations(own, 2))
-
-
-def _is_distinct(a: Access) -> bool:
-    """Whether an access reads one element for each value of its variables."""
-    names = [linear(e).bare for e in a.index]
-    return None not in names and len(set(names)) == len(names)
 
 
 def _gives(s: Statement, types: Types) -> bool:

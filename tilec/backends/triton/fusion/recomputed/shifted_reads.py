@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.domain import Condition, Domain, access_conditions, build_domain
+from tilec.backends.common.box_values import resolved_form
+from tilec.backends.common.domain import Domain, access_conditions, build_domain
 from tilec.backends.triton.fusion.fuse_producers import MOST_READS, elementwise, inside_tests, writes_all
 from tilec.backends.triton.fusion.recomputed.kernel_times import reads_around
 from tilec.backends.triton.iteration.coalesce import values
 from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstrained
 from tilec.ir.constraining import access_of
-from tilec.ir.functions import FUNCTIONS, ONE
+from tilec.ir.functions import FUNCTIONS, ONE, draws
 from tilec.ir.index import linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -50,8 +51,8 @@ SUMS = frozenset(("add", "sub", "neg", "max", "min", "clamp", "mod"))  # the las
 CIRCLES = frozenset(("mod", "clamp", "max", "min"))  # of positions that turn round or stop at an end
 
 
-def with_shifted_reads(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
-    """The program with all such reads written out, whether that pays or not; the outputs of statements that changed."""
+def with_shifted_reads(program: Program, types: Types) -> Program:
+    """The program with all such reads written out, whether that pays or not."""
     statements = {s.output: s for s in program.statements}
     readers: dict[str, dict[str, None]] = {}
     for s in program.statements:
@@ -59,7 +60,6 @@ def with_shifted_reads(program: Program, types: Types) -> tuple[Program, frozens
             readers.setdefault(name, {})[s.output] = None
     compared: set[str] | None = None
     inputs = frozenset(program.input_names())
-    changed: set[str] = set()
     for s in [statements[s.output] for s in reversed(program.statements)]:
         s = statements[s.output]
         own = [statements[n] for n in readers.get(s.output, ()) if n in statements]
@@ -70,14 +70,13 @@ def with_shifted_reads(program: Program, types: Types) -> tuple[Program, frozens
         producer = None if stays else _Producer.of(s, types)
         written = {} if producer is None else _all_written(own, producer, types)
         statements |= written
-        changed |= written.keys()
         for r in written.values():
             for name in reads(r):
                 readers.setdefault(name, {})[r.output] = None
         if written and s.output not in program.outputs and not any(s.output in reads(r) for r in written.values()):
             del statements[s.output]
     left = tuple(statements[s.output] for s in program.statements if s.output in statements)
-    return replace(program, statements=left), frozenset(changed & statements.keys())
+    return replace(program, statements=left)
 
 
 def _all_written(readers: Sequence[Statement], s: _Producer, types: Types) -> dict[str, Statement]:
@@ -141,8 +140,7 @@ class _Producer:
     @classmethod
     def of(cls, s: Statement, types: Types) -> _Producer | None:
         names = _variables(s)
-        random = any(isinstance(e, Call) and FUNCTIONS[e.function].result == "random" for e in walk(*s.roots))
-        if names is None or random or types[s.output].dtype == "bool":
+        if names is None or draws(*s.roots) or types[s.output].dtype == "bool":
             return None
         extent = dict(zip(names, types[s.output].shape, strict=True))
         filled = s.guard is None and not s.constraints and writes_all(s, extent, types)
@@ -242,26 +240,12 @@ def within_range(e: Expr, points: Mapping[str, int]) -> Expr:
     """With places that turn round or stop at an end written without, where they do neither at any of these points."""
     box = Domain(Statement("", (), (), e), dict.fromkeys(points, 0), points, (), None)
 
-    def place(x: Expr) -> Expr:
-        match rebuild(x, place):
-            case Call("mod", (a, Int(n))) if linear(a).is_integral and box.holds(Condition(linear(a), n)):
-                return a
-            case Call("clamp", (a, low, high)) if linear(a).is_integral and _between(box, a, low, high):
-                return a
-            case same:
-                return same
-
     def visit(x: Expr) -> Expr:
         if isinstance(x, Access):
-            return replace(x, index=tuple(linear(place(i)).to_expr() for i in x.index))
+            return replace(x, index=tuple(resolved_form(linear(i), box).to_expr() for i in x.index))
         return rebuild(x, visit)
 
     return visit(e)
-
-
-def _between(box: Domain, a: Expr, low: Expr, high: Expr) -> bool:
-    (least, most), (first, _), (_, last) = (box.interval(linear(x)) for x in (a, low, high))
-    return least >= first and most <= last
 
 
 def _bounded(s: Statement, asked: Collection[Access], types: Types) -> Statement:
