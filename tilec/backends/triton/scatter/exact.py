@@ -55,6 +55,15 @@ def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> list[
 def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str) -> Launch:
     """A block of points x columns a program."""
     s, k = runs.statement, _kernel(runs, "_each")
+    terms_of_points(k, runs, place, wanted, runs.view.types[s.output].dtype)
+    k.store(f"{k.pointer(s.output)} + element", "value", "valid", operation, RELAXED)
+    return point_launch(k, runs)
+
+
+def terms_of_points(k: Kernel, runs: Runs, place: Affine, wanted: Sequence[Condition], dtype: str) -> None:
+    """Lines that compute what a block of points x columns adds: each `value`, whether it is `valid`, and the
+    `element` of it."""
+    s = runs.statement
     columns = min(power_of_two(runs.width), BLOCK_POINTS)
     rows = max(1, BLOCK_POINTS // columns)
     k.constants = {"BM": rows, "BN": columns}
@@ -66,13 +75,17 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
     k.decode(Axis("col", runs.columns, "BN"))
     frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
     evaluator, valid = _valid(frame, runs, wanted)
-    kind = triton_type(runs.view.types[s.output].dtype)
-    value = evaluator.tensor(evaluator.value(s.body), runs.view.types[s.output].dtype)
+    kind = triton_type(dtype)
+    value = evaluator.tensor(evaluator.value(s.body), dtype)
     at = f"({frame.index(place)}).to(tl.int64) * {runs.width} + col[None, :]"
     k.assign("value", f"tl.broadcast_to({value}, (BM, BN)).to({kind})")
     k.assign("valid", f"tl.broadcast_to({valid}, (BM, BN))")
-    k.store(f"{k.pointer(s.output)} + tl.broadcast_to({at}, (BM, BN))", "value", "valid", operation, RELAXED)
-    return _launch(k, runs, -(-runs.points // rows))
+    k.assign("element", f"tl.broadcast_to({at}, (BM, BN))")
+
+
+def point_launch(k: Kernel, runs: Runs) -> Launch:
+    """Of a kernel of all points."""
+    return _launch(k, runs, -(-runs.points // k.constants["BM"]))
 
 
 def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:

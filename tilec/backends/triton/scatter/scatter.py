@@ -31,6 +31,7 @@ from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
 from tilec.backends.triton.scatter.exact import exact_steps
+from tilec.backends.triton.scatter.fixed_point import Fixed, fixed_steps
 from tilec.backends.triton.scatter.places import Margins, PointPlaces, whole_axis
 from tilec.backends.triton.scatter.segments import Runs, segment_steps
 from tilec.backends.triton.scatter.sort import Sort, sort_steps
@@ -63,6 +64,7 @@ class ScatterContext:
     strides: Strides
     int64_index: bool
     carry: StatementPlanner
+    fixed: frozenset[str] = frozenset()  # outputs of those that are added in fixed point
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,12 @@ def scattered(
     """Steps that compute the flat statement `s` and its epilogue into the last one's allocated output; None where it
     can have none. `margins`: of the positions by which its points are sorted."""
     found = _way(s, context, bool(epilogue), margins)
-    return _combined([found], epilogue) if isinstance(found, Sorted) else found
+    match found:
+        case Sorted():
+            return _combined([found], epilogue)
+        case Fixed():
+            return fixed_steps([found], epilogue)
+    return found
 
 
 def scattered_together(
@@ -94,9 +101,12 @@ def scattered_together(
     """Steps that compute several scatters, which nothing but the epilogue reads, and the epilogue in one kernel: it
     combines the runs of an element one scatter after the other. None where not all are sorted alike."""
     found = [_way(s, context, True, margins.get(s.output, ())) for s in statements]
-    members = [m for m in found if isinstance(m, Sorted)]
-    together = len(members) == len(found) and all(m.runs.joins(members[0].runs) for m in members)
-    return _combined(members, epilogue) if together else None
+    by_sort = [m for m in found if isinstance(m, Sorted)]
+    fixed = [m for m in found if isinstance(m, Fixed)]
+    runs = [m.runs for m in (*by_sort, *fixed)]
+    if max(len(by_sort), len(fixed)) < len(found) or not all(r.joins(runs[0]) for r in runs):
+        return None
+    return fixed_steps(fixed, epilogue) if fixed else _combined(by_sort, epilogue)
 
 
 def _combined(members: Sequence[Sorted], epilogue: Sequence[Statement]) -> list[Step]:
@@ -114,7 +124,7 @@ def _combined(members: Sequence[Sorted], epilogue: Sequence[Statement]) -> list[
 
 def _way(
     s: Statement, context: ScatterContext, sorted_only: bool, margins: Margins, sort: bool = False
-) -> Sorted | list[Step] | None:
+) -> Sorted | Fixed | list[Step] | None:
     """How points are sorted; other steps where they are not, or None where `sorted_only`. `sort`: they are, whatever
     else there is."""
     out, domain = context.types[s.output], build_domain(s, context.types)
@@ -130,6 +140,8 @@ def _way(
     exact = None if found.summed else exact_steps(found.runs, found.place, found.wanted)
     if exact is not None:
         return None if sorted_only else exact
+    if s.output in context.fixed:
+        return found.in_fixed_point()
     if not found.places.every:
         return _way(found.places.statement, found.context, sorted_only, margins, sort=True)
     return found.sorted(margins)
@@ -215,6 +227,25 @@ class Scatter:
         """Each element as an aggregate of the points that are written there."""
         named = [row for row, v in zip(self.places.rows, self._whole_axes, strict=False) if v is None]
         return _selected(self.runs.statement, named, self.wanted)
+
+    def in_fixed_point(self) -> Fixed:
+        """The points as they come."""
+        runs, order = self.runs, (*self.runs.keyed, *self.runs.columns)
+        if not self.summed:
+            return Fixed((), runs, self.place, self.wanted, ())
+        values = runs.view.types[self.term.output]
+        carried = self.context.carry(self.term, self.term, runs.view.types, runs.view.strides)
+        body = Access(self.term.output, tuple(map(self.places.shifted, order)))
+        read = replace(runs.statement, body=body, guard=None)
+        term = replace(self.term, output=f"{self.term.output}.read", body=body, guard=None, constraints=())
+        view = StridedView(term, runs.view.types, runs.view.strides).with_tensor(self.term.output, values)
+        view = view.with_tensor(term.output, values)
+        space = build_space(term, view.types)
+        assert space is not None
+        wanted = tuple(c for c in self.wanted if free(c.form) <= set(order))
+        own = replace(runs, statement=read, space=space, view=view)
+        made = Allocate(self.term.output, values.shape, values.dtype)
+        return Fixed((made, *carried), own, self.place, wanted, (self.term.output,))
 
     def sorted(self, margins: Margins) -> Sorted:
         """The points by their runs."""
