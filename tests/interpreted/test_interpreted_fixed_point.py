@@ -90,6 +90,33 @@ def test_values(name: str, dtype: torch.dtype) -> None:
             assert any("_rounded" in k.name for k in f.lower(*tensors).kernels)
 
 
+ADDED = {  # what takes two sums, and how many allocations these need
+    "sum": ("A + B", 2),
+    "sum with others": ("Z + A + (B + 2)", 2),
+    "multiple": ("A + 2 * B", 4),
+    "twice": ("A + B + A", 4),
+    "read again": ("A + B + exp(-A * A)", 4),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ADDED)
+def test_sums_of_sums_have_one_accumulator(name: str, dtype: torch.dtype) -> None:
+    body, allocations = ADDED[name]
+    source = f"""function (X[M], T[M], U[M], Z[N]) -> (Y) {{
+        A[T[m] : N] = +(X[m]);
+        B[U[m] : N] = +(X[m] * X[m]);
+        Y = {body};
+    }}"""
+    tensors = inputs(source, 80, 6, dtype)
+    f = tilec.compile(source, backend="triton")
+    wide = [t.double() if t.is_floating_point() else t for t in tensors]
+    wanted = tilec.compile(source, backend="torch")(*wide)
+    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+    torch.testing.assert_close(f(*tensors).double(), wanted, rtol=tolerance, atol=10 * tolerance)
+    assert f.lower(*tensors).source().count("torch.full(") == (allocations if dtype is torch.float32 else 4)
+
+
 def test_gradient_of_gathers() -> None:
     """Of rows that go round, and of two gathers of one tensor."""
     source = """function (X[N, D], T[M], U[M]) -> (Y) {

@@ -10,8 +10,9 @@ element, the second for what is below the unit. Infinities and NaN are counted i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Condition
@@ -26,7 +27,7 @@ from tilec.backends.triton.scatter.exact import BLOCK_POINTS, point_launch, term
 from tilec.backends.triton.scatter.places import PointPlaces, place_families
 from tilec.backends.triton.scatter.segments import Runs
 from tilec.ir.index import Affine
-from tilec.ir.program import Expr, Statement
+from tilec.ir.program import Access, Call, Expr, Statement, accesses_in
 from tilec.ir.types import NARROW, Types
 
 INTEGERS_OF = {"float32": 1, "float64": 2}  # of an element
@@ -40,13 +41,14 @@ SECTOR = 32  # bytes
 @dataclass(frozen=True)
 class Fixed:
     """A scatter whose points are added in fixed point at `place`, where they are `wanted`. Steps `before` that; `made`
-    is let go after it."""
+    is let go after it. `into`: whose integers they are added to, where not its own."""
 
     before: tuple[Step, ...]
     runs: Runs
     place: Affine
     wanted: tuple[Condition, ...]
     made: tuple[str, ...]
+    into: Runs | None = None
 
     @property
     def dtype(self) -> str:
@@ -59,11 +61,11 @@ class Fixed:
     @property
     def greatest(self) -> str:
         """Of an element's terms, the exponent where it stands in a float of their type."""
-        return self.runs.name("greatest")
+        return (self.into or self.runs).name("exponents")
 
     @property
     def total(self) -> str:
-        return self.runs.name("total")
+        return (self.into or self.runs).name("total")
 
     def allocated(self) -> list[Step]:
         total = (self.elements * INTEGERS_OF[self.dtype],)
@@ -99,9 +101,42 @@ def _sectors(places: PointPlaces) -> int | None:
 
 def fixed_steps(members: Sequence[Fixed], epilogue: Sequence[Statement]) -> list[Step]:
     """Steps that compute the scatters and an epilogue that takes their values together."""
-    steps = [step for m in members for step in (*m.before, *m.allocated(), _greatest(m), _added(m))]
-    made = [name for m in members for name in (m.greatest, m.total, *m.made)]
-    return [*steps, _rounded(members, epilogue), Release(tuple(made))]
+    joined, told = _joined(members, epilogue), (*(m.runs.statement for m in members), *epilogue)
+    if joined is not None:
+        members, epilogue = [replace(m, into=members[-1].runs) for m in members], joined
+    apart = {m.total: m for m in members}.values()
+    steps = [*(step for m in members for step in m.before), *(step for m in apart for step in m.allocated())]
+    steps += [*map(_greatest, members), *map(_added, members), _rounded(list(apart), epilogue, told)]
+    made = [*(name for m in apart for name in (m.greatest, m.total)), *(name for m in members for name in m.made)]
+    return [*steps, Release(tuple(made))]
+
+
+def _joined(members: Sequence[Fixed], epilogue: Sequence[Statement]) -> list[Statement] | None:
+    """The epilogue with the last member's value as the sum of all, where it begins by adding these up: nothing is
+    rounded before that. None where it does not."""
+    types = members[-1].runs.view.types
+    plain = {(m.dtype, types[m.runs.statement.output].dtype) for m in members}
+    added = sum(m.runs.points * m.runs.width for m in members)
+    if len(members) < 2 or plain != {(members[-1].dtype, members[-1].dtype)} or added > MOST_ADDED:
+        return None
+    terms = list(_terms_of(epilogue[0].body))
+    names = sorted(m.runs.statement.output for m in members)
+    own = [e for e in terms if isinstance(e, Access) and e.tensor in names]
+    others = [e for e in terms if e not in own]
+    if sorted(e.tensor for e in own) != names or {a.tensor for a in accesses_in(*others)}.intersection(names):
+        return None
+    last = next(e for e in own if e.tensor == members[-1].runs.statement.output)
+    body: Expr = reduce(lambda a, b: Call("add", (a, b)), others, last)
+    return [replace(epilogue[0], body=body), *epilogue[1:]]
+
+
+def _terms_of(e: Expr) -> Iterator[Expr]:
+    match e:
+        case Call("add", args):
+            for a in args:
+                yield from _terms_of(a)
+        case _:
+            yield e
 
 
 def _greatest(m: Fixed) -> Launch:
@@ -109,8 +144,8 @@ def _greatest(m: Fixed) -> Launch:
     k = _terms(m, "_greatest")
     pointer = k.pointer(m.greatest)
     k.assign("exponent", "exponent_(value)")
-    k.assign("there", f"tl.load({pointer} + element, mask=valid, other=0)")
-    k.store(f"{pointer} + element", "exponent", "valid & (exponent > there)", "atomic_max", RELAXED)
+    k.assign("known", f"tl.load({pointer} + element, mask=valid, other=0)")
+    k.store(f"{pointer} + element", "exponent", "valid & (exponent > known)", "atomic_max", RELAXED)
     return point_launch(k, m.runs)
 
 
@@ -134,8 +169,8 @@ def _terms(m: Fixed, suffix: str) -> Kernel:
     return k
 
 
-def _rounded(members: Sequence[Fixed], epilogue: Sequence[Statement]) -> Launch:
-    """The elements, from what has been added."""
+def _rounded(members: Sequence[Fixed], epilogue: Sequence[Statement], told: Sequence[Statement]) -> Launch:
+    """The elements, from what has been added; `told`: the statements as written."""
     runs = members[-1].runs
     s = runs.statement
     types = {n: t for m in members for n, t in m.runs.view.types.items()}
@@ -160,7 +195,7 @@ def _rounded(members: Sequence[Fixed], epilogue: Sequence[Statement]) -> Launch:
         output = epilogue[-1].output
     k.store(f"{k.pointer(output)} + row", f"({text}).to({triton_type(types[output].dtype)})", "row_in")
     grid = (-(-math.prod(runs.shape) // BLOCK_POINTS), 1, 1)
-    return k.launch(grid, 4, 2, *(m.runs.statement for m in members), *epilogue)
+    return k.launch(grid, 4, 2, *told)
 
 
 def _sum_text(k: Kernel, m: Fixed) -> str:

@@ -103,7 +103,7 @@ def scattered_together(
     found = [_way(s, context, True, margins.get(s.output, ())) for s in statements]
     by_sort = [m for m in found if isinstance(m, Sorted)]
     fixed = [m for m in found if isinstance(m, Fixed)]
-    runs = [m.runs for m in (*by_sort, *fixed)]
+    runs = [*(m.runs for m in by_sort), *(m.runs for m in fixed)]
     if max(len(by_sort), len(fixed)) < len(found) or not all(r.joins(runs[0]) for r in runs):
         return None
     return fixed_steps(fixed, epilogue) if fixed else _combined(by_sort, epilogue)
