@@ -74,6 +74,7 @@ def inputs(source: str, points: int, elements: int, dtype: torch.dtype) -> list[
     return [found[text.strip()[0]] for text in declared.replace("M, D", "").split(",")]
 
 
+@pytest.mark.covering
 @pytest.mark.filterwarnings("ignore::tilec.TileWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", CASES)
@@ -99,6 +100,7 @@ ADDED = {  # what takes two sums, and how many allocations these need
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ADDED)
 def test_sums_of_sums_have_one_accumulator(name: str, dtype: torch.dtype) -> None:
@@ -151,6 +153,7 @@ def drawn(dtype: torch.dtype, seed: int, near: bool) -> tuple[torch.Tensor, torc
     return torch.tensor(terms, dtype=torch.float64).to(dtype), torch.tensor(places), elements
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("near", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_each_element_has_a_bound_of_its_own(dtype: torch.dtype, near: bool) -> None:

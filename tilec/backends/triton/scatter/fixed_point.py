@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Condition
@@ -125,8 +124,9 @@ def _joined(members: Sequence[Fixed], epilogue: Sequence[Statement]) -> list[Sta
     others = [e for e in terms if e not in own]
     if sorted(e.tensor for e in own) != names or {a.tensor for a in accesses_in(*others)}.intersection(names):
         return None
-    last = next(e for e in own if e.tensor == members[-1].runs.statement.output)
-    body: Expr = reduce(lambda a, b: Call("add", (a, b)), others, last)
+    body: Expr = next(e for e in own if e.tensor == members[-1].runs.statement.output)
+    for e in others:
+        body = Call("add", (body, e))
     return [replace(epilogue[0], body=body), *epilogue[1:]]
 
 
