@@ -1,4 +1,4 @@
-"""Sums at places that are data in fixed point, interpreted: values, bounds of errors, any order, what is no number."""
+"""Sums in fixed point and extrema at places that are data, interpreted: values, errors, any order, infinities, NaN."""
 
 import math
 import os
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.scatter import fixed_point, scatter
+from tilec.backends.triton.scatter import exact, fixed_point, scatter
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -200,3 +200,28 @@ def test_what_is_no_number_stays_at_its_element(dtype: torch.dtype) -> None:
     x = torch.tensor([v for run in runs for v in run], dtype=dtype)
     y = tilec.compile(SUM, backend="triton")(x, t, torch.zeros(len(runs), dtype=dtype))
     torch.testing.assert_close(y, torch.tensor(wanted, dtype=dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("aggregation, sign", [(">", 1), ("<", -1)])
+def test_extrema_have_the_same_bits_in_any_order(
+    aggregation: str, sign: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exact, "FEWEST_ADDED", 0)
+    monkeypatch.setattr(exact, "FEWEST_SUMMED", 0)
+    source = f"function (X[M, D], T[M], Z[N]) -> (Y) {{ Y[T[m], d : N, D] = {aggregation}(X[m, d]); }}"
+    f, g = tilec.compile(source, backend="triton"), torch.Generator().manual_seed(0)
+    tiny = torch.finfo(dtype).smallest_normal / 8
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, 3e38, tiny, -tiny, -2.0, INFINITY, -INFINITY, math.nan, -math.nan])
+    x = values.to(dtype)[torch.randint(0, len(values), (60, 2), generator=g)]
+    t = torch.randint(-2, 33, (60,), generator=g)
+    y = f(x, t, torch.zeros(30, dtype=dtype))
+    wanted = torch.full((30, 2), -INFINITY * sign, dtype=dtype)
+    inside = (t >= 0) & (t < 30)
+    how = "amax" if sign > 0 else "amin"
+    wanted = wanted.scatter_reduce(0, t[inside, None].expand(-1, 2), x[inside], how)
+    torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
+    order = torch.randperm(60, generator=g)
+    kind = torch.int32 if dtype is torch.float32 else torch.int64
+    assert torch.equal(f(x[order], t[order], torch.zeros(30, dtype=dtype)).view(kind), y.view(kind))
+    assert [k.name for k in f.lower(x, t, torch.zeros(30, dtype=dtype)).kernels] == ["Y_each"]

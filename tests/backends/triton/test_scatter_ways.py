@@ -5,17 +5,17 @@ import pytest
 import tilec
 
 POINTS, ELEMENTS = 2**20, 2**17
-SORTED, FIXED = "sort_digits", "rounded"
+SORTED, FIXED, EACH = "sort_digits", "rounded", "each"
 SOURCE = "function (X[M, D], T[M], Z[N]) -> (Y) {{ Y[T[m], d : N, D] = {}; }}"
 
 
 def ways(source: str, shapes: dict[str, tuple[int, ...]], dtype: str) -> list[str]:
-    """Of `sort` and `fixed`, those whose kernels a plan has."""
+    """Those of which a plan has kernels."""
     declared = source[source.index("(") + 1 : source.index(")")]
     names = [text.strip()[0] for text in declared.split("], ")]
     specs = [tilec.spec(shapes[n], "int64" if n in "TU" else dtype) for n in names]
     kernels = [k.name for k in tilec.compile(source).lower(*specs, target="sm_90").kernels]
-    return [way for way in (SORTED, FIXED) if any(way in k for k in kernels)]
+    return [way for way in (SORTED, FIXED, EACH) if any(way in k for k in kernels)]
 
 
 CASES = {  # aggregate, columns, points, elements, type, the way
@@ -26,7 +26,11 @@ CASES = {  # aggregate, columns, points, elements, type, the way
     "float64, nine columns": ("+(X[m, d])", 9, POINTS, ELEMENTS, "float64", SORTED),
     "bfloat16": ("+(X[m, d])", 1, POINTS, ELEMENTS, "bfloat16", FIXED),
     "product": ("*(X[m, d])", 1, POINTS, ELEMENTS, "float32", SORTED),
-    "greatest": (">(X[m, d])", 1, POINTS, ELEMENTS, "float32", SORTED),
+    "greatest": (">(X[m, d])", 8, POINTS, ELEMENTS, "float32", EACH),
+    "least": ("<(X[m, d])", 1, POINTS, ELEMENTS, "float64", EACH),
+    "greatest of rows": (">(X[m, d])", 9, POINTS, ELEMENTS, "float32", SORTED),
+    "greatest of bfloat16": (">(X[m, d])", 1, POINTS, ELEMENTS, "bfloat16", SORTED),
+    "greatest of few": (">(X[m, d])", 1, 8192, ELEMENTS, "float32", SORTED),
     "few points": ("+(X[m, d])", 1, 8192, ELEMENTS, "float32", SORTED),
     "few elements": ("+(X[m, d])", 1, POINTS, 500, "float32", SORTED),
     "more elements than are cached": ("+(X[m, d])", 1, POINTS, 2**23, "float32", SORTED),

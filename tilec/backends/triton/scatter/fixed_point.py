@@ -22,7 +22,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, triton_type
 from tilec.backends.triton.iteration.space import elements_of
 from tilec.backends.triton.plan.lines import RELAXED
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
-from tilec.backends.triton.scatter.exact import BLOCK_POINTS, point_launch, terms_of_points
+from tilec.backends.triton.scatter.exact import BLOCK_POINTS, FEWEST_ADDED, point_launch, terms_of_points
 from tilec.backends.triton.scatter.places import PointPlaces, place_families
 from tilec.backends.triton.scatter.segments import Runs
 from tilec.ir.index import Affine
@@ -30,7 +30,7 @@ from tilec.ir.program import Access, Call, Expr, Statement, accesses_in
 from tilec.ir.types import NARROW, Types
 
 INTEGERS_OF = {"float32": 1, "float64": 2}  # of an element
-FEWEST_ADDED, MOST_ADDED = 2**14, 2**30
+MOST_ADDED = 2**30
 FEWEST_TOTALS = 1024  # fewer are waited for
 CACHED_ELEMENTS = 2**22  # that the level-two cache holds
 SORTED = 6  # sectors of memory that a point may touch in the time that it takes to be sorted

@@ -1,11 +1,10 @@
 """Family scatter: an output index that is no change of variables (elements of tensors, `%`, `clamp`).
 
-Deterministic, for every aggregation. Integer sums and greatest or least integers come out the same in whatever order
-they are combined: atomics (`exact.py`), and so do sums of narrow rows of floats as integers (`fixed_point.py`).
-Elsewhere each point's position in the output is computed, the points are
-sorted by it (stably), and each output element combines its run of points in order (`segments.py`). Output axes that
-are variables of their own stay axes: the trailing ones, and where points are sorted all of them. Variables that the
-output index lacks are aggregated first.
+Deterministic, for every aggregation. Integer sums and greatest or least values come out the same in whatever order they
+are combined: atomics (`exact.py`), and so do sums of narrow rows of floats as integers (`fixed_point.py`). Elsewhere
+each point's position in the output is computed, the points are sorted by it (stably), and each output element combines
+its run of points in order (`segments.py`). Output axes that are variables of their own stay axes: the trailing ones,
+and where points are sorted all of them. Variables that the output index lacks are aggregated first.
 """
 
 from __future__ import annotations

@@ -1,10 +1,21 @@
-"""Functions of kernels that add floating terms as integers, see `scatter/fixed_point.py`."""
+"""Functions of kernels that combine floats as integers, see `scatter/exact.py` and `scatter/fixed_point.py`."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+
+
+@triton.jit
+def one_form_(x, negative: tl.constexpr):
+    """The float with one form of zero and one of NaN, `negative` or not: atomic operations compare integers."""
+    if x.dtype == tl.float32:
+        bits = tl.where(x == 0, 0, x.to(tl.int32, bitcast=True))
+        return tl.where(x != x, -0x400000 if negative else 0x7FC00000, bits).to(tl.float32, bitcast=True)
+    else:
+        bits = tl.where(x == 0, 0, x.to(tl.int64, bitcast=True))
+        return tl.where(x != x, -0x8000000000000 if negative else 0x7FF8000000000000, bits).to(tl.float64, bitcast=True)
 
 
 @triton.jit
