@@ -30,6 +30,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
+from tilec.backends.triton.scatter.corners import corners
 from tilec.backends.triton.scatter.exact import exact_steps
 from tilec.backends.triton.scatter.fixed_point import Fixed, fixed_steps
 from tilec.backends.triton.scatter.places import Margins, PointPlaces, whole_axis
@@ -86,7 +87,11 @@ def scattered(
     found = _way(s, context, bool(epilogue), margins)
     match found:
         case Sorted():
-            return _combined([found], epilogue)
+            apart = None if any(map(any, margins)) else corners(s, context.types)
+            if apart is None:
+                return _combined([found], epilogue)
+            context = replace(context, types=apart.types)
+            return scattered_together(apart.members, context, (apart.total, *epilogue), apart.margins)
         case Fixed():
             return fixed_steps([found], epilogue)
     return found
