@@ -45,15 +45,16 @@ COUNTED_POINTS = 4096
 PROGRAMS = 8 * PLANNED_FOR.multiprocessors  # that count
 
 
-def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> list[Step] | None:
+def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition], every: bool) -> list[Step] | None:
     """Steps that combine every point into the output at the element, or row of columns, `place`, where it is `wanted`;
-    None where sorting is the way. The terms are those of the statement as written."""
+    None where sorting is the way. The terms are those of the statement as written. `every`: as many points would be
+    sorted."""
     s, out = runs.statement, runs.view.types[runs.statement.output]
     operation = ATOMICS.get((s.aggregation, out.dtype))
     floating = is_floating(out.dtype)
     if operation is None or s.default is not None or runs.width > (_WIDEST_OF_FLOATS if floating else _WIDEST):
         return None
-    if floating and runs.points < FEWEST_ADDED:
+    if floating and (runs.points < FEWEST_ADDED or not every):
         return None
     counted = runs.width == 1 and s.aggregation == "sum" and isinstance(s.body, Int) and runs.count <= MOST_BINS
     if not counted and runs.count < FEWEST_SUMMED:

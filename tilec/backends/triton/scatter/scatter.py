@@ -142,7 +142,7 @@ def _way(
     if found.looks_at_all:
         chosen, view = found.selected(), found.runs.view
         return None if sorted_only else context.carry(chosen, chosen, view.types, view.strides)
-    exact = None if found.summed else exact_steps(found.runs, found.place, found.wanted)
+    exact = None if found.summed else exact_steps(found.runs, found.place, found.wanted, found.places.every)
     if exact is not None:
         return None if sorted_only else exact
     if s.output in context.fixed:
