@@ -76,8 +76,8 @@ def in_fixed_point(scatters: Sequence[Statement], types: Types) -> frozenset[str
     found: set[str] = set()
     for members in place_families(scatters, types).values():
         points = min(math.prod(m.domain.extent[v] for v in m.keyed) for m in members)
-        each = [_sectors(m) for m in members]
-        if None not in each and sum(filter(None, each)) <= SORTED * points:
+        touched = [n for m in members if (n := _sectors(m)) is not None]
+        if len(touched) == len(members) and sum(touched) <= SORTED * points:
             found |= {m.statement.output for m in members}
     return frozenset(found)
 
