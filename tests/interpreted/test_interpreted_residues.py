@@ -373,3 +373,15 @@ def test_sums_of_neighbouring_classes_are_stored_together(name: str) -> None:
         assert torch.equal(f(x, k), tilec.compile(source, backend="torch")(x, k))
         (kernel,) = f.lower(x, k).kernels
         assert ("tl.join(" in kernel.source) == joined
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16])
+def test_a_remainder_by_a_power_of_two_needs_no_division(dtype: torch.dtype) -> None:
+    source = "function (X[N], T[M]) -> (Y) { Y[m] = X[T[m] % N] + X[(3*T[m] - 5) % 4]; }"
+    f, g = tilec.compile(source, backend="triton"), torch.Generator().manual_seed(0)
+    for n in (4, 7, 32):
+        x, t = torch.randn(n, generator=g), torch.randint(-300, 300, (60,), generator=g).to(dtype)
+        t[:2] = torch.tensor([torch.iinfo(dtype).min // 4, torch.iinfo(dtype).max // 4])
+        at = t.long()
+        assert torch.equal(f(x, t), x[at % n] + x[(3 * at - 5) % 4])
+        assert ("remainder_(" in f.lower(x, t).source()) is (n == 7)

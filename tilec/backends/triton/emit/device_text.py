@@ -15,7 +15,7 @@ GIVEN = {"tl", "libdevice", "range", "float"}  # what a file has besides its fun
 LIBDEVICE_IMPORT = "from triton.language.extra import libdevice"
 
 
-_FILES = ("device_instructions.py", "device.py")
+_FILES = ("device_instructions.py", "device.py", "device_integers.py")
 
 
 @cache

@@ -16,6 +16,7 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement
 from tilec.ir.rational import as_int
+from tilec.ir.symbolic import is_symbolic
 
 VECTOR_PARTS = (2, 4)  # elements apart, of which whole vectors are loaded
 
@@ -104,6 +105,8 @@ class Frame:
                 return f"{self.read(e, 0)}.to(tl.int64)"  # an element may be out of 32 bits, and so out of every range
             case Call("mod", (a, Int(n))) if (turn := self._turned(self.form(a), n)) is not None:
                 return turn
+            case Call("mod", (a, Int(n))) if not is_symbolic(n) and n > 0 and n & (n - 1) == 0:
+                text = f"({self.block(self.form(a))} & {self.block(linear(Int(n - 1)))})"
             case Call("mod", (a, n)):
                 text = f"remainder_({self.block(self.form(a))}, {self.block(self.form(n))})"
             case Call("max" | "min" | "clamp", args):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.domain import Condition, Domain, point_conditions, size_of
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import once
-from tilec.ir.program import Constraint, Int, Statement, index_variables
+from tilec.ir.program import Constraint, Index, Int, Statement, index_variables
 from tilec.ir.types import Types, shapes_in
 from tilec.lattice.sets import bounds
 from tilec.transforms.util.roles import roles
@@ -142,3 +142,13 @@ def _ranges(
         a, b = (0, -1) if points is None else points[v]
         found[v] = (a, b - a + 1)
     return {v: found[v] for v in (*outputs, *reductions)}
+
+
+def elements_of(s: Statement, types: Types) -> tuple[tuple[str, ...], Space]:
+    """Variables along the axes of a statement's output, and the space of its elements by these."""
+    shape = types[s.output].shape
+    variables = tuple(f"{s.output}.{a}" for a in range(len(shape)))
+    element = replace(s, index=tuple(map(Index, variables)), sizes=tuple(map(Int, shape)), body=Int(0), guard=None)
+    space = build_space(replace(element, aggregation="assign", constraints=(), default=None), types)
+    assert space is not None
+    return variables, space

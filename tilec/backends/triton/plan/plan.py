@@ -24,7 +24,8 @@ class Setting:
     """What a plan depends on beside types and strides. `precision`: torch.get_float32_matmul_precision(). `library`:
     may torch's own products and convolutions serve where they are exact? `device`: what runs it. `misaligned`: inputs
     whose first element is not at a multiple of 16 bytes. `known`: says what tuning found for a product. `exact`:
-    recurrences are computed in their own order. `margins`: of positions by which scatters share a sort, by output."""
+    recurrences are computed in their own order. `margins`: of positions by which scatters share a sort, by output.
+    `fixed`: outputs of scatters that are added in fixed point."""
 
     precision: str = "highest"
     library: bool = False
@@ -33,6 +34,7 @@ class Setting:
     known: Callable[..., Mapping[str, int | str] | None] | None = None
     exact: bool = False
     margins: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict, hash=False)
+    fixed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Scatters whose result is the same in whatever order points are combined: integer sums, greatest and least integers.
+"""Scatters whose result is the same in whatever order points are combined: integer sums, greatest and least values.
 
-Each point is added to its element by an atomic operation, which for integers is as deterministic as sorting. Where all
-terms are one number and elements are few (a histogram), programs count their share of the points on the chip first.
+Each point is added to its element by an atomic operation, which for these is as deterministic as sorting: floats are
+compared as integers, zeros and NaN have one form each. Where all terms are one number and elements are few (a
+histogram), programs count their share of the points on the chip first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.segments import Runs
 from tilec.ir.index import Affine
 from tilec.ir.program import Int
+from tilec.ir.types import is_floating
 
 ATOMICS = {
     ("sum", "int64"): "atomic_add",
@@ -29,8 +31,13 @@ ATOMICS = {
     ("max", "int64"): "atomic_max",
     ("min", "int32"): "atomic_min",
     ("min", "int64"): "atomic_min",
+    ("max", "float32"): "atomic_max",
+    ("max", "float64"): "atomic_max",
+    ("min", "float32"): "atomic_min",
+    ("min", "float64"): "atomic_min",
 }
-_WIDEST = 32  # columns beyond which sorting points moves less than an atomic operation for each of their elements
+_WIDEST, _WIDEST_OF_FLOATS = 32, 8  # columns beyond which sorting moves less than an atomic operation for each element
+FEWEST_ADDED = 2**14  # floats: fewer are soon sorted
 FEWEST_SUMMED = 512  # elements: fewer are waited for, where each point is added by itself
 MOST_BINS = 2048  # that are counted on the chip
 BLOCK_POINTS = 1024  # elements of a program's block
@@ -38,12 +45,16 @@ COUNTED_POINTS = 4096
 PROGRAMS = 8 * PLANNED_FOR.multiprocessors  # that count
 
 
-def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> list[Step] | None:
+def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition], every: bool) -> list[Step] | None:
     """Steps that combine every point into the output at the element, or row of columns, `place`, where it is `wanted`;
-    None where sorting is the way. The terms are those of the statement as written."""
+    None where sorting is the way. The terms are those of the statement as written. `every`: as many points would be
+    sorted."""
     s, out = runs.statement, runs.view.types[runs.statement.output]
     operation = ATOMICS.get((s.aggregation, out.dtype))
-    if operation is None or s.default is not None or runs.width > _WIDEST:
+    floating = is_floating(out.dtype)
+    if operation is None or s.default is not None or runs.width > (_WIDEST_OF_FLOATS if floating else _WIDEST):
+        return None
+    if floating and (runs.points < FEWEST_ADDED or not every):
         return None
     counted = runs.width == 1 and s.aggregation == "sum" and isinstance(s.body, Int) and runs.count <= MOST_BINS
     if not counted and runs.count < FEWEST_SUMMED:
@@ -55,6 +66,20 @@ def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> list[
 def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str) -> Launch:
     """A block of points x columns a program."""
     s, k = runs.statement, _kernel(runs, "_each")
+    dtype = runs.view.types[s.output].dtype
+    terms_of_points(k, runs, place, wanted, dtype)
+    if is_floating(dtype):
+        k.assign("value", f"one_form_(value, {operation == 'atomic_min'})")
+        k.assign("known", f"tl.load({k.pointer(s.output)} + element, mask=valid, other=0)")
+        k.assign("valid", f"valid & ~(value {'<' if operation == 'atomic_max' else '>'} known)")
+    k.store(f"{k.pointer(s.output)} + element", "value", "valid", operation, RELAXED)
+    return point_launch(k, runs)
+
+
+def terms_of_points(k: Kernel, runs: Runs, place: Affine, wanted: Sequence[Condition], dtype: str) -> None:
+    """Lines that compute what a block of points x columns adds: each `value`, whether it is `valid`, and the
+    `element` of it."""
+    s = runs.statement
     columns = min(power_of_two(runs.width), BLOCK_POINTS)
     rows = max(1, BLOCK_POINTS // columns)
     k.constants = {"BM": rows, "BN": columns}
@@ -66,13 +91,17 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
     k.decode(Axis("col", runs.columns, "BN"))
     frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
     evaluator, valid = _valid(frame, runs, wanted)
-    kind = triton_type(runs.view.types[s.output].dtype)
-    value = evaluator.tensor(evaluator.value(s.body), runs.view.types[s.output].dtype)
+    kind = triton_type(dtype)
+    value = evaluator.tensor(evaluator.value(s.body), dtype)
     at = f"({frame.index(place)}).to(tl.int64) * {runs.width} + col[None, :]"
     k.assign("value", f"tl.broadcast_to({value}, (BM, BN)).to({kind})")
     k.assign("valid", f"tl.broadcast_to({valid}, (BM, BN))")
-    k.store(f"{k.pointer(s.output)} + tl.broadcast_to({at}, (BM, BN))", "value", "valid", operation, RELAXED)
-    return _launch(k, runs, -(-runs.points // rows))
+    k.assign("element", f"tl.broadcast_to({at}, (BM, BN))")
+
+
+def point_launch(k: Kernel, runs: Runs) -> Launch:
+    """Of a kernel of all points."""
+    return _launch(k, runs, -(-runs.points // k.constants["BM"]))
 
 
 def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:

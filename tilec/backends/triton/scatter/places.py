@@ -192,10 +192,10 @@ def is_scatter(defracted: Statement) -> bool:
     return roles(defracted) is None and not reads_itself(defracted)
 
 
-def shared_margins(scatters: Sequence[Statement], types: Types) -> dict[str, Margins]:
-    """The margins of the flat scatters, by output, that differ from others by constants along computed axes."""
+def place_families(scatters: Sequence[Statement], types: Types) -> dict[object, list[PointPlaces]]:
+    """The flat scatters whose points one sort can put in order, as their places differ by constants at most."""
     families: dict[object, list[PointPlaces]] = {}
-    for s in scatters if len(scatters) > 1 else ():
+    for s in scatters:
         domain = build_domain(s, types)
         if domain is None:
             continue
@@ -203,8 +203,13 @@ def shared_margins(scatters: Sequence[Statement], types: Types) -> dict[str, Mar
         back = tuple((-c, c) for c in places.constants)
         key = places.key(places.position(back)), places.shape[: places.split]
         families.setdefault(key, []).append(places)
+    return families
+
+
+def shared_margins(scatters: Sequence[Statement], types: Types) -> dict[str, Margins]:
+    """The margins of the flat scatters, by output, that differ from others by constants along computed axes."""
     found: dict[str, Margins] = {}
-    for members in families.values():
+    for members in place_families(scatters, types).values() if len(scatters) > 1 else ():
         constants = [m.constants for m in members]
         least, most = (tuple(map(end, zip(*constants, strict=True))) for end in (min, max))
         for m in members if least != most else ():

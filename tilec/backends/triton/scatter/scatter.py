@@ -1,10 +1,10 @@
 """Family scatter: an output index that is no change of variables (elements of tensors, `%`, `clamp`).
 
-Deterministic, for every aggregation. Integer sums and greatest or least integers come out the same in whatever order
-they are combined: atomics (`exact.py`). Elsewhere each point's position in the output is computed, the points are
-sorted by it (stably), and each output element combines its run of points in order (`segments.py`). Output axes that
-are variables of their own stay axes: the trailing ones, and where points are sorted all of them. Variables that the
-output index lacks are aggregated first.
+Deterministic, for every aggregation. Integer sums and greatest or least values come out the same in whatever order they
+are combined: atomics (`exact.py`), and so do sums of narrow rows of floats as integers (`fixed_point.py`). Elsewhere
+each point's position in the output is computed, the points are sorted by it (stably), and each output element combines
+its run of points in order (`segments.py`). Output axes that are variables of their own stay axes: the trailing ones,
+and where points are sorted all of them. Variables that the output index lacks are aggregated first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
+from tilec.backends.triton.scatter.corners import corners
 from tilec.backends.triton.scatter.exact import exact_steps
+from tilec.backends.triton.scatter.fixed_point import Fixed, fixed_steps
 from tilec.backends.triton.scatter.places import Margins, PointPlaces, whole_axis
 from tilec.backends.triton.scatter.segments import Runs, segment_steps
 from tilec.backends.triton.scatter.sort import Sort, sort_steps
@@ -63,6 +65,7 @@ class ScatterContext:
     strides: Strides
     int64_index: bool
     carry: StatementPlanner
+    fixed: frozenset[str] = frozenset()  # outputs of those that are added in fixed point
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,16 @@ def scattered(
     """Steps that compute the flat statement `s` and its epilogue into the last one's allocated output; None where it
     can have none. `margins`: of the positions by which its points are sorted."""
     found = _way(s, context, bool(epilogue), margins)
-    return _combined([found], epilogue) if isinstance(found, Sorted) else found
+    match found:
+        case Sorted():
+            apart = None if any(map(any, margins)) else corners(s, context.types)
+            if apart is None:
+                return _combined([found], epilogue)
+            context = replace(context, types=apart.types)
+            return scattered_together(apart.members, context, (apart.total, *epilogue), apart.margins)
+        case Fixed():
+            return fixed_steps([found], epilogue)
+    return found
 
 
 def scattered_together(
@@ -94,9 +106,12 @@ def scattered_together(
     """Steps that compute several scatters, which nothing but the epilogue reads, and the epilogue in one kernel: it
     combines the runs of an element one scatter after the other. None where not all are sorted alike."""
     found = [_way(s, context, True, margins.get(s.output, ())) for s in statements]
-    members = [m for m in found if isinstance(m, Sorted)]
-    together = len(members) == len(found) and all(m.runs.joins(members[0].runs) for m in members)
-    return _combined(members, epilogue) if together else None
+    by_sort = [m for m in found if isinstance(m, Sorted)]
+    fixed = [m for m in found if isinstance(m, Fixed)]
+    runs = [*(m.runs for m in by_sort), *(m.runs for m in fixed)]
+    if max(len(by_sort), len(fixed)) < len(found) or not all(r.joins(runs[0]) for r in runs):
+        return None
+    return fixed_steps(fixed, epilogue) if fixed else _combined(by_sort, epilogue)
 
 
 def _combined(members: Sequence[Sorted], epilogue: Sequence[Statement]) -> list[Step]:
@@ -114,7 +129,7 @@ def _combined(members: Sequence[Sorted], epilogue: Sequence[Statement]) -> list[
 
 def _way(
     s: Statement, context: ScatterContext, sorted_only: bool, margins: Margins, sort: bool = False
-) -> Sorted | list[Step] | None:
+) -> Sorted | Fixed | list[Step] | None:
     """How points are sorted; other steps where they are not, or None where `sorted_only`. `sort`: they are, whatever
     else there is."""
     out, domain = context.types[s.output], build_domain(s, context.types)
@@ -127,9 +142,11 @@ def _way(
     if found.looks_at_all:
         chosen, view = found.selected(), found.runs.view
         return None if sorted_only else context.carry(chosen, chosen, view.types, view.strides)
-    exact = None if found.summed else exact_steps(found.runs, found.place, found.wanted)
+    exact = None if found.summed else exact_steps(found.runs, found.place, found.wanted, found.places.every)
     if exact is not None:
         return None if sorted_only else exact
+    if s.output in context.fixed:
+        return found.in_fixed_point()
     if not found.places.every:
         return _way(found.places.statement, found.context, sorted_only, margins, sort=True)
     return found.sorted(margins)
@@ -215,6 +232,25 @@ class Scatter:
         """Each element as an aggregate of the points that are written there."""
         named = [row for row, v in zip(self.places.rows, self._whole_axes, strict=False) if v is None]
         return _selected(self.runs.statement, named, self.wanted)
+
+    def in_fixed_point(self) -> Fixed:
+        """The points as they come."""
+        runs, order = self.runs, (*self.runs.keyed, *self.runs.columns)
+        if not self.summed:
+            return Fixed((), runs, self.place, self.wanted, ())
+        values = runs.view.types[self.term.output]
+        carried = self.context.carry(self.term, self.term, runs.view.types, runs.view.strides)
+        body = Access(self.term.output, tuple(map(self.places.shifted, order)))
+        read = replace(runs.statement, body=body, guard=None)
+        term = replace(self.term, output=f"{self.term.output}.read", body=body, guard=None, constraints=())
+        view = StridedView(term, runs.view.types, runs.view.strides).with_tensor(self.term.output, values)
+        view = view.with_tensor(term.output, values)
+        space = build_space(term, view.types)
+        assert space is not None
+        wanted = tuple(c for c in self.wanted if free(c.form) <= set(order))
+        own = replace(runs, statement=read, space=space, view=view)
+        made = Allocate(self.term.output, values.shape, values.dtype)
+        return Fixed((made, *carried), own, self.place, wanted, (self.term.output,))
 
     def sorted(self, margins: Margins) -> Sorted:
         """The points by their runs."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilec.backends.common.code import literal, python_name
 from tilec.backends.common.scalar_writer import ScalarValue
@@ -21,7 +21,7 @@ from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.iteration.space import Space, elements_of
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
@@ -30,7 +30,7 @@ from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scatter.places import Margins
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.backends.triton.scatter.sort_text import KEY_SHIFT
-from tilec.ir.program import Expr, Index, Int, Statement
+from tilec.ir.program import Expr, Statement
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
 BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of narrow rows and of wide ones
@@ -240,12 +240,7 @@ class _Writer:
     def _finished(self, count: str, epilogue: Sequence[Statement], given: Mapping[str, str]) -> str:
         """The epilogue's value, also of the members `given`; its variables are the output's axes."""
         k, s = self.k, self.runs.statement
-        shape = self.types[s.output].shape
-        variables = tuple(f"{s.output}.{a}" for a in range(len(shape)))
-        element = replace(s, index=tuple(map(Index, variables)), sizes=tuple(map(Int, shape)), body=Int(0), guard=None)
-        element = replace(element, aggregation="assign", constraints=(), default=None)
-        space = build_space(element, self.types)
-        assert space is not None
+        variables, space = elements_of(s, self.types)
         k.space = space
         k.assign("row_in", f"row < {count}")
         k.decode(Axis("row", tuple(variables[a] for a in self.runs.run_axes), "BM"))

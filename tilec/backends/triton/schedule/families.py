@@ -97,7 +97,7 @@ def _scattered(
 ) -> list[Step] | None:
     int64_index = needs_int64_index((flat, *epilogue), types, strides, None)
     carry, margins = partial(statement_steps, setting=setting), setting.margins.get(flat.output, ())
-    context = ScatterContext(types, strides, int64_index, carry)
+    context = ScatterContext(types, strides, int64_index, carry, setting.fixed)
     products = None if margins else group_sum_steps(flat, context, setting, epilogue)
     return products or scattered(flat, context, epilogue, margins)
 

@@ -30,6 +30,7 @@ from tilec.backends.triton.plan.sizes import contiguous_strides
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
+from tilec.backends.triton.scatter.fixed_point import in_fixed_point
 from tilec.backends.triton.scatter.places import is_scatter, shared_margins
 from tilec.backends.triton.schedule.families import fused_steps, statement_steps, stored_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
@@ -78,7 +79,10 @@ class _Planner:
         self.sources = {name: source for name, (source, _) in reshaped.items()}
         scatters = [s for s in flat.statements if is_scatter(self.defracted.get(s.output, s))]
         misaligned = (*setting.misaligned, *(n for n, x in self.sources.items() if x in setting.misaligned))
-        self.setting = replace(setting, margins=shared_margins(scatters, types), misaligned=misaligned)
+        fixed = in_fixed_point(scatters, types)
+        sorted_ones = [s for s in scatters if s.output not in fixed]
+        margins = shared_margins(sorted_ones, types)
+        self.setting = replace(setting, margins=margins, misaligned=misaligned, fixed=fixed)
         self.shared_reads = SharedReads(self.kept, self.defracted, types, self.setting)
         self.sums = scatter_sums(self.kept, [s.output for s in scatters], types, self.members)
         barred = {*self.members, *grouping.rewritten, *(s.output for s in scatters)}

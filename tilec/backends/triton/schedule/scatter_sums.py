@@ -53,7 +53,8 @@ def scatter_sums(
 def sum_steps(found: ScatterSum, types: Types, strides: Strides, setting: Setting) -> list[Step] | None:
     """Steps that compute a sum's members and its epilogue in one kernel; None where they have no such form."""
     int64_index = needs_int64_index((*found.members, *found.epilogue), types, strides, None)
-    context = ScatterContext(types, strides, int64_index, partial(statement_steps, setting=setting))
+    carry = partial(statement_steps, setting=setting)
+    context = ScatterContext(types, strides, int64_index, carry, setting.fixed)
     return scattered_together(found.members, context, found.epilogue, setting.margins)
 
 
