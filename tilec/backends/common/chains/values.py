@@ -237,7 +237,7 @@ def _sides(parts: Sequence[Expr], axis: str, extent: Mapping[str, int]) -> tuple
 def bound_of(e: Expr) -> Affine | None:
     """The form that is not negative exactly where a comparison of affine integers holds; None for other values."""
     match e:
-        case Call("ge" | "gt" | "le" | "lt" as order, (a, b)) if _is_affine(a) and _is_affine(b):
+        case Call("ge" | "gt" | "le" | "lt" as order, (a, b)) if is_affine(a) and is_affine(b):
             x, y = linear(a), linear(b)
             form = x - y if order in ("ge", "gt") else y - x
             form = form - 1 if order in ("gt", "lt") else form
@@ -245,11 +245,11 @@ def bound_of(e: Expr) -> Affine | None:
     return None
 
 
-def _is_affine(e: Expr) -> bool:
+def is_affine(e: Expr) -> bool:
     """Whether a value is an integer combination of index variables and literals, as an index would be."""
     match e:
         case Call("add" | "sub" | "neg" | "mul", args):
-            return all(map(_is_affine, args)) and (
+            return all(map(is_affine, args)) and (
                 e.function != "mul" or sum(bool(index_variables(a)) for a in args) < 2
             )
     return type(e).__name__ in ("Index", "Int")
