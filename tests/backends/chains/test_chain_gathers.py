@@ -9,7 +9,9 @@ from support.kernel_cases import BUCKETS
 import tilec
 from tilec.backends.common.blocks.interpret import rounded
 from tilec.backends.common.chains.codegen.places import Tiling
+from tilec.backends.common.chains.recognise import chained
 from tilec.ir.types import TensorType
+from tilec.pipeline import lower
 from tilec.saving import partition
 
 SIZES = {"B": 2, "H": 3, "N": 40, "M": 33, "E": 16, "F": 24, "U": 6, "P": 32}
@@ -115,3 +117,21 @@ def test_what_pages_hold_beyond_lengths_counts_nothing(dtype: type, text: str) -
     wanted = tilec.compile(text, backend="torch")(*given).numpy()
     assert len(ran.kernels) == 1 and not wanted[1].any()
     assert np.linalg.norm(ran.values["O"] - wanted) <= 5e-3 * np.linalg.norm(wanted)
+
+
+BRANCHES = """function (Q[B, N, E], K[B, N, E], V[B, N, F], P[N, E]) -> (O) {
+    U[b, i, r : B, N, N] = sum(Q[b, i, e] * P[r, e]);
+    S[b, i, j : B, N, N] = i >= j ? sum(Q[b, i, e] * K[b, j, e]) + U[b, i, i - j] : -inf;
+    L[b, i] = logsumexp(S[b, i, j]);
+    O[b, i, f] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+}"""
+
+
+@pytest.mark.parametrize(("seen", "hidden"), [("i >= j", True), ("j <= 2 * i", True), ("i > j", False)])
+def test_what_a_branch_hides_is_not_visited(seen: str, hidden: bool) -> None:
+    """Unless a row may have no point: its weights are no numbers, and that has to come out."""
+    types = {n: TensorType((2, 64, 16), "float32") for n in "QKV"} | {"P": TensorType((64, 16), "float32")}
+    lowered = lower(tilec.compile(BRANCHES.replace("i >= j", seen)).program, types, {})
+    (kernel,) = chained(lowered.stages["flat"], lowered.types).kernels.values()
+    assert kernel.outputs == ("L", "O")
+    assert all(bool(r.target.bounds) == hidden for r in kernel.targets)

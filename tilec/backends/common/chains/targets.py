@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.chains.chain import Inner, Target
@@ -255,36 +255,40 @@ def _without_effect(
     extent: Mapping[str, int], types: Types,
 ) -> frozenset[Expr]:  # fmt: skip
     """Conditions on indices and integers outside of which points add nothing. Weights relative to a statistic are no
-    numbers where its row has no point: what hides scores counts if each row is known to have one."""
-    if s.aggregation in ("max", "logsumexp"):
-        return hidden_outside(body, types)
-    if s.aggregation != "sum":
+    numbers where its row has no point: what hides scores counts, for statistics too, if each row is known to have one.
+    """
+    if s.aggregation not in ("sum", "max", "logsumexp"):
         return frozenset()
-    found = zero_outside(body, types, True)
-    forms = [bound_of(c) for c in found]
-    known = [*bounds, *(f for f in forms if f is not None)]
-    if not others and None not in forms and _rows_have_points(body, known, roles, extent, types):
-        return found
-    return zero_outside(body, types)
+    scored = s.aggregation in ("max", "logsumexp")
+    found = hidden_outside(body, types) if scored else zero_outside(body, types, True)
+    plain = frozenset() if scored else zero_outside(body, types)
+    forms = [f for c in found if (f := bound_of(c)) is not None]
+    rows = [index_variables(*(s.index or ()))] if scored else _statistics(body, types)
+    if found == plain or others or len(forms) < len(found):
+        return plain
+    known = [*bounds, *forms]
+    return found if all(_has_a_point(own, known, roles, extent) for own in rows) else plain
 
 
-def _rows_have_points(
-    body: Expr, forms: Sequence[Affine], roles: Sequence[str], extent: Mapping[str, int], types: Types
-) -> bool:
-    """Whether there is a point at which all forms are not negative for each statistic that hidden scores are relative
-    to: at the first place along the row, at the last one, or at that of the row's number."""
+def _statistics(body: Expr, types: Types) -> list[tuple[str, ...]]:
+    """The variables of each statistic that hidden scores are relative to."""
+    found: list[tuple[str, ...]] = []
     for e in walk(body):
         match e:
             case Call("exp", (Call("sub", (x, statistic)),)) if hidden_outside(x, types):
-                own = index_variables(statistic)
-                free = [v for v in roles if v not in own]
-                if len(free) != 1:
-                    return False
-                places = [Affine.variable(w) for w in own if extent[w] <= extent[free[0]]]
-                places += [Affine(), Affine() + (extent[free[0]] - 1)]
-                if not any(all(_implied(f.substitute({free[0]: p}), extent) for f in forms) for p in places):
-                    return False
-    return True
+                found.append(index_variables(statistic))
+    return found
+
+
+def _has_a_point(own: Sequence[str], forms: Sequence[Affine], roles: Sequence[str], extent: Mapping[str, int]) -> bool:
+    """Whether all forms are not negative somewhere along each row, whose variables are `own`: at its first place, at
+    its last one, or at that of the row's number."""
+    free = [v for v in roles if v not in own]
+    if len(free) != 1:
+        return False
+    places = [Affine.variable(w) for w in own if extent[w] <= extent[free[0]]]
+    places += [Affine(), Affine() + (extent[free[0]] - 1)]
+    return any(all(_implied(f.substitute({free[0]: p}), extent) for f in forms) for p in places)
 
 
 def _places(s: Statement, matrices: Matrices) -> set[str]:
