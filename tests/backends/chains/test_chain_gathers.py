@@ -7,8 +7,11 @@ from support.chains import run
 from support.kernel_cases import BUCKETS
 
 import tilec
+from tilec.backends.common.blocks.interpret import rounded
 from tilec.backends.common.chains.codegen.places import Tiling
+from tilec.backends.common.chains.recognise import chained
 from tilec.ir.types import TensorType
+from tilec.pipeline import lower
 from tilec.saving import partition
 
 SIZES = {"B": 2, "H": 3, "N": 40, "M": 33, "E": 16, "F": 24, "U": 6, "P": 32}
@@ -69,3 +72,66 @@ def test_a_constraint_of_the_inner_sum_that_always_holds() -> None:
     q, k, v = (torch.tensor(x).double() for x in arrays.values())
     np.testing.assert_allclose(ran.values["O"], torch.softmax(q @ k[:32].T, 1) @ v, rtol=1e-4, atol=1e-5)
     assert ran.kernels == [("L", "O")]
+
+
+DECODING = """function (Q[B, H, D], K[P, S, G, D], V[P, S, G, D], Table[B, T], Len[B]) -> (O) {
+    A[b, g, r, t, s : B, G, H/G, T, S] = sum(Q[b, g*(H/G) + r, d] * K[Table[b, t], s, g, d]);
+    L[b, g, r] = logsumexp(t*S + s < Len[b] ? A[b, g, r, t, s]);
+    O[b, g, r, d] = sum(t*S + s < Len[b] ? exp(A[b, g, r, t, s] - L[b, g, r]) * V[Table[b, t], s, g, d]);
+}"""
+TWO_TABLES = DECODING.replace("Table[b, t]", "Table[b, Second[t]]").replace("Len[B])", "Len[B], Second[T])")
+
+
+@pytest.mark.parametrize("batch", [4, 64], ids=["parts of the columns", "whole walks"])
+def test_pages_are_read_in_place(batch: int) -> None:
+    """One walk over what the table names, as far as a length says, and no copy of it."""
+    shapes = ((batch, 32, 128), (8192, 16, 8, 128), (8192, 16, 8, 128))
+    specs = [tilec.spec(s, "bfloat16") for s in shapes]
+    specs += [tilec.spec((batch, 512), "int64"), tilec.spec((batch,), "int32")]
+    lowered = tilec.compile(DECODING, backend="triton").lower(*specs, target="sm_90")
+    assert len(lowered.kernels) == (2 if batch == 4 else 1)
+    assert len(lowered.stages["grouped"].statements) == 2
+
+
+@pytest.mark.parametrize("text", [DECODING, TWO_TABLES], ids=["a table", "a table of a table"])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.covering
+def test_what_pages_hold_beyond_lengths_counts_nothing(dtype: type, text: str) -> None:
+    """Places outside of the table's pages have a score of 0 and no value; pages that no place reads may be NaN."""
+    g = np.random.default_rng(0)
+    shapes = {"Q": (2, 4, 16), "K": (9, 16, 2, 16), "V": (9, 16, 2, 16)}
+    arrays = {n: rounded(g.standard_normal(s), "bfloat16") for n, s in shapes.items()}
+    arrays["K"][8] = arrays["V"][8] = np.nan
+    arrays["V"][7] = np.inf
+    table = g.integers(0, 7, (2, 80)).astype(dtype)
+    table[:, 40] = -1, 9
+    table[0, 79], table[1, 2:4] = 8, (7, 8)
+    arrays |= {"Table": table, "Len": np.array([79 * 16 - 3, 0], dtype)}
+    if text is TWO_TABLES:
+        arrays["Table"] = table[:, ::-1].copy()
+        arrays["Second"] = np.arange(80)[::-1].copy()
+        arrays["Second"][50] = 80
+    types = {n: TensorType(x.shape, "bfloat16" if n in shapes else x.dtype.name) for n, x in arrays.items()}
+    ran = run(tilec.compile(text).program, types, arrays, Tiling(16, 32))
+    given = (torch.tensor(x).double() if x.dtype.kind == "f" else torch.tensor(x) for x in arrays.values())
+    wanted = tilec.compile(text, backend="torch")(*given).numpy()
+    assert len(ran.kernels) == 1 and not wanted[1].any()
+    assert np.linalg.norm(ran.values["O"] - wanted) <= 5e-3 * np.linalg.norm(wanted)
+
+
+BRANCHES = """function (Q[B, N, E], K[B, N, E], V[B, N, F], P[N, E]) -> (O) {
+    U[b, i, r : B, N, N] = sum(Q[b, i, e] * P[r, e]);
+    S[b, i, j : B, N, N] = i >= j ? sum(Q[b, i, e] * K[b, j, e]) + U[b, i, i - j] : -inf;
+    L[b, i] = logsumexp(S[b, i, j]);
+    O[b, i, f] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
+}"""
+
+
+@pytest.mark.parametrize(("seen", "hidden"), [("i >= j", True), ("i - j < 9 & i >= j", True), ("i > j", False)])
+def test_what_a_branch_hides_is_not_visited(seen: str, hidden: bool) -> None:
+    """Unless a row may have no point: its weights are no numbers, and that has to come out."""
+    types = {n: TensorType((2, 64, 16), "float32") for n in "QKV"} | {"P": TensorType((64, 16), "float32")}
+    lowered = lower(tilec.compile(BRANCHES.replace("i >= j", seen)).program, types, {})
+    (kernel,) = chained(lowered.stages["flat"], lowered.types).kernels.values()
+    assert kernel.outputs == ("L", "O")
+    assert all(bool(r.target.bounds) == hidden for r in kernel.targets)

@@ -86,7 +86,7 @@ def _earlier(s: Statement, done: Sequence[Statement], types: Types) -> int | Non
 
 def _reusing(s: Statement, value: Statement, types: Types) -> Statement | None:
     """The sum of products `s` as one that reads `value`."""
-    whole = sum_of_products(s, types)
+    whole = sum_of_products(s, types, computed=True)
     if whole is None or len(whole.summed) < 2:
         return None
     found = (_reused(whole, v, [value], types) for v in whole.summed)
@@ -110,7 +110,8 @@ class SumOfProducts:
         return (*written, *self.summed)
 
 
-def sum_of_products(s: Statement, types: Types) -> SumOfProducts | None:
+def sum_of_products(s: Statement, types: Types, computed: bool = False) -> SumOfProducts | None:
+    """`computed`: factors may be read at positions that are data."""
     if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
     names = distinct_variables(s.index)
@@ -121,6 +122,8 @@ def sum_of_products(s: Statement, types: Types) -> SumOfProducts | None:
     for a in value_accesses(s):
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):
             v = linear(e).bare
+            if v is None and computed and any(isinstance(x, Access) for x in walk(e)):
+                continue  # points whose place lies outside are dropped with the factor that reads it
             if v is None or v in extent and extent[v] != n:
                 return None
             extent[v] = n
@@ -168,7 +171,7 @@ def _is_number(e: Expr) -> bool:
 def _eliminated(
     s: Statement, before: Sequence[Statement], types: Types, names: Names, inputs: frozenset[str]
 ) -> list[Statement]:
-    whole = sum_of_products(s, types)
+    whole = sum_of_products(s, types, computed=True)
     if whole is None or not whole.summed:
         return [s]
     alone = next((v for v in whole.summed if _is_sum_alone(whole, v)), None)
@@ -322,7 +325,7 @@ def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Ty
     guards = [g for g in whole.guards if v in index_variables(g)]
     dtype = types[whole.statement.output].dtype
     for s in before:
-        other = sum_of_products(s, types)
+        other = sum_of_products(s, types, computed=True)
         if other is None or len(other.summed) != 1 or ITEM_BYTES[types[s.output].dtype] < ITEM_BYTES[dtype]:
             continue
         (w,) = other.summed

@@ -8,11 +8,11 @@ indices. None of them reaches memory: each kernel computes again what it needs, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from tilec.ir.index import Affine
-from tilec.ir.program import Expr, Statement
+from tilec.ir.index import Affine, linear, replace_indices
+from tilec.ir.program import Access, Expr, Program, Statement, accesses_in
 from tilec.transforms.util.factors import Factor
 
 
@@ -85,12 +85,29 @@ class RowStatement:
 
 
 @dataclass(frozen=True)
+class ReadInPlace:
+    """A value that a kernel reads at a computed position where it needs it, of variables `index`."""
+
+    index: tuple[str, ...]
+    body: Expr
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(a.tensor for a in accesses_in(self.body)))
+
+    def at(self, a: Access) -> Expr:
+        """The value at the place that an access names."""
+        return replace_indices(self.body, {v: linear(e) for v, e in zip(self.index, a.index, strict=True)})
+
+
+@dataclass(frozen=True)
 class ChainKernel:
     """Targets that one kernel computes. `blocked`: the variables that programs have a block of; `batch`: those that
     they have one value of; `looped`: the blocked variable that a program walks, if any; `walked`: the others that it
     aggregates over. `extent` of all variables. `rows`: values of rows that come first. `singly`: products and sums are
     rounded one by one, so that what several kernels compute and compare is the same in all. `dealt`: for a variable of
-    `walked` one of `batch`: a program has each n-th value of the first, from the second's on, which has n values."""
+    `walked` one of `batch`: a program has each n-th value of the first, from the second's on, which has n values.
+    `in_place`: what it reads that no tensor holds, by name."""
 
     targets: tuple[Reduced, ...]
     inners: Mapping[str, Inner]
@@ -102,6 +119,7 @@ class ChainKernel:
     rows: tuple[RowStatement, ...] = ()
     singly: bool = False
     dealt: Mapping[str, str] = field(default_factory=dict)
+    in_place: Mapping[str, ReadInPlace] = field(default_factory=dict)
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -112,6 +130,13 @@ class ChainKernel:
         """What is stored."""
         stored = tuple(r.statement.output for r in self.rows if r.stored)
         return (*stored, *(r.target.output for r in self.targets))
+
+    def tensors(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The tensors that reads of these names read."""
+        found: dict[str, None] = {}
+        for n in names:
+            found.update(dict.fromkeys([n] if n not in self.in_place else self.in_place[n].tensors))
+        return tuple(found)
 
     @property
     def elementwise(self) -> bool:
@@ -124,3 +149,21 @@ class ChainKernel:
     @property
     def first(self) -> str:
         return self.statements[0].output
+
+
+def with_reads(program: Program, kernels: Iterable[ChainKernel]) -> Program:
+    """The program with what chains read among its outputs: it has to be in memory, although the matrix values that read
+    it are no statements any more."""
+    stated = {s.output for s in program.statements}
+    read = [n for k in kernels for n in kernel_reads(k) if n in stated]
+    return replace(program, outputs=tuple(dict.fromkeys((*program.outputs, *read))))
+
+
+def kernel_reads(kernel: ChainKernel) -> tuple[str, ...]:
+    """Names of the tensors that a kernel may read."""
+    roots = [e for r in kernel.targets for e in (r.target.body, *r.target.conditions)]
+    roots += [i.body for i in kernel.inners.values()]
+    roots += [r.statement.body for r in kernel.rows]
+    found = dict.fromkeys(a.tensor for a in accesses_in(*roots))
+    own = {s.output for s in kernel.statements}
+    return kernel.tensors(n for n in found if n not in kernel.inners and n not in own)

@@ -5,7 +5,7 @@ their own, and what others read has its axes back."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.chains.chain import ChainKernel
@@ -14,18 +14,20 @@ from tilec.backends.common.chains.values import (
     DOT_DTYPES,
     LONGEST_INNER,
     extents_of,
+    is_affine,
     is_elementwise,
     open_conditions,
     plain_index,
     rebuilt,
     reduction_variables,
 )
-from tilec.ir.index import Affine, distinct_variables, replace_indices
+from tilec.ir.functions import all_of
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import (
     Access,
+    Call,
     Expr,
     Index,
-    Inside,
     Int,
     Program,
     Statement,
@@ -98,13 +100,9 @@ class _Flattened:
             if not sides:
                 return [s]
         index, extent = plain_index(s), extents_of(s, self.types)
-        if (
-            sides is None
-            or index is None
-            or extent is None
-            or 0 in extent.values()
-            or not self._plain(s, sides, extent)
-        ):
+        if sides is None or index is None or extent is None or 0 in extent.values() or s.constraints:
+            return None
+        if open_conditions(s, extent, self.types):
             return None
         dims = _dimensions(index, sides)
         if dims is None:
@@ -121,13 +119,16 @@ class _Flattened:
             if a.tensor in self.flat:
                 name, own = self.flat[a.tensor]
                 names = distinct_variables(a.index) or ()
-                index = [joined.get(tuple(names[d] for d in ds), names[ds[0]]) for ds in own]
-                return Access(name, tuple(map(Index, index)))
+                place = [joined.get(tuple(names[d] for d in ds), names[ds[0]]) for ds in own]
+                return Access(name, tuple(map(Index, place)))
             if several.isdisjoint(index_variables(a)):
                 return replace_indices(a, places)
             return self._read(s, a, sides, joined, places, extent, before)
 
-        body = rebuilt(s.body, change)
+        body = _moved(s.body, joined, extent, change)
+        guards = [m for x in s.guards if (m := _moved(x, joined, extent, change)) is not None]
+        if body is None or len(guards) < len(s.guards):
+            return None
         shape = tuple(math.prod(self.types[s.output].shape[d] for d in ds) for ds in dims)
         outside = [
             r for r in self.program.readers(s.output) if not any(a.tensor in self.matrices for a in value_accesses(r))
@@ -144,7 +145,8 @@ class _Flattened:
         if matrix:
             self.matrices.add(s.output)
         place = tuple(Index(joined.get(tuple(index[d] for d in ds), index[ds[0]])) for ds in dims)
-        made = [*before, replace(s, output=name, index=place, sizes=tuple(map(Int, shape)), body=body)]
+        whole = replace(s, output=name, index=place, sizes=tuple(map(Int, shape)), body=body, guard=all_of(guards))
+        made = [*before, whole]
         return [*made, self._with_axes(s, name, dims)] if needed and not own_shape else made
 
     def _sides_read(self, s: Statement) -> list[Side] | None:
@@ -161,25 +163,6 @@ class _Flattened:
                 if len(side) > 1 and any(found.setdefault(v, side) != side for v in side):
                     return None
         return list(dict.fromkeys(found.values()))
-
-    def _plain(self, s: Statement, sides: Sequence[Side], extent: Mapping[str, int]) -> bool:
-        """Whether all points count, and their numbers stand in accesses alone."""
-        if s.guard is not None or s.constraints or open_conditions(s, extent, self.types):
-            return False
-        own = {v for g in sides for v in g}
-        numbers: set[str] = set()
-
-        def outside(e: Expr) -> None:
-            if isinstance(e, Index):
-                numbers.add(e.name)
-            elif isinstance(e, Inside):
-                numbers.update(index_variables(e))
-            elif not isinstance(e, Access):
-                for x in getattr(e, "args", ()):
-                    outside(x)
-
-        outside(s.body)
-        return own.isdisjoint(numbers)
 
     def _read(
         self,
@@ -216,6 +199,31 @@ class _Flattened:
                 form = form * shape[d] + Affine.variable(v)
             index.append(form.to_expr())
         return Statement(s.output, s.index, tuple(map(Int, shape)), Access(name, tuple(index)), span=s.span)
+
+
+def _moved(
+    e: Expr, joined: Mapping[Side, str], extent: Mapping[str, int], change: Callable[[Access], Expr]
+) -> Expr | None:
+    """A value with `change` applied to each access, and with the places of points as numbers of the joined sides; None
+    where it has other numbers of a side's variables."""
+    if isinstance(e, Access):
+        return change(e)
+    own = {v for g in joined for v in g}
+    if own.isdisjoint(index_variables(e)):
+        return rebuilt(e, change)
+    if is_affine(e):
+        form = linear(e)
+        for g, v in joined.items():
+            c = form.coefficient(g[-1])
+            place = Affine()
+            for w in g:
+                place = place * extent[w] + Affine.variable(w)
+            form = form + (Affine.variable(v) - place) * c
+        return form.to_value() if own.isdisjoint(form.variables()) else None
+    if not isinstance(e, Call):
+        return None
+    args = [m for x in e.args if (m := _moved(x, joined, extent, change)) is not None]
+    return replace(e, args=tuple(args)) if len(args) == len(e.args) else None
 
 
 def _dimensions(index: Sequence[str], sides: Sequence[Side]) -> tuple[tuple[int, ...], ...] | None:

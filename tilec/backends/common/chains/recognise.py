@@ -9,20 +9,20 @@ computes the matrix values again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
 from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import has_short_sides, with_flat_sides
+from tilec.backends.common.chains.in_place import with_reads_in_place
 from tilec.backends.common.chains.rewrites import Apart, by_rows, by_terms, with_gathers_apart
-from tilec.backends.common.chains.rows import with_rows
+from tilec.backends.common.chains.rows import order_of, with_rows
 from tilec.backends.common.chains.sheared import with_sheared_products
 from tilec.backends.common.chains.spread import with_spread_weights
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
 from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
 from tilec.backends.common.chains.window_scores import asked_by_readers, with_scores_by_columns
-from tilec.backends.common.units import ordered
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import Access, Call, Program, accesses_in, index_variables, reads
@@ -49,24 +49,6 @@ class Chained:
 
     def members(self) -> frozenset[str]:
         return frozenset(s.output for k in self.kernels.values() for s in k.statements)
-
-
-def with_reads(program: Program, kernels: Iterable[ChainKernel]) -> Program:
-    """The program with what chains read among its outputs: it has to be in memory, although the matrix values that read
-    it are no statements any more."""
-    stated = {s.output for s in program.statements}
-    read = [n for k in kernels for n in kernel_reads(k) if n in stated]
-    return replace(program, outputs=tuple(dict.fromkeys((*program.outputs, *read))))
-
-
-def kernel_reads(kernel: ChainKernel) -> tuple[str, ...]:
-    """Names of the tensors that a kernel may read."""
-    roots = [e for r in kernel.targets for e in (r.target.body, *r.target.conditions)]
-    roots += [i.body for i in kernel.inners.values()]
-    roots += [r.statement.body for r in kernel.rows]
-    found = dict.fromkeys(a.tensor for a in accesses_in(*roots))
-    own = {s.output for s in kernel.statements}
-    return tuple(n for n in found if n not in kernel.inners and n not in own)
 
 
 def chained(program: Program, types: Types) -> Chained:
@@ -116,7 +98,21 @@ def _in_some_form(program: Program, types: Types) -> Chained:
     small = _small_sums(program, types)
     if small and (beside := _chained(program, types, small)).kernels:
         return beside
-    return _rewritten(with_gathers_apart, program, types) or _rewritten(with_flat_sides, program, types) or found
+    return _gathered(program, types) or _rewritten(with_flat_sides, program, types) or found
+
+
+def _gathered(program: Program, types: Types) -> Chained | None:
+    """The chains of the program with reads at computed positions apart, its sides flat where these are short."""
+    apart = with_gathers_apart(program, types)
+    if not apart.rewritten:
+        return None
+    found = _chained(apart.program, apart.types, apart.summed)
+    if not found.kernels or has_short_sides(found.kernels.values()) or any(k.walked for k in found.kernels.values()):
+        flat = with_flat_sides(apart.program, apart.types)
+        joined = _chained(flat.program, flat.types, apart.summed) if flat.rewritten else found
+        if joined.kernels:
+            return replace(joined, rewritten=apart.rewritten | flat.rewritten | joined.rewritten)
+    return replace(found, rewritten=apart.rewritten | found.rewritten) if found.kernels else None
 
 
 def _rewritten(rewrite: Callable[[Program, Types], Apart], program: Program, types: Types) -> Chained | None:
@@ -140,13 +136,14 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
     if not kernels or not chains_pay(kernels, matrices, types):
         return Chained(program, types, {})
     laid = by_terms(program, _rounded_alike(kernels, matrices), matrices.types)
-    program, kernels = laid.program, laid.kernels
+    placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
+    program, kernels = placed.program, placed.kernels
     rowed = with_rows(program, kernels, laid.types)
-    order = _order(program, rowed, matrices.values)
+    order = order_of(program, rowed, matrices.values)
     if order is not None:
         kernels = rowed
     else:  # kernels may need each other's rows: these are statements of their own then
-        order = _order(program, kernels, matrices.values)
+        order = order_of(program, kernels, matrices.values)
     if order is None:
         return Chained(program, types, {})
     statements = {s.output: s for s in program.statements}
@@ -314,7 +311,7 @@ def _reduced(
         match f.value:
             case Call("exp", (Call("sub", (x, Access() as a)),)) if not f.divides and stats == {a.tensor}:
                 top = there[a.tensor].target
-                fits = top.aggregation in ("max", "logsumexp") and top.body == x and top.points == t.points
+                fits = top.aggregation in ("max", "logsumexp") and top.body == x and _all_of(t, top)
                 if not fits or anchor is not None or a.index != top.statement.index:
                     return None  # a sum is rescaled once where the statistic grows, not for each such factor
                 anchor = a.tensor
@@ -323,6 +320,11 @@ def _reduced(
     if any({a.tensor for a in accesses_in(f.value)} & own for f in feature):
         return None
     return Reduced(t, tuple(inner), tuple(feature), tuple(outer), anchor, operand, unrolled)
+
+
+def _all_of(t: Target, top: Target) -> bool:
+    """Whether each point of a target is one of the other target."""
+    return all(own <= others for own, others in zip(top.points, t.points, strict=True))
 
 
 def _in_registers(t: Target, matrices: Matrices) -> bool:
@@ -381,20 +383,3 @@ def _fits(inner: Inner, a: Access, t: Target) -> bool:
     names = {v: linear(e).bare for v, e in zip(inner.index, a.index, strict=True)}
     sides = [{names.get(v) for v in index_variables(e)} & {t.row, t.column} for e in (inner.left, inner.right)]
     return sorted(map(len, sides)) == [1, 1] and sides[0] != sides[1]
-
-
-def _order(program: Program, kernels: Sequence[ChainKernel], matrices: Collection[str]) -> list[tuple[str, ...]] | None:
-    """Outputs by kernel, each after what it reads and those of a kernel in its own order, which has rows' values first;
-    None where kernels need each other."""
-    unit_of = {s.output: k for k, kernel in enumerate(kernels) for s in kernel.statements}
-    units: dict[object, list[str]] = {}
-    read = {s.output: reads(s) for s in program.statements}
-    for s in program.statements:
-        if s.output not in matrices:
-            units.setdefault(unit_of.get(s.output, s.output), []).append(s.output)
-    for k, kernel in enumerate(kernels):
-        units[k] = [s.output for s in kernel.statements]
-        read.update(dict.fromkeys(units[k], kernel_reads(kernel)))
-    every = list(units.values())
-    order = ordered(every, read)
-    return None if order is None else [tuple(every[k]) for k in order]

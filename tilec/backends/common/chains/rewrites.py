@@ -160,7 +160,7 @@ class _Rewriter:
 
     def summed_first(self, s: Statement, matrices: Matrices) -> list[Statement]:
         """A scatter of sums of matrix values after the sums."""
-        more = s.index is None or s.guard is not None or s.default is not None or s.init is not None
+        more = s.index is None or s.default is not None or s.init is not None
         if more or s.aggregation != "sum" or plain_index(s) is not None or roles_of(s, matrices) is None:
             return [s]
         kept = tuple(dict.fromkeys(index_variables(*(s.index or ()))))
@@ -179,7 +179,7 @@ class _Rewriter:
         first = replace(whole, output=name, sizes=tuple(map(Int, t.shape)))
         if not reduction_variables(first):
             first = replace(first, aggregation="assign")
-        return [first, replace(s, body=Access(name, whole.index or ()))]
+        return [first, replace(s, body=Access(name, whole.index or ()), guard=None)]
 
 
 def _outermost(e: Expr) -> list[Access | Inside]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.chains.chain import ChainKernel, RowStatement
+from tilec.backends.common.chains.chain import ChainKernel, RowStatement, kernel_reads
 from tilec.backends.common.chains.splits import split_of
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
@@ -16,6 +16,7 @@ from tilec.backends.common.chains.values import (
     plain_index,
     reduction_variables,
 )
+from tilec.backends.common.units import ordered
 from tilec.ir.index import Affine, distinct_variables, substitute_affine
 from tilec.ir.program import Access, Program, Statement, accesses_in, reads
 from tilec.ir.types import Types
@@ -96,3 +97,22 @@ def _row(s: Statement, a: Access, kernel: ChainKernel, types: Types) -> RowState
         feature = fresh_variable(summed[0], {*kernel.extent, *extent})
         mapping[summed[0]] = Affine.variable(feature)
     return RowStatement(substitute_affine(s, mapping), feature, False)
+
+
+def order_of(
+    program: Program, kernels: Sequence[ChainKernel], matrices: Collection[str]
+) -> list[tuple[str, ...]] | None:
+    """Outputs by kernel, each after what it reads and those of a kernel in its own order, which has rows' values first;
+    None where kernels need each other."""
+    unit_of = {s.output: k for k, kernel in enumerate(kernels) for s in kernel.statements}
+    units: dict[object, list[str]] = {}
+    read = {s.output: reads(s) for s in program.statements}
+    for s in program.statements:
+        if s.output not in matrices:
+            units.setdefault(unit_of.get(s.output, s.output), []).append(s.output)
+    for k, kernel in enumerate(kernels):
+        units[k] = [s.output for s in kernel.statements]
+        read.update(dict.fromkeys(units[k], kernel_reads(kernel)))
+    every = list(units.values())
+    order = ordered(every, read)
+    return None if order is None else [tuple(every[k]) for k in order]

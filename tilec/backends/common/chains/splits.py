@@ -181,15 +181,15 @@ class _Together:
             if r.target.feature is not None:
                 positions[r.target.feature] = b.positions(f"d{kernel.extent[r.target.feature]}")
         within = partial(self._within, positions=positions)
-        at = Emitter(b, self.types, positions, kernel.extent, within, lambda a: None)
+        at = Emitter(b, self.types, positions, kernel.extent, within, lambda a: None, kernel.in_place)
         shares: dict[str, tuple[Value, Value, Value, Value]] = {}
         for r in kernel.targets:
             if r.target.aggregation != "sum":
                 shares[r.target.output] = self._statistic(r, at)
         for r in kernel.targets:
             self._store(r, at, shares)
-        used = [a for r in kernel.targets for f in r.outer for a in tensors_of(f.value)]
-        tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in dict.fromkeys(used)]
+        used = kernel.tensors(a for r in kernel.targets for f in r.outer for a in tensors_of(f.value))
+        tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in used]
         tensors += [Tensor(n, t.dtype, len(t.shape)) for n, t in self.split.types.items()]
         tensors += [Tensor(n, self.types[n].dtype, len(self.types[n].shape), True) for n in kernel.outputs]
         grid = math.prod(kernel.extent[v] for v in self.rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.chains.chain import Inner, Target
@@ -17,6 +17,7 @@ from tilec.backends.common.chains.values import (
     as_value,
     bound_of,
     extents_of,
+    hidden_outside,
     is_computable,
     is_elementwise,
     is_matrix,
@@ -26,6 +27,7 @@ from tilec.backends.common.chains.values import (
     reduction_variables,
     value_of_access,
     where,
+    without_pads,
     written_apart,
     zero_outside,
 )
@@ -95,10 +97,12 @@ def matrices_of(program: Program, types: Types, stored: Collection[str] = ()) ->
             assert index is not None
             found.roles[s.output] = row, column
             found.values[s.output] = index, as_value(s, extent, found.types)
-        elif is_elementwise(s) and is_computable(s.body, s.guard):
+        elif is_elementwise(s):
             roles = roles_of(s, found)
             index, extents = plain_index(s), extents_of(s, types)
-            if roles is not None and index is not None and extents is not None and set(roles) <= set(index):
+            if roles is None or index is None or extents is None or not set(roles) <= set(index):
+                continue
+            if is_computable(without_pads(s.body, extents, types), s.guard):
                 found.roles[s.output] = roles
                 found.values[s.output] = index, as_value(s, extents, types)
     _add_made_in_place(program, found, stored)
@@ -194,7 +198,8 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
     roles, index, extent = roles_of(s, matrices), plain_index(s), extents_of(s, types)
     if roles is None or index is None or extent is None or s.aggregation not in (*REDUCED, "assign"):
         return None
-    if 0 in extent.values() or not is_computable(s.body, s.guard):
+    plain = without_pads(s.body, extent, types)
+    if 0 in extent.values() or not is_computable(plain, s.guard):
         return None
     if types[s.output].dtype not in DOT_DTYPES and not _is_count(s, extent, types):
         return None
@@ -213,11 +218,11 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
             others[matrices.written_out(c)] = None
         elif not _implied(form, extent):
             bounds.add(form)
-    body = matrices.written_out(s.body)
+    body = matrices.written_out(plain)
     if isinstance(body, Call) and body.function == "float32":
         (body,) = body.args  # values are held so
-    if s.aggregation == "sum":
-        zeros = zero_outside(body, types)
+    zeros = _without_effect(s, body, bounds, others, roles, extent, types)
+    if zeros:
         for c in sorted(zeros, key=repr):
             form = bound_of(c)
             if form is None:
@@ -243,6 +248,47 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
         return None  # points that each feature selects: no product
     ordered = tuple(sorted(bounds, key=repr))
     return Target(s, body, s.aggregation, *roles, feature, summed, ordered, tuple(others))
+
+
+def _without_effect(
+    s: Statement, body: Expr, bounds: Collection[Affine], others: Collection[Expr], roles: Sequence[str],
+    extent: Mapping[str, int], types: Types,
+) -> frozenset[Expr]:  # fmt: skip
+    """Conditions on indices and integers outside of which points add nothing. Weights relative to a statistic are no
+    numbers where its row has no point: what hides scores counts, for statistics too, if each row is known to have one.
+    """
+    if s.aggregation not in ("sum", "max", "logsumexp"):
+        return frozenset()
+    scored = s.aggregation in ("max", "logsumexp")
+    found = hidden_outside(body, types) if scored else zero_outside(body, types, True)
+    plain = frozenset() if scored else zero_outside(body, types)
+    forms = [f for c in found if (f := bound_of(c)) is not None]
+    rows = [index_variables(*(s.index or ()))] if scored else _statistics(body, types)
+    if found == plain or others or len(forms) < len(found):
+        return plain
+    known = [*bounds, *forms]
+    return found if all(_has_a_point(own, known, roles, extent) for own in rows) else plain
+
+
+def _statistics(body: Expr, types: Types) -> list[tuple[str, ...]]:
+    """The variables of each statistic that hidden scores are relative to."""
+    found: list[tuple[str, ...]] = []
+    for e in walk(body):
+        match e:
+            case Call("exp", (Call("sub", (x, statistic)),)) if hidden_outside(x, types):
+                found.append(index_variables(statistic))
+    return found
+
+
+def _has_a_point(own: Sequence[str], forms: Sequence[Affine], roles: Sequence[str], extent: Mapping[str, int]) -> bool:
+    """Whether all forms are not negative somewhere along each row, whose variables are `own`: at its first place, at
+    its last one, or at that of the row's number."""
+    free = [v for v in roles if v not in own]
+    if len(free) != 1:
+        return False
+    places = [Affine.variable(w) for w in own if extent[w] <= extent[free[0]]]
+    places += [Affine(), Affine() + (extent[free[0]] - 1)]
+    return any(all(_implied(f.substitute({free[0]: p}), extent) for f in forms) for p in places)
 
 
 def _places(s: Statement, matrices: Matrices) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -15,6 +16,7 @@ from tilec.ir.program import (
     Access,
     Call,
     Expr,
+    Float,
     Index,
     Inside,
     Pad,
@@ -28,7 +30,7 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.types import NARROW, Types, kind
+from tilec.ir.types import FLOATS, NARROW, Types, kind
 from tilec.transforms.util.factors import Factor, factors_of, factors_of_terms, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
@@ -98,9 +100,37 @@ def written_out(c: Condition) -> Expr:
     return Call("and", (call("ge", form, ZERO), call("lt", form, integer(c.bound))))
 
 
+def without_pads(e: Expr, extent: Mapping[str, int], types: Types, known: Sequence[Affine] = ()) -> Expr:
+    """A value in which `pad` is a choice between an element, 0 outside, and the other value; the element alone where
+    the conditions of branches, `known` forms that are not negative, say that it is there."""
+    match e:
+        case Pad(Access(tensor, index) as a, other):
+            forms = [linear(i) for i in index]
+            if not all(f.is_affine and f.is_integral for f in forms):
+                return e
+            sides = [(f, -f + (n - 1)) for f, n in zip(forms, types[tensor].shape, strict=True)]
+            open_ = [f for two in sides for f in two if not any(_follows(f, k, extent) for k in (Affine(), *known))]
+            within = all_of(call("ge", f.to_value(), ZERO) for f in open_)
+            return a if within is None else Call("select", (within, a, other))
+        case Call("select", (c, x, y)):
+            forms = [f for p in operands_of("and", c) if (f := bound_of(p)) is not None]
+            x = without_pads(x, extent, types, (*known, *forms))
+            return Call("select", (without_pads(c, extent, types, known), x, without_pads(y, extent, types, known)))
+        case Call():
+            return rebuild(e, lambda x: without_pads(x, extent, types, known))
+    return e
+
+
+def _follows(form: Affine, known: Affine, extent: Mapping[str, int]) -> bool:
+    """Whether a form is not negative anywhere in the box where another is not."""
+    rest = form - known
+    low = sum(min(0, c * (extent[v] - 1)) for v in rest.variables() for c in [rest.coefficient(v)])
+    return rest.constant + low >= 0
+
+
 def as_value(s: Statement, extent: Mapping[str, int], types: Types) -> Expr:
     """An elementwise statement's value: what its guard and constraints drop is 0."""
-    body = s.body
+    body = without_pads(s.body, extent, types)
     conditions = [written_out(c) for c in open_conditions(s, extent, types)]
     for c in (*conditions, *s.guards):
         body = Call("select", (c, body, ZERO))
@@ -237,7 +267,7 @@ def _sides(parts: Sequence[Expr], axis: str, extent: Mapping[str, int]) -> tuple
 def bound_of(e: Expr) -> Affine | None:
     """The form that is not negative exactly where a comparison of affine integers holds; None for other values."""
     match e:
-        case Call("ge" | "gt" | "le" | "lt" as order, (a, b)) if _is_affine(a) and _is_affine(b):
+        case Call("ge" | "gt" | "le" | "lt" as order, (a, b)) if is_affine(a) and is_affine(b):
             x, y = linear(a), linear(b)
             form = x - y if order in ("ge", "gt") else y - x
             form = form - 1 if order in ("gt", "lt") else form
@@ -245,11 +275,11 @@ def bound_of(e: Expr) -> Affine | None:
     return None
 
 
-def _is_affine(e: Expr) -> bool:
+def is_affine(e: Expr) -> bool:
     """Whether a value is an integer combination of index variables and literals, as an index would be."""
     match e:
         case Call("add" | "sub" | "neg" | "mul", args):
-            return all(map(_is_affine, args)) and (
+            return all(map(is_affine, args)) and (
                 e.function != "mul" or sum(bool(index_variables(a)) for a in args) < 2
             )
     return type(e).__name__ in ("Index", "Int")
@@ -267,20 +297,44 @@ def rebuilt(e: Expr, change) -> Expr:
 # where a value is zero because of a condition: such points need not be visited
 
 
-def zero_outside(e: Expr, types: Types) -> frozenset[Expr]:
+def zero_outside(e: Expr, types: Types, hidden: bool = False) -> frozenset[Expr]:
     """Conditions on indices and integers outside of which a value is zero, for factors that are finite there: as in
-    `in(...)`, what a condition drops is no product of zero with something infinite."""
+    `in(...)`, what a condition drops is no product of zero with something infinite. `hidden`: those too outside of
+    which it is the exponential of -inf."""
     match e:
         case Call("select", (c, x, y)) if is_zero(y):
-            return frozenset(p for p in operands_of("and", c) if is_mask(p, types)) | zero_outside(x, types)
+            own = frozenset(p for p in operands_of("and", c) if is_mask(p, types))
+            return own | zero_outside(x, types, hidden)
         case Call("mul", (x, y)):
-            return zero_outside(x, types) | zero_outside(y, types)
+            return zero_outside(x, types, hidden) | zero_outside(y, types, hidden)
         case Call("div", (x, _)) | Call("neg", (x,)):
-            return zero_outside(x, types)
+            return zero_outside(x, types, hidden)
         case Call("add" | "sub", (x, y)):
-            return zero_outside(x, types) & zero_outside(y, types)
+            return zero_outside(x, types, hidden) & zero_outside(y, types, hidden)
         case Call(function, (x,)) if function in ("float32", "bfloat16", "float16"):
-            return zero_outside(x, types)
+            return zero_outside(x, types, hidden)
+        case Call("exp", (Call("sub", (x, _)),)) if hidden:
+            return hidden_outside(x, types)
+    return frozenset()
+
+
+def is_lowest(e: Expr) -> bool:
+    """Whether a value is the least there is."""
+    match e:
+        case Call("neg", (Float(n),)):
+            return n == math.inf
+        case Call(function, (x,)) if function in FLOATS:
+            return is_lowest(x)
+    return isinstance(e, Float) and e.value == -math.inf
+
+
+def hidden_outside(e: Expr, types: Types) -> frozenset[Expr]:
+    """Conditions on indices and integers outside of which a value is -inf."""
+    match e:
+        case Call("select", (c, x, y)) if is_lowest(y):
+            return frozenset(p for p in operands_of("and", c) if is_mask(p, types)) | hidden_outside(x, types)
+        case Call(function, (x,)) if function in FLOATS:
+            return hidden_outside(x, types)
     return frozenset()
 
 
@@ -293,8 +347,8 @@ def where(e: Expr, known: Collection[Expr]) -> Expr:
     """The value where these conditions hold."""
     if not known or not isinstance(e, Call):
         return e
-    if e.function == "select" and is_zero(e.args[2]):
+    if e.function == "select" and (is_zero(e.args[2]) or is_lowest(e.args[2])):
         left = all_of(p for p in operands_of("and", e.args[0]) if p not in known)
         inner = where(e.args[1], known)
-        return inner if left is None else Call("select", (left, inner, ZERO))
+        return inner if left is None else Call("select", (left, inner, e.args[2]))
     return rebuild(e, lambda x: where(x, known))

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.recognise import chained, kernel_reads
+from tilec.backends.common.chains.chain import ChainKernel, kernel_reads
+from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.values import plain_index, reduction_variables
 from tilec.ir.functions import call
 from tilec.ir.infer import expression_type, infer, statement_type
@@ -84,7 +84,7 @@ def _large(kernel: ChainKernel) -> set[str]:
             used = set(index_variables(a))
             if t.feature in used or {t.row, t.column} <= used:
                 found.add(a.tensor)
-    return found
+    return {*found, *kernel.tensors(found)}
 
 
 def _is_logarithm(s: Statement) -> bool:

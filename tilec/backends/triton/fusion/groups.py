@@ -12,8 +12,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.recognise import Chained, chained, kernel_reads, with_reads
+from tilec.backends.common.chains.chain import ChainKernel, kernel_reads, with_reads
+from tilec.backends.common.chains.recognise import Chained, chained
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.common.operands.short_sums import with_short_sums
 from tilec.backends.common.units import Units, ordered

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from tilec.backends.base import Lowering
-from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.recognise import kernel_reads, with_reads
+from tilec.backends.common.chains.chain import ChainKernel, kernel_reads, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped

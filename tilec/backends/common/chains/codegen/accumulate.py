@@ -15,15 +15,16 @@ from tilec.backends.common.blocks.ir import MIRRORED, Value
 from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.codegen.emit import LOG2E, Emitter
 from tilec.backends.common.chains.codegen.places import Places, Tiling, tensors_of
-from tilec.backends.common.chains.codegen.visits import Visits
+from tilec.backends.common.chains.codegen.visits import INT64, Visits
 from tilec.backends.common.chains.codegen.walk import limits
-from tilec.backends.common.chains.values import DOT_DTYPES
+from tilec.backends.common.chains.values import DOT_DTYPES, is_affine
 from tilec.ir.functions import operands_of
-from tilec.ir.index import Affine
-from tilec.ir.program import Call, Expr, Index, index_variables
+from tilec.ir.index import Affine, linear
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Expr, Index, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import Types
+from tilec.ir.types import Types, kind
 from tilec.transforms.util.factors import quotient_of
 
 ORDERED = ("lt", "le", "gt", "ge")
@@ -118,6 +119,34 @@ class Accumulation(Places):
                         limit = self._limit(c.args[1 - k], limit, at, masked, greatest=order in ("lt", "le"))
                         seen = at.both(seen, b.apply(order, place, limit))
         return seen
+
+    def _told_ends(self, at: Emitter) -> list[tuple[bool, Value]]:
+        """Ends of a program's walk that comparisons with integers of its rows tell (`j < Length[b]`): whether each is
+        the last place or the first, and the place."""
+        b, targets = self.b, [r.target for r in self.kernel.targets]
+        found: list[tuple[bool, Value]] = []
+        for c in targets[0].conditions:
+            if not isinstance(c, Call) or c.function not in ORDERED or not all(c in t.conditions for t in targets):
+                continue
+            for (place, limit), order in ((c.args, c.function), (c.args[::-1], MIRRORED[c.function])):
+                if self._tells_an_end(place, limit):
+                    is_last = order in ("lt", "le")
+                    end = b.cast(self._limit(limit, at.value(limit), at, False, greatest=is_last), INT64)
+                    moved = as_int(linear(place).constant) + {"lt": 1, "gt": -1}.get(order, 0)
+                    end = b.apply("sub", end, b.number(moved, INT64))
+                    end = b.apply("smaller", end, b.cast(self.size(self.kernel.looped or ""), INT64))
+                    found.append((is_last, b.cast(b.apply("larger", end, b.number(-1, INT64)), INDEX_TYPE)))
+        return found
+
+    def _tells_an_end(self, place: Expr, limit: Expr) -> bool:
+        """Whether a value is a place along the walk, and the other one integers that are the same all along it:
+        elements, or arithmetic of these that has room in its type."""
+        looped = self.kernel.looped or ""
+        if not is_affine(place) or linear(place).variables() != (looped,) or linear(place).coefficient(looped) != 1:
+            return False
+        dtype = expression_type(limit, self.types).dtype
+        fits = isinstance(limit, Access) or dtype == INT64
+        return kind(dtype) == 1 and fits and looped not in index_variables(limit) and bool(tensors_of(limit))
 
     def _leaves_columns(self, f: Affine) -> bool:
         """Whether a bound keeps all rows there are from some places along the walk."""

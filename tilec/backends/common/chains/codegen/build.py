@@ -17,7 +17,7 @@ from tilec.backends.common.chains.codegen.accumulate import Accumulation
 from tilec.backends.common.chains.codegen.emit import LN2, Emitter
 from tilec.backends.common.chains.codegen.places import Tiling, distance, in_one_block, tensors_of, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
-from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces
+from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces, within_ends
 from tilec.ir.program import accesses_in
 from tilec.ir.types import Types
 
@@ -62,7 +62,7 @@ class _Build(Accumulation):
         read += [a for i in kernel.inners.values() for a in tensors_of(i.body)]
         read += [a for r in kernel.rows for a in tensors_of(r.statement.body)]
         own = {s.output for s in kernel.statements}
-        names = [n for n in dict.fromkeys(read) if n not in kernel.inners and n not in own]
+        names = kernel.tensors(n for n in read if n not in kernel.inners and n not in own)
         body = b.body
         used = tensors_touched(body)
         tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in names if n in used]
@@ -128,9 +128,12 @@ class _Build(Accumulation):
             masked = bool(self.bounds) or self.extent[looped] != step
             return tuple(self._step({**positions, looped: b.positions(looped)}, masked, state, places, only=True))
         found = limits(b, self.bounds, looped, self.ends, self.size(looped))
+        told = self._told_ends(self.emitter(positions, False))
+        found = within_ends(b, found, told)
         residual = any(not f.coefficient(looped) for f in self.bounds)
         state = tuple(state)
-        for piece in pieces(b, found, step, self.size(looped), self.extent[looped] % step == 0, residual):
+        whole = self.extent[looped] % step == 0
+        for piece in pieces(b, found, step, self.size(looped), whole, residual, bool(told)):
             state = self._piece(piece, step, positions, state, places)
         return tuple(state)
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import reduce
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
 from tilec.backends.common.blocks.ir import COMPARED, Value
+from tilec.backends.common.chains.chain import ReadInPlace
+from tilec.backends.common.chains.in_place import quotients_of
 from tilec.backends.common.scalars import fit, fold_literals
 from tilec.ir.functions import FUNCTIONS, ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_type
-from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, ElementType, Types, kind
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
@@ -33,7 +36,7 @@ def _compute_dtype_of(t: ElementType) -> str:
 class Emitter:
     """Values at the points that `positions` gives each variable, which has as many values as `extent` says. `given`:
     values of accesses that are not read. `within`: for the variables of an access, the condition under which they have
-    such a value."""
+    such a value. `in_place`: what is read at computed positions, by name."""
 
     def __init__(
         self,
@@ -43,9 +46,10 @@ class Emitter:
         extent: Mapping[str, int],
         within: Callable[[tuple[str, ...]], Value | None],
         given: Callable[[Access], Value | None],
+        in_place: Mapping[str, ReadInPlace],
     ):
         self.b, self.types, self.positions, self.extent = builder, types, positions, extent
-        self._within, self._given = within, given
+        self._within, self._given, self._in_place = within, given, in_place
 
     # indices
 
@@ -65,20 +69,73 @@ class Emitter:
         negative = Affine.of([(a, -c) for a, c in form.terms if c < 0])
         return self.b.apply("ge", self.form(positive), self.form(negative))
 
-    def read(self, a: Access) -> Value:
-        """An element of a tensor, in the tensor's type."""
-        t = self.types[a.tensor]
-        forms = [linear(e) for e in a.index]
-        names = tuple(dict.fromkeys(v for f in forms for v in f.variables()))
-        condition = self._within(names)
+    def place(self, form: Affine) -> Value:
+        """A position, which elements of integers, remainders and quotients may be part of."""
+        if form.is_affine and form.is_integral:
+            return self.form(form)
+        quotients, rest = quotients_of(form)
+        parts = [self._times(self.b.apply("floordiv", self.form(x), self.b.number(n)), k) for x, n, k in quotients]
+        int64_index = len(parts) + len(rest.terms) > 1 or bool(rest.constant) or any(c != 1 for _, c in rest.terms)
+        parts += [self._times(self._atom(a, int64_index), as_int(c)) for a, c in rest.terms if not isinstance(a, Index)]
+        plain = Affine.of([(a, c) for a, c in rest.terms if isinstance(a, Index)], rest.constant)
+        parts += [self.form(plain)] if plain != Affine() else []
+        return reduce(lambda x, y: self._together("add", x, y), parts)
+
+    def _atom(self, e: Expr, int64_index: bool) -> Value:
+        """`int64_index`: arithmetic with elements has to have room."""
         b = self.b
-        for f, n in zip(forms, t.shape, strict=True):
-            # where points do not count, a place may lie outside
-            if f.bare is None and f.terms:
-                condition = self.both(condition, b.apply("ge", self.form(f), b.number(0)))
-            if f.bare is None and f.terms or n < self.extent.get(f.bare or "", n):
-                condition = self.both(condition, b.apply("lt", self.form(f), b.number(n)))
-        return b.load(a.tensor, t.dtype, [self.form(f) for f in forms], condition)
+        match e:
+            case Access():
+                v = self.read(e)
+                return v if v.type.dtype == "int64" else b.cast(v, "int64" if int64_index else INDEX_TYPE)
+            case Call("mod", (x, Int(n))):
+                return b.apply("rest", self.form(linear(x)), b.number(n))
+        raise AssertionError(f"{type(e).__name__} is no part of a position")
+
+    def _times(self, v: Value, k: int) -> Value:
+        return self._together("mul", v, self.b.number(k)) if k != 1 else v
+
+    def _together(self, function: str, x: Value, y: Value) -> Value:
+        """A function of two integers in the longer one's type."""
+        dtype = "int64" if "int64" in (x.type.dtype, y.type.dtype) else INDEX_TYPE
+        return self.b.apply(function, self.b.cast(x, dtype), self.b.cast(y, dtype))
+
+    def _lies_inside(self, form: Affine, n: int) -> bool:
+        """Whether remainders and quotients of places are positions of an axis, wherever these are."""
+        quotients, rest = quotients_of(form)
+        if form.is_affine or any(isinstance(a, Access) for a in rest.atoms()):
+            return False
+        ends = [(self._greatest(x) // m, k) for x, m, k in quotients]
+        for a, c in rest.terms:
+            ends.append((self.extent[a.name] - 1 if isinstance(a, Index) else _modulus(a) - 1, as_int(c)))
+        low = as_int(rest.constant) + sum(min(0, k * last) for last, k in ends)
+        high = as_int(rest.constant) + sum(max(0, k * last) for last, k in ends)
+        return low >= 0 and high < n
+
+    def _greatest(self, form: Affine) -> int:
+        """Of a form that is not negative."""
+        ends = (as_int(form.coefficient(v)) * (self.extent[v] - 1) for v in form.variables())
+        return as_int(form.constant) + sum(ends)
+
+    def read(self, a: Access) -> Value:
+        """An element of a tensor, in the tensor's type; 0 where there is none."""
+        forms = [linear(e) for e in a.index]
+        names = tuple(dict.fromkeys(index_variables(*(f.to_expr() for f in forms))))
+        condition = self._inside(a, self._within(names))
+        return self.b.load(a.tensor, self.types[a.tensor].dtype, [self.place(f) for f in forms], condition)
+
+    def _inside(self, a: Access, condition: Value | None) -> Value | None:
+        """The condition, and that there is such an element: where points do not count, a place may lie outside."""
+        for e, n in zip(a.index, self.types[a.tensor].shape, strict=True):
+            f = linear(e)
+            for x in f.atoms():
+                condition = self._inside(x, condition) if isinstance(x, Access) else condition
+            moved = f.bare is None and bool(f.terms) and not self._lies_inside(f, n)
+            if moved:
+                condition = self.both(condition, self._together("ge", self.place(f), self.b.number(0)))
+            if moved or n < self.extent.get(f.bare or "", n):
+                condition = self.both(condition, self._together("lt", self.place(f), self.b.number(n)))
+        return condition
 
     def store(self, s: Statement, value: Value) -> None:
         """Store a value as the statement's element."""
@@ -177,6 +234,8 @@ class Emitter:
                 given = self._given(e)
                 if given is not None:
                     return given
+                if e.tensor in self._in_place:
+                    return self.value(self._in_place[e.tensor].at(e))
                 return b.cast(self.read(e), _compute_dtype_of(self.types[e.tensor].element()))
             case Call("ident" | "reverse_grad", (x, *_)):
                 return self.value(x)
@@ -238,6 +297,11 @@ class Emitter:
             return self.condition(x)
         v = self.value(x, _compute_dtype_of(result))
         return self._round(v, result.dtype) if result.dtype in NARROW else v
+
+
+def _modulus(e: Expr) -> int:
+    assert isinstance(e, Call) and isinstance(e.args[1], Int)
+    return e.args[1].value
 
 
 def _common(x: Expr, y: Expr, types: Types) -> tuple[list[Factor], Expr, Expr] | None:

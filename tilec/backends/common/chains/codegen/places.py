@@ -198,7 +198,7 @@ class Places:
                 return self._inner(kernel.inners[a.tensor], a, made)
             return self.row.get(a.tensor)
 
-        made = Emitter(b, self.types, here, self.extent, within, given)
+        made = Emitter(b, self.types, here, self.extent, within, given, kernel.in_place)
         return made
 
     def feature_positions(self, axis: str) -> Value:

@@ -51,7 +51,8 @@ def visits_of(kernel: ChainKernel, types: Types) -> Visits | None:
     targets = [r.target for r in kernel.targets]
     known = {*sides, *kernel.batch, *kernel.walked, *(v for v, n in kernel.extent.items() if n == 1)}
     shared = [c for c in targets[0].conditions if all(c in t.conditions for t in targets)]
-    conditions = tuple(c for c in shared if _is_telling(c, sides, types) and known >= {*index_variables(c)})
+    stored = [c for c in shared if kernel.in_place.keys().isdisjoint(a.tensor for a in accesses_in(c))]
+    conditions = tuple(c for c in stored if _is_telling(c, sides, types) and known >= {*index_variables(c)})
     bounds = [f for f in targets[0].bounds if all(f in t.bounds for t in targets) and known >= {*f.variables()}]
     if not conditions:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Value
@@ -78,6 +78,16 @@ def limits(
     return Range(first, last, full_first, full_last)
 
 
+def within_ends(b: Builder, found: Range, told: Collection[tuple[bool, Value]]) -> Range:
+    """The range within ends that data tell: whether each is a last one, and the end."""
+    for is_last, end in told:
+        if is_last:
+            found = replace(found, last=b.apply("smaller", found.last, end))
+        else:
+            found = replace(found, first=b.apply("larger", found.first, end))
+    return found
+
+
 def _up(b: Builder, rest: Value, c: int) -> Value:
     """The least v of at least 0 with c * v >= -rest."""
     least = b.apply("larger", b.apply("sub", b.number(0), rest), b.number(0))
@@ -95,9 +105,11 @@ def _down(b: Builder, rest: Value, c: int) -> Value:
     )
 
 
-def pieces(b: Builder, found: Range, step: int, extent: Value, whole: bool, residual: bool) -> list[Piece]:
+def pieces(
+    b: Builder, found: Range, step: int, extent: Value, whole: bool, residual: bool, told: bool = False
+) -> list[Piece]:
     """The walk in at most three pieces: blocks of valid points alone between blocks that need masks. `whole`: the last
-    block of the extent is a whole one."""
+    block of the extent is a whole one; `told`: it may end before blocks of valid points do."""
     start = b.apply("mul", b.apply("floordiv", found.first, b.number(step)), b.number(step))
     stop = b.apply("larger", b.apply("add", found.last, b.number(1)), b.number(0))
     if residual:
@@ -116,6 +128,7 @@ def pieces(b: Builder, found: Range, step: int, extent: Value, whole: bool, resi
         past = b.apply("larger", b.apply("add", found.full_last, b.number(1)), b.number(0))
         down = b.apply("mul", b.apply("floordiv", past, b.number(step)), b.number(step))
         full = b.apply("smaller", full, down)
+    full = b.apply("smaller", full, _rounded_up(b, stop, step)) if told else full
     full = b.apply("larger", full, middle)
     return [*made, Piece(middle, full, False), Piece(full, stop, True)]
 
