@@ -49,6 +49,7 @@ from tilec.backends.triton.schedule.banded import Banded, recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.on_sums import on_sums
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
+from tilec.backends.triton.schedule.sliding import recognise_sliding
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Statement, reads
 from tilec.ir.types import TensorType, Types
@@ -159,9 +160,9 @@ def _tuned(p: Problem) -> list[Step] | None:
 def _rewritten(p: Problem) -> Any:
     if p.product is None:
         dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
-        return None if dot is None else class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
-    rules = (side_by_side, columns, class_columns)
-    return next((found for rule in rules if (found := rule(p.product, p.setting)) is not None), None)
+        few = None if dot is None else class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
+        return few or recognise_sliding(p.defracted, p.types, p.strides)
+    return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
 
 
 def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
@@ -313,10 +314,9 @@ def _pointwise(p: Problem, space: Space) -> list[Step] | None:
             view, space = once.view, once.space
             before, after = [*before, *once.before], [*once.after, *after]
     own = pointwise(space, view, p.flat, int64_index, p.epilogue)
-    split = own is not None and any(isinstance(step, Release) for step in own)
-    if p.epilogue and split and shared(*_merged(p), int64_index) is not None:
+    if own is None or p.epilogue and any(isinstance(x, Release) for x in own) and shared(*_merged(p), int64_index):
         return None
-    return None if own is None else [*before, *own, *after]
+    return [*before, *own, *after]
 
 
 def _merged(p: Problem) -> tuple[Space, StridedView]:
