@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import Chained, chained, kernel_reads, with_reads
 from tilec.backends.common.domain import Condition, Domain, point_conditions
+from tilec.backends.common.operands.mirrored import with_mirrored_sums
 from tilec.backends.common.operands.short_sums import with_short_sums
 from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
@@ -169,6 +170,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
     chains = chained(program, types)
     program, types = chains.program, chains.types
     members = chains.members()
+    program, types, mirrored = with_mirrored_sums(program, types, members)
     program, short = with_short_sums(program, types, members)
     program, types, columns = with_columns_apart(program, types, members)
     program, types, paired, pairs = with_pair_sums(program, types, members)
@@ -215,6 +217,7 @@ def _grouped(program: Program, types: Types, rewritten: frozenset[str]) -> Group
         | laid_out
         | turned
         | written_out
+        | mirrored
         | short
         | columns
         | paired
