@@ -47,3 +47,17 @@ def test_values(text: str, taps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = tilec.compile(f"function {text}")(d.double(), h.double())
     assert made
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4, equal_nan=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted where TRITON_INTERPRET=1 is set")
+@pytest.mark.parametrize("size", [128, 125])
+def test_batches_innermost(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliding, "_pays", lambda *_: True)
+    text = "function (U[B, T, D], K[D, L]) -> (C) { C[b, t, d : B, T, D] = sum(K[d, s] * U[b, t - s, d]); }"
+    random = torch.Generator().manual_seed(0)
+    u, k = torch.randn((16, size, 2), generator=random), torch.randn((2, 34), generator=random)
+    f = tilec.compile(text, backend="triton")
+    assert any("U_1" in n.name for n in f.lower(u, k).kernels)
+    wanted = tilec.compile(text)(u.double(), k.double())
+    torch.testing.assert_close(f(u, k).double(), wanted, atol=1e-4, rtol=1e-4)

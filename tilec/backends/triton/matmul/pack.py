@@ -86,7 +86,7 @@ def with_batches_apart(product: MatrixProduct, int64_index: bool = False) -> Ope
         return None
     if not all(len(side) == 1 and _is_element(side[0]) for side in (dot.left, dot.right)):
         return None
-    return _with_axes_last(product, {a: _axis_apart(a, product) for a in _touched(product)}, int64_index)
+    return with_axes_last(product, {a: _axis_apart(a, product) for a in _touched(product)}, int64_index)
 
 
 def with_channels_last(product: MatrixProduct, setting: Setting, int64_index: bool = False) -> OperandRewrite | None:
@@ -108,7 +108,7 @@ def with_channels_last(product: MatrixProduct, setting: Setting, int64_index: bo
     took = product.multiplications / PRODUCTS[dot.dtype]
     if LIBRARY_GROUPS * took < took + moved + len(copied) * LAUNCH_SECONDS:
         return None
-    over = _with_axes_last(product, copied, int64_index)
+    over = with_axes_last(product, copied, int64_index)
     own = None if over is None else product_over(over.view)
     return over if own is not None and hopper_steps(own, setting) is not None else None
 
@@ -130,7 +130,7 @@ def _channels(access: Access, product: MatrixProduct) -> int | None:
     return max(whole, key=lambda x: (strides[x[0]] == 1, x[1] in dot.summed), default=(None, ""))[0]
 
 
-def _with_axes_last(
+def with_axes_last(
     product: MatrixProduct, axes: Mapping[Access, int | None], int64_index: bool
 ) -> OperandRewrite | None:
     """The product over copies of tensors with these axes innermost, its result moved to its place afterwards; None

@@ -23,12 +23,14 @@ from tilec.backends.triton.matmul.dot import (
     product_over,
     worthwhile,
 )
+from tilec.backends.triton.matmul.pack import with_axes_last
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous
+from tilec.backends.triton.pointwise.taps import tap_sums
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.infer import statement_type
-from tilec.ir.program import Access, Constraint, Expr, Index, Int, Statement, index_variables
+from tilec.ir.program import Access, Constraint, Expr, Index, Int, Statement, index_variables, reads
 from tilec.ir.types import Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
@@ -41,19 +43,22 @@ _GAIN = 1.5  # what is gained at least
 @dataclass(frozen=True)
 class Sliding:
     """The product, into a view of the result; or, where that is no whole number of blocks, into a tensor of its own,
-    from which `last` takes the result. `shape`: that tensor's, in memory."""
+    from which `last` takes the result. `shape`: that tensor's, in memory. `before`, `after`: steps around it."""
 
     product: StridedView
     shape: tuple[int, ...] = ()
     last: StridedView | None = None
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
 
     def carried_out(self, lower: Callable[[StridedView], list[Step]]) -> list[Step]:
         """All steps; `lower` gives those of a statement."""
+        steps = [*self.before, *lower(self.product), *self.after]
         if self.last is None:
-            return lower(self.product)
-        name = self.product.statement.output
+            return steps
+        name = next(n for n in reads(self.last.statement))
         made = Allocate(name, self.shape, self.product.types[name].dtype)
-        return [made, *lower(self.product), *lower(self.last), Release((name,))]
+        return [made, *steps, *lower(self.last), Release((name,))]
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,10 @@ def recognise_sliding(s: Statement, types: Types, strides: Strides) -> Sliding |
         return None
     slides = [x for pair in ((a, b), (b, a)) for x in _slides(*pair, space)]
     best = max(slides, key=lambda x: space.largest(x.tap), default=None)
-    if best is None or _batches_inside(best, space, types, strides) or not _pays(best, space, types):
+    view = StridedView(s, types, strides)
+    if best is None or not _pays(best, space, types) or tap_sums(space, view) is not None:
         return None
-    found = _in_blocks(s, best, space, types, strides)
+    found = _batches_apart(_in_blocks(s, best, space, types, strides), best, space)
     product = product_over(found.product)
     return found if product is not None and worthwhile(product.dot, product.space) else None
 
@@ -109,14 +115,22 @@ def _slides(moved: Access, other: Access, space: Space) -> Iterator[_Slide]:
             yield _Slide(moved, other, v, tap, *steps)
 
 
-def _batches_inside(x: _Slide, space: Space, types: Types, strides: Strides) -> bool:
-    """Whether what both tensors know and each output has of its own lies next to each other in either."""
+def _batches_apart(found: Sliding, x: _Slide, space: Space) -> Sliding:
+    """The product over copies, where elements of other batches (what both tensors know and each output has of its own)
+    are neighbours: of tensors along the filter, of the result along its blocks."""
+    product = product_over(found.product)
     batch = {*index_variables(*x.moved.index)} & {*index_variables(*x.other.index)} & {*space.outputs}
-    return any(
-        step == 1 and types[a.tensor].shape[d] > 1 and batch & set(index_variables(a.index[d]))
-        for a in (x.moved, x.other)
-        for d, step in enumerate(strides[a.tensor])
-    )
+    if product is None or not batch:
+        return found
+    written = Access(product.space.statement.output, product.space.statement.index or ())
+    axes: dict[Access, int | None] = {}
+    for a in (*product.accesses(), written):
+        strides = product.view.strides[a.tensor]
+        inside = any(step == 1 and batch & {*index_variables(e)} for e, step in zip(a.index, strides, strict=True))
+        own = [d for d, e in enumerate(a.index) if not batch & {*index_variables(e)}]
+        axes[a] = min(own, key=lambda d: strides[d], default=None) if inside else None
+    over = with_axes_last(product, axes, False)
+    return found if over is None else replace(found, product=over.view, before=over.before, after=over.after)
 
 
 def _pays(x: _Slide, space: Space, types: Types) -> bool:
