@@ -32,6 +32,19 @@ def test_copies_and_results() -> None:
     assert all(f"{name} = torch.empty" in source for name in ("C_A_1", "C_B_1", "C_apart"))
 
 
+def test_kernels_of_each_image() -> None:
+    """A convolution with channels first and a kernel for each image, and its gradients, are Hopper's products over
+    copies; both gradients read one copy of the cotangent."""
+    text = """function (X[B, C, H, W], K[B, O, C, 3, 3], D[B, O, H, W]) -> (Y, DX, DK) {
+        Y[b, o, y, x : B, O, H, W] = sum(X[b, c, y + j - 1, x + i - 1] * K[b, o, c, j, i]);
+        DX[b, c, y, x : B, C, H, W] = sum(D[b, o, y - j + 1, x - i + 1] * K[b, o, c, j, i]);
+        DK[b, o, c, j, i : B, O, C, 3, 3] = sum(D[b, o, y, x] * X[b, c, y + j - 1, x + i - 1]);
+    }"""
+    source = plan(text, (8, 128, 32, 32), (8, 128, 128, 3, 3), (8, 128, 32, 32))
+    assert source.count("_apart = torch.empty") == 3 and "rt.convolution" not in source
+    assert source.count("D_1 = torch.empty") == 1
+
+
 @pytest.mark.parametrize(
     "shapes", [((64, 64, 16), (64, 64, 16)), ((4096, 512, 2), (512, 512, 2)), ((4096, 8, 64), (8, 512, 64))]
 )

@@ -225,3 +225,12 @@ def test_sums_of_16_bits_that_are_added_up_first_are_kept_in_float32(operator):
     f = tilec.compile(f"function (D[N, J], X[M, J]) -> (Y) {{ Y[i : N] = +(D[i, j] {operator} X[n, j]); }}")
     x = 512.0 if operator == "*" else 1 / 512
     assert f(torch.full((256, 4), 2.0**-10).half(), torch.full((512, 4), x).half()).tolist() == [1024.0] * 256
+
+
+def test_a_factor_of_outputs_alone_divides_no_sum() -> None:
+    """What is left of the sum would have its other variables as before."""
+    source = """function (P[B, I, A], D[B, I], H[A], X[B, I, K]) -> (Y) {
+        Y[k, a] = +(P[b, i, a] > 0 ? D[b, i] * H[a] * X[b, i, k]);
+    }"""
+    specs = [tilec.spec(s, "float64") for s in ((64, 3, 5), (64, 3), (5,), (64, 3, 6))]
+    assert len(tilec.compile(source).lower(*specs, backend="torch").stages["flat"].statements) == 1

@@ -191,7 +191,8 @@ def _eliminated(
     choices: list[tuple[bool, int, str]] = []
     for v in whole.summed:
         inside, outside, index = _parted(whole, v)
-        if any(f.divides for f in inside) or not any(not f.divides for f in outside):
+        left = {w for f in outside if not f.divides for w in index_variables(f.value)}
+        if any(f.divides for f in inside) or not left & {*whole.summed}:
             continue
         if not _is_product(inside, index, v):
             continue

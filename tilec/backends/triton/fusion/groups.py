@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from tilec.backends.common.chains.chain import ChainKernel, kernel_reads, with_reads
 from tilec.backends.common.chains.recognise import Chained, chained
 from tilec.backends.common.domain import Condition, Domain, point_conditions
+from tilec.backends.common.operands.mirrored import with_mirrored_sums
 from tilec.backends.common.operands.short_sums import with_short_sums
 from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
@@ -176,6 +177,7 @@ def _grouped(program: Program, types: Types) -> Grouped:
     chains = chained(program, types)
     program, types = chains.program, chains.types
     members = chains.members()
+    program, types = with_mirrored_sums(program, types, members)
     program = with_short_sums(program, types, members)
     program, types = with_columns_apart(program, types, members)
     program, types, pairs = with_pair_sums(program, types, members)

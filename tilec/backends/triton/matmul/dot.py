@@ -18,8 +18,9 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Step
 from tilec.cost import H200, size_in_bytes
+from tilec.ir.functions import ZERO
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, children, index_variables
+from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, children, index_variables, walk
 from tilec.ir.types import FLOATS, NARROW, Types
 
 POINTERS = 0.25  # of a product's rate on tensor cores, the share that kernels which read through pointers reach
@@ -124,8 +125,8 @@ def recognise_dot(
     dtype = _dot_type(factors, element.dtype, view)
     if dtype is None:
         return None
-    together = [f for f in factors if joined(f)]
-    found = sides_of(factors, space, frozenset(space.outputs) if one_channel else frozenset(), together)
+    kept, together = frozenset(space.outputs) if one_channel else frozenset(), [f for f in factors if joined(f)]
+    found = sides_of(factors, space, kept, together) or _guarded_sides(factors, space, kept)
     if found is None:
         return None
     if dtype != element.dtype and max(len(found.left), len(found.right)) > 1:
@@ -138,18 +139,31 @@ def recognise_dot(
     return replace(found, scale=scale, dtype=dtype)
 
 
+def _guarded_sides(factors: list[Expr], space: Space, kept: frozenset[str]) -> Dot | None:
+    """Two operands, one of which is 0 where the guard fails: that has the guard's variables beside its factors', as the
+    gradient `D[n] * V[h]` where `P[n, h] > 0` has. None where there are none."""
+    guard = space.statement.guard
+    own = frozenset() if guard is None else variables_outside(guard)
+    together = [f for f in factors if variables_outside(f) <= own]
+    if not together or not any(isinstance(e, Access) for e in walk(guard or ZERO)):
+        return None
+    return sides_of(factors, space, kept, together, guarded=own)
+
+
 def sides_of(
     factors: list[Expr],
     space: Space,
     kept: frozenset[str] = frozenset(),
     joined: Sequence[Expr] = (),
     added: bool = False,
+    guarded: frozenset[str] = frozenset(),
 ) -> Dot | None:
     """Factors (or terms, `added`) as two operands that share a summed variable, None where they are not. `kept`:
-    variables that count although they have a single value. `joined`: factors of one operand."""
+    variables that count although they have a single value. `joined`: factors of one operand, which has the variables
+    `guarded` too."""
     varying = {v for v in (*space.outputs, *space.reductions) if v in kept or not space.single(v)}
     groups: dict[frozenset[str], list[Expr]] = {}
-    shared = frozenset().union(*map(variables_outside, joined))
+    shared = guarded.union(*map(variables_outside, joined))
     for f in factors:
         groups.setdefault((shared if f in joined else variables_outside(f)) & varying, []).append(f)
     sides = _two_sides(groups, space, varying, added)

@@ -13,26 +13,34 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.pairs import PRODUCTS
+from tilec.backends.common.pairs import LEAST, PRODUCTS
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, inner_variables
-from tilec.backends.triton.matmul.dot import MatrixProduct, OperandRewrite
-from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step
+from tilec.backends.triton.matmul.dot import (
+    LAUNCH_SECONDS,
+    MEMORY_BYTES,
+    MatrixProduct,
+    OperandRewrite,
+    product_over,
+)
+from tilec.backends.triton.matmul.hopper.steps import hopper_steps
+from tilec.backends.triton.plan.plan import Allocate, Once, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.cost import size_in_bytes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, map_values, value_accesses
-from tilec.ir.types import CASTS
+from tilec.ir.types import CASTS, NARROW
 from tilec.transforms.util.rewrite import with_parts
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
 FEWEST_BATCHES, FEWEST_APART = 4, 16  # of what lies innermost, and elements that lie next to each other in the copy
 LEAST_BYTES_APART = 2**21  # bytes of a tensor that caches would hold
+LIBRARY_GROUPS = 8  # what a library's convolution of groups takes, beside a product of as many terms, at least
 
 
 def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite | None:
@@ -65,20 +73,75 @@ def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite 
     return OperandRewrite(view, replace(space, statement=view.statement), tuple(before), tuple(after), dot)
 
 
+def over_copies(product: MatrixProduct, setting: Setting, int64_index: bool = False) -> OperandRewrite | None:
+    """The product over copies that lie as kernels read them; None where nothing is gained."""
+    return with_batches_apart(product, int64_index) or with_channels_last(product, setting, int64_index)
+
+
 def with_batches_apart(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite | None:
     """The product over copies of tensors of which elements of other batches are neighbours, its result's elements moved
     to their places afterwards; None where there are no such tensors."""
-    dot, space, view = product.dot, product.space, product.view
-    s, index = view.statement, view.statement.index or ()
+    dot, space = product.dot, product.space
     if len(space.classes) != 1 or not space.covers or dot.dtype not in PRODUCTS or not product.is_plain:
         return None
     if not all(len(side) == 1 and _is_element(side[0]) for side in (dot.left, dot.right)):
         return None
+    return with_axes_last(product, {a: _axis_apart(a, product) for a in _touched(product)}, int64_index)
+
+
+def with_channels_last(product: MatrixProduct, setting: Setting, int64_index: bool = False) -> OperandRewrite | None:
+    """A convolution in 16 bits with a kernel of its own for each image or group over copies whose channels lie
+    innermost, as Hopper's kernels read and store them; None where it is none, lies so, or a library takes no longer."""
+    dot, space = product.dot, product.space
+    windows = any(linear(e).bare is None for a in product.accesses() for e in a.index)
+    if dot.dtype not in NARROW or not windows or space.count(dot.batch) < FEWEST_BATCHES:
+        return None
+    if space.statement.guard is not None or len(space.classes) != 1 or not space.covers:
+        return None
+    if len(dot.left) + len(dot.right) != 2 or not all(map(_is_element, (*dot.left, *dot.right))):
+        return None
+    axes = {a: _channels(a, product) for a in _touched(product)}
+    if None in axes.values() or hopper_steps(product, setting) is not None:
+        return None
+    copied = {a: axis for a, axis in axes.items() if product.view.strides[a.tensor][axis or 0] != 1}
+    moved = 2 * sum(size_in_bytes(product.view.types[a.tensor]) for a in copied) / MEMORY_BYTES
+    took = product.multiplications / PRODUCTS[dot.dtype]
+    if LIBRARY_GROUPS * took < took + moved + len(copied) * LAUNCH_SECONDS:
+        return None
+    over = with_axes_last(product, copied, int64_index)
+    own = None if over is None else product_over(over.view)
+    return over if own is not None and hopper_steps(own, setting) is not None else None
+
+
+def _touched(product: MatrixProduct) -> list[Access]:
+    """The elements that a product reads, and then the one that it writes."""
+    s = product.space.statement
+    return [*dict.fromkeys(product.accesses()), Access(s.output, s.index or ())]
+
+
+def _channels(access: Access, product: MatrixProduct) -> int | None:
+    """The axis of a tensor's channels, whole vectors of them: of rows, columns or what is summed, and no part of a
+    window; one that is innermost, or else summed."""
+    dot, strides = product.dot, product.view.strides[access.tensor]
+    places = [linear(e) for a in _touched(product) for e in a.index]
+    apart = {*dot.batch, *(v for e in places if e.bare is None for v in e.variables())}
+    bare = [(d, v) for d, e in enumerate(access.index) if (v := linear(e).bare) is not None and v not in apart]
+    whole = [(d, v) for d, v in bare if product.space.count((v,)) % LEAST == 0]
+    return max(whole, key=lambda x: (strides[x[0]] == 1, x[1] in dot.summed), default=(None, ""))[0]
+
+
+def with_axes_last(
+    product: MatrixProduct, axes: Mapping[Access, int | None], int64_index: bool
+) -> OperandRewrite | None:
+    """The product over copies of tensors with these axes innermost, its result moved to its place afterwards; None
+    where there are none."""
+    space, view = product.space, product.view
+    s, index = view.statement, view.statement.index or ()
     before: list[Step] = []
     after: list[Step] = []
     copies: dict[Expr, Expr] = {}
     for access in dict.fromkeys(product.accesses()):
-        axis = _axis_apart(access, product)
+        axis = axes.get(access)
         if axis is not None:
             name = f"{s.output}.{access.tensor}_{axis}"
             key = ("apart", access.tensor, view.types[access.tensor].shape, view.strides[access.tensor], axis)
@@ -87,7 +150,7 @@ def with_batches_apart(product: MatrixProduct, int64_index: bool = False) -> Ope
             after += released
             copies[access] = replace(access, tensor=name)
     s = replace(s, body=with_parts(s.body, copies))
-    axis = _axis_apart(Access(s.output, index), product)
+    axis = axes.get(Access(s.output, index))
     if axis is not None:
         name, output = f"{s.output}.apart", s.output
         order = _order(axis, len(index))

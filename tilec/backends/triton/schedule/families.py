@@ -33,7 +33,7 @@ from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
 from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, mostly_padding, ours_is_faster
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
-from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, packed, wanted_along, with_batches_apart
+from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, over_copies, packed, wanted_along
 from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands, split_steps
@@ -49,6 +49,7 @@ from tilec.backends.triton.schedule.banded import Banded, recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.on_sums import on_sums
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
+from tilec.backends.triton.schedule.sliding import recognise_sliding
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Statement, reads
 from tilec.ir.types import TensorType, Types
@@ -159,9 +160,9 @@ def _tuned(p: Problem) -> list[Step] | None:
 def _rewritten(p: Problem) -> Any:
     if p.product is None:
         dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
-        return None if dot is None else class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
-    rules = (side_by_side, columns, class_columns)
-    return next((found for rule in rules if (found := rule(p.product, p.setting)) is not None), None)
+        few = None if dot is None else class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
+        return few or recognise_sliding(p.defracted, p.types, p.strides)
+    return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
 
 
 def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
@@ -184,12 +185,12 @@ def _in_place(p: Problem) -> MatrixProduct | None:
     return p.product if slow and by_library(p) is not None and _left_to_library(p) else None
 
 
-def _batches_apart(p: Problem) -> OperandRewrite | None:
+def _over_copies(p: Problem) -> OperandRewrite | None:
     big = p.product is not None and worthwhile(p.product.dot, p.space)
-    return with_batches_apart(p.product, p.int64_index) if big and p.product is not None else None
+    return over_copies(p.product, p.setting, p.int64_index) if big and p.product is not None else None
 
 
-def _of_batches_apart(p: Problem, over: OperandRewrite) -> list[Step] | None:
+def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:
     return None if p.epilogue else over.around(_over_views(over.view, replace(p.setting, library=False)))
 
 
@@ -313,10 +314,9 @@ def _pointwise(p: Problem, space: Space) -> list[Step] | None:
             view, space = once.view, once.space
             before, after = [*before, *once.before], [*once.after, *after]
     own = pointwise(space, view, p.flat, int64_index, p.epilogue)
-    split = own is not None and any(isinstance(step, Release) for step in own)
-    if p.epilogue and split and shared(*_merged(p), int64_index) is not None:
+    if own is None or p.epilogue and any(isinstance(x, Release) for x in own) and shared(*_merged(p), int64_index):
         return None
-    return None if own is None else [*before, *own, *after]
+    return [*before, *own, *after]
 
 
 def _merged(p: Problem) -> tuple[Space, StridedView]:
@@ -362,7 +362,7 @@ FAMILIES = (
     Family("scan of terms", lambda p: terms_first(p.space, p.view), _scan_of_terms, fills=False),
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
-    Family("product with batches apart", _batches_apart, _of_batches_apart),
+    Family("product over copies", _over_copies, _of_over_copies),
     Family("product in place", _in_place, _dot_steps),
     Family("product of parts", _of_parts, lambda p, steps: _of_parts(p, p.epilogue) if p.epilogue else steps),
     Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),
