@@ -66,3 +66,9 @@ def test_a_pairwise_loss_stores_no_pairs() -> None:
         assert lowered.temporary_bytes < 2**22
         walking = [k for k in lowered.source().split("@triton.jit")[1:] if "UNROLL" in k and "t = " in k or "q = " in k]
         assert len(walking) >= walks and not any("float64" in k for k in walking)
+
+
+@pytest.mark.parametrize(("function", "parts"), [("sigmoid", 16), ("abs", 2)])
+def test_functions_that_wait_for_their_results_have_more_programs(function: str, parts: int) -> None:
+    f = tilec.compile(f"function (X[B, N]) -> (A) {{ A[b, i] = sum({function}(X[b, i] - X[b, j])); }}")
+    assert f"A_kernel[(128, 1, {parts})]" in f.lower(tilec.spec((64, 1024)), target="sm_90").source()

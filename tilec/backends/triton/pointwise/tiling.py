@@ -37,6 +37,7 @@ NARROWEST_FILLED = 128  # elements of rows that a block has where wider ones wou
 NARROWEST_BLOCK = 32  # elements that memory is read in at once
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
 LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after the other, and of a part, at least
+ENOUGH_HEAVY = 16 * MULTIPROCESSORS  # programs that walk points whose functions wait for each other's results
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
@@ -91,7 +92,8 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     many = count * points >= MANY_POINTS
     if many and not few and not taps and _share_terms(space, view, outputs, reductions):
         tiling = _of_neighbours(space, outputs)
-        return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
+        enough = ENOUGH_HEAVY if _heavy(space) else TWO_A_MULTIPROCESSOR
+        return replace(tiling, parts=_parts_of_walk(space, reductions, tiling, enough))
     weighted = _weighted_columns(space, outputs, reductions) if many and not along and not taps else None
     axes: tuple[tuple[tuple[str, ...], int], ...]
     if along:
@@ -124,8 +126,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         parts = max(1, min(4 * TWO_A_MULTIPROCESSOR // max(programs, 1), -(-points // (4 * br))))
         parts = -(-points // part_of(points, parts, br))
     warps = 4 if bo * br < 4096 else 16 if br == 8192 else 8
-    read = value_accesses(space.statement)
-    if many and not along and all(view.types[a.tensor].dtype in NARROW for a in read):
+    if many and not along and all(view.types[a.tensor].dtype in NARROW for a in value_accesses(space.statement)):
         return PointwiseTiling(axes, br, parts, 4, stages=3)  # half the bytes: more under way
     return PointwiseTiling(axes, br, parts, warps)
 
@@ -138,7 +139,6 @@ def _weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence
     if len(outputs) < 2 or space.largest(outputs[-1]) < NARROWEST_BLOCK or len(space.classes) != 1:
         return None
     last, rest, columns = outputs[-1], outputs[:-1], space.largest(outputs[-1])
-    compute_heavy = (e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in COMPUTE_HEAVY)
 
     def weighs(variables: Collection[str]) -> bool:
         return last not in variables and all(not set(own).isdisjoint(variables) for own in (rest, reductions))
@@ -147,7 +147,7 @@ def _weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence
         return space.count(tuple(rest)) * -(-columns // block)
 
     bn = min(power_of_two(columns), 128)
-    if any(weighs(index_variables(e)) for e in compute_heavy) and programs(bn) >= TWO_A_MULTIPROCESSOR:
+    if any(weighs(index_variables(e)) for e in _heavy(space)) and programs(bn) >= TWO_A_MULTIPROCESSOR:
         return bn, True
     if not any(weighs(index_variables(*a.index)) for a in value_accesses(space.statement)):
         return None
@@ -324,8 +324,14 @@ def _computed_places(space: Space, along: str | None = None) -> int:
     return sum(bool(placed) and (along is None or along in index_variables(*placed)) for placed in read.values())
 
 
-def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) -> int:
-    """Parts of a walk point by point: where blocks are fewer than multiprocessors, and each would walk for long. A
+def _heavy(space: Space) -> list[Call]:
+    return [e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in COMPUTE_HEAVY]
+
+
+def _parts_of_walk(
+    space: Space, reductions: Sequence[str], tiling: PointwiseTiling, programs: int = TWO_A_MULTIPROCESSOR
+) -> int:
+    """Parts of a walk point by point: where blocks are below half of so many programs, and each would walk for long. A
     power of two, so that it asks little of sizes that are left open."""
     blocks = math.prod(-(-space.count(variables) // size) for variables, size in tiling.axes) * len(space.classes)
     inner, windows, block = point_walk(space, reductions, tiling.lanes)
@@ -333,11 +339,11 @@ def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTil
     around = space.count(windows) if windows else 1
     each = space.largest(inner) if outer else around  # points of a step of what is split
     steps, block = (around, 1) if outer else (space.largest(inner), block)
-    if blocks >= MULTIPROCESSORS or steps * each < LONGEST_WALK or space.statement.default is not None:
+    if 2 * blocks >= programs or steps * each < LONGEST_WALK or space.statement.default is not None:
         return 1
     least = -(-SHORTEST_WALK // (each * block)) * block  # steps of a part
     powers = (2**k for k in range(TWO_A_MULTIPROCESSOR.bit_length() - 1, 0, -1))
-    return next((n for n in powers if n * blocks <= TWO_A_MULTIPROCESSOR and n * least <= steps), 1)
+    return next((n for n in powers if n * blocks <= programs and n * least <= steps), 1)
 
 
 def point_walk(space: Space, reductions: Sequence[str], lanes: KVector | None) -> tuple[str, tuple[str, ...], int]:
