@@ -102,3 +102,12 @@ def test_blocks_fill_the_columns(source, elements, columns, wide):
     """Of a map, and of two in one kernel; as wide as a row where no block of 128 columns or more fills it."""
     ((down, found, _),) = blocks(source, tilec.spec((2**15, columns)), tilec.spec((2**15,)))
     assert found == wide and down * found == elements
+
+
+@pytest.mark.parametrize(("taps", "elements"), [(3, 2048), (4, 1024), (7, 512)])
+def test_a_thread_has_fewer_elements_the_more_of_them_load(taps, elements):
+    """Registers of sixteen elements with many neighbours would be spilled."""
+    terms = "+".join(f"exp(X[i, (j + {k}) % M])" for k in range(taps))
+    source = f"function (X[N, M]) -> (Y, Z) {{ Y[i, j : N, M] = {terms}; Z = Y * Y; }}"
+    ((down, across, _),) = blocks(source, tilec.spec((4096, 4096)))
+    assert down * across == elements
