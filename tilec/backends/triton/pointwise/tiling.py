@@ -30,11 +30,10 @@ from tilec.ir.types import NARROW, Types
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 ENOUGH_WALKS, SMALLEST_WALK = 4 * MULTIPROCESSORS, 128  # programs that walk windows; elements of each, at least
 READS_UNDER_WAY = 64  # of a thread, at most
-FEW_GATHERED = 256  # elements of a program that reads several at computed places
+FEW_GATHERED = 256  # elements of a program that reads several at computed places, or has few beside it
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
-NARROWEST_FILLED = 128  # elements of rows that a block has where wider ones would overhang, at least
-NARROWEST_BLOCK = 32  # elements that memory is read in at once
+NARROWEST_FILLED, NARROWEST_BLOCK = 128, 32  # least of a row where wider blocks overhang; that memory is read in
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
 LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after the other, and of a part, at least
 ENOUGH_HEAVY = 16 * MULTIPROCESSORS  # programs that walk points whose functions wait for each other's results
@@ -42,9 +41,8 @@ SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the 
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
 _FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
-SHARING_BLOCK = 512  # elements of a block that share the terms of their sums
+SHARING_BLOCK, WEIGHTED = 512, 8192  # elements of a block that share the terms of their sums; of weighted terms
 LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
-WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
 LEAST_BESIDE = 1024  # elements of a program of fewer warps
@@ -219,6 +217,8 @@ def _map_tiling(
     block, warps = (512, 1) if asks and not turned and not summed else (1024 if turned else elements, 4)
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
+        if not summed and n <= TWO_A_MULTIPROCESSOR * block and _computed_places(space):
+            block = FEW_GATHERED
         return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
     scattered = not summed and _computed_places(space, outputs[-1]) > 1
     block = min(block, FEW_GATHERED) if scattered else block
