@@ -11,6 +11,7 @@ from support.gluon import run
 from support.hopper_cases import boxes
 
 import tilec
+from tilec.backends.triton.matmul.hopper import epilogue as hopper_epilogue
 from tilec.backends.triton.matmul.hopper import kernels as hopper
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
 from tilec.backends.triton.matmul.hopper.form import HopperConfig
@@ -152,6 +153,23 @@ def test_products_that_are_stored_too(name: str, consumers: int, monkeypatch: py
         np.testing.assert_array_equal(found[t], wanted[t])
 
 
+@pytest.mark.parametrize("consumers", [0, 1, 2])
+@pytest.mark.parametrize("name", ["bias and relu", "what is read elsewhere", "positions", "batches", "images"])
+@pytest.mark.parametrize("stored", [False, True], ids=["alone", "stored"])
+@pytest.mark.covering
+def test_pieces_of_a_tile(name: str, consumers: int, stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long epilogues are loops over pieces of a tile in shared memory."""
+    monkeypatch.setattr(hopper, "MULTIPROCESSORS", 2)
+    monkeypatch.setattr(hopper_epilogue, "LONG_TEXT", 0)
+    own = {"batches": boxes(n=64, m=128, k=16), "images": boxes(n=2, y=4, x=8, o=64, c=16)}
+    tiles = replace(own.get(name) or TILES.get(name, boxes(n=128, m=64, k=32)), consumers=consumers)
+    texts = [launch.file.text for launch in planned(name, tiles, stored)]
+    assert all("pieces.index(piece)" in text for text in texts)
+    found, wanted = carried_out(name, tiles, special=True, stored=stored)
+    for t in found:
+        np.testing.assert_array_equal(found[t], wanted[t])
+
+
 @pytest.mark.parametrize("name", ["batches", "what is read elsewhere"])
 @pytest.mark.one_in(2)
 def test_sums_that_are_split(name: str) -> None:
@@ -163,7 +181,8 @@ def test_sums_that_are_split(name: str) -> None:
 
 WIDE = ((16384, 1024), (4096, 1024), (4096,))
 PLANS = {  # text, shapes, whether one launch of ours has all
-    "costly": ("Y = gelu(S + B);", WIDE, False),
+    "costly": ("Y = gelu(S + B);", WIDE, True),
+    "costly, long sums": ("Y = gelu(S + B);", ((8192, 4096), (4096, 4096), (4096,)), False),
     "costly, small": ("Y = gelu(S + B);", ((2048, 1024), (1024, 1024), (1024,)), True),
     "less costly": ("Y = silu(S + B);", WIDE, True),
     "in several statements": ("T = S + B; U = relu(T); Y = U * U;", WIDE, True),

@@ -78,3 +78,9 @@ def test_products_of_rows_and_columns_stay_whole(body: str) -> None:
     )
     lowered = f.lower(tilec.spec((4, 58, 58, 32)), tilec.spec((3, 3, 32, 32)), target="sm_90")
     assert [k.name for k in lowered.kernels] == ["O_kernel"]
+
+
+@pytest.mark.parametrize(("function", "parts"), [("sigmoid", 16), ("abs", 2)])
+def test_functions_that_wait_for_their_results_have_more_programs(function: str, parts: int) -> None:
+    f = tilec.compile(f"function (X[B, N]) -> (A) {{ A[b, i] = sum({function}(X[b, i] - X[b, j])); }}")
+    assert f"A_kernel[(128, 1, {parts})]" in f.lower(tilec.spec((64, 1024)), target="sm_90").source()

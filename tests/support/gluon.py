@@ -68,8 +68,23 @@ class Shared:
         self.array[...] = x
 
 
-def seen_as(slabs: Shared, dtype: object, shape: Sequence[int], layout: object) -> Shared:
-    """A matrix whose columns lie in slabs, one after the other, as a swizzled layout has them."""
+class Pieces:
+    """A matrix in shared memory as its blocks, down its columns first, as a swizzled layout has them."""
+
+    def __init__(self, array: np.ndarray, height: int, width: int) -> None:
+        self.array, self.height, self.width = array, height, width
+
+    def index(self, k: int) -> Shared:
+        column, row = divmod(int(k), self.array.shape[0] // self.height)
+        rows = self.array[row * self.height : (row + 1) * self.height]
+        return Shared(rows[:, column * self.width : (column + 1) * self.width])
+
+
+def seen_as(slabs: Shared, dtype: object, shape: Sequence[int], layout: object) -> Shared | Pieces:
+    """A matrix whose columns lie in slabs, one after the other, as a swizzled layout has them; or such a matrix in
+    pieces."""
+    if len(shape) == 3:
+        return Pieces(slabs.array.reshape(-1, slabs.array.shape[-1]), int(shape[1]), int(shape[2]))
     rows, columns = map(int, shape)
     split = slabs.array.reshape(-1, rows, slabs.array.shape[-1])
     return Shared(split.transpose(1, 0, 2).reshape(rows, columns))

@@ -102,3 +102,19 @@ def test_blocks_fill_the_columns(source, elements, columns, wide):
     """Of a map, and of two in one kernel; as wide as a row where no block of 128 columns or more fills it."""
     ((down, found, _),) = blocks(source, tilec.spec((2**15, columns)), tilec.spec((2**15,)))
     assert found == wide and down * found == elements
+
+
+@pytest.mark.parametrize(("taps", "elements"), [(3, 2048), (4, 1024), (7, 512)])
+def test_a_thread_has_fewer_elements_the_more_of_them_load(taps, elements):
+    """Registers of sixteen elements with many neighbours would be spilled."""
+    terms = "+".join(f"exp(X[i, (j + {k}) % M])" for k in range(taps))
+    source = f"function (X[N, M]) -> (Y, Z) {{ Y[i, j : N, M] = {terms}; Z = Y * Y; }}"
+    ((down, across, _),) = blocks(source, tilec.spec((4096, 4096)))
+    assert down * across == elements
+
+
+@pytest.mark.parametrize(("rows", "programs"), [(65536, 256), (2**20, 1024)])
+def test_few_gathered_elements_are_spread(rows, programs):
+    f = tilec.compile("function (X[N, D], T[N]) -> (Y) { Y[i : N] = X[i, T[i]]; }", backend="triton")
+    text = f.lower(tilec.spec((rows, 64)), tilec.spec((rows,), "int64"), target="sm_90").source()
+    assert f"Y_kernel[({programs}, 1, 1)]" in text

@@ -118,3 +118,11 @@ def test_blocks_of_kernel_gradients_are_those_of_which_most_is_multiplied_at_a_t
     source = gradient.lower(image, kernel, image, target="sm_90").source()
     rows, columns = BLOCKS[sizes]
     assert re.search(rf"DK_split_dot\[.*\bBM={rows}, BN={columns}\b", source)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2048, 64), (4096, 128)])
+def test_a_program_that_a_multiprocessor_has_alone_is_not_large(rows, columns):
+    """128 blocks of 128 x 128 leave nothing to do beside what begins or ends one."""
+    f = tilec.compile("C[i, j] = +(A[i, k] * B[j, k])")
+    source = f.lower(tilec.spec((rows, 1024)), tilec.spec((1024, 1024)), target="sm_90").source()
+    assert re.search(rf"C_split_dot\[.*\bBM=128, BN={columns}\b", source)

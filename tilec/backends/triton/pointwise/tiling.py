@@ -30,20 +30,19 @@ from tilec.ir.types import NARROW, Types
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 ENOUGH_WALKS, SMALLEST_WALK = 4 * MULTIPROCESSORS, 128  # programs that walk windows; elements of each, at least
 READS_UNDER_WAY = 64  # of a thread, at most
-FEW_GATHERED = 256  # elements of a program that reads several at computed places
+FEW_GATHERED = 256  # elements of a program that reads several at computed places, or has few beside it
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
-NARROWEST_FILLED = 128  # elements of rows that a block has where wider ones would overhang, at least
-NARROWEST_BLOCK = 32  # elements that memory is read in at once
+NARROWEST_FILLED, NARROWEST_BLOCK = 128, 32  # least of a row where wider blocks overhang; that memory is read in
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
 LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after the other, and of a part, at least
+ENOUGH_HEAVY = 16 * MULTIPROCESSORS  # programs that walk points whose functions wait for each other's results
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
 _FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
-SHARING_BLOCK = 512  # elements of a block that share the terms of their sums
+SHARING_BLOCK, WEIGHTED = 512, 8192  # elements of a block that share the terms of their sums; of weighted terms
 LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
-WEIGHTED = 8192  # elements of a block of weighted terms
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
 LEAST_BESIDE = 1024  # elements of a program of fewer warps
@@ -91,7 +90,8 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     many = count * points >= MANY_POINTS
     if many and not few and not taps and _share_terms(space, view, outputs, reductions):
         tiling = _of_neighbours(space, outputs)
-        return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
+        enough = ENOUGH_HEAVY if _heavy(space) else TWO_A_MULTIPROCESSOR
+        return replace(tiling, parts=_parts_of_walk(space, reductions, tiling, enough))
     weighted = _weighted_columns(space, outputs, reductions) if many and not along and not taps else None
     axes: tuple[tuple[tuple[str, ...], int], ...]
     if along:
@@ -124,8 +124,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         parts = max(1, min(4 * TWO_A_MULTIPROCESSOR // max(programs, 1), -(-points // (4 * br))))
         parts = -(-points // part_of(points, parts, br))
     warps = 4 if bo * br < 4096 else 16 if br == 8192 else 8
-    read = value_accesses(space.statement)
-    if many and not along and all(view.types[a.tensor].dtype in NARROW for a in read):
+    if many and not along and all(view.types[a.tensor].dtype in NARROW for a in value_accesses(space.statement)):
         return PointwiseTiling(axes, br, parts, 4, stages=3)  # half the bytes: more under way
     return PointwiseTiling(axes, br, parts, warps)
 
@@ -138,7 +137,6 @@ def _weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence
     if len(outputs) < 2 or space.largest(outputs[-1]) < NARROWEST_BLOCK or len(space.classes) != 1:
         return None
     last, rest, columns = outputs[-1], outputs[:-1], space.largest(outputs[-1])
-    compute_heavy = (e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in COMPUTE_HEAVY)
 
     def weighs(variables: Collection[str]) -> bool:
         return last not in variables and all(not set(own).isdisjoint(variables) for own in (rest, reductions))
@@ -147,7 +145,7 @@ def _weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence
         return space.count(tuple(rest)) * -(-columns // block)
 
     bn = min(power_of_two(columns), 128)
-    if any(weighs(index_variables(e)) for e in compute_heavy) and programs(bn) >= TWO_A_MULTIPROCESSOR:
+    if any(weighs(index_variables(e)) for e in _heavy(space)) and programs(bn) >= TWO_A_MULTIPROCESSOR:
         return bn, True
     if not any(weighs(index_variables(*a.index)) for a in value_accesses(space.statement)):
         return None
@@ -219,6 +217,8 @@ def _map_tiling(
     block, warps = (512, 1) if asks and not turned and not summed else (1024 if turned else elements, 4)
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
+        if not summed and n <= TWO_A_MULTIPROCESSOR * block and _computed_places(space):
+            block = FEW_GATHERED
         return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
     scattered = not summed and _computed_places(space, outputs[-1]) > 1
     block = min(block, FEW_GATHERED) if scattered else block
@@ -324,8 +324,14 @@ def _computed_places(space: Space, along: str | None = None) -> int:
     return sum(bool(placed) and (along is None or along in index_variables(*placed)) for placed in read.values())
 
 
-def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) -> int:
-    """Parts of a walk point by point: where blocks are fewer than multiprocessors, and each would walk for long. A
+def _heavy(space: Space) -> list[Call]:
+    return [e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in COMPUTE_HEAVY]
+
+
+def _parts_of_walk(
+    space: Space, reductions: Sequence[str], tiling: PointwiseTiling, programs: int = TWO_A_MULTIPROCESSOR
+) -> int:
+    """Parts of a walk point by point: where blocks are below half of so many programs, and each would walk for long. A
     power of two, so that it asks little of sizes that are left open."""
     blocks = math.prod(-(-space.count(variables) // size) for variables, size in tiling.axes) * len(space.classes)
     inner, windows, block = point_walk(space, reductions, tiling.lanes)
@@ -333,11 +339,11 @@ def _parts_of_walk(space: Space, reductions: Sequence[str], tiling: PointwiseTil
     around = space.count(windows) if windows else 1
     each = space.largest(inner) if outer else around  # points of a step of what is split
     steps, block = (around, 1) if outer else (space.largest(inner), block)
-    if blocks >= MULTIPROCESSORS or steps * each < LONGEST_WALK or space.statement.default is not None:
+    if 2 * blocks >= programs or steps * each < LONGEST_WALK or space.statement.default is not None:
         return 1
     least = -(-SHORTEST_WALK // (each * block)) * block  # steps of a part
     powers = (2**k for k in range(TWO_A_MULTIPROCESSOR.bit_length() - 1, 0, -1))
-    return next((n for n in powers if n * blocks <= TWO_A_MULTIPROCESSOR and n * least <= steps), 1)
+    return next((n for n in powers if n * blocks <= programs and n * least <= steps), 1)
 
 
 def point_walk(space: Space, reductions: Sequence[str], lanes: KVector | None) -> tuple[str, tuple[str, ...], int]:

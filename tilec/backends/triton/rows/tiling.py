@@ -32,6 +32,8 @@ NARROW_ROWS = 128  # the first of these where rows of several tensors are held
 FILLED = 128  # columns of a block that leaves fewer threads beyond the last one, at least
 RUNNING_SUMS = 96  # over rows, that a thread keeps, at most
 MOST_LOADED = 128  # elements from outside that a thread has at once, so that registers hold what is made of them
+FEW_LOADED, MOST_BESIDE = 3, 32  # elements of a point that any block may load; of a thread that loads more, at most
+LEAST_TILED = 512  # elements of a block: four of a thread, which it reads at once
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -95,6 +97,9 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
             block //= 2
         else:
             break
+    loaded = _loaded_at_point(group)
+    while loaded > FEW_LOADED and loaded * down * block > MOST_BESIDE * 128 and block * down > LEAST_TILED:
+        down, block = (down // 2, block) if down > together else (down, block // 2)
     vectors = together > 1 or takes_vectors(group.statements, group.stored, _fastest(group), types)
     tiling = RowTiling("tiled", down, block, 0, 4, vectors=vectors)
     return _of_one_warp(tiling, together, group, strides, types) if vectors else tiling

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
 
-from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
+from tilec.backends.triton.matmul.hopper.epilogue import Epilogue, by_pieces
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
 from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
@@ -42,6 +42,8 @@ STORE = 7e4  # bytes a microsecond that a multiprocessor stores
 CODE_CACHE, UNCACHED = 100_000, 10  # bytes of unrolled code that are kept; what an epilogue of more takes instead
 INSTRUCTION = 16  # bytes
 FEW_WARPS = 3  # what an epilogue takes for one of two consumers, which has a warp a scheduler
+FEW_BY_PIECES = 1.5  # the same of an epilogue in pieces, whose text is short
+PIECE_BYTES, AWAITED = 32, 0.4  # bytes that a thread has of a piece; microseconds that one waits for what it loads
 MANY_STEPS, SLOWER_STEPS = 32, 1.08  # steps from which two consumers with an epilogue take longer, and by what
 LANES = 100  # instructions of an epilogue a cycle and multiprocessor
 LOAD = 2e4  # bytes a microsecond that a multiprocessor loads while all others do
@@ -60,7 +62,8 @@ HopperTensors = Mapping[str, TensorView]  # those of a product, by name
 class TileWork:
     """What the model needs to know of a choice: a tile's extents, sizes of elements in bytes, tiles, steps of a sum,
     elements of the output, bytes of all tensors, tensor maps of the output if it is stored through such, sums of a
-    program, instructions of the epilogue for each element and bytes that it loads for one."""
+    program, instructions of the epilogue for each element and bytes that it loads for one, whether a loop computes it
+    piece by piece."""
 
     rows: int
     columns: int
@@ -75,6 +78,7 @@ class TileWork:
     several: int = 1
     instructions: float = 0
     loaded: float = 0
+    by_pieces: bool = False
 
 
 def configs(dot: HopperDot, tensors: HopperTensors) -> list[HopperConfig]:
@@ -128,7 +132,9 @@ def _candidates(
                 tiles = count(dot.rows, own[0]) * across * outer
                 steps = count(summed, own[2]) * walked
                 maps = math.prod(strided.get(v, 1) for v, b in own[0] if b > 1)
-                tile = TileWork(m, n, depth, size, out_size, tiles, steps, elements, memory, maps, 1, *after)
+                down, over = ([b for _, b in boxes] for boxes in own[:2])
+                pieces = epilogue is not None and by_pieces(epilogue, down, over, warps)
+                tile = TileWork(m, n, depth, size, out_size, tiles, steps, elements, memory, maps, 1, *after, pieces)
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
                 group = 1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * n / m) / 2)
                 for split, stages, consumers, mapped in itertools.product(
@@ -219,10 +225,7 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     step = (multiply**4 + deliver**4) ** 0.25 / CYCLES + STEP / (2 if config.consumers else beside)
     waves = -(-tile.tiles * config.split // (MULTIPROCESSORS * beside))
     once = ONCE[config.consumers if waves > 1 else 0] + area * tile.out_size / STORE
-    code = area // threads * tile.instructions * INSTRUCTION * max(config.consumers, 1)
-    computed = area * tile.instructions / LANES / CYCLES * (UNCACHED if code > CODE_CACHE else 1)
-    computed *= FEW_WARPS if config.consumers == 2 else 1
-    after = 0 if config.split > 1 else computed + area * tile.loaded / LOAD
+    after = 0 if config.split > 1 else _epilogue_time(config, tile, area)
     once += _beside_sums(config, waves, beside, after, tile.steps * step)
     time = START + waves * (-(-tile.steps // config.split) * step * beside + once)
     if config.split > 1:
@@ -235,6 +238,19 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     # what the model cannot tell apart: as many buffers as usual, one swizzled row
     tie = abs(config.stages - 4) + 2 * (tile.depth * tile.size > LINE) + (config.consumers > 0 and waves == 1)
     return time * (1 + 0.01 * tie)
+
+
+def _epilogue_time(config: HopperConfig, tile: TileWork, area: int) -> float:
+    """Microseconds that a tile's epilogue takes by itself."""
+    threads = 32 * config.warps
+    code = area // threads * tile.instructions * INSTRUCTION * max(config.consumers, 1)
+    computed = area * tile.instructions / LANES / CYCLES
+    loaded = area * tile.loaded / LOAD
+    if tile.by_pieces:
+        waited = area * tile.out_size / (PIECE_BYTES * threads) * (AWAITED if tile.loaded >= tile.out_size else 0)
+        return computed * (FEW_BY_PIECES if config.consumers == 2 else 1) + max(loaded, waited)
+    computed *= UNCACHED if code > CODE_CACHE else 1
+    return computed * (FEW_WARPS if config.consumers == 2 else 1) + loaded
 
 
 def _beside_sums(config: HopperConfig, waves: int, beside: int, epilogue: float, sums: float) -> float:

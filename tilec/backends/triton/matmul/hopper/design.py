@@ -25,7 +25,7 @@ class Design:
     past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or
     columns; `ones`: stride parameters that are 1; `unrolled`: the column variable of which a program computes several
     values, and how many; `same`: as a HopperDot's; `epilogue`: what is done to sums before they are stored;
-    `sums_stored`: they are stored as they are too."""
+    `sums_stored`: they are stored as they are too; `by_pieces`: a tile has its epilogue piece by piece, in a loop."""
 
     name: str
     problem: HopperProblem
@@ -44,6 +44,7 @@ class Design:
     same: Same | None = None
     epilogue: EpilogueText | None = None
     sums_stored: bool = False
+    by_pieces: bool = False
 
     @property
     def on_tile(self) -> EpilogueText | None:

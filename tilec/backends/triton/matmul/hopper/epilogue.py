@@ -6,7 +6,8 @@ layout these have, and loads what else it reads in that layout. Their text is th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tilec.backends.common.code import FreshNames, python_name
@@ -22,10 +23,13 @@ from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.plan.source import KernelFile, KernelFunction
 from tilec.ir.index import linear
 from tilec.ir.program import Statement, accesses_in
-from tilec.ir.types import Types
+from tilec.ir.types import ITEM_BYTES, Types
 
 FINISHED = "finished"  # of the function
 OWN = "e_"  # what its parameters begin with in the kernel
+SWIZZLED = 128  # bytes of a row of shared memory
+LONG_TEXT = 2048  # instructions for all elements of a thread from which on a loop takes a few of them at a time
+PIECE_BITS = 2  # of an element, for a row that each warp has of a piece: a thread has 16 elements or 32 bytes
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,17 @@ class EpilogueText:
 def is_epilogue(e: Epilogue) -> bool:
     """Whether these kernels can compute it: of one class of elements."""
     return len(e.space.classes) == 1
+
+
+def by_pieces(e: Epilogue, rows: Iterable[int], columns: Iterable[int], warps: int) -> bool:
+    """Whether a tile of these boxes has its epilogue in a loop over swizzled rows of shared memory: where its text
+    would be long, and the sums lie there as they are rounded."""
+    size, height = ITEM_BYTES[e.types[e.output].dtype], math.prod(rows)
+    across = [n for n in columns if n > 1]
+    if len(across) != 1 or e.types[e.output].dtype != e.types[e.sums].dtype:
+        return False
+    whole = across[0] * size % SWIZZLED == 0 and height % (8 * size // PIECE_BITS * warps) == 0
+    return whole and height * across[0] // (32 * warps) * e.instructions >= LONG_TEXT
 
 
 def epilogue_text(e: Epilogue, problem: HopperProblem, split: bool = False) -> EpilogueText | None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import IMPORTED_NAMES, Design, Lines, joined, spell
+from tilec.backends.triton.matmul.hopper.epilogue import PIECE_BITS, SWIZZLED
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
 from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
 from tilec.backends.triton.plan.check_lines import free_names
-from tilec.backends.triton.plan.lines import CONSTEXPR, Effect, assign
+from tilec.backends.triton.plan.lines import CONSTEXPR, assign
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction, called, hole
 
 
@@ -66,6 +67,9 @@ def _store_all(w: Lines, d: Design) -> None:
 def _store(w: Lines, d: Design, sums: str) -> None:
     """Through shared memory: by tensor maps, or by wide stores of rows."""
     scaled = f"{sums} * scale" if d.scaled and not d.split else sums
+    if d.by_pieces:
+        _store_by_pieces(w, d, scaled)
+        return
     if d.sums_stored:
         _store_box(w, d, "sum", scaled)
     if d.on_tile is not None:
@@ -86,14 +90,50 @@ def _store(w: Lines, d: Design, sums: str) -> None:
     _put(w, d, "i", "values")
 
 
+def _store_by_pieces(w: Lines, d: Design, sums: str) -> None:
+    """Through shared memory, where a loop takes swizzled rows of the sums, a few at a time, and puts the epilogue of
+    them into their places: its text is that of one piece."""
+    assert d.out is not None
+    if d.sums_stored:
+        _store_box(w, d, "sum", sums)
+        w.effect("tma.store_wait(pendings=0)")
+    else:
+        _stage(w, d, "out", sums)
+    w.assign("BITS", "out_map_0.dtype.primitive_bitwidth", CONSTEXPR)
+    w.assign("WIDTH", f"{8 * SWIZZLED} // BITS", CONSTEXPR)
+    w.assign("HEIGHT", f"BITS // {PIECE_BITS} * gl.num_warps()", CONSTEXPR)
+    w.assign("flat", "gl.BlockedLayout([1, WIDTH // 8], [4, 8], [gl.num_warps(), 1], [1, 0])", CONSTEXPR)
+    w.assign("boxed", "gl.NVMMASharedLayout.get_default_for([HEIGHT, WIDTH], out_map_0.dtype)", CONSTEXPR)
+    w.assign("DOWN", "BM // HEIGHT", CONSTEXPR)
+    w.assign("pieces", "seen_as(staged, out_map_0.dtype, [DOWN * (BN // WIDTH), HEIGHT, WIDTH], boxed)")
+    with w.loop("piece", "range(DOWN * (BN // WIDTH))"):
+        _spread(w, d, "flat", "e", "WIDTH", "piece // DOWN * WIDTH", "HEIGHT", "piece % DOWN * HEIGHT")
+        w.assign("stored", _finished(d, "pieces.index(piece).load(flat)", "e"))
+        w.effect("pieces.index(piece).store((stored).to(out_map_0.dtype))")
+    w.effect("fence_async_shared()")
+    _copy_out(w, d, "out")
+    if not d.specialise:
+        w.effect("tma.store_wait(pendings=0)")
+
+
 def _store_box(w: Lines, d: Design, side: str, values: str) -> None:
     """Store a tile through shared memory, by the maps of the output or of the sums as they are."""
-    assert d.out is not None
+    _stage(w, d, side, values)
+    w.effect("fence_async_shared()")
+    _copy_out(w, d, side)
+
+
+def _stage(w: Lines, d: Design, side: str, values: str) -> None:
+    """Bring a tile to shared memory, once that is free."""
     if d.specialise or d.sums_stored and side == "out":
         w.effect("tma.store_wait(pendings=0)")
     else:
         staging(w, d)
-    w.add(Effect(f"staged.reshape([BM, BN]).store(({values}).to(out_map_0.dtype))"), Effect("fence_async_shared()"))
+    w.effect(f"staged.reshape([BM, BN]).store(({values}).to(out_map_0.dtype))")
+
+
+def _copy_out(w: Lines, d: Design, side: str) -> None:
+    assert d.out is not None
     at = ", ".join([coordinate(w, "out", dim) for dim in d.out.dims])
     select_copy(w, "out", d.out, [f"copy_out({side}_map_{k}, [{at}], staged)" for k in range(len(d.out.choices))])
 
@@ -124,11 +164,13 @@ def _flat_index(group: Sequence[Variable], names: Mapping[str, str]) -> str:
     return text or "0"
 
 
-def _spread(w: Lines, d: Design, layout: str, mark: str, width: str, first: str) -> None:
-    """The variables of all rows and of `width` columns from `first` on as vectors, `<name>_<mark>`; `rows_<mark>` and
-    `columns_<mark>` say which are in range."""
+def _spread(
+    w: Lines, d: Design, layout: str, mark: str, width: str, first: str, height: str = "BM", first_row: str = "0"
+) -> None:
+    """The variables of `height` rows from `first_row` on and of `width` columns from `first` on as vectors,
+    `<name>_<mark>`; `rows_<mark>` and `columns_<mark>` say which are in range."""
     terms: dict[str, list[str]] = {"rows": [], "columns": []}
-    groups = (("rows", d.problem.rows, "BM", "0", 1), ("columns", d.problem.columns, width, first, 0))
+    groups = (("rows", d.problem.rows, height, first_row, 1), ("columns", d.problem.columns, width, first, 0))
     for side, group, size, start_at, axis in groups:
         number = f"{side}_at_{mark}"
         shift = "" if start_at == "0" else f"{start_at} + "

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import Design
-from tilec.backends.triton.matmul.hopper.epilogue import Epilogue, epilogue_text, is_epilogue
+from tilec.backends.triton.matmul.hopper.epilogue import SWIZZLED, Epilogue, by_pieces, epilogue_text, is_epilogue
 from tilec.backends.triton.matmul.hopper.finish import partial_sums_kernel
 from tilec.backends.triton.matmul.hopper.form import (
     HopperConfig,
@@ -31,7 +31,6 @@ MAPPED = {"float16", "bfloat16", "float32"}  # types that tensor maps are made f
 PARTS = ".parts"  # the workspace of a shared sum: float32 [split, batch, rows, columns]
 TOTAL_BLOCK, SMALL_TOTAL_BLOCK = 1024, 256  # elements of a program that adds shares; where those are few
 MAX_COUNT = 2**31 - 1
-SWIZZLED = 128  # bytes of a row of shared memory
 SHARED_MEMORY = PLANNED_FOR.shared
 MOST_UNROLLED = 320  # columns of all of a program's sums, of 64 rows: 160 registers of a thread
 
@@ -174,9 +173,16 @@ def _launches(
         same=None if dot.same is None else ((problem.named(a), m), (problem.named(b), n)),
         epilogue=after,
         sums_stored=sums_stored,
+        by_pieces=out is not None and epilogue is not None and _by_pieces(problem, boxes, config, epilogue),
     )
     outputs = (dot.output,) if epilogue is None else epilogue.outputs
     return _assemble(dot, design, boxes, config, tensors, steps, outputs)
+
+
+def _by_pieces(problem: HopperProblem, boxes: Mapping[str, int], config: HopperConfig, e: Epilogue) -> bool:
+    """Whether a tile has its epilogue in a loop over pieces."""
+    rows, columns = ([boxes[v.name] for v in group] for group in (problem.rows, problem.columns))
+    return config.unrolled is None and by_pieces(e, rows, columns, config.warps)
 
 
 def _clipped(form: Affine, v: Variable) -> int | None:
