@@ -70,8 +70,8 @@ def _own_reads(s: Statement) -> Iterator[tuple[Access, tuple[Aggregate, ...]]]:
 
 def _conditional_reads(s: Statement) -> Iterator[tuple[Access, tuple[Aggregate, ...], tuple[InRange, ...]]]:
     """The same, each for every way in which the guards and conditionals around it may hold."""
-    body = [(s.body, (), way) for way in ([()] if s.guard is None else alternatives(s.guard, True))]
-    stack: list[tuple[Expr, tuple[Aggregate, ...], tuple[InRange, ...]]] = [*((g, (), ()) for g in s.guards), *body]
+    stack: list[tuple[Expr, tuple[Aggregate, ...], tuple[InRange, ...]]] = [(g, (), ()) for g in s.guards]
+    stack += [(s.body, (), way) for way in ([()] if s.guard is None else alternatives(s.guard, True))]
     while stack:
         e, layers, way = stack.pop()
         below: list[tuple[Expr, list[tuple[InRange, ...]]]] = [(x, [()]) for x in children(e)]
@@ -81,7 +81,7 @@ def _conditional_reads(s: Statement) -> Iterator[tuple[Access, tuple[Aggregate, 
             case Aggregate():
                 layers = (*layers, e)
                 if e.guard is not None:
-                    below = [*((g, [()]) for g in e.guards), (e.body, alternatives(e.guard, True))]
+                    below = [(e.guard, [()]), (e.body, alternatives(e.guard, True))]
             case Call("select", (test, yes, no)):
                 below = [(test, [()]), (yes, alternatives(test, True)), (no, alternatives(test, False))]
         stack.extend((x, layers, (*way, *more)) for x, ways in reversed(below) for more in ways)
