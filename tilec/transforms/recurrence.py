@@ -25,9 +25,9 @@ from tilec.ir.program import (
     substitute,
     walk,
 )
+from tilec.lattice.conditions import alternatives
 from tilec.lattice.schedule import Conflict, Dependence, find_schedule
 from tilec.lattice.sets import Box, InRange, IntegerSet, Shapes, bounds_of, domain, domain_of, sizes_of
-from tilec.transforms.bind.conditional_paths import alternatives
 from tilec.transforms.util.naming import separate
 
 
