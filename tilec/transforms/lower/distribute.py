@@ -157,8 +157,8 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     """The statement, or those that take its place."""
     cut = _cut(s, types)
     if cut is None:
-        made = stack_operands(s, types, names)
-        return made if len(made) > 1 else _each_alone(s, types, names)
+        stacked = stack_operands(s, types, names)
+        return stacked if len(stacked) > 1 else _each_alone(s, types, names)
     sizes = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
     dtype = types[s.output].dtype
     halved = dtype in NARROW
