@@ -225,3 +225,24 @@ def test_sums_of_16_bits_that_are_added_up_first_are_kept_in_float32(operator):
     f = tilec.compile(f"function (D[N, J], X[M, J]) -> (Y) {{ Y[i : N] = +(D[i, j] {operator} X[n, j]); }}")
     x = 512.0 if operator == "*" else 1 / 512
     assert f(torch.full((256, 4), 2.0**-10).half(), torch.full((512, 4), x).half()).tolist() == [1024.0] * 256
+
+
+PADDED = {
+    "apart": ("O[i, e : I, E] = +(exp(A[t, d]) * X[i, d] * pad(B[t - 1, e], 0.5) * C[i, t])", 2),
+    "padded by a padded read": ("O[i, e : I, E] = +(exp(A[t, d]) * X[i, d] * pad(B[t - 1, e], pad(A[0, e], 2)))", 2),
+    "bounded by where it goes": ("O[i, e : I, E] = +(exp(X[i, d]) * pad(B[t - 3, d], 1.0) * C[i, t] * A[t, e])", 2),
+    "padded by what constrains": ("O[i, e : I, E] = +(exp(A[t, d]) * X[i, d] * pad(B[t - 1, e], S[t]))", 1),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padded_reads_are_factors(name):
+    text, sums = PADDED[name]
+    source = f"function (A[T, D], X[I, D], B[T, E], C[I, T], S[R]) -> (O) {{ {text}; }}".replace("B[T, E]", "B[T, D]")
+    source = source.replace(" I, E]", " I, D]")
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=g, dtype=torch.float64) for s in ((9, 33), (20, 33), (9, 33), (20, 9), (8,))]
+    f = tilec.compile(source)
+    assert len(f.lower(*given, backend="torch").stages["flat"].statements) == sums
+    wanted = tilec.interpret(source, *(t.numpy() for t in given))
+    torch.testing.assert_close(f(*given), torch.as_tensor(wanted))
