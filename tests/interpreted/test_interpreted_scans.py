@@ -183,6 +183,7 @@ def test_elementwise_statements_ride(tiling):
     overflows = normal(3, 9)
     overflows[1, 4] = inf
     agree(source, overflows)
+    agree(source.replace("exp(H) * A", "exp(-H * H) + (H + A) * (H + A) / (2 + (H + A))"), overflows)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

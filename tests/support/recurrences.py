@@ -63,4 +63,31 @@ RECURRENCES = {
     ),
     "padded by hand": ("function (A[T]) -> (H) { H[t : T] = A[t] * pad(H[t - 1], 2 * t + 1); }", (normal(4),)),
     "of length 0": ("function (A[T, D]) -> (H) { H[t, i : T, D] = A[t, i] + H[t - 1, i]; }", (normal(0, 3),)),
+    "an automaton": (
+        "function (D[S, V], X[B, T], S0[B]) -> (H) { H[b, t : B, T] = D[H[b, t - 1], X[b, t]] init S0[b]; }",
+        (RNG.integers(-1, 3, (3, 4)), RNG.integers(0, 4, (2, 5)), RNG.integers(0, 3, 2)),
+    ),
+    "pointers to pointers": (
+        "function (P[N]) -> (H) { H[k, i : 3, N] = H[k - 1, H[k - 1, i]] init P[i]; }",
+        (RNG.integers(-1, 5, 5),),
+    ),
+    "ancestors, padded and summed": (
+        "function (P[N, M]) -> (H) "
+        "{ H[k, i : 3, N] = k == 0 ? i : pad(P[H[k - 1, i], 0], -1) + max(P[H[k - 1, i] + m, m]); }",
+        (RNG.integers(-1, 4, (4, 2)),),
+    ),
+    "substitution, a guard orders": (
+        "function (A[N, N], X[N]) -> (H) { H[i : N] = X[i] - sum[j](j < i ? A[i, j] * H[j]); }",
+        (normal(4, 4), normal(4)),
+    ),
+    "Cholesky factors": (
+        "function (A[N, N]) -> (H) { H[j, i : N, N] = i == j ? sqrt(9 + A[i, i] - sum[k](k < i ? H[k, i] * H[k, i]))"
+        " : i > j ? (A[i, j] - sum[k](k < j ? H[k, i] * H[k, j])) / H[j, j] : 0.0, k < N; }",
+        (normal(3, 3),),
+    ),
+    "spans": (
+        "function (X[N, N]) -> (H) { H[l, i : N, N] = l == 0 ? X[0, i]"
+        " : X[l, i] + max[k](k < l & i + l < N ? H[k, i] + H[l - 1 - k, i + k + 1] : -9.0), k < N; }",
+        (normal(4, 4),),
+    ),
 }

@@ -6,6 +6,7 @@ import torch
 
 import tilec
 from tilec.ir.evaluate import evaluate
+from tilec.transforms.lower import distribute
 
 SQUARES = "function (X[N, D], Y[M, D]) -> (S) { S[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d])); }"
 
@@ -209,3 +210,25 @@ def test_computed_matrices_are_added_where_rows_are_too_wide_for_a_chain(columns
     f = tilec.compile("function (X[N, D]) -> (L) { C[d, e] = +(X[n, d] * X[n, e]); L[] = +(exp(C[d, e])); }")
     lowered = f.grad().lower(tilec.spec((columns, 400)), tilec.spec(()), backend="torch")
     assert any(s.output.endswith("_both") for s in lowered.stages["flat"].statements) == taken
+
+
+EACH = {
+    "waves": ("O[i, d : N, D] = +(cos(V[i] * Y[j, d]) * 2 + X[i, d])", 1),  # nothing is a product
+    "functions of operands": ("O[i, d : N, D] = +(exp(A[i, j]) * Y[j, d] - tanh(A[i, j]) * sin(Y[j, d]))", 3),
+    "a column that is a number": ("O[i, d : N, D] = +(exp(A[i, j]) * Y[j, 0] * U[d] + A[i, j] * sin(Y[j, d]))", 3),
+    "a factor of all variables": ("O[i, d : N, D] = +(exp(A[i, j] * U[d]) * Y[j, d] + A[i, j] * sin(Y[j, d]))", 1),
+    "a term without the summed variable": ("O[i, d : N, D] = +(exp(A[i, j]) * Y[j, d] + X[i, d] * U[d])", 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", EACH)
+@pytest.mark.covering
+def test_each_product_alone(name, dtype, monkeypatch):
+    monkeypatch.setattr(distribute, "LEAST_STACKED", 0)
+    text, sums = EACH[name]
+    f, given = tilec.compile(text_of(text)), drawn(20, dtype)
+    assert len(f.lower(*given).stages["flat"].statements) == sums
+    exact = torch.as_tensor(tilec.interpret(text_of(text), *(t.double().numpy() for t in given)))
+    scale = exact.abs().max().item()
+    torch.testing.assert_close(f(*given).double(), exact, rtol=0, atol=scale * torch.finfo(dtype).eps * 2)

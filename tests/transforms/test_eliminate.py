@@ -234,3 +234,24 @@ def test_a_factor_of_outputs_alone_divides_no_sum() -> None:
     }"""
     specs = [tilec.spec(s, "float64") for s in ((64, 3, 5), (64, 3), (5,), (64, 3, 6))]
     assert len(tilec.compile(source).lower(*specs, backend="torch").stages["flat"].statements) == 1
+
+
+PADDED = {
+    "apart": ("O[i, e : I, E] = +(exp(A[t, d]) * X[i, d] * pad(B[t - 1, e], 0.5) * C[i, t])", 2),
+    "padded by a padded read": ("O[i, e : I, E] = +(exp(A[t, d]) * X[i, d] * pad(B[t - 1, e], pad(A[0, e], 2)))", 2),
+    "bounded by where it goes": ("O[i, e : I, E] = +(exp(X[i, d]) * pad(B[t - 3, d], 1.0) * C[i, t] * A[t, e])", 2),
+    "padded by what constrains": ("O[i, e : I, E] = +(exp(A[t, d]) * X[i, d] * pad(B[t - 1, e], S[t]))", 1),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padded_reads_are_factors(name):
+    text, sums = PADDED[name]
+    source = f"function (A[T, D], X[I, D], B[T, E], C[I, T], S[R]) -> (O) {{ {text}; }}".replace("B[T, E]", "B[T, D]")
+    source = source.replace(" I, E]", " I, D]")
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=g, dtype=torch.float64) for s in ((9, 33), (20, 33), (9, 33), (20, 9), (8,))]
+    f = tilec.compile(source)
+    assert len(f.lower(*given, backend="torch").stages["flat"].statements) == sums
+    wanted = tilec.interpret(source, *(t.numpy() for t in given))
+    torch.testing.assert_close(f(*given), torch.as_tensor(wanted))

@@ -35,6 +35,16 @@ def test_schedules():
     assert tau(source, two) == (1, 0)
 
 
+def test_conditions_on_indices_order():
+    a, x = normal(4, 4), normal(4)
+    source = "function (A[N, N], X[N]) -> (H) {{ H[i : N] = X[i] - sum[j]({} ? A[i, j] * H[j]); }}"
+    assert tau(source.format("j < i"), a, x) == (1,)
+    assert tau(source.format("A[i, j] > 0 & i < j"), a, x) == (-1,)
+    assert tau("function (X[N]) -> (H) { H[i : N] = X[i] + (i % 2 == 1 | i > 2 ? H[i - 1] : 0.0); }", x) == (1,)
+    with pytest.raises(NoSchedule):
+        flat(source.format("j <= i"), a, x)
+
+
 def test_output_indices_become_bare():
     assert statements(flat("function (B[T]) -> (H) { H[t + 1 : T + 1] = H[t] + B[t]; }", normal(3))) == [
         "H[v0 : 4] = H[v0 - 1] + B[v0 - 1];"

@@ -14,7 +14,7 @@ from tilec.errors import (
     SyntaxMistake,
     TypeMistake,
 )
-from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Name
+from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Name, walk
 from tilec.language.hints.constraints import constraint_hint, rounding_hint
 from tilec.language.scope import FunctionScope
 from tilec.language.syntax import CallSyntax, Partial, StatementSyntax, below, check_arity, index_nodes
@@ -116,9 +116,10 @@ def _check_affine(function: str, e: Expr, args: tuple[Expr, ...], varies: list[b
         "clamp": (e, "a clamp whose limits vary", "the limits must be made of integers and dimensions alone"),
     }
     name = e.function if isinstance(e, CallSyntax) else function
-    place, reason, hint = reasons.get(
-        function, (e, f"`{name}` of an index expression", "an index is a sum of index variables times rational numbers")
-    )
+    other = (e, f"`{name}` of an index expression", "an index is a sum of index variables times rational numbers")
+    if any(isinstance(x, Access) for x in walk(*args)):
+        other = e, f"`{name}` of an element", "compute it in a statement of its own, `Ix[i] = ...`, and read at `Ix[i]`"
+    place, reason, hint = reasons.get(function, other)
     raise AffineMistake(f"{what} must be affine: this is {reason}", place.span, hint=hint)
 
 

@@ -25,18 +25,20 @@ from tilec.ir.program import (
     substitute,
     walk,
 )
+from tilec.lattice.conditions import alternatives
 from tilec.lattice.schedule import Conflict, Dependence, find_schedule
 from tilec.lattice.sets import Box, InRange, IntegerSet, Shapes, bounds_of, domain, domain_of, sizes_of
 from tilec.transforms.util.naming import separate
 
 
-def dependences(s: Statement, shapes: Shapes) -> list[tuple[Access, Dependence]]:
-    """Each read of its own output in a bound statement, and what the elements written there depend on."""
+def dependences(s: Statement, shapes: Shapes, conditional: bool = False) -> list[tuple[Access, Dependence]]:
+    """Each read of its own output in a bound statement, and what the elements written there depend on. `conditional`:
+    only where the conditions on indices around the read hold."""
     outer = domain(s, shapes)
     writes = [linear(e) for e in s.index or ()]
     found = []
-    for access, layers in _own_reads(s):
-        variables, conditions = list(outer.variables), list(outer.conditions)
+    for access, layers, asked in _conditional_reads(s) if conditional else ((*x, ()) for x in _own_reads(s)):
+        variables, conditions = list(outer.variables), [*outer.conditions, *asked]
         for e in layers:
             inner = domain_of((e.body, *e.guards), shapes, e.constraints, own=s.output)
             variables += e.bound
@@ -64,6 +66,25 @@ def _own_reads(s: Statement) -> Iterator[tuple[Access, tuple[Aggregate, ...]]]:
             yield e, layers
         below = (*layers, e) if isinstance(e, Aggregate) else layers
         stack.extend((x, below) for x in reversed(children(e)))
+
+
+def _conditional_reads(s: Statement) -> Iterator[tuple[Access, tuple[Aggregate, ...], tuple[InRange, ...]]]:
+    """The same, each for every way in which the guards and conditionals around it may hold."""
+    stack: list[tuple[Expr, tuple[Aggregate, ...], tuple[InRange, ...]]] = [(g, (), ()) for g in s.guards]
+    stack += [(s.body, (), way) for way in ([()] if s.guard is None else alternatives(s.guard, True))]
+    while stack:
+        e, layers, way = stack.pop()
+        below: list[tuple[Expr, list[tuple[InRange, ...]]]] = [(x, [()]) for x in children(e)]
+        match e:
+            case Access() if e.tensor == s.output:
+                yield e, layers, way
+            case Aggregate():
+                layers = (*layers, e)
+                if e.guard is not None:
+                    below = [(e.guard, [()]), (e.body, alternatives(e.guard, True))]
+            case Call("select", (test, yes, no)):
+                below = [(test, [()]), (yes, alternatives(test, True)), (no, alternatives(test, False))]
+        stack.extend((x, layers, (*way, *more)) for x, ways in reversed(below) for more in ways)
 
 
 def _elements(forms: tuple[Affine, ...]) -> dict[Expr, str]:
@@ -107,9 +128,12 @@ def own_reach(s: Statement, shapes: Shapes) -> Box:
 def schedule(s: Statement, shapes: Shapes) -> tuple[int, ...]:
     """The time of an element of a bound recurrence: an integer for each coordinate, such that every element that is
     read is strictly earlier than what is computed from it. NoSchedule shows the reads that cannot all be so."""
-    found = dependences(s, shapes)
-    tau = find_schedule([d for _, d in found], len(s.index or ()))
+    found, rank = dependences(s, shapes), len(s.index or ())
+    tau = find_schedule([d for _, d in found], rank)
     if isinstance(tau, Conflict):
+        least = find_schedule([d for _, d in dependences(s, shapes, conditional=True)], rank)
+        if not isinstance(least, Conflict):
+            return least
         places = list(dict.fromkeys(a.span for k in tau.among if (a := found[k][0]).span is not None))
         raise no_schedule(s, places, len(tau.among))
     return tau

@@ -40,11 +40,10 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import TensorType, shapes_in
+from tilec.lattice.conditions import ENDLESS, alternatives
 from tilec.lattice.sets import Box, InRange, IntegerSet, bounds_of, depends_on_data, sizes_of
 from tilec.transforms.bind.conditional_paths import (
-    ENDLESS,
     ConditionalPath,
-    alternatives,
     domains,
     path_domain,
 )

@@ -9,7 +9,8 @@ The difference of two large numbers may be small. What both parts have in common
 the spread of the points and not to their distance from the origin (torch's gradient of `cdist` is this without C).
 Products of 16-bit elements are exact as they are, and are not shifted.
 
-A sum of products of two tensors each, without a shared factor, is `stack_operands.py`'s.
+A sum of products of two tensors each, without a shared factor, is `stack_operands.py`'s. Where factors are computed,
+`Y[n, o] = +(cos(X[n, i]) * C[o, i] + sin(X[n, i]) * D[o, i])`, each term is a sum of its own: products of matrices.
 
 `D = P + Q` of two products by one matrix, `P[i, d] = +(G[i, j] * X[j, d])` and `Q[j, d] = +(G[i, j] * X[i, d])`, the
 gradient of all pairs of rows of X, is one product of a sum: `P[i, d] = +((G[i, j] + G[j, i]) * X[j, d])`.
@@ -39,7 +40,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.lower.decompose import points_per_element
-from tilec.transforms.lower.stack_operands import full_extents, plain_sum, stack_operands
+from tilec.transforms.lower.stack_operands import LEAST_STACKED, full_extents, plain_sum, stack_operands
 from tilec.transforms.util.factors import (
     Factor,
     added,
@@ -156,7 +157,8 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     """The statement, or those that take its place."""
     cut = _cut(s, types)
     if cut is None:
-        return stack_operands(s, types, names)
+        stacked = stack_operands(s, types, names)
+        return stacked if len(stacked) > 1 else _each_alone(s, types, names)
     sizes = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
     dtype = types[s.output].dtype
     halved = dtype in NARROW
@@ -190,6 +192,37 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     last = replace(s, body=call(types[s.output].dtype, value) if halved else value, aggregation="assign")
     count = points_per_element(s, types)
     alike = all(points_per_element(m, known) == count for m in made if m.aggregation == "sum")
+    return [*made, last] if alike and statement_type(last, known) == types[s.output] else [s]
+
+
+def _each_alone(s: Statement, types: Types, names: Names) -> list[Statement]:
+    """A sum of several products, none of whose factors has all variables, as a sum for each of them; the statement
+    where what they are of is stored or they are few."""
+    plain = plain_sum(s, types, fixed=True)
+    terms = terms_of(s.body, False)
+    if plain is None or len(terms) < 2:
+        return [s]
+    outputs, extent = plain
+    points = math.prod(extent.values())
+    products = [factors_of(e, types) for _, e in terms]
+    values = [f.value for fs in products for f in fs]
+    stored = all(isinstance(v, Access) or is_number(v) for v in values)
+    deep = math.prod(n for v, n in extent.items() if v not in outputs)
+    widest = max(math.prod(extent[v] for v in index_variables(v)) for v in values)
+    if stored or points < LEAST_STACKED or deep < _FEWEST or widest * _LEAST_SHARED > points:
+        return [s]
+    dtype, made, known = types[s.output].dtype, [], dict(types)
+    parts: DistributedTerms = []
+    for (negative, _), factors in zip(terms, products, strict=True):
+        body = quotient_of([as_accumulated(f, dtype, types) for f in factors])
+        output = names.fresh(f"{s.output}_term")
+        made.append(replace(s, output=output, body=body, attributes=()))
+        known[output] = statement_type(made[-1], known)
+        parts.append((negative, Access(output, s.index or ())))
+    value = added(parts)
+    last = replace(s, body=call(dtype, value) if dtype in NARROW else value, aggregation="assign")
+    count = points_per_element(s, types)
+    alike = all(points_per_element(m, known) == count for m in made)
     return [*made, last] if alike and statement_type(last, known) == types[s.output] else [s]
 
 

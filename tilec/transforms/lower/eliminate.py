@@ -34,7 +34,9 @@ from tilec.ir.program import (
     Expr,
     Float,
     Index,
+    Inside,
     Int,
+    Pad,
     Program,
     Statement,
     children,
@@ -44,7 +46,7 @@ from tilec.ir.program import (
     value_accesses,
     walk,
 )
-from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating, kind
+from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types, is_floating, kind
 from tilec.transforms.util.factors import (
     Factor,
     as_accumulated,
@@ -53,6 +55,7 @@ from tilec.transforms.util.factors import (
     quotient_of,
     unwidened,
 )
+from tilec.transforms.util.matching import matched, unified
 from tilec.transforms.util.naming import Names
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
@@ -65,7 +68,10 @@ def eliminate(program: Program, inputs: Types) -> Program:
     done: list[Statement] = []
     for s in program.statements:
         made = _eliminated(s, done, types, names, frozenset(program.input_names()))
-        types.update((m.output, statement_type(m, types)) for m in made[:-1])
+        known = {**types, **_types_of(made[:-1], types)}
+        if any(isinstance(e, Pad) for e in walk(s.body)) and not all(_is_bounded(m, known) for m in made):
+            made = [s]
+        types.update(_types_of(made[:-1], types))
         others = (d for d in program.statements if d is not s)
         if _is_joined(s, made, types) and not any(_reusing(d, made[0], types) for d in others):
             made = [s]
@@ -74,6 +80,18 @@ def eliminate(program: Program, inputs: Types) -> Program:
             done = [*done[:place], made[0], *(_reusing(d, made[0], types) or d for d in done[place:])]
         done += made if place is None else made[1:]
     return replace(program, statements=tuple(done))
+
+
+def _types_of(statements: Sequence[Statement], types: Types) -> dict[str, TensorType]:
+    found: dict[str, TensorType] = {}
+    for s in statements:
+        found[s.output] = statement_type(s, {**types, **found})
+    return found
+
+
+def _is_bounded(s: Statement, types: Types) -> bool:
+    """Whether what is read, `pad` aside, bounds all variables of a part of a sum of products."""
+    return s.aggregation != "sum" or sum_of_products(s, types, padded=True) is not None
 
 
 def _earlier(s: Statement, done: Sequence[Statement], types: Types) -> int | None:
@@ -110,8 +128,8 @@ class SumOfProducts:
         return (*written, *self.summed)
 
 
-def sum_of_products(s: Statement, types: Types, computed: bool = False) -> SumOfProducts | None:
-    """`computed`: factors may be read at positions that are data."""
+def sum_of_products(s: Statement, types: Types, computed: bool = False, padded: bool = False) -> SumOfProducts | None:
+    """`computed`: factors may be read at positions that are data; `padded`: with `pad`, which bounds nothing."""
     if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
         return None
     names = distinct_variables(s.index)
@@ -119,7 +137,7 @@ def sum_of_products(s: Statement, types: Types, computed: bool = False) -> SumOf
         return None
     extent = dict(zip(names, types[s.output].shape, strict=True))
     outputs = set(extent)
-    for a in value_accesses(s):
+    for a in (e for e in _outside_of_pads(s.roots) if isinstance(e, Access)) if padded else value_accesses(s):
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):
             v = linear(e).bare
             if v is None and computed and any(isinstance(x, Access) for x in walk(e)):
@@ -128,7 +146,8 @@ def sum_of_products(s: Statement, types: Types, computed: bool = False) -> SumOf
                 return None
             extent[v] = n
     every = index_variables(*s.roots)
-    if any(v not in extent for v in every) or any(not isinstance(e, POINTWISE_NODES) for e in walk(s.body)):
+    nodes = _outside_of_pads((s.body,)) if padded else walk(s.body)
+    if any(v not in extent for v in every) or any(not isinstance(e, POINTWISE_NODES) for e in nodes):
         return None
     factors = factors_of_terms(s.body, types)
     if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):
@@ -161,6 +180,22 @@ def _as_tests(constraints: Sequence[Constraint], extent: Mapping[str, int]) -> l
     return tests
 
 
+def _outside_of_pads(roots: Iterable[Expr]) -> Iterable[Expr]:
+    stack = [*roots]
+    while stack:
+        e = stack.pop()
+        if not _is_padded(e):
+            yield e
+            stack += children(e)
+
+
+def _is_padded(e: Expr) -> bool:
+    """Whether it is a read that constrains nothing, its padding's too."""
+    if not isinstance(e, Pad) or isinstance(e.access, Inside):
+        return False
+    return _is_padded(e.value) or isinstance(e.value, (Int, Float))
+
+
 POINTWISE_NODES = (Access, Call, Index, Int, Float)
 
 
@@ -171,7 +206,7 @@ def _is_number(e: Expr) -> bool:
 def _eliminated(
     s: Statement, before: Sequence[Statement], types: Types, names: Names, inputs: frozenset[str]
 ) -> list[Statement]:
-    whole = sum_of_products(s, types, computed=True)
+    whole = sum_of_products(s, types, computed=True, padded=True)
     if whole is None or not whole.summed:
         return [s]
     alone = next((v for v in whole.summed if _is_sum_alone(whole, v)), None)
@@ -289,7 +324,7 @@ def _is_joined(s: Statement, made: Sequence[Statement], types: Types) -> bool:
     """Whether two of a sum's three factors make an operand, `+(P[m, e] * X[m, h] * W[e, h, j])`, with which it is one
     product of matrices, and which is no larger than the sum over one variable that is `made`. That is rounded, and
     read again to be added up over the others."""
-    whole = sum_of_products(s, types) if len(made) == 2 else None
+    whole = sum_of_products(s, types, padded=True) if len(made) == 2 else None
     sides = [] if whole is None else _sides(whole)
     if whole is None or whole.guards or len(sides) != 3 or any(f.divides for f in whole.factors):
         return False
@@ -322,9 +357,8 @@ def _product_reused(whole: SumOfProducts, before: Sequence[Statement], types: Ty
 
 def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Types) -> Statement | None:
     """The sum with an earlier statement's value in the place of its sum over v; None where there is no such."""
-    inside, outside, _ = _parted(whole, v)
+    (inside, outside, _), dtype = _parted(whole, v), types[whole.statement.output].dtype
     guards = [g for g in whole.guards if v in index_variables(g)]
-    dtype = types[whole.statement.output].dtype
     for s in before:
         other = sum_of_products(s, types, computed=True)
         if other is None or len(other.summed) != 1 or ITEM_BYTES[types[s.output].dtype] < ITEM_BYTES[dtype]:
@@ -336,8 +370,8 @@ def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Ty
         if len(there) != len(inside) or len(conditions) != len(guards) or len(other.guards) != len(conditions):
             continue
         some, others = ([unwidened(f.value, types) for f in factors] for factors in (there, inside))
-        match = _matched(some, others, {w: v})
-        match = None if match is None else _matched(conditions, guards, match)
+        match = matched(some, others, {w: v})
+        match = None if match is None else matched(conditions, guards, match)
         found = None if match is None else _taken(across, outside, match)
         if found is None:
             continue
@@ -367,34 +401,3 @@ def _taken(
         else:
             return None
     return match, left
-
-
-def _matched(some: Sequence[Expr], others: Sequence[Expr], match: dict[str, str]) -> dict[str, str] | None:
-    """Variables of `some` by those of `others` that make them equal in some order."""
-    if not some:
-        return match
-    for k, e in enumerate(others):
-        grown = unified(some[0], e, match)
-        rest = None if grown is None else _matched(some[1:], [*others[:k], *others[k + 1 :]], grown)
-        if rest is not None:
-            return rest
-    return None
-
-
-def unified(a: Expr, b: Expr, match: dict[str, str]) -> dict[str, str] | None:
-    if isinstance(a, Index) and isinstance(b, Index):
-        if match.get(a.name, b.name) != b.name or a.name not in match and b.name in match.values():
-            return None
-        return {**match, a.name: b.name}
-    if type(a) is not type(b) or len(children(a)) != len(children(b)):
-        return None
-    if isinstance(a, Access) and isinstance(b, Access) and a.tensor != b.tensor:
-        return None
-    if isinstance(a, Call) and isinstance(b, Call) and a.function != b.function:
-        return None
-    if isinstance(a, (Int, Float)):
-        return match if a == b else None
-    found: dict[str, str] | None = match
-    for x, y in zip(children(a), children(b), strict=True):
-        found = None if found is None else unified(x, y, found)
-    return found

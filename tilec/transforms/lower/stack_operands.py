@@ -86,8 +86,9 @@ def stack_operands(s: Statement, types: Types, names: Names, least: int = 0) -> 
     return made if len(made) > 1 else _of_elements(s, types, names)
 
 
-def plain_sum(s: Statement, types: Types) -> tuple[tuple[str, ...], dict[str, int]] | None:
-    """The variables of the output and the extent of each variable of a floating sum over all points of a box."""
+def plain_sum(s: Statement, types: Types, fixed: bool = False) -> tuple[tuple[str, ...], dict[str, int]] | None:
+    """The variables of the output and the extent of each variable of a floating sum over all points of a box. `fixed`:
+    indices may be numbers."""
     if s.aggregation != "sum" or s.index is None or s.default is not None or s.guard is not None or s.constraints:
         return None
     outputs = distinct_variables(s.index)
@@ -95,17 +96,21 @@ def plain_sum(s: Statement, types: Types) -> tuple[tuple[str, ...], dict[str, in
         return None
     if any(isinstance(e, (Inside, Pad)) for e in walk(s.body)):
         return None
-    extent = full_extents(s, types)
+    extent = full_extents(s, types, fixed)
     return None if extent is None or points_per_element(s, types) is None else (outputs, extent)
 
 
-def full_extents(s: Statement, types: Types) -> dict[str, int] | None:
-    """How many values each variable has, where all are bare in what they index and every tensor says the same."""
+def full_extents(s: Statement, types: Types, fixed: bool = False) -> dict[str, int] | None:
+    """How many values each variable has, where all are bare in what they index and every tensor says the same. `fixed`:
+    beside numbers that are inside."""
     found = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
     for a in walk(s.body):
         if isinstance(a, Access):
             for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-                v = linear(e).bare
+                form = linear(e)
+                if fixed and not form.terms and form.is_integral and 0 <= form.constant < n:
+                    continue
+                v = form.bare
                 if v is None or found.setdefault(v, n) != n:
                     return None
     return found

@@ -70,7 +70,7 @@ def first_to_last(level: Level) -> int:
 def _broadcast(level: Level, e: Aggregate, bound: Sequence[str], element: ElementType) -> tuple[str, frozenset[str]]:
     """The values of all points, reduced; those that do not count hold the identity."""
     body = level.prepared(e.body)
-    tests = [] if (mask := level.mask()) is None else [mask]
+    tests = level.tests()
     if e.guard is not None:
         tests.append(level.prepared(e.guard))
     evaluator = TorchScalars(level.step, body, *tests)
@@ -107,7 +107,7 @@ def _product(
 ) -> tuple[str, frozenset[str]] | None:
     """A sum of products, or a logsumexp of sums, of states and a feed as a matrix product."""
     semiring = {"sum": SUM, "logsumexp": LOG}.get(e.aggregation)
-    if semiring is None or level.domain.conditions or not is_floating(element.dtype) or element.weak:
+    if semiring is None or level.domain.conditions or level.moving or not is_floating(element.dtype) or element.weak:
         return None
     if e.guard is not None and (not level.loose.allowed or semiring is LOG or reads_own(e.guard, level.own)):
         return None
@@ -196,7 +196,7 @@ def exponential_lines(
 ) -> tuple[str, frozenset[str]] | None:
     """A sum of products with the exponential of a sum, as `exponentials` has it: text that may give None, and the
     variables of the result."""
-    if e.aggregation != "sum" or level.domain.conditions or element.dtype not in ("float32", "float64"):
+    if e.aggregation != "sum" or level.domain.conditions or level.moving or element.dtype not in ("float32", "float64"):
         return None
     split = split_factors(e.body, level.task.types)
     extent = {**level.domain.extent, level.time: 1}

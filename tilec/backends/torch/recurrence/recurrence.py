@@ -148,8 +148,7 @@ class _Loop:
             self._plan(self.s.guard, domain)
         self.state, self.rows = task.names.fresh("state"), task.names.fresh("rows")
         self.level = Level(task, skew, self.state, domain, skew.names, domain.low[skew.names[0]], loose, nested)
-        mask = self.level.mask()
-        self.tests = [] if mask is None else [mask]
+        self.tests = self.level.tests()
         if self.s.guard is not None:
             self.tests.append(self.level.prepared(self.s.guard))
 

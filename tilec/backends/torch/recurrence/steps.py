@@ -8,17 +8,25 @@ would take more room than a few times the states; a step takes its slice. What r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import tuple_text
-from tilec.backends.common.domain import Domain, free, row_major
+from tilec.backends.common.domain import (
+    Condition,
+    Domain,
+    access_conditions,
+    free,
+    gathered,
+    row_major,
+    whole_arguments,
+)
 from tilec.backends.common.skew import Skew, plan_read
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.functions import ONE, ZERO
-from tilec.ir.index import Affine
+from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
@@ -105,6 +113,9 @@ class Level:
         nested: Callable[[Level, Aggregate], Expr],
     ):
         """`start`: the time of step 0. `nested` makes a pseudo-tensor of an aggregation that stands in the level."""
+        own = task.flat.output
+        self.moving = [c for c in domain.conditions if reads_own(c.form.to_expr(), own)]
+        domain = replace(domain, conditions=tuple(c for c in domain.conditions if c not in self.moving))
         self.task, self.skew, self.state, self.domain = task, skew, state, domain
         self.loose, self.nested = loose, nested
         self.order = tuple(order)
@@ -147,8 +158,12 @@ class Level:
         if not reads_own(e, self.own):
             return self.feed(e)
         match e:
+            case Access() if e.tensor != self.own:
+                return self.looked_up(e)
             case Access():
                 return self.state_read(e)
+            case Inside():
+                return ONE  # the tests ask
             case Pad():
                 return self.padded(e)
             case Aggregate():
@@ -160,7 +175,9 @@ class Level:
     def padded(self, e: Pad) -> Expr:
         """What `pad` reads of the own output, or says of it."""
         access = e.access if isinstance(e.access, Access) else e.access.access
-        if access.tensor != self.own:
+        if access.tensor != self.own and any(reads_own(i, self.own) for i in access.index):
+            inside, read = self.inside(access), ONE if isinstance(e.access, Inside) else self.looked_up(access)
+        elif access.tensor != self.own:
             inside, read = self.inside(access), self.feed(replace(e, value=ZERO))
         elif isinstance(e.access, Inside):
             inside, read = self.inside(access), ONE
@@ -221,8 +238,29 @@ class Level:
 
     def inside(self, access: Access) -> Expr | None:
         """Where an access lies inside its tensor; None where it does everywhere."""
+        if any(reads_own(i, self.own) for i in access.index):
+            return self._all(asked_inside(access, self.types, self.own))
         found = self.frame.inside(access)
         return None if found is None else self.condition(*found)
+
+    def tests(self) -> list[Expr]:
+        """What says whether a point of the level's box is valid, the guard aside."""
+        return [t for t in (self.mask(), self._all(self.moving)) if t is not None]
+
+    def _all(self, conditions: Sequence[Condition]) -> Expr | None:
+        """Do conditions hold? They may be on what states say; None where they do at all points of the box."""
+        result: Expr | None = None
+        for c in conditions:
+            if self.domain.holds(c):
+                continue
+            n = c.form.denominator
+            place = self.prepared((c.form * n).to_expr())
+            asked = [Call("ge", (place, ZERO)), Call("lt", (place, Int(c.bound * n)))]
+            if n > 1:
+                asked.append(Call("eq", (Call("mod", (place, Int(n))), ZERO)))
+            for test in asked:
+                result = test if result is None else Call("and", (result, test))
+        return result
 
     def mask(self) -> Expr | None:
         """The points of the level among those of its box, as far as that does not depend on the states."""
@@ -271,6 +309,11 @@ class Level:
         parts = []
         for form, first, n in zip(forms, self.skew.first, self.skew.shape, strict=True):
             moved = form - first
+            if reads_own(moved.to_expr(), self.own):
+                text, found = self._position(moved, n)
+                parts.append(text)
+                variables |= found
+                continue
             depends = frozenset(v for v in free(form) if self.domain.extent[v] > 1)
             text = self.frame.index(self.frame._folded(moved))
             if not depends:
@@ -286,7 +329,25 @@ class Level:
         inside = self.inside(access)
         if inside is None:
             return read
-        return Call("select", (inside, read, self.feed(self.outside(access))))
+        return Call("select", (inside, read, self.prepared(self.outside(access))))
+
+    def looked_up(self, access: Access) -> Expr:
+        """An element of another tensor at a place that states say; any where that is outside."""
+        t = self.task.types[access.tensor]
+        places = [self._position(linear(i), n) for i, n in zip(access.index, t.shape, strict=True)]
+        text = f"rt.elements_at({self.task.local[access.tensor]}, {', '.join(x for x, _ in places)})"
+        variables = frozenset(v for _, found in places for v in found)
+        element = t.element()
+        return self.pseudo("taken", element, self.step.assign_new("taken", text), "", variables)
+
+    def _position(self, form: Affine, size: int) -> tuple[str, frozenset[str]]:
+        """Text of the nearest place inside of an axis, computed in the step, and the variables that it depends on."""
+        n = form.denominator
+        e = self.prepared((form * n).to_expr())
+        e = e if n == 1 else Call("div", (e, Int(n)))
+        evaluator = TorchScalars(self.step, e)
+        value = evaluator.value(e)
+        return f"({evaluator.tensor(value, 'int64')}).clamp(0, {size - 1})", value.variables
 
     def outside(self, access: Access) -> Expr:
         """What the recurrence holds at an access outside of its tensor."""
@@ -294,6 +355,19 @@ class Level:
         if s.init is None:
             return Call("bool", (ZERO,)) if self.types[self.own].dtype == "bool" else ZERO
         return initial(s, access)
+
+
+def asked_inside(access: Access, types: Mapping[str, TensorType], own: str) -> list[Condition]:
+    """The conditions under which an access lies in its tensor, and those in its index in theirs; of elements of `own`
+    nothing is asked, which `init` continues."""
+    found: dict[Condition, None] = {}
+    pending = [access]
+    while pending:
+        a = pending.pop()
+        if a is access or a.tensor != own:
+            found.update(dict.fromkeys((*access_conditions(a, types), *whole_arguments(a.index))))
+        pending += [x for f in map(linear, a.index) for x in gathered(f)]
+    return list(found)
 
 
 def reads_own(e: Expr, own: str) -> bool:

@@ -34,6 +34,8 @@ from tilec.ir.program import (
 from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.plain import is_pure, is_unmasked
 
+ANCHOR = "=anchor"  # what an anchor's value depends on, for frames of a scope in which it is named
+
 
 def find_epilogue(
     program: Program, place: int, types: Mapping[str, TensorType], barred: Collection[str] = (), stored: bool = False
@@ -173,6 +175,6 @@ def as_read(frame: Frame, space: Space, output: str, value: str, compute_dtype: 
     text = f"{text}.to(tl.float32)" if t.dtype in NARROW else text
     name = frame.kernel.names.fresh(python_name(output).lower())
     frame.kernel.assign(name, text)
-    variables = frozenset((*space.outputs, *space.residues))
+    variables = frozenset((*space.outputs, *space.residues, ANCHOR))
     found = ScalarValue(name, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
     return {Access(output, tuple(r.to_expr() for r in space.rows)): found}

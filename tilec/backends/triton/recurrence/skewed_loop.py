@@ -172,8 +172,8 @@ def _range(domain: Domain, v: str) -> tuple[int, int]:
 
 
 def step_inputs(loop: SkewedLoop, roots: Sequence[Expr], is_known: Callable[[Pad], bool]) -> list[Access]:
-    """Elements of other tensors that a step reads, sums aside, those in indices before what they are indices of.
-    `is_known`: pads whose value is known already."""
+    """Elements of other tensors that a step reads, sums aside, those in indices before what they are indices of, and
+    none at places that states say. `is_known`: pads whose value is known already."""
     found: dict[Access, None] = {}
     s, box = loop.statement, loop.space().box(0)
 
@@ -197,4 +197,4 @@ def step_inputs(loop: SkewedLoop, roots: Sequence[Expr], is_known: Callable[[Pad
             stack += [] if is_known(e) else [*outside, e.access]
         else:
             stack += reversed(value_children(e))
-    return list(found)
+    return [a for a in found if not any(isinstance(x, Access) and x.tensor == s.output for x in walk(*a.index))]

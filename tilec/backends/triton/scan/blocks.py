@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilec.backends.triton.emit.epilogue import ANCHOR
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If
@@ -53,7 +54,8 @@ class BlockWriter(ScanWriter):
             (carry,) = carries
             k.assign("head", self.algebra.apply.format(*found, *spread))
             k.scopes.append(Scope())
-            self._store(frame, "head", self._tests)
+            within = Frame(k, frame.axes, frame.tails, *frame.inner, frozenset((ANCHOR,)))
+            self._store(within, "head", self._tests)
             k.assign(carry, self._last(["head"])[0])
             self._certified_or(" & ".join(self._tests), lambda: self._recompute_steps(carry))
         k.close("first", "range(start, end, BT)")
