@@ -13,6 +13,7 @@ from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
 from tilec.transforms.bind.bind import bind
+from tilec.transforms.bind.own_indices import own_indices_as_sums
 from tilec.transforms.lower.clamps.known_inside import known_inside
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.defract import defract
@@ -54,6 +55,7 @@ Transform = Callable[[Program, CallContext], Program]
 # Every pass between a source and a backend, by name, so that each can be run alone (`tilec opt`).
 TRANSFORMS: dict[str, Transform] = {
     "bind": lambda program, setting: bind(program, setting.types, setting.values),
+    "own_indices": lambda program, setting: own_indices_as_sums(program, setting.types),
     "flatten": lambda program, setting: flatten(program, setting.types),
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
     "known_inside": lambda program, setting: known_inside(program, setting.types),
@@ -93,6 +95,7 @@ class Pass:
 
 CONTRACTIONS = (
     *(
+        "own_indices",
         "flatten",
         "known_inside",
         "simplify",

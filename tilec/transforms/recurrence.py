@@ -25,17 +25,19 @@ from tilec.ir.program import (
     substitute,
     walk,
 )
+from tilec.lattice.comparisons import MOST_PATHS, alternatives
 from tilec.lattice.schedule import Conflict, Dependence, find_schedule
 from tilec.lattice.sets import Box, InRange, IntegerSet, Shapes, bounds_of, domain, domain_of, sizes_of
 from tilec.transforms.util.naming import separate
 
 
-def dependences(s: Statement, shapes: Shapes) -> list[tuple[Access, Dependence]]:
-    """Each read of its own output in a bound statement, and what the elements written there depend on."""
+def dependences(s: Statement, shapes: Shapes, branches: bool = False) -> list[tuple[Access, Dependence]]:
+    """Each read of its own output in a bound statement, and what the elements written there depend on. With `branches`,
+    only where the conditions around the read hold."""
     outer = domain(s, shapes)
     writes = [linear(e) for e in s.index or ()]
     found = []
-    for access, layers in _own_reads(s):
+    for access, layers, path in _own_reads(s):
         variables, conditions = list(outer.variables), list(outer.conditions)
         for e in layers:
             inner = domain_of((e.body, *e.guards), shapes, e.constraints, own=s.output)
@@ -45,25 +47,48 @@ def dependences(s: Statement, shapes: Shapes) -> list[tuple[Access, Dependence]]
         conditions += [InRange(form, n) for form, n in zip(reads, sizes_of(s), strict=True)]
         elements = _elements((*reads, *writes))
         forms = {k: Affine.variable(v) for k, v in elements.items()}
-        d = Dependence(
-            (*dict.fromkeys(variables), *elements.values()),
-            tuple(InRange(_freed(c.form, forms), c.bound) for c in dict.fromkeys(conditions)),
-            tuple(_freed(w, forms) for w in writes),
-            tuple(_freed(r, forms) for r in reads),
-        )
-        found.append((access, d))
+        for more in _ways(path) if branches else [()]:
+            d = Dependence(
+                (*dict.fromkeys(variables), *elements.values()),
+                tuple(InRange(_freed(c.form, forms), c.bound) for c in dict.fromkeys((*conditions, *more))),
+                tuple(_freed(w, forms) for w in writes),
+                tuple(_freed(r, forms) for r in reads),
+            )
+            found.append((access, d))
     return found
 
 
-def _own_reads(s: Statement) -> Iterator[tuple[Access, tuple[Aggregate, ...]]]:
-    """Reads of the statement's own output, each with the nested aggregations around it, outermost first."""
-    stack: list[tuple[Expr, tuple[Aggregate, ...]]] = [(root, ()) for root in reversed(s.roots)]
+_Path = tuple[tuple[Expr, bool], ...]  # conditions around a read, each with whether it holds
+
+
+def _ways(path: _Path) -> list[tuple[InRange, ...]]:
+    """Conditions of which some hold wherever all of the path do."""
+    found: list[tuple[InRange, ...]] = [()]
+    for condition, sense in path:
+        both = [(*x, *y) for x in found for y in alternatives(condition, sense)]
+        found = both if len(both) <= MOST_PATHS else found
+    return found
+
+
+def _own_reads(s: Statement) -> Iterator[tuple[Access, tuple[Aggregate, ...], _Path]]:
+    """Reads of the statement's own output, each with the nested aggregations around it, outermost first, and the
+    conditions."""
+    guarded: _Path = tuple((g, True) for g in s.guards)
+    stack: list[tuple[Expr, tuple[Aggregate, ...], _Path]] = [(s.body, (), guarded)]
+    stack += [(root, (), ()) for root in reversed(s.guards)]
     while stack:
-        e, layers = stack.pop()
+        e, layers, path = stack.pop()
         if isinstance(e, Access) and e.tensor == s.output:
-            yield e, layers
-        below = (*layers, e) if isinstance(e, Aggregate) else layers
-        stack.extend((x, below) for x in reversed(children(e)))
+            yield e, layers, path
+        match e:
+            case Call("select", (condition, a, b)):
+                stack += [(b, layers, (*path, (condition, False))), (a, layers, (*path, (condition, True)))]
+                stack.append((condition, layers, path))
+            case Aggregate():
+                within = (*path, *((g, True) for g in e.guards))
+                stack += [(x, (*layers, e), within if x is e.body else path) for x in reversed(children(e))]
+            case _:
+                stack += [(x, layers, path) for x in reversed(children(e))]
 
 
 def _elements(forms: tuple[Affine, ...]) -> dict[Expr, str]:
@@ -85,7 +110,7 @@ def own_reach(s: Statement, shapes: Shapes) -> Box:
     points = domain(s, shapes)
     names = [e.name for e in s.index or () if isinstance(e, Index)]
     box: Box = {}
-    for access, layers in _own_reads(s):
+    for access, layers, _ in _own_reads(s):
         conditions = list(points.conditions)
         variables = list(points.variables)
         for e in layers:
@@ -109,6 +134,9 @@ def schedule(s: Statement, shapes: Shapes) -> tuple[int, ...]:
     read is strictly earlier than what is computed from it. NoSchedule shows the reads that cannot all be so."""
     found = dependences(s, shapes)
     tau = find_schedule([d for _, d in found], len(s.index or ()))
+    if isinstance(tau, Conflict):
+        found = dependences(s, shapes, branches=True)
+        tau = find_schedule([d for _, d in found], len(s.index or ()))
     if isinstance(tau, Conflict):
         places = list(dict.fromkeys(a.span for k in tau.among if (a := found[k][0]).span is not None))
         raise no_schedule(s, places, len(tau.among))

@@ -265,10 +265,10 @@ class Sites(Memory):
 
     def atom(self, e: Expr, at: Points) -> tuple[np.ndarray, np.ndarray | bool]:
         match e:
-            case Access():
+            case Access() if e.tensor != self.own:
                 place, good = self.locate(e, at)
                 return self.fetch(e, place), good
-            case Pad():
+            case Access() | Pad():
                 value = self.value(e, at)
                 require_integers(value.type, e.span)
                 return value.data, True

@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilec.errors import AffineMistake, Unsupported
+from tilec.errors import Unsupported
 from tilec.ir.aggregations import NUMBERED
 from tilec.ir.constraining import Branch, Demand, always, demands, product_of_demands
-from tilec.ir.functions import ZERO
-from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Index, Int, Statement, index_variables
+from tilec.ir.program import Access, Aggregate, Expr, Statement, index_variables
+from tilec.lattice.comparisons import MOST_PATHS, alternatives
 from tilec.lattice.sets import InRange, IntegerSet, Shapes, domain_of
 
-MOST_PATHS = 64  # through the conditionals of one region that are looked at one by one
-ENDLESS = 2**62  # the bound of a condition that has none
 CONSTRAIN = "bound them by constraints such as `i < N`"
 
 
@@ -107,70 +104,3 @@ def path_domain(
     variables = dict.fromkeys((*around.variables, *named))
     conditions = dict.fromkeys((*around.conditions, *inner.conditions, *way.conditions))
     return IntegerSet(tuple(variables), tuple(conditions), (*around.dependent, *inner.dependent))
-
-
-def alternatives(e: Expr, sense: bool) -> list[tuple[InRange, ...]]:
-    """Conditions of which some hold wherever `e` is true (or, by `sense`, false); no conditions where it says nothing
-    of indices."""
-    match e:
-        case Int(value) | Float(value):
-            return [()] if bool(value) == sense else []
-        case Call("and" | "or", (a, b)) if _truth(a) and _truth(b):
-            left, right = alternatives(a, sense), alternatives(b, sense)
-            if (e.function == "and") == sense:
-                both = [(*x, *y) for x in left for y in right]
-                return both if len(both) <= MOST_PATHS else [()]
-            return [*left, *right]
-        case Call("eq" | "ne", (a, b)) if b == ZERO and _truth(a):
-            return alternatives(a, sense == (e.function == "ne"))
-        case Call("lt" | "le" | "gt" | "ge" | "eq" | "ne", (a, b)):
-            x, y = _form(a), _form(b)
-            if x is not None and y is not None:
-                return _compared(e.function, x - y, sense)
-    return [()]
-
-
-def _truth(e: Expr) -> bool:
-    match e:
-        case Call("and" | "or" | "xor", (a, b)):
-            return _truth(a) and _truth(b)
-    return isinstance(e, Call) and e.function in _NOT
-
-
-_NOT = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-
-
-def _compared(function: str, difference: Affine, sense: bool) -> list[tuple[InRange, ...]]:
-    function = function if sense else _NOT[function]
-    below, above = InRange(-difference - 1, ENDLESS), InRange(difference - 1, ENDLESS)
-    match function:
-        case "lt":
-            return [(below,)]
-        case "gt":
-            return [(above,)]
-        case "le":
-            return [(InRange(-difference, ENDLESS),)]
-        case "ge":
-            return [(InRange(difference, ENDLESS),)]
-        case "eq":
-            return [(InRange(difference, 1),)]
-    return [(below,), (above,)]
-
-
-def _form(e: Expr) -> Affine | None:
-    """The form of a value that is integer arithmetic of index variables; between values `/` truncates, so none."""
-    stack = [e]
-    while stack:
-        match stack.pop():
-            case Index() | Int():
-                pass
-            case Call("add" | "sub" | "neg" | "mul" | "max" | "min" | "abs" | "clamp", args):
-                stack.extend(args)
-            case Call("mod", (a, Int(n))) if n:
-                stack.append(a)
-            case _:
-                return None
-    try:
-        return linear(e)
-    except AffineMistake:
-        return None

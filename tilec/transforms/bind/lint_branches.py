@@ -28,8 +28,8 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
+from tilec.lattice.comparisons import MOST_PATHS, alternatives
 from tilec.lattice.sets import InRange, IntegerSet, Shapes, bounds_of, domain_of, shapes_of, sizes_of
-from tilec.transforms.bind.conditional_paths import MOST_PATHS, alternatives
 
 Ways = list[tuple[InRange, ...]]  # conditions of which some hold
 
