@@ -225,3 +225,23 @@ def test_sums_of_16_bits_that_are_added_up_first_are_kept_in_float32(operator):
     f = tilec.compile(f"function (D[N, J], X[M, J]) -> (Y) {{ Y[i : N] = +(D[i, j] {operator} X[n, j]); }}")
     x = 512.0 if operator == "*" else 1 / 512
     assert f(torch.full((256, 4), 2.0**-10).half(), torch.full((512, 4), x).half()).tolist() == [1024.0] * 256
+
+
+REFLECTIONS = """function (V[K, N], X[N, M]) -> (H) {
+    H[k, i, j : K, N, M] = H[k - 1, i, j] - V[k, i] * sum[m](V[k, m] * H[k - 1, m, j]) init X[i, j];
+}"""
+
+
+def test_a_product_of_matrices_and_vectors_is_added_up_first() -> None:
+    """What a gradient reads of a recurrence's steps before, with `pad`, bounds nothing, and is a factor like others."""
+    g = torch.Generator().manual_seed(0)
+    v, x, d = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((3, 24), (24, 64), (3, 24, 64)))
+    v, x = (v / 5).requires_grad_(), x.requires_grad_()
+    program = lowered(grad(parse(REFLECTIONS), ("V", "X")), v, x, d)
+    statements = [s for s in program.statements if s.aggregation == "sum" and "GV_1" in s.output]
+    assert len(statements) > 1 and all(len(index_variables(s.body)) <= 3 for s in statements), program
+    found = torch.autograd.grad(tilec.compile(REFLECTIONS)(v, x), (v, x), d)
+    steps = []
+    for k in range(3):
+        steps.append((steps[-1] if steps else x) - v[k][:, None] * (v[k] @ (steps[-1] if steps else x)))
+    torch.testing.assert_close(found, torch.autograd.grad(torch.stack(steps), (v, x), d))

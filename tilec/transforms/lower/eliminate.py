@@ -8,8 +8,9 @@ factors have 16 bits, and of these the smallest.
 So the gradient of an attention's normalisation becomes the sum over its rows of what comes in times what went out.
 
 A variable that one factor alone has is added up in that factor first: `Y[i] = +(D[i, j] * X[n, j])` is
-`T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`. That is how often the other factors are read, whoever multiplies. Such
-sums are kept in float32 where what they are for has 16 bits.
+`T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`. That is how often the other factors are read, whoever multiplies. So are
+factors of which one has all their variables, `+(G[k, i, j] * V[k, i] * H[k, m, j])` over i, where that saves most of
+the terms. Such sums are kept in float32 where what they are for has 16 bits.
 
 Factors that all terms of a body share are taken out of it first: `A * V * x - A * V * y` is `A * V * (x - y)`.
 
@@ -21,7 +22,7 @@ meets zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.functions import ZERO, all_of, call, operands_of
@@ -35,13 +36,13 @@ from tilec.ir.program import (
     Float,
     Index,
     Int,
+    Pad,
     Program,
     Statement,
     children,
     index_variables,
     reads,
     reads_itself,
-    value_accesses,
     walk,
 )
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating, kind
@@ -54,8 +55,10 @@ from tilec.transforms.util.factors import (
     unwidened,
 )
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.unify import matched, unified
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
+MUCH = 4  # times as many terms, at least, where what is added up first is read times another factor
 
 
 def eliminate(program: Program, inputs: Types) -> Program:
@@ -118,14 +121,14 @@ def sum_of_products(s: Statement, types: Types) -> SumOfProducts | None:
         return None
     extent = dict(zip(names, types[s.output].shape, strict=True))
     outputs = set(extent)
-    for a in value_accesses(s):
+    for a in _asked(s):
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):
             v = linear(e).bare
             if v is None or v in extent and extent[v] != n:
                 return None
             extent[v] = n
     every = index_variables(*s.roots)
-    if any(v not in extent for v in every) or any(not isinstance(e, POINTWISE_NODES) for e in walk(s.body)):
+    if any(v not in extent for v in every) or any(not isinstance(e, (*POINTWISE_NODES, Pad)) for e in walk(s.body)):
         return None
     factors = factors_of_terms(s.body, types)
     if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):
@@ -159,6 +162,20 @@ def _as_tests(constraints: Sequence[Constraint], extent: Mapping[str, int]) -> l
 
 
 POINTWISE_NODES = (Access, Call, Index, Int, Float)
+
+
+def _asked(s: Statement) -> Iterator[Access]:
+    """The accesses that constrain a statement's points: what `pad` reads does not."""
+    stack = list(s.roots)
+    while stack:
+        match stack.pop():
+            case Pad(value=value):
+                stack.append(value)
+            case Access() as a:
+                yield a
+                stack += a.index
+            case e:
+                stack += children(e)
 
 
 def _is_number(e: Expr) -> bool:
@@ -233,10 +250,11 @@ def _is_sum_alone(whole: SumOfProducts, v: str) -> bool:
     inside, outside, index = _parted(whole, v)
     if len(whole.summed) < 2 or not any(not f.divides and index_variables(f.value) for f in outside):
         return False
-    if len({frozenset(index_variables(f.value)) for f in inside}) != 1:
-        return False
+    sets = {frozenset(index_variables(f.value)) for f in inside}
     every = math.prod(whole.extent[w] for w in whole.variables)
     first, rest = math.prod(whole.extent[w] for w in (*index, v)), every // whole.extent[v]
+    if len(sets) != 1 and (frozenset((*index, v)) not in sets or every < MUCH * (first + rest)):
+        return False
     return every - first - rest >= LEAST_SAVED
 
 
@@ -332,8 +350,8 @@ def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Ty
         if len(there) != len(inside) or len(conditions) != len(guards) or len(other.guards) != len(conditions):
             continue
         some, others = ([unwidened(f.value, types) for f in factors] for factors in (there, inside))
-        match = _matched(some, others, {w: v})
-        match = None if match is None else _matched(conditions, guards, match)
+        match = matched(some, others, {w: v})
+        match = None if match is None else matched(conditions, guards, match)
         found = None if match is None else _taken(across, outside, match)
         if found is None:
             continue
@@ -363,34 +381,3 @@ def _taken(
         else:
             return None
     return match, left
-
-
-def _matched(some: Sequence[Expr], others: Sequence[Expr], match: dict[str, str]) -> dict[str, str] | None:
-    """Variables of `some` by those of `others` that make them equal in some order."""
-    if not some:
-        return match
-    for k, e in enumerate(others):
-        grown = unified(some[0], e, match)
-        rest = None if grown is None else _matched(some[1:], [*others[:k], *others[k + 1 :]], grown)
-        if rest is not None:
-            return rest
-    return None
-
-
-def unified(a: Expr, b: Expr, match: dict[str, str]) -> dict[str, str] | None:
-    if isinstance(a, Index) and isinstance(b, Index):
-        if match.get(a.name, b.name) != b.name or a.name not in match and b.name in match.values():
-            return None
-        return {**match, a.name: b.name}
-    if type(a) is not type(b) or len(children(a)) != len(children(b)):
-        return None
-    if isinstance(a, Access) and isinstance(b, Access) and a.tensor != b.tensor:
-        return None
-    if isinstance(a, Call) and isinstance(b, Call) and a.function != b.function:
-        return None
-    if isinstance(a, (Int, Float)):
-        return match if a == b else None
-    found: dict[str, str] | None = match
-    for x, y in zip(children(a), children(b), strict=True):
-        found = None if found is None else unified(x, y, found)
-    return found
