@@ -353,6 +353,8 @@ def test_recurrences():
     b = np.arange(6.0).reshape(2, 3)
     first = b[0] + np.array([21, 1, 11])
     assert run(wrapped, b).tolist() == [first.tolist(), (b[1] + np.roll(first, 1)).tolist()]
+    table = function("C[N], R[8]", "Y[t, i : 2, N] = R[2 * Y[t - 1, i]] init C[i];", "Y")
+    assert run(table, np.array([2, 1, 0, 4]), np.arange(8)).tolist() == [[4, 2, 0, 0], [0, 4, 0, 0]]
     for circle in ("H[t]", "H[(t - 1) % T]", "H[t - 1] + H[t + 1]"):
         with pytest.raises(NoSchedule):
             run(function("B[T]", f"H[t : T] = 2 * {circle} + B[t];", "H"), A4)

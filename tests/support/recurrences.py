@@ -62,6 +62,30 @@ RECURRENCES = {
         (normal(6), normal(6)),
     ),
     "padded by hand": ("function (A[T]) -> (H) { H[t : T] = A[t] * pad(H[t - 1], 2 * t + 1); }", (normal(4),)),
+    "elements as places in a table": (
+        "function (C[N], R[8]) -> (Y) { Y[t, i : 3, N] = R[4 * Y[t - 1, (i - 1) % N] + 2 * Y[t - 1, i] "
+        "+ Y[t - 1, (i + 1) % N]] init C[i]; }",
+        (np.array([0, 1, 1, 3, 0]), RNG.integers(0, 2, 8)),
+    ),
+    "elements as places of their own": (
+        "function (P[N]) -> (Y) { Y[t, i : 3, N] = Y[t - 1, Y[t - 1, i]] init i * i - 1 + P[i]; }",
+        (np.array([0, 1, 0, 1]),),
+    ),
+    "elements as places, padded and in branches": (
+        "function (P[N], M[K, N]) -> (Y) { Y[t, i : 3, N] = i > 0 ? 1 + M[Y[t - 1, i], (i + 1) % N] "
+        "+ pad(M[Y[t - 1, i], i + 1], 7) : 5 init P[i]; }",
+        (np.array([0, 1, 0, 3]), RNG.integers(0, 5, (4, 4), dtype=np.int8)),
+    ),
+    "elements as places, summed over": (
+        "function (P[N], M[K, N]) -> (Y) { Y[t, i : 3, N] = sum(M[Y[t - 1, j], j]) % 5 + i init P[i]; }",
+        (np.array([0, 1, 0, 3]), RNG.integers(0, 5, (4, 4))),
+    ),
+    "an order that branches give": (
+        "function (A[N, N]) -> (L) { L[i, j : N, N] = j > i ? 0 : i == j ? "
+        "sqrt(A[i, i] - sum[k](k < i ? L[i, k] * L[i, k])) : "
+        "(A[i, j] - sum[k](k < j ? L[i, k] * L[j, k])) / L[j, j], k < N; }",
+        (np.eye(3) * 4 + 1,),
+    ),
     "of length 0": ("function (A[T, D]) -> (H) { H[t, i : T, D] = A[t, i] + H[t - 1, i]; }", (normal(0, 3),)),
     "an automaton": (
         "function (D[S, V], X[B, T], S0[B]) -> (H) { H[b, t : B, T] = D[H[b, t - 1], X[b, t]] init S0[b]; }",

@@ -255,3 +255,23 @@ def test_padded_reads_are_factors(name):
     assert len(f.lower(*given, backend="torch").stages["flat"].statements) == sums
     wanted = tilec.interpret(source, *(t.numpy() for t in given))
     torch.testing.assert_close(f(*given), torch.as_tensor(wanted))
+
+
+REFLECTIONS = """function (V[K, N], X[N, M]) -> (H) {
+    H[k, i, j : K, N, M] = H[k - 1, i, j] - V[k, i] * sum[m](V[k, m] * H[k - 1, m, j]) init X[i, j];
+}"""
+
+
+def test_a_product_of_matrices_and_vectors_is_added_up_first() -> None:
+    """What a gradient reads of a recurrence's steps before, with `pad`, bounds nothing, and is a factor like others."""
+    g = torch.Generator().manual_seed(0)
+    v, x, d = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((3, 24), (24, 64), (3, 24, 64)))
+    v, x = (v / 5).requires_grad_(), x.requires_grad_()
+    program = lowered(grad(parse(REFLECTIONS), ("V", "X")), v, x, d)
+    statements = [s for s in program.statements if s.aggregation == "sum" and "GV_1" in s.output]
+    assert len(statements) > 1 and all(len(index_variables(s.body)) <= 3 for s in statements), program
+    found = torch.autograd.grad(tilec.compile(REFLECTIONS)(v, x), (v, x), d)
+    steps = []
+    for k in range(3):
+        steps.append((steps[-1] if steps else x) - v[k][:, None] * (v[k] @ (steps[-1] if steps else x)))
+    torch.testing.assert_close(found, torch.autograd.grad(torch.stack(steps), (v, x), d))

@@ -365,6 +365,8 @@ ARITY_HINTS = {
     "clamp": "clamp(x, low, high)",
     "cond": "cond(c, a, b) is c ? a : b",
     "as_float": "as_float(x, bits); float16(x), float32(x) and float64(x) cast too",
+    "as_int": "as_int(x, bits); int8(x), int16(x), int32(x) and int64(x) cast too",
+    "as_uint": "as_uint(x, bits)",
     "reshape": "reshape(X, sizes...), such as reshape(X, N * M)",
     "log": "the logarithm to another base is log(X) / log(2)",
     "max": "of three values: max(max(a, b), c); with indices it aggregates: max(X[i])",

@@ -8,8 +8,9 @@ factors have 16 bits, and of these the smallest.
 So the gradient of an attention's normalisation becomes the sum over its rows of what comes in times what went out.
 
 A variable that one factor alone has is added up in that factor first: `Y[i] = +(D[i, j] * X[n, j])` is
-`T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`. That is how often the other factors are read, whoever multiplies. Such
-sums are kept in float32 where what they are for has 16 bits.
+`T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`. That is how often the other factors are read, whoever multiplies. So are
+factors of which one has all their variables, `+(G[k, i, j] * V[k, i] * H[k, m, j])` over i, where that saves most of
+the terms. Such sums are kept in float32 where what they are for has 16 bits.
 
 Factors that all terms of a body share are taken out of it first: `A * V * x - A * V * y` is `A * V * (x - y)`.
 
@@ -34,12 +35,10 @@ from tilec.ir.program import (
     Expr,
     Float,
     Index,
-    Inside,
     Int,
     Pad,
     Program,
     Statement,
-    children,
     index_variables,
     reads,
     reads_itself,
@@ -52,6 +51,7 @@ from tilec.transforms.util.factors import (
     as_accumulated,
     factors_of_terms,
     in_wider_type,
+    outside_of_pads,
     quotient_of,
     unwidened,
 )
@@ -59,6 +59,7 @@ from tilec.transforms.util.matching import matched, unified
 from tilec.transforms.util.naming import Names
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
+MUCH = 4  # times as many terms, at least, where what is added up first is read times another factor
 
 
 def eliminate(program: Program, inputs: Types) -> Program:
@@ -137,7 +138,7 @@ def sum_of_products(s: Statement, types: Types, computed: bool = False, padded: 
         return None
     extent = dict(zip(names, types[s.output].shape, strict=True))
     outputs = set(extent)
-    for a in (e for e in _outside_of_pads(s.roots) if isinstance(e, Access)) if padded else value_accesses(s):
+    for a in (e for e in outside_of_pads(s.roots) if isinstance(e, Access)) if padded else value_accesses(s):
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):
             v = linear(e).bare
             if v is None and computed and any(isinstance(x, Access) for x in walk(e)):
@@ -146,7 +147,7 @@ def sum_of_products(s: Statement, types: Types, computed: bool = False, padded: 
                 return None
             extent[v] = n
     every = index_variables(*s.roots)
-    nodes = _outside_of_pads((s.body,)) if padded else walk(s.body)
+    nodes = outside_of_pads((s.body,)) if padded else walk(s.body)
     if any(v not in extent for v in every) or any(not isinstance(e, POINTWISE_NODES) for e in nodes):
         return None
     factors = factors_of_terms(s.body, types)
@@ -178,22 +179,6 @@ def _as_tests(constraints: Sequence[Constraint], extent: Mapping[str, int]) -> l
         if form.constant + sum(r for r in reach if r > 0) >= bound.constant:
             tests.append(Call("lt", (form.to_value(), c.bound)))
     return tests
-
-
-def _outside_of_pads(roots: Iterable[Expr]) -> Iterable[Expr]:
-    stack = [*roots]
-    while stack:
-        e = stack.pop()
-        if not _is_padded(e):
-            yield e
-            stack += children(e)
-
-
-def _is_padded(e: Expr) -> bool:
-    """Whether it is a read that constrains nothing, its padding's too."""
-    if not isinstance(e, Pad) or isinstance(e.access, Inside):
-        return False
-    return _is_padded(e.value) or isinstance(e.value, (Int, Float))
 
 
 POINTWISE_NODES = (Access, Call, Index, Int, Float)
@@ -272,10 +257,11 @@ def _is_sum_alone(whole: SumOfProducts, v: str) -> bool:
     inside, outside, index = _parted(whole, v)
     if len(whole.summed) < 2 or not any(not f.divides and index_variables(f.value) for f in outside):
         return False
-    if len({frozenset(index_variables(f.value)) for f in inside}) != 1:
-        return False
+    sets = {frozenset(index_variables(f.value)) for f in inside}
     every = math.prod(whole.extent[w] for w in whole.variables)
     first, rest = math.prod(whole.extent[w] for w in (*index, v)), every // whole.extent[v]
+    if len(sets) != 1 and (frozenset((*index, v)) not in sets or every < MUCH * (first + rest)):
+        return False
     return every - first - rest >= LEAST_SAVED
 
 

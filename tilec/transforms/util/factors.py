@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.functions import ONE, RANDOM, call
 from tilec.ir.infer import expression_type, expression_types
-from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, walk
+from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, children, walk
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating
 
 
@@ -153,3 +153,20 @@ def added(terms: list[tuple[bool, Expr]]) -> Expr:
     for minus, e in rest:
         result = result - e if minus else result + e
     return result
+
+
+def outside_of_pads(roots: Iterable[Expr]) -> Iterator[Expr]:
+    """The nodes of expressions, but for reads that constrain nothing and all that these ask."""
+    stack = [*roots]
+    while stack:
+        e = stack.pop()
+        if not _is_padded(e):
+            yield e
+            stack += children(e)
+
+
+def _is_padded(e: Expr) -> bool:
+    """Whether it is a read that constrains nothing, its padding's too."""
+    if not isinstance(e, Pad) or isinstance(e.access, Inside):
+        return False
+    return _is_padded(e.value) or isinstance(e.value, (Int, Float))
