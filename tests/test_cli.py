@@ -45,6 +45,14 @@ def test_warnings_are_told_each_time(capsys: pytest.CaptureFixture[str]) -> None
         assert told.startswith("tilec: warning: <tile>:1:17: `Scoers` is an input") and told.count("tilec:") == 1
 
 
+def test_check_tells_what_nothing_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "function (X[N], W[M], Z[K]) -> (Y) { A[i : N] = X[i] + 1; Y[i : M] = X[i]; }"  # of W a size is read
+    assert main(["check", "-e", text]) == 0
+    told = capsys.readouterr().err
+    assert "nothing reads the input `Z`" in told and "nothing reads `A`" in told and told.count("warning:") == 2
+    assert "make it an output, `-> (Y, A)`" in told
+
+
 def test_no_command_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     told = capsys.readouterr().err

@@ -9,7 +9,7 @@ import torch
 
 import tilec
 from tilec.cli import main
-from tilec.cli.compare import compare, comparison_text, inputs_of, peer_of
+from tilec.cli.compare import compare, comparison_lines, inputs_of, peer_of
 
 SOFTMAX = "Y[i, j] = exp(X[i, j] - logsumexp(X[i, k]));"
 PEERS = "import torch\ndef softmax(x):\n    return torch.softmax(x, 1)\ndef total(x):\n    return x.sum(1)\n"
@@ -30,7 +30,14 @@ def test_rows(peers: Path) -> None:
         (n, d) for d in ("forward", "backward") for n in ("tilec", "eager")
     ]
     assert all(0 < r.microseconds and r.error < 1e-6 and r.peak is None and r.floor for r in rows)
-    assert "backward, eager" in comparison_text(rows)
+    lines = list(comparison_lines(rows, ["eager"]))
+    assert lines[-1].startswith("backward, eager") and lines[0].endswith("memory, MiB") and len(lines) == 5
+
+
+def test_what_has_to_be_compiled_comes_last(peers: Path) -> None:
+    eager = peer_of(f"{peers}:softmax")
+    rows = compare(tilec.compile(SOFTMAX), {"eager": eager, "compiled": eager}, inputs_of([tilec.spec((5, 7))], "cpu"))
+    assert [r.name for r in rows] == ["tilec", "eager"] * 2 + ["compiled"] * 2
 
 
 def test_integers_have_no_backward_pass(peers: Path) -> None:

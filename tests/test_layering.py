@@ -56,7 +56,7 @@ LAYERS = (
     ("tilec.backends",),
     ("tilec.pipeline",),
     ("tilec.saving",),
-    ("tilec.arguments", "tilec.lowered"),
+    ("tilec.refused", "tilec.arguments", "tilec.lowered"),
     ("tilec.explain",),
     ("tilec.distributed",),
     ("tilec.prepare",),
@@ -86,6 +86,7 @@ HOMES = {
         *(
             "tilec.native",
             "tilec.backends",
+            "tilec.refused",
             "tilec.arguments",
             "tilec.specialise",
             "tilec.torch_op",

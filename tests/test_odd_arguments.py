@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from fractions import Fraction
 from random import Random
 
 import numpy as np
@@ -54,6 +55,41 @@ ODD = {
 }
 
 
+class Member:
+    """An object of another library that has the member `name` and no more."""
+
+    def __init__(self, name):
+        setattr(self, name, None)
+
+
+class Quantity(np.ndarray):
+    """An array with a unit, say."""
+
+    def __array_ufunc__(self, *args, **kwargs):
+        return NotImplemented
+
+
+SAID = {  # what no call takes, and what the hint says to pass
+    "a masked array": (lambda: np.ma.array([1.0, 2.0], mask=[0, 1]), "X.filled(0), and numpy.ma.getmaskarray(X)"),
+    "a masked array without a mask": (lambda: np.ma.array([1.0]), "X.filled(0)"),
+    "a masked element": (lambda: np.ma.masked, "X.filled(0)"),
+    "an array of units": (lambda: np.ones(3).view(Quantity), "numpy.asarray(X), the bare numbers"),
+    "complex numbers": (lambda: torch.ones(3, dtype=torch.complex64), "torch.view_as_real(X)"),
+    "complex numbers of NumPy": (lambda: np.ones(3, complex), "X.real and X.imag"),
+    "objects": (lambda: np.array([1, 2], object), 'X.astype("float64")'),
+    "uint32": (lambda: torch.ones(3).to(torch.uint32), "X.to(torch.int64)"),
+    "float8": (lambda: torch.ones(3).to(torch.float8_e5m2), "X.to(torch.float16)"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "X.dequantize()"),
+    "a sparse matrix of SciPy": (lambda: Member("toarray"), "X.toarray()"),
+    "a table of pandas": (lambda: Member("to_numpy"), "X.to_numpy()"),
+    "an array of JAX": (lambda: Member("__dlpack__"), "torch.from_dlpack(X)"),
+    "an array by protocol": (lambda: Member("__array__"), "numpy.asarray(X)"),
+    "a fraction": (lambda: Fraction(1, 2), "float(X)"),
+    "2^70": (lambda: 2**70, "float(X)"),
+    "nothing": (lambda: None, "left out of the text"),
+}
+
+
 def tried(attempt):
     """What comes out, or the TileError."""
     try:
@@ -74,6 +110,16 @@ def test_odd_arguments(name):
             lambda x=x, source=source: tilec.interpret(source, x),
         ):
             tried(attempt)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SAID)
+def test_what_to_pass(name):
+    make, hint = SAID[name]
+    for call in (tilec.compile("Y = 2 * X"), lambda x: tilec.interpret("Y = 2 * X", x)):
+        with pytest.raises(TileError) as caught:
+            call(make())
+        assert f"{hint}" in str(caught.value.hint)
 
 
 def test_what_the_oracle_reads():

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from tilec import refused
 from tilec.errors import InputMistake, TypeMistake, listed
 from tilec.errors.tracebacks import public
 from tilec.ir.types import DTYPES, TensorType
@@ -87,8 +88,13 @@ class Arguments:
 
 
 def chosen_inputs(wrt: str | Sequence[str] | None, names: Sequence[str]) -> tuple[str, ...]:
-    """The inputs that `wrt` asks for: one, several, or all."""
-    return tuple(names) if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    """The inputs that `wrt` asks for: one, several, or all. Raises InputMistake for what is no name."""
+    if wrt is None:
+        return tuple(names)
+    chosen = tuple(wrt) if isinstance(wrt, Iterable) and not isinstance(wrt, str) else (wrt,)
+    if wrong := [name for name in chosen if not isinstance(name, str)]:
+        raise InputMistake(f"{wrong[0]!r} is no name of an input", hint=listed(wrong[0], names))
+    return chosen
 
 
 def by_name(names: Sequence[str], values: Sequence[object], named: Mapping[str, object]) -> tuple[object, ...]:
@@ -130,17 +136,9 @@ def to_tensors(names: Sequence[str], values: Sequence[object], seeds: Collection
         numpy = arrays and not any(isinstance(v, torch.Tensor) for v in values)
     for name, t in zip(names, tensors, strict=True):
         if t.dtype not in DTYPE_NAMES:
-            raise _unsupported(name, str(t.dtype).removeprefix("torch."))
-        check_dense(name, t)
+            raise refused.type_mistake(name, str(t.dtype).removeprefix("torch."))
+        refused.check_dense(name, t)
     return Arguments(_on_one_device(names, tensors, values), weak, numpy)
-
-
-def check_dense(name: str, t: torch.Tensor) -> None:
-    """Raises InputMistake for sparse, compressed, mkldnn and nested tensors."""
-    if t.layout is not torch.strided or t.is_nested:
-        what = "nested" if t.is_nested else str(t.layout).removeprefix("torch._").removeprefix("torch.")
-        hint = f"pass {name}.to_padded_tensor(0.0)" if t.is_nested else f"pass {name}.to_dense()"
-        raise InputMistake(f"{name} is a {what} tensor; Tile reads dense ones alone", hint=hint)
 
 
 def to_array(name: str, t: torch.Tensor) -> np.ndarray:
@@ -208,9 +206,10 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
             raise InputMistake(f"{name}: the parameter is not initialized, so it has no shape yet")
         return value
     if isinstance(value, (np.ndarray, np.generic)):
+        refused.check_array(name, value)
         array = np.asarray(value)
         if array.dtype.name not in DTYPES:
-            raise _unsupported(name, str(array.dtype))
+            raise refused.type_mistake(name, str(array.dtype), array=True)
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         if any(s < 0 for s in array.strides) or not array.flags.writeable:
@@ -221,21 +220,18 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
             try:
                 return torch.tensor(value, dtype=dtype, device="cpu")  # whatever the default device is
             except (OverflowError, RuntimeError, ValueError):
-                raise InputMistake(f"{name}: {value} does not fit into 64 bits") from None
+                raise InputMistake(f"{name}: {value} does not fit into 64 bits", hint=f"pass float({name})") from None
     if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a compiler's
         dtype = torch.int64 if isinstance(value, torch.SymInt) else torch.float64
         return torch.scalar_tensor(value, dtype=dtype)  # type: ignore[arg-type]
     if isinstance(value, complex):
-        raise _unsupported(name, "complex")
+        raise refused.type_mistake(name, "complex", array=True)
     if isinstance(value, torch.Generator):
         raise InputMistake(f"{name} is no seed, so no generator can take its place", hint="rand and randn take a seed")
     if isinstance(value, Spec):
         hint = "f.lower(...) takes specs; a call computes with a tensor, an array or a number"
         raise InputMistake(f"{name}: got a spec, which holds no data", hint=hint)
-    hint = "pass a torch tensor, a NumPy array or a Python number"
-    if isinstance(value, (list, tuple)):
-        hint += "; a list becomes a tensor with torch.tensor(...)"
-    raise InputMistake(f"{name}: got {type(value).__name__}", hint=hint)
+    raise refused.kind_mistake(name, value)
 
 
 def _seed(name: str, value: int | np.unsignedinteger | torch.Generator) -> torch.Tensor:
@@ -245,10 +241,6 @@ def _seed(name: str, value: int | np.unsignedinteger | torch.Generator) -> torch
         return empty.random_(-(2**63), None, generator=value)
     number = value if isinstance(value, int) else int(value)
     return _to_tensor(name, number - 2**64 if 2**63 <= number < 2**64 else number)
-
-
-def _unsupported(name: str, dtype: str) -> TypeMistake:
-    return TypeMistake(f"{name}: element type {dtype} is not supported", hint="one of " + ", ".join(DTYPES))
 
 
 def number_on(device: torch.device, number: bool | int | float | torch.SymInt | torch.SymFloat) -> torch.Tensor:

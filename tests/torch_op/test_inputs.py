@@ -58,8 +58,8 @@ REFUSED = {
         "X is a nested tensor",
     ),
     "mkldnn": (lambda: X.to_mkldnn(), tilec.InputMistake, "X is a mkldnn tensor"),
-    "masked": (lambda: masked_tensor(X, X > 0), tilec.Unsupported, "X is a MaskedTensor"),
-    "a subclass that refuses": (lambda: Refusing(X), tilec.Unsupported, "X is a Refusing"),
+    "masked": (lambda: masked_tensor(X, X > 0), tilec.InputMistake, r"X is a masked tensor.*\n.*get_mask"),
+    "a subclass that refuses": (lambda: Refusing(X), tilec.Unsupported, r"X is a Refusing.*\n.*the plain tensor"),
     "uint16": (lambda: X.to(torch.uint16), tilec.TypeMistake, "uint16"),
 }
 

@@ -74,5 +74,6 @@ def test_reads_that_conflict_are_all_shown():
         "      |                      ^^^^^^^^^^^^^^^",
         "    3 |         + H[t - 1, s] + H[t, s + 1];",
         "      |           ^^^^^^^^^^^   ^^^^^^^^^^^",
-        "  hint: an integer combination of the index variables must be less in what is read than in what is written",
+        "  hint: reads must all go one way, as `H[t - 1, s]` does: an integer combination of the index variables "
+        "must be less in what is read than in what is written",
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import cache
 
 import torch
 
-from tilec.cli.compare import compare, comparison_text, inputs_of, peer_of
+from tilec.cli.compare import compare, comparison_lines, inputs_of, peer_of
 from tilec.cli.options import add_source, add_types, argument_specs, compiled
 from tilec.cli.progress import progress
 from tilec.errors import InputMistake
@@ -30,10 +32,14 @@ def _bench(args: argparse.Namespace) -> None:
     if args.vs:
         peers["eager"] = peer_of(args.vs)
         if not args.no_compile:
-            peers["torch.compile"] = torch.compile(peers["eager"])
+            peers["torch.compile"] = _compiled_at_first_call(peers["eager"])
     inputs = inputs_of(argument_specs(function, args), device)
-    rows = []
-    with progress(f"measuring {function!r}"):
-        for row in compare(function, peers, inputs):
-            rows.append(row)
-    print(comparison_text(rows))
+    with progress(f"measuring {function!r}", first=10.0):
+        for line in comparison_lines(compare(function, peers, inputs), peers):
+            print(line, flush=True)
+
+
+def _compiled_at_first_call(peer: Callable[..., object]) -> Callable[..., object]:
+    """`torch.compile` of it; importing that compiler takes seconds."""
+    compiled = cache(lambda: torch.compile(peer))
+    return lambda *args: compiled()(*args)

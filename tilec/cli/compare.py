@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -18,7 +19,8 @@ from tilec.errors import InputMistake
 from tilec.function import Function
 
 Results = tuple[torch.Tensor, ...]
-MILLISECONDS = 200  # that each function is run for, and again where it is compiled by torch
+MILLISECONDS = 200  # that each function is run for
+_HEADS = ("      µs", " ratio", "   error", "of floor", "memory, MiB")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def _input(s: Spec, generator: torch.Generator, device: str) -> torch.Tensor:
 
 
 def compare(function: Function, peers: dict[str, Callable[..., object]], inputs: list[object]) -> Iterator[Figures]:
-    """Rows as they are measured: forward, then backward where an input is floating, ours first.
+    """Rows as they are measured: forward, then backward where an input is floating; of ours and the first peer, then of
+    the other peers, which may have to be compiled.
 
     Raises:
         InputMistake: A peer fails, or gives results of other shapes.
@@ -86,22 +89,22 @@ def compare(function: Function, peers: dict[str, Callable[..., object]], inputs:
     rate = _copy_rate(device)
     wanted = _listed(function(*exact))
     weights = [torch.randn_like(t) if t.is_floating_point() else None for t in wanted]
-    for direction in ("forward", "backward") if leaves and any(w is not None for w in weights) else ("forward",):
+    truths, least = {"forward": wanted}, {"forward": _least(function, inputs, wanted, False)}
+    if leaves and any(w is not None for w in weights):
+        truths["backward"] = _gradients(function, exact, leaves, weights)()
+        least["backward"] = _least(function, inputs, wanted, True)
+    runs: list[tuple[str, Callable[..., object]]] = [("tilec", function), *peers.items()]
+    for direction, (name, run) in (*product(truths, runs[:2]), *product(truths, runs[2:])):
         backward = direction == "backward"
-        truth = _gradients(function, exact, leaves, weights)() if backward else wanted
-        runs: dict[str, Callable[..., object]] = {"tilec": function, **peers}
-        for name, run in runs.items():
-            once = _gradients(run, inputs, leaves, weights) if backward else _forward(run, inputs)
-            try:
-                error = _error(once(), truth)
-            except InputMistake as wrong:
-                raise InputMistake(f"{name}: {wrong.message}") from None
-            except Exception as wrong:
-                raise InputMistake(f"{name} fails: {type(wrong).__name__}: {wrong}") from wrong
-            peak, microseconds = peak_bytes(once, device), _microseconds(once, device)
-            least = _least(function, inputs, wanted, backward)
-            floor = least / rate * 1e6 / microseconds
-            yield Figures(name, direction, microseconds, error, peak, floor)
+        once = _gradients(run, inputs, leaves, weights) if backward else _forward(run, inputs)
+        try:
+            error = _error(once(), truths[direction])
+        except InputMistake as wrong:
+            raise InputMistake(f"{name}: {wrong.message}") from None
+        except Exception as wrong:
+            raise InputMistake(f"{name} fails: {type(wrong).__name__}: {wrong}") from wrong
+        peak, microseconds = peak_bytes(once, device), _microseconds(once, device)
+        yield Figures(name, direction, microseconds, error, peak, least[direction] / rate * 1e6 / microseconds)
 
 
 def _microseconds(once: Callable[[], object], device: str) -> float:
@@ -179,23 +182,20 @@ def _least(function: Function, inputs: list[object], outputs: Results, backward:
     return function.grad().lower(*inputs, *given).cost().least_bytes
 
 
-def comparison_text(rows: Sequence[Figures]) -> str:
-    """The rows side by side; a ratio above 1 means that tilec is faster."""
-    ours = {r.direction: r.microseconds for r in rows if r.name == "tilec"}
-    head = ["", "µs", "ratio", "error", "of floor", "memory, MiB"]
-    body = [
-        [
-            f"{r.direction}, {r.name}",
+def comparison_lines(rows: Iterable[Figures], names: Iterable[str] = ()) -> Iterator[str]:
+    """A line for each row as it comes, below a head; a ratio above 1 means that tilec is faster. The first column is
+    wide enough for `names`."""
+    first = max(map(len, ("tilec", *names))) + len("backward, ")
+    yield "  ".join(["".ljust(first), *_HEADS])
+    ours: dict[str, float] = {}
+    for r in rows:
+        ours.setdefault(r.direction, r.microseconds)
+        cells = (
             f"{r.microseconds:.4g}" if r.microseconds < 1000 else f"{r.microseconds:.0f}",
             "" if r.name == "tilec" else f"{r.microseconds / ours[r.direction]:.2f}",
             f"{r.error:.1e}",
             "" if r.floor is None else f"{r.floor:.2f}",
             "" if r.peak is None else f"{r.peak / 2**20:.1f}",
-        ]
-        for r in rows
-    ]
-    widths = [max(len(line[c]) for line in [head, *body]) for c in range(len(head))]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(t.rjust(w) for t, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
-        for line in [head, *body]
-    )
+        )
+        aligned = [cell.rjust(len(head)) for cell, head in zip(cells, _HEADS, strict=True)]
+        yield "  ".join([f"{r.direction}, {r.name}".ljust(first), *aligned]).rstrip()

@@ -44,6 +44,7 @@ from tilec.language.hints.functions import (
     replacement,
 )
 from tilec.language.hints.misspelt import no_variable
+from tilec.language.hints.sizes import bound_hint
 from tilec.language.ranks import is_size, rank_of
 from tilec.language.scope import FunctionScope, Symbol, nearest
 from tilec.language.syntax import CallSyntax, Partial, aggregation_of, below, check_arity, direct_variables, index_nodes
@@ -292,12 +293,8 @@ class Values:
             span = next((node.span for node in index_nodes(where) if node.name in free), where.span)
             if len(free) == 1 and (other := no_variable(free[0], span, self.scope.source)):
                 raise other
-            verb = "is" if len(free) == 1 else "are"
-            raise UnboundIndex(
-                f"nothing bounds {names}: the valid points have no end",
-                span,
-                hint=f"{names} {verb} bounded by the index of a tensor or by a constraint such as {free[0]} < N",
-            )
+            hint = bound_hint(free, s, self.scope)
+            raise UnboundIndex(f"nothing bounds {names}: the valid points have no end", span, hint=hint)
 
     def emit(self, base: str, body: Expr, **parts) -> Name:
         """Put a statement of an expansion before this one; its fresh name."""

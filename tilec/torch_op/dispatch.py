@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tilec.arguments import check_dense
-from tilec.errors import Unsupported
+from tilec import refused
 from tilec.specialise import Specialiser
 from tilec.torch_op import dtensors
 from tilec.torch_op.levels import Outputs
@@ -30,7 +29,7 @@ def run_plain(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak
 def operator(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Outputs:
     """The outputs of a call of `torch.ops.tilec.call`."""
     for name, t in zip(function.inputs, tensors, strict=True):
-        check_dense(name, t)  # cotangents too, which torch brings
+        refused.check_dense(name, t)  # cotangents too, which torch brings
     numbers = [place for place, w in enumerate(weak) if w]
     try:
         results = iter(torch.ops.tilec.call(text_of(function), list(tensors), numbers, list(values)))
@@ -39,5 +38,5 @@ def operator(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak,
         if not kinds:
             raise
         (name, what), *_ = kinds
-        raise Unsupported(f"{name} is a {what}, which does not say what a call of tilec does with it") from error
+        raise refused.subclass_mistake(name, what) from error
     return tuple([next(results) if there else None for there in function.there([t.dtype for t in tensors])])

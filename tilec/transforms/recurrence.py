@@ -139,13 +139,24 @@ def schedule(s: Statement, shapes: Shapes) -> tuple[int, ...]:
     return tau
 
 
+_ORDER = (
+    "reads must all go one way, as {0} does: "
+    "an integer combination of the index variables must be less in what is read than in what is written"
+)
+
+
+def _read_before(s: Statement) -> str:
+    first, *rest = [e.name if isinstance(e, Index) else "..." for e in s.index or ()]
+    return f"`{s.output}[{', '.join((f'{first} - 1', *rest))}]`"
+
+
 def no_schedule(s: Statement, places: list[Span], count: int) -> NoSchedule:
     what = "this read" if count == 1 else "these reads"
     return NoSchedule(
         f"no order computes every element of {s.output} before {what} of it",
         places[0] if places else s.span,
         others=tuple(places[1:]),
-        hint="an integer combination of the index variables must be less in what is read than in what is written",
+        hint=_ORDER.format(_read_before(s)),
     )
 
 

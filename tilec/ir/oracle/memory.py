@@ -12,6 +12,8 @@ from tilec.errors import NameMistake, RankMistake, SizeMistake, Span, TypeMistak
 from tilec.ir.oracle.accumulate import wrap
 from tilec.ir.types import DTYPES, ElementType, is_integer
 
+GIVE_RANK = "pass an array with as many dimensions as the text gives indices"
+
 
 class PointValue(NamedTuple):
     """Elements as float64, int64 or bool, broadcast against the points at hand, and their type."""
@@ -53,7 +55,7 @@ class Memory:
         if dtype not in DTYPES:
             raise TypeMistake(f"{name}: element type {dtype} is not supported", span)
         if dims is not None and len(dims) != array.ndim:
-            raise RankMistake(f"{name} has {len(dims)} dimensions; the array has {array.ndim}", span)
+            raise RankMistake(f"{name} has {len(dims)} dimensions; the array has {array.ndim}", span, hint=GIVE_RANK)
         for d, size in zip(dims or (), array.shape, strict=False):
             wanted = self.sizes.setdefault(d, size) if isinstance(d, str) else d
             if wanted != size:

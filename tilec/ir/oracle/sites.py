@@ -11,7 +11,7 @@ import numpy as np
 from tilec.errors import RankMistake, SizeMistake, TypeMistake, UnboundIndex
 from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.oracle.branches import Accesses, BranchChoice, branch_accesses, branch_paths, merged_choices
-from tilec.ir.oracle.memory import Memory, PointValue, require_integers
+from tilec.ir.oracle.memory import GIVE_RANK, Memory, PointValue, require_integers
 from tilec.ir.oracle.points import Columns, LinearForm, enumerate_points, form, take
 from tilec.ir.program import Access, Call, Constraint, Expr, Int, Name, Pad, accesses_in, index_variables, walk
 from tilec.ir.types import is_integer
@@ -133,7 +133,9 @@ class Sites(Memory):
             shape = self.tensor(access.tensor, access.span).data.shape
             if len(shape) != len(access.index):
                 raise RankMistake(
-                    f"{access.tensor} has {len(shape)} dimensions; {len(access.index)} indices here", access.span
+                    f"{access.tensor} has {len(shape)} dimensions; {len(access.index)} indices here",
+                    access.span,
+                    hint=GIVE_RANK,
                 )
             forms = [form(e, n, self.size) for e, n in zip(access.index, shape, strict=True)]
             known = self.forms[id(access)] = (access, forms)

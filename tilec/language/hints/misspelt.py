@@ -1,5 +1,5 @@
 """Names that look like something else: inputs of a bare list that may be a misspelt tensor of it, index variables that
-other languages read as a part of a number, a constant or a function."""
+other languages read as a part of a number, a constant or a function; and names that nothing reads."""
 
 from __future__ import annotations
 
@@ -51,6 +51,20 @@ def misspelt(program: Program, source: str) -> Iterator[NameMistake]:
                 i.span,
                 hint=Hint(told, *_renamed(i.name, close[0], source)),
             )
+
+
+def unread(program: Program) -> Iterator[NameMistake]:
+    """One for each input, and each tensor that is no output, which nothing reads; of an input not even a size."""
+    used = set(program.outputs).union(*map(_read, program.statements))
+    for i in program.inputs:
+        if i.name not in used and used.isdisjoint(i.dims or ()):
+            yield NameMistake(
+                f"nothing reads the input `{i.name}`", i.span, hint="read it, or leave it out of the head"
+            )
+    for s in program.statements:
+        if s.output not in used:
+            hint = f"make it an output, `-> ({', '.join((*program.outputs, s.output))})`, or leave the statement out"
+            yield NameMistake(f"nothing reads `{s.output}`", s.span, hint=hint)
 
 
 def no_variable(name: str, span: Span | None, source: str) -> NameMistake | None:

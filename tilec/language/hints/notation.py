@@ -23,6 +23,11 @@ def _listed(m: Match, source: str) -> str:
     return Hint(f"what an aggregation binds is listed in brackets: {proposed(m, text)}", instead(m, text))
 
 
+def _listed_after(m: Match) -> str:
+    text = f"{m['f']}[{m['v'].strip()}]{m['x']}"
+    return Hint(f"what an aggregation binds is listed after its name: {proposed(m, text)}", instead(m, text))
+
+
 def _ranged(m: Match, source: str) -> str:
     left = "=" not in m.string[: m.start()].rpartition(";")[2]
     if left:
@@ -88,6 +93,16 @@ NOTATION: tuple[Idiom, ...] = (
         _listed,
     ),
     Idiom(
+        rf"\b(?P<f>{AGGREGATION})(?P<x>\((?:[^()]|\([^()]*\))*\))\s*(?P<at>\[(?P<v>[a-z]\w*(?:\s*,\s*[a-z]\w*)*)\])",
+        "nothing is read of an aggregation by an index",
+        lambda m, source: _listed_after(m),
+    ),
+    Idiom(
+        rf"\b(?P<f>{AGGREGATION})\((?P<at>(?P<v>[a-z]\w*)\s+in\s+{RANGE}(?P<n>[A-Z0-9]\w*)[)\]]?)\s*,\s*(?P<x>(?:[^()]|\([^()]*\))+)\)",
+        "there is no operator `in`",
+        lambda m, source: f"a constraint bounds an index variable: `{m['f']}[{m['v']}]({m['x']}), {m['v']} < {m['n']}`",
+    ),
+    Idiom(
         rf"\b(?P<f>{AGGREGATION})\[(?P<v>[^\[\]]*)\]\s*(?P<at>{NAME}(?:\[[^\[\]]*\])?)",
         "the argument of an aggregation stands in parentheses",
         written_hint(lambda m: f"{m['f']}[{m['v']}]({m['at']})"),
@@ -122,10 +137,11 @@ NOTATION: tuple[Idiom, ...] = (
     Idiom(r"(?P<at>⊗)", "`{at}` is no character of the language", lambda m, source: OUTER_HINT),
     Idiom(r"^\s*(?P<at>--|%|;;)(?=\s)", "comments begin with // or #", lambda m, source: f"write `//` for `{m['at']}`"),
     Idiom(
-        rf"^\s*(?P<at>\(?\s*{NAME}(?:\s*,\s*{NAME})+\s*\)?)\s*=(?!=)",
+        rf"(?:^|[;{{])\s*(?P<at>\(?\s*{NAME}(?:\[[^\[\]]*\])?(?:\s*,\s*{NAME}(?:\[[^\[\]]*\])?)+(?:\s*\))?)\s*=(?!=)",
         "a statement assigns one name",
         lambda m, source: (
-            "write a statement for each: " + " ".join(f"{name} = ...;" for name in re.findall(NAME, m["at"]))
+            "write a statement for each: "
+            + " ".join(f"{x} = ...;" for x in re.findall(rf"{NAME}(?:\[[^\[\]]*\])?", m["at"]))
         ),
     ),
     Idiom(

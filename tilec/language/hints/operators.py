@@ -50,10 +50,15 @@ def _conditional(c: str, a: str, b: str | None) -> str:
 
 def _negated(m: Match) -> str:
     x = m["x"].strip()
-    return f"~{x}" if x.startswith("(") and COMPARES.search(x) else f"{x} == 0"
+    if not COMPARES.search(x):
+        return f"{x} == 0"
+    return f"~{x}" if x.startswith("(") else f"~({x})"
 
 
 def _matrix_product(m: Match, source: str) -> str:
+    if m["a"].endswith("]") and m["b"].endswith("]"):
+        text = f"{assigned_to(m)} = sum({m['a']} * {m['b']})"
+        return whole_statement(m, f"{PRODUCT.partition(':')[0]}: {text}", text)
     _, indices = subscripted(assigned_element(assigned_to(m))) or ("", [])
     i, j = indices if len(indices) == 2 else "ij"
     k = next(v for v in "klm" if v not in (i, j))
@@ -111,7 +116,11 @@ OPERATOR_IDIOMS: tuple[Idiom, ...] = (
     Idiom(r"(?P<at>\bmod\b)\s*", "there is no operator `mod`: it is `%`", written_hint(lambda m: "% ")),
     Idiom(r"(?P<at>\bis\s+not\b)\s*", "there is no `is not`: the operator is `!=`", written_hint(lambda m: "!= ")),
     Idiom(r"(?P<at>\bis\b)\s*", "there is no `is`: the operator is `==`", written_hint(lambda m: "== ")),
-    Idiom(rf"(?P<at>\bnot\b)\s*(?P<x>\([^()]*\)|{ATOM})", "there is no `not`", written_hint(_negated)),
+    Idiom(
+        rf"(?P<at>\bnot\b)\s*(?P<x>\([^()]*\)|{ATOM}(?:\s*(?:[=!]=|[<>]=?)\s*{ATOM})?)",
+        "there is no `not`",
+        written_hint(_negated),
+    ),
     Idiom(
         rf"(?P<a>{ATOM})\s+(?P<at>\bin\b)\s+(?P<b>{NAME})",
         "there is no operator `in`",
@@ -121,6 +130,11 @@ OPERATOR_IDIOMS: tuple[Idiom, ...] = (
     Idiom(r"(?P<at><>)", "there is no operator `<>`", written_hint(lambda m: "!=")),
     Idiom(r"(?P<at>===)", "there is no operator `===`", written_hint(lambda m: "==")),
     Idiom(r"(?P<at>!==)", "there is no operator `!==`", written_hint(lambda m: "!=")),
+    Idiom(
+        rf"(?:^|[;{{])\s*{NAME}(?:\[[^\[\]]*\])?\s*(?P<at>=>)\s*(?!\()",
+        "there is no operator `=>`",
+        lambda m, source: Hint("an assignment is written with `=`", instead(m, "=", "at")),
+    ),
     Idiom(r"(?P<at>=>)", "there is no operator `=>`", written_hint(lambda m: ">=")),
     Idiom(r"(?P<at>=<)", "there is no operator `=<`", written_hint(lambda m: "<=")),
     Idiom(r"(?P<at><-)", "there is no operator `<-`", written_hint(lambda m: "=")),

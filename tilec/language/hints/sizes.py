@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from tilec.errors import Edit, Hint, Span
-from tilec.ir.program import Access, Expr, Index, Name, Statement, expressions, index_variables, walk
+from tilec.ir.constraining import Branch, demands
+from tilec.ir.program import Access, Aggregate, Expr, Index, Name, Statement, expressions, index_variables, walk
 from tilec.language.scope import FunctionScope
 from tilec.language.syntax import StatementSyntax
 
@@ -11,8 +14,7 @@ from tilec.language.syntax import StatementSyntax
 def size_hint(s: StatementSyntax, statement: Statement, scope: FunctionScope) -> str:
     """Each index gets the size of a dimension in which its variable stands, bare if there is one."""
     assert s.target.index is not None and statement.index is not None
-    places = ", ".join(["..."] * len(statement.index))
-    told = f"give the sizes after a colon: {s.target.name}[... : {places}]"
+    told = "give the sizes after a colon: function (X[N]) -> (Y) { Y[i : N] = ... }"
     found = [_size(i, statement, scope) for i in statement.index]
     left = [scope.source[i.span.start : i.span.stop] for i in s.target.index if i.span is not None]
     if None in found or len(left) < len(found):
@@ -27,7 +29,7 @@ def unknown_size(i: Expr, s: StatementSyntax, statement: Statement, scope: Funct
     """Why the size along an index of the output cannot be known, and what to write."""
     told = size_hint(s, statement, scope)
     if isinstance(i, Name):
-        reason = "only a bare index variable takes its size from a tensor"
+        reason = f"`{i.name}` names a dimension, not an index variable"
         return reason, f"an index variable begins with a lower-case letter: `{i.name.lower()}`, not `{i.name}`"
     if not isinstance(i, Index):
         return "only a bare index variable takes its size from a tensor", told
@@ -39,6 +41,24 @@ def unknown_size(i: Expr, s: StatementSyntax, statement: Statement, scope: Funct
     return f"`{i.name}` does not stand bare as an index of a tensor on the right", told
 
 
+def bound_hint(free: Sequence[str], region: Statement | Aggregate, scope: FunctionScope) -> str:
+    """What bounds these variables of a region, and why an access in a branch of it does not."""
+    names = ", ".join(f"`{v}`" for v in free)
+    verb = "is" if len(free) == 1 else "are"
+    inside = [a for d in demands(region.guard, region.body) if isinstance(d, Branch) for a in _accesses_under(d)]
+    read = next(((a, d) for a in inside for d, e in enumerate(a.index) if free[0] in index_variables(e)), None)
+    if read is None:
+        return f"{names} {verb} bounded by the index of a tensor or by a constraint such as {free[0]} < N"
+    a, d = read
+    dims = scope.symbols[a.tensor].dims
+    size = f"shape({a.tensor}, {d})" if dims is None else dims[d]
+    written = scope.source[a.span.start : a.span.stop] if a.span else a.tensor
+    return (
+        f"in a branch `{written}` bounds {free[0]} only where the branch is taken: "
+        f"add a constraint, `..., {free[0]} < {size}`, or leave the other branch out, `c ? a`"
+    )
+
+
 def _size(index: Expr, s: Statement, scope: FunctionScope) -> str | None:
     variables = index_variables(index)
     read = [e for e in walk(*expressions(s)) if isinstance(e, Access) and e.tensor != s.output]
@@ -48,3 +68,8 @@ def _size(index: Expr, s: Statement, scope: FunctionScope) -> str | None:
         symbol = scope.symbols[a.tensor]
         return f"shape({a.tensor}, {d})" if symbol.dims is None else str(symbol.dims[d])
     return None
+
+
+def _accesses_under(branch: Branch) -> Iterator[Access]:
+    for d in (*branch.yes, *branch.no):
+        yield from _accesses_under(d) if isinstance(d, Branch) else (d,)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+import unicodedata
+from collections.abc import Callable, Iterator
 
 from lark import Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
@@ -12,7 +12,9 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 from tilec.errors import Edit, Hint, Span, SyntaxMistake
 from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
 from tilec.ir.functions import FUNCTIONS
+from tilec.language.hints.complaint import Complaint
 from tilec.language.hints.constraints import chained_hint
+from tilec.language.hints.equals import compound_assignment, double_equals, joined_operators, single_equals
 from tilec.language.hints.idioms import comment_in_brackets, explain_idiom
 from tilec.language.hints.tokens import (
     ARITHMETIC_TOKENS,
@@ -29,25 +31,6 @@ from tilec.language.syntax import token_span
 CHAIN = r",\s*([^,;<>=]+)(<=?)([^,;<>=]+)(<=?)([^,;<>={}]+)"  # among constraints: low <= e < high
 
 
-@dataclass(frozen=True)
-class Complaint:
-    """The token that does not fit, the kinds that would, the tokens before it and the brackets open there."""
-
-    token: Token
-    accepted: Collection[str]
-    before: list[Token]
-    open: list[Token]
-    source: str
-
-    @property
-    def previous(self) -> Token | None:
-        return self.before[-1] if self.before else None
-
-    @property
-    def span(self) -> Span:
-        return token_span(self.token)
-
-
 def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxMistake:
     """The diagnostic for an error of the parser; `tokens` are those of the text, up to a character that fits none."""
     if isinstance(error, UnexpectedCharacters):
@@ -57,6 +40,8 @@ def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxM
         character = source[place]
         name = f"`{character}`" if character.isprintable() else repr(character)
         span, hint = Span(place, place + 1), CHARACTERS.get(character)
+        if hint is None and character.isalpha():
+            hint = f"names are made of the letters a to z, digits and `_`: write {_spelled(character)}"
         if hint is not None and character == "\\":
             hint = Hint(hint, Edit(span, ""))
         return SyntaxMistake(f"unexpected character {name}", span, hint=hint)
@@ -76,6 +61,13 @@ def explain(error: UnexpectedInput, source: str, tokens: list[Token]) -> SyntaxM
             return mistake
     message = f"unexpected `{token}`, expected {in_words(complaint.accepted)}"
     return SyntaxMistake(message, complaint.span, hint=_keyword(complaint) or _still_open(complaint))
+
+
+def _spelled(letter: str) -> str:
+    """A letter without its accent, or of another alphabet by its name: `e`, `alpha`."""
+    plain = unicodedata.normalize("NFD", letter)[0]
+    word = plain.lower() if plain.isascii() else unicodedata.name(letter, "a name").split()[-1].lower()
+    return f"`{word.capitalize() if letter.isupper() else word}`"
 
 
 def _keyword(c: Complaint) -> Hint | None:
@@ -121,6 +113,13 @@ def _end(c: Complaint) -> SyntaxMistake | None:
     return SyntaxMistake(message, Span(token_span(last).stop, token_span(last).stop + 1))
 
 
+def _trailing_comma(c: Complaint) -> SyntaxMistake | None:
+    if c.token.type not in CLOSING or c.previous is None or c.previous.type != "COMMA":
+        return None
+    hint = Hint("leave the comma before it out", Edit(token_span(c.previous), ""))
+    return SyntaxMistake(f"unexpected `{c.token}`, expected {in_words(c.accepted)}", c.span, hint=hint)
+
+
 def _closer(c: Complaint) -> SyntaxMistake | None:
     if c.token.type not in CLOSING:
         return None
@@ -139,49 +138,9 @@ def _closer(c: Complaint) -> SyntaxMistake | None:
 def _reserved(c: Complaint) -> SyntaxMistake | None:
     if c.token.type not in RESERVED_TOKENS or not {"UPPER", "LOWER"} & set(c.accepted):
         return None
-    return SyntaxMistake(f"`{c.token}` is a reserved word", c.span, hint="choose another name")
-
-
-def _double_equals(c: Complaint) -> SyntaxMistake | None:
-    if c.token.type != "EQEQ" or "EQUAL" not in c.accepted:
-        return None
-    hint = "the operator is `=` followed by the aggregation: write `= =(...)` for assign, or plain `= ...`"
-    return SyntaxMistake("`==` compares, and here a statement assigns", c.span, hint=Hint(hint, Edit(c.span, "=")))
-
-
-def _compound_assignment(c: Complaint) -> SyntaxMistake | None:
-    assert c.token.end_pos is not None
-    if "EQUAL" not in c.accepted or "LPAR" in c.accepted or c.source[c.token.end_pos : c.token.end_pos + 1] != "=":
-        return None
-    span = Span(c.span.start, c.span.stop + 1)
-    if c.previous is not None and c.previous.type == "UPPER":
-        hint = f"a name is assigned once: write {c.previous}1 = {c.previous} {c.token} ... under a name of its own"
-        return SyntaxMistake(f"there is no operator `{c.token}=`", span, hint=hint)
-    hint = f"the operator is `=` followed by the aggregation, as in `= {c.token}(...)`"
-    return SyntaxMistake(f"there is no operator `{c.token}=`", span, hint=Hint(hint, *_compound(c, span, str(c.token))))
-
-
-def _compound(c: Complaint, span: Span, sign: str) -> tuple[Edit, ...]:
-    """`+=` as `= +`, with parentheses around what follows up to a constraint or the statement's end."""
-    start = span.stop + len(c.source[span.stop :]) - len(c.source[span.stop :].lstrip(" \t"))
-    stop = _extent(c.source, start)
-    body = c.source[start:stop].rstrip()
-    if sign not in BY_SYMBOL or not body:
-        return ()
-    enclosed = body.startswith("(") and _extent(c.source, start + 1) == start + len(body) - 1
-    return (Edit(Span(span.start, start + len(body)), f"= {sign}{body if enclosed else f'({body})'}"),)
-
-
-def _extent(source: str, start: int) -> int:
-    """Where an expression that begins there has its end: before what stands outside of its brackets and cannot be in
-    it, or a comment, or a line break."""
-    depth = 0
-    for place in range(start, len(source)):
-        here = source[place]
-        depth += (here in "([") - (here in ")]")
-        if depth < 0 or here in ";{}#\n" or (here == "," and not depth) or source.startswith("//", place):
-            return place
-    return len(source)
+    nested = c.open and re.match(r"function\s+\w*\s*\(|function\(", c.source[c.span.start :])
+    hint = "define it before this one, and call it by its name" if nested else "choose another name"
+    return SyntaxMistake(f"`{c.token}` is a reserved word", c.span, hint=hint)
 
 
 def _lower_case_tensor(c: Complaint) -> SyntaxMistake | None:
@@ -204,7 +163,7 @@ def _needs_parentheses(written: str, span: Span, more: str = "") -> SyntaxMistak
 
 def _around_aggregation(c: Complaint) -> SyntaxMistake | None:
     """`= +A[i]` and `= +(A[i], B[i])`."""
-    if set(c.accepted) == {"LPAR"} and c.previous is not None and c.previous.type != "FUNCTION":
+    if set(c.accepted) == {"LPAR"} and c.previous is not None and not _in_head(c):
         unary = c.token.type in ("UPPER", "INT", "FLOAT") and c.previous.type == "PLUS"
         return _needs_parentheses(c.previous, c.span, "; there is no unary `+`" if unary else "")
     if c.token.type == "COMMA" and "RPAR" in c.accepted and "SEMICOLON" not in c.accepted:
@@ -270,22 +229,6 @@ def _upper_case(token: Token) -> SyntaxMistake:
     )
 
 
-def _operators(c: Complaint) -> SyntaxMistake | None:
-    """Two operators of another language."""
-    if c.previous is None or c.previous.end_pos != c.token.start_pos:
-        return None
-    hints = {
-        "+=": "write `= +(...)` for a sum",
-        "*=": "write `= *(...)` for a product",
-        "++": "there is no `++`",
-    }
-    hint = hints.get(f"{c.previous}{c.token}")
-    if hint is None:
-        return None
-    change = _compound(c, Span(token_span(c.previous).start, c.span.stop), str(c.previous)) if c.token == "=" else ()
-    return SyntaxMistake(f"unexpected `{c.token}` after `{c.previous}`", c.span, hint=Hint(hint, *change))
-
-
 def _missing_semicolon(c: Complaint) -> SyntaxMistake | None:
     if (
         c.token.type not in ("UPPER", "LSQB")
@@ -328,11 +271,22 @@ def _multiplication(c: Complaint) -> SyntaxMistake | None:
     )
 
 
+def _in_head(c: Complaint) -> bool:
+    words = [t.type for t in c.before]
+    return "FUNCTION" in words and "LBRACE" not in words[len(words) - 1 - words[::-1].index("FUNCTION") :]
+
+
 def _header(c: Complaint) -> SyntaxMistake | None:
     """Between `function` and its body."""
     words = [t.type for t in c.before]
-    if "FUNCTION" not in words or "LBRACE" in words[len(words) - 1 - words[::-1].index("FUNCTION") :]:
+    if not _in_head(c):
         return None
+    if c.token.type == "COLON" and c.previous is not None and c.previous.type == "RPAR":
+        hint = "the statements of a function stand in braces: function (X[N]) -> (Y) { Y[i : N] = X[i]; }"
+        return SyntaxMistake("unexpected `:`", c.span, hint=hint)
+    if c.accepted == {"LPAR"}:
+        hint = "write function (X[N]) -> (Y) { ... }; a name comes before the parentheses"
+        return SyntaxMistake("a function's inputs stand in parentheses", c.span, hint=hint)
     if c.token.type == "LSQB" and "ARROW" in words:
         found = re.match(r"\[[^\[\](){}]*\]", c.source[c.span.start :])
         change = () if found is None else (Edit(Span(c.span.start, c.span.start + found.end()), ""),)
@@ -379,12 +333,14 @@ COMPLAINT_RULES: tuple[Callable[[Complaint], SyntaxMistake | None], ...] = (
     _lower_case_tensor,
     _end,
     _reserved,
+    _trailing_comma,
     _closer,
-    _double_equals,
-    _compound_assignment,
+    single_equals,
+    double_equals,
+    compound_assignment,
     _after_aggregation,
     _chained,
-    _operators,
+    joined_operators,
     _header,
     _around_aggregation,
     _name_case,

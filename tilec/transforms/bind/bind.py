@@ -88,7 +88,11 @@ class _Binder:
         s = promoted(s, self.types)
         t = statement_type(s, self.types)
         if math.prod(t.shape) > MOST_ELEMENTS:
-            raise SizeMistake(f"{s.output} would have the shape {t.shape}: more elements than memory can hold", s.span)
+            raise SizeMistake(
+                f"{s.output} would have the shape {t.shape}: more elements than memory can hold",
+                s.span,
+                hint="what one statement aggregates is not stored: put the body into the aggregation that reads it",
+            )
         self.types[s.output] = t
         self.sizes.shapes[s.output] = t.shape
         self.statements.append(resolve(s, self.types))
