@@ -33,9 +33,10 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, Types
-from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products, unified
+from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products
 from tilec.transforms.util.factors import Factor, as_accumulated, quotient_of, unwidened
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.unify import unified
 
 
 def share_sums(program: Program, inputs: Types) -> Program:
