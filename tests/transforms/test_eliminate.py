@@ -5,7 +5,10 @@ import torch
 
 import tilec
 from tilec.ir.program import Access, Index, Program, index_variables, walk
+from tilec.ir.types import TensorType
 from tilec.language import parse
+from tilec.pipeline import lower
+from tilec.saving import partition
 from tilec.transforms.autodiff.grad import grad
 from tilec.transforms.lower import eliminate
 
@@ -275,3 +278,33 @@ def test_a_product_of_matrices_and_vectors_is_added_up_first() -> None:
     for k in range(3):
         steps.append((steps[-1] if steps else x) - v[k][:, None] * (v[k] @ (steps[-1] if steps else x)))
     torch.testing.assert_close(found, torch.autograd.grad(torch.stack(steps), (v, x), d))
+
+
+PAIRS = """function (Q[N, D], K[T, S, D], V[T, S, F], Table[T]) -> (O) {
+    X[i, t, s : N, T, S] = sum(Q[i, d] * K[t, s, d]);
+    L[i : N] = logsumexp(X[i, t, s]);
+    O[i, f : N, F] = sum(exp(X[i, t, s] - L[i]) * V[t, s, f]);
+}"""
+WORDS = {"axes": PAIRS, "rows that are data": PAIRS.replace("V[t, s, f]", "V[Table[t], s, f]")}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_columns_of_several_axes_and_of_data_have_been_added_up(name: str) -> None:
+    """The gradient of a normaliser is the sum over a row of what comes in times what went out; rows that are nowhere
+    count for neither."""
+    shapes = {"Q": (32, 8), "K": (9, 16, 8), "V": (9, 16, 24)}
+    given = {n: TensorType(s, "float64") for n, s in shapes.items()} | {"Table": TensorType((9,), "int64")}
+    backward = partition(parse(WORDS[name]), ("Q", "K", "V"), given, {}, True).backward
+    flat = lower(backward.program, dict(backward.types), {}).stages["flat"]
+    found = [{a.tensor for a in walk(s.body) if isinstance(a, Access)} for s in flat.statements if "DL" in s.output]
+    assert {"DO", "O"} in found
+    g = torch.Generator().manual_seed(0)
+    values = [torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes.values()]
+    table = torch.tensor([3, 0, -1, 8, 8, 9, 2, 1, 5]) if "Table[t]" in WORDS[name] else torch.arange(9)
+    q, k, v = values
+    there = ((table >= 0) & (table < 9))[:, None, None]
+    rows = torch.where(there, v[table.clamp(0, 8)], 0).flatten(0, 1)
+    wanted = torch.softmax(q @ k.flatten(0, 1).mT, -1) @ rows
+    d = torch.randn(wanted.shape, generator=g, dtype=torch.float64)
+    made = tilec.compile(WORDS[name])(*values, table)
+    torch.testing.assert_close(torch.autograd.grad(made, values, d), torch.autograd.grad(wanted, values, d))

@@ -208,6 +208,10 @@ def _eliminated(
         return [s]
     if len(whole.summed) == 1:
         return [_product_reused(whole, before, types) or s]
+    for v in whole.summed if len(whole.summed) > 2 else ():  # all the others at once: columns of several axes
+        reused = _reused_over(whole, [w for w in whole.summed if w != v], before, types)
+        if reused is not None:
+            return [reused]
     choices: list[tuple[bool, int, str]] = []
     for v in whole.summed:
         inside, outside, index = _parted(whole, v)
@@ -240,7 +244,7 @@ def _summed_first(whole: SumOfProducts, v: str, types: Types, names: Names) -> l
     dtype = types[s.output].dtype
     inside = inside if dtype in NARROW else [as_accumulated(f, dtype, types) for f in inside]
     first = Statement(name, places, sizes, quotient_of(inside), "sum", all_of(guards), span=s.span)
-    return [first, _rest(whole, v, Access(name, places), outside)]
+    return [first, _rest(whole, (v,), Access(name, places), outside)]
 
 
 def _in_float32(whole: SumOfProducts, types: Types, names: Names) -> tuple[Statement, Statement]:
@@ -265,12 +269,14 @@ def _is_sum_alone(whole: SumOfProducts, v: str) -> bool:
     return every - first - rest >= LEAST_SAVED
 
 
-def _parted(whole: SumOfProducts, v: str) -> tuple[list[Factor], list[Factor], tuple[str, ...]]:
-    """The factors with the variable, those without, and the other variables that the former and the guard have."""
-    inside = [f for f in whole.factors if v in index_variables(f.value)]
-    outside = [f for f in whole.factors if v not in index_variables(f.value)]
-    guards = [g for g in whole.guards if v in index_variables(g)]
-    used = set(index_variables(*(f.value for f in inside), *guards)) - {v}
+def _parted(whole: SumOfProducts, *variables: str) -> tuple[list[Factor], list[Factor], tuple[str, ...]]:
+    """The factors with one of the variables, those without, and the other variables that the former and the guard
+    have."""
+    own = set(variables)
+    inside = [f for f in whole.factors if not own.isdisjoint(index_variables(f.value))]
+    outside = [f for f in whole.factors if own.isdisjoint(index_variables(f.value))]
+    guards = [g for g in whole.guards if not own.isdisjoint(index_variables(g))]
+    used = set(index_variables(*(f.value for f in inside), *guards)) - own
     values = [f.value for f in inside]
     return inside, outside, as_stored([w for w in whole.extent if w in used], whole.summed, values)
 
@@ -323,8 +329,8 @@ def _elements(whole: SumOfProducts, variables: Iterable[str]) -> int:
     return math.prod(whole.extent[v] for v in variables)
 
 
-def _rest(whole: SumOfProducts, v: str, inner: Access, outside: Sequence[Factor]) -> Statement:
-    guards = [g for g in whole.guards if v not in index_variables(g)]
+def _rest(whole: SumOfProducts, variables: Sequence[str], inner: Access, outside: Sequence[Factor]) -> Statement:
+    guards = [g for g in whole.guards if set(variables).isdisjoint(index_variables(g))]
     body = quotient_of([*outside, Factor(inner, False)])
     return replace(whole.statement, body=body, guard=all_of(guards))
 
@@ -343,21 +349,29 @@ def _product_reused(whole: SumOfProducts, before: Sequence[Statement], types: Ty
 
 def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Types) -> Statement | None:
     """The sum with an earlier statement's value in the place of its sum over v; None where there is no such."""
-    (inside, outside, _), dtype = _parted(whole, v), types[whole.statement.output].dtype
-    guards = [g for g in whole.guards if v in index_variables(g)]
+    return _reused_over(whole, (v,), before, types)
+
+
+def _reused_over(
+    whole: SumOfProducts, variables: Sequence[str], before: Sequence[Statement], types: Types
+) -> Statement | None:
+    own = set(variables)
+    inside, outside, _ = _parted(whole, *variables)
+    guards = [g for g in whole.guards if not own.isdisjoint(index_variables(g))]
+    dtype = types[whole.statement.output].dtype
     for s in before:
         other = sum_of_products(s, types, computed=True)
-        if other is None or len(other.summed) != 1 or ITEM_BYTES[types[s.output].dtype] < ITEM_BYTES[dtype]:
+        if other is None or len(other.summed) != len(own) or ITEM_BYTES[types[s.output].dtype] < ITEM_BYTES[dtype]:
             continue
-        (w,) = other.summed
-        there = [f for f in other.factors if w in index_variables(f.value)]
-        across = [f for f in other.factors if w not in index_variables(f.value) and f.value != Float(1.0)]
-        conditions = [g for g in other.guards if w in index_variables(g)]
+        there, beside, _ = _parted(other, *other.summed)
+        across = [f for f in beside if f.value != Float(1.0)]
+        conditions = [g for g in other.guards if not set(other.summed).isdisjoint(index_variables(g))]
         if len(there) != len(inside) or len(conditions) != len(guards) or len(other.guards) != len(conditions):
             continue
         some, others = ([unwidened(f.value, types) for f in factors] for factors in (there, inside))
-        match = matched(some, others, {w: v})
+        match = matched(some, others, dict(zip(other.summed, variables, strict=True)) if len(own) == 1 else {})
         match = None if match is None else matched(conditions, guards, match)
+        match = match if match is not None and {match.get(w) for w in other.summed} == own else None
         found = None if match is None else _taken(across, outside, match)
         if found is None:
             continue
@@ -366,7 +380,7 @@ def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Ty
         if any(x not in match for x in index) or any(other.extent[x] != whole.extent[y] for x, y in match.items()):
             continue
         read = Access(s.output, tuple(Index(match[x]) for x in index if x is not None))
-        made = _rest(whole, v, read, left)
+        made = _rest(whole, variables, read, left)
         if statement_type(made, types) == types[made.output]:
             return made
     return None

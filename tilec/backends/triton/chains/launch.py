@@ -101,7 +101,9 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
     step = found.step
     if kernel.looped is not None:
         step = min(step, feature_block(kernel.extent[kernel.looped]))
-    found = replace(found, block=max(block, LEAST), step=max(step, LEAST))
+    # where positions are loaded first, Triton shares the stages between these and the elements
+    stages = 2 * found.stages - 1 if kernel.in_place else found.stages
+    found = replace(found, block=max(block, LEAST), step=max(step, LEAST), stages=stages)
     found = _fitted(found, kernel, 2 if halves else 4, setting.device.shared)
     found = _in_registers(found, kernel)
     return _with_tiles(found, kernel, 2 if halves else 4, setting.device.shared)
