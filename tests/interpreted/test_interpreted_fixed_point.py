@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SUM = "function (X[M], T[M], Z[N]) -> (Y) { Y[T[m] : N] = +(X[m]); }"
-POINTS = 500
+POINTS = 60
 INFINITY = math.inf
 CASES = {
     "one axis": SUM,
@@ -74,13 +74,13 @@ def inputs(source: str, points: int, elements: int, dtype: torch.dtype) -> list[
     return [found[text.strip()[0]] for text in declared.replace("M, D", "").split(",")]
 
 
-@pytest.mark.covering
+@pytest.mark.one_in(5)
 @pytest.mark.filterwarnings("ignore::tilec.TileWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str, dtype: torch.dtype) -> None:
     f = tilec.compile(CASES[name], backend="triton")
-    for points, elements in ((POINTS, 11), (1, 1), (7, 1), (0, 4)) if dtype is torch.float32 else ((40, 5),):
+    for points, elements in ((POINTS, 11), (1, 1), (0, 4)):
         tensors = inputs(CASES[name], points, elements, dtype)
         wide = [t.double() if t.is_floating_point() else t for t in tensors]
         wanted, got = tilec.compile(CASES[name], backend="torch")(*wide), f(*tensors)
@@ -100,7 +100,7 @@ ADDED = {  # what takes two sums, and how many allocations these need
 }
 
 
-@pytest.mark.covering
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ADDED)
 def test_sums_of_sums_have_one_accumulator(name: str, dtype: torch.dtype) -> None:
@@ -161,7 +161,7 @@ def test_each_element_has_a_bound_of_its_own(dtype: torch.dtype, near: bool) -> 
     other elements are, and in whatever order. The bound of a sum one by one is 256 times that and more."""
     f = tilec.compile(SUM, backend="triton")
     unit = Fraction(1, 2 ** (32 if dtype is torch.float32 else 64))
-    for seed in range(12):
+    for seed in range(5):
         x, t, elements = drawn(dtype, seed, near)
         y = f(x, t, torch.zeros(elements, dtype=dtype))
         for n in range(elements):

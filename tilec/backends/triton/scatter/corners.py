@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.domain import Domain, build_domain, free
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.scatter.places import Margins, PointPlaces, shared_margins
+from tilec.ir.at_sizes import fixed_value
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, accesses_in, index_variables, substitute
 from tilec.ir.types import TensorType, Types, is_floating
@@ -43,7 +44,7 @@ def corners(s: Statement, types: Types) -> Corners | None:
     points = math.prod(domain.extent[v] for v in places.keyed)
     if not 1 < count <= MOST_CORNERS or points < FEWEST_CORNERS:
         return None
-    ranges = [range(domain.low[v], domain.low[v] + domain.extent[v]) for v in beside]
+    ranges = [[domain.low[v] + n for n in range(fixed_value(domain.extent[v]))] for v in beside]
     members = tuple(
         _member(s, k, {v: Int(n) for v, n in zip(beside, at, strict=True)})
         for k, at in enumerate(itertools.product(*ranges))
