@@ -33,6 +33,7 @@ from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.simplify.split_axes import split_axes
 from tilec.transforms.simplify.split_lags import split_lags
 from tilec.transforms.simplify.split_quotients import split_quotients
+from tilec.transforms.simplify.step_sums import lift_step_sums
 from tilec.transforms.simplify.values_at_places import compute_where_read
 from tilec.transforms.simplify.views import drop_views
 from tilec.transforms.util.kinds import Kinds
@@ -67,6 +68,7 @@ TRANSFORMS: dict[str, Transform] = {
     "factor": lambda program, setting: factor(program, setting.types),
     "distribute": lambda program, setting: distribute(program, setting.types),
     "eliminate": lambda program, setting: eliminate(program, setting.types),
+    "lift_step_sums": lambda program, setting: lift_step_sums(program, setting.types),
     "share_sums": lambda program, setting: share_sums(program, setting.types),
     "split_keyed_sums": lambda program, setting: split_keyed_sums(program, setting.types),
     "separate_windows": lambda program, setting: separate_windows(program, setting.types),
@@ -106,6 +108,7 @@ CONTRACTIONS = (
         "factor",
         "distribute",
         "eliminate",
+        "lift_step_sums",
     ),
     *("share_sums", "split_keyed_sums", "separate_windows"),
     "simplify",

@@ -1,0 +1,50 @@
+"""Sums in a recurrence's step over what it reads of no state are statements of their own."""
+
+import numpy as np
+import pytest
+import torch
+
+import tilec
+from tilec.ir.program import Aggregate, walk
+from tilec.transforms.simplify import step_sums
+
+PLAIN = "S[t, i : T, D] = X[t, i] + sum[j, k](S[t - 1, j] * A[j, k] * M[t, k]);"
+KALMAN = """function (A[D, D], Q[D, D], R[N]) -> (M) {
+    M[t, n, i, j : 5, N, D, D] = sum[k, l](A[i, k] * A[j, l] * (M[t-1, n, k, l] - M[t-1, n, k, 0] * M[t-1, n, 0, l]
+        / (M[t-1, n, 0, 0] + R[n]))) + Q[i, j] init i == j ? 1.0 : 0.0;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "lifted"),
+    [
+        (PLAIN, 1),
+        (PLAIN.replace("M[t, k]", "M[t, k] * M[t, l]").replace("[j, k]", "[j, k, l]", 1), 2),
+        (PLAIN.replace("A[j, k] *", "A[j, k] / A[k, j] *"), 0),  # what stands below the line stays
+        (PLAIN.replace("M[t, k]", "M[t - 1, k]"), 0),  # inside for some steps alone
+        (PLAIN.replace("M[t, k]", "M[t, k] * S[t - 1, k]"), 0),
+    ],
+)
+def test_values(text: str, lifted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_sums, "_LEAST_SAVED", 1)
+    f = tilec.compile(f"function (A[D, D], M[T, D], X[T, D]) -> (S) {{ {text} }}")
+    random = np.random.default_rng(0)
+    inputs = [random.standard_normal(s) / 3 for s in ((3, 3), (4, 3), (4, 3))]
+    made = f.lower(*inputs).stages["flat"].statements
+    assert len([s for s in made if "_step" in s.output]) == lifted
+    np.testing.assert_allclose(f(*map(torch.tensor, inputs)), tilec.interpret(f.tile, *inputs), rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_covariances_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sum of a step is over the state's own two variables, of four before."""
+    random = torch.Generator().manual_seed(0)
+    a, q, r = (torch.rand(s, generator=random, dtype=torch.float64) for s in ((2, 2), (2, 2), (3,)))
+    d = torch.randn((5, 3, 2, 2), generator=random, dtype=torch.float64)
+    wanted = tilec.compile(KALMAN).grad()(a, q, r, d)
+    monkeypatch.setattr(step_sums, "_LEAST_SAVED", 1)
+    f = tilec.compile(KALMAN)
+    flat = f.grad().lower(a, q, r, d).stages["flat"]
+    sums = [e for s in flat.statements if s.output.startswith("GM") for e in walk(s.body) if isinstance(e, Aggregate)]
+    assert sums and all(len(e.bound) == 2 for e in sums), flat
+    torch.testing.assert_close(f.grad()(a, q, r, d), wanted)

@@ -1,0 +1,127 @@
+"""Sums in a recurrence's step over what it reads of no state, as statements of their own, on flat programs.
+
+`S[t, i] = +(S[t - 1, j] * A[j, k] * M[t, k]) + X[t, i]` adds up over j and k in each step, one after the other. What is
+added up over k knows no state: with `T[t, j] = +(A[j, k] * M[t, k])` of all steps at once a step adds up over j alone.
+Gradients of recurrences that read an element of their state in several factors (a Kalman filter's covariance) have sums
+over four variables, of which the state has two.
+
+Exact as sums of products are that are added up in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from tilec.ir.index import distinct_variables, linear
+from tilec.ir.infer import expression_type, infer
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Program,
+    Statement,
+    children,
+    index_variables,
+    reads_itself,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import NARROW, Types, is_floating
+from tilec.transforms.util.factors import Factor, factors_of, quotient_of
+from tilec.transforms.util.naming import Names
+
+_LEAST_SAVED = 2**20  # terms, for which a statement more is worth its launch
+
+
+def lift_step_sums(program: Program, inputs: Types) -> Program:
+    """The program with such sums before their recurrences. `inputs`: types of the inputs."""
+    if not any(map(reads_itself, program.statements)):
+        return program
+    types, names = infer(program, inputs), Names.of(program)
+    statements: list[Statement] = []
+    for s in program.statements:
+        outputs = distinct_variables(s.index) if reads_itself(s) else None
+        if outputs is not None and is_floating(types[s.output].dtype) and types[s.output].dtype not in NARROW:
+            made: list[Statement] = []
+            extent = dict(zip(outputs, types[s.output].shape, strict=True))
+            s = replace(s, body=_lifted(s.body, s, extent, types, names, made))
+            statements += made
+        statements.append(s)
+    return replace(program, statements=tuple(statements))
+
+
+def _lifted(
+    e: Expr, s: Statement, outputs: Mapping[str, int], types: Types, names: Names, made: list[Statement]
+) -> Expr:
+    e = rebuild(e, lambda x: _lifted(x, s, outputs, types, names, made))
+    if not isinstance(e, Aggregate) or e.aggregation != "sum":
+        return e
+    factors = factors_of(e.body, types)
+    stays = [f for f in factors if f.divides or _reads(f.value, s.output) or isinstance(f.value, Inside)]
+    others = [f for f in factors if f not in stays]
+    conditions = [x for c in e.constraints for x in (c.expr, c.bound)] + ([] if e.guard is None else [e.guard])
+    kept = {*index_variables(*(f.value for f in stays), *conditions)}
+    free = [v for v in e.bound if v not in kept]
+    if not free or not set(e.bound) & kept:
+        return e
+    for own, inner in _apart(free, others):
+        extent = _extents([f.value for f in inner], outputs, types)
+        variables = index_variables(*(f.value for f in inner))
+        if extent is None or not {*variables} <= extent.keys():
+            continue
+        if math.prod(outputs.values()) * (math.prod(extent[v] for v in own) - 1) < _LEAST_SAVED:
+            continue
+        body = quotient_of(inner)
+        if expression_type(body, types).dtype != types[s.output].dtype:
+            continue
+        order = [*(v for v in outputs if v in variables), *(v for v in variables if v not in outputs and v not in own)]
+        place = tuple(map(Index, order))
+        name = names.fresh(f"{s.output}_step")
+        made.append(Statement(name, place, tuple(Int(extent[v]) for v in order), body, "sum", span=s.span))
+        factors = [*(f for f in factors if f not in inner), Factor(Access(name, place), False)]
+        e = replace(e, body=quotient_of(factors), bound=tuple(v for v in e.bound if v not in own))
+    return e
+
+
+def _reads(e: Expr, output: str) -> bool:
+    return any(isinstance(x, Access) and x.tensor == output for x in walk(e))
+
+
+def _apart(free: Collection[str], factors: list[Factor]) -> Iterator[tuple[set[str], list[Factor]]]:
+    """Variables that factors have in common with each other and with no other one, and these factors."""
+    left = set(free)
+    while left:
+        own = {next(v for v in free if v in left)}
+        while True:
+            inner = [f for f in factors if own & {*index_variables(f.value)}]
+            grown = own | set(free) & {*index_variables(*(f.value for f in inner))}
+            if grown == own:
+                break
+            own = grown
+        yield own, inner
+        left -= own
+
+
+def _extents(values: list[Expr], outputs: Mapping[str, int], types: Types) -> dict[str, int] | None:
+    """How many values each variable has; None where some are read elsewhere than at all places of an axis."""
+    found = dict(outputs)
+    for a in (x for value in values for x in _demanded(value)):
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
+            v = linear(e).bare
+            if (v is None or found.setdefault(v, n) != n) and not (isinstance(e, Int) and e.value < n):
+                return None
+    return found
+
+
+def _demanded(e: Expr) -> Iterator[Access]:
+    """The elements that must be inside."""
+    if isinstance(e, Access):
+        yield e
+    for x in () if isinstance(e, (Access, Pad)) else children(e):
+        yield from _demanded(x)
