@@ -253,7 +253,7 @@ def _running_cut(s: Statement, types: Types) -> SumCut | None:
     if i not in size or shift.terms or not form.is_integral:
         return None
     n = as_int(shift.constant)
-    if c.bound.value < size[i] + max(n, 0):
+    if c.bound.value < size[i] + n:
         return None
     sides = Call("ge", (Index(i), Int(-n))), Call("lt", (Index(i), Int(size[i] + n)))
     first = sides[0 if form.coefficient(i) == 1 else 1]
