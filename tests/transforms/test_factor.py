@@ -110,6 +110,9 @@ def test_only_deviations_from_a_mean_add_up_to_nothing(rows: str, value: str, ot
 
 RUNNING = {  # a sum over places up to an element or from it on, and whether what is left of it is a scan
     "before": ("Y[i : 6] = +(V[k] * W[i]), i - k - 1 < 6;", True),
+    "before, as a condition says": ("Y[i : 6] = +(V[k] * W[i]), i - k - 1 < 5;", True),
+    "before, but for one": ("Y[i : 6] = +(V[k] * W[i]), i - k - 1 < 4;", False),
+    "where an element says": ("Y[i : 6] = +(i > 3 | W[i] > 1 ? V[k]), i - k - 1 < 5;", True),
     "after, where a test holds": ("Y[i : 6] = +(W[i] > 0 ? V[k] * W[i]), k - i - 2 < 6;", True),
     "up to one beyond": ("Y[i : 6] = +(V[k] / W[i] + V[k] * W[i]), i - k + 1 < 7;", True),
     "a test of terms": ("Y[i : 6] = +(V[k] > 0 ? V[k] * W[i]), i - k - 1 < 6;", False),

@@ -231,8 +231,8 @@ def _ask_alike(s: Statement, types: Types, outputs: Sequence[str]) -> bool:
 
 
 def _running_cut(s: Statement, types: Types) -> SumCut | None:
-    """The same of a sum over all k up to i, or from i on, or so many places before, whose terms hold factors of i: what
-    is left is a scan. Elements have a point where k is inside, since all that the scan reads is as long as the
+    """The same of a sum over all k up to i, or from i on, or so many places before, whose terms or guard hold factors
+    of i: what is left is a scan. Elements have a point where k is inside, since all that the scan reads is as long as the
     output."""
     if s.aggregation != "sum" or s.default is not None or len(s.constraints) != 1:
         return None
@@ -253,7 +253,7 @@ def _running_cut(s: Statement, types: Types) -> SumCut | None:
     if i not in size or shift.terms or not form.is_integral:
         return None
     n = as_int(shift.constant)
-    if c.bound.value < size[i] + max(n, 0):
+    if c.bound.value < size[i] + n:
         return None
     sides = Call("ge", (Index(i), Int(-n))), Call("lt", (Index(i), Int(size[i] + n)))
     first = sides[0 if form.coefficient(i) == 1 else 1]
@@ -271,7 +271,8 @@ def _running_cut(s: Statement, types: Types) -> SumCut | None:
         for e, n in zip(a.index, types[a.tensor].shape, strict=True)
     )
     own = [(negative, _less(factors, inner[0])) for negative, factors in terms]
-    if i in index_variables(*scanned) or not any(i in index_variables(f.value) for _, fs in own for f in fs):
+    factored = any(i in index_variables(f.value) for _, fs in own for f in fs)
+    if i in index_variables(*scanned) or not factored and i not in index_variables(*s.guards):
         return None
     if not all(whole) or any(isinstance(e, (Inside, Pad)) for e in walk(s.body)):
         return None
