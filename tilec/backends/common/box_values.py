@@ -9,9 +9,11 @@ from dataclasses import replace
 from tilec.backends.common.domain import Domain
 from tilec.errors import TileError
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Call, Expr, Index, Inside, Int, Pad, walk
+from tilec.ir.infer import expression_type
+from tilec.ir.program import Access, Call, Expr, Index, Inside, Int, Pad, rebuild, walk
 from tilec.ir.rational import Fraction
 from tilec.ir.types import Types
+from tilec.transforms.simplify.simplify import is_bool
 
 
 def _known(true: bool, false: bool) -> bool | None:
@@ -60,6 +62,31 @@ def truth_over(e: Expr, box: Domain, types: Types) -> bool | None:
         case Call(function, (a, b)) if function in SPANS and (form := difference(a, b)) is not None:
             return SPANS[function](*box.interval(form))
     return None
+
+
+def resolved(e: Expr, box: Domain, types: Types) -> Expr:
+    """The expression without branches that are taken nowhere in the box, its places resolved as well."""
+
+    def visit(x: Expr) -> Expr:
+        return resolved(x, box, types)
+
+    match e:
+        case Pad(Inside(access), _) if box.inside(_at_resolved(access, box), types):
+            return Int(1)
+        case Access():
+            return _at_resolved(e, box)
+        case Call("select", (condition, a, b)) if (known := truth_over(condition, box, types)) is not None:
+            taken, t = (a if known else b), expression_type(e, types)
+            return visit(taken if expression_type(taken, types) == t else Call(t.dtype, (taken,)))
+        case Call("and", args):
+            left = [a for a in args if truth_over(a, box, types) is not True]
+            if len(left) == 1 and is_bool(left[0]):
+                return visit(left[0])
+    return rebuild(e, visit)
+
+
+def _at_resolved(a: Access, box: Domain) -> Access:
+    return replace(a, index=tuple(resolved_form(linear(i), box).to_expr() for i in a.index))
 
 
 def resolved_form(form: Affine, box: Domain) -> Affine:

@@ -9,11 +9,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.box_values import difference, resolved_form, truth_over
+from tilec.backends.common.box_values import difference, resolved, truth_over
 from tilec.backends.common.domain import Domain, boxed
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Index, Inside, Int, Pad, Statement, map_values, rebuild, walk
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, map_values, walk
 from tilec.ir.rational import as_int
 from tilec.ir.types import Types
 
@@ -161,22 +160,7 @@ def _boxes(ranges: _Ranges, cuts: Mapping[str, set[int]]) -> Iterator[_Ranges]:
 def _resolved(s: Statement, ranges: _Ranges, types: Types) -> Statement:
     """The statement with what is the same all over the box."""
     box = _box(s, ranges)
-
-    def resolve(e: Expr) -> Expr:
-        match e:
-            case Pad(access=Inside(access)) if box.inside(resolve(access), types):  # type: ignore[arg-type]
-                return Int(1)
-            case Access():
-                return replace(e, index=tuple(resolved_form(linear(i), box).to_expr() for i in e.index))
-            case Call("select", (condition, a, b)):
-                known = truth_over(condition, box, types) if _plain(condition) else None
-                if known is not None:
-                    chosen, t = (a if known else b), expression_type(e, types)
-                    given = expression_type(chosen, types)
-                    return resolve(chosen if given == t else Call(t.dtype, (chosen,)))
-        return rebuild(e, resolve)
-
-    found = map_values(s, resolve)
+    found = map_values(s, lambda e: resolved(e, box, types))
     left = [e for e in found.guards if not (_plain(e) and truth_over(e, box, types))]
     guard = functools.reduce(lambda a, b: Call("and", (a, b)), left) if left else None
     return replace(found, guard=guard)

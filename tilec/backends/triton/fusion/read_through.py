@@ -149,47 +149,48 @@ def recomputed_by_readers(
     reading: dict[str, set[str]] = {}
     for s in program.statements:
         reading.setdefault(kernel_of.get(s.output, ""), set()).update(reads(s))
+
+    def may_compute(made: Statement, readers: Sequence[Statement], others: set[str], members: set[str]) -> bool:
+        """Whether readers in other kernels may compute a value, and take less."""
+        needed, size = set(reads(made)), size_in_bytes(types[made.output])
+        # what is stored is read in another order elsewhere, but for what is read there anyhow
+        elsewhere = "" in others or any((needed & members) - reading[k] for k in others)
+        if _is_costly(made, types, narrow_too=elsewhere) or not all(_reads_in_turn(r, made.output) for r in readers):
+            return False
+        if elsewhere:
+            least = sum(size_in_bytes(types[n]) for n in needed) * LEAST_EXPANSION
+            if others != {""} or size < least or not all(_aggregates_within(r, made, around, types) for r in readers):
+                return False
+        elif not _is_filled(made, types):
+            return False
+        extra = sum(size_in_bytes(types[n]) for k in others for n in needed - reading[k])
+        return extra < size * (1 + len(others))
+
     for c in candidates:
         kernel = c.members[0].output
         members = {s.output for s in (*c.members, *c.after)}
         inside: dict[str, Statement] = {}  # what nothing stores
         for s in [as_assignment(s, types) if s.output in members else s for s in program.statements]:
             whole = math.prod(types[s.output].shape) >= math.prod(c.extent.values())
+            given = {**views, **found, **inside}
             if s.output not in members or not whole or not gives_values(s, program, types):
                 continue
-            given = {**views, **found, **inside}
-            if any(asks_of(s, view) for view in given.values()):
-                continue
-            if not all(reads_within(s, view, types) for view in views.keys() & set(reads(s))):
+            if any(asks_of(s, view) for view in given.values()) or not all(
+                reads_within(s, view, types) for view in views.keys() & set(reads(s))
+            ):
                 continue
             made = read_through(s, given)
             if node_count(made.body) > LONGEST_RECOMPUTED:
                 continue
             readers = [r for r in around.program.readers(s.output) if kernel_of.get(r.output) != kernel]
             others = {kernel_of.get(r.output, "") for r in readers}
-            needed = set(reads(made))
             if others:
-                # what is stored is read in another order elsewhere, but for what is read there anyhow
-                elsewhere = "" in others or any((needed & members) - reading[k] for k in others)
-                if s.output in compared or _is_costly(made, types, narrow_too=elsewhere):
-                    continue
-                if not all(_reads_in_turn(r, s.output) for r in readers):
-                    continue
-                if elsewhere:
-                    least = sum(size_in_bytes(types[n]) for n in needed) * LEAST_EXPANSION
-                    if others != {""} or size_in_bytes(types[s.output]) < least:
-                        continue
-                    if not all(_aggregates_within(r, made, around, types) for r in readers):
-                        continue
-                elif not _is_filled(made, types):
-                    continue
-                extra = sum(size_in_bytes(types[n]) for k in others for n in needed - reading[k])
-                if extra >= size_in_bytes(types[s.output]) * (1 + len(others)):
+                if s.output in compared or not may_compute(made, readers, others, members):
                     continue
                 found[s.output] = made
                 aggregations.update(r.output for r in readers if r.output not in kernel_of)
                 for k in others:
-                    reading[k] |= needed
+                    reading[k] |= set(reads(made))
             inside[s.output] = made
     return found, aggregations
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.box_values import SPANS, difference, truth_over
+from tilec.backends.common.box_values import SPANS, difference, resolved, truth_over
 from tilec.backends.common.domain import Domain
 from tilec.backends.triton.emit.contiguity import is_transposed
 from tilec.backends.triton.emit.frame import Frame
@@ -24,10 +24,8 @@ from tilec.backends.triton.pointwise.unrolled import Computed, Element, OutputsK
 from tilec.backends.triton.pointwise.windows import RegisterBlockWriter, choose_register_block
 from tilec.errors import TileError
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
-from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Pad, Statement, children, rebuild, walk
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, children, walk
 from tilec.ir.types import Types
-from tilec.transforms.simplify.simplify import is_bool
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 MOST_CLASS_ELEMENTS = 16  # that a program writes for each place of its block
@@ -172,7 +170,7 @@ def class_elements(found: Residues, space: Space, types: Types) -> WrittenOut:
     last = found.last
     for n, (change, limits, summed) in enumerate(_elements(space, own, tiles, last)):
         elements.append(Element(substitute_affine(s, change), limits))
-        points += [(n, _folded_statement(substitute_affine(s, {**change, **p}), box, types)) for p in summed]
+        points += [(n, _resolved(substitute_affine(s, {**change, **p}), box, types)) for p in summed]
         if found.joined > 1 and n % found.joined == 0:
             together = {**change, last: change[last] + Affine.variable(last)}
             if last in tiles:
@@ -299,25 +297,7 @@ def _number(n: int) -> Affine:
 # one class's formula
 
 
-def _folded_statement(s: Statement, box: Domain, types: Types) -> Statement:
+def _resolved(s: Statement, box: Domain, types: Types) -> Statement:
     """The statement without the branches that are taken nowhere in the box."""
-    guard = None if s.guard is None or truth_over(s.guard, box, types) else _folded(s.guard, box, types)
-    return replace(s, guard=guard, body=_folded(s.body, box, types))
-
-
-def _folded(e: Expr, box: Domain, types: Types) -> Expr:
-    if isinstance(e, Access | Pad | Inside):
-        return e if not isinstance(e, Pad) else replace(e, value=_folded(e.value, box, types))
-    if isinstance(e, Call) and e.function == "select":
-        decided = truth_over(e.args[0], box, types)
-        if decided is not None:
-            taken, t = e.args[1] if decided else e.args[2], expression_type(e, types)
-            if expression_type(taken, types) == t:
-                return _folded(taken, box, types)
-            if isinstance(taken, Int) and not t.weak:
-                return Call(t.dtype, (taken,))
-    if isinstance(e, Call) and e.function == "and":
-        left = [a for a in e.args if truth_over(a, box, types) is not True]
-        if len(left) == 1 and is_bool(left[0]):
-            return _folded(left[0], box, types)
-    return rebuild(e, lambda x: _folded(x, box, types))
+    guard = None if s.guard is None or truth_over(s.guard, box, types) else resolved(s.guard, box, types)
+    return replace(s, guard=guard, body=resolved(s.body, box, types))

@@ -253,14 +253,9 @@ class StepWriter:
             rows = tiled and e.aggregation == "logsumexp"  # whose terms are best combined a block at a time
             k.add(*accumulator.start("(BM,)" if rows else shape))
             k.scopes.append(Scope())
-        integer = "tl.int64" if k.int64_index else "tl.int32"
-        if tiled:
-            place = f"tl.arange(0, {block})" if whole else f"{first} + tl.arange(0, {block})"
-            lines = k.scopes[0 if whole else -1].lines
-            lines.append(assign(red, f"({place}).to(tl.int64)" if k.int64_index else place))
-            lines += [assign(tails[red], f"{red} < {total}")] if red in tails else []
-        else:
-            k.assign(red, f"tl.full((), 0, {integer}) + {first}")
+        lines = k.scopes[0 if whole else -1].lines
+        lines.append(assign(red, self._summed_place("" if whole else first, block if tiled else None)))
+        lines += [assign(tails[red], f"{red} < {total}")] if red in tails else []
         k.decode(Axis(red, e.bound, block if tiled else None), 0 if whole else None)
         within = self.frame(axes, tails, inner, frame)
         evaluator = self.evaluator(within, e.roots, points * size)
@@ -290,6 +285,13 @@ class StepWriter:
         depends = frozenset((*index_variables(e), loop.time, f"={name}"))
         self.bound[f"={name}"] = len(k.scopes) - 1
         return ScalarValue(name, t, compute_dtype_of(t.dtype), depends, exact=True)
+
+    def _summed_place(self, first: str, block: str | None) -> str:
+        """Text of the number of the summed point, or of a block of them, from `first` on."""
+        if block is None:
+            return f"tl.full((), 0, {'tl.int64' if self.kernel.int64_index else 'tl.int32'}) + {first}"
+        place = f"{first} + tl.arange(0, {block})" if first else f"tl.arange(0, {block})"
+        return f"({place}).to(tl.int64)" if self.kernel.int64_index else place
 
 
 def _reached(roots: Sequence[Expr]) -> list[Expr]:

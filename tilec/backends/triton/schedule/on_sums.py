@@ -14,7 +14,7 @@ from tilec.backends.triton.fusion.invariants import costly_instructions
 from tilec.backends.triton.iteration.coalesce import coalesce
 from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, MEMORY_BYTES, MatrixProduct, product_over
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
-from tilec.backends.triton.matmul.hopper.steps import hopper_steps, timed_choice
+from tilec.backends.triton.matmul.hopper.steps import timed_steps
 from tilec.backends.triton.plan.plan import Step
 from tilec.backends.triton.schedule.problem import Problem
 from tilec.cost import size_in_bytes
@@ -35,14 +35,14 @@ def on_sums(p: Problem, by_library: bool, stored: bool = False) -> list[Step] | 
         return None
     product, statements = _coalesced(p, p.product)
     epilogue = replace(_epilogue(p, product, statements), stored=stored)
-    found, plain = timed_choice(product, p.setting, epilogue), timed_choice(product, p.setting)
+    found, plain = timed_steps(product, p.setting, epilogue=epilogue), timed_steps(product, p.setting)
     if found is None or plain is None:
         return None
     moved = sum(size_in_bytes(p.types[name]) for name in (p.flat.output, epilogue.output)) + epilogue.bytes_read
     apart = 1e6 * (LAUNCH_SECONDS + moved / MEMORY_BYTES)
     if found[0] >= plain[0] * (LIBRARY_SHARE[product.dot.dtype] if by_library else 1) + apart:
         return None
-    return hopper_steps(product, p.setting, found[1], epilogue=epilogue)
+    return found[1]
 
 
 def _coalesced(p: Problem, product: MatrixProduct) -> tuple[MatrixProduct, tuple[Statement, ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.box_values import resolved_form
+from tilec.backends.common.box_values import resolved
 from tilec.backends.common.domain import Domain, access_conditions, build_domain
 from tilec.backends.triton.fusion.fuse_producers import MOST_READS, elementwise, inside_tests, writes_all
 from tilec.backends.triton.fusion.recomputed.kernel_times import reads_around
@@ -215,10 +215,11 @@ def _written_out(reader: Statement, producer: _Producer, types: Types) -> Statem
     if producer.counted and reader.constraints or None in tests.values():
         return None
     points = dict(zip(own, types[reader.output].shape, strict=True))
+    box = Domain(reader, dict.fromkeys(points, 0), points, (), None)
     asked: dict[Access, None] = {}
 
     def value(a: Access, bare: bool) -> Expr:
-        return within_range(producer.at(a, types, bare), points)
+        return resolved(producer.at(a, types, bare), box, types)
 
     def visit(e: Expr) -> Expr:
         match e:
@@ -234,18 +235,6 @@ def _written_out(reader: Statement, producer: _Producer, types: Types) -> Statem
     guard = None if reader.guard is None else visit(reader.guard)
     made = replace(reader, body=visit(reader.body), guard=guard)
     return _bounded(made, asked, types) if node_count(made.body) <= LONGEST else None
-
-
-def within_range(e: Expr, points: Mapping[str, int]) -> Expr:
-    """With places that turn round or stop at an end written without, where they do neither at any of these points."""
-    box = Domain(Statement("", (), (), e), dict.fromkeys(points, 0), points, (), None)
-
-    def visit(x: Expr) -> Expr:
-        if isinstance(x, Access):
-            return replace(x, index=tuple(resolved_form(linear(i), box).to_expr() for i in x.index))
-        return rebuild(x, visit)
-
-    return visit(e)
 
 
 def _bounded(s: Statement, asked: Collection[Access], types: Types) -> Statement:

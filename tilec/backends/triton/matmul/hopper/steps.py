@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.backends.common.domain import Condition, access_conditions, free
@@ -13,7 +14,7 @@ from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, Ho
 from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import HOPPER
-from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr
 from tilec.ir.types import NARROW
@@ -28,38 +29,47 @@ def hopper_steps(
 ) -> list[Step] | None:
     """Steps by TMA and wgmma, in the given or the likeliest tiles; None where chip or statement do not fit. `same`: as
     a HopperDot's. With an epilogue, the last output of that is computed."""
+    if config is None:
+        found = timed_steps(given, setting, same, epilogue)
+        return None if found is None else found[1]
+    product = _with_epilogue(given, setting, same, epilogue)
+    if product is None:
+        return None
+    launches = plan_hopper(product, hopper_tensors(product, given.view, epilogue), config, epilogue)
+    return None if launches is None else _around(launches, product.output, config)
+
+
+def timed_steps(
+    given: MatrixProduct, setting: Setting, same: Same | None = None, epilogue: Epilogue | None = None
+) -> tuple[float, list[Step]] | None:
+    """The microseconds that the likeliest tiles take by the model, and their steps; None where there are none."""
+    product = _with_epilogue(given, setting, same, epilogue)
+    if product is None:
+        return None
+    found = default_plan(product, hopper_tensors(product, given.view, epilogue), epilogue)
+    if found is None or _mostly_outside(found[1], given):
+        return None
+    time, config, launches = found
+    return time, _around(launches, product.output, config)
+
+
+def _with_epilogue(
+    given: MatrixProduct, setting: Setting, same: Same | None, epilogue: Epilogue | None
+) -> HopperDot | None:
     product = hopper_product(given, setting)
     if product is None:
         return None
-    product = replace(product, same=same, output=product.output if epilogue is None else epilogue.output)
-    tensors = hopper_tensors(product, given.view, epilogue)
-    if config is None:
-        found = default_plan(product, tensors, epilogue)
-        if found is None or _mostly_outside(found[1], given):
-            return None
-        _, config, launches = found
-    elif (asked := plan_hopper(product, tensors, config, epilogue)) is not None:
-        launches = asked
-    else:
-        return None
+    return replace(product, same=same, output=product.output if epilogue is None else epilogue.output)
+
+
+def _around(launches: Sequence[Launch], output: str, config: HopperConfig) -> list[Step]:
+    """The launches, with the memory of parts of sums where the first makes such."""
     if len(launches) == 1:
         return list(launches)
     total = dict(launches[1].arguments)["total"]
     assert isinstance(total, int)
-    parts = f"{product.output}.parts"
+    parts = f"{output}.parts"
     return [Allocate(parts, (config.split * total,), "float32"), *launches, Release((parts,))]
-
-
-def timed_choice(
-    given: MatrixProduct, setting: Setting, epilogue: Epilogue | None = None
-) -> tuple[float, HopperConfig] | None:
-    """The likeliest tiles, and the microseconds that they take by the model; None where there are no such steps."""
-    product = hopper_product(given, setting)
-    if product is None:
-        return None
-    product = replace(product, output=product.output if epilogue is None else epilogue.output)
-    found = default_plan(product, hopper_tensors(product, given.view, epilogue), epilogue)
-    return None if found is None or _mostly_outside(found[1], given) else found[:2]
 
 
 def _mostly_outside(config: HopperConfig, given: MatrixProduct) -> bool:
