@@ -196,7 +196,7 @@ def _eliminated(
         return [s]
     alone = next((v for v in whole.summed if _is_sum_alone(whole, v)), None)
     if alone is not None:
-        reused = _reused(whole, alone, before, types)
+        reused = _reused(whole, (alone,), before, types)
         if reused is None and types[s.output].dtype in NARROW:
             total, value = _in_float32(whole, types, names)
             known = {**types, total.output: statement_type(total, types)}
@@ -209,7 +209,7 @@ def _eliminated(
     if len(whole.summed) == 1:
         return [_product_reused(whole, before, types) or s]
     for v in whole.summed if len(whole.summed) > 2 else ():  # all the others at once: columns of several axes
-        reused = _reused_over(whole, [w for w in whole.summed if w != v], before, types)
+        reused = _reused(whole, [w for w in whole.summed if w != v], before, types)
         if reused is not None:
             return [reused]
     choices: list[tuple[bool, int, str]] = []
@@ -220,7 +220,7 @@ def _eliminated(
             continue
         if not _is_product(inside, index, v):
             continue
-        reused = _reused(whole, v, before, types)
+        reused = _reused(whole, (v,), before, types)
         if reused is not None:
             return [reused]
         in_float32 = any(
@@ -344,17 +344,13 @@ def _product_reused(whole: SumOfProducts, before: Sequence[Statement], types: Ty
     inside, outside, index = _parted(whole, v)
     if not outside or any(f.divides for f in inside) or not _is_product(inside, index, v):
         return None
-    return _reused(whole, v, before, types)
+    return _reused(whole, (v,), before, types)
 
 
-def _reused(whole: SumOfProducts, v: str, before: Sequence[Statement], types: Types) -> Statement | None:
-    """The sum with an earlier statement's value in the place of its sum over v; None where there is no such."""
-    return _reused_over(whole, (v,), before, types)
-
-
-def _reused_over(
+def _reused(
     whole: SumOfProducts, variables: Sequence[str], before: Sequence[Statement], types: Types
 ) -> Statement | None:
+    """The sum with an earlier statement's value in the place of its sum over these; None where there is no such."""
     own = set(variables)
     inside, outside, _ = _parted(whole, *variables)
     guards = [g for g in whole.guards if not own.isdisjoint(index_variables(g))]

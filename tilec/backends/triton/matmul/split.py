@@ -95,9 +95,8 @@ def _windowed(dot: Dot) -> set[str]:
 def _order(a: Access, dot: Dot, view: StridedView) -> list[int]:
     """The axes of a tensor as its parts lie in memory: the last one is that along which blocks can be read in whole
     vectors, of such the one that lies so already, or nearly."""
-    shape, strides, windowed = view.types[a.tensor].shape, view.strides[a.tensor], _windowed(dot)
+    shape, strides, apart = view.types[a.tensor].shape, view.strides[a.tensor], {*_windowed(dot), *dot.batch}
     axes = sorted(range(len(shape)), key=lambda d: -strides[d])
-    apart = {*windowed, *dot.batch}
     bare = [d for d in axes if (v := linear(a.index[d]).bare) is not None and v not in apart]
     last = next((d for d in reversed(bare) if shape[d] % PART_VECTOR == 0), axes[-1])
     return [*(d for d in axes if d != last), last]
@@ -314,8 +313,8 @@ def _in_vectors(a: Access, dot: Dot, view: StridedView) -> bool:
     """Whether parts of all of its tensor are read in whole vectors."""
     last = _order(a, dot, view)[-1]
     bare = linear(a.index[last]).bare
-    apart = {*_windowed(dot), *dot.batch}
-    return view.types[a.tensor].shape[last] % PART_VECTOR == 0 and bare is not None and bare not in apart
+    apart = bare is None or bare in (*_windowed(dot), *dot.batch)
+    return view.types[a.tensor].shape[last] % PART_VECTOR == 0 and not apart
 
 
 def _lies_so(dot: Dot, view: StridedView) -> bool:
