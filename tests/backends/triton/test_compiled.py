@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from support.tiers import slow_but
 
 import tilec
 from tilec import spec
-from tilec.backends.triton.runtime import executable
+from tilec.backends.triton.runtime import compiled, executable
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.ir.aggregations import AGGREGATIONS, Aggregation
 
@@ -202,6 +203,17 @@ def test_triton_reads_its_library_once(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         found.append(done.stdout.strip())
     assert found == ["1", "0"]
+
+
+def test_modules_of_kernels_are_read_one_after_another(tmp_path: Path) -> None:
+    """Gluon's modules import each other: threads that begin at different ones find them half imported."""
+    for k in range(3):
+        text = "import time\nbegun = time.perf_counter()\ntime.sleep(0.05)\nended = time.perf_counter()\n"
+        (tmp_path / f"overlap_{k}.py").write_text(text)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda k: compiled._module(tmp_path / f"overlap_{k}.py", False), range(3)))
+    first, second, third = sorted((m.begun, m.ended) for m in found)
+    assert first[1] <= second[0] and second[1] <= third[0]
 
 
 def test_what_fails_beside_others_runs_once_more_alone() -> None:

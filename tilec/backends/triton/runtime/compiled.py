@@ -32,6 +32,7 @@ POINTER_TYPES = {
     "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1", "uint8": "*u8",
     "int8": "*i8", "int16": "*i16", "int32": "*i32", "int64": "*i64",
 }  # fmt: skip
+IMPORTING = threading.Lock()  # Gluon's modules import each other: threads that begin at different ones fail
 PACKED_SUM = re.compile(r"add\.[su]16x2\s+(%\w+),")
 
 
@@ -106,7 +107,8 @@ def _module(path: Path, interpret: bool) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"tilec_kernels.{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with IMPORTING:
+        spec.loader.exec_module(module)
     if interpret:
         from tilec.backends.triton.runtime.interpreter import prepare_interpreter
 
@@ -137,15 +139,15 @@ def tensor_map(d: Descriptor, tensor: torch.Tensor, rounds: bool = False) -> Any
         from triton.tools.tensor_descriptor import TensorDescriptor as Plain
 
         return Plain(base, list(d.shape), list(d.strides), list(d.block))
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
+    with IMPORTING:
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
     options = {"round_f32_to_tf32": True} if rounds and "round_f32_to_tf32" in fields_of(TensorDescriptor) else {}
     return TensorDescriptor(base, list(d.shape), list(d.strides), list(d.block), _layout(d), **options)
 
 
 def _layout(d: Descriptor) -> Any:
-    from triton.experimental.gluon import language as gl
-
+    with IMPORTING:
+        from triton.experimental.gluon import language as gl
     return eval(d.layout, {"gl": gl})
 
 
@@ -284,8 +286,8 @@ def guarded(launch: Launch, action: Callable[[], Any]) -> Any:
 def _source_of(function: Any) -> Any:
     if type(function).__name__ != "GluonJITFunction":
         return ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
-
+    with IMPORTING:
+        from triton.experimental.gluon._runtime import GluonASTSource
     return GluonASTSource
 
 
