@@ -191,6 +191,7 @@ PAGES = """function (Q[B, H, D], K[P, S, G, D], V[P, S, G, D], Table[B, T], Len[
 }"""
 
 
+@pytest.mark.slow
 def test_pages_of_a_cache():
     """Two lengths of a cache, with places outside and an empty row; the second with sizes left open."""
     f, g = tilec.compile(PAGES, backend="triton"), torch.Generator().manual_seed(0)
