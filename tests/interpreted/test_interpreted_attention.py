@@ -182,3 +182,22 @@ def test_gradients_by_several_weights():
     q, k, v = wide
     wanted = torch.autograd.grad(((q @ k.mT).softmax(1) ** 2 @ v).sum(), wide)
     check(torch.autograd.grad(tilec.compile(source, backend="triton")(*given).sum(), given), wanted, 1e-4)
+
+
+PAGES = """function (Q[B, H, D], K[P, S, G, D], V[P, S, G, D], Table[B, T], Len[B]) -> (O) {
+    A[b, g, r, t, s : B, G, H/G, T, S] = sum(Q[b, g*(H/G) + r, d] * K[Table[b, t], s, g, d]);
+    L[b, g, r] = logsumexp(t*S + s < Len[b] ? A[b, g, r, t, s]);
+    O[b, g, r, d] = sum(t*S + s < Len[b] ? exp(A[b, g, r, t, s] - L[b, g, r]) * V[Table[b, t], s, g, d]);
+}"""
+
+
+@pytest.mark.slow
+def test_pages_of_a_cache():
+    """Two lengths of a cache, with places outside and an empty row; the second with sizes left open."""
+    f, g = tilec.compile(PAGES, backend="triton"), torch.Generator().manual_seed(0)
+    for pages, table in ((20, 64), (24, 66)):
+        q, k, v = (torch.randn(s, generator=g).half() for s in ((2, 4, 16), (pages, 16, 2, 16), (pages, 16, 2, 16)))
+        at = torch.randint(-1, pages + 1, (2, table), generator=g)
+        lengths = torch.tensor([16 * table - 7, 0])
+        wanted = tilec.compile(PAGES, backend="torch")(q.double(), k.double(), v.double(), at, lengths)
+        check([f(q, k, v, at, lengths)], [wanted], 1e-3)
