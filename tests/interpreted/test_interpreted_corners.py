@@ -38,6 +38,7 @@ TOGETHER = {  # what does not
 @pytest.mark.parametrize("name", [*APART, *TOGETHER])
 def test_values(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corners, "FEWEST_CORNERS", 0)
+    monkeypatch.setattr(corners, "MOST_OF_A_RUN", 100)
     monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
     source = HEAD + {**APART, **TOGETHER}[name]
     g = torch.Generator().manual_seed(0)

@@ -21,6 +21,7 @@ from tilec.ir.types import TensorType, Types, is_floating
 
 MOST_CORNERS = 8  # sums of a kernel, which holds a value of each
 FEWEST_CORNERS = 2**15  # points that are sorted otherwise: fewer are soon sorted
+MOST_OF_A_RUN = 8  # points in the mean: combining longer runs in parts takes as much more time as sorting takes less
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def corners(s: Statement, types: Types) -> Corners | None:
     count = math.prod(domain.extent[v] for v in beside)
     points = math.prod(domain.extent[v] for v in places.keyed)
     if not 1 < count <= MOST_CORNERS or points < FEWEST_CORNERS:
+        return None
+    if points > MOST_OF_A_RUN * math.prod(places.shape[: places.split]):
         return None
     ranges = [[domain.low[v] + n for n in range(fixed_value(domain.extent[v]))] for v in beside]
     members = tuple(
