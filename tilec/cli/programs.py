@@ -16,7 +16,7 @@ from tilec.cli.options import STDIN, add_source, add_types, argument_specs, comp
 from tilec.cli.progress import progress
 from tilec.display.latex import latex
 from tilec.errors import InputMistake, TileError
-from tilec.language.hints.misspelt import unread
+from tilec.language.hints.misspelt import nothing_reads
 from tilec.pipeline import STAGES
 from tilec.prepare.warn import say
 
@@ -64,7 +64,7 @@ def _checked(args: argparse.Namespace, file: str | None) -> bool:
     except TileError as error:
         print(f"tilec: {error}", file=sys.stderr)
         return False
-    for mistake in unread(function.program):
+    for mistake in nothing_reads(function.program):
         say(mistake, function.source, function.filename, strict=False)
     print(f"{'<tile>' if file in (None, STDIN) else file}: ok: {function!r}")
     return True

@@ -13,7 +13,7 @@ from tilec.ir.functions import FUNCTIONS
 from tilec.ir.program import Index, Program, Statement, accesses_in, expressions, index_variables
 from tilec.language import parse, show_statement
 from tilec.language.grammar import tokens
-from tilec.language.hints.misspelt import unread
+from tilec.language.hints.misspelt import nothing_reads
 
 TITLE = 60  # characters of a text that a title shows
 
@@ -38,7 +38,7 @@ def mistakes(source: str) -> list[Mistake]:
         except TileError as error:
             return [_mistake(error, "error")]
     if not any(issubclass(w.category, TileWarning) for w in told):
-        return [_mistake(error, "warning") for error in unread(parse(source))]
+        return [_mistake(error, "warning") for error in nothing_reads(parse(source))]
     try:  # once more, since an error has a place
         compile_source(source, warnings="error")
     except TileError as error:

@@ -53,7 +53,7 @@ def misspelt(program: Program, source: str) -> Iterator[NameMistake]:
             )
 
 
-def unread(program: Program) -> Iterator[NameMistake]:
+def nothing_reads(program: Program) -> Iterator[NameMistake]:
     """One for each input, and each tensor that is no output, which nothing reads; of an input not even a size."""
     used = set(program.outputs).union(*map(_read, program.statements))
     for i in program.inputs:
