@@ -84,7 +84,7 @@ def test_measured_gathered_and_shown(tmp_path: Path) -> None:
     )
     text = page.page(found)
     assert all(f"| {name} |" in text for name in [*names, "softmax of rows, step"]) and "geometric mean" in text
-    assert "- step: geometric mean" in text and "argmax of rows, step" not in text
+    assert "| geometric mean | forward | backward | step |" in text and "argmax of rows, step" not in text
 
 
 @pytest.mark.parametrize("long_run", [0.001, measure.LONG_RUN])

@@ -61,11 +61,11 @@ def _checked(args: argparse.Namespace, file: str | None) -> bool:
     """Whether one file is right; says so on standard output, or what is wrong on standard error."""
     try:
         function = compiled(args, file=file)
+        for mistake in nothing_reads(function.program):
+            say(mistake, function.source, function.filename, strict=False)
     except TileError as error:
         print(f"tilec: {error}", file=sys.stderr)
         return False
-    for mistake in nothing_reads(function.program):
-        say(mistake, function.source, function.filename, strict=False)
     print(f"{'<tile>' if file in (None, STDIN) else file}: ok: {function!r}")
     return True
 

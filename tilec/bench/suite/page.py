@@ -10,26 +10,32 @@ from tilec.bench.gpu_page import microseconds_text
 from tilec.bench.suite.measure import OUR_COLUMN, OURS_ALONE, ratio, split, tasks, with_steps
 
 WORST = 10
-TOP = """# Workloads
+_TOP = """# Workloads
 
-Operations of everyday models, each against the best of eager torch, torch.compile and the libraries named. Both sides
-are measured in one run, in turn, without tuning, and compared with results in a wider type first.
-
-- **ratio**: the time of the best peer divided by ours; above 1, tilec is faster.
-- **backward**: a pass of autograd on both sides.
-- **step**: a forward pass that records and its backward pass, together: what one of them does for the other counts.
-- **of floor**: the least time divided by ours. The least time is the larger of moving the least bytes at the rate of a
-  copy and of doing the operations that the outputs need at the peak rate of matrix products. Above 1 are inputs that
-  stay in the cache, gathers that do not read all of their table, and backward passes that use what the forward pass
-  kept, since the least time is that of the gradient alone.
-- **errors**: the greatest difference from the result in a wider type, over that result's greatest value. No figure is
-  shown of a result whose error is beyond both twice that of eager torch and the workload's tolerance: 1e-4 of float32
-  unless it has its own, 0.02 of 16 bits. Inputs and cotangents come from a seed. In the hidden
-  Markov model's backward pass they are 1e-4 to 3e-4 by the seed, of eager torch as of ours: its logarithms go into the
-  thousands, where float32 rounds them by 1e-4.
-
+Operations of everyday models, each against the best of eager torch, torch.compile and the libraries
+named: the time of the best peer divided by ours, so that above 1 tilec is faster. Both sides are
+measured in one run, in turn, without tuning, and compared with results in a wider type first.
 Misses stay in the table. `python -m tilec.bench suite` writes this page.
 """
+_TERMS = """## What the columns mean
+
+- **ratio**: the time of the best peer divided by ours.
+- **backward**: a pass of autograd on both sides.
+- **step**: a forward pass that records and its backward pass, together: what one of them does for
+  the other counts.
+- **of floor**: the least time divided by ours. The least time is the larger of moving the least
+  bytes at the rate of a copy and of doing the operations that the outputs need at the peak rate of
+  matrix products. Above 1 are inputs that stay in the cache, gathers that do not read all of their
+  table, and backward passes that use what the forward pass kept, since the least time is that of
+  the gradient alone.
+- **errors**: the greatest difference from the result in a wider type, over that result's greatest
+  value. No figure is shown of a result whose error is beyond both twice that of eager torch and the
+  workload's tolerance: 1e-4 of float32 unless it has its own, 0.02 of 16 bits. Inputs and
+  cotangents come from a seed. In the hidden Markov model's backward pass they are 1e-4 to 3e-4 by
+  the seed, of eager torch as of ours: its logarithms go into the thousands, where float32 rounds
+  them by 1e-4.
+"""
+_DIRECTIONS = ("forward", "backward", "step")
 
 
 def page(known: Mapping[str, Record]) -> str:
@@ -37,7 +43,7 @@ def page(known: Mapping[str, Record]) -> str:
     machines = sorted({r["machine"] for r in known.values() if r["machine"]})
     known = with_steps(known)
     ratios = {name: found for name, record in known.items() if (found := ratio(record)) is not None}
-    parts = [TOP, "; ".join(machines) + ".\n", summary(ratios), worst(known, ratios)]
+    parts = [_TOP, "; ".join(machines) + ".\n", summary(ratios), worst(known, ratios), _TERMS]
     kinds: dict[str, list[str]] = {}
     for name in known:
         kinds.setdefault(split(name)[0].kind, []).append(name)
@@ -47,19 +53,17 @@ def page(known: Mapping[str, Record]) -> str:
 
 
 def summary(ratios: Mapping[str, float]) -> str:
-    lines = []
-    for direction in ("forward", "backward", "step"):
-        found = [r for name, r in ratios.items() if name.endswith(direction)]
-        if found:
-            below = sum(r < 0.9 for r in found)
-            lines.append(
-                f"- {direction}: geometric mean {mean(found):.2f} of {len(found)} figures, {below} of them below 0.9"
-            )
-    kinds: dict[str, list[float]] = {}
+    """Geometric means, of all and of each kind."""
+    found: dict[tuple[str, str], list[float]] = {}
     for name, r in ratios.items():
-        kinds.setdefault(f"{split(name)[0].kind}, {name.rpartition(', ')[2]}", []).append(r)
-    lines += [f"- {kind}: {mean(found):.2f} of {len(found)}" for kind, found in kinds.items()]
-    return "\n".join(lines) + "\n"
+        for kind in ("all", split(name)[0].kind):
+            found.setdefault((kind, name.rpartition(", ")[2]), []).append(r)
+    lines = [f"| geometric mean | {' | '.join(_DIRECTIONS)} |", "| --- |" + " ---: |" * len(_DIRECTIONS)]
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        cells = [found.get((kind, direction), []) for direction in _DIRECTIONS]
+        lines.append(f"| {kind} | {' | '.join(f'{mean(c):.2f} of {len(c)}' if c else '-' for c in cells)} |")
+    below = [f"{direction} {sum(r < 0.9 for r in found.get(('all', direction), []))}" for direction in _DIRECTIONS]
+    return "\n".join([*lines, "", f"Figures below 0.9: {', '.join(below)}."]) + "\n"
 
 
 def worst(known: Mapping[str, Record], ratios: Mapping[str, float]) -> str:
