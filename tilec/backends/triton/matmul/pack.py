@@ -121,13 +121,13 @@ def _touched(product: MatrixProduct) -> list[Access]:
 
 def _channels(access: Access, product: MatrixProduct) -> int | None:
     """The axis of a tensor's channels, whole vectors of them: of rows, columns or what is summed, and no part of a
-    window; one that is innermost, or else summed."""
+    window; of several that of nearest neighbours, which a copy moves least."""
     dot, strides = product.dot, product.view.strides[access.tensor]
     places = [linear(e) for a in _touched(product) for e in a.index]
     apart = {*dot.batch, *(v for e in places if e.bare is None for v in e.variables())}
     bare = [(d, v) for d, e in enumerate(access.index) if (v := linear(e).bare) is not None and v not in apart]
     whole = [(d, v) for d, v in bare if product.space.count((v,)) % LEAST == 0]
-    return max(whole, key=lambda x: (strides[x[0]] == 1, x[1] in dot.summed), default=(None, ""))[0]
+    return min(whole, key=lambda x: strides[x[0]], default=(None, ""))[0]
 
 
 def with_axes_last(
