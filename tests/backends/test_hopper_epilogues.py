@@ -154,15 +154,15 @@ def test_products_that_are_stored_too(name: str, consumers: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("consumers", [0, 1, 2])
-@pytest.mark.parametrize("name", ["bias and relu", "what is read elsewhere", "positions", "batches", "images"])
+@pytest.mark.parametrize("name", ["bias and relu", "what is read elsewhere", "positions", "batches"])
 @pytest.mark.parametrize("stored", [False, True], ids=["alone", "stored"])
 @pytest.mark.covering
 def test_pieces_of_a_tile(name: str, consumers: int, stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long epilogues are loops over pieces of a tile in shared memory."""
     monkeypatch.setattr(hopper, "MULTIPROCESSORS", 2)
     monkeypatch.setattr(hopper_epilogue, "LONG_TEXT", 0)
-    own = {"batches": boxes(n=64, m=128, k=16), "images": boxes(n=2, y=4, x=8, o=64, c=16)}
-    tiles = replace(own.get(name) or TILES.get(name, boxes(n=128, m=64, k=32)), consumers=consumers)
+    own = {**TILES, "batches": boxes(n=64, m=128, k=16)}
+    tiles = replace(own.get(name, boxes(n=128, m=64, k=32)), consumers=consumers)
     texts = [launch.file.text for launch in planned(name, tiles, stored)]
     assert all("pieces.index(piece)" in text for text in texts)
     found, wanted = carried_out(name, tiles, special=True, stored=stored)
@@ -186,6 +186,7 @@ PLANS = {  # text, shapes, whether one launch of ours has all
     "costly, small": ("Y = gelu(S + B);", ((2048, 1024), (1024, 1024), (1024,)), True),
     "less costly": ("Y = silu(S + B);", WIDE, True),
     "in several statements": ("T = S + B; U = relu(T); Y = U * U;", WIDE, True),
+    "dearer": ("Y = tanh(S + B);", WIDE, False),
     "draws": ("Y[n, m : N, M] = rand(7, m + M * n) < 0.9 ? S[n, m] + B[m] : 0;", WIDE, False),
     "sums that are split": ("Y = relu(S + B);", ((128, 16384), (128, 16384), (128,)), True),
     "a bias": ("Y = S + B;", WIDE, False),

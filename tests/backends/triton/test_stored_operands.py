@@ -120,9 +120,8 @@ def test_blocks_of_kernel_gradients_are_those_of_which_most_is_multiplied_at_a_t
     assert re.search(rf"DK_split_dot\[.*\bBM={rows}, BN={columns}\b", source)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(2048, 64), (4096, 128)])
-def test_a_program_that_a_multiprocessor_has_alone_is_not_large(rows, columns):
-    """128 blocks of 128 x 128 leave nothing to do beside what begins or ends one."""
-    f = tilec.compile("C[i, j] = +(A[i, k] * B[j, k])")
-    source = f.lower(tilec.spec((rows, 1024)), tilec.spec((1024, 1024)), target="sm_90").source()
-    assert re.search(rf"C_split_dot\[.*\bBM=128, BN={columns}\b", source)
+def test_copies_that_part_batches_are_written_in_runs():
+    """What stores single elements of neighbours far apart takes eight times what loads them."""
+    f = tilec.compile("Y[n, e, h : 4096, 64, 16] = +(X[n, d, h] * W[h, d, e])")
+    source = f.lower(*(tilec.spec(s, "bfloat16") for s in ((4096, 64, 16), (16, 64, 64))), target="sm_90").source()
+    assert "# Y.X_1[i0, i2, i1] = X[i0, i1, i2];" in source and "# Y[i0, i1, i2] = Y.apart[i0, i1, i2];" in source

@@ -145,7 +145,7 @@ def with_axes_last(
         if axis is not None:
             name = f"{s.output}.{access.tensor}_{axis}"
             key = ("apart", access.tensor, view.types[access.tensor].shape, view.strides[access.tensor], axis)
-            view, made, released = _copied_to(name, access.tensor, axis, view, int64_index)
+            view, made, released = _copied_to(name, access.tensor, axis, view, int64_index, as_stored=True)
             before.append(Once(key, (name,), tuple(made)))
             after += released
             copies[access] = replace(access, tensor=name)
@@ -234,12 +234,15 @@ def _copied(
 
 
 def _copied_to(
-    name: str, tensor: str, axis: int, view: StridedView, int64_index: bool
+    name: str, tensor: str, axis: int, view: StridedView, int64_index: bool, as_stored: bool = False
 ) -> tuple[StridedView, list[Step], list[Step]]:
+    """All tensors with the copy, steps that make it and let it go. `as_stored`: neighbours of a block are neighbours
+    in the copy."""
     order = _order(axis, len(view.types[tensor].shape))
     view = _with_copy(name, tensor, order, view)
     made = Allocate(name, tuple(view.types[tensor].shape[a] for a in order), view.types[name].dtype)
-    return view, [made, *_copy(tensor, name, view, int64_index)], [Release((name,))]
+    copied = _copy(tensor, name, view, int64_index, order if as_stored else None)
+    return view, [made, *copied], [Release((name,))]
 
 
 def _order(last: int, rank: int) -> list[int]:
@@ -259,10 +262,16 @@ def _axis(access: Access, v: str) -> int | None:
     return found[0] if len(found) == 1 and abs(linear(access.index[found[0]]).coefficient(v)) == 1 else None
 
 
-def _copy(source: str, target: str, view: StridedView, int64_index: bool) -> list[Step]:
-    shape = view.types[source].shape
-    index = tuple(Index(f"i{a}") for a in range(len(shape)))
-    s = Statement(target, index, tuple(map(Int, shape)), Access(source, index))
+def _copy(
+    source: str, target: str, view: StridedView, int64_index: bool, order: Sequence[int] | None = None
+) -> list[Step]:
+    """`order`: of the axes in which elements are walked, that of the source's unless it is said."""
+    order = range(len(view.types[source].shape)) if order is None else order
+    shape = tuple(view.types[target].shape[a] for a in order)
+    index = tuple(Index(f"i{a}") for a in order)
+    s = Statement(target, index, tuple(map(Int, shape)), Access(source, tuple(sorted(index, key=lambda i: i.name))))
+    t, strides = replace(view.types[target], shape=shape), tuple(view.strides[target][a] for a in order)
+    view = view.with_tensor(target, t, strides)
     space = build_space(s, view.types)
     assert space is not None
     return pointwise(space, StridedView(s, view.types, view.strides), s, int64_index) or []

@@ -44,7 +44,6 @@ MOST_PARTS = 2**28  # bytes of parts that such a product may take
 BOTH_WINDOW_COLUMNS = 64  # the same of a convolution
 BOTH_COLUMNS = 1024  # from which both operands' parts are made before, if they may take so much
 PART_VECTOR = 8  # elements of a part that are read at once
-LONE_PROGRAM = 0.93  # of its rate, of a program beside and after which a multiprocessor has no other
 SPLIT_BYTES = 2 * COUNT  # of a term
 SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
 
@@ -296,7 +295,6 @@ def _config(product: MatrixProduct, both: bool) -> Config:
         c = replace(c, parts=max(1, min(slots // programs(c), terms // c.bk // 8)))
         rounds = -(-programs(c) * c.parts // slots)
         done = batch * rows * columns * c.parts / (rounds * slots * c.bm * c.bn)
-        done *= LONE_PROGRAM if rounds == block.beside == 1 else 1
         return done * (block.rate_across if across else block.rate), c
 
     return max(map(divided, SPLIT_BLOCKS if both else (ONE_SPLIT_BLOCK,)), key=lambda found: found[0])[1]

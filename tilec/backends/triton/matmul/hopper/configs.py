@@ -255,9 +255,9 @@ def _epilogue_time(config: HopperConfig, tile: TileWork, area: int) -> float:
 
 def _beside_sums(config: HopperConfig, waves: int, beside: int, epilogue: float, sums: float) -> float:
     """What a tile's epilogue adds to the time of its sums: half of what these do not hide where two consumers take
-    turns, and its first wave's; of several programs of a multiprocessor, two thirds."""
+    turns, and its first wave's, all of two waves; of several programs of a multiprocessor, two thirds."""
     if config.consumers == 2 and waves > 1:
-        return max(epilogue - sums, 0) / 2 + epilogue / waves
+        return max(epilogue - sums, 0) / 2 + epilogue / (1 if waves == 2 else waves)
     return epilogue * beside * (0.65 if beside > 1 and waves > 1 else 1)
 
 
