@@ -217,6 +217,7 @@ EACH = {
     "functions of operands": ("O[i, d : N, D] = +(exp(A[i, j]) * Y[j, d] - tanh(A[i, j]) * sin(Y[j, d]))", 3),
     "a column that is a number": ("O[i, d : N, D] = +(exp(A[i, j]) * Y[j, 0] * U[d] + A[i, j] * sin(Y[j, d]))", 3),
     "a factor of all variables": ("O[i, d : N, D] = +(exp(A[i, j] * U[d]) * Y[j, d] + A[i, j] * sin(Y[j, d]))", 1),
+    "a shared factor and a sum": ("O[i, d : N, D] = +(exp(A[i, j]) * Y[j, d] + exp(A[i, j]) * sin(Y[j, d]))", 1),
     "a term without the summed variable": ("O[i, d : N, D] = +(exp(A[i, j]) * Y[j, d] + X[i, d] * U[d])", 1),
 }
 
@@ -228,7 +229,7 @@ def test_each_product_alone(name, dtype, monkeypatch):
     monkeypatch.setattr(distribute, "LEAST_STACKED", 0)
     text, sums = EACH[name]
     f, given = tilec.compile(text_of(text)), drawn(20, dtype)
-    assert len(f.lower(*given).stages["flat"].statements) == sums
+    assert len(f.lower(*given).stages["flat"].statements) == (sums if dtype == torch.float32 else 1)
     exact = torch.as_tensor(tilec.interpret(text_of(text), *(t.double().numpy() for t in given)))
     scale = exact.abs().max().item()
     torch.testing.assert_close(f(*given).double(), exact, rtol=0, atol=scale * torch.finfo(dtype).eps * 2)

@@ -46,6 +46,7 @@ from tilec.transforms.util.factors import (
     added,
     as_accumulated,
     factors_of,
+    factors_of_terms,
     in_wider_type,
     is_number,
     quotient_of,
@@ -197,10 +198,10 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
 
 def _each_alone(s: Statement, types: Types, names: Names) -> list[Statement]:
     """A sum of several products, none of whose factors has all variables, as a sum for each of them; the statement
-    where what they are of is stored or they are few."""
+    where what they are of is stored, they are few, or they are one product of what they share and of sums."""
     plain = plain_sum(s, types, fixed=True)
     terms = terms_of(s.body, False)
-    if plain is None or len(terms) < 2:
+    if plain is None or len(terms) < 2 or types[s.output].dtype in NARROW:
         return [s]
     outputs, extent = plain
     points = math.prod(extent.values())
@@ -211,6 +212,9 @@ def _each_alone(s: Statement, types: Types, names: Names) -> list[Statement]:
     widest = max(math.prod(extent[v] for v in index_variables(v)) for v in values)
     if stored or points < LEAST_STACKED or deep < _FEWEST or widest * _LEAST_SHARED > points:
         return [s]
+    shared = [index_variables(f.value) for f in factors_of_terms(s.body, types)]
+    if max(math.prod(extent[v] for v in own) for own in shared) < points:
+        return [s]
     dtype, made, known = types[s.output].dtype, [], dict(types)
     parts: DistributedTerms = []
     for (negative, _), factors in zip(terms, products, strict=True):
@@ -219,8 +223,7 @@ def _each_alone(s: Statement, types: Types, names: Names) -> list[Statement]:
         made.append(replace(s, output=output, body=body, attributes=()))
         known[output] = statement_type(made[-1], known)
         parts.append((negative, Access(output, s.index or ())))
-    value = added(parts)
-    last = replace(s, body=call(dtype, value) if dtype in NARROW else value, aggregation="assign")
+    last = replace(s, body=added(parts), aggregation="assign")
     count = points_per_element(s, types)
     alike = all(points_per_element(m, known) == count for m in made)
     return [*made, last] if alike and statement_type(last, known) == types[s.output] else [s]

@@ -231,9 +231,9 @@ def _ask_alike(s: Statement, types: Types, outputs: Sequence[str]) -> bool:
 
 
 def _running_cut(s: Statement, types: Types) -> SumCut | None:
-    """The same of a sum over all k up to i, or from i on, or so many places before, whose terms or guard hold factors
-    of i: what is left is a scan. Elements have a point where k is inside, since all that the scan reads is as long as
-    the output."""
+    """The same of a sum over all k up to i, or from i on, or so many places before, whose terms hold factors of i or
+    whose guard is on i: what is left is a scan. Elements have a point where k is inside, since all that the scan reads
+    is as long as the output."""
     if s.aggregation != "sum" or s.default is not None or len(s.constraints) != 1:
         return None
     outputs = distinct_variables(s.index)
