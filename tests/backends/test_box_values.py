@@ -7,6 +7,7 @@ import pytest
 import tilec
 from tilec.backends.common.box_values import resolved, truth_over
 from tilec.backends.common.domain import build_domain
+from tilec.ir.infer import expression_type
 from tilec.ir.program import Call, Statement
 from tilec.ir.types import TensorType, Types
 
@@ -41,3 +42,11 @@ def test_places_and_branches_over_a_box(body: str, place: str) -> None:
     box = build_domain(wanted, TYPES)
     assert box is not None
     assert resolved(s.body, box, TYPES) == wanted.body
+
+
+def test_numbers_of_branches_stay_weak() -> None:
+    """A cast would have its type prevail: products of float32 would be float64."""
+    s = _statement("X[i] * (i < 6 ? 1 : 0.5)")
+    box = build_domain(s, TYPES)
+    assert box is not None
+    assert expression_type(resolved(s.body, box, TYPES), TYPES).dtype == "float32"

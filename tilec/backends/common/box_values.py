@@ -77,7 +77,11 @@ def resolved(e: Expr, box: Domain, types: Types) -> Expr:
             return _at_resolved(e, box)
         case Call("select", (condition, a, b)) if (known := truth_over(condition, box, types)) is not None:
             taken, t = (a if known else b), expression_type(e, types)
-            return visit(taken if expression_type(taken, types) == t else Call(t.dtype, (taken,)))
+            own = expression_type(taken, types)
+            if own == t or own.weak and t.weak and own.dtype == t.dtype:
+                return visit(taken)
+            if not t.weak:  # a cast of a number would have its type prevail where it is used
+                return visit(Call(t.dtype, (taken,)))
         case Call("and", args):
             left = [a for a in args if truth_over(a, box, types) is not True]
             if len(left) == 1 and is_bool(left[0]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.code import slice_text, tuple_text
@@ -290,6 +290,37 @@ def row_major(forms: Sequence[Affine], shape: Sequence[int]) -> Affine:
         flat = flat + form * stride
         stride *= size
     return flat
+
+
+@dataclass(frozen=True)
+class ScanCondition:
+    """A condition that holds an output variable and a summed one together from one side: the terms up to summed =
+    output + shift count (`rising`), or those from there on."""
+
+    output: str
+    summed: str
+    condition: Condition
+    rising: bool
+    shift: int
+
+
+def scan_condition(
+    conditions: Sequence[Condition], summed: Collection[str], roots: Sequence[Expr], box: Domain, least: int = 1
+) -> ScanCondition | None:
+    """The one whose output variable neither the body nor another condition names, of variables with `least` values or
+    more; None where there is none."""
+    read = index_variables(*roots)
+    for c in conditions:
+        pair = free(c.form)
+        own = pair & {*summed}
+        if len(pair) != 2 or len(own) != 1:
+            continue
+        (k,), (i,) = own, pair - own
+        side = one_sided(c, i, k, box)
+        alone = i not in read and not any(i in free(d.form) for d in conditions if d is not c)
+        if side is not None and alone and min(box.extent[i], box.extent[k]) >= least:
+            return ScanCondition(i, k, c, *side)
+    return None
 
 
 def one_sided(c: Condition, i: str, k: str, box: Domain) -> tuple[bool, int] | None:

@@ -7,9 +7,9 @@ depend on i, and i and one summed variable are held together by a single one-sid
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tilec.backends.common.domain import Domain, boxed, free, one_sided
+from tilec.backends.common.domain import Domain, ScanCondition, boxed, free, scan_condition
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS
@@ -21,16 +21,6 @@ from tilec.lattice.sets import bounds, sizes_of
 
 CUMULATIVE = {a.name: a.torch.cumulative for a in AGGREGATIONS.values() if a.torch and a.torch.cumulative}
 FEWEST_SCANNED = 4  # elements along the scan, below which the points are as few
-
-
-@dataclass(frozen=True)
-class TorchScan:
-    """The output variable, the summed one, and the last (`rising`) or first element k = i + `shift` that counts."""
-
-    output: str
-    summed: str
-    rising: bool
-    shift: int
 
 
 def scan(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
@@ -70,38 +60,30 @@ def scan(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None
     return [*lines, f"{task.out} = {name}"]
 
 
-def _scan(s: Statement, domain: Domain) -> TorchScan | None:
+def _scan(s: Statement, domain: Domain) -> ScanCondition | None:
     index = distinct_variables(s.index)
     if index is None:
         return None
     summed = [v for v, n in domain.extent.items() if v not in index and n > 1]
-    joint = [c for c in domain.conditions if free(c.form) & set(summed) and free(c.form) & set(index)]
-    if len(summed) != 1 or len(joint) != 1:
+    found = scan_condition(domain.conditions, summed, s.roots, domain)
+    if found is None or len(summed) != 1:
         return None
-    (k,), (c,) = summed, joint
-    pair = c.form.variables()
-    if len(pair) != 2 or k not in pair:
-        return None
-    (i,) = set(pair) - {k}
-    if i in index_variables(*s.roots) or any(i in free(d.form) for d in domain.conditions if d is not c):
+    k, i, kept = found.summed, found.output, [c for c in domain.conditions if c is not found.condition]
+    if i not in index or any(k in free(c.form) and free(c.form) & {*index} for c in kept):
         return None
     size = dict(zip(index, sizes_of(s), strict=True))
-    if domain.extent[k] < FEWEST_SCANNED or any(
-        (domain.low[v], domain.extent[v]) != (0, n) for v, n in size.items() if v != i
-    ):
-        return None
-    side = one_sided(c, i, k, domain)
-    return None if side is None else TorchScan(i, k, *side)
+    whole = all((domain.low[v], domain.extent[v]) == (0, n) for v, n in size.items() if v != i)
+    return found if whole and domain.extent[k] >= FEWEST_SCANNED else None
 
 
-def _reached(domain: Domain, found: TorchScan, size: int) -> tuple[int, int]:
+def _reached(domain: Domain, found: ScanCondition, size: int) -> tuple[int, int]:
     """The elements that have terms as far as the scan's own condition goes, as a half-open range."""
     first = domain.low[found.summed] - found.shift
     last = first + domain.extent[found.summed] - 1
     return (max(first, 0), size) if found.rising else (0, min(last + 1, size))
 
 
-def _terms(task: Task, s: Statement, domain: Domain, found: TorchScan) -> Task:
+def _terms(task: Task, s: Statement, domain: Domain, found: ScanCondition) -> Task:
     """The statement of what is accumulated, over k in the place of i; points that do not count hold the identity."""
     k, low, count = found.summed, domain.low[found.summed], domain.extent[found.summed]
     place = (Affine.variable(k) - low).to_expr()

@@ -143,12 +143,7 @@ def recomputed_by_readers(
     bits none, or for aggregations as one of float32. Also those aggregations."""
     found: dict[str, Statement] = {}
     aggregations: set[str] = set()
-    free = (s for s in program.statements if s.output in around.free or s.output in around.epilogues)
-    kernel_of = {s.output: s.output for s in free if set(variables_of(s)) <= set(index_variables(*(s.index or ())))}
-    kernel_of |= {s.output: c.members[0].output for c in candidates for s in (*c.members, *c.after)}
-    reading: dict[str, set[str]] = {}
-    for s in program.statements:
-        reading.setdefault(kernel_of.get(s.output, ""), set()).update(reads(s))
+    kernel_of, reading = _kernels(program, candidates, around)
 
     def may_compute(made: Statement, readers: Sequence[Statement], others: set[str], members: set[str]) -> bool:
         """Whether readers in other kernels may compute a value, and take less."""
@@ -172,12 +167,11 @@ def recomputed_by_readers(
         inside: dict[str, Statement] = {}  # what nothing stores
         for s in [as_assignment(s, types) if s.output in members else s for s in program.statements]:
             whole = math.prod(types[s.output].shape) >= math.prod(c.extent.values())
-            given = {**views, **found, **inside}
             if s.output not in members or not whole or not gives_values(s, program, types):
                 continue
-            if any(asks_of(s, view) for view in given.values()) or not all(
-                reads_within(s, view, types) for view in views.keys() & set(reads(s))
-            ):
+            given = {**views, **found, **inside}
+            inner = all(reads_within(s, view, types) for view in views.keys() & set(reads(s)))
+            if not inner or any(asks_of(s, view) for view in given.values()):
                 continue
             made = read_through(s, given)
             if node_count(made.body) > LONGEST_RECOMPUTED:
@@ -193,6 +187,20 @@ def recomputed_by_readers(
                     reading[k] |= set(reads(made))
             inside[s.output] = made
     return found, aggregations
+
+
+def _kernels(
+    program: Program, candidates: Sequence[GroupCandidate], around: Neighbourhood
+) -> tuple[dict[str, str], dict[str, set[str]]]:
+    """By output, the kernel of groups' members and of elementwise statements; and by kernel, what it reads, those of
+    all other statements as one of no name."""
+    free = (s for s in program.statements if s.output in around.free or s.output in around.epilogues)
+    kernel_of = {s.output: s.output for s in free if set(variables_of(s)) <= set(index_variables(*(s.index or ())))}
+    kernel_of |= {s.output: c.members[0].output for c in candidates for s in (*c.members, *c.after)}
+    reading: dict[str, set[str]] = {}
+    for s in program.statements:
+        reading.setdefault(kernel_of.get(s.output, ""), set()).update(reads(s))
+    return kernel_of, reading
 
 
 def _aggregates_within(r: Statement, made: Statement, around: Neighbourhood, types: Types) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.affine import affine_steps
-from tilec.backends.common.domain import Condition, conditions_of, free, one_sided
+from tilec.backends.common.domain import Condition, ScanCondition, conditions_of, scan_condition
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -144,18 +144,6 @@ def space_of(s: Statement, low: Mapping[str, int], extent: Mapping[str, int]) ->
 # cumulative aggregations
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """The output variable, the summed one, the condition that holds both together from one side, and what it says: the
-    terms up to summed = output + shift count, or those from there on."""
-
-    output: str
-    summed: str
-    condition: Condition
-    rising: bool
-    shift: int
-
-
 def recognise_scan(space: Space, view: StridedView) -> Scan | None:
     """A statement as a scan; None where it is none, or too short for that to matter."""
     cut = _cut(space)
@@ -197,24 +185,14 @@ def terms_first(space: Space, view: StridedView) -> tuple[Statement, TensorType,
     return terms, TensorType(shape, aggregate_type(s.aggregation, element).dtype), scan
 
 
-def _cut(space: Space) -> _Cut | None:
+def _cut(space: Space) -> ScanCondition | None:
     s = space.statement
     if s.aggregation not in THEN or not is_pure(s) or len(space.classes) != 1:
         return None
     if distinct_variables(s.index) is None or space.residues or not space.covers:
         return None
-    read = index_variables(*s.roots)
-    for c in space.valid:
-        pair = free(c.form)
-        summed = [v for v in pair if v in space.reductions and not space.single(v)]
-        if len(pair) != 2 or len(summed) != 1:
-            continue
-        (k,), (i,) = summed, pair - {*summed}
-        side = one_sided(c, i, k, space.box(0))
-        alone = i not in read and not any(i in free(d.form) for d in space.valid if d is not c)
-        if side is not None and alone and min(space.extent[0][v] for v in (i, k)) >= FEWEST_TERMS:
-            return _Cut(i, k, c, *side)
-    return None
+    summed = [v for v in space.reductions if not space.single(v)]
+    return scan_condition(space.valid, summed, s.roots, space.box(0), FEWEST_TERMS)
 
 
 # recurrences
