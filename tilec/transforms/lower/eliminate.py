@@ -55,6 +55,7 @@ from tilec.transforms.util.factors import (
     unwidened,
 )
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.nested_sums import inner_sums_first
 from tilec.transforms.util.unify import matched, unified
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
@@ -67,9 +68,10 @@ def eliminate(program: Program, inputs: Types) -> Program:
     names = Names.of(program)
     done: list[Statement] = []
     for s in program.statements:
+        s = inner_sums_first(s, types) if reads_itself(s) else s
         made = _eliminated(s, done, types, names, frozenset(program.input_names()))
         types.update((m.output, statement_type(m, types)) for m in made[:-1])
-        others = (d for d in program.statements if d is not s)
+        others = (d for d in program.statements if d.output != s.output)
         if _is_joined(s, made, types) and not any(_reusing(d, made[0], types) for d in others):
             made = [s]
         place = _earlier(made[0], done, types) if len(made) > 1 else None
