@@ -8,7 +8,7 @@ aggregation in another are such sums. Exact as sums of products are that are add
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.ir.functions import all_of, operands_of
@@ -125,7 +125,7 @@ def _asked(e: Aggregate) -> Iterator[Access]:
                 stack += children(x)
 
 
-def _times(e: Aggregate, own: str, names: list[str]) -> Collection[str]:
+def _times(e: Aggregate, own: str, names: list[str]) -> frozenset[str]:
     """The output's variables along which all reads of the recurrence are of other steps."""
     reads = [x for x in walk(*e.roots) if isinstance(x, Access) and x.tensor == own]
     moved: set[str] = set()
