@@ -221,7 +221,7 @@ def _is_reordered(product: MatrixProduct) -> bool:
     return len(order) != len(set(order)) or 0 in order[1:]
 
 
-MOST_PLACES = 256  # of a library's window whose input's gradient is asked for
+LONGEST_WINDOW = 256  # of a library's window whose input's gradient is asked for
 
 
 def _slow(c: Convolution) -> bool:
@@ -230,7 +230,7 @@ def _slow(c: Convolution) -> bool:
     if c.written != INPUT:
         return False
     places = math.prod(c.operands[KERNEL].shape[s.axes[KERNEL] or 0] for s in c.spatial if s.axes[KERNEL] is not None)
-    return places > MOST_PLACES or any(s.stride > 1 for s in c.spatial)
+    return places > LONGEST_WINDOW or any(s.stride > 1 for s in c.spatial)
 
 
 def _task(defracted: Statement, flat: Statement, types: Mapping[str, TensorType]) -> Task:
