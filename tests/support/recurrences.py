@@ -86,6 +86,11 @@ RECURRENCES = {
         "(A[i, j] - sum[k](k < j ? L[i, k] * L[j, k])) / L[j, j], k < N; }",
         (np.eye(3) * 4 + 1,),
     ),
+    "an aggregation in another, the same for all lanes": (
+        "function (K[N, M], A[N], B[M], G[N]) -> (H) { H[t, i : 3, N] = "
+        "A[i] - logsumexp[j](K[i, j] + B[j] - logsumexp[k](K[k, j] + H[t - 1, k])) init G[i]; }",
+        (normal(12, 10), normal(12), normal(10), normal(12)),
+    ),
     "of length 0": ("function (A[T, D]) -> (H) { H[t, i : T, D] = A[t, i] + H[t - 1, i]; }", (normal(0, 3),)),
     "an automaton": (
         "function (D[S, V], X[B, T], S0[B]) -> (H) { H[b, t : B, T] = D[H[b, t - 1], X[b, t]] init S0[b]; }",

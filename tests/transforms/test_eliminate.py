@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from support.recurrences import RECURRENCES
 
 import tilec
-from tilec.ir.program import Access, Index, Program, index_variables, walk
+from tilec.ir.program import Access, Aggregate, Index, Program, index_variables, walk
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import lower
@@ -308,3 +309,20 @@ def test_columns_of_several_axes_and_of_data_have_been_added_up(name: str) -> No
     d = torch.randn(wanted.shape, generator=g, dtype=torch.float64)
     made = tilec.compile(WORDS[name])(*values, table)
     torch.testing.assert_close(torch.autograd.grad(made, values, d), torch.autograd.grad(wanted, values, d))
+
+
+def test_a_step_adds_up_first_what_its_lanes_share() -> None:
+    source, arrays = RECURRENCES["an aggregation in another, the same for all lanes"]
+    g = torch.Generator().manual_seed(0)
+    sizes = [tuple(2 * n for n in a.shape) for a in arrays]
+    k, a, b, h = (torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in sizes)
+    d = torch.randn(3, *h.shape, generator=g, dtype=torch.float64)
+    program = lowered(grad(parse(source), ("K", "A", "B", "G")), k, a, b, h, d)
+    (step,) = [s for s in program.statements if s.output == "GH"]
+    assert [e.bound for e in walk(step.body) if isinstance(e, Aggregate)] == [("j'",), ("i'",)], step
+    found = torch.autograd.grad(tilec.compile(source)(k, a, b, h), (k, a, b, h), d)
+    steps = [h]
+    for _ in range(3):
+        inner = torch.logsumexp(k + steps[-1][:, None], 0)
+        steps.append(a - torch.logsumexp(k + b - inner, 1))
+    torch.testing.assert_close(found, torch.autograd.grad(torch.stack(steps[1:]), (k, a, b, h), d))

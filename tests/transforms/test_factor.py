@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import tilec
 from tilec.ir.program import reads
@@ -11,6 +12,7 @@ from tilec.ir.types import TensorType
 from tilec.language import parse, show
 from tilec.pipeline import lower
 from tilec.saving import partition
+from tilec.transforms.lower import factor
 
 SHAPES = {"A": (4, 3), "B": (5, 3), "P": (7,), "T": (4,), "U": (5,), "Z": (4, 3), "N": (7, 3), "I": (7,), "J": (7,)}
 
@@ -130,3 +132,39 @@ def test_factors_leave_running_sums(name: str) -> None:
     inputs = np.array([3.0, 1, 2, 2, 4, 1]), np.array([np.inf, np.inf, -1, 2, np.inf, np.inf])
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(tilec.interpret(show(flat), *inputs), tilec.interpret(source, *inputs))
+
+
+PRODUCTS = {
+    "of rows": ("function (X[B, N]) -> (P) { P[b] = prod(X[b, n]); }", (3, 33), lambda x: x.prod(1)),
+    "of columns": ("function (X[N, B]) -> (P) { P[b] = prod(1 - X[n, b]); }", (9, 5), lambda x: (1 - x).prod(0)),
+    "over two axes": (
+        "function (X[B, N, M]) -> (P) { P[b] = prod(X[b, n, m]); }",
+        (2, 3, 8),
+        lambda x: x.prod(2).prod(1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_all_but_one_are_cumulative(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact with zeros, and so are their own derivatives."""
+    monkeypatch.setattr(factor, "LEAST_TERMS", 1)
+    source, shape, product = PRODUCTS[name]
+    f = tilec.compile(source)
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    x.view(-1)[:2] = 0
+    for _ in range(2):
+        found, wanted = (_twice(call, x) for call in (f, product))
+        torch.testing.assert_close(found, wanted)
+        x.view(-1)[1] = 1
+    types = {"X": TensorType(shape, "float64"), "DP": TensorType(tuple(f(x).shape), "float64")}
+    program = lower(f.grad().program, types, {}).stages["flat"]
+    terms = [s for s in program.statements if s.guard is not None and s.aggregation == "prod"]
+    assert bool(terms) is (name == "over two axes"), show(program)
+
+
+def _twice(call, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = x.clone().requires_grad_()
+    value = call(x)
+    (first,) = torch.autograd.grad(value.square().sum(), x, create_graph=True)
+    return value, first, torch.autograd.grad(first.sin().sum(), x)[0]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import tilec
 from tilec.backends.triton.fusion.groups import grouped
 from tilec.backends.triton.plan.plan import Allocate, Setting
 from tilec.backends.triton.plan.sizes import contiguous
@@ -93,3 +94,11 @@ def test_what_is_stored_between_products_lies_as_the_other_operand_does():
     lowering = lower(parse(source), {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
     plan = plan_of(lowering, [contiguous(s) for s in shapes.values()], Setting())
     assert next(s.shape for s in plan.steps if isinstance(s, Allocate) and s.tensor == "O.1") == (4096, 8, 1024)
+
+
+def test_a_window_as_long_as_its_signal_is_no_convolution_of_a_librarys() -> None:
+    """A Toeplitz matrix: cuDNN has no kernels for such windows."""
+    source = "function (C[L], X[N, D]) -> (Y) { Y[i, d : N, D] = sum(C[i - j + N - 1] * X[j, d]); }"
+    for n, called in ((1024, False), (9, True)):
+        lowered = tilec.compile(source).lower(tilec.spec((2 * n - 1,)), tilec.spec((n, 64)), target="sm_90")
+        assert ("convolution_input" in lowered.source()) is called

@@ -4,8 +4,8 @@
 matrices and a sum of rows: `T[i, f] = +(V[j, f] * exp(P[i, j])); L[i] = +(A[i, f] * T[i, f])`. Which variable goes
 first is a question of variable elimination over a sum of products (Dechter 1999); here the one that leaves an
 intermediate that the program has already, up to the names of variables and the order of factors, or else one whose
-factors have 16 bits, and of these the smallest.
-So the gradient of an attention's normalisation becomes the sum over its rows of what comes in times what went out.
+factors have 16 bits, and of these the smallest. So the gradient of an attention's normaliser becomes the sum over rows
+of what comes in times what went out.
 
 A variable that one factor alone has is added up in that factor first: `Y[i] = +(D[i, j] * X[n, j])` is
 `T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`. That is how often the other factors are read, whoever multiplies. So are
@@ -13,7 +13,6 @@ factors of which one has all their variables, `+(G[k, i, j] * V[k, i] * H[k, m, 
 the terms. Such sums are kept in float32 where what they are for has 16 bits.
 
 Factors that all terms of a body share are taken out of it first: `A * V * x - A * V * y` is `A * V * (x - y)`.
-
 Exact as sums of products are that are added up in another order: factors are floating, every element has the points
 that the box of its variables and the guard say, and a factor that is infinite where no term is left counts as one that
 meets zero.
@@ -57,6 +56,7 @@ from tilec.transforms.util.factors import (
 )
 from tilec.transforms.util.matching import matched, unified
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.nested_sums import inner_sums_first
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
 MUCH = 4  # times as many terms, at least, where what is added up first is read times another factor
@@ -68,12 +68,13 @@ def eliminate(program: Program, inputs: Types) -> Program:
     names = Names.of(program)
     done: list[Statement] = []
     for s in program.statements:
+        s = inner_sums_first(s, types) if reads_itself(s) else s
         made = _eliminated(s, done, types, names, frozenset(program.input_names()))
         known = {**types, **_types_of(made[:-1], types)}
         if any(isinstance(e, Pad) for e in walk(s.body)) and not all(_is_bounded(m, known) for m in made):
-            made = [s]
-        types.update(_types_of(made[:-1], types))
-        others = (d for d in program.statements if d is not s)
+            made, known = [s], types
+        types = known
+        others = (d for d in program.statements if d.output != s.output)
         if _is_joined(s, made, types) and not any(_reusing(d, made[0], types) for d in others):
             made = [s]
         place = _earlier(made[0], done, types) if len(made) > 1 else None

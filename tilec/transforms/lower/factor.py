@@ -12,6 +12,7 @@ is a number, and a sum of weighted deviations from the mean of the same points i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,7 +23,9 @@ from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
     Call,
+    Constraint,
     Expr,
+    Float,
     Index,
     Inside,
     Int,
@@ -43,6 +46,9 @@ from tilec.transforms.util.factors import Factor, added, as_accumulated, factors
 from tilec.transforms.util.means import total_of_mean
 from tilec.transforms.util.naming import Names
 
+LEAST_FACTORS = 8  # of a product, for which all but one of them are those before times those after,
+LEAST_TERMS = 2**23  # and of all its elements together
+
 
 def factor(program: Program, inputs: Types) -> Program:
     """The program with shared factors outside of sums and counts as numbers. `inputs`: types of the inputs."""
@@ -58,7 +64,8 @@ def factor(program: Program, inputs: Types) -> Program:
             counts[s.output] = n
         balanced = _balanced(s, types, known)
         if balanced is None:
-            statements += _factored(s, types, names) or _factored_terms(s, types, names) or [s]
+            made = _factored(s, types, names) or _factored_terms(s, types, names) or _before_and_after(s, types, names)
+            statements += made or [s]
         else:
             statements.append(balanced)
     return replace(program, statements=tuple(statements))
@@ -133,6 +140,42 @@ def _factored(s: Statement, types: Types, names: Names) -> list[Statement] | Non
     second = replace(s, body=value, aggregation="assign", constraints=(), guard=guard)
     made = statement_type(second, {**types, first.output: statement_type(first, types)})
     return [first, second] if made == types[s.output] else None
+
+
+def _before_and_after(s: Statement, types: Types, names: Names) -> list[Statement] | None:
+    """Products of all but one, `*(k' != k ? X[b, k'])`, as the products of those before times those after, which are
+    cumulative: a product's gradient has an element for each of its factors, and not a term for each two."""
+    written, dtype = distinct_variables(s.index), types[s.output].dtype
+    if s.aggregation != "prod" or written is None or s.index is None or s.default is not None or s.constraints:
+        return None
+    match s.guard:
+        case Call("ne", (Index(one), Index(other))) if (one in written) != (other in written):
+            k, v = (one, other) if one in written else (other, one)
+        case _:
+            return None
+    parts, n = list(walk(s.body)), types[s.output].shape[written.index(k)]
+    places = [(linear(i), size) for a in parts if isinstance(a, Access) for i, size in _places(a, types)]
+    known = all(isinstance(e, (Access, Call, Index, Int, Float)) for e in parts)
+    if not known or any(form.coefficient(v) and (form.bare != v or size != n) for form, size in places):
+        return None
+    if {*index_variables(s.body)} - {*written} != {v} or k in index_variables(s.body):
+        return None
+    if not is_floating(dtype) or dtype in NARROW or reads_itself(s):
+        return None
+    if n < LEAST_FACTORS or n * math.prod(types[s.output].shape) < LEAST_TERMS:
+        return None
+    ahead = Affine.variable(k) - Affine.variable(v) - 1
+    sides = (("before", ahead), ("after", Affine.variable(v) - Affine.variable(k) - 1))
+    made = [
+        replace(s, output=names.fresh(f"{s.output}_{side}"), guard=None, constraints=(Constraint(f.to_expr(), Int(n)),))
+        for side, f in sides
+    ]
+    before, after = (Access(m.output, s.index) for m in made)
+    return [*made, replace(s, body=Call("mul", (before, after)), aggregation="assign", guard=None)]
+
+
+def _places(a: Access, types: Types) -> Iterable[tuple[Expr, int]]:
+    return zip(a.index, types[a.tensor].shape, strict=True)
 
 
 def _factored_terms(s: Statement, types: Types, names: Names) -> list[Statement] | None:

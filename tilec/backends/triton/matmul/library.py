@@ -15,7 +15,7 @@ from tilec.backends.base import Options
 from tilec.backends.common.code import FreshNames, have_own_names, python_name, tuple_text
 from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS
 from tilec.backends.torch.expr.task import Task
-from tilec.backends.torch.matmul.convolution import INPUT, Convolution, library_lines, recognise_convolution
+from tilec.backends.torch.matmul.convolution import INPUT, KERNEL, Convolution, library_lines, recognise_convolution
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
 from tilec.backends.triton.iteration.coalesce import coalesce
@@ -221,9 +221,16 @@ def _is_reordered(product: MatrixProduct) -> bool:
     return len(order) != len(set(order)) or 0 in order[1:]
 
 
+LONGEST_WINDOW = 256  # of a library's window whose input's gradient is asked for
+
+
 def _slow(c: Convolution) -> bool:
-    """cuDNN's gradient of the input of a strided convolution takes 1.3 to 3 times as long as residue classes do."""
-    return c.written == INPUT and any(s.stride > 1 for s in c.spatial)
+    """cuDNN's gradient of the input of a strided convolution takes 1.3 to 3 times as long as residue classes do. It has
+    no kernels for windows as long as signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's."""
+    if c.written != INPUT:
+        return False
+    places = math.prod(c.operands[KERNEL].shape[s.axes[KERNEL] or 0] for s in c.spatial if s.axes[KERNEL] is not None)
+    return places > LONGEST_WINDOW or any(s.stride > 1 for s in c.spatial)
 
 
 def _task(defracted: Statement, flat: Statement, types: Mapping[str, TensorType]) -> Task:

@@ -233,7 +233,11 @@ class StepWriter:
             return ScalarValue(literal(n), t, None, number=n)
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
         accumulator = replace(accumulator, names=tuple(own.items()))
-        tiled = count > FEW_SUMMED_POINTS and len(frame.axes) == 1
+        spare = self._is_alike(e, frame)
+        if spare:
+            points = int(k.constants[self.blocks[frame.axes[1]]])
+        tiled = count > FEW_SUMMED_POINTS and (len(frame.axes) == 1 or spare)
+        spare = spare and tiled
         size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points)) if tiled else 1
         whole = tiled and count <= size
         red, at, first = own["red"], own["value"], k.names.fresh("first")
@@ -243,15 +247,19 @@ class StepWriter:
             block = k.names.fresh("BR")
             k.constants[block] = size
             self.blocks[red] = block
-            axes.append(red)
+            if spare:
+                tails.pop(axes[0], None)
+                axes[0] = red
+            else:
+                axes.append(red)
             if count % size:
                 tails[red] = k.names.fresh(f"{red}_in")
-        shape = tuple_text([self.blocks[a] for a in axes])
+        shape, along = tuple_text([self.blocks[a] for a in axes]), axes.index(red) if tiled else 0
 
         total = k.count([v for v in e.bound if k.space.largest(v) > 1])
         if not whole:
             rows = tiled and e.aggregation == "logsumexp"  # whose terms are best combined a block at a time
-            k.add(*accumulator.start("(BM,)" if rows else shape))
+            k.add(*accumulator.start(f"({self.blocks[axes[1 - along]]},)" if rows else shape))
             k.scopes.append(Scope())
         lines = k.scopes[0 if whole else -1].lines
         lines.append(assign(red, self._summed_place("" if whole else first, block if tiled else None)))
@@ -264,20 +272,20 @@ class StepWriter:
         code = accumulator.term(evaluator, e, tests)
         if whole:
             k.assign(at, f"tl.broadcast_to({code}, {shape})")
-            k.add(*accumulator.at_once(at, len(axes) - 1))
+            k.add(*accumulator.at_once(at, along))
         else:
             k.assign(at, f"tl.broadcast_to({code}, {shape})" if rows else code)
             if rows:
                 before, state = [own["highest"], own["scaled"]], accumulator.state
                 k.add(*(assign(x, y) for x, y in zip(before, state, strict=True)))
-                k.add(*accumulator.at_once(at, len(axes) - 1))
+                k.add(*accumulator.at_once(at, along))
                 k.assign(state, f"join_logs_({', '.join((*before, *state))})")
             else:
                 k.add(*accumulator.step(at))
             k.close(first, f"range(0, {total}, {block})" if tiled else f"range(0, {total})")
             if tiled and not rows:
-                k.add(*accumulator.reduce(len(axes) - 1))
-        result = accumulator.result()
+                k.add(*accumulator.reduce(along))
+        result = f"{accumulator.result()}[None, :]" if spare else accumulator.result()
         if t.dtype in NARROW:
             result = f"{result}.to({triton_type(t.dtype)}).to(tl.float32)"
         name = k.names.fresh("aggregate")
@@ -292,6 +300,12 @@ class StepWriter:
             return f"tl.full((), 0, {'tl.int64' if self.kernel.int64_index else 'tl.int32'}) + {first}"
         place = f"{first} + tl.arange(0, {block})" if first else f"tl.arange(0, {block})"
         return f"({place}).to(tl.int64)" if self.kernel.int64_index else place
+
+    def _is_alike(self, e: Aggregate, frame: StepFrame) -> bool:
+        """Is an aggregation inside another the same for all lanes? Then its points take their place in the block."""
+        if len(frame.axes) != 2 or self.blocks.get(frame.axes[1]) not in self.kernel.constants:
+            return False
+        return frame.axes[0] not in frame.dimensions(frozenset(index_variables(e)))
 
 
 def _reached(roots: Sequence[Expr]) -> list[Expr]:

@@ -1,0 +1,136 @@
+"""Sums of a recurrence's step with one variable added up first.
+
+`sum[i, j](G[t + 1, i] * E[i, j, t] * F[k, j, t])` has a term for every i and j for each k. What has i does not name k:
+`sum[j](F[k, j, t] * sum[i](G[t + 1, i] * E[i, j, t]))` adds that up once a step. Gradients of steps that hold one
+aggregation in another are such sums. Exact as sums of products are that are added up in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilec.ir.functions import all_of, operands_of
+from tilec.ir.index import distinct_variables, linear
+from tilec.ir.infer import expression_type
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Constraint,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Statement,
+    children,
+    index_variables,
+    map_values,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import NARROW, Types, is_floating
+from tilec.transforms.util.factors import Factor, factors_of_terms, quotient_of
+
+LEAST_TIMES = 8  # as many terms are saved, at least
+
+
+def inner_sums_first(s: Statement, types: Types) -> Statement:
+    """The recurrence with such sums in two."""
+    names = distinct_variables(s.index or ())
+    if names is None:
+        return s
+    lanes = dict(zip(names, types[s.output].shape, strict=True))
+
+    def visit(e: Expr) -> Expr:
+        return _in_two(e, s.output, lanes, types) if isinstance(e, Aggregate) else rebuild(e, visit)
+
+    return map_values(s, visit)
+
+
+def _in_two(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> Aggregate:
+    dtype = expression_type(e.body, types).dtype
+    if e.aggregation != "sum" or len(e.bound) < 2 or not is_floating(dtype) or dtype in NARROW:
+        return e
+    if any(isinstance(x, Aggregate) for x in walk(*e.roots)):
+        return e
+    extent = _extents(e, own, lanes, types)
+    if extent is None or not {*e.bound, *index_variables(*e.roots)} <= extent.keys():
+        return e
+    factors = factors_of_terms(e.body, types)
+    if not all(is_floating(expression_type(f.value, types).dtype) or not index_variables(f.value) or _is_inside(f)
+               for f in factors):  # fmt: skip
+        return e
+    tests = [p for g in e.guards for p in operands_of("and", g)]
+    steps = _times(e, own, list(lanes))
+    every = math.prod(extent[v] for v in index_variables(*e.roots))
+    choices = []
+    for v in e.bound:
+        inside, outside = _parted(factors, v)
+        used = index_variables(*(f.value for f in inside), *(t for t in tests if v in index_variables(t)))
+        first, rest = math.prod(extent[w] for w in used), every // extent[v]
+        movable = any(not f.divides and not _is_inside(f) for f in inside) and any(not f.divides for f in outside)
+        if movable and not (set(used) & lanes.keys()) - steps and every >= LEAST_TIMES * (first + rest):
+            choices.append((first + rest, v))
+    if not choices:
+        return e
+    v = min(choices)[1]
+    inside, outside = _parted(factors, v)
+    here = [t for t in tests if v in index_variables(t)]
+    limits = {w: Constraint(Index(w), Int(extent[w])) for w in e.bound}
+    kept = tuple(c for c in e.constraints if linear(c.expr).bare not in limits)
+    if any(v in index_variables(c.expr) for c in kept):
+        return e
+    inner = Aggregate("sum", quotient_of(inside), (v,), all_of(here), (limits.pop(v),), span=e.span)
+    body = quotient_of([*outside, Factor(inner, False)])
+    guard = all_of([t for t in tests if t not in here])
+    bound = tuple(w for w in e.bound if w != v)
+    return replace(e, body=body, bound=bound, guard=guard, constraints=(*kept, *limits.values()))
+
+
+def _parted(factors: list[Factor], v: str) -> tuple[list[Factor], list[Factor]]:
+    inside = [f for f in factors if v in index_variables(f.value)]
+    return inside, [f for f in factors if f not in inside]
+
+
+def _is_inside(f: Factor) -> bool:
+    return isinstance(f.value, Inside) and not f.divides
+
+
+def _extents(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> dict[str, int] | None:
+    """How many values each variable has; None where accesses or constraints do not agree."""
+    found = dict(lanes)
+    pairs = [(c.expr, c.bound.value) for c in e.constraints if isinstance(c.bound, Int)]
+    for a in _asked(e):
+        if a.tensor != own:
+            pairs += zip(a.index, types[a.tensor].shape, strict=True)
+    for index, n in pairs:
+        v = linear(index).bare
+        if v is not None and v not in lanes and found.setdefault(v, n) != n:
+            return None
+    return found
+
+
+def _asked(e: Aggregate) -> Iterator[Access]:
+    """The accesses that constrain its points."""
+    stack = list(e.roots)
+    while stack:
+        match stack.pop():
+            case Pad(value=value):
+                stack.append(value)
+            case Access() as a:
+                yield a
+            case x:
+                stack += children(x)
+
+
+def _times(e: Aggregate, own: str, names: list[str]) -> frozenset[str]:
+    """The output's variables along which all reads of the recurrence are of other steps."""
+    reads = [x for x in walk(*e.roots) if isinstance(x, Access) and x.tensor == own]
+    moved: set[str] = set()
+    for k, v in enumerate(names):
+        forms = [linear(a.index[k]) for a in reads]
+        if reads and all(f.coefficient(v) == 1 and len(f.terms) == 1 and f.constant for f in forms):
+            moved.add(v)
+    return frozenset(moved)
