@@ -268,8 +268,8 @@ def _copy(
     """`order`: of the axes in which elements are walked, that of the source's unless it is said."""
     order = range(len(view.types[source].shape)) if order is None else order
     shape = tuple(view.types[target].shape[a] for a in order)
-    index = tuple(Index(f"i{a}") for a in order)
-    s = Statement(target, index, tuple(map(Int, shape)), Access(source, tuple(sorted(index, key=lambda i: i.name))))
+    index, read = (tuple(Index(f"i{a}") for a in axes) for axes in (order, sorted(order)))
+    s = Statement(target, index, tuple(map(Int, shape)), Access(source, read))
     t, strides = replace(view.types[target], shape=shape), tuple(view.strides[target][a] for a in order)
     view = view.with_tensor(target, t, strides)
     space = build_space(s, view.types)

@@ -24,7 +24,8 @@ from tilec.ir.program import Access, Call, Expr, Statement, accesses_in, childre
 # of the time of Hopper's kernels, what a library takes for a product of matrices
 LIBRARY_SHARE = {"bfloat16": 0.95, "float16": 0.95, "float32": 0.87}
 DRAW_INSTRUCTIONS = 100  # instructions of a random number
-FUNCTION_INSTRUCTIONS = {"silu": 12, "sigmoid": 10, "tanh": 80}  # unlike their kind
+# instructions of functions that take fewer or more than others of their kind
+OWN_INSTRUCTIONS = {"silu": 12, "sigmoid": 10, "tanh": 80}
 LOADED = 3  # instructions that bring an element of a tensor as large as the product
 
 
@@ -89,4 +90,4 @@ def _instructions(e: Expr, p: Problem) -> float:
         return 0
     if FUNCTIONS[e.function].result == "random":
         return DRAW_INSTRUCTIONS
-    return FUNCTION_INSTRUCTIONS.get(e.function, max(costly_instructions(e, p.types), 1))
+    return OWN_INSTRUCTIONS.get(e.function, max(costly_instructions(e, p.types), 1))
