@@ -12,6 +12,7 @@ from tilec.backends.triton.emit.magnitudes import parts_of_lower_bound
 from tilec.backends.triton.plan.heading import LITERAL
 from tilec.backends.triton.plan.sizes import NARROWEST, contiguous
 from tilec.backends.triton.plan.source import PROGRAM
+from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement
@@ -117,10 +118,20 @@ class Frame:
                 inside = self.inside(access)
                 if inside is None:
                     return read
-                text = f"tl.where({inside}, {read}, {self.index(self.form(e.value))})"
+                text = f"tl.where({inside}, {read}, {self._integer(e.value)})"
             case _:
                 raise AssertionError(f"no index atom: {e!r}")
         return self.assign("at", text, free(Affine.of([(e, 1)])))
+
+    def _integer(self, e: Expr) -> str:
+        """The value of what stands in for an element in an index: sums and products of forms."""
+        try:
+            return self.index(self.form(e))
+        except AffineMistake:
+            match e:
+                case Call("add" | "sub" | "mul" as function, (a, b)):
+                    return f"({self._integer(a)} {FUNCTIONS[function].symbol} {self._integer(b)})"
+            raise
 
     def _turned(self, form: Affine, n: int) -> str | None:
         """`form % n` in the width of positions; None where the form may be anywhere. Where it runs along memory and
