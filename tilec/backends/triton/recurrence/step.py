@@ -81,6 +81,16 @@ class StepFrame(Frame):
         finally:
             self._least, self.how = before, ""
 
+    def atom(self, e: Expr) -> str:
+        """What is made of the recurrence's own elements stands where these are read, or deeper."""
+        if not self.inner or not any(isinstance(x, Access) and x.tensor == self.own for x in walk(e)):
+            return super().atom(e)
+        before, self._least = self._least, max(self._least, 1)
+        try:
+            return super().atom(e)
+        finally:
+            self._least = before
+
     def tail_tests(self, variables: frozenset[str]) -> list[str]:
         running = [] if self.running is None or self.time not in variables else [self.running]
         return [*super().tail_tests(variables), *running, *([] if self.only is None else [self.only])]
