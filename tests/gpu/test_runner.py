@@ -49,7 +49,7 @@ def test_a_name_and_a_seed_say_all(kind: str) -> None:
 
 
 def test_sizes_are_awkward_and_small_for_the_interpreter() -> None:
-    names = [n for n in plan(1, ("float32",)) if n.startswith("sized")][:10]
+    names = [n for n in plan(1, ("float32",)) if n.startswith("sized")][:20]
     sizes = {n for name in names for a in make(name, 1).arrays for n in a.shape}
     assert sizes & {127, 129, 131, 257} and 1 in sizes
     small = [a.size for name in names for a in make(name, 1, small=True).arrays]
