@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from support.chains import Attention, both_ways, inputs_of, run, softmax, types_of
 
 import tilec
@@ -20,6 +21,7 @@ from tilec.backends.triton.plan.plan import Launch, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
+from tilec.saving import partition
 
 PLAIN = "0.25 * S[b, i, j]"
 N = 64
@@ -176,3 +178,28 @@ def test_longest_walks_begin_first(heads, guard):
         starts = [start for b, start in found[32 * first : 32 * (first + together)] if first <= b < first + together]
         assert len(starts) == 32 * min(together, heads - first)
         assert starts == sorted(starts, reverse=guard == "i >= j")
+
+
+def test_a_row_that_sees_nothing_touches_no_other() -> None:
+    """Its sum of weights is 0: what its gradient divides by that stays there, whichever side a kernel walks."""
+    text = """function (Q[B, N, E], K[B, M, E], V[B, M, F], Len[B]) -> (O) {
+        S[b, i, j : B, N, M] = sum(Q[b, i, e] * K[b, j, e]);
+        T[b, i] = max(SEEN ? S[b, i, j]);
+        O[b, i, f] = sum(SEEN ? exp(S[b, i, j] - T[b, i]) * V[b, j, f]) / sum(SEEN ? exp(S[b, i, j] - T[b, i])); }"""
+    text = text.replace("SEEN", "j <= i + Len[b] - N")
+    g = np.random.default_rng(0)
+    arrays: dict[str, np.ndarray] = {"Q": g.standard_normal((2, 20, 16)), "K": g.standard_normal((2, 33, 16))}
+    arrays |= {"V": g.standard_normal((2, 33, 8)), "Len": np.array([17, 31])}
+    wide = [torch.tensor(x).requires_grad_(x.dtype.kind == "f") for x in arrays.values()]
+    value = tilec.compile(text, backend="torch")(*wide)
+    cotangent = g.standard_normal(value.shape)
+    arrays = {n: x.astype(np.float32) if x.dtype.kind == "f" else x for n, x in arrays.items()}
+    types = {n: TensorType(x.shape, x.dtype.name) for n, x in arrays.items()}
+    parts = partition(tilec.compile(text).program, ("Q", "K", "V"), types, {}, True)
+    values = run(parts.forward, types, arrays, Tiling(16, 16)).values
+    given = {n: values[n] for n in (*parts.backward.values, *parts.backward.shapes)} | {"DO": np.float32(cotangent)}
+    ran = run(parts.backward.program, dict(parts.backward.types), given, Tiling(16, 16))
+    assert {"DK", "DV"} <= {o for k in ran.kernels for o in k} and value.isnan().any()
+    wanted = torch.autograd.grad(value, wide[:3], torch.tensor(cotangent))
+    for name, exact in zip(parts.backward.program.outputs, wanted, strict=True):
+        np.testing.assert_allclose(ran.values[name], exact, rtol=1e-3, atol=1e-4)

@@ -21,7 +21,7 @@ from tilec.backends.common.chains.values import DOT_DTYPES, is_affine
 from tilec.ir.functions import operands_of
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Index, index_variables
+from tilec.ir.program import Access, Call, Expr, Index, accesses_in, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types, kind
@@ -115,7 +115,8 @@ class Accumulation(Places):
                 values = at.alike(c.args)
                 for k, order in enumerate((c.function, MIRRORED[c.function])):
                     place, limit = values[k], values[1 - k]
-                    if place.type.axes == (looped,) and looped not in limit.type.axes and not tensors_of(c.args[k]):
+                    along = any(looped in index_variables(a) for a in accesses_in(c.args[k]))
+                    if place.type.axes == (looped,) and looped not in limit.type.axes and not along:
                         limit = self._limit(c.args[1 - k], limit, at, masked, greatest=order in ("lt", "le"))
                         seen = at.both(seen, b.apply(order, place, limit))
         return seen
