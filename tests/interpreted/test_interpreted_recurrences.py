@@ -56,6 +56,20 @@ def test_each_recurrence_and_its_gradient(case, form):
     assert agree_with_gradient(parse(source), list(arrays)) is not None
 
 
+_PLACES = {  # elements of the recurrence itself as places
+    "a place that moves nothing": "Q[t : 5] = Next[Q[t - 2], X[t]] init 0;",
+    "an element that time knows nothing of": "Q[t : 5] = t > 0 ? V[Q[0]] + X[t] : X[t];",
+    "padded there": "Q[t, j : 5, 2] = j > 0 ? pad(V[Q[t, 0]], 1) + X[t] : X[t];",
+    "init alone": "Q[t : 5] = V[Q[-1]] + X[t] init 2;",
+}
+
+
+@pytest.mark.parametrize("name", _PLACES)
+def test_places_that_are_states(name):
+    program = parse(f"function (Next[1, 2], X[5], V[4]) -> (Q) {{ {_PLACES[name]} }}")
+    assert agree_with_oracle(program, [np.array([[0, 1]]), np.array([0, 1, 1, -1, 1]), np.array([1, 0, 2, 1])])
+
+
 def test_random_recurrences(form):
     @settings(max_examples=scaled(12), phases=PHASES)
     @given(recurrences())

@@ -174,3 +174,11 @@ def test_what_a_recurrence_divides_is_divided_there():
     (wanted,) = torch.autograd.grad(torch.stack(states).sum(), p)
     (got,) = torch.autograd.grad(function(p).sum(), p)
     torch.testing.assert_close(got, wanted)
+
+
+def test_a_count_leaves_other_factors_in_their_type():
+    """An integer and a number make float32, in which a scalar of float64 would be rounded."""
+    source = "function (M[2], L[5], J[3], D[]) -> (G) { G[i : 5] = +(-(D[] * M[L[i]]) * in(J[k])); }"
+    m, d = torch.tensor([0.1, 0.7], dtype=torch.float64), torch.tensor(1.2345678901, dtype=torch.float64)
+    at = torch.tensor([0, 1, 1, 0, 1])
+    torch.testing.assert_close(tilec.compile(source)(m, at, torch.zeros(3), d), -3 * d * m[at], rtol=1e-15, atol=0)

@@ -214,7 +214,9 @@ def _total_and_value(s: Statement, types: Types, names: Names) -> tuple[Statemen
     )
     shape = tuple(sizes[v] for v in kept)
     first = replace(s, output=total, index=index, sizes=shape, body=body, guard=None, attributes=())
-    value = quotient_of([Factor(Access(total, index), False), *outer])
+    own = statement_type(first, types).dtype
+    float_dtype = None if is_floating(own) else "float64" if dtype == "float64" else "float32"  # a count
+    value = quotient_of([Factor(Access(total, index), False, float_dtype), *outer])
     shapes = {**shapes_in(types), total: tuple(n.value for n in shape if isinstance(n, Int))}
     asked = domain(replace(s, body=value, constraints=()), shapes).dependent
     tests = range_tests(c for c in domain(s, shapes).dependent if c not in asked)

@@ -292,6 +292,10 @@ class Frame:
         """The variables that what is read depends on."""
         return free_of(access)
 
+    def masked_over(self, access: Access) -> frozenset[str]:
+        """The axes over which tests of what is read may differ."""
+        return self.dimensions(free_of(access))
+
     def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         """A name of the elements read; where the access is outside, the tile overhangs, or they are not `wanted` (texts
         of tests), they are `other` (None: not needed, since what is read there is not used)."""
@@ -305,7 +309,7 @@ class Frame:
         if part is not None:
             return part
         tests += [*wanted, *self.tail_tests(variables)]
-        masked = self.dimensions(variables) if tests else frozenset()
+        masked = self.masked_over(access) if tests else frozenset()
         text = f"tl.load({self.address(access.tensor, forms, masked)}"
         if tests:
             text += f", mask={all_text(tests)}, other={0 if other is None else other}"

@@ -7,7 +7,8 @@ loop over time. A read of the recurrence's own output never leaves that loop, wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import literal, python_name, tuple_text
@@ -68,28 +69,46 @@ class StepFrame(Frame):
         return max([super().depth(variables), self._least, self.only_depth, *(self.bound.get(v, 0) for v in variables)])
 
     def dependencies(self, access: Access) -> frozenset[str]:
-        return super().dependencies(access) | ({self.time} if access.tensor == self.own else frozenset())
+        return super().dependencies(access) | ({self.time} if self._asks_states(access) else frozenset())
+
+    def _asks_states(self, *roots: Expr) -> bool:
+        return any(isinstance(e, Access) and e.tensor == self.own for e in walk(*roots))
+
+    def masked_over(self, access: Access) -> frozenset[str]:
+        shape = self.types[access.tensor].shape
+        states = [n for e, n in zip(access.index, shape, strict=True) if self._asks_states(e)]
+        lanes = self.axes[:1] if states and all(n == 1 for n in states) else ()  # a place that moves nothing
+        return super().masked_over(access) | {*lanes}
 
     def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         if access in self.loaded:
             return self.loaded[access]
-        if access.tensor != self.own or not self.inner:
+        with self._in_the_loop(access, how=self.shared if access.tensor == self.own and self.inner else ""):
             return super().read(access, other)
-        before, self._least, self.how = self._least, 1, self.shared
-        try:
-            return super().read(access, other)
-        finally:
-            self._least, self.how = before, ""
 
     def atom(self, e: Expr) -> str:
-        """What is made of the recurrence's own elements stands where these are read, or deeper."""
-        if not self.inner or not any(isinstance(x, Access) and x.tensor == self.own for x in walk(e)):
+        with self._in_the_loop(e):
             return super().atom(e)
-        before, self._least = self._least, max(self._least, 1)
+
+    def tests(self, conditions: Sequence[Condition]) -> list[str]:
+        with self._in_the_loop(*(c.form.to_expr() for c in conditions)):
+            return super().tests(conditions)
+
+    def inside(self, access: Access) -> str | None:
+        with self._in_the_loop(*access.index):
+            return super().inside(access)
+
+    @contextmanager
+    def _in_the_loop(self, *roots: Expr, how: str = "") -> Iterator[None]:
+        """What is made of the recurrence's own elements stands where these are read, or deeper; its other parts need
+        not. `how`: of loads."""
+        before = self._least, self.how
+        self._least = int(bool(self.inner) and self._asks_states(*roots))
+        self.how = how
         try:
-            return super().atom(e)
+            yield
         finally:
-            self._least = before
+            self._least, self.how = before
 
     def tail_tests(self, variables: frozenset[str]) -> list[str]:
         running = [] if self.running is None or self.time not in variables else [self.running]
