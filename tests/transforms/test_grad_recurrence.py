@@ -206,3 +206,10 @@ def test_elements_that_are_places_have_no_gradient(case):
     """They are integers, and a gradient that went through them could not be read back as a text."""
     gradient = tilec.compile(RECURRENCES[case][0]).grad()
     assert tilec.compile(gradient.tile).tile == gradient.tile
+
+
+def test_the_size_of_a_declared_input_is_a_size():
+    text = (
+        "function (X[B, M], Y[B, N]) -> (Z) { K = same(shape(X, 1), shape(Y, 1)); Z[b, i : B, K] = X[b, i] + Y[b, i]; }"
+    )
+    assert tilec.compile(text)(torch.ones(2, 3), torch.ones(2, 3)).shape == (2, 3)
