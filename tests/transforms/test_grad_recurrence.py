@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.gradcheck import check_gradient
+from support.recurrences import RECURRENCES
 from support.tiers import slow_but
 
 import tilec
@@ -198,3 +199,17 @@ def test_an_infinite_cotangent_does_not_pass_a_closed_gate():
     function = tilec.compile("function (B[T]) -> (H) { H[t : T] = relu(B[t] + H[t - 1]); }")
     (d,) = (function.grad()(torch.tensor([1.0, -9.0, 2.0]), torch.tensor([1.0, torch.inf, 1.0])),)
     assert d.tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("case", ["an automaton", "elements as places, padded and in branches"])
+def test_elements_that_are_places_have_no_gradient(case):
+    """They are integers, and a gradient that went through them could not be read back as a text."""
+    gradient = tilec.compile(RECURRENCES[case][0]).grad()
+    assert tilec.compile(gradient.tile).tile == gradient.tile
+
+
+def test_the_size_of_a_declared_input_is_a_size():
+    text = (
+        "function (X[B, M], Y[B, N]) -> (Z) { K = same(shape(X, 1), shape(Y, 1)); Z[b, i : B, K] = X[b, i] + Y[b, i]; }"
+    )
+    assert tilec.compile(text)(torch.ones(2, 3), torch.ones(2, 3)).shape == (2, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilec.ir.functions import RANDOM
-from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Name, Pad, walk
+from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Name, Pad
 from tilec.language.indices import SIZE_FUNCTION_ARITIES, SIZE_OPERATORS
 from tilec.language.scope import FunctionScope
 
@@ -56,15 +56,20 @@ _RANKS = {
 
 def is_size(e: Expr, scope: FunctionScope) -> bool:
     """Is the body of an elementwise statement size arithmetic?"""
-    for node in walk(e):
+    stack = [e]
+    while stack:
+        node = stack.pop()
         match node:
             case Int():
                 pass
+            case Call("shape", (Name(), Int())):
+                pass  # a size, whatever the tensor holds
             case Call():
                 if node.function not in SIZE_OPERATORS and node.function not in SIZE_FUNCTION_ARITIES:
                     return False
-                if node.function == "shape" and len(node.args) == 1:
+                if node.function == "shape":
                     return False
+                stack.extend(node.args)
             case Name():
                 if not scope.symbols[node.name].size:
                     return False

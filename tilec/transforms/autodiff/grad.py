@@ -21,6 +21,8 @@ from tilec.ir.program import (
     Name,
     Program,
     Statement,
+    accesses_in,
+    expressions,
     reads_itself,
     walk,
 )
@@ -244,14 +246,23 @@ class _Reverse:
 def depend_on(program: Program, sources: frozenset[str], constant: frozenset[str]) -> set[str]:
     """The tensors that depend on the sources through derivatives other than by `constant`, the sources among them."""
     active = set(sources)
+    integers = _places(program)
     for s in program.statements:
-        if s.output in constant:
+        if s.output in constant or s.output in integers:
             continue
         body = s.body.args[0] if isinstance(s.body, Call) and s.body.function in STRUCTURAL else s.body
         roots = (body,) if s.init is None else (body, s.init)
         if any(name in active for root in roots for name in value_reads(root)) or s.default in active:
             active.add(s.output)
     return active
+
+
+def _places(program: Program) -> set[str]:
+    """The tensors whose elements stand in indices: of integers, whatever the inputs are."""
+    roots = [e for s in program.statements for e in expressions(s)]
+    indices = [i for a in accesses_in(*roots) for i in a.index]
+    written = [i for s in program.statements for i in s.index or ()]
+    return {a.tensor for a in accesses_in(*indices, *written)}
 
 
 def _has_cast(program: Program) -> bool:
