@@ -120,6 +120,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("name", SUMS)
+@pytest.mark.one_in(2)
 def test_sums_at_keys(name):
     t, c, o, e = 28, 17, 20, 3
     declared = "X[T, C], W[E, C, O], Z[T, O], S[T], Ix[T], Ax[T], B[T]"

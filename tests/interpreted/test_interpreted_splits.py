@@ -142,6 +142,7 @@ ATTENDED = """L[b, h, i : B, H, N] = logsumexp({0}S[b, h, i, j]);
 @pytest.mark.parametrize("guard", ["", "i >= j ? ", "i + 16 * h >= 50 & j < 30 ? "])
 @pytest.mark.parametrize("heads", [4, 5])
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_heads_that_share_columns_are_dealt_out(monkeypatch, heads, guard):
     """What programs walk around their columns has parts too: of a statistic over both, and of the gradient of keys
     that heads share. Columns that see nothing are there."""

@@ -117,6 +117,7 @@ CORRELATIONS = {  # of radius 4: features, offsets of an axis, a cotangent's ind
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", CORRELATIONS)
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_gradients_of_correlations(name: str, special: bool) -> None:
     f, g, index, axes = CORRELATIONS[name]
     source = f"function (F[{axes}], G[{axes}]) -> (V) {{ V{index} = +({f} * {g}); }}"
