@@ -32,7 +32,6 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
-    reads_itself,
     walk,
 )
 from tilec.ir.types import CASTS, NARROW, TensorType, Types, is_floating, shapes_in
@@ -41,6 +40,7 @@ from tilec.transforms.lower.decompose import in_type
 from tilec.transforms.lower.factor import range_tests
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_plain_sum
 
 Key = tuple[Expr, tuple[Expr, ...] | None]  # of a product: its body and index
 Products = dict[Key, Statement]
@@ -155,8 +155,7 @@ def _scaled(
 
 def _keyed_sum(s: Statement, types: Types) -> _KeyedSum | None:
     """None where it is none, and where points are no box but for what data say."""
-    plain = s.guard is None and s.default is None and not s.constraints and not reads_itself(s)
-    outputs = distinct_variables(s.index) if s.aggregation == "sum" and plain else None
+    outputs = distinct_variables(s.index) if is_plain_sum(s) else None
     if (
         outputs is None
         or not is_floating(types[s.output].dtype)

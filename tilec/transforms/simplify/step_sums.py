@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+from tilec.ir.constraining import constraining
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import (
@@ -23,10 +24,8 @@ from tilec.ir.program import (
     Index,
     Inside,
     Int,
-    Pad,
     Program,
     Statement,
-    children,
     index_variables,
     reads_itself,
     rebuild,
@@ -111,17 +110,9 @@ def _apart(free: Collection[str], factors: list[Factor]) -> Iterator[tuple[set[s
 def _extents(values: list[Expr], outputs: Mapping[str, int], types: Types) -> dict[str, int] | None:
     """How many values each variable has; None where some are read elsewhere than at all places of an axis."""
     found = dict(outputs)
-    for a in (x for value in values for x in _demanded(value)):
+    for a in constraining(*values, gathers=False):
         for e, n in zip(a.index, types[a.tensor].shape, strict=True):
             v = linear(e).bare
             if (v is None or found.setdefault(v, n) != n) and not (isinstance(e, Int) and e.value < n):
                 return None
     return found
-
-
-def _demanded(e: Expr) -> Iterator[Access]:
-    """The elements that must be inside."""
-    if isinstance(e, Access):
-        yield e
-    for x in () if isinstance(e, (Access, Pad)) else children(e):
-        yield from _demanded(x)

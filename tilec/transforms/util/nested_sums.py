@@ -8,9 +8,9 @@ aggregation in another are such sums. Exact as sums of products are that are add
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
+from tilec.ir.constraining import constraining
 from tilec.ir.functions import all_of, operands_of
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import expression_type
@@ -22,9 +22,7 @@ from tilec.ir.program import (
     Index,
     Inside,
     Int,
-    Pad,
     Statement,
-    children,
     index_variables,
     map_values,
     rebuild,
@@ -102,7 +100,7 @@ def _extents(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> dic
     """How many values each variable has; None where accesses or constraints do not agree."""
     found = dict(lanes)
     pairs = [(c.expr, c.bound.value) for c in e.constraints if isinstance(c.bound, Int)]
-    for a in _asked(e):
+    for a in constraining(*e.roots, gathers=False):
         if a.tensor != own:
             pairs += zip(a.index, types[a.tensor].shape, strict=True)
     for index, n in pairs:
@@ -110,19 +108,6 @@ def _extents(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> dic
         if v is not None and v not in lanes and found.setdefault(v, n) != n:
             return None
     return found
-
-
-def _asked(e: Aggregate) -> Iterator[Access]:
-    """The accesses that constrain its points."""
-    stack = list(e.roots)
-    while stack:
-        match stack.pop():
-            case Pad(value=value):
-                stack.append(value)
-            case Access() as a:
-                yield a
-            case x:
-                stack += children(x)
 
 
 def _times(e: Aggregate, own: str, names: list[str]) -> frozenset[str]:

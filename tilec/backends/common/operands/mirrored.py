@@ -29,13 +29,13 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
-    reads_itself,
     substitute,
 )
 from tilec.ir.types import ITEM_BYTES, Types
 from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products
 from tilec.transforms.util.factors import Factor, added, quotient_of, terms_of
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.plain import is_pure, is_unmasked
 
 _LEAST_USES = 16  # times that each element of what is added up is used
 _MOST_BYTES = 2**26  # of that
@@ -83,8 +83,7 @@ def _merged(
 ) -> tuple[list[Statement], set[str]] | None:
     """The statements in the place of one that adds up two such sums, and these sums."""
     outputs, terms = distinct_variables(s.index), terms_of(s.body, False)
-    plain = s.aggregation == "assign" and s.guard is None and s.default is None and not s.constraints
-    if outputs is None or not plain or reads_itself(s):
+    if outputs is None or s.aggregation != "assign" or not is_pure(s) or not is_unmasked(s):
         return None
     summed = fresh_variable("k", all_variables(s))
     read = [(t, p) for t in terms if (p := _over(s, outputs, t, sums, summed, types)) is not None]
