@@ -14,6 +14,7 @@ from dataclasses import replace
 from tilec.backends.common.chains.chain import Inner
 from tilec.backends.common.chains.values import as_inner, plain_index, rebuilt
 from tilec.backends.common.pairs import LEAST
+from tilec.ir.functions import ONE
 from tilec.ir.index import Affine, replace_indices
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Expr, Index, Int, Program, Statement, index_variables
@@ -50,8 +51,7 @@ def with_products_apart(program: Program, types: Types, barred: Collection[str])
         if name == product.output:
             known[name] = statement_type(product, known)
             statements.append(product)
-        own = Access(name, place)
-        statements.append(replace(whole, body=rebuilt(whole.body, lambda a: own if a.tensor == inner.output else a)))
+        statements.append(replace(whole, body=_with(whole.body, inner.output, Access(name, place))))
     return replace(program, statements=tuple(statements)), known
 
 
@@ -61,11 +61,16 @@ def _parted(s: Statement, types: Types) -> tuple[Inner, Statement] | None:
     if found is None or s.attributes:
         return None
     inner, whole, row, column = found
-    outside = set(index_variables(rebuilt(whole.body, lambda a: Int(1) if a.tensor == inner.output else a)))
+    outside = set(index_variables(_with(whole.body, inner.output, ONE)))
     if inner.left is None or inner.extent < LEAST or not {row, column} <= outside:
         return None
     known = {**types, inner.output: replace(types[s.output], dtype=inner.dtype)}
     return (inner, whole) if statement_type(whole, known) == types[s.output] else None
+
+
+def _with(e: Expr, name: str, value: Expr) -> Expr:
+    """A value with another in the place of a tensor's elements."""
+    return rebuilt(e, lambda a: value if a.tensor == name else a)
 
 
 def _key(inner: Inner) -> _Key:
