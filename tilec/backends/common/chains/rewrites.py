@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced
 from tilec.backends.common.chains.sheared import is_aslant
 from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
-from tilec.backends.common.chains.values import DOT_DTYPES, extents_of, plain_index, rebuilt, reduction_variables
+from tilec.backends.common.chains.values import (
+    DOT_DTYPES,
+    extents_of,
+    plain_index,
+    rebuilt,
+    reduction_variables,
+)
 from tilec.backends.common.scalars import NARROW
 from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ONE, ZERO, all_of, call
@@ -27,6 +33,7 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
+    reads,
     rebuild,
     value_accesses,
 )
@@ -89,15 +96,23 @@ class Apart:
 def with_gathers_apart(program: Program, types: Types) -> Apart:
     """The program in which floats are read at computed positions through statements of their own, and scatters of
     matrix values have their sums at each place first. Both have the variables of the positions alone, so at most as
-    many elements as the matrix values, which would be stored otherwise."""
+    many elements as the matrix values, which would be stored otherwise. Sums without matrix values stay as they are:
+    kernels of their own store them."""
     written = [i for s in program.statements for i in s.index or ()]
     positions = [i for s in program.statements for a in value_accesses(s) for i in a.index]
     if all(linear(i).is_affine for i in (*positions, *written)) and not any(map(is_aslant, written)):
         return Apart(program, types)
     made = _Rewriter(program, types)
     statements: list[Statement] = []
+    of_matrices: set[str] = set()
     for s in program.statements:
-        statements += made.read_apart(s)
+        before = dict(made.found), set(made.changed)
+        parts = made.read_apart(s)
+        if not of_matrices.isdisjoint(reads(s)) or _is_of_pairs(s, types):
+            of_matrices.add(s.output)
+        elif reduction_variables(s):
+            (made.found, made.changed), parts = before, [s]
+        statements += parts
     parted = replace(program, statements=tuple(statements))
     matrices = matrices_of(parted, made.types)
     statements = []
@@ -180,6 +195,13 @@ class _Rewriter:
         if not reduction_variables(first):
             first = replace(first, aggregation="assign")
         return [first, replace(s, body=Access(name, whole.index or ()), guard=None)]
+
+
+def _is_of_pairs(s: Statement, types: Types) -> bool:
+    """Whether a sum adds up what is made of several floats each, as products and distances are."""
+    summed = {*reduction_variables(s)}
+    read = {a for a in accesses_in(s.body) if kind(types[a.tensor].dtype) == 2 and summed & {*index_variables(a)}}
+    return len(read) > 1
 
 
 def _outermost(e: Expr) -> list[Access | Inside]:
