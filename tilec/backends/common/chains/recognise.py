@@ -16,7 +16,7 @@ from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Targ
 from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import has_short_sides, with_flat_sides
 from tilec.backends.common.chains.in_place import with_reads_in_place, with_writes_in_place
-from tilec.backends.common.chains.rewrites import Apart, by_rows, by_terms, with_gathers_apart
+from tilec.backends.common.chains.rewrites import Apart, by_rows, by_terms, with_gathers_apart, with_shared_value
 from tilec.backends.common.chains.rows import order_of, with_rows
 from tilec.backends.common.chains.sheared import with_sheared_products
 from tilec.backends.common.chains.spread import with_spread_weights
@@ -135,6 +135,11 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
     kernels = _kernels(program, targets, matrices) if targets else []
     if not kernels or not chains_pay(kernels, matrices, types):
         return Chained(program, types, {})
+    shared = with_shared_value(program, kernels, matrices, types)
+    if shared.rewritten:
+        found = _chained(shared.program, shared.types, {*stored, *shared.summed})
+        if found.kernels:
+            return replace(found, rewritten=found.rewritten | shared.rewritten)
     laid = by_terms(program, _rounded_alike(kernels, matrices), matrices.types)
     placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
     placed = with_writes_in_place(placed.program, placed.kernels)

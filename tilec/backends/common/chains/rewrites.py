@@ -33,6 +33,7 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
+    map_values,
     reads,
     rebuild,
     value_accesses,
@@ -47,6 +48,7 @@ BY_TERMS_GAIN = 20e-6  # seconds, for which another launch is worth it
 # bytes of a point's terms, which a thread reads in few loads where they are fewer: at 16 terms of float32 laying out
 # makes a chain three times as fast, at 8 it made one 2.7 times as slow
 BY_TERMS_BYTES = 64
+MOST_TIMES_MADE = 3  # kernels that make the same values of two products sooner than one stores them
 
 
 def by_rows(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
@@ -225,6 +227,41 @@ def _replaced(e: Expr, reads: Mapping[Expr, Access]) -> Expr:
     if isinstance(e, (Access, Inside)):
         return reads.get(e, ONE if _is_computed(e) else e)
     return rebuild(e, lambda x: _replaced(x, reads)) if isinstance(e, Call) else e
+
+
+def with_shared_value(program: Program, kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> Apart:
+    """The program with the last matrix value that many kernels would make of several products stored, rounded as
+    operands of products are, for the sums that read it: gradients by rows, by columns and by two tables of biases. It
+    is named by `summed`."""
+    of_kernel = {r.target.output: k.first for k in kernels for r in k.targets}
+    users: dict[str, set[str]] = {}
+    for s in reversed(program.statements):
+        needed = users.get(s.output, set()) if s.output in matrices.values else {of_kernel.get(s.output, "")} - {""}
+        for n in reads(s):
+            if n in matrices.values:
+                users.setdefault(n, set()).update(needed)
+    names = [s.output for s in program.statements if len(users.get(s.output, ())) > MOST_TIMES_MADE]
+    name = names[-1] if names else None
+    value = matrices.written_out(matrices.values[name][1]) if name else ZERO
+    inners = {a.tensor for a in accesses_in(value) if a.tensor in matrices.inners}
+    dtypes = {matrices.inners[n].dtype for n in inners}
+    if name is None or len(inners) < 2 or len(dtypes) > 1 or not dtypes <= {*NARROW}:
+        return Apart(program, types)
+    (dtype,) = dtypes
+    copy = Names.of(program).fresh(f"{name}_stored")
+    made: list[Statement] = []
+    for s in program.statements:
+        made.append(map_values(s, lambda e: rebuilt(e, lambda a: _in_float32(a, name, copy))))
+        if s.output == name:
+            body = Call(dtype, (Access(name, s.index or ()),))
+            made.append(Statement(copy, s.index, s.sizes, body, "assign", span=s.span))
+    known = {**types, copy: replace(types[name], dtype=dtype)}
+    changed = {copy, *(r.output for r in program.readers(name))}
+    return Apart(replace(program, statements=tuple(made)), known, frozenset(changed), frozenset((copy,)))
+
+
+def _in_float32(a: Access, name: str, copy: str) -> Expr:
+    return Call("float32", (replace(a, tensor=copy),)) if a.tensor == name else a
 
 
 @dataclass(frozen=True)
