@@ -136,7 +136,7 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
     if not kernels or not chains_pay(kernels, matrices, types):
         return Chained(program, types, {})
     shared = with_shared_value(program, kernels, matrices, types)
-    if shared.rewritten:
+    if shared.summed:
         found = _chained(shared.program, shared.types, {*stored, *shared.summed})
         if found.kernels:
             return replace(found, rewritten=found.rewritten | shared.rewritten)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced
+from tilec.backends.common.chains.cost import MOST_STORED_BYTES
 from tilec.backends.common.chains.sheared import is_aslant
 from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
 from tilec.backends.common.chains.values import (
@@ -230,9 +231,9 @@ def _replaced(e: Expr, reads: Mapping[Expr, Access]) -> Expr:
 
 
 def with_shared_value(program: Program, kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> Apart:
-    """The program with the last matrix value that many kernels would make of several products stored, rounded as
-    operands of products are, for the sums that read it: gradients by rows, by columns and by two tables of biases. It
-    is named by `summed`."""
+    """The program with the last matrix value that many kernels would make of several products stored, and of 16-bit
+    products rounded as operands are, for the sums that read it: gradients by rows, by columns and by two tables of
+    biases. `summed` names it; as it is where there is none."""
     of_kernel = {r.target.output: k.first for k in kernels for r in k.targets}
     users: dict[str, set[str]] = {}
     for s in reversed(program.statements):
@@ -241,13 +242,16 @@ def with_shared_value(program: Program, kernels: Sequence[ChainKernel], matrices
             if n in matrices.values:
                 users.setdefault(n, set()).update(needed)
     names = [s.output for s in program.statements if len(users.get(s.output, ())) > MOST_TIMES_MADE]
-    name = names[-1] if names else None
-    value = matrices.written_out(matrices.values[name][1]) if name else ZERO
-    inners = {a.tensor for a in accesses_in(value) if a.tensor in matrices.inners}
-    dtypes = {matrices.inners[n].dtype for n in inners}
-    if name is None or len(inners) < 2 or len(dtypes) > 1 or not dtypes <= {*NARROW}:
+    value = matrices.written_out(matrices.values[names[-1]][1]) if names else ZERO
+    products = [i for n, i in matrices.inners.items() if any(a.tensor == n for a in accesses_in(value))]
+    dtypes = {i.dtype for i in products if i.left is not None}
+    if len(products) < 2 or len(dtypes) != 1:
         return Apart(program, types)
-    (dtype,) = dtypes
+    (dtype,), name = dtypes, names[-1]
+    if math.prod(types[name].shape) * ITEM_BYTES[dtype] > MOST_STORED_BYTES:
+        return Apart(program, types)
+    if dtype not in NARROW:
+        return Apart(program, types, frozenset(), frozenset((name,)))
     copy = Names.of(program).fresh(f"{name}_stored")
     made: list[Statement] = []
     for s in program.statements:
