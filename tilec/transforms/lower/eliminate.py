@@ -4,8 +4,7 @@
 matrices and a sum of rows: `T[i, f] = +(V[j, f] * exp(P[i, j])); L[i] = +(A[i, f] * T[i, f])`. Which goes first is a
 question of variable elimination over a sum of products (Dechter 1999); here the one that leaves an intermediate that
 the program has already, up to the names of variables and the order of factors, or else one whose factors have 16 bits,
-and of these the smallest. So the gradient of an attention's normaliser becomes the sum over rows of what comes in times
-what went out.
+and of these the smallest. So an attention's normaliser gets the row sums of what comes in times what went out.
 
 A variable that one factor alone has is added up in that factor first: `Y[i] = +(D[i, j] * X[n, j])` is
 `T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`, and the other factors are read less often. So are factors of which one
