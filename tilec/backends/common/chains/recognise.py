@@ -137,9 +137,9 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
         return Chained(program, types, {})
     shared = with_shared_value(program, kernels, matrices, types)
     if shared.summed:
-        found = _chained(shared.program, shared.types, {*stored, *shared.summed})
-        if found.kernels:
-            return replace(found, rewritten=found.rewritten | shared.rewritten)
+        beside = _chained(shared.program, shared.types, {*stored, *shared.summed})
+        if beside.kernels:
+            return replace(beside, rewritten=beside.rewritten | shared.rewritten)
     laid = by_terms(program, _rounded_alike(kernels, matrices), matrices.types)
     placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
     placed = with_writes_in_place(placed.program, placed.kernels)
