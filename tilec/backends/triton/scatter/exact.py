@@ -76,13 +76,13 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
     return point_launch(k, runs)
 
 
-def terms_of_points(k: Kernel, runs: Runs, place: Affine, wanted: Sequence[Condition], dtype: str) -> None:
-    """Lines that compute what a block of points x columns adds: each `value`, whether it is `valid`, and the
-    `element` of it."""
+def terms_of_points(k: Kernel, runs: Runs, place: Affine | None, wanted: Sequence[Condition], dtype: str) -> None:
+    """Lines that compute what a block of points x columns adds: each `value`, whether it is `valid`, and, where there
+    is a `place` to go to, the `element` of it."""
     s = runs.statement
     columns = min(power_of_two(runs.width), BLOCK_POINTS)
     rows = max(1, BLOCK_POINTS // columns)
-    k.constants = {"BM": rows, "BN": columns}
+    k.constants |= {"BM": rows, "BN": columns}
     k.assign("row", f"{k.program()} * BM + tl.arange(0, BM)")
     k.assign("row_in", f"row < {k.count(runs.keyed)}")
     k.decode(Axis("row", runs.keyed, "BM"))
@@ -93,10 +93,12 @@ def terms_of_points(k: Kernel, runs: Runs, place: Affine, wanted: Sequence[Condi
     evaluator, valid = _valid(frame, runs, wanted)
     kind = triton_type(dtype)
     value = evaluator.tensor(evaluator.value(s.body), dtype)
-    at = f"({frame.index(place)}).to(tl.int64) * {runs.width} + col[None, :]"
+    at = "" if place is None else f"({frame.index(place)}).to(tl.int64)"
     k.assign("value", f"tl.broadcast_to({value}, (BM, BN)).to({kind})")
     k.assign("valid", f"tl.broadcast_to({valid}, (BM, BN))")
-    k.assign("element", f"tl.broadcast_to({at}, (BM, BN))")
+    if at:
+        k.assign("place", f"tl.broadcast_to({at}, (BM, 1))")
+        k.assign("element", f"place * {runs.width} + col[None, :]")
 
 
 def point_launch(k: Kernel, runs: Runs) -> Launch:
