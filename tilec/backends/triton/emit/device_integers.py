@@ -37,9 +37,9 @@ def power_of_two_(n):
 
 
 @triton.jit
-def cleared_(pointer, begin, end, BLOCK: tl.constexpr):
+def cleared_(pointer, begin, end, program, programs, BLOCK: tl.constexpr):
     """Zeros from `begin` on, a share of them for each program."""
-    for first in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
+    for first in range(begin + program * BLOCK, end, programs * BLOCK):
         at = first + tl.arange(0, BLOCK)
         tl.store(pointer + at, tl.zeros((BLOCK,), pointer.dtype.element_ty), mask=at < end)
 

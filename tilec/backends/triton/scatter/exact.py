@@ -80,9 +80,7 @@ def terms_of_points(k: Kernel, runs: Runs, place: Affine | None, wanted: Sequenc
     """Lines that compute what a block of points x columns adds: each `value`, whether it is `valid`, and, where there
     is a `place` to go to, the `element` of it."""
     s = runs.statement
-    columns = min(power_of_two(runs.width), BLOCK_POINTS)
-    rows = max(1, BLOCK_POINTS // columns)
-    k.constants |= {"BM": rows, "BN": columns}
+    k.constants |= {"BM": _points_of(runs), "BN": BLOCK_POINTS // _points_of(runs)}
     k.assign("row", f"{k.program()} * BM + tl.arange(0, BM)")
     k.assign("row_in", f"row < {k.count(runs.keyed)}")
     k.decode(Axis("row", runs.keyed, "BM"))
@@ -101,9 +99,18 @@ def terms_of_points(k: Kernel, runs: Runs, place: Affine | None, wanted: Sequenc
         k.assign("element", f"place * {runs.width} + col[None, :]")
 
 
+def _points_of(runs: Runs) -> int:
+    """A program's."""
+    return BLOCK_POINTS // min(power_of_two(runs.width), BLOCK_POINTS)
+
+
+def point_programs(runs: Runs) -> int:
+    return -(-runs.points // _points_of(runs))
+
+
 def point_launch(k: Kernel, runs: Runs) -> Launch:
     """Of a kernel of all points."""
-    return _launch(k, runs, -(-runs.points // k.constants["BM"]))
+    return _launch(k, runs, point_programs(runs))
 
 
 def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:

@@ -27,7 +27,14 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, triton_type
 from tilec.backends.triton.iteration.space import elements_of
 from tilec.backends.triton.plan.lines import RELAXED, CodeLine, Effect, ForLoop, If, Return, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
-from tilec.backends.triton.scatter.exact import BLOCK_POINTS, FEWEST_ADDED, point_launch, terms_of_points
+from tilec.backends.triton.plan.source import PROGRAM
+from tilec.backends.triton.scatter.exact import (
+    BLOCK_POINTS,
+    FEWEST_ADDED,
+    point_launch,
+    point_programs,
+    terms_of_points,
+)
 from tilec.backends.triton.scatter.places import PointPlaces, asks_for_bounds, place_families
 from tilec.backends.triton.scatter.segments import Runs
 from tilec.ir.index import Affine
@@ -36,10 +43,9 @@ from tilec.ir.types import NARROW, Types
 
 INTEGERS_OF = {"float32": 1, "float64": 2}  # of an element
 MOST_ADDED = 2**30
-MOST_BITS = 44  # of a term, so that halves are added to what has fewer than 53
+MOST_OF_A_TERM = 44  # of a term, so that halves are added to what has fewer than 53
 MANTISSA = {"float32": 24, "float64": 53}
-PLANES_OF = ((2**20, 4), (3 * 2**20, 3))  # integers, and how many planes of as many there may be
-FEWEST_PLANES = 2
+FEWEST_PLANES, MOST_PLANES = 2, 4  # of as many elements as there are terms; of half as many or fewer
 FEWEST_TOTALS = 1024  # fewer are waited for
 CACHED_ELEMENTS = 2**22  # that the level-two cache holds
 SORTED = 6  # sectors of memory that a point may touch in the time that it takes to be sorted
@@ -75,12 +81,13 @@ class Fixed:
     @property
     def bits(self) -> int:
         """Of a term, so that the sum of all fits."""
-        return min(MOST_BITS, 62 - ((self.added or self.runs.points) - 1).bit_length())
+        return min(MOST_OF_A_TERM, 62 - ((self.added or self.runs.points) - 1).bit_length())
 
     @property
     def constants(self) -> dict[str, int]:
         """How many planes there may be, the exponents of one, and the bits of a term there."""
-        planes = next((n for most, n in PLANES_OF if self.integers <= most), FEWEST_PLANES)
+        few = 2 * self.elements <= (self.added or self.runs.points) * self.runs.width
+        planes = MOST_PLANES if few else FEWEST_PLANES
         width = self.bits * INTEGERS_OF[self.dtype] - MANTISSA[self.dtype] + 1
         return {"PLANES": planes, "WIDTH": width, "BITS": self.bits}
 
@@ -200,8 +207,7 @@ def _range(m: Fixed, clears: bool) -> Launch:
         at = f"{k.pointer(m.span)} + {n}"
         k.store(at, name, f"{name} > tl.load({at})", "atomic_max", RELAXED)
     if clears:
-        k.effect(f"cleared_({k.pointer(m.total)}, 0, {_integers(k, m)}, {BLOCK_POINTS})")
-        k.effect(f"cleared_({k.pointer(m.greatest)}, 0, {_elements(k, m)}, {BLOCK_POINTS})")
+        k.add(_cleared(k, m, m.total, "0", _integers(k, m)), _cleared(k, m, m.greatest, "0", _elements(k, m)))
     return point_launch(k, m.runs)
 
 
@@ -210,8 +216,8 @@ def _greatest(m: Fixed, clears: bool) -> Launch:
     k = _kernel(m, "_greatest")
     _planes(k, m)
     integers = _integers(k, m)
-    cleared = Effect(f"cleared_({k.pointer(m.total)}, {integers}, {integers} * planes, {BLOCK_POINTS})")
-    k.add(If("planes > 0", (*([cleared] if clears else []), Return())))
+    cleared = [_cleared(k, m, m.total, integers, f"{integers} * planes")] if clears else []
+    k.add(If("planes > 0", (*cleared, Return())))
     _terms(k, m)
     pointer = k.pointer(m.greatest)
     k.assign("exponent", "exponent_(value)")
@@ -221,6 +227,11 @@ def _greatest(m: Fixed, clears: bool) -> Launch:
     k.assign("known", f"tl.load({pointer} + element, mask=valid, other=0)")
     k.store(f"{pointer} + element", "exponent", "valid & (exponent > known)", "atomic_max", RELAXED)
     return point_launch(k, m.runs)
+
+
+def _cleared(k: Kernel, m: Fixed, tensor: str, begin: str, end: str) -> Effect:
+    programs = k.number("programs", "programs", point_programs(m.runs), False)
+    return Effect(f"cleared_({k.pointer(tensor)}, {begin}, {end}, {PROGRAM[0]}, {programs}, {BLOCK_POINTS})")
 
 
 def _added(m: Fixed) -> Launch:
