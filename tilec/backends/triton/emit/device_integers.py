@@ -71,7 +71,7 @@ def common_(place, count, BLOCK: tl.constexpr):
     if BLOCK < 4:
         pivot = -1
     else:
-        place = tl.where((place >= 0) & (place < count), place, -1).to(tl.int32)
+        place = tl.where((place >= 0) & (place < count), place, -1)
         a, b = tl.split(tl.reshape(place, (BLOCK // 4, 2, 2)))
         c, d = tl.split(a)
         e, f = tl.split(b)

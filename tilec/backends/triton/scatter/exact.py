@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tilec.backends.common.code import python_name
+from tilec.backends.common.code import literal, python_name
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.plan.device_info import PLANNED_FOR
-from tilec.backends.triton.plan.lines import RELAXED
+from tilec.backends.triton.plan.lines import RELAXED, CodeLine, If, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.segments import Runs
@@ -68,12 +68,29 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
     s, k = runs.statement, _kernel(runs, "_each")
     dtype = runs.view.types[s.output].dtype
     terms_of_points(k, runs, place, wanted, dtype)
+    pointer = k.pointer(s.output)
     if is_floating(dtype):
         k.assign("value", f"one_form_(value, {operation == 'atomic_min'})")
-        k.assign("known", f"tl.load({k.pointer(s.output)} + element, mask=valid, other=0)")
+        k.assign("known", f"tl.load({pointer} + element, mask=valid, other=0)")
         k.assign("valid", f"valid & ~(value {'<' if operation == 'atomic_max' else '>'} known)")
-    k.store(f"{k.pointer(s.output)} + element", "value", "valid", operation, RELAXED)
+    else:
+        nothing = literal(identity(s.aggregation, dtype))
+        k.assign("value", f"tl.where(valid, value, {nothing})")
+        common = assign("common", f"tl.{s.aggregation}(tl.where(here, value, {nothing}), 0)")
+        own, some = f"{pointer} + pivot * {runs.width} + col", f"col_in & (common != {nothing})"
+        stored = StoreLine(own, "common", some, operation, RELAXED)
+        combined_at_once(k, runs, common, stored)
+    k.store(f"{pointer} + element", "value", "valid", operation, RELAXED)
     return point_launch(k, runs)
+
+
+def combined_at_once(k: Kernel, runs: Runs, *lines: CodeLine) -> None:
+    """Lines for a block in which several points have one `place`, as atomic operations at an element wait for each
+    other: `lines` for the points `here`, all of the block at one such place. Others are `valid` after that."""
+    count = k.number("count", "count", runs.count, False)
+    k.assign("pivot", f"common_(place, {count}, BM)")
+    here, others = assign("here", "valid & (place == pivot)"), assign("valid", "valid & (place != pivot)")
+    k.add(If("pivot >= 0", (here, *lines, others)))
 
 
 def terms_of_points(k: Kernel, runs: Runs, place: Affine | None, wanted: Sequence[Condition], dtype: str) -> None:

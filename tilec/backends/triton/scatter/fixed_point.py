@@ -31,6 +31,7 @@ from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scatter.exact import (
     BLOCK_POINTS,
     FEWEST_ADDED,
+    combined_at_once,
     point_launch,
     point_programs,
     terms_of_points,
@@ -223,7 +224,7 @@ def _greatest(m: Fixed, clears: bool) -> Launch:
     k.assign("exponent", "exponent_(value)")
     own = f"{pointer} + pivot * {m.runs.width} + col"
     common = assign("common", "tl.max(tl.where(here, exponent, 0), 0)")
-    _at_pivot(k, m, [common, StoreLine(own, "common", "common > 0", "atomic_max", RELAXED)])
+    combined_at_once(k, m.runs, common, StoreLine(own, "common", "common > 0", "atomic_max", RELAXED))
     k.assign("known", f"tl.load({pointer} + element, mask=valid, other=0)")
     k.store(f"{pointer} + element", "exponent", "valid & (exponent > known)", "atomic_max", RELAXED)
     return point_launch(k, m.runs)
@@ -253,8 +254,8 @@ def _added(m: Fixed) -> Launch:
         total = f"tl.sum(tl.where(here & (below == plane), {name}, 0), 0)"
         common += [assign("common", total)]
         common += [StoreLine(f"{pointer} + {at[n].format(own)}", "common", "common != 0", "atomic_add", RELAXED)]
-    _at_pivot(k, m, [ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common))])
     k.assign("element", f"below * {elements}", "+=")
+    combined_at_once(k, m.runs, ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common)))
     for n, name in enumerate(names):
         k.store(f"{pointer} + {at[n].format('element')}", name, f"valid & ({name} != 0)", "atomic_add", RELAXED)
     return point_launch(k, m.runs)
@@ -287,13 +288,6 @@ def _elements(k: Kernel, m: Fixed) -> str:
 def _integers(k: Kernel, m: Fixed) -> str:
     integers = INTEGERS_OF[m.dtype]
     return _elements(k, m) if integers == 1 else f"{integers} * {_elements(k, m)}"
-
-
-def _at_pivot(k: Kernel, m: Fixed, lines: Sequence[CodeLine]) -> None:
-    """Lines for the points `here`, which are all of the block at one place: the others are `valid` after them."""
-    k.assign("pivot", f"common_(place, {k.number('count', 'count', m.runs.count, False)}, BM)")
-    here, others = assign("here", "valid & (place == pivot)"), assign("valid", "valid & (place != pivot)")
-    k.add(If("pivot >= 0", (here, *lines, others)))
 
 
 def _rounded(members: Sequence[Fixed], epilogue: Sequence[Statement], told: Sequence[Statement]) -> Launch:
