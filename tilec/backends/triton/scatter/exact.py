@@ -79,12 +79,12 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
         common = assign("common", f"tl.{s.aggregation}(tl.where(here, value, {nothing}), 0)")
         own, some = f"{pointer} + pivot * {runs.width} + col", f"col_in & (common != {nothing})"
         stored = StoreLine(own, "common", some, operation, RELAXED)
-        combined_at_once(k, runs, common, stored)
+        combined_at_pivot(k, runs, common, stored)
     k.store(f"{pointer} + element", "value", "valid", operation, RELAXED)
     return point_launch(k, runs)
 
 
-def combined_at_once(k: Kernel, runs: Runs, *lines: CodeLine) -> None:
+def combined_at_pivot(k: Kernel, runs: Runs, *lines: CodeLine) -> None:
     """Lines for a block in which several points have one `place`, as atomic operations at an element wait for each
     other: `lines` for the points `here`, all of the block at one such place. Others are `valid` after that."""
     count = k.number("count", "count", runs.count, False)

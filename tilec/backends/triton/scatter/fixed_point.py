@@ -31,7 +31,7 @@ from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scatter.exact import (
     BLOCK_POINTS,
     FEWEST_ADDED,
-    combined_at_once,
+    combined_at_pivot,
     point_launch,
     point_programs,
     terms_of_points,
@@ -224,7 +224,7 @@ def _greatest(m: Fixed, clears: bool) -> Launch:
     k.assign("exponent", "exponent_(value)")
     own = f"{pointer} + pivot * {m.runs.width} + col"
     common = assign("common", "tl.max(tl.where(here, exponent, 0), 0)")
-    combined_at_once(k, m.runs, common, StoreLine(own, "common", "common > 0", "atomic_max", RELAXED))
+    combined_at_pivot(k, m.runs, common, StoreLine(own, "common", "common > 0", "atomic_max", RELAXED))
     k.assign("known", f"tl.load({pointer} + element, mask=valid, other=0)")
     k.store(f"{pointer} + element", "exponent", "valid & (exponent > known)", "atomic_max", RELAXED)
     return point_launch(k, m.runs)
@@ -255,7 +255,7 @@ def _added(m: Fixed) -> Launch:
         common += [assign("common", total)]
         common += [StoreLine(f"{pointer} + {at[n].format(own)}", "common", "common != 0", "atomic_add", RELAXED)]
     k.assign("element", f"below * {elements}", "+=")
-    combined_at_once(k, m.runs, ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common)))
+    combined_at_pivot(k, m.runs, ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common)))
     for n, name in enumerate(names):
         k.store(f"{pointer} + {at[n].format('element')}", name, f"valid & ({name} != 0)", "atomic_add", RELAXED)
     return point_launch(k, m.runs)
