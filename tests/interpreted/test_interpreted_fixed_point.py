@@ -255,3 +255,14 @@ def test_extrema_have_the_same_bits_in_any_order(
     kind = torch.int32 if dtype is torch.float32 else torch.int64
     assert torch.equal(f(x[order], t[order], torch.zeros(30, dtype=dtype)).view(kind), y.view(kind))
     assert [k.name for k in f.lower(x, t, torch.zeros(30, dtype=dtype)).kernels] == ["Y_each"]
+
+
+@pytest.mark.parametrize("aggregation", ["+", ">", "<"])
+def test_integers_that_many_points_have_one_place_of(aggregation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "FEWEST_SUMMED", 0)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(-50, 50, (300, 3), generator=g, dtype=torch.int32)
+    t = torch.randint(-2, 10, (300,), generator=g) * torch.randint(0, 2, (300,), generator=g)
+    source = CASES["rows"].replace("= +", f"= {aggregation}")
+    y = tilec.compile(source, backend="triton")(x, t, torch.zeros(8))
+    assert torch.equal(y, tilec.compile(source, backend="torch")(x, t, torch.zeros(8)))
