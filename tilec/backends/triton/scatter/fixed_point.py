@@ -255,7 +255,8 @@ def _added(m: Fixed) -> Launch:
         common += [assign("common", total)]
         common += [StoreLine(f"{pointer} + {at[n].format(own)}", "common", "common != 0", "atomic_add", RELAXED)]
     k.assign("element", f"below * {elements}", "+=")
-    combined_at_pivot(k, m.runs, ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common)))
+    sums = {name: f"{pointer}, {a.format('element')}" for name, a in zip(names, at, strict=True)}
+    combined_at_pivot(k, m.runs, ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common)), sums=sums)
     for n, name in enumerate(names):
         k.store(f"{pointer} + {at[n].format('element')}", name, f"valid & ({name} != 0)", "atomic_add", RELAXED)
     return point_launch(k, m.runs)
