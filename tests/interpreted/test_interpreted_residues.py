@@ -385,3 +385,11 @@ def test_a_remainder_by_a_power_of_two_needs_no_division(dtype: torch.dtype) -> 
         at = t.long()
         assert torch.equal(f(x, t), x[at % n] + x[(3 * at - 5) % 4])
         assert ("remainder_(" in f.lower(x, t).source()) is (n == 7)
+
+
+def test_memory_runs_along_many_residues() -> None:
+    """Groups of 64 neighbours that share a scale: they stand beside each other, and the scale with their row."""
+    source = "function (W[M, K], S[M, G]) -> (D) { D[m, 64*g + u : M, K] = W[m, 64*g + u] * S[m, g], u < 64; }"
+    specs = [tilec.spec((256, 4096)), tilec.spec((256, 64))]
+    text = tilec.compile(source, backend="triton").lower(*specs, target="sm_90").source()
+    assert "tl.cdiv(64, BN)" in text and "tl.load(S + row[:, None]" in text

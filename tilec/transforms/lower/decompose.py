@@ -93,18 +93,19 @@ def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Nam
     element = expression_type(s.body, types)
     target = statement_type(s, types)
     number, count = _numbers(bounds(s, shapes_in(types)), bound)
+    short = count < 2**31  # half of the work
     first = replace(
         extreme,
         output=names.fresh(f"{s.output}_first"),
         aggregation="min",
-        body=number,
+        body=call("int32", number) if short else number,
         guard=combined_condition([*s.guards, _holds(s, extreme, element)]),
         attributes=(),
     )
     whole = axes(target.shape)
     n = whole.read(first.output, target.shape)
     empty = integer(-1) if s.default is None else _default(s, whole, target, types)
-    value = call("select", call("lt", n, Int(count)), n, empty)
+    value = call("select", call("lt", n, Int(count)), call("int64", n) if short else n, empty)
     return [extreme, first, _elementwise(s, whole, value, target, types, extreme, first)]
 
 

@@ -21,6 +21,7 @@ from tilec.lattice.sets import bounds
 from tilec.transforms.util.roles import roles
 
 MOST_CLASSES = 64  # classes enumerated on the grid, each with its own ranges; beyond, residues are output variables
+MANY_BESIDE = 32  # classes, of which a warp reads and writes neighbours
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ def build_space(s: Statement, types: Types) -> Space | None:
         # one box holds all classes: their elements lie beside each other, and so do they in a block
         low = ({**low[0], **dict.fromkeys(moduli, 0)},)
         extent = ({**extent[0], **moduli},)
-        outputs, steps, moduli, classes = (*outputs[:-1], *moduli, *outputs[-1:]), frozenset(moduli), {}, ({},)
+        steps, last = frozenset(moduli), set(index_variables(*(s.index or ())[-1:]))
+        # memory runs along many of them
+        before = outputs if steps <= last and math.prod(moduli.values()) >= MANY_BESIDE else outputs[:-1]
+        outputs, moduli, classes = (*before, *moduli, *outputs[len(before) :]), {}, ({},)
     boxes = [_box(s, c, a, n) for c, a, n in zip(classes, low, extent, strict=True)]
     valid = point_conditions((s.body, *s.guards), s.constraints, types)
     stored = dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index or (), s.sizes or (), strict=True))

@@ -8,16 +8,17 @@ histogram), programs count their share of the points on the chip first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from tilec.backends.common.code import python_name
+from tilec.backends.common.code import literal, python_name
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.plan.device_info import PLANNED_FOR
-from tilec.backends.triton.plan.lines import RELAXED
+from tilec.backends.triton.plan.lines import RELAXED, CodeLine, Effect, If, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.segments import Runs
@@ -42,6 +43,7 @@ FEWEST_SUMMED = 512  # elements: fewer are waited for, where each point is added
 MOST_BINS = 2048  # that are counted on the chip
 BLOCK_POINTS = 1024  # elements of a program's block
 COUNTED_POINTS = 4096
+FEWEST_IN_RUNS = 8  # points, one of which has the place of its neighbour
 PROGRAMS = 8 * PLANNED_FOR.multiprocessors  # that count
 
 
@@ -68,21 +70,42 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
     s, k = runs.statement, _kernel(runs, "_each")
     dtype = runs.view.types[s.output].dtype
     terms_of_points(k, runs, place, wanted, dtype)
+    pointer = k.pointer(s.output)
     if is_floating(dtype):
         k.assign("value", f"one_form_(value, {operation == 'atomic_min'})")
-        k.assign("known", f"tl.load({k.pointer(s.output)} + element, mask=valid, other=0)")
+        k.assign("known", f"tl.load({pointer} + element, mask=valid, other=0)")
         k.assign("valid", f"valid & ~(value {'<' if operation == 'atomic_max' else '>'} known)")
-    k.store(f"{k.pointer(s.output)} + element", "value", "valid", operation, RELAXED)
+    else:
+        nothing = literal(identity(s.aggregation, dtype))
+        k.assign("value", f"tl.where(valid, value, {nothing})")
+        common = assign("common", f"tl.{s.aggregation}(tl.where(here, value, {nothing}), 0)")
+        own, some = f"{pointer} + pivot * {runs.width} + col", f"col_in & (common != {nothing})"
+        stored = StoreLine(own, "common", some, operation, RELAXED)
+        sums = {"value": f"{pointer}, element"} if s.aggregation == "sum" else {}
+        combined_at_pivot(k, runs, common, stored, sums=sums)
+    k.store(f"{pointer} + element", "value", "valid", operation, RELAXED)
     return point_launch(k, runs)
 
 
-def terms_of_points(k: Kernel, runs: Runs, place: Affine, wanted: Sequence[Condition], dtype: str) -> None:
-    """Lines that compute what a block of points x columns adds: each `value`, whether it is `valid`, and the
-    `element` of it."""
+def combined_at_pivot(k: Kernel, runs: Runs, *lines: CodeLine, sums: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Lines for a block in which several points have one `place`, as atomic operations at an element wait for each
+    other: `lines` for the points `here`, all of the block at one such place. Others are `valid` after that. `sums`:
+    what these add, and where; where many have the place of their neighbour, it is added up with that first."""
+    count = k.number("count", "count", runs.count, False)
+    k.assign("pivot", f"common_(place, {count}, BM)")
+    body = [assign("here", "valid & (place == pivot)"), *lines, assign("valid", "valid & (place != pivot)")]
+    if sums and k.constants["BM"] >= FEWEST_IN_RUNS:
+        added = [Effect(f"added_in_runs_({a}, tl.where(valid, {n}, 0), BM, BN)") for n, a in sums.items()]
+        many = f"repeated_(place, pivot, BM) * {FEWEST_IN_RUNS} >= BM"
+        body.append(If(many, (*added, assign("valid", "valid != valid"))))
+    k.add(If("pivot >= 0", tuple(body)))
+
+
+def terms_of_points(k: Kernel, runs: Runs, place: Affine | None, wanted: Sequence[Condition], dtype: str) -> None:
+    """Lines that compute what a block of points x columns adds: each `value`, whether it is `valid`, and, where there
+    is a `place` to go to, the `element` of it."""
     s = runs.statement
-    columns = min(power_of_two(runs.width), BLOCK_POINTS)
-    rows = max(1, BLOCK_POINTS // columns)
-    k.constants = {"BM": rows, "BN": columns}
+    k.constants |= {"BM": _points_of(runs), "BN": BLOCK_POINTS // _points_of(runs)}
     k.assign("row", f"{k.program()} * BM + tl.arange(0, BM)")
     k.assign("row_in", f"row < {k.count(runs.keyed)}")
     k.decode(Axis("row", runs.keyed, "BM"))
@@ -93,15 +116,26 @@ def terms_of_points(k: Kernel, runs: Runs, place: Affine, wanted: Sequence[Condi
     evaluator, valid = _valid(frame, runs, wanted)
     kind = triton_type(dtype)
     value = evaluator.tensor(evaluator.value(s.body), dtype)
-    at = f"({frame.index(place)}).to(tl.int64) * {runs.width} + col[None, :]"
+    at = "" if place is None else f"({frame.index(place)}).to(tl.int64)"
     k.assign("value", f"tl.broadcast_to({value}, (BM, BN)).to({kind})")
     k.assign("valid", f"tl.broadcast_to({valid}, (BM, BN))")
-    k.assign("element", f"tl.broadcast_to({at}, (BM, BN))")
+    if at:
+        k.assign("place", f"tl.broadcast_to({at}, (BM, 1))")
+        k.assign("element", f"place * {runs.width} + col[None, :]")
+
+
+def _points_of(runs: Runs) -> int:
+    """A program's."""
+    return BLOCK_POINTS // min(power_of_two(runs.width), BLOCK_POINTS)
+
+
+def point_programs(runs: Runs) -> int:
+    return -(-runs.points // _points_of(runs))
 
 
 def point_launch(k: Kernel, runs: Runs) -> Launch:
     """Of a kernel of all points."""
-    return _launch(k, runs, -(-runs.points // k.constants["BM"]))
+    return _launch(k, runs, point_programs(runs))
 
 
 def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:

@@ -1,10 +1,15 @@
 """Sums of floating terms at places that are data, without a sort: terms as integers, added by atomic operations.
 
-Adding integers gives the same in whatever order they come. So each element has a unit of its own, a power of two by
-the greatest of its terms: a first kernel finds that (an atomic maximum), a second one adds terms as multiples of the
-unit, a third one rounds what they come to. The unit is 2^-32 of the power of two above the greatest term, so that 2^30
-terms fit, and an element of small terms loses nothing beside elements of large ones. float64 has two integers an
-element, the second for what is below the unit. Infinities and NaN are counted in the place of terms.
+Adding integers gives the same in whatever order they come. A first kernel finds the range of the terms' exponents. Few
+terms are far below the greatest one, so mostly a few planes, each with an integer for every element, hold all terms as
+they are: a plane takes terms within so many powers of two of the greatest that it may hold, and as many as there are
+fit. A second kernel clears these planes. Where a term is no number, or too far below the greatest one, it finds the
+greatest exponent of each element instead (an atomic maximum), whose unit is a power of two by that, so that an element
+of small terms loses nothing beside elements of large ones; infinities and NaN are counted in the place of terms. A
+third kernel adds terms as multiples of the unit, a fourth one rounds what they come to. float64 has two integers an
+element, the second for what is below the unit.
+
+What many points add to one element, a program adds up first: additions at an element wait for each other.
 """
 
 from __future__ import annotations
@@ -20,10 +25,18 @@ from tilec.backends.triton.emit.epilogue import as_read, finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, triton_type
 from tilec.backends.triton.iteration.space import elements_of
-from tilec.backends.triton.plan.lines import RELAXED
+from tilec.backends.triton.plan.lines import RELAXED, CodeLine, Effect, ForLoop, If, Return, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
-from tilec.backends.triton.scatter.exact import BLOCK_POINTS, FEWEST_ADDED, point_launch, terms_of_points
-from tilec.backends.triton.scatter.places import PointPlaces, place_families
+from tilec.backends.triton.plan.source import PROGRAM
+from tilec.backends.triton.scatter.exact import (
+    BLOCK_POINTS,
+    FEWEST_ADDED,
+    combined_at_pivot,
+    point_launch,
+    point_programs,
+    terms_of_points,
+)
+from tilec.backends.triton.scatter.places import PointPlaces, asks_for_bounds, place_families
 from tilec.backends.triton.scatter.segments import Runs
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Call, Expr, Statement, accesses_in
@@ -31,6 +44,9 @@ from tilec.ir.types import NARROW, Types
 
 INTEGERS_OF = {"float32": 1, "float64": 2}  # of an element
 MOST_ADDED = 2**30
+MOST_OF_A_TERM = 44  # of a term, so that halves are added to what has fewer than 53
+MANTISSA = {"float32": 24, "float64": 53}
+FEWEST_PLANES, MOST_PLANES = 3, 4  # of as many elements as there are terms; of half as many or fewer
 FEWEST_TOTALS = 1024  # fewer are waited for
 CACHED_ELEMENTS = 2**22  # that the level-two cache holds
 SORTED = 6  # sectors of memory that a point may touch in the time that it takes to be sorted
@@ -48,6 +64,7 @@ class Fixed:
     wanted: tuple[Condition, ...]
     made: tuple[str, ...]
     into: Runs | None = None
+    added: int = 0  # points that are added to the same integers
 
     @property
     def dtype(self) -> str:
@@ -56,6 +73,29 @@ class Fixed:
     @property
     def elements(self) -> int:
         return self.runs.count * self.runs.width
+
+    @property
+    def integers(self) -> int:
+        """Of a plane."""
+        return self.elements * INTEGERS_OF[self.dtype]
+
+    @property
+    def bits(self) -> int:
+        """Of a term, so that the sum of all fits."""
+        return min(MOST_OF_A_TERM, 62 - ((self.added or self.runs.points) - 1).bit_length())
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """How many planes there may be, the exponents of one, and the bits of a term there."""
+        few = 2 * self.elements <= (self.added or self.runs.points) * self.runs.width
+        planes = MOST_PLANES if few else FEWEST_PLANES
+        width = self.bits * INTEGERS_OF[self.dtype] - MANTISSA[self.dtype] + 1
+        return {"PLANES": planes, "WIDTH": width, "BITS": self.bits}
+
+    @property
+    def span(self) -> str:
+        """The greatest exponent of all terms, and what the least one lacks to the greatest number."""
+        return (self.into or self.runs).name("span")
 
     @property
     def greatest(self) -> str:
@@ -67,8 +107,12 @@ class Fixed:
         return (self.into or self.runs).name("total")
 
     def allocated(self) -> list[Step]:
-        total = (self.elements * INTEGERS_OF[self.dtype],)
-        return [Allocate(self.greatest, (self.elements,), "int32", 0), Allocate(self.total, total, "int64", 0)]
+        total = (self.integers * self.constants["PLANES"],)
+        return [
+            Allocate(self.span, (2,), "int32", 0),
+            Allocate(self.greatest, (self.elements,), "int32"),
+            Allocate(self.total, total, "int64"),
+        ]
 
 
 def in_fixed_point(scatters: Sequence[Statement], types: Types) -> frozenset[str]:
@@ -102,11 +146,17 @@ def fixed_steps(members: Sequence[Fixed], epilogue: Sequence[Statement]) -> list
     """Steps that compute the scatters and an epilogue that takes their values together."""
     joined, told = _joined(members, epilogue), (*(m.runs.statement for m in members), *epilogue)
     if joined is not None:
-        members, epilogue = [replace(m, into=members[-1].runs) for m in members], joined
-    apart = {m.total: m for m in members}.values()
+        added = sum(m.runs.points for m in members)
+        members, epilogue = [replace(m, into=members[-1].runs, added=added) for m in members], joined
+    apart = list({m.total: m for m in members}.values())
     steps = [*(step for m in members for step in m.before), *(step for m in apart for step in m.allocated())]
-    steps += [*map(_greatest, members), *map(_added, members), _rounded(list(apart), epilogue, told)]
-    made = [*(name for m in apart for name in (m.greatest, m.total)), *(name for m in members for name in m.made)]
+    clears = [(m, m in apart) for m in members]
+    steps += [*(_range(*m) for m in clears), *(_greatest(*m) for m in clears), *map(_added, members)]
+    steps.append(_rounded(apart, epilogue, told))
+    made = [
+        *(name for m in apart for name in (m.span, m.greatest, m.total)),
+        *(name for m in members for name in m.made),
+    ]
     return [*steps, Release(tuple(made))]
 
 
@@ -139,34 +189,106 @@ def _terms_of(e: Expr) -> Iterator[Expr]:
             yield e
 
 
-def _greatest(m: Fixed) -> Launch:
-    """What is already there is read first: few points are greater."""
-    k = _terms(m, "_greatest")
+def _range(m: Fixed, clears: bool) -> Launch:
+    """What is already there is read first: few blocks have greater or lesser exponents. `clears`: also what the next
+    kernels add to."""
+    k = _kernel(m, "_range")
+    s, runs, wanted = m.runs.statement, m.runs, m.wanted
+    if not any(any(accesses_in(*a.index)) for a in accesses_in(*s.roots)):
+        # terms that are written nowhere may be among them
+        wanted = tuple(c for c in wanted if not any(accesses_in(*c.form.atoms())))
+        guard = None if s.guard is None or asks_for_bounds(s.guard) else s.guard
+        runs = replace(runs, statement=replace(s, guard=guard))
+    terms_of_points(k, runs, None, wanted, m.dtype)
+    k.assign("value", "tl.where(valid, value, 0)")
+    k.assign("exponent", "exponent_(value)")
+    k.assign("top", "tl.max(exponent)")
+    k.assign("least", "tl.max(tl.where(value != 0, 0x7FFFFFFF - exponent, 0))")
+    for n, name in enumerate(("top", "least")):
+        at = f"{k.pointer(m.span)} + {n}"
+        k.store(at, name, f"{name} > tl.load({at})", "atomic_max", RELAXED)
+    if clears:
+        k.add(_cleared(k, m, m.total, "0", _integers(k, m)), _cleared(k, m, m.greatest, "0", _elements(k, m)))
+    return point_launch(k, m.runs)
+
+
+def _greatest(m: Fixed, clears: bool) -> Launch:
+    """Of each element where planes do not hold all terms; elsewhere the planes after the first are `cleared`."""
+    k = _kernel(m, "_greatest")
+    _planes(k, m)
+    integers = _integers(k, m)
+    cleared = [_cleared(k, m, m.total, integers, f"{integers} * planes")] if clears else []
+    k.add(If("planes > 0", (*cleared, Return())))
+    _terms(k, m)
     pointer = k.pointer(m.greatest)
     k.assign("exponent", "exponent_(value)")
+    own = f"{pointer} + pivot * {m.runs.width} + col"
+    common = assign("common", "tl.max(tl.where(here, exponent, 0), 0)")
+    combined_at_pivot(k, m.runs, common, StoreLine(own, "common", "common > 0", "atomic_max", RELAXED))
     k.assign("known", f"tl.load({pointer} + element, mask=valid, other=0)")
     k.store(f"{pointer} + element", "exponent", "valid & (exponent > known)", "atomic_max", RELAXED)
     return point_launch(k, m.runs)
 
 
+def _cleared(k: Kernel, m: Fixed, tensor: str, begin: str, end: str) -> Effect:
+    programs = k.number("programs", "programs", point_programs(m.runs), False)
+    return Effect(f"cleared_({k.pointer(tensor)}, {begin}, {end}, {PROGRAM[0]}, {programs}, {BLOCK_POINTS})")
+
+
 def _added(m: Fixed) -> Launch:
-    k = _terms(m, "_added")
-    pointer, integers = k.pointer(m.total), INTEGERS_OF[m.dtype]
-    k.assign("exponent", f"tl.load({k.pointer(m.greatest)} + element, mask=valid, other=0)")
-    for n, name in enumerate(("units", "rest")[:integers]):
-        k.assign(name, f"{name}_(value, exponent)")
-        at = "element" if integers == 1 else f"element * {integers} + {n}"
-        k.store(f"{pointer} + {at}", name, f"valid & ({name} != 0)", "atomic_add", RELAXED)
+    k = _kernel(m, "_added")
+    _planes(k, m)
+    _terms(k, m)
+    pointer, count = k.pointer(m.total), INTEGERS_OF[m.dtype]
+    k.assign("exponent", f"tl.load({k.pointer(m.greatest)} + element, mask=valid & (planes == 0), other=0)")
+    k.assign(("below", "highest"), "plane_(value, top, WIDTH)")
+    k.assign("exponent", "tl.where(planes > 0, highest, exponent)")
+    k.assign("below", "tl.where(planes > 0, below, 0)")
+    names = ("units", "rest")[:count]
+    at = [f"({{}}) * {count} + {n}" if count > 1 else "{}" for n in range(count)]
+    elements = _elements(k, m)
+    own = f"plane * {elements} + pivot * {m.runs.width} + col"
+    common: list[CodeLine] = []
+    for n, name in enumerate(names):
+        k.assign(name, f"{name}_(value, exponent, BITS)")
+        total = f"tl.sum(tl.where(here & (below == plane), {name}, 0), 0)"
+        common += [assign("common", total)]
+        common += [StoreLine(f"{pointer} + {at[n].format(own)}", "common", "common != 0", "atomic_add", RELAXED)]
+    k.assign("element", f"below * {elements}", "+=")
+    sums = {name: f"{pointer}, {a.format('element')}" for name, a in zip(names, at, strict=True)}
+    combined_at_pivot(k, m.runs, ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common)), sums=sums)
+    for n, name in enumerate(names):
+        k.store(f"{pointer} + {at[n].format('element')}", name, f"valid & ({name} != 0)", "atomic_add", RELAXED)
     return point_launch(k, m.runs)
 
 
-def _terms(m: Fixed, suffix: str) -> Kernel:
+def _kernel(m: Fixed, suffix: str) -> Kernel:
     runs = m.runs
     k = Kernel("", runs.space, runs.view.types, runs.view.strides, runs.int64_index, powers=True)
     k.name = k.names.fresh(python_name(runs.statement.output) + suffix)
-    terms_of_points(k, runs, m.place, m.wanted, m.dtype)
-    k.assign("value", "tl.where(valid, value, 0)")
     return k
+
+
+def _terms(k: Kernel, m: Fixed) -> None:
+    terms_of_points(k, m.runs, m.place, m.wanted, m.dtype)
+    k.assign("value", "tl.where(valid, value, 0)")
+
+
+def _planes(k: Kernel, m: Fixed) -> None:
+    """Lines that ask how many planes hold all terms."""
+    k.constants |= m.constants
+    span = k.pointer(m.span)
+    k.assign("top", f"tl.load({span})")
+    k.assign("planes", f"planes_({span}, {triton_type(m.dtype)}, PLANES, WIDTH)")
+
+
+def _elements(k: Kernel, m: Fixed) -> str:
+    return k.number("elements", "elements", m.elements)
+
+
+def _integers(k: Kernel, m: Fixed) -> str:
+    integers = INTEGERS_OF[m.dtype]
+    return _elements(k, m) if integers == 1 else f"{integers} * {_elements(k, m)}"
 
 
 def _rounded(members: Sequence[Fixed], epilogue: Sequence[Statement], told: Sequence[Statement]) -> Launch:
@@ -200,8 +322,8 @@ def _rounded(members: Sequence[Fixed], epilogue: Sequence[Statement], told: Sequ
 
 def _sum_text(k: Kernel, m: Fixed) -> str:
     """The text of a scatter's value at `row`."""
-    integers = INTEGERS_OF[m.dtype]
-    at = ["row" if integers == 1 else f"row.to(tl.int64) * {integers} + {n}" for n in range(integers)]
-    given = [f"tl.load({k.pointer(m.total)} + {a}, mask=row_in, other=0)" for a in at]
-    given.append(f"tl.load({k.pointer(m.greatest)} + row, mask=row_in, other=0)")
-    return f"{'rounded_' if integers == 1 else 'rounded_two_'}({', '.join(given)})"
+    _planes(k, m)
+    k.assign("exponent", f"tl.load({k.pointer(m.greatest)} + row, mask=row_in & (planes == 0), other=0)")
+    name = "rounded_" if INTEGERS_OF[m.dtype] == 1 else "rounded_two_"
+    given = (k.pointer(m.total), "row.to(tl.int64)", "row_in", _elements(k, m), "top", "planes", "exponent")
+    return f"{name}({', '.join(given)}, PLANES, WIDTH, BITS)"

@@ -104,7 +104,7 @@ class PointPlaces:
         if s.guard is None:
             return False
         variables = {e.name for e in walk(s.guard) if isinstance(e, Index)}
-        return bool(variables - set(self.keyed)) or (s.default is None and _asks_for_bounds(s.guard))
+        return bool(variables - set(self.keyed)) or (s.default is None and asks_for_bounds(s.guard))
 
     def lengths(self, margins: Margins) -> tuple[int, ...]:
         """Positions along each computed axis."""
@@ -232,11 +232,11 @@ def whole_axis(row: Affine, size: int, domain: Domain) -> str | None:
     return v if v is not None and domain.low[v] == 0 and domain.extent[v] == size else None
 
 
-def _asks_for_bounds(e: Expr) -> bool:
+def asks_for_bounds(e: Expr) -> bool:
     """Whether a guard asks no more than that places in tensors are between numbers, as nearly all are."""
     match e:
         case Call("and", args):
-            return all(map(_asks_for_bounds, args))
+            return all(map(asks_for_bounds, args))
         case Call("ge", (Access() | Call("int64", (Access(),)), Int(0))):
             return True
         case Call("lt", (Access() | Call("int64", (Access(),)), Int())):
