@@ -31,7 +31,7 @@ from tilec.backends.common.blocks.ir import (
 )
 from tilec.ir.functions import FUNCTIONS
 
-INDEX_TYPE = "int32"
+INDEX_TYPE, INT64 = "int32", "int64"
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Builder:
 
     def size(self, name: str, value: int) -> Value:
         assert self.sizes.setdefault(name, value) == value
-        dtype = INDEX_TYPE if abs(value) < 2**31 else "int64"
+        dtype = INDEX_TYPE if abs(value) < 2**31 else INT64
         return self._add(SizeArgument, (name,), (), dtype, name)
 
     def program(self) -> Value:
@@ -96,6 +96,13 @@ class Builder:
         axes = self._sorted({a for v in args for a in v.type.axes})
         return self._add(Apply, (function, args), axes, dtype, hint)
 
+    def together(self, function: str, *args: Value | float, hint: str = "t") -> Value:
+        """The same of integers of two types, and of numbers beside values."""
+        types = [a.type.dtype for a in args if isinstance(a, Value)]
+        dtype = INT64 if {*types} == {INDEX_TYPE, INT64} else types[0]
+        alike = (self.cast(a, dtype) if isinstance(a, Value) else self.number(a, dtype) for a in args)
+        return self.apply(function, *alike, hint=hint)
+
     def _folded(self, function: str, args: Sequence[Value]) -> Value | None:
         """Arithmetic of integer literals, sums with 0, products with 1, conditions that are literals."""
         numbers = [self._numbers.get(a.number) for a in args]
@@ -103,7 +110,7 @@ class Builder:
             return None if numbers[0] is None else args[1 if numbers[0] else 2]
         if function == "and" and True in [n if isinstance(n, bool) else None for n in numbers]:
             return args[1] if numbers[0] is True else args[0]
-        whole = all(a.type.dtype in (INDEX_TYPE, "int64") for a in args)
+        whole = all(a.type.dtype in (INDEX_TYPE, INT64) for a in args)
         if whole and len(args) == 2 and all(isinstance(n, int) for n in numbers):
             a, b = (int(n) for n in numbers if n is not None)
             made = FOLDED.get(function)
@@ -202,7 +209,7 @@ class Builder:
 
     def _value(self, axes: Sequence[str], dtype: str, hint: str, depth: int) -> Value:
         self._count += 1
-        made = Value(self._count, BlockType(tuple(axes), dtype), hint)
+        made = Value(self._count, BlockType(tuple(axes), dtype), hint, self)
         self._depth[made.number] = depth
         return made
 

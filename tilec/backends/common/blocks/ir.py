@@ -7,8 +7,9 @@ part of a kernel. Nodes are frozen; loops alone hold regions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,16 +23,33 @@ class BlockType:
         return f"{self.dtype}[{' '.join(self.axes)}]" if self.axes else self.dtype
 
 
+def _operator(function: str, turned: bool = False) -> Callable[[Value, Value | float], Value]:
+    def apply(x: Value, y: Value | float) -> Value:
+        return x.builder.together(function, *((y, x) if turned else (x, y)))
+
+    return apply
+
+
 @dataclass(frozen=True)
 class Value:
-    """One SSA value; `number` tells values of a kernel apart."""
+    """One SSA value; `number` tells values of a kernel apart. Operators make further values by its `builder`: of
+    integers in the longer type, numbers in the other operand's; integers that `//` and `%` divide are not negative."""
 
     number: int
     type: BlockType
     hint: str = "t"
+    builder: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"%{self.hint}{self.number}"
+
+    __add__, __radd__ = _operator("add"), _operator("add", True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", True)
+    __floordiv__, __mod__ = _operator("floordiv"), _operator("rest")
+    __and__, __or__ = _operator("and"), _operator("or")
+    __lt__, __le__, __gt__, __ge__ = map(_operator, ("lt", "le", "gt", "ge"))
+    equals, differs = _operator("eq"), _operator("ne")
 
 
 @dataclass(frozen=True)
@@ -205,6 +223,14 @@ class BlockProgram:
 
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)
+
+
+def every_operation(ops: Sequence[Op]) -> Iterator[Op]:
+    """The operations of a program or of a loop, with those inside of loops."""
+    for op in ops:
+        yield op
+        if isinstance(op, Loop):
+            yield from every_operation(op.body)
 
 
 def operands(op: Op) -> Iterator[Value]:

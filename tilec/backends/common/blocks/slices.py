@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tilec.backends.common.blocks.ir import BlockProgram, Loop, Op, Store, Value, operands, results
+from tilec.backends.common.blocks.ir import BlockProgram, Loop, Op, Store, Value, every_operation, operands, results
 
 
 def served_outputs(kernel: BlockProgram) -> dict[int, str]:
@@ -12,7 +12,7 @@ def served_outputs(kernel: BlockProgram) -> dict[int, str]:
     serve what the loop's results serve; those that only steer a loop serve what it carries."""
     needs = dict(_needs(kernel.body))
     found: dict[int, str] = {}
-    for store in _stores(kernel.body):
+    for store in (op for op in every_operation(kernel.body) if isinstance(op, Store)):
         waiting = [v.number for v in operands(store)]
         while waiting:
             number = waiting.pop()
@@ -20,14 +20,6 @@ def served_outputs(kernel: BlockProgram) -> dict[int, str]:
                 found[number] = store.tensor
                 waiting += needs.get(number, ())
     return found
-
-
-def _stores(ops: Sequence[Op]) -> Iterator[Store]:
-    for op in ops:
-        if isinstance(op, Store):
-            yield op
-        elif isinstance(op, Loop):
-            yield from _stores(op.body)
 
 
 def _needs(ops: Sequence[Op]) -> Iterator[tuple[int, list[int]]]:

@@ -176,7 +176,7 @@ class _Together:
         for v in reversed(many):
             size = b.size(size_name(v), kernel.extent[v])
             positions[v] = rest if v == many[0] else b.apply("rest", rest, size, hint=v)
-            rest = b.apply("floordiv", rest, size)
+            rest = rest // size
         for r in kernel.targets:
             if r.target.feature is not None:
                 positions[r.target.feature] = b.positions(f"d{kernel.extent[r.target.feature]}")
@@ -200,8 +200,8 @@ class _Together:
         for v in names:
             axes = positions[v].type.axes
             if axes and self.axes[axes[0]] != self.kernel.extent[v]:
-                inside = self.b.apply("lt", positions[v], self.b.number(self.kernel.extent[v]))
-                condition = inside if condition is None else self.b.apply("and", condition, inside)
+                inside = positions[v] < self.kernel.extent[v]
+                condition = inside if condition is None else condition & inside
         return condition
 
     def _parts_of(self, r: Reduced, at: Emitter, other: float = 0.0) -> Value:
@@ -209,7 +209,7 @@ class _Together:
         b, t = self.b, r.target
         names = plain_index(t.statement) or ()
         part = b.positions("parts")
-        inside = b.apply("lt", part, b.size(size_name(self.split.variable), self.split.count))
+        inside = part < b.size(size_name(self.split.variable), self.split.count)
         condition = at.both(inside, at._within(tuple(names)))
         return b.load(f"{t.output}{_SUFFIX}", "float32", [part, *(at.positions[v] for v in names)], condition, other)
 
@@ -222,14 +222,14 @@ class _Together:
             return least, zero, zero, zero
         parts = self._parts_of(r, at, -math.inf)
         top = b.reduce("max", "parts", parts, careful=t.aggregation == "max")
-        finite = b.apply("select", b.apply("eq", top, low), zero, top)
-        below = b.apply("mul", b.apply("sub", parts, finite), b.number(LOG2E, "float32"))
+        finite = b.apply("select", top.equals(low), zero, top)
+        below = (parts - finite) * LOG2E
         p = b.apply("exp2", below, hint="p")
         total = b.reduce("sum", "parts", p)
         if t.aggregation == "max":
             return top, p, total, top
-        value = b.apply("add", finite, b.apply("mul", b.apply("log2", total), b.number(LN2, "float32")))
-        unbounded = b.apply("eq", top, b.number(math.inf, "float32"))
+        value = finite + b.apply("log2", total) * LN2
+        unbounded = top.equals(math.inf)
         return b.apply("select", unbounded, top, value), p, total, top
 
     def _store(self, r: Reduced, at: Emitter, shares: Mapping[str, tuple[Value, Value, Value, Value]]) -> None:
@@ -242,17 +242,17 @@ class _Together:
             if r.anchor is not None:
                 _, p, total, top = shares[r.anchor]
                 # a part without a finite statistic counts where no part has one: it is nothing, or no number
-                some = b.apply("select", b.apply("eq", p, zero), zero, b.apply("mul", p, parts))
+                some = b.apply("select", p.equals(zero), zero, p * parts)
                 some = b.reduce("sum", "parts", some)
                 anchors = {x.target.output: x.target for x in self.kernel.targets}
                 if anchors[r.anchor].aggregation == "logsumexp":
-                    some = b.apply("mul", some, b.apply("div", b.number(1.0, "float32"), total))
-                value = b.apply("select", b.apply("eq", top, low), value, some)
+                    some = some * b.apply("div", b.number(1.0, "float32"), total)
+                value = b.apply("select", top.equals(low), value, some)
             if r.outer:
-                whole = b.apply("mul", at.product(list(r.outer)), value)
-                nothing = b.apply("eq", value, zero)
+                whole = at.product(list(r.outer)) * value
+                nothing = value.equals(zero)
                 if r.anchor is not None and (t.bounds or t.conditions):
-                    nothing = b.apply("and", nothing, b.apply("eq", shares[r.anchor][3], low))
+                    nothing = nothing & shares[r.anchor][3].equals(low)
                     whole = b.apply("select", nothing, zero, whole)
                 value = whole
         at.store(t.statement, value)

@@ -4,19 +4,19 @@ the registers and instructions that an address for each element takes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.blocks.ir import (
     Apply,
     BlockProgram,
     Load,
-    Loop,
     Number,
     Op,
     Positions,
     SizeArgument,
     Value,
+    every_operation,
     results,
 )
 from tilec.backends.common.code import python_name
@@ -61,14 +61,6 @@ def box_loads(
         maps[parameter] = Descriptor(op.tensor, 0, tuple(shape), tuple(steps), block, "")
         found[op.out.number] = BoxLoad(parameter, places, axes)
     return found, maps
-
-
-def every_operation(ops: Sequence[Op]) -> Iterator[Op]:
-    """The operations of a program or of a loop, with those inside of loops."""
-    for op in ops:
-        yield op
-        if isinstance(op, Loop):
-            yield from every_operation(op.body)
 
 
 def _places(op: Load, made: Mapping[int, Op]) -> tuple[Value | None, ...] | None:

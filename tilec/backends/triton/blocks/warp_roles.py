@@ -23,10 +23,11 @@ from tilec.backends.common.blocks.ir import (
     SizeArgument,
     Store,
     Value,
+    every_operation,
     operands,
     results,
 )
-from tilec.backends.triton.blocks.boxes import BoxLoad, every_operation
+from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.blocks.text import TRITON_FUNCTIONS
 from tilec.ir.types import NARROW
 

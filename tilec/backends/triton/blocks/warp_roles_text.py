@@ -22,11 +22,11 @@ from tilec.backends.common.blocks.ir import (
     Reduce,
     Store,
     Value,
+    every_operation,
     operands,
     results,
 )
 from tilec.backends.common.code import literal, python_name
-from tilec.backends.triton.blocks.boxes import every_operation
 from tilec.backends.triton.blocks.text import BlockText, stride_name, template_of
 from tilec.backends.triton.blocks.warp_roles import (
     GROUP_ROWS,

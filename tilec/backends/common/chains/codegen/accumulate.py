@@ -73,11 +73,11 @@ class Accumulation(Places):
     def _full(self, x: Value) -> Value:
         """The value with the axes of the matrix."""
         axes = [a for a in (*self.kernel.blocked, self.kernel.looped) if a is not None]
-        return x if set(axes) <= set(x.type.axes) else self.b.apply("add", x, self.b.fill(axes, 0.0))
+        return x if set(axes) <= set(x.type.axes) else x + self.b.fill(axes, 0.0)
 
     def _mask(self, t: Target, at: Emitter, masked: bool) -> Value | None:
         """Where points are valid; None where all are."""
-        b, kernel = self.b, self.kernel
+        kernel = self.kernel
         condition: Value | None = None
         for f in self._open_bounds(t, masked):
             condition = at.both(condition, at.not_negative(f))
@@ -85,7 +85,7 @@ class Accumulation(Places):
             condition = at.both(condition, at.condition(c))
         looped = kernel.looped
         if looped is not None and masked and self.extent[looped] % self.axes[looped]:
-            condition = at.both(condition, b.apply("lt", at.positions[looped], self.size(looped)))
+            condition = at.both(condition, at.positions[looped] < self.size(looped))
         return condition
 
     def _open_bounds(self, t: Target, masked: bool) -> list[Affine]:
@@ -134,7 +134,7 @@ class Accumulation(Places):
                     is_last = order in ("lt", "le")
                     end = b.cast(self._limit(limit, at.value(limit), at, False, greatest=is_last), INT64)
                     moved = as_int(linear(place).constant) + {"lt": 1, "gt": -1}.get(order, 0)
-                    end = b.apply("sub", end, b.number(moved, INT64))
+                    end = end - moved
                     end = b.apply("smaller", end, b.cast(self.size(self.kernel.looped or ""), INT64))
                     found.append((is_last, b.cast(b.apply("larger", end, b.number(-1, INT64)), INDEX_TYPE)))
         return found
@@ -193,17 +193,17 @@ class Accumulation(Places):
         x = x if mask is None else b.apply("select", mask, x, low)
         highest = self._along("max", x, careful=not scaled)
         if later:
-            highest, x = b.apply("mul", highest, unit), b.apply("mul", x, unit)
+            highest, x = highest * unit, x * unit
         earlier = before[0]
         top = highest if earlier is None else b.apply("larger" if scaled else "max", earlier, highest, hint="top")
-        finite = b.apply("select", b.apply("eq", top, low), b.number(0.0, "float32"), top)
-        below = [b.apply("sub", v, finite) for v in (x, earlier) if v is not None]
-        below = below if scaled else [b.apply("mul", b.number(LOG2E, "float32"), v) for v in below]
+        finite = b.apply("select", top.equals(low), b.number(0.0, "float32"), top)
+        below = [v - finite for v in (x, earlier) if v is not None]
+        below = below if scaled else [LOG2E * v for v in below]
         p, *ratio = (b.apply("exp2", v, hint=hint) for v, hint in zip(below, "pr", strict=False))
         r = ratio[0] if ratio else None
         if not scaled:
             return top, None, p, r
-        older = None if r is None or before[1] is None else b.apply("mul", before[1], r)
+        older = None if r is None or before[1] is None else before[1] * r
         total = self._along("sum", p)
         return top, total if older is None else b.apply("add", older, total, hint="total"), p, r
 
@@ -224,8 +224,8 @@ class Accumulation(Places):
             rest = [f for f in factors if reduced.anchor not in tensors_of(f.value)]
             weights = p
             if rest:
-                weights = b.apply("mul", at.product(rest), p)
-            before = None if before is None or r is None else b.apply("mul", before, r)
+                weights = at.product(rest) * p
+            before = None if before is None or r is None else before * r
             selected = bool(rest) or self._of(reduced.anchor).target.points != t.points
         else:
             weights = at.product(factors)
@@ -242,29 +242,29 @@ class Accumulation(Places):
                 operand = b.apply("select", seen, operand, b.number(0.0, operand.type.dtype))
             return self.product(looped or "", b.cast(weights, dtype), operand, before)
         total = self._along("sum", weights)
-        return total if before is None else b.apply("add", before, total)
+        return total if before is None else before + total
 
     def _count(self, t: Target, at: Emitter, mask: Value | None, before: Value | None) -> Value:
         b = self.b
         condition = at.condition(t.body)
-        here = b.cast(condition if mask is None else b.apply("and", mask, condition), INDEX_TYPE)
+        here = b.cast(condition if mask is None else mask & condition, INDEX_TYPE)
         axes = [a for a in (*self.kernel.blocked, self.kernel.looped) if a is not None]
-        here = here if set(axes) <= set(here.type.axes) else b.apply("add", here, b.fill(axes, 0, INDEX_TYPE))
+        here = here if set(axes) <= set(here.type.axes) else here + b.fill(axes, 0, INDEX_TYPE)
         here = self._along("sum", here)
-        return here if before is None else b.apply("add", before, here)
+        return here if before is None else before + here
 
     def _empty(self, t: Target, at: Emitter, state: Sequence[Value]) -> Value:
         """Where no point is valid."""
         b, looped = self.b, self.kernel.looped
         assert looped is not None
         if t.points in self.seen:
-            return b.apply("eq", state[self.seen[t.points]], b.number(0))
+            return state[self.seen[t.points]].equals(0)
         ends = {v: (x, x) for v, x in at.positions.items()}
         found = limits(b, t.bounds, looped, ends, self.size(looped))
-        condition = b.apply("lt", found.last, found.first)
+        condition = found.last < found.first
         for f in t.bounds:
             if not f.coefficient(looped):
-                condition = b.apply("or", condition, b.apply("lt", at.form(f), b.number(0)))
+                condition = condition | (at.form(f) < 0)
         return condition
 
     def _combined(self, state: Sequence[Value], places: Mapping[str, tuple[int, ...]]) -> list[Value]:
@@ -281,18 +281,18 @@ class Accumulation(Places):
             scaled = t.aggregation == "logsumexp"
             if t.aggregation == "sum":
                 for k in own:
-                    x = found[k] if r.anchor is None else b.apply("mul", found[k], scale[r.anchor])
+                    x = found[k] if r.anchor is None else found[k] * scale[r.anchor]
                     found[k] = b.reduce("sum", looped, x)
                 continue
             tops = found[own[0]]
             top = found[own[0]] = b.reduce("max" if scaled else t.aggregation, looped, tops, careful=not scaled)
             if scaled or t.output in anchors:
                 low, zero = b.number(-math.inf, "float32"), b.number(0.0, "float32")
-                below = b.apply("sub", tops, b.apply("select", b.apply("eq", top, low), zero, top))
-                below = below if scaled else b.apply("mul", b.number(LOG2E, "float32"), below)
+                below = tops - b.apply("select", top.equals(low), zero, top)
+                below = below if scaled else LOG2E * below
                 scale[t.output] = b.apply("exp2", below, hint="scale")
             if scaled:
-                found[own[1]] = b.reduce("sum", looped, b.apply("mul", found[own[1]], scale[t.output]))
+                found[own[1]] = b.reduce("sum", looped, found[own[1]] * scale[t.output])
         for place in self.seen.values():
             found[place] = b.reduce("max", looped, found[place])
         return found

@@ -156,14 +156,14 @@ class _Build(Accumulation):
         assert looped is not None
         step = self.axes[looped]
         index = [*(positions[v] for v in visits.batch), self.tiles[self.kernel.blocked[0]], b.number(int(masked))]
-        tiles = b.apply("floordiv", b.apply("add", self.size(looped), b.number(step - 1)), b.number(step))
-        last = b.apply("sub", tiles, b.number(1))
+        tiles = (self.size(looped) + (step - 1)) // step
+        last = tiles - 1
 
         def at(place: Value) -> Value:
             return b.load(visits.blocks, INDEX_TYPE, [*index, place])
 
         def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
-            following = [at(b.apply("smaller", b.apply("add", count, b.number(1)), last))] if self.ahead else []
+            following = [at(b.apply("smaller", count + 1, last))] if self.ahead else []
             block = carried[0] if self.ahead else at(count)
             first = b.apply("mul", block, b.number(step), hint=f"first_{looped}")
             here = {**positions, looped: b.apply("add", first, b.positions(looped), hint=looped)}
@@ -249,15 +249,15 @@ class _Build(Accumulation):
             first, *more = (state[p] for p in places[t.output][k:])
             if t.aggregation == "logsumexp":
                 total = more[0]
-                value = b.apply("mul", b.apply("add", first, b.apply("log2", total)), b.number(LN2, "float32"))
-                value = b.apply("select", b.apply("eq", first, b.number(math.inf, "float32")), first, value)
+                value = (first + b.apply("log2", total)) * LN2
+                value = b.apply("select", first.equals(math.inf), first, value)
             else:
                 value = first
                 if r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp":
                     total = state[places[r.anchor][1]]
-                    value = b.apply("mul", value, b.apply("div", b.number(1.0, "float32"), total))
+                    value = value * b.apply("div", b.number(1.0, "float32"), total)
                 if r.outer:
-                    value = b.apply("mul", at.product(list(r.outer)), value)
+                    value = at.product(list(r.outer)) * value
                 if self._may_be_empty(r):
                     value = b.apply("select", self._empty(t, at, state), b.number(0.0, "float32"), value)
             if t.feature is None:

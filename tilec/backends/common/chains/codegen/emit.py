@@ -7,6 +7,7 @@ same for a row, a column or all points are multiplied first, so that they leave 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from functools import reduce
 
@@ -60,26 +61,26 @@ class Emitter:
         for atom, c in form.terms:
             assert isinstance(atom, Index)
             term = self.positions[atom.name]
-            total = b.apply("add", total, b.apply("mul", term, b.number(as_int(c))))
+            total = total + term * as_int(c)
         return total
 
     def not_negative(self, form: Affine) -> Value:
         """Whether a form is at least 0: its positive terms beside the others, so that each side leaves loops alone."""
         positive = Affine.of([(a, c) for a, c in form.terms if c > 0], form.constant)
         negative = Affine.of([(a, -c) for a, c in form.terms if c < 0])
-        return self.b.apply("ge", self.form(positive), self.form(negative))
+        return self.form(positive) >= self.form(negative)
 
     def place(self, form: Affine) -> Value:
         """A position, which elements of integers, remainders and quotients may be part of."""
         if form.is_affine and form.is_integral:
             return self.form(form)
         quotients, rest = quotients_of(form)
-        parts = [self._times(self.b.apply("floordiv", self.form(x), self.b.number(n)), k) for x, n, k in quotients]
+        parts = [self.form(x) // n * k for x, n, k in quotients]
         int64_index = len(parts) + len(rest.terms) > 1 or bool(rest.constant) or any(c != 1 for _, c in rest.terms)
-        parts += [self._times(self._atom(a, int64_index), as_int(c)) for a, c in rest.terms if not isinstance(a, Index)]
+        parts += [self._atom(a, int64_index) * as_int(c) for a, c in rest.terms if not isinstance(a, Index)]
         plain = Affine.of([(a, c) for a, c in rest.terms if isinstance(a, Index)], rest.constant)
         parts += [self.form(plain)] if plain != Affine() else []
-        return reduce(lambda x, y: self._together("add", x, y), parts)
+        return reduce(operator.add, parts)
 
     def _atom(self, e: Expr, int64_index: bool) -> Value:
         """`int64_index`: arithmetic with elements has to have room."""
@@ -89,16 +90,8 @@ class Emitter:
                 v = self.read(e)
                 return v if v.type.dtype == "int64" else b.cast(v, "int64" if int64_index else INDEX_TYPE)
             case Call("mod", (x, Int(n))):
-                return b.apply("rest", self.form(linear(x)), b.number(n))
+                return self.form(linear(x)) % n
         raise AssertionError(f"{type(e).__name__} is no part of a position")
-
-    def _times(self, v: Value, k: int) -> Value:
-        return self._together("mul", v, self.b.number(k)) if k != 1 else v
-
-    def _together(self, function: str, x: Value, y: Value) -> Value:
-        """A function of two integers in the longer one's type."""
-        dtype = "int64" if "int64" in (x.type.dtype, y.type.dtype) else INDEX_TYPE
-        return self.b.apply(function, self.b.cast(x, dtype), self.b.cast(y, dtype))
 
     def _lies_inside(self, form: Affine, n: int) -> bool:
         """Whether remainders and quotients of places are positions of an axis, wherever these are."""
@@ -132,9 +125,9 @@ class Emitter:
                 condition = self._inside(x, condition) if isinstance(x, Access) else condition
             moved = f.bare is None and bool(f.terms) and not self._lies_inside(f, n)
             if moved:
-                condition = self.both(condition, self._together("ge", self.place(f), self.b.number(0)))
+                condition = self.both(condition, self.place(f) >= 0)
             if moved or n < self.extent.get(f.bare or "", n):
-                condition = self.both(condition, self._together("lt", self.place(f), self.b.number(n)))
+                condition = self.both(condition, self.place(f) < n)
         return condition
 
     def store(self, s: Statement, value: Value) -> None:
@@ -148,7 +141,7 @@ class Emitter:
     def both(self, x: Value | None, y: Value | None) -> Value | None:
         if x is None or y is None:
             return y if x is None else x
-        return self.b.apply("and", x, y)
+        return x & y
 
     # values
 
@@ -177,7 +170,7 @@ class Emitter:
 
     def condition(self, e: Expr) -> Value:
         v = self.value(e)
-        return v if v.type.dtype == "bool" else self.b.apply("ne", v, self.b.number(fit(0, v.type.dtype), v.type.dtype))
+        return v if v.type.dtype == "bool" else v.differs(fit(0, v.type.dtype))
 
     def scaled(self, e: Expr, c: Value | float) -> Value:
         """c times a floating value, c as far inside as it takes to leave loops."""
@@ -219,7 +212,7 @@ class Emitter:
         values.sort(key=lambda v: len(v.type.axes))
         result = values[0]
         for v in values[1:]:
-            result = b.apply("mul", result, v)
+            result = result * v
         return result
 
     def _inverse(self, v: Value) -> Value:
@@ -269,11 +262,11 @@ class Emitter:
             return b.apply("exp2", self.scaled(e.args[0], LOG2E), hint="p")
         if compute_dtype == "float32" and f == "sigmoid":
             p = b.apply("exp2", self.scaled(e.args[0], -LOG2E), hint="p")
-            return self._inverse(b.apply("add", p, b.number(1.0, "float32")))
+            return self._inverse(p + 1.0)
         if f == "pow" and compute_dtype == "float32" and self.number(e.args[1]) in (2, 3):
             base = self.value(e.args[0], compute_dtype)
-            square = b.apply("mul", base, base)
-            return square if self.number(e.args[1]) == 2 else b.apply("mul", square, base)
+            square = base * base
+            return square if self.number(e.args[1]) == 2 else square * base
         assert FUNCTIONS[f].triton is not None and FUNCTIONS[f].numpy is not None, f
         return b.apply(f, *(self.value(a, compute_dtype) for a in e.args))
 

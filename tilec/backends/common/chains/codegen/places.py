@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.blocks.builder import Builder
-from tilec.backends.common.blocks.ir import Load, Loop, Op, Store, Value
+from tilec.backends.common.blocks.ir import Load, Op, Store, Value, every_operation
 from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement
 from tilec.backends.common.chains.codegen.emit import Emitter
 from tilec.backends.common.chains.codegen.walk import is_falling, is_rising
@@ -116,13 +116,13 @@ class Places:
         side_by_side = (falling or rising and programs <= FEW_PROGRAMS) and len(blocked) == 1 and bool(many)
         for v in reversed(blocked):
             n, block = self.size(v), b.number(self.axes[v])
-            tiles = b.apply("floordiv", b.apply("add", n, b.number(self.axes[v] - 1)), block)
+            tiles = (n + (self.axes[v] - 1)) // block
             if self.tiling.tiles > 1:
                 each = b.number(self.tiling.tiles)
-                several = b.apply("floordiv", b.apply("add", tiles, b.number(self.tiling.tiles - 1)), each)
-                first = b.apply("mul", b.apply("rest", rest, several), each)
+                several = (tiles + (self.tiling.tiles - 1)) // each
+                first = rest % several * each
                 rest = b.apply("floordiv", rest, several, hint="rest")
-                self.several = first, b.apply("smaller", b.apply("add", first, each), tiles)
+                self.several = first, b.apply("smaller", first + each, tiles)
                 continue
             if side_by_side:
                 tile, rest = self._longest_first(rest, tiles, many)
@@ -130,7 +130,7 @@ class Places:
                 tile = b.apply("rest", rest, tiles, hint="tile")
                 rest = b.apply("floordiv", rest, tiles, hint="rest")
             if falling:
-                tile = b.apply("sub", b.apply("sub", tiles, b.number(1)), tile, hint="tile")
+                tile = b.apply("sub", tiles - 1, tile, hint="tile")
             found[v] = self._in_tile(v, tile)
         for v in reversed(many):
             if v == many[0]:
@@ -147,7 +147,7 @@ class Places:
         self.tiles[v] = tile
         start = b.apply("mul", tile, b.number(self.axes[v]), hint="start")
         found = b.apply("add", start, b.positions(v), hint=v)
-        last = b.apply("smaller", b.apply("add", start, b.number(self.axes[v] - 1)), b.apply("sub", n, b.number(1)))
+        last = b.apply("smaller", start + (self.axes[v] - 1), n - 1)
         self.ends[v] = start, last
         return found
 
@@ -162,13 +162,13 @@ class Places:
         b = self.b
         together, number = b.number(WALKED_TOGETHER), self.size(batch[0])
         for v in batch[1:]:
-            number = b.apply("mul", number, self.size(v))
-        each = b.apply("mul", together, tiles)
-        first = b.apply("mul", b.apply("floordiv", program, each), together)
-        beside = b.apply("smaller", together, b.apply("sub", number, first))
-        place = b.apply("rest", program, each)
+            number = number * self.size(v)
+        each = together * tiles
+        first = program // each * together
+        beside = b.apply("smaller", together, number - first)
+        place = program % each
         tile = b.apply("floordiv", place, beside, hint="tile")
-        return tile, b.apply("add", first, b.apply("rest", place, beside), hint="rest")
+        return tile, b.apply("add", first, place % beside, hint="rest")
 
     def emitter(self, positions: Mapping[str, Value], masked: bool) -> Emitter:
         b, kernel = self.b, self.kernel
@@ -185,11 +185,11 @@ class Places:
             for v in names:
                 if v in kernel.blocked or v == kernel.looped:
                     tail = self.extent[v] % self.axes[v] and (v != kernel.looped or masked)
-                    part = b.apply("lt", here[v], self.size(v)) if tail else None
+                    part = here[v] < self.size(v) if tail else None
                 else:
                     axis = next((a for a in here[v].type.axes if a in self.features), None)
                     inside = axis is None or self.features[axis] >= self.starts[axis] + self.axes[axis]
-                    part = None if inside else b.apply("lt", here[v], b.number(self.features[axis or ""]))
+                    part = None if inside else here[v] < self.features[axis or ""]
                 condition = made.both(condition, part)
             return condition
 
@@ -204,7 +204,7 @@ class Places:
     def feature_positions(self, axis: str) -> Value:
         """Of a block of features."""
         place, start = self.b.positions(axis), self.starts[axis]
-        return self.b.apply("add", place, self.b.number(start)) if start else place
+        return place + start if start else place
 
     def feature_axes(self, n: int) -> list[str]:
         """The blocks that so many features lie in."""
@@ -227,7 +227,7 @@ class Places:
         for row in self.kernel.rows:
             s = row.statement
             value = at.value(s.body, "float32") if row.feature is None else self._row_sum(row, positions)
-            value = b.apply("add", value, b.fill(self.kernel.blocked, 0.0)) if not value.type.axes else value
+            value = value + b.fill(self.kernel.blocked, 0.0) if not value.type.axes else value
             self.row[s.output] = value
             if row.stored:
                 at.store(s, value)
@@ -238,7 +238,7 @@ class Places:
         for axis in self.feature_axes(self.summed[v]):
             at = self.emitter({**positions, v: self.feature_positions(axis)}, False)
             value = b.reduce("sum", axis, self._ended(at.value(row.statement.body, "float32"), v, at))
-            total = value if total is None else b.apply("add", total, value)
+            total = value if total is None else total + value
         assert total is not None
         return total
 
@@ -249,7 +249,7 @@ class Places:
             total: Value | None = None
             for k in range(inner.extent):
                 term = at.value(replace_indices(inner.body, {**names, inner.axis: Affine((), k)}), "float32")  # type: ignore[arg-type]
-                total = term if total is None else self.b.apply("add", total, term)
+                total = term if total is None else total + term
             assert total is not None
             return self._spread(total, {v for f in names.values() for v in f.variables()})
         total = None
@@ -274,7 +274,7 @@ class Places:
         for part in reversed(self._in_bfloat16(whole)):
             total = self.b.dot(axis, part, other, total)
         assert total is not None
-        return total if before is None else self.b.apply("add", before, total)
+        return total if before is None else before + total
 
     def _in_bfloat16(self, x: Value) -> list[Value]:
         """Values whose sum is x, eight bits of it each: all, or as many as tf32 has. What is not finite is in the
@@ -284,8 +284,8 @@ class Places:
         for _ in range(BFLOAT16_PARTS[self.tiling.precision]):
             parts.append(b.cast(x, "bfloat16"))
             first = b.cast(parts[-1], "float32")
-            finite = b.apply("lt", b.apply("abs", first), b.number(math.inf, "float32"))
-            x = b.apply("select", finite, b.apply("sub", x, first), b.number(0.0, "float32"))
+            finite = b.apply("abs", first) < math.inf
+            x = b.apply("select", finite, x - first, b.number(0.0, "float32"))
         return parts
 
     def _as_bfloat16(self, e: Expr) -> Access | None:
@@ -299,9 +299,7 @@ class Places:
 
     def _spread(self, v: Value, names: set[str]) -> Value:
         wanted = [a for a in (*self.kernel.blocked, self.kernel.looped) if a in names]
-        return (
-            v if set(wanted) <= set(v.type.axes) else self.b.apply("add", v, self.b.fill([a for a in wanted if a], 0.0))
-        )
+        return v if set(wanted) <= set(v.type.axes) else v + self.b.fill([a for a in wanted if a], 0.0)
 
     def operand(self, e: Expr, dtype: str, at: Emitter, summed: str) -> Value:
         """A value as an operand of a product, zero beyond the end of the variable that the product sums: what is
@@ -337,10 +335,4 @@ def distance(e: Expr, part: Access) -> int:
 
 def tensors_touched(ops: Sequence[Op]) -> set[str]:
     """Names of the tensors that operations read and write."""
-    found: set[str] = set()
-    for op in ops:
-        if isinstance(op, Loop):
-            found |= tensors_touched(op.body)
-        elif isinstance(op, (Load, Store)):
-            found.add(op.tensor)
-    return found
+    return {op.tensor for op in every_operation(ops) if isinstance(op, Load | Store)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
+from tilec.backends.common.blocks.builder import INDEX_TYPE, INT64, Builder
 from tilec.backends.common.blocks.ir import COMPARED, BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel
@@ -23,7 +23,6 @@ from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_
 from tilec.ir.rational import as_int
 from tilec.ir.types import Types, kind
 
-INT64 = "int64"
 LIMIT = {"int8": 2**7, "int16": 2**15, "int32": 2**31, INT64: 2**62}
 MOST_FACTOR = 2**31 - 1
 CHUNK = 64  # blocks of columns at a time
@@ -127,12 +126,12 @@ class _Lists:
         b, tiling, extent = self.b, self.tiling, self.kernel.extent
         rest = b.program()
         n = self._size(self.row)
-        tiles = b.apply("floordiv", b.apply("add", n, b.number(tiling.block - 1)), b.number(tiling.block))
+        tiles = (n + (tiling.block - 1)) // tiling.block
         tile, rest = b.apply("rest", rest, tiles, hint="tile"), b.apply("floordiv", rest, tiles, hint="rest")
-        start = b.apply("mul", tile, b.number(tiling.block))
-        last = b.apply("sub", n, b.number(1))
-        self._set(self.row, start, b.apply("smaller", b.apply("add", start, b.number(tiling.block - 1)), last))
-        self.positions[self.row] = b.apply("smaller", b.apply("add", start, b.positions("rows")), last)
+        start = tile * tiling.block
+        last = n - 1
+        self._set(self.row, start, b.apply("smaller", start + (tiling.block - 1), last))
+        self.positions[self.row] = b.apply("smaller", start + b.positions("rows"), last)
         for v in reversed(self.visits.batch):
             here = b.apply("rest", rest, self._size(v), hint=v)
             rest = b.apply("floordiv", rest, self._size(v), hint="rest")
@@ -186,29 +185,29 @@ class _Lists:
     def _chunk(self, first: Value, counts: tuple[Value, ...], place: list[Value]) -> list[Value]:
         """The lists' part of some blocks of columns."""
         b, step = self.b, self.tiling.step
-        number = b.apply("add", first, b.positions("blocks"))
-        there = b.apply("lt", number, self._count())
-        start = b.apply("mul", number, b.number(step))
+        number = first + b.positions("blocks")
+        there = number < self._count()
+        start = number * step
         n = self._size(self.column)
-        last = b.apply("sub", n, b.number(1))
-        end = b.apply("add", start, b.number(step - 1))
+        last = n - 1
+        end = start + (step - 1)
         self._set(self.column, b.apply("smaller", start, last), b.apply("smaller", end, last))
-        self.positions[self.column] = b.apply("smaller", b.apply("add", start, b.positions("columns")), last)
+        self.positions[self.column] = b.apply("smaller", start + b.positions("columns"), last)
         truths = [self._bound(f) for f in self.visits.bounds] + [self._truth(c) for c in self.visits.conditions]
-        possible, certain = there, b.apply("lt", end, n)
+        possible, certain = there, end < n
         for t in truths:
-            possible, certain = b.apply("and", possible, t.possible), b.apply("and", certain, t.certain)
-        full = b.apply("and", possible, certain)
-        part = b.apply("and", possible, b.apply("not", certain))
+            possible, certain = possible & t.possible, certain & t.certain
+        full = possible & certain
+        part = possible & b.apply("not", certain)
         after = []
         for which, (chosen, count) in enumerate(zip((full, part), counts, strict=True)):
             one = b.cast(chosen, INDEX_TYPE)
-            up_to = b.apply("add", count, b.running_sum("blocks", one))
-            front = b.apply("sub", up_to, b.number(1))
-            back = b.apply("sub", b.apply("sub", self._count(), b.number(1)), b.apply("sub", number, up_to))
+            up_to = count + b.running_sum("blocks", one)
+            front = up_to - 1
+            back = self._count() - 1 - (number - up_to)
             index = [*place, b.number(which), b.apply("select", chosen, front, back)]
             b.store(self.visits.blocks, index, number, there)
-            after.append(b.apply("add", count, b.reduce("sum", "blocks", one)))
+            after.append(count + b.reduce("sum", "blocks", one))
         return after
 
     # bounds of conditions
@@ -220,10 +219,10 @@ class _Lists:
         for atom, c in form.terms:
             assert isinstance(atom, Index)
             ends = self.ends[atom.name]
-            low = b.apply("add", low, b.apply("mul", ends[c < 0], b.number(as_int(c), INT64)))
-            high = b.apply("add", high, b.apply("mul", ends[c > 0], b.number(as_int(c), INT64)))
+            low = low + ends[c < 0] * as_int(c)
+            high = high + ends[c > 0] * as_int(c)
         zero = b.number(0, INT64)
-        return _Truth(b.apply("ge", high, zero), b.apply("ge", low, zero))
+        return _Truth(high >= zero, low >= zero)
 
     def _truth(self, e: Expr) -> _Truth:
         b = self.b
@@ -245,8 +244,8 @@ class _Lists:
                 return _Truth(b.apply(order, a, d), b.apply(order, b_, c))
             case Call("eq", (x, y)):
                 (a, b_), (c, d) = self._range(x), self._range(y)
-                met = b.apply("and", b.apply("le", a, d), b.apply("le", c, b_))
-                return _Truth(met, b.apply("and", b.apply("ge", a, d), b.apply("ge", c, b_)))
+                met = (a <= d) & (c <= b_)
+                return _Truth(met, (a >= d) & (c >= b_))
         return self._not(self._truth(Call("eq", (e, Int(0)))))
 
     def _not(self, t: _Truth) -> _Truth:
@@ -276,9 +275,9 @@ class _Lists:
             case "neg":
                 return b.apply("neg", parts[0][1]), b.apply("neg", parts[0][0])
             case "sub":
-                return b.apply("sub", parts[0][0], parts[1][1]), b.apply("sub", parts[0][1], parts[1][0])
+                return parts[0][0] - parts[1][1], parts[0][1] - parts[1][0]
             case "mul":
-                corners = [b.apply("mul", x, y) for x in parts[0] for y in parts[1]]
+                corners = [x * y for x in parts[0] for y in parts[1]]
                 low, high = corners[0], corners[0]
                 for c in corners[1:]:
                     low, high = b.apply("smaller", low, c), b.apply("larger", high, c)
@@ -295,8 +294,8 @@ class _Lists:
         if most == LIMIT[INT64] or e.function == "mul":
             limits += [(*p, MOST_FACTOR if e.function == "mul" else most // 2) for p in parts]
         for x, y, limit in limits:
-            inside = b.apply("and", b.apply("ge", x, b.number(-limit, INT64)), b.apply("lt", y, b.number(limit, INT64)))
-            fits = b.apply("and", fits, inside)
+            inside = (x >= -limit) & (y < limit)
+            fits = fits & inside
         ends = b.number(-(2**63), INT64), b.number(2**63 - 1, INT64)
         return b.apply("select", fits, low, ends[0]), b.apply("select", fits, high, ends[1])
 
@@ -308,8 +307,8 @@ class _Lists:
         inside: Value | None = None
         for f, place, n in zip(forms, index, t.shape, strict=True):
             if f.bare is not None and n < self.kernel.extent[f.bare]:  # others do not count: zeros widen the bounds
-                within = b.apply("lt", place, b.number(n))
-                inside = within if inside is None else b.apply("and", inside, within)
+                within = place < n
+                inside = within if inside is None else inside & within
         x = b.cast(b.load(a.tensor, t.dtype, index, inside), INT64)
         names = {f.bare for f in forms}
         for v, axis in ((self.row, "rows"), (self.column, "columns")):

@@ -51,7 +51,7 @@ def limits(
     b: Builder, bounds: Collection[Affine], looped: str, ends: Mapping[str, tuple[Value, Value]], extent: Value
 ) -> Range:
     """`ends`: the least and the greatest value of every other variable in this program."""
-    first, last = b.number(0), b.apply("sub", extent, b.number(1))
+    first, last = b.number(0), extent - 1
     full_first: Value | None = None
     full_last: Value | None = None
     for form in bounds:
@@ -65,8 +65,8 @@ def limits(
                 continue
             n = b.number(as_int(k))
             below, above = ends[atom.name] if k > 0 else ends[atom.name][::-1]
-            low = b.apply("add", low, b.apply("mul", below, n))
-            high = b.apply("add", high, b.apply("mul", above, n))
+            low = low + below * n
+            high = high + above * n
         if c > 0:  # c * v >= -rest
             first = b.apply("larger", first, _up(b, high, c))
             least = _up(b, low, c)
@@ -90,19 +90,15 @@ def within_ends(b: Builder, found: Range, told: Collection[tuple[bool, Value]]) 
 
 def _up(b: Builder, rest: Value, c: int) -> Value:
     """The least v of at least 0 with c * v >= -rest."""
-    least = b.apply("larger", b.apply("sub", b.number(0), rest), b.number(0))
-    return b.apply("floordiv", b.apply("add", least, b.number(c - 1)), b.number(c)) if c > 1 else least
+    least = b.apply("larger", 0 - rest, b.number(0))
+    return (least + (c - 1)) // c if c > 1 else least
 
 
 def _down(b: Builder, rest: Value, c: int) -> Value:
     """The greatest v with c * v <= rest, or one below 0."""
     if c == 1:
         return rest
-    return b.apply(
-        "sub",
-        b.apply("floordiv", b.apply("larger", b.apply("add", rest, b.number(c)), b.number(0)), b.number(c)),
-        b.number(1),
-    )
+    return b.apply("larger", rest + c, b.number(0)) // c - 1
 
 
 def pieces(
@@ -110,23 +106,23 @@ def pieces(
 ) -> list[Piece]:
     """The walk in at most three pieces: blocks of valid points alone between blocks that need masks. `whole`: the last
     block of the extent is a whole one; `told`: it may end before blocks of valid points do."""
-    start = b.apply("mul", b.apply("floordiv", found.first, b.number(step)), b.number(step))
-    stop = b.apply("larger", b.apply("add", found.last, b.number(1)), b.number(0))
+    start = found.first // step * step
+    stop = b.apply("larger", found.last + 1, b.number(0))
     if residual:
         return [Piece(start, stop, True)]
     made: list[Piece] = []
     middle = start
     if found.full_first is not None:
-        up = b.apply("add", found.full_first, b.number(step - 1))
-        middle = b.apply("mul", b.apply("floordiv", up, b.number(step)), b.number(step))
+        up = found.full_first + (step - 1)
+        middle = up // step * step
         middle = b.apply("smaller", b.apply("larger", middle, start), _rounded_up(b, stop, step))
         made.append(Piece(start, b.apply("smaller", middle, stop), True))
     if found.full_last is None and whole:
         return [*made, Piece(middle, stop, False)]
-    full = b.apply("mul", b.apply("floordiv", extent, b.number(step)), b.number(step))
+    full = extent // step * step
     if found.full_last is not None:
-        past = b.apply("larger", b.apply("add", found.full_last, b.number(1)), b.number(0))
-        down = b.apply("mul", b.apply("floordiv", past, b.number(step)), b.number(step))
+        past = b.apply("larger", found.full_last + 1, b.number(0))
+        down = past // step * step
         full = b.apply("smaller", full, down)
     full = b.apply("smaller", full, _rounded_up(b, stop, step)) if told else full
     full = b.apply("larger", full, middle)
@@ -134,5 +130,5 @@ def pieces(
 
 
 def _rounded_up(b: Builder, v: Value, step: int) -> Value:
-    up = b.apply("add", v, b.number(step - 1))
-    return b.apply("mul", b.apply("floordiv", up, b.number(step)), b.number(step))
+    up = v + (step - 1)
+    return up // step * step
