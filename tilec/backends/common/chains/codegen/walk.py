@@ -106,10 +106,18 @@ def _down(b: Builder, rest: Value, c: int) -> Value:
 
 
 def pieces(
-    b: Builder, found: Range, step: int, extent: Value, whole: bool, residual: bool, told: bool = False
+    b: Builder,
+    found: Range,
+    step: int,
+    extent: Value,
+    whole: bool,
+    residual: bool,
+    told: bool = False,
+    masked_first: bool = False,
 ) -> list[Piece]:
     """The walk in at most three pieces: blocks of valid points alone between blocks that need masks. `whole`: the last
-    block of the extent is a whole one; `told`: it may end before blocks of valid points do."""
+    block of the extent is a whole one; `told`: it may end before blocks of valid points do. `masked_first`: where rows
+    end it (causal), the last blocks come first, and one of them at least is taken for one that needs masks."""
     start = b.apply("mul", b.apply("floordiv", found.first, b.number(step)), b.number(step))
     stop = b.apply("larger", b.apply("add", found.last, b.number(1)), b.number(0))
     if residual:
@@ -129,6 +137,11 @@ def pieces(
         down = b.apply("mul", b.apply("floordiv", past, b.number(step)), b.number(step))
         full = b.apply("smaller", full, down)
     full = b.apply("smaller", full, _rounded_up(b, stop, step)) if told else full
+    if masked_first and found.full_last is not None and not made:
+        last = b.apply("floordiv", b.apply("sub", stop, b.number(1)), b.number(step))
+        full = b.apply("smaller", full, b.apply("mul", last, b.number(step)))
+        full = b.apply("larger", full, middle)
+        return [Piece(full, stop, True), Piece(middle, full, False)]
     full = b.apply("larger", full, middle)
     return [*made, Piece(middle, full, False), Piece(full, stop, True)]
 
