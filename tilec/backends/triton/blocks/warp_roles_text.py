@@ -258,8 +258,8 @@ class _Consumer(_Part):
         lines += [assign("turn", "0"), Effect("mbarrier.wait(stationary_full.index(WHICH), 0)")]
         walks = {w.loop.counter: w for w in s.walks}
         if s.joined:
-            empty = f"gl.zeros([{GROUP_ROWS}, {scores}], gl.{s.walks[0].mixture.out.type.dtype}, layout=by_scores)"
-            lines.append(assign("operand", f"gl.convert_layout({empty}, operand_layout)"))
+            narrow = f"zero.to(gl.{s.walks[0].mixture.out.type.dtype})"
+            lines.append(assign("operand", f"gl.convert_layout({narrow}, operand_layout)"))
         for op in live_operations(s):
             if isinstance(op, Loop):
                 lines += self._pipelined(replace(walks[op.counter], loop=op))
@@ -271,9 +271,8 @@ class _Consumer(_Part):
         """The walk: a block's first product is begun before the second one of the block before has ended, unless it
         goes block by block. Of two that are joined, the last block of the first is the one before the second's."""
         loop, stages = w.loop, self.stages
-        lines = self.carried(loop)
+        lines = [*self.carried(loop), self._steps(loop)]
         sums = self.names[loop.carried[w.sums].number]
-        lines.append(self._steps(loop))
         columns, depths = self.s.program.axes[self.s.streamed], [self.s.program.axes[d.axis] for d in w.firsts]
         mixture = ", ".join(str(self.s.program.axes[a]) for a in w.mixture.out.type.axes)
 
@@ -325,8 +324,7 @@ class _Consumer(_Part):
         axes = self.s.program.axes
         across = min(32, axes[self.s.columns] // 8)
         layout = f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [{GROUP_WARPS}, 1], [1, 0])"
-        condition = seen.args[0]
-        chosen = self.names[condition.number]
+        chosen = self.names[(condition := seen.args[0]).number]
         if condition.type.axes:
             chosen = f"gl.convert_layout({chosen}, gl.SliceLayout(1, by_loads))[:, None]"
         return [
