@@ -16,7 +16,19 @@ from dataclasses import replace
 
 from tilec.ir.constraining import asks_in_branches
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, natural, substitute_affine
-from tilec.ir.program import Call, Constraint, Index, Int, Program, Statement, reads_itself
+from tilec.ir.program import (
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Int,
+    Program,
+    Statement,
+    accesses_in,
+    expressions,
+    reads_itself,
+    walk,
+)
 from tilec.lattice.hermite import integral_points, rank
 from tilec.lattice.sets import Shapes, bounds_of, domain, shapes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables, reduce_statement
@@ -36,6 +48,7 @@ def defract_statement(s: Statement, shapes: Shapes) -> Statement:
     outputs = list(dict.fromkeys(row.bare for row in output if row.bare))
     if (
         s.no_defract
+        or not any(map(_may_be_fraction, walk(*expressions(s))))
         or reads_itself(s)
         or any(not row.is_affine or set(row.variables()) - set(outputs) for row in output)
     ):
@@ -48,6 +61,11 @@ def defract_statement(s: Statement, shapes: Shapes) -> Statement:
         return s
     made, smaller = (_defracted(s, x, shapes) for x in (split, _split(fractions, outputs, points.variables, True)))
     return smaller if made != smaller and _LEAST_GAIN * _points(smaller, shapes) <= _points(made, shapes) else made
+
+
+def _may_be_fraction(e: Expr) -> bool:
+    """Whether an index can have a fraction from it: from a quotient by a number."""
+    return isinstance(e, Call) and e.function == "div" and not any(accesses_in(e.args[1]))
 
 
 def _points(s: Statement, shapes: Shapes) -> int:

@@ -199,9 +199,9 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
 def _each_alone(s: Statement, types: Types, names: Names) -> list[Statement]:
     """A sum of several products, none of whose factors has all variables, as a sum for each of them; the statement
     where what they are of is stored, they are few, or they are one product of what they share and of sums."""
-    plain = plain_sum(s, types, fixed=True)
     terms = terms_of(s.body, False)
-    if plain is None or len(terms) < 2 or types[s.output].dtype in NARROW:
+    plain = None if len(terms) < 2 or types[s.output].dtype in NARROW else plain_sum(s, types, fixed=True)
+    if plain is None:
         return [s]
     outputs, extent = plain
     points = math.prod(extent.values())
@@ -230,16 +230,14 @@ def _each_alone(s: Statement, types: Types, names: Names) -> list[Statement]:
 
 
 def _cut(s: Statement, types: Types) -> _Cut | None:
-    plain = plain_sum(s, types)
+    factors = factors_of(s.body, types) if s.aggregation == "sum" else []
+    divided = [(k, terms_of(_uncast(f.value), False)) for k, f in enumerate(factors) if not f.divides]
+    divided = [(k, terms) for k, terms in divided if len(terms) > 1]
+    plain = plain_sum(s, types) if divided else None
     if plain is None:
         return None
     outputs, extent = plain
-    factors = factors_of(s.body, types)
-    for place, f in enumerate(factors):
-        inner = _uncast(f.value)
-        terms = terms_of(inner, False)
-        if f.divides or len(terms) < 2:
-            continue
+    for place, terms in divided:
         found = _sorted(factors[:place] + factors[place + 1 :], terms, set(outputs), extent)
         if found is not None:
             return found

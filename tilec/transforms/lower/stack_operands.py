@@ -118,9 +118,9 @@ def full_extents(s: Statement, types: Types, fixed: bool = False) -> dict[str, i
 
 def _of_matrices(s: Statement, types: Types, names: Names, least: int) -> list[Statement]:
     """A sum of products of two matrices each as one product of these side by side; the statement where it is none."""
-    found = plain_sum(s, types)
     terms = terms_of(s.body, False)
-    if found is None or len(terms) < 2:
+    found = plain_sum(s, types) if len(terms) > 1 else None
+    if found is None:
         return [s]
     outputs, extent = found
     if math.prod(extent.values()) * len(terms) < least:

@@ -83,6 +83,16 @@ class WarpRoles:
         beside one without, and this is half the text to compile."""
         return self.masked(loop) and not all(self.masked(w.loop) for w in self.walks)
 
+    @property
+    def joined(self) -> bool:
+        """Whether the walk without masks goes on where the one of the last blocks, which has one at least where there
+        are any, leaves off: it ends where that one begins. Then it needs no first block of its own to begin with, a
+        third of the text to compile, and no second product stands between the two."""
+        if len(self.walks) != 2 or any(w.seen is not None for w in self.walks):
+            return False
+        first, second = (w.loop for w in self.walks)
+        return self.by_blocks(first) and not self.masked(second) and first.start == second.stop
+
 
 def warp_roles(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> WarpRoles | None:
     """The block program in this form; None where it is another one: one product of a stationary operand and a streamed

@@ -257,6 +257,9 @@ class _Consumer(_Part):
         lines.append(assign("zero", f"gl.zeros([{GROUP_ROWS}, {scores}], gl.float32, layout=by_scores)"))
         lines += [assign("turn", "0"), Effect("mbarrier.wait(stationary_full.index(WHICH), 0)")]
         walks = {w.loop.counter: w for w in s.walks}
+        if s.joined:
+            narrow = f"zero.to(gl.{s.walks[0].mixture.out.type.dtype})"
+            lines.append(assign("operand", f"gl.convert_layout({narrow}, operand_layout)"))
         for op in live_operations(s):
             if isinstance(op, Loop):
                 lines += self._pipelined(replace(walks[op.counter], loop=op))
@@ -266,11 +269,10 @@ class _Consumer(_Part):
 
     def _pipelined(self, w: Walk) -> list[CodeLine]:
         """The walk: a block's first product is begun before the second one of the block before has ended, unless it
-        goes block by block."""
+        goes block by block. Of two that are joined, the last block of the first is the one before the second's."""
         loop, stages = w.loop, self.stages
-        lines = self.carried(loop)
+        lines = [*self.carried(loop), self._steps(loop)]
         sums = self.names[loop.carried[w.sums].number]
-        lines.append(self._steps(loop))
         columns, depths = self.s.program.axes[self.s.streamed], [self.s.program.axes[d.axis] for d in w.firsts]
         mixture = ", ".join(str(self.s.program.axes[a]) for a in w.mixture.out.type.axes)
 
@@ -304,14 +306,17 @@ class _Consumer(_Part):
 
         if self.s.by_blocks(loop):
             inner = [*first_product("turn + t", "slot"), self._first(loop, "t"), *self._between(w, "slot", 0, [])]
-            inner += [*second_product("turn + t", "before"), *ended("before")]
+            product = (*second_product("turn + t", "before"), *ended("before"))
+            inner += [If("t < steps - 1", product)] if self.s.joined else product
             return [*lines, ForLoop("t", "range(steps)", tuple(inner)), assign("turn", "turn + steps")]
-        inner = [*first_product("turn", "first"), self._first(loop, "0")]
-        inner += self._between(w, "first", 0, [])
         again = [*first_product("turn + t", "slot"), *second_product("turn + t - 1", "before"), self._first(loop, "t")]
         again += self._between(w, "slot", 1, ended("before"))
-        inner += [ForLoop("t", "range(1, steps)", tuple(again))]
-        inner += [*second_product("turn + steps - 1", "last"), *ended("last")]
+        last = [*second_product("turn + steps - 1", "last"), *ended("last")]
+        if self.s.joined:
+            lines.append(ForLoop("t", "range(steps)", tuple(again)))
+            return [*lines, If("turn + steps > 0", tuple(last)), assign("turn", "turn + steps")]
+        inner = [*first_product("turn", "first"), self._first(loop, "0"), *self._between(w, "first", 0, [])]
+        inner += [ForLoop("t", "range(1, steps)", tuple(again)), *last]
         return [*lines, If("steps > 0", tuple(inner)), assign("turn", "turn + steps")]
 
     def _cleared(self, seen: Apply, block: str) -> list[CodeLine]:
@@ -319,8 +324,7 @@ class _Consumer(_Part):
         axes = self.s.program.axes
         across = min(32, axes[self.s.columns] // 8)
         layout = f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [{GROUP_WARPS}, 1], [1, 0])"
-        condition = seen.args[0]
-        chosen = self.names[condition.number]
+        chosen = self.names[(condition := seen.args[0]).number]
         if condition.type.axes:
             chosen = f"gl.convert_layout({chosen}, gl.SliceLayout(1, by_loads))[:, None]"
         return [

@@ -329,7 +329,7 @@ class _ChainPlanner:
     def _warp_roles(self, tiling: Tiling, visits: Visits | None) -> Launch | None:
         """The launch of a kernel whose warps have work of their own; None where that is not of its form, or there are
         fewer programs than multiprocessors."""
-        made = build_kernel(self._name, self.kernel, self.types, tiling, visits, ahead=False)
+        made = build_kernel(self._name, self.kernel, self.types, tiling, visits, roles=True)
         loads, maps = self._boxes(made, tiling)
         found = warp_roles(made, loads) if made.grid >= MULTIPROCESSORS else None
         if found is None:

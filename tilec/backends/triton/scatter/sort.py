@@ -154,10 +154,9 @@ def _in_one_pass(sort: Sort) -> list[Step] | None:
     counts, before, less = map(sort.name, ("counts", "before", "less"))
     tensors = {"keys": sort.keys, "counts": counts, "before": before}
     sizes, numbers = {"BLOCK": sort.together, "DIGITS": digits}, {"points": sort.points, "number": 0, "shift": 0}
-    given = {} if sort.packed else {"given": sort.keys}
-    # totals are read by later passes alone, of which there are none
-    own = {**tensors, "less": less, "totals": sort.keys}
-    moved = {**tensors, **_named(sort.moved), **given, "starts": sort.starts}
+    # what a pass before has moved and totals are read by later passes alone, of which there are none
+    own = {**tensors, "less": less, "totals": sort.keys, "earlier": sort.order}
+    moved = {**tensors, **_named(sort.moved), "starts": sort.starts}
     grid, warps = (blocks, 1, 1), sort.moving
     there = {**sort.moved_together, "BLOCKS": power_of_two(blocks), "DIGITS": digits}
     last = {**numbers, "blocks": blocks, "count": sort.count}, there
@@ -185,20 +184,20 @@ def _by_digits(sort: Sort) -> list[Step]:
     ]
     counting = sort.moving if blocks <= TWO_A_MULTIPROCESSOR else MOVED_TOGETHER // MANY_OF_A_WARP
     steps: list[Step] = [*made]
-    given: tuple[str, ...] = (sort.keys,) * len(sort.moved)  # the first pass has no order yet, and does not read it
+    given = sort.moved  # the first pass is given nothing that was moved, and does not read it
     for k, bits in enumerate(sort.bits):
         digits = 2**bits
         sizes = {"BLOCK": sort.together, "DIGITS": digits}
         summed = {"BLOCK": BLOCKS_AT_ONCE, "DIGITS": digits, "BESIDE": DIGITS_BESIDE}
         there = sort.moved if k + 1 == passes else between[k % 2]
-        tensors = {"keys": given[0], "counts": counts, "before": before}
+        tensors = {"keys": sort.keys, "earlier": given[0], "counts": counts, "before": before}
         shift = sum(sort.bits[:k]) + (KEY_SHIFT if sort.packed and k else 0)
         numbers, number = {"points": points, "number": k, "shift": shift}, {"blocks": blocks, "number": k}
         own = {**tensors, "less": less, "totals": totals}
         steps.append(_launch(sort, "sort_digits", counts_of_digits, own, numbers, sizes, (blocks, 1, 1), counting))
         own, programs = {"counts": counts, "less": less, "totals": totals}, digits // DIGITS_BESIDE + 1
         steps.append(_launch(sort, "sort_bases", bases_of_digits, own, number, summed, (programs, 1, 1), 4))
-        tensors |= {"totals": totals, "positions": sort.keys, **_named(there)}
+        tensors |= {"totals": totals, **_named(there)}
         if not sort.packed:
             tensors["given"] = given[-1]
         tensors["starts"], numbers["passes"], numbers["count"] = sort.starts, passes, sort.count

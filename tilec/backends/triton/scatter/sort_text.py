@@ -1,4 +1,7 @@
-"""The kernels of a sort: what they do with `points` keys, of type `kind`."""
+"""The kernels of a sort: what they do with `points` keys, of type `kind`.
+
+The first pass reads `keys`, a later one what the pass before it has moved, `earlier`, of 64 bits: one kernel does both,
+so that it is compiled once."""
 
 from __future__ import annotations
 
@@ -12,9 +15,13 @@ UNSORTED: tuple[CodeLine, ...] = (
     assign("unsorted", "1"),
     If("number > 0", (assign("unsorted", "(tl.load(totals) != 0).to(tl.int32)"),)),
 )
-DIGIT: tuple[CodeLine, ...] = (
+_FIRST_DIGIT: tuple[CodeLine, ...] = (
     assign("key", "tl.load(keys + place, mask=inside, other=0)"),
     assign("digit", "((key >> shift) & (DIGITS - 1)).to(tl.int32)"),
+)
+_LATER_DIGIT: tuple[CodeLine, ...] = (
+    assign("moved", "tl.load(earlier + place, mask=inside, other=0)"),
+    assign("digit", "((moved >> shift) & (DIGITS - 1)).to(tl.int32)"),
 )
 PACKED = "tl.int32"  # the type of keys that are moved together with their points
 KEY_SHIFT = 32  # of a key that stands before its point in 64 bits
@@ -82,7 +89,15 @@ def counts_of_digits(kind: str) -> list[CodeLine]:
         If(
             "unsorted != 0",
             (
-                *DIGIT,
+                If(
+                    "number == 0",
+                    (
+                        *_FIRST_DIGIT,
+                        assign("previous", "tl.load(keys + place - 1, mask=inside & (place > 0), other=0)"),
+                        StoreLine("less + block", "tl.sum((key < previous).to(tl.int32))"),
+                    ),
+                    _LATER_DIGIT,
+                ),
                 assign("own", "before + block * DIGITS"),
                 If(
                     f"DIGITS <= {MOST_COUNTED_ON_CHIP}",
@@ -98,13 +113,6 @@ def counts_of_digits(kind: str) -> list[CodeLine]:
                 ),
                 StoreLine("own + one", "tl.cumsum(count) - count"),
                 StoreLine("counts + block * DIGITS + one", "count"),
-                If(
-                    "number == 0",
-                    (
-                        assign("previous", "tl.load(keys + place - 1, mask=inside & (place > 0), other=0)"),
-                        StoreLine("less + block", "tl.sum((key < previous).to(tl.int32))"),
-                    ),
-                ),
             ),
         ),
     ]
@@ -167,11 +175,13 @@ def moved_points(kind: str) -> list[CodeLine]:
         If(
             "tl.load(totals) != 0",
             (
+                If("number == 0", _FIRST_DIGIT, _LATER_DIGIT),
                 *_SORTED,
                 assign("total", "tl.load(totals + 1 + tl.arange(0, DIGITS))"),
                 assign("base", "tl.gather(tl.cumsum(total) - total, digit, 0)"),
                 assign("own", "block * DIGITS + digit"),
                 assign("target", "base + tl.load(counts + own) - tl.load(before + own) + lane"),
+                If("number == 0", _first_point(kind), _later_point(kind)),
                 *_moved_on(kind),
             ),
             (If("number + 1 == passes", (*_stored("place", _POSITION, "place", "inside", kind),)),),
@@ -184,6 +194,7 @@ def moved_in_one_pass(kind: str) -> list[CodeLine]:
     """The same where keys are one digit and blocks few: each program adds up the counts of all of them."""
     return [
         *_block(kind),
+        *_FIRST_DIGIT,
         *_SORTED,
         assign("one", "tl.arange(0, DIGITS)"),
         assign("beside", "tl.arange(0, BLOCKS)[:, None]"),
@@ -193,6 +204,7 @@ def moved_in_one_pass(kind: str) -> list[CodeLine]:
         assign("earlier", "tl.sum(tl.where(beside < block, each, 0), 0)"),
         assign("base", "tl.gather(tl.cumsum(total) - total + earlier, digit, 0)"),
         assign("target", "base - tl.load(before + block * DIGITS + digit) + lane"),
+        *_first_point(kind),
         *_moved_on(kind),
         If(f"{PROGRAM[0]} == 0", (StoreLine("starts + one", "tl.cumsum(total)", "one <= count"),)),
     ]
@@ -208,7 +220,6 @@ def _block(kind: str) -> tuple[CodeLine, ...]:
 
 
 _SORTED: tuple[CodeLine, ...] = (  # by digit
-    *DIGIT,
     assign("packed", "sorted_(tl.where(inside, digit, DIGITS) * BLOCK + lane, BLOCK, BITS)"),
     assign("digit", "tl.minimum(packed // BLOCK, DIGITS - 1)"),
     assign("source", "block * BLOCK + packed % BLOCK"),
@@ -217,21 +228,34 @@ _STARTS: tuple[CodeLine, ...] = (  # of keys that are one digit
     assign("one", "tl.arange(0, DIGITS)"),
     StoreLine("starts + one", "tl.cumsum(tl.load(totals + 1 + one))", "one <= count"),
 )
-_POSITION = "tl.load(positions + place, mask=inside, other=0)"
+_POSITION = "tl.load(keys + place, mask=inside, other=0)"
+
+
+def _first_point(kind: str) -> tuple[CodeLine, ...]:
+    """A point beside its key."""
+    key = assign("key", "tl.load(keys + source, mask=inside, other=0)")
+    return key, assign("point", _beside("key", "source") if kind == PACKED else "source")
+
+
+def _later_point(kind: str) -> tuple[CodeLine, ...]:
+    moved = "tl.load(earlier + source, mask=inside, other=0)"
+    if kind == PACKED:
+        return (assign("point", moved),)
+    return assign("key", moved), assign("point", "tl.load(given + source, mask=inside, other=0)")
 
 
 def _moved_on(kind: str) -> tuple[CodeLine, ...]:
     """A point and its key, to the next place."""
-    key = assign("key", "tl.load(keys + source, mask=inside, other=0)")
-    if kind == PACKED:
-        first = f"(key.to(tl.int64) << {KEY_SHIFT}) | source"
-        return key, StoreLine("order + target", f"tl.where(number > 0, key.to(tl.int64), {first})", "inside")
-    point = assign("point", "tl.load(given + source, mask=inside & (number > 0), other=0)")
-    return key, point, *_stored("target", "key", "tl.where(number > 0, point, source)", "inside", kind)
+    key = () if kind == PACKED else (StoreLine("placed + target", "key", "inside"),)
+    return *key, StoreLine("order + target", "point", "inside")
 
 
 def _stored(place: str, key: str, point: str, mask: str, kind: str) -> tuple[CodeLine, ...]:
     """Lines that store a key and its point at a place."""
     if kind == PACKED:
-        return (StoreLine(f"order + {place}", f"(({key}).to(tl.int64) << {KEY_SHIFT}) | {point}", mask),)
+        return (StoreLine(f"order + {place}", _beside(key, point), mask),)
     return StoreLine(f"placed + {place}", key, mask), StoreLine(f"order + {place}", point, mask)
+
+
+def _beside(key: str, point: str) -> str:
+    return f"(({key}).to(tl.int64) << {KEY_SHIFT}) | {point}"

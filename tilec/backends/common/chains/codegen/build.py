@@ -28,17 +28,17 @@ def build_kernel(
     types: Types,
     tiling: Tiling,
     visits: Visits | None = None,
-    ahead: bool = True,
+    roles: bool = False,
 ) -> BlockProgram:
     """The block program. `types` of all tensors and inner sums. `visits`: where lists say which blocks it walks;
-    `ahead`: each round reads which block is the next one's."""
-    return verify_kernel(_Build(kernel, types, tiling, visits, ahead).program(name))
+    `roles`: other warps copy blocks, and so no round reads which block is the next one's; masked blocks come first."""
+    return verify_kernel(_Build(kernel, types, tiling, visits, roles).program(name))
 
 
 class _Build(Accumulation):
-    def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None, ahead: bool):
+    def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None, roles: bool):
         super().__init__(kernel, types, tiling, visits)
-        self.ahead = ahead
+        self.ahead, self.masked_first = not roles, roles
         bodies = [r.target.body for r in kernel.targets]
         read = (a for a in accesses_in(*bodies) if a.tensor in kernel.inners)
         products = dict.fromkeys(a for a in read if kernel.inners[a.tensor].left is not None)
@@ -133,7 +133,7 @@ class _Build(Accumulation):
         residual = any(not f.coefficient(looped) for f in self.bounds)
         state = tuple(state)
         whole = self.extent[looped] % step == 0
-        for piece in pieces(b, found, step, self.size(looped), whole, residual, bool(told)):
+        for piece in pieces(b, found, step, self.size(looped), whole, residual, bool(told), self.masked_first):
             state = self._piece(piece, step, positions, state, places)
         return tuple(state)
 

@@ -102,10 +102,18 @@ def _down(b: Builder, rest: Value, c: int) -> Value:
 
 
 def pieces(
-    b: Builder, found: Range, step: int, extent: Value, whole: bool, residual: bool, told: bool = False
+    b: Builder,
+    found: Range,
+    step: int,
+    extent: Value,
+    whole: bool,
+    residual: bool,
+    told: bool = False,
+    masked_first: bool = False,
 ) -> list[Piece]:
     """The walk in at most three pieces: blocks of valid points alone between blocks that need masks. `whole`: the last
-    block of the extent is a whole one; `told`: it may end before blocks of valid points do."""
+    block of the extent is a whole one; `told`: it may end before blocks of valid points do. `masked_first`: where rows
+    end it (causal), the last blocks come first, and one of them at least is taken for one that needs masks."""
     start = found.first // step * step
     stop = b.apply("larger", found.last + 1, b.number(0))
     if residual:
@@ -125,6 +133,11 @@ def pieces(
         down = past // step * step
         full = b.apply("smaller", full, down)
     full = b.apply("smaller", full, _rounded_up(b, stop, step)) if told else full
+    if masked_first and found.full_last is not None and not made:
+        last = (stop - 1) // step
+        full = b.apply("smaller", full, last * step)
+        full = b.apply("larger", full, middle)
+        return [Piece(full, stop, True), Piece(middle, full, False)]
     full = b.apply("larger", full, middle)
     return [*made, Piece(middle, full, False), Piece(full, stop, True)]
 

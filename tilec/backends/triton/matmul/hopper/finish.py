@@ -13,6 +13,8 @@ from tilec.backends.triton.plan.check_lines import free_names
 from tilec.backends.triton.plan.lines import CONSTEXPR, assign
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction, called, hole
 
+_FEW = "16 if BN > 16 else BN"  # columns that are computed again at a time
+
 
 def staging(w: Lines, d: Design) -> None:
     """Where a tile waits for its copy to the output."""
@@ -35,7 +37,7 @@ def finish_tile(w: Lines, d: Design) -> None:
         with w.branch("suspect"):
             _look(w, d)
     with w.branch("wrong != 0"):
-        f = recomputing(d)
+        f = recomputing(d)[-1]
         call = f"{hole(f.name)}({', '.join((*f.parameters, *f.constants))})"
         if d.unrolled is None:
             w.effect(call)
@@ -202,16 +204,24 @@ def _offsets(d: Design, side: str, names: Mapping[str, str]) -> tuple[str, str, 
     return " + ".join(scalar), " + ".join(row), " + ".join(column)
 
 
-def recomputing(d: Design) -> KernelFunction:
-    """The tile once more from its valid points alone, as a function of what it reads: Triton goes through a function's
-    lines once, through those of a loop twice for each loop around them."""
-    w = Lines()
-    _recompute(w, d)
-    calls = called(finishing(d))
-    read = sorted(free_names("recompute", (), w.lines) - IMPORTED_NAMES - {name for pair in calls for name in pair})
+def recomputing(d: Design) -> tuple[KernelFunction, ...]:
+    """The tile once more from its valid points alone, as a function of what it reads, after the one of a few columns
+    that it calls: Triton goes through a function's lines once, through those of a loop twice for each loop around."""
+    few, every = Lines(), Lines()
+    few.assign("FEW", _FEW, CONSTEXPR)
+    _recompute(few, d)
+    columns = _function("recompute_columns", few, called(finishing(d)))
+    every.assign("FEW", _FEW, CONSTEXPR)
+    with every.loop("few_at", "range(0, BN, FEW)"):
+        every.effect(f"{hole(columns.name)}({', '.join((*columns.parameters, *columns.constants))})")
+    return columns, _function("recompute", every, called((columns,)))
+
+
+def _function(name: str, w: Lines, calls: tuple[tuple[str, str], ...]) -> KernelFunction:
+    read = sorted(free_names(name, (), w.lines) - IMPORTED_NAMES - {n for pair in calls for n in pair})
     constants = tuple(n for n in read if n[0].isupper())
     parameters = tuple(n for n in read if n not in constants)
-    return KernelFunction("recompute", parameters, constants, tuple(w.lines), dialect="gluon", calls=calls)
+    return KernelFunction(name, parameters, constants, tuple(w.lines), dialect="gluon", calls=calls)
 
 
 def finishing(d: Design) -> tuple[KernelFunction, ...]:
@@ -220,45 +230,43 @@ def finishing(d: Design) -> tuple[KernelFunction, ...]:
 
 
 def _recompute(w: Lines, d: Design) -> None:
-    """Points one by one, a few columns at a time: this shall not take registers from the usual way."""
+    """Points one by one, of a few columns: this shall not take registers from the usual way."""
     side_of = {"left": "r", "right": "c"}
-    w.assign("FEW", "16 if BN > 16 else BN", CONSTEXPR)
     w.assign("few", "gl.BlockedLayout([1, FEW // 2], [16, 2], [gl.num_warps(), 1], [1, 0])", CONSTEXPR)
-    with w.loop("few_at", "range(0, BN, FEW)"):
-        w.assign("again", "gl.zeros((BM, FEW), gl.float32, few)")
-        _spread(w, d, "few", "k", "FEW", "few_at")
-        start(w, d)
-        w.assign("e", "steps * 0")
-        with w.loop("point", "range(steps * BK)"):  # of all summed tiles
-            below, valid = "", []
-            for v in reversed(d.problem.summed):
-                w.assign(f"{v.name}_k", f"{v.name} + e{below} % B_{v.name}")
-                below += f" // B_{v.name}"
-                if v.name in d.boxed:
-                    valid.append(f"({v.name}_k < {v.name}_n)")
-            names = {v.name: f"{v.name}_k" for v in d.problem.rows + d.problem.columns + d.problem.summed}
-            for side, own in (("left", "rows_k"), ("right", "columns_k")):
-                tests = [own, *valid]
-                if d.same is not None and d.same[0][0].startswith(side_of[side]):
-                    (a, m), (b, n) = d.same
-                    tests.append(f"({a}_k // {m} == {b}_k // {n})")
-                for axis in d.loose[side]:
-                    w.assign(f"{side}_{axis}_at", spell(d.forms[side][axis], names))
-                    tests.append(f"({side}_{axis}_at >= 0) & ({side}_{axis}_at < {side}_size_{axis})")
-                w.assign(f"{side}_ok", joined(tests, "&", ""))
-                offset = joined([t for t in _offsets(d, side, names) if t], "+", "")
-                w.assign(f"{side}_value", f"gl.load({side} + ({offset}), mask={side}_ok, other=0.0).to(gl.float32)")
-            w.assign("both", "left_ok[:, None] & right_ok[None, :]")
-            w.assign("again", "gl.where(both, left_value[:, None] * right_value[None, :], 0.0)", "+=")
-            w.add(assign("e", "1", "+="), assign("ended", "e == BK"), assign("e", "gl.where(ended, 0, e)"))
-            advance(w, d, "gl.where(ended, {}, 0)")
-        if d.scaled and not d.split:
-            w.assign("again", "again * scale")
-        if d.sums_stored:
-            _put(w, d, "k", "again.to(out.dtype.element_ty)", "sum_out")
-        if d.on_tile is not None:
-            w.assign("again", _finished(d, "again", "k"))
-        _put(w, d, "k", "again.to(out.dtype.element_ty)")
+    w.assign("again", "gl.zeros((BM, FEW), gl.float32, few)")
+    _spread(w, d, "few", "k", "FEW", "few_at")
+    start(w, d)
+    w.assign("e", "steps * 0")
+    with w.loop("point", "range(steps * BK)"):  # of all summed tiles
+        below, valid = "", []
+        for v in reversed(d.problem.summed):
+            w.assign(f"{v.name}_k", f"{v.name} + e{below} % B_{v.name}")
+            below += f" // B_{v.name}"
+            if v.name in d.boxed:
+                valid.append(f"({v.name}_k < {v.name}_n)")
+        names = {v.name: f"{v.name}_k" for v in d.problem.rows + d.problem.columns + d.problem.summed}
+        for side, own in (("left", "rows_k"), ("right", "columns_k")):
+            tests = [own, *valid]
+            if d.same is not None and d.same[0][0].startswith(side_of[side]):
+                (a, m), (b, n) = d.same
+                tests.append(f"({a}_k // {m} == {b}_k // {n})")
+            for axis in d.loose[side]:
+                w.assign(f"{side}_{axis}_at", spell(d.forms[side][axis], names))
+                tests.append(f"({side}_{axis}_at >= 0) & ({side}_{axis}_at < {side}_size_{axis})")
+            w.assign(f"{side}_ok", joined(tests, "&", ""))
+            offset = joined([t for t in _offsets(d, side, names) if t], "+", "")
+            w.assign(f"{side}_value", f"gl.load({side} + ({offset}), mask={side}_ok, other=0.0).to(gl.float32)")
+        w.assign("both", "left_ok[:, None] & right_ok[None, :]")
+        w.assign("again", "gl.where(both, left_value[:, None] * right_value[None, :], 0.0)", "+=")
+        w.add(assign("e", "1", "+="), assign("ended", "e == BK"), assign("e", "gl.where(ended, 0, e)"))
+        advance(w, d, "gl.where(ended, {}, 0)")
+    if d.scaled and not d.split:
+        w.assign("again", "again * scale")
+    if d.sums_stored:
+        _put(w, d, "k", "again.to(out.dtype.element_ty)", "sum_out")
+    if d.on_tile is not None:
+        w.assign("again", _finished(d, "again", "k"))
+    _put(w, d, "k", "again.to(out.dtype.element_ty)")
 
 
 def _finished(d: Design, sums: str, mark: str) -> str:

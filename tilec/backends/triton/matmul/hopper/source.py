@@ -80,7 +80,7 @@ def hopper_file(d: Design) -> KernelFile:
     after = d.on_tile
     fixed, further = tuple(constants(d)), tuple(after.arguments) if after is not None else ()
     given = (*maps, *pointers, *sizes, *strides, *scale, *further)
-    exact = (recomputing(d),) if d.exact else ()
+    exact = recomputing(d) if d.exact else ()
     ended = finishing(d)
     w, roles = _specialised(d, given, fixed, called((*ended, *exact))) if d.specialise else (_alone(d), ())
     kernel = KernelFunction(
