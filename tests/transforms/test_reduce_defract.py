@@ -233,6 +233,14 @@ def test_gradients_of_a_seven_dimensional_convolution_are_no_effort():
     assert all(linear(i).is_integral for s in defracted.statements for e in expressions(s) for i in e_indices(e))
 
 
+def test_what_has_no_quotient_of_positions_is_not_looked_at():
+    """A division by an element is none of positions."""
+    text = "function (X[M, N], Z[M]) -> (Y) { Y[m, n : M, N] = X[m, n] / Z[m]; }"
+    program = reduce(flat(parse(text), X=(4, 5), Z=(4,)))
+    same, calls = counted(lambda: defract(program))
+    assert same == program and calls < 150
+
+
 def e_indices(e):
     return [i for a in walk(e) if hasattr(a, "tensor") for i in a.index]
 

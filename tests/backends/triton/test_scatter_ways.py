@@ -3,6 +3,8 @@
 import pytest
 
 import tilec
+from tilec.backends.triton.plan.plan import Pointer
+from tilec.backends.triton.runtime.executable import _typed
 
 POINTS, ELEMENTS = 2**20, 2**17
 SORTED, FIXED, EACH = "sort_digits", "rounded", "each"
@@ -43,6 +45,21 @@ def test_one_sum(name: str) -> None:
     body, columns, points, elements, dtype, way = CASES[name]
     shapes = {"X": (points, columns), "T": (points,), "Z": (elements,)}
     assert ways(SOURCE.format(body), shapes, dtype) == [way]
+
+
+@pytest.mark.parametrize("points, elements", [(8192, ELEMENTS), (POINTS, ELEMENTS), (POINTS, 2**17 - 1), (8192, 2**33 - 1)])
+def test_passes_of_a_sort_are_compiled_once(points: int, elements: int) -> None:
+    """The first pass reads keys as they are given, later ones what was moved, by the same kernels."""
+    specs = [tilec.spec((points, 64)), tilec.spec((points,), "int64"), tilec.spec((elements,))]
+    executable = tilec.compile(SOURCE.format("+(X[m, d])")).lower(*specs, target="sm_90")._executable
+    passes = [
+        (k, t) for k, t in _typed(executable.plan, executable._types) if k.kernel in ("sort_digits", "sort_moved")
+    ]
+    kinds = {
+        (k.text, k.constants, k.warps, tuple(t[p.tensor] for _, p in k.arguments if isinstance(p, Pointer)))
+        for k, t in passes
+    }
+    assert len(passes) > len(kinds) == 2
 
 
 SHARED = {  # statements, the way of all of them

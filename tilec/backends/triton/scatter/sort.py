@@ -19,6 +19,7 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import KernelFunction
 from tilec.backends.triton.scatter.sort_text import (
     KEY_SHIFT,
+    MOST_COUNTED_ON_CHIP,
     bases_of_digits,
     counts_of_digits,
     first_places,
@@ -100,10 +101,12 @@ class Sort:
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Of the digit of each pass, lowest first: as few passes as there can be, of digits as short as these allow."""
+        """Of the digit of each pass, lowest first: as few passes as there can be, of digits as short as these allow;
+        alike where all are counted on the chip in any case, so that their kernels are compiled once."""
         length = fixed_value(self.count.bit_length())
         passes = max(1, -(-length // MOST_BITS))
-        return tuple(max(FEWEST_BITS, (length + k) // passes) for k in range(passes - 1, -1, -1))
+        found = tuple(max(FEWEST_BITS, (length + k) // passes) for k in range(passes - 1, -1, -1))
+        return found[:1] * passes if 2 ** found[0] <= MOST_COUNTED_ON_CHIP else found
 
     def name(self, what: str) -> str:
         return f"{self.output}.{what}"
