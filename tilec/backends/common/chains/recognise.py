@@ -19,6 +19,7 @@ from tilec.backends.common.chains.in_place import with_reads_in_place, with_writ
 from tilec.backends.common.chains.rewrites import Apart, by_rows, by_terms, with_gathers_apart, with_shared_value
 from tilec.backends.common.chains.rows import order_of, with_rows
 from tilec.backends.common.chains.sheared import with_sheared_products
+from tilec.backends.common.chains.splits import with_walks_apart
 from tilec.backends.common.chains.spread import with_spread_weights
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
 from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
@@ -140,6 +141,12 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
         beside = _chained(shared.program, shared.types, {*stored, *shared.summed})
         if beside.kernels:
             return replace(beside, rewritten=beside.rewritten | shared.rewritten)
+    apart, known = with_walks_apart(program, kernels, types)
+    if apart is not program:
+        beside = _chained(apart, known, stored)
+        if 0 < len(beside.kernels) < len(kernels):
+            changed = {s.output for s in apart.statements if s not in program.statements}
+            return replace(beside, rewritten=beside.rewritten | changed)
     laid = by_terms(program, _rounded_alike(kernels, matrices), matrices.types)
     placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
     placed = with_writes_in_place(placed.program, placed.kernels)

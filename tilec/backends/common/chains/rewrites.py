@@ -39,7 +39,7 @@ from tilec.ir.program import (
     rebuild,
     value_accesses,
 )
-from tilec.ir.types import ITEM_BYTES, TensorType, Types, kind
+from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType, Types, kind
 from tilec.transforms.util.naming import Names
 
 # of kernels without products: points for each row that a thread has at once, lanes of a warp, bytes of a cache line,
@@ -241,7 +241,8 @@ def with_shared_value(program: Program, kernels: Sequence[ChainKernel], matrices
         for n in reads(s):
             if n in matrices.values:
                 users.setdefault(n, set()).update(needed)
-    names = [s.output for s in program.statements if len(users.get(s.output, ())) > MOST_TIMES_MADE]
+    names = [n for n in (s.output for s in program.statements) if len(users.get(n, ())) > MOST_TIMES_MADE]
+    names = [n for n in names if all(_is_linear(s.body, n) for s in program.readers(n))]
     value = matrices.written_out(matrices.values[names[-1]][1]) if names else ZERO
     products = [i for n, i in matrices.inners.items() if any(a.tensor == n for a in accesses_in(value))]
     dtypes = {i.dtype for i in products if i.left is not None}
@@ -262,6 +263,18 @@ def with_shared_value(program: Program, kernels: Sequence[ChainKernel], matrices
     known = {**types, copy: replace(types[name], dtype=dtype)}
     changed = {copy, *(r.output for r in program.readers(name))}
     return Apart(replace(program, statements=tuple(made)), known, frozenset(changed), frozenset((copy,)))
+
+
+def _is_linear(e: Expr, name: str) -> bool:
+    """Whether a value is a product of one of a tensor's elements and others."""
+    match e:
+        case Access(tensor):
+            return tensor == name
+        case Call("mul", (x, y)):
+            return _is_linear(x, name) != _is_linear(y, name)
+        case Call(function, (x,)) if function in ("neg", *FLOATS):
+            return _is_linear(x, name)
+    return False
 
 
 def _in_float32(a: Access, name: str, copy: str) -> Expr:

@@ -22,9 +22,9 @@ from tilec.backends.common.chains.codegen.places import feature_block, size_name
 from tilec.backends.common.chains.values import DOT_DTYPES, plain_index, rebuilt
 from tilec.ir.functions import call
 from tilec.ir.index import Affine
-from tilec.ir.program import Access, Expr, Index, Int
+from tilec.ir.program import Access, Expr, Index, Int, Program, Statement
 from tilec.ir.types import NARROW, TensorType, Types
-from tilec.transforms.util.naming import fresh_variable
+from tilec.transforms.util.naming import Names, fresh_variable
 
 MOST_PROGRAMS = 264  # programs, at most
 ENOUGH_PROGRAMS = 100  # programs that are left alone
@@ -47,6 +47,32 @@ class Split:
     count: int
     variable: str
     types: Types
+
+
+def with_walks_apart(program: Program, kernels: Sequence[ChainKernel], types: Types) -> tuple[Program, Types]:
+    """The program with sums over what other kernels have for each batch (positions or keys that heads share) as sums of
+    each batch, in float32, and then of these: the other kernel makes the matrices that both need, once."""
+    names, known = Names.of(program), dict(types)
+    made: dict[str, list[Statement]] = {}
+    for k in kernels:
+        beside = [o for o in kernels if o.looped == k.looped and o.blocked == k.blocked and not o.walked]
+        whole = any({*o.batch} == {*k.batch, *k.walked} for o in beside)
+        mixtures = all(r.target.feature is not None and r.target.aggregation == "sum" for r in k.targets)
+        if not k.walked or k.looped is None or not whole or not mixtures or any(r.unrolled for r in k.targets):
+            continue
+        for r in k.targets:
+            s = r.target.statement
+            kept = [*(plain_index(s) or ())]
+            kept[(place := kept.index(k.blocked[0])) : place] = k.walked
+            index, shape = tuple(map(Index, kept)), tuple(k.extent[v] for v in kept)
+            name = names.fresh(f"{s.output}_each")
+            known[name] = TensorType(shape, "float32")
+            first = replace(s, output=name, index=index, sizes=tuple(map(Int, shape)))
+            body = Access(name, index)
+            made[s.output] = [first, Statement(s.output, s.index, s.sizes, body, "sum", span=s.span)]
+    if not made:
+        return program, types
+    return replace(program, statements=tuple(m for s in program.statements for m in made.get(s.output, [s]))), known
 
 
 def split_of(kernel: ChainKernel, types: Types) -> Split | None:
