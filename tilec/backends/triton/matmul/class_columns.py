@@ -89,7 +89,7 @@ def class_columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
         return None
     steps = hopper_steps(over, setting)
     if steps is None and (setting.device.capability < HOPPER or channels == 1):  # one channel alone is no product
-        steps = dot_steps(over, product, False, setting)
+        steps = dot_steps(over, product, setting)
     if steps is None:
         return None
     views = [StridedView(x, types, strides) for x in (made, product, placed)]

@@ -78,7 +78,7 @@ def _epilogue(p: Problem, product: MatrixProduct, statements: tuple[Statement, .
         statements,
         view.types,
         view.strides,
-        p.int64_index,
+        p.view.int64_index,
         (p.flat, *p.epilogue),
         instructions,
         bytes_read,

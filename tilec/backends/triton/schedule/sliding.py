@@ -129,7 +129,7 @@ def _batches_apart(found: Sliding, x: _Slide, space: Space) -> Sliding:
         inside = any(step == 1 and batch & {*index_variables(e)} for e, step in zip(a.index, strides, strict=True))
         own = [d for d, e in enumerate(a.index) if not batch & {*index_variables(e)}]
         axes[a] = min(own, key=lambda d: strides[d], default=None) if inside else None
-    over = with_axes_last(product, axes, False)
+    over = with_axes_last(product, axes)
     return found if over is None else replace(found, product=over.view, before=over.before, after=over.after)
 
 
