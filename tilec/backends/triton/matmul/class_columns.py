@@ -84,7 +84,7 @@ def class_columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
         result.tensor, result.index, _sizes(types, result), Call("mul", (_at(image, shifts), copy)), "sum"
     )
     placed = replace(s, body=result, aggregation="assign")
-    over = product_over(coalesce(StridedView(product, types, strides)))
+    over = product_over(coalesce(StridedView(product, types, strides, view.int64_index)))
     if over is None:
         return None
     steps = hopper_steps(over, setting)
