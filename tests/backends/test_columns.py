@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.gluon import run
 
+import tilec
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.matmul import columns as module
 from tilec.backends.triton.matmul.columns import WindowRows, columns
@@ -147,3 +148,12 @@ def test_the_product(kind, name):
 )
 def test_left_alone(text, sizes, anywhere):
     assert made(lowered(text, sizes)) is None
+
+
+def test_classes_of_large_tensors_have_positions_of_64_bits():
+    text = """function (D[N, Y, X, O], K[7, 7, C, O]) -> (I) {
+        I[n, 2*y + p, 2*x + q, c : N, 2*Y, 2*X, C] = +(D[n, y, x, o] * K[p, q, c, o]); }"""
+    specs = tilec.spec((4096, 112, 112, 64), "bfloat16"), tilec.spec((7, 7, 3, 64), "bfloat16")
+    lowered = tilec.compile(text, backend="triton").lower(*specs, target="sm_80")
+    wide = [k.name for k in lowered.kernels if "tl.int64" in k.source]
+    assert wide == ["I_columns_dot", "I_repair"]

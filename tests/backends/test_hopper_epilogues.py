@@ -102,7 +102,7 @@ def planned(name: str, tiles: HopperConfig, stored: bool = False) -> list[Launch
     setting = Setting(device=DEVICES["sm_90"], library=False, precision="high")
     p = problem_of(defracted[flat[0].output], flat[0], types, strides, setting, flat[1:])
     assert p is not None and p.product is not None
-    epilogue = Epilogue(p.space, flat[1:], types, strides, False, stored=stored)
+    epilogue = Epilogue(p.space, flat[1:], p.view, stored=stored)
     steps = hopper_steps(p.product, setting, tiles, epilogue=epilogue)
     assert steps is not None
     return [s for s in steps if isinstance(s, Launch)]

@@ -37,7 +37,7 @@ def test_exact_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         t = product.view.types[p.flat.output]
         return [
             Allocate(p.flat.output, t.shape, t.dtype, float("nan")),
-            *repair_steps(product, p.flat, p.int64_index),
+            *repair_steps(product, p.flat),
         ]
 
     monkeypatch.setattr(families, "_product_steps", repaired)

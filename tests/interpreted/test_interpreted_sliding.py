@@ -61,3 +61,10 @@ def test_batches_innermost(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("U_1" in n.name for n in f.lower(u, k).kernels)
     wanted = tilec.compile(text)(u.double(), k.double())
     torch.testing.assert_close(f(u, k).double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_copies_of_large_tensors_have_positions_of_64_bits() -> None:
+    text = "function (U[B, T, D], K[D, L]) -> (C) { C[b, t, d : B, T, D] = sum(K[d, s] * U[b, t - s, d]); }"
+    specs = tilec.spec((16, 2**13, 2**15)), tilec.spec((2**15, 64))
+    kernels = tilec.compile(text, backend="triton").lower(*specs, target="sm_90").kernels
+    assert len(kernels) == 3 and all("tl.int64" in k.source for k in kernels)

@@ -41,6 +41,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types, is_floating, shapes_in
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, domain_of, implied, sizes_of
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_pure
 
 _MOST_POINTS = 9  # elements of a window
 _MOST_READ = 3  # times that an element is read: pools of 3x3 and stride 2
@@ -96,7 +97,7 @@ class SmallWindow:
     def of(s: Statement, types: Types) -> SmallWindow | None:
         index = distinct_variables(s.index)
         a = s.body
-        plain = s.guard is None and s.default is None and s.init is None and s.aggregation in ("max", "min")
+        plain = s.guard is None and is_pure(s) and s.aggregation in ("max", "min")
         if not plain or index is None or not isinstance(a, Access) or not is_floating(types[s.output].dtype):
             return None
         shape, own = types[a.tensor].shape, types[s.output].shape

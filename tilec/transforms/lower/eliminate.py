@@ -56,6 +56,7 @@ from tilec.transforms.util.factors import (
 from tilec.transforms.util.matching import matched, unified
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.nested_sums import inner_sums_first
+from tilec.transforms.util.ranges import axis_places, ranges_of
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
 MUCH = 4  # times as many terms, at least, where what is added up first is read times another factor
@@ -136,19 +137,17 @@ def sum_of_products(s: Statement, types: Types, computed: bool = False, padded: 
     names = distinct_variables(s.index)
     if names is None or not is_floating(types[s.output].dtype):
         return None
-    extent = dict(zip(names, types[s.output].shape, strict=True))
-    outputs = set(extent)
-    for a in (e for e in outside_of_pads(s.roots) if isinstance(e, Access)) if padded else value_accesses(s):
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            v = linear(e).bare
-            if v is None and computed and any(isinstance(x, Access) for x in walk(e)):
-                continue  # points whose place lies outside are dropped with the factor that reads it
-            if v is None or v in extent and extent[v] != n:
-                return None
-            extent[v] = n
+    outputs = dict(zip(names, types[s.output].shape, strict=True))
+    read = [e for e in outside_of_pads(s.roots) if isinstance(e, Access)] if padded else value_accesses(s)
+
+    def dropped(e: Expr, n: int) -> bool:
+        """Whether points whose place lies outside are dropped with the factor that reads it."""
+        return computed and linear(e).bare is None and any(isinstance(x, Access) for x in walk(e))
+
+    extent = ranges_of(axis_places(read, types), outputs, dropped)
     every = index_variables(*s.roots)
     nodes = outside_of_pads((s.body,)) if padded else walk(s.body)
-    if any(v not in extent for v in every) or any(not isinstance(e, POINTWISE_NODES) for e in nodes):
+    if extent is None or not {*every} <= extent.keys() or any(not isinstance(e, POINTWISE_NODES) for e in nodes):
         return None
     factors = factors_of_terms(s.body, types)
     if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):

@@ -28,7 +28,6 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
-    reads_itself,
     rebuild,
     walk,
 )
@@ -37,6 +36,7 @@ from tilec.lattice.sets import Box, bounds, covers, sizes_of
 from tilec.transforms.lower.eliminate import POINTWISE_NODES
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
+from tilec.transforms.util.plain import is_pure
 
 SPARED = 32  # terms that storing and reading an element again is worth, in float32: 5x5 is quicker whole
 FEWEST = 2**21  # terms spared in all: fewer take less time than another launch
@@ -60,7 +60,7 @@ def _slides(s: Statement) -> bool:
     """Whether there may be a window: sums over two variables and positions of two."""
     written = s.index or ()
     moving = [i for i in (*written, *(i for a in accesses_in(s.body) for i in a.index)) if len(index_variables(i)) > 1]
-    plain = s.default is None and s.init is None and s.guard is None and not reads_itself(s)
+    plain = s.guard is None and is_pure(s)
     return s.aggregation in ("sum", "max", "min") and plain and bool(written) and len(moving) > 1
 
 

@@ -41,6 +41,7 @@ from tilec.ir.types import Types, is_floating
 from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.util.factors import Factor, factors_of, terms_of
 from tilec.transforms.util.naming import Names, fresh_variable
+from tilec.transforms.util.ranges import axis_places, ranges_of
 
 _FEWEST_OF_MATRICES = 32  # rows, columns and terms of matrices whose operands are copied
 _FEWEST = 16  # rows, columns and terms of a product of matrices
@@ -103,17 +104,13 @@ def plain_sum(s: Statement, types: Types, fixed: bool = False) -> tuple[tuple[st
 def full_extents(s: Statement, types: Types, fixed: bool = False) -> dict[str, int] | None:
     """How many values each variable has, where all are bare in what they index and every tensor says the same. `fixed`:
     beside numbers that are inside."""
-    found = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
-    for a in walk(s.body):
-        if isinstance(a, Access):
-            for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-                form = linear(e)
-                if fixed and not form.terms and form.is_integral and 0 <= form.constant < n:
-                    continue
-                v = form.bare
-                if v is None or found.setdefault(v, n) != n:
-                    return None
-    return found
+    own = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
+
+    def is_number(e: Expr, n: int) -> bool:
+        form = linear(e)
+        return fixed and not form.terms and form.is_integral and 0 <= form.constant < n
+
+    return ranges_of(axis_places(accesses_in(s.body), types), own, is_number)
 
 
 def _of_matrices(s: Statement, types: Types, names: Names, least: int) -> list[Statement]:

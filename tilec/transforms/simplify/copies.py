@@ -9,6 +9,7 @@ from dataclasses import replace
 from tilec.ir.program import Access, Index, Program, Statement, reads
 from tilec.ir.types import TensorType
 from tilec.transforms.simplify.simplify import rename_reads
+from tilec.transforms.util.plain import is_pure, is_unmasked
 
 
 def drop_copies(program: Program, types: Mapping[str, TensorType]) -> Program:
@@ -36,7 +37,7 @@ def drop_copies(program: Program, types: Mapping[str, TensorType]) -> Program:
 
 def _copied(s: Statement) -> str | None:
     """The tensor that a statement copies element by element."""
-    plain = s.aggregation in ("assign", "sum") and s.guard is None and s.default is None and not s.constraints
+    plain = s.aggregation in ("assign", "sum") and is_pure(s) and is_unmasked(s)
     if not plain or s.attributes or not isinstance(s.body, Access) or s.body.index != s.index:
         return None
     distinct = all(isinstance(i, Index) for i in s.body.index) and len(set(s.body.index)) == len(s.body.index)

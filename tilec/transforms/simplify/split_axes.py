@@ -31,13 +31,13 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     map_expressions,
-    reads_itself,
     rebuild,
     walk,
 )
 from tilec.ir.types import TensorType
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.reshapes import reshape_indices, row_major_steps
 
 IN_ANY_ORDER = ("sum", "max", "min", "prod", "any", "all", "logsumexp")
@@ -152,7 +152,7 @@ class _Splitter:
     def _parts(self, s: Statement) -> dict[str, tuple[int, ...]]:
         """The variables that read axes put together, and the sizes of the axes; empty where the statement stays."""
         found: dict[str, tuple[int, ...]] = {}
-        if s.aggregation not in ("assign", *IN_ANY_ORDER) or s.default is not None or reads_itself(s) or s.attributes:
+        if s.aggregation not in ("assign", *IN_ANY_ORDER) or not is_pure(s) or s.attributes:
             return {}
         if not all(isinstance(e, Index) for e in s.index or ()) or len(set(s.index or ())) != len(s.index or ()):
             return {}
@@ -196,9 +196,9 @@ class _Splitter:
 
 def _is_map(s: Statement) -> bool:
     """Whether a statement assigns a value to every point of its output."""
-    plain = s.aggregation == "assign" and s.guard is None and s.default is None and not s.constraints
+    plain = s.aggregation == "assign" and is_pure(s) and is_unmasked(s)
     bare = all(isinstance(e, Index) for e in s.index or ()) and len(set(s.index or ())) == len(s.index or ())
-    return plain and bare and not s.attributes and not reads_itself(s)
+    return plain and bare and not s.attributes
 
 
 def _reshaped(s: Statement, types: Mapping[str, TensorType]) -> str | None:

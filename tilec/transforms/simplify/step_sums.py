@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
-from tilec.ir.index import distinct_variables, linear
+from tilec.ir.index import distinct_variables
 from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import (
     Access,
@@ -34,6 +34,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.ranges import axis_places, ranges_of
 
 _LEAST_SAVED = 2**20  # terms, for which a statement more is worth its launch
 
@@ -70,7 +71,8 @@ def _lifted(
     if not free or not set(e.bound) & kept:
         return e
     for own, inner in _apart(free, others):
-        extent = _extents([f.value for f in inner], outputs, types)
+        read = constraining(*(f.value for f in inner), gathers=False)
+        extent = ranges_of(axis_places(read, types), outputs, lambda i, n: isinstance(i, Int) and i.value < n)
         variables = index_variables(*(f.value for f in inner))
         if extent is None or not {*variables} <= extent.keys():
             continue
@@ -105,14 +107,3 @@ def _apart(free: Collection[str], factors: list[Factor]) -> Iterator[tuple[set[s
             own = grown
         yield own, inner
         left -= own
-
-
-def _extents(values: list[Expr], outputs: Mapping[str, int], types: Types) -> dict[str, int] | None:
-    """How many values each variable has; None where some are read elsewhere than at all places of an axis."""
-    found = dict(outputs)
-    for a in constraining(*values, gathers=False):
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            v = linear(e).bare
-            if (v is None or found.setdefault(v, n) != n) and not (isinstance(e, Int) and e.value < n):
-                return None
-    return found

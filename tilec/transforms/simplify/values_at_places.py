@@ -31,12 +31,12 @@ from tilec.ir.program import (
     expressions,
     map_values,
     node_count,
-    reads_itself,
     rebuild,
     variables_of,
     walk,
 )
 from tilec.ir.types import NARROW, TensorType, Types, is_floating
+from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.rewrite import body_at
 
 _FEWER = 8  # times as many elements as are read
@@ -108,7 +108,7 @@ def _compares(e: Expr) -> bool:
 
 def _points(s: Statement, types: Types) -> int | None:
     """How many points an assignment or a sum visits, at most, where bare indices bound all its variables."""
-    if s.index is None or s.default is not None or s.init is not None or reads_itself(s):
+    if s.index is None or not is_pure(s):
         return None
     places = [(s.index, s.output), *((a.index, a.tensor) for a in always(demands(*s.roots)))]
     extent: dict[str, int] = {}
@@ -123,8 +123,8 @@ def _points(s: Statement, types: Types) -> int | None:
 def _gives_values(s: Statement, types: Types) -> bool:
     """Whether a statement gives each element of its output a floating value, of elements that are there."""
     names, t = distinct_variables(s.index), types[s.output]
-    free = s.aggregation == "assign" and s.guard is None and s.default is None and s.init is None and not s.constraints
-    if names is None or not free or s.attributes or reads_itself(s) or not is_floating(t.dtype) or t.weak:
+    free = s.aggregation == "assign" and is_pure(s) and is_unmasked(s)
+    if names is None or not free or s.attributes or not is_floating(t.dtype) or t.weak:
         return False
     extent = dict(zip(names, t.shape, strict=True))
     for e in walk(s.body):

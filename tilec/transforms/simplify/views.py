@@ -35,6 +35,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables
+from tilec.transforms.util.plain import is_pure, is_unmasked
 
 MOST_NODES = 200  # of a body that takes another in
 WORTH_A_READER = 2**20  # elements that are worth a reader's few operations
@@ -70,8 +71,8 @@ def _plain(s: Statement) -> bool:
     """An assignment to every element of the output, of values at points that all count as far as the output says."""
     bare = all(isinstance(e, Index) or e == Int(0) for e in s.index or ())
     names = [e.name for e in s.index or () if isinstance(e, Index)]
-    free = s.guard is None and s.default is None and s.init is None and not s.constraints and not s.attributes
-    return s.aggregation == "assign" and bare and len(set(names)) == len(names) and free and not reads_itself(s)
+    free = is_pure(s) and is_unmasked(s) and not s.attributes
+    return s.aggregation == "assign" and bare and len(set(names)) == len(names) and free
 
 
 def _extents(s: Statement, types: Mapping[str, TensorType]) -> dict[str, int]:

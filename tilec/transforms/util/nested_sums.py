@@ -30,6 +30,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.transforms.util.factors import Factor, factors_of_terms, quotient_of
+from tilec.transforms.util.ranges import axis_places, ranges_of
 
 LEAST_TIMES = 8  # as many terms are saved, at least
 
@@ -98,16 +99,9 @@ def _is_inside(f: Factor) -> bool:
 
 def _extents(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> dict[str, int] | None:
     """How many values each variable has; None where accesses or constraints do not agree."""
-    found = dict(lanes)
-    pairs = [(c.expr, c.bound.value) for c in e.constraints if isinstance(c.bound, Int)]
-    for a in constraining(*e.roots, gathers=False):
-        if a.tensor != own:
-            pairs += zip(a.index, types[a.tensor].shape, strict=True)
-    for index, n in pairs:
-        v = linear(index).bare
-        if v is not None and v not in lanes and found.setdefault(v, n) != n:
-            return None
-    return found
+    bounds = [(c.expr, c.bound.value) for c in e.constraints if isinstance(c.bound, Int)]
+    read = [a for a in constraining(*e.roots, gathers=False) if a.tensor != own]
+    return ranges_of([*bounds, *axis_places(read, types)], lanes, lambda i, n: linear(i).bare in (None, *lanes))
 
 
 def _times(e: Aggregate, own: str, names: list[str]) -> frozenset[str]:

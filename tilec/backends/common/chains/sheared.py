@@ -26,13 +26,14 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
-    reads_itself,
     walk,
 )
 from tilec.ir.types import FLOATS, Types
 from tilec.transforms.lower.stack_operands import LEAST_STACKED
 from tilec.transforms.util.factors import Factor, added, factors_of, quotient_of, terms_of
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.plain import is_plain_sum
+from tilec.transforms.util.ranges import axis_places, ranges_of
 
 _ALIGNED = 8  # elements of a row, in multiples of which products are stored: libraries read odd rows one by one
 _MOST_WIDER = 2  # times as many products as terms, at most
@@ -82,8 +83,7 @@ class _Term:
 def sheared(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     """The statement as such products, what is left of its sum, and what adds them up; None where it is none."""
     outputs = distinct_variables(s.index)
-    plain = s.aggregation == "sum" and s.guard is None and s.default is None and not s.constraints
-    if not plain or outputs is None or reads_itself(s) or types[s.output].dtype not in FLOATS:
+    if not is_plain_sum(s) or outputs is None or types[s.output].dtype not in FLOATS:
         return None
     if not any(is_aslant(e) for a in accesses_in(s.body) for e in a.index):
         return None
@@ -166,15 +166,8 @@ def _term(negative: bool, factors: tuple[Factor, ...], outputs: Sequence[str]) -
 def _extents(s: Statement, aslant: Sequence[_Term], types: Types) -> dict[str, int] | None:
     """How many values each variable has; None where one is bounded otherwise than by whole axes."""
     differences = {t.form for t in aslant}
-    found = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
-    for a in accesses_in(s.body):
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            form = linear(e)
-            if form in differences:
-                continue
-            if form.bare is None or found.setdefault(form.bare, n) != n:
-                return None
-    return found
+    own = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
+    return ranges_of(axis_places(accesses_in(s.body), types), own, lambda e, n: linear(e) in differences)
 
 
 def _is_inside(t: _Term, extent: Mapping[str, int], types: Types) -> bool:

@@ -27,7 +27,6 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
-    reads_itself,
     walk,
 )
 from tilec.ir.rational import as_int
@@ -37,6 +36,8 @@ from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.stack_operands import LEAST_STACKED
 from tilec.transforms.util.factors import Factor, added, quotient_of
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.plain import is_plain_sum
+from tilec.transforms.util.ranges import axis_places, ranges_of
 
 _MOST_PLACES = 2  # places of such an operand for each term that is summed, at most
 
@@ -58,8 +59,7 @@ def with_spread_weights(program: Program, types: Types) -> tuple[Program, Types]
 def spread(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     """The statement's weights by place, its products, and what adds them up; None where it is no such sum."""
     outputs = distinct_variables(s.index)
-    plain = s.aggregation == "sum" and s.guard is None and s.default is None and not s.constraints
-    if not plain or outputs is None or reads_itself(s) or types[s.output].dtype not in FLOATS:
+    if not is_plain_sum(s) or outputs is None or types[s.output].dtype not in FLOATS:
         return None
     places = {
         e for a in accesses_in(s.body) for e in a.index if is_aslant(e) and not set(index_variables(e)) <= {*outputs}
@@ -101,13 +101,9 @@ def spread(s: Statement, types: Types, names: Names) -> list[Statement] | None:
 
 
 def _extents(s: Statement, place: Expr, types: Types) -> dict[str, int] | None:
-    found = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
-    for a in accesses_in(s.body):
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            v = linear(e).bare
-            if e != place and (v is None or found.setdefault(v, n) != n):
-                return None
-    return found if set(index_variables(s.body)) <= found.keys() else None
+    own = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
+    found = ranges_of(axis_places(accesses_in(s.body), types), own, lambda e, n: e == place)
+    return found if found is not None and set(index_variables(s.body)) <= found.keys() else None
 
 
 def _parts(

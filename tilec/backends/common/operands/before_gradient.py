@@ -51,6 +51,7 @@ from tilec.transforms.lower.tighten_domains import without_repeats
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.plain import is_pure
+from tilec.transforms.util.ranges import axis_places, ranges_of
 from tilec.transforms.util.rewrite import with_parts
 
 _FEWEST_READS = 2**20  # elements of what is made of reads at computed places
@@ -233,13 +234,10 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
     every = [*accesses_in(s.body)]
     if not any(is_aslant(e) for a in every for e in a.index):
         return None
-    extent = dict(zip(outputs, types[s.output].shape, strict=True))
-    for a in every:
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            if (v := linear(e).bare) is not None and extent.setdefault(v, n) != n:
-                return None
+    written = dict(zip(outputs, types[s.output].shape, strict=True))
+    extent = ranges_of(axis_places(every, types), written, lambda e, n: linear(e).bare is None)
     points = math.prod(types[s.output].shape)
-    if not set(index_variables(s.body)) <= extent.keys() or points < _FEWEST_READS:
+    if extent is None or not set(index_variables(s.body)) <= extent.keys() or points < _FEWEST_READS:
         return None
     found: dict[Expr, Expr] = {}
     made: list[Statement] = []

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilec.ir.index import distinct_variables, linear
+from tilec.ir.index import distinct_variables
 from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
@@ -33,6 +33,7 @@ from tilec.ir.types import Types, is_floating
 from tilec.transforms.util.factors import added, factors_of, terms_of
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.plain import is_pure
+from tilec.transforms.util.ranges import axis_places, ranges_of
 
 FEWER_POINTS = 2**24  # multiplications that there are fewer
 LEAST_USES = 16  # times that each element of a matrix in brackets is
@@ -121,15 +122,13 @@ def _take(found: _Sum, read: Access, s: Statement, extent: Mapping[str, int], ty
     factors = [f.value for f in factors_of(substitute(s.body, renamed), types) if not f.divides]
     if len(factors) != len(factors_of(s.body, types)) or len(factors) != 2:
         return
-    sizes = {**{v: extent[v] for v in names}, **{v: n for v, n in found.extent.items() if v == found.summed}}
+    known = {**{v: extent[v] for v in names}, **{v: n for v, n in found.extent.items() if v == found.summed}}
     if any(types[s.output].shape[d] != extent[v] for d, v in enumerate(names)):
         return
-    for a in accesses_in(*factors):
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            v = linear(e).bare
-            inside = sizes.setdefault(v, n) == n if v is not None else isinstance(e, Int) and 0 <= e.value < n
-            if not inside:
-                return
+    places = axis_places(accesses_in(*factors), types)
+    sizes = ranges_of(places, known, lambda e, n: isinstance(e, Int) and 0 <= e.value < n)
+    if sizes is None:
+        return
     smaller = sorted(factors, key=lambda f: math.prod(sizes[v] for v in set(index_variables(f))))
     for matrix, operand in (smaller, smaller[::-1]):
         terms = terms_of(operand, False)

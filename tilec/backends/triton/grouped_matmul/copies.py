@@ -82,18 +82,16 @@ def aligned_rows(found: GroupedProduct, a: Access, setting: Setting) -> bool:
     )
 
 
-def sorted_copy(
-    found: GroupedProduct, sort: Sort, ordered: Once, operand: SortedOperand, int64_index: bool
-) -> SortedCopy:
+def sorted_copy(found: GroupedProduct, sort: Sort, ordered: Once, operand: SortedOperand) -> SortedCopy:
     """A copy of an operand with the points, sorted, as rows; others that want the same one share it."""
     dtype = found.dot.dtype
     rows, width = found.space.count(operand.points), found.space.count(operand.columns)
     aligned = DESCRIPTOR_ALIGNMENT // ITEM_BYTES[dtype]
     stride = -(-width // aligned) * aligned
     name = sort.name(f"{operand.label}_sorted")
-    writer = CopyWriter(found, sort, DotTask(found, int64_index, "ieee", COPIED), operand)
+    writer = CopyWriter(found, sort, DotTask(found, "ieee", COPIED), operand)
     launch = writer.launch(name, stride)
-    key = ("copy", ordered.key, *_canonical(found, operand), dtype, int64_index)
+    key = ("copy", ordered.key, *_canonical(found, operand), dtype, found.view.int64_index)
     once = Once(key, (name,), (Allocate(name, (rows, stride), dtype), launch))
     return SortedCopy(name, rows, width, stride, dtype, once)
 

@@ -93,7 +93,7 @@ class GroupedTask:
     def how(self) -> tuple[GroupedProduct, Sort, DotTask]:
         """What writers of kernels take."""
         epilogue = tuple(self.epilogue) if self.config.parts == 1 else ()
-        task = DotTask(self.found, self.context.int64_index, PRECISION[self.setting.precision], self.config, epilogue)
+        task = DotTask(self.found, PRECISION[self.setting.precision], self.config, epilogue)
         return self.found, self.sort, task
 
     def rows(self) -> list[Step] | None:
@@ -104,7 +104,7 @@ class GroupedTask:
 
     def copy(self, operand: SortedOperand) -> SortedCopy:
         """A copy of an operand in order of the keys."""
-        return sorted_copy(self.found, self.sort, self.ordered, operand, self.context.int64_index)
+        return sorted_copy(self.found, self.sort, self.ordered, operand)
 
     def steps(self, writer: SortedWriter, *copies: Once) -> list[Step]:
         """Steps that sort, copy, multiply and let go."""
@@ -129,7 +129,7 @@ def group_sum_steps(
 ) -> list[Step] | None:
     """Steps that sum a product over the points of each key, and its epilogue; None where the statement is none, or
     terms one by one take less time."""
-    found = recognise_group_sums(flat, context.types, context.strides)
+    found = recognise_group_sums(flat, context.types, context.strides, context.int64_index)
     if found is None:
         return None
     config = _sum_blocks(found, setting)

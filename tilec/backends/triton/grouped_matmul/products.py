@@ -155,7 +155,7 @@ def grouped_pays(found: GroupedProduct, bm: int) -> bool:
 # matrices of the keys, each summed over its rows
 
 
-def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> GroupedProduct | None:
+def recognise_group_sums(s: Statement, types: Types, strides: Strides, int64_index: bool) -> GroupedProduct | None:
     """A flat scatter as products of two operands, one for each key, summed over the points of the key; None where it is
     none."""
     split = split_factors(s.body, types) if s.aggregation == "sum" and s.default is None else None
@@ -182,7 +182,7 @@ def recognise_group_sums(s: Statement, types: Types, strides: Strides) -> Groupe
         *([] if guard is None else [guard]),
     )
     space = replace(space, valid=())
-    view = StridedView(term, types, strides)
+    view = StridedView(term, types, strides, int64_index)
     last = next((v for v in reversed(space.outputs) if v not in group and not space.single(v)), None)
     dot = recognise_dot(space, view, joined=lambda f: last not in variables_outside(f))
     varying = tuple(v for v in places.keyed if not space.single(v))

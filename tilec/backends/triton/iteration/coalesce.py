@@ -33,11 +33,13 @@ WantedPair = Callable[[set[str]], bool]
 
 @dataclass(frozen=True)
 class StridedView:
-    """A statement over views of its tensors: their types and strides as it indexes them."""
+    """A statement over views of its tensors: their types and strides as it indexes them, and whether positions in them
+    take 64 bits."""
 
     statement: Statement
     types: Types
     strides: Strides
+    int64_index: bool = False
 
     def with_tensor(self, name: str, t: TensorType, strides: tuple[int, ...] | None = None) -> StridedView:
         """The same beside another tensor, contiguous unless strides are given."""
@@ -116,7 +118,7 @@ def _merge(view: StridedView, outer: str, inner: str) -> StridedView | None:
     assert isinstance(index, Access)
     merged = map_values(s, lambda e: _dropped(e, drop, outer))
     merged = replace(merged, index=index.index, sizes=tuple(map(Int, types[s.output].shape)))
-    return StridedView(merged, types, strides)
+    return replace(view, statement=merged, types=types, strides=strides)
 
 
 def _walked(a: Access, outer: str, inner: str, view: StridedView) -> int | None:

@@ -84,12 +84,12 @@ def class_columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
         result.tensor, result.index, _sizes(types, result), Call("mul", (_at(image, shifts), copy)), "sum"
     )
     placed = replace(s, body=result, aggregation="assign")
-    over = product_over(coalesce(StridedView(product, types, strides)))
+    over = product_over(coalesce(StridedView(product, types, strides, view.int64_index)))
     if over is None:
         return None
     steps = hopper_steps(over, setting)
     if steps is None and (setting.device.capability < HOPPER or channels == 1):  # one channel alone is no product
-        steps = dot_steps(over, product, False, setting)
+        steps = dot_steps(over, product, setting)
     if steps is None:
         return None
     views = [StridedView(x, types, strides) for x in (made, product, placed)]

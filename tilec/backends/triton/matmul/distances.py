@@ -95,23 +95,22 @@ def squares_of(product: MatrixProduct) -> tuple[Statement, Statement]:
 def distance_steps(
     found: Distances,
     flat: Statement,
-    int64_index: bool,
     setting: Setting,
     carry: Callable[[Statement, StridedView], list[Step]],
     epilogue: Sequence[Statement],
 ) -> list[Step] | None:
     """Parts of both operands and their squares, then the product; None where an operand is no tensor of its own.
     `carry`: the steps of a statement into a tensor that they allocate."""
-    divided = split_operands(found, int64_index, last=found.dot.summed[-1])
+    divided = split_operands(found, last=found.dot.summed[-1])
     if divided is None:
         return None
     over, split = divided
-    copies = Precomputed(over.view, int64_index)
+    copies = Precomputed(over.view)
     difference = _along_results(found, copies)
     squares = squares_of(replace(found, view=copies.view))
     view = with_tops(squares, replace(copies.view, statement=found.view.statement))
-    steps = [Request(s, view.types, view.strides, int64_index, partial(carry, s, view)) for s in squares]
-    task = DotTask(replace(found, view=view), int64_index, "highest", config_of(found, setting), tuple(epilogue))
+    steps = [Request(s, view.types, view.strides, view.int64_index, partial(carry, s, view)) for s in squares]
+    task = DotTask(replace(found, view=view), "highest", config_of(found, setting), tuple(epilogue))
     writer = DistanceWriter(difference, squares, task, split)
     own = [*copies.before, *steps, *launched(writer, flat), *copies.after]
     return [*over.around(own), Release(tuple(s.output for s in squares))]

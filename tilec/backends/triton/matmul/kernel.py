@@ -46,7 +46,6 @@ class DotTask:
     """What the kernel of a product is written from. `precision`: of products of float32, as Triton calls it."""
 
     product: MatrixProduct
-    int64_index: bool
     precision: str
     config: Config
     epilogue: tuple[Statement, ...] = ()
@@ -74,9 +73,9 @@ class DotWriter:
             self.view.strides,
         )
         vectors = self._along_memory() if self.reads_vectors else None
-        self.kernel = Kernel(name, self.space, types, strides, task.int64_index, powers=True, vectors=vectors)
+        self.kernel = Kernel(name, self.space, types, strides, self.view.int64_index, powers=True, vectors=vectors)
         self.accumulator = Accumulator("sum", {"float64": "float64", "int8": "int32"}.get(self.dot.dtype, "float32"))
-        self.integer = "tl.int64" if task.int64_index else "tl.int32"
+        self.integer = "tl.int64" if self.view.int64_index else "tl.int32"
 
     def _along_memory(self) -> set[str]:
         """The variables along which memory runs in an operand or in the result."""

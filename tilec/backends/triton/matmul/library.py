@@ -44,7 +44,6 @@ def library_steps(
     flat: Statement,
     types: Mapping[str, TensorType],
     product: MatrixProduct,
-    int64_index: bool = False,
 ) -> list[Step] | None:
     """Steps by torch's own operation; None where the statement is none, where ours is known to be faster, or where the
     result is to be wider than torch's, which is rounded."""
@@ -63,7 +62,7 @@ def library_steps(
             lines = [*lines[:-1], "with rt.own_precision():", f"    {lines[-1]}"]
         lines = [*lines, f"{task.out} = {task.out}.contiguous()"]
         first: Step = _step(task, lines, own_precision)
-        return [first, *repair_steps(product, flat, int64_index)] if checked else [first]
+        return [first, *repair_steps(product, flat)] if checked else [first]
     sides = product.dot.left, product.dot.right
     if not product.is_plain or not all(len(side) == 1 and isinstance(side[0], Access) for side in sides):
         return None

@@ -43,7 +43,7 @@ LEAST_BYTES_APART = 2**21  # bytes of a tensor that caches would hold
 LIBRARY_GROUPS = 8  # what a library's convolution of groups takes, beside a product of as many terms, at least
 
 
-def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite | None:
+def packed(product: MatrixProduct) -> OperandRewrite | None:
     """The product over a copy of an operand; None where nothing is gained."""
     dot, space, view = product.dot, product.space, product.view
     if dot.dtype != "float32":
@@ -60,7 +60,7 @@ def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite 
         axis = _axis(access, inner[0])
         if axis is None or view.strides[access.tensor][axis] == 1:
             continue
-        name, view, made, released = _copied(access.tensor, axis, view, int64_index)
+        name, view, made, released = _copied(access.tensor, axis, view)
         before += made
         after += released
         swapped = replace(access, tensor=name)
@@ -73,12 +73,12 @@ def packed(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite 
     return OperandRewrite(view, replace(space, statement=view.statement), tuple(before), tuple(after), dot)
 
 
-def over_copies(product: MatrixProduct, setting: Setting, int64_index: bool = False) -> OperandRewrite | None:
+def over_copies(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
     """The product over copies that lie as kernels read them; None where nothing is gained."""
-    return with_batches_apart(product, int64_index) or with_channels_last(product, setting, int64_index)
+    return with_batches_apart(product) or with_channels_last(product, setting)
 
 
-def with_batches_apart(product: MatrixProduct, int64_index: bool = False) -> OperandRewrite | None:
+def with_batches_apart(product: MatrixProduct) -> OperandRewrite | None:
     """The product over copies of tensors of which elements of other batches are neighbours, its result's elements moved
     to their places afterwards; None where there are no such tensors."""
     dot, space = product.dot, product.space
@@ -86,10 +86,10 @@ def with_batches_apart(product: MatrixProduct, int64_index: bool = False) -> Ope
         return None
     if not all(len(side) == 1 and _is_element(side[0]) for side in (dot.left, dot.right)):
         return None
-    return with_axes_last(product, {a: _axis_apart(a, product) for a in _touched(product)}, int64_index)
+    return with_axes_last(product, {a: _axis_apart(a, product) for a in _touched(product)})
 
 
-def with_channels_last(product: MatrixProduct, setting: Setting, int64_index: bool = False) -> OperandRewrite | None:
+def with_channels_last(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
     """A convolution in 16 bits with a kernel of its own for each image or group over copies whose channels lie
     innermost, as Hopper's kernels read and store them; None where it is none, lies so, or a library takes no longer."""
     dot, space = product.dot, product.space
@@ -108,7 +108,7 @@ def with_channels_last(product: MatrixProduct, setting: Setting, int64_index: bo
     took = product.multiplications / PRODUCTS[dot.dtype]
     if LIBRARY_GROUPS * took < took + moved + len(copied) * LAUNCH_SECONDS:
         return None
-    over = with_axes_last(product, copied, int64_index)
+    over = with_axes_last(product, copied)
     own = None if over is None else product_over(over.view)
     return over if own is not None and hopper_steps(own, setting) is not None else None
 
@@ -130,9 +130,7 @@ def _channels(access: Access, product: MatrixProduct) -> int | None:
     return min(whole, key=lambda x: strides[x[0]], default=(None, ""))[0]
 
 
-def with_axes_last(
-    product: MatrixProduct, axes: Mapping[Access, int | None], int64_index: bool
-) -> OperandRewrite | None:
+def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) -> OperandRewrite | None:
     """The product over copies of tensors with these axes innermost, its result moved to its place afterwards; None
     where there are none."""
     space, view = product.space, product.view
@@ -145,7 +143,7 @@ def with_axes_last(
         if axis is not None:
             name = f"{s.output}.{access.tensor}_{axis}"
             key = ("apart", access.tensor, view.types[access.tensor].shape, view.strides[access.tensor], axis)
-            view, made, released = _copied_to(name, access.tensor, axis, view, int64_index, as_stored=True)
+            view, made, released = _copied_to(name, access.tensor, axis, view, as_stored=True)
             before.append(Once(key, (name,), tuple(made)))
             after += released
             copies[access] = replace(access, tensor=name)
@@ -156,7 +154,7 @@ def with_axes_last(
         order = _order(axis, len(index))
         view = _with_copy(name, output, order, view)
         before.append(Allocate(name, tuple(view.types[name].shape[a] for a in order), view.types[name].dtype))
-        after = [*_copy(name, output, view, int64_index), Release((name,)), *after]
+        after = [*_copy(name, output, view), Release((name,)), *after]
         s = replace(s, output=name)
     if not before:
         return None
@@ -191,7 +189,7 @@ def wanted_along(product: MatrixProduct) -> str | None:
     return inner[0] if product.dot.dtype == "float32" and len(inner) == 1 and much else None
 
 
-def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -> OperandRewrite | None:
+def columns_packed(space: Space, view: StridedView) -> OperandRewrite | None:
     """The same for any other reduction over pairs of rows and columns: what columns alone read lies along the columns
     then, so that a block's reads are of whole vectors. None where nothing is gained."""
     tiling = choose_pointwise_tiling(space, view)
@@ -212,7 +210,7 @@ def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -
         axis = _axis(access, columns[-1])
         if axis is None or view.strides[access.tensor][axis] == 1:
             continue
-        name, view, made, released = _copied(access.tensor, axis, view, int64_index)
+        name, view, made, released = _copied(access.tensor, axis, view)
         before += made
         after += released
         copies[access] = replace(access, tensor=name)
@@ -223,25 +221,23 @@ def columns_packed(space: Space, view: StridedView, int64_index: bool = False) -
     return OperandRewrite(view, space, tuple(before), tuple(after))
 
 
-def _copied(
-    tensor: str, axis: int, view: StridedView, int64_index: bool
-) -> tuple[str, StridedView, list[Step], list[Step]]:
+def _copied(tensor: str, axis: int, view: StridedView) -> tuple[str, StridedView, list[Step], list[Step]]:
     """The name of a copy with that axis last, all tensors with it, steps that make it and let it go."""
     name = f"{tensor}.packed{axis}"
     if name in view.types:  # a tensor times itself is copied once
         return name, view, [], []
-    return name, *_copied_to(name, tensor, axis, view, int64_index)
+    return name, *_copied_to(name, tensor, axis, view)
 
 
 def _copied_to(
-    name: str, tensor: str, axis: int, view: StridedView, int64_index: bool, as_stored: bool = False
+    name: str, tensor: str, axis: int, view: StridedView, as_stored: bool = False
 ) -> tuple[StridedView, list[Step], list[Step]]:
     """All tensors with the copy, steps that make it and let it go. `as_stored`: neighbours of a block are neighbours
     in the copy."""
     order = _order(axis, len(view.types[tensor].shape))
     view = _with_copy(name, tensor, order, view)
     made = Allocate(name, tuple(view.types[tensor].shape[a] for a in order), view.types[name].dtype)
-    copied = _copy(tensor, name, view, int64_index, order if as_stored else None)
+    copied = _copy(tensor, name, view, order if as_stored else None)
     return view, [made, *copied], [Release((name,))]
 
 
@@ -262,9 +258,7 @@ def _axis(access: Access, v: str) -> int | None:
     return found[0] if len(found) == 1 and abs(linear(access.index[found[0]]).coefficient(v)) == 1 else None
 
 
-def _copy(
-    source: str, target: str, view: StridedView, int64_index: bool, order: Sequence[int] | None = None
-) -> list[Step]:
+def _copy(source: str, target: str, view: StridedView, order: Sequence[int] | None = None) -> list[Step]:
     """`order`: of the axes in which elements are walked, that of the source's unless it is said."""
     order = range(len(view.types[source].shape)) if order is None else order
     shape = tuple(view.types[target].shape[a] for a in order)
@@ -274,7 +268,7 @@ def _copy(
     view = view.with_tensor(target, t, strides)
     space = build_space(s, view.types)
     assert space is not None
-    return pointwise(space, StridedView(s, view.types, view.strides), s, int64_index) or []
+    return pointwise(space, replace(view, statement=s), s) or []
 
 
 def _side(factors: tuple[Expr, ...], made: Mapping[Expr, Expr]) -> tuple[Expr, ...]:

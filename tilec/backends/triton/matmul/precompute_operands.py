@@ -52,7 +52,6 @@ GATHERED = {"float32": (8e12, 15e12), **dict.fromkeys(NARROW, (75e12, 300e12))}
 
 def hoisted(
     product: MatrixProduct,
-    int64_index: bool = False,
     last: str | None = None,
     requested: bool = False,
     hopper: bool = False,
@@ -63,7 +62,7 @@ def hoisted(
     dot, space = product.dot, product.space
     if len(space.classes) != 1 or dot.dtype == "int8":
         return None
-    made = Precomputed(product.view, int64_index)
+    made = Precomputed(product.view)
     for side, other, zeros in (("left", dot.columns, dot.zero_left), ("right", dot.rows, dot.zero_right)):
         factors: tuple[Expr, ...] = getattr(dot, side)
         needed = _computed(factors) or (hopper and _copy_pays(factors[0], product))
@@ -86,7 +85,6 @@ class Precomputed:
     """Tensors that are there before a statement: its `view` with them, and the steps that make and release them."""
 
     view: StridedView
-    int64_index: bool
     before: list[Step] = field(default_factory=list)
     after: list[Step] = field(default_factory=list)
 
@@ -98,8 +96,8 @@ class Precomputed:
         own = build_space(s, view.types)
         if own is None or own.valid or not own.covers:
             return False
-        steps = partial(assignment, own, view, s, self.int64_index)
-        self.before += [Request(s, view.types, view.strides, self.int64_index, steps)] if requested else steps()
+        steps = partial(assignment, own, view, s)
+        self.before += [Request(s, view.types, view.strides, view.int64_index, steps)] if requested else steps()
         self.after.append(Release((s.output,)))
         self.view = view
         return True
@@ -111,10 +109,10 @@ class Precomputed:
         return OperandRewrite(view, space, tuple(self.before), tuple(self.after), dot)
 
 
-def assignment(own: Space, view: StridedView, s: Statement, int64_index: bool) -> list[Step]:
+def assignment(own: Space, view: StridedView, s: Statement) -> list[Step]:
     """Steps that carry out an assignment over all of its output."""
     t = view.types[s.output]
-    return [Allocate(s.output, t.shape, t.dtype), *(pointwise(own, view, s, int64_index) or ())]
+    return [Allocate(s.output, t.shape, t.dtype), *(pointwise(own, view, s) or ())]
 
 
 def _computed(factors: tuple[Expr, ...]) -> bool:
@@ -181,13 +179,13 @@ def _in_order(e: Expr, names: frozenset[str]) -> list[str]:
     return [v for v in index_variables(e) if v in names]
 
 
-def shared(space: Space, view: StridedView, int64_index: bool) -> OperandRewrite | None:
+def shared(space: Space, view: StridedView) -> OperandRewrite | None:
     """The same for any other reduction over pairs of rows and columns: what is costly in the body and known to one
     side is computed once for all points of the other. None where nothing is gained."""
     s = space.statement
     if len(space.classes) != 1 or not choose_pointwise_tiling(space, view).outer:
         return None
-    made = Precomputed(view, int64_index)
+    made = Precomputed(view)
     found: dict[Expr, Expr] = {}
     outputs = {v for v in space.outputs if not space.single(v)}
     for e in _costly(s.body, outputs, set(space.reductions)):

@@ -112,7 +112,6 @@ def _of_tensor(a: Access, output: str, dot: Dot, view: StridedView) -> tuple[Sta
 
 def split_operands(
     product: MatrixProduct,
-    int64_index: bool,
     sides: tuple[str, ...] = ("left", "right"),
     last: str | None = None,
     windows: bool = False,
@@ -123,7 +122,7 @@ def split_operands(
     dot, space = product.dot, product.space
     if dot.dtype != "float32" or (len(space.classes) != 1 and not windows):
         return None
-    made = Precomputed(product.view, int64_index)
+    made = Precomputed(product.view)
     found: list[tuple[Access, ...]] = []
     for side, factors, other, zeros, own in (
         ("left", dot.left, dot.columns, dot.zero_left, dot.rows),
@@ -334,7 +333,7 @@ def _swapped(dot: Dot) -> Dot:
 
 
 def split_steps(
-    product: MatrixProduct, flat: Statement, int64_index: bool, setting: Setting, epilogue: Sequence[Statement] = ()
+    product: MatrixProduct, flat: Statement, setting: Setting, epilogue: Sequence[Statement] = ()
 ) -> list[Step] | None:
     """Steps of a float32 product by parts of its operands: the right one's are made before, the left one's too where
     columns are many or where windows are read, else in the program. None where that is no faster than what would do it
@@ -362,13 +361,13 @@ def split_steps(
     if not pays(product, sides, both):
         return None
     product = replace(product, dot=_along_parts(dot, sides, view) if whole else dot)
-    divided = split_operands(product, int64_index, ("left", "right") if both else ("right",), windows=whole)
+    divided = split_operands(product, ("left", "right") if both else ("right",), windows=whole)
     if divided is None:
         return None
     over, split = divided
     config = _config(product, both)
     product = replace(product, view=replace(over.view, statement=view.statement))
-    own = dot_steps(product, flat, int64_index, setting, epilogue, config, partial(PartsWriter, split=split))
+    own = dot_steps(product, flat, setting, epilogue, config, partial(PartsWriter, split=split))
     return None if own is None else over.around(own)
 
 

@@ -18,7 +18,6 @@ from tilec.ir.program import Statement
 def dot_steps(
     product: MatrixProduct,
     flat: Statement,
-    int64_index: bool,
     setting: Setting,
     epilogue: Sequence[Statement] = (),
     config: Config | None = None,
@@ -29,7 +28,7 @@ def dot_steps(
     config = config or choose_config(product, setting.device.shared)
     if epilogue and (config.parts > 1 or not product.space.covers):
         return None
-    task = DotTask(product, int64_index, PRECISION[setting.precision], config, tuple(epilogue))
+    task = DotTask(product, PRECISION[setting.precision], config, tuple(epilogue))
     return launched_in_parts(make(task), flat)
 
 
@@ -44,7 +43,7 @@ def launched_in_parts(writer: DotWriter, flat: Statement, epilogue: Sequence[Sta
     return [
         Allocate(parts, shape, accumulator.dtype, unwritten(space, accumulator)),
         *steps,
-        *combine_parts(space, view, count, accumulator, writer.kernel.int64_index, epilogue),
+        *combine_parts(space, view, count, accumulator, epilogue),
         Release((parts,)),
     ]
 
@@ -57,9 +56,9 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
 
 
-def repair_steps(product: MatrixProduct, flat: Statement, int64_index: bool = False) -> list[Step]:
+def repair_steps(product: MatrixProduct, flat: Statement) -> list[Step]:
     """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
     rows, columns, _ = product.counts
     bn = min(64, power_of_two(columns))
     bm = min(REPAIRED // bn, power_of_two(rows))
-    return launched(RepairWriter(DotTask(product, int64_index, "ieee", Config(bm, bn, LEAST, 4, 1))), flat)
+    return launched(RepairWriter(DotTask(product, "ieee", Config(bm, bn, LEAST, 4, 1))), flat)

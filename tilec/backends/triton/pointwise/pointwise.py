@@ -56,14 +56,12 @@ from tilec.ir.types import TensorType, Types
 STATE = ("acc", "top", "total", "new_top", "highest", "scaled")  # names of running values
 
 
-def several(
-    results: Sequence[Computed], view: StridedView, form: PointwiseTiling | RegisterBlock, int64_index: bool
-) -> list[Step]:
+def several(results: Sequence[Computed], view: StridedView, form: PointwiseTiling | RegisterBlock) -> list[Step]:
     """Steps that compute aggregations over the same variables into their allocated outputs, in one kernel. `view`: of
     all that they touch; `form`: of each, see `form_beside`."""
     if isinstance(form, RegisterBlock):
-        return [RegisterBlockWriter(form, results, view, int64_index).launch()]
-    return _Writer(results, view, form, int64_index).steps()
+        return [RegisterBlockWriter(form, results, view).launch()]
+    return _Writer(results, view, form).steps()
 
 
 def form_beside(space: Space, view: StridedView) -> PointwiseTiling | RegisterBlock | None:
@@ -87,14 +85,14 @@ def fits_registers(form: PointwiseTiling | RegisterBlock, statements: Sequence[S
 
 
 def pointwise(
-    space: Space, view: StridedView, flat: Statement, int64_index: bool, epilogue: Sequence[Statement] = ()
+    space: Space, view: StridedView, flat: Statement, epilogue: Sequence[Statement] = ()
 ) -> list[Step] | None:
     """Steps that compute a statement into its allocated output. `flat`, the statement as written, heads the kernel.
     With an epilogue, it is the last statement's output that is stored; None where it takes none. It joins the
     launch that combines parts, where there is one; `view` is not coalesced then, and what makes the parts is."""
     tiling = choose_pointwise_tiling(space, view)
     if tiling.reduction is None and not tiling.outer and (space.covers or not epilogue):
-        if (writer := unrolled_outputs(Computed(space, flat, epilogue), view, int64_index)) is not None:
+        if (writer := unrolled_outputs(Computed(space, flat, epilogue), view)) is not None:
             return [writer.launch()]
     own, merged = space, view
     if epilogue and tiling.reduction is not None:
@@ -108,22 +106,22 @@ def pointwise(
         return None
     if not split:
         tiling = choose_pointwise_tiling(space, view) if epilogue else tiling
-        return _Writer([Computed(space, flat, epilogue)], view, tiling, int64_index).steps()
+        return _Writer([Computed(space, flat, epilogue)], view, tiling).steps()
     s = own.statement
     accumulator = Accumulator.of(s.aggregation, view.types[s.output].dtype)
     parts = f"{s.output}.parts"
     number = tiling.parts if taps is None else taps.parts
     made = (
-        [TapWriter(taps, own, merged, int64_index).launch(flat, parts)]
+        [TapWriter(taps, own, merged).launch(flat, parts)]
         if taps is not None
-        else _Writer([Computed(own, flat)], merged, tiling, int64_index).steps()
+        else _Writer([Computed(own, flat)], merged, tiling).steps()
     )
     shape = (number, math.prod(view.types[s.output].shape))
     content = None if taps is not None else unwritten(own, accumulator)
     return [
         Allocate(parts, shape, accumulator.dtype, content),
         *made,
-        *combine_parts(space, view, number, accumulator, int64_index, epilogue),
+        *combine_parts(space, view, number, accumulator, epilogue),
         Release((parts,)),
     ]
 
@@ -144,12 +142,12 @@ def fill(space: Space, types: Types) -> list[Step]:
 class _Writer:
     """One kernel for results over the same variables: blocks of outputs, and a walk over what is summed."""
 
-    def __init__(self, results: Sequence[Computed], view: StridedView, tiling: PointwiseTiling, int64_index: bool):
+    def __init__(self, results: Sequence[Computed], view: StridedView, tiling: PointwiseTiling):
         self.results, self.tiling, self.types, self.space = results, tiling, view.types, results[0].space
         space = self.space
         innermost = [variables[-1] for variables, _ in tiling.axes if variables]
         name = python_name(space.statement.output) + "_kernel"
-        self.k = k = Kernel(name, space, view.types, view.strides, int64_index, powers=True, innermost=innermost)
+        self.k = k = Kernel(name, space, view.types, view.strides, view.int64_index, powers=True, innermost=innermost)
         sums = [r.space.statement for r in results]
         found = [Accumulator.of(s.aggregation, view.types[s.output].dtype) for s in sums]
         found[1:] = [replace(a, names=tuple((n, k.names.fresh(n)) for n in STATE)) for a in found[1:]]
@@ -357,7 +355,6 @@ def combine_parts(
     view: StridedView,
     parts: int,
     accumulator: Accumulator,
-    int64_index: bool,
     epilogue: Sequence[Statement] = (),
 ) -> list[Step]:
     """The launch that combines the parts of a split reduction, in order, and computes the epilogue."""
@@ -378,6 +375,6 @@ def combine_parts(
     total = Statement(s.output, places, tuple(map(Int, shape)), body, aggregation)
     second = build_space(total, types)
     assert second is not None
-    combined = StridedView(total, types, strides)
+    combined = replace(view, statement=total, types=types, strides=strides)
     tiling = combining(variables, count, parts)
-    return _Writer([Computed(second, total, epilogue)], combined, tiling, int64_index).steps()
+    return _Writer([Computed(second, total, epilogue)], combined, tiling).steps()

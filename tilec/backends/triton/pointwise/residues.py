@@ -48,13 +48,13 @@ class Residues:
     last: str = ""
 
 
-def unrolled_outputs(result: Computed, view: StridedView, int64_index: bool) -> OutputsKernel | None:
+def unrolled_outputs(result: Computed, view: StridedView) -> OutputsKernel | None:
     """The kernel that writes several elements for each place of its block; None where that has no gain."""
     block = choose_register_block(result.space, view)
     if block is not None:
-        return RegisterBlockWriter(block, (result,), view, int64_index)
+        return RegisterBlockWriter(block, (result,), view)
     residues = choose_residues(result.space, view)
-    return None if residues is None else ResidueWriter(residues, result, view, int64_index)
+    return None if residues is None else ResidueWriter(residues, result, view)
 
 
 def choose_residues(space: Space, view: StridedView) -> Residues | None:
@@ -203,9 +203,9 @@ def _reads(e: Expr | None) -> list[Access]:
 class ResidueWriter(OutputsKernel):
     """The text of one such kernel; `found`: the classes."""
 
-    def __init__(self, found: Residues, result: Computed, view: StridedView, int64_index: bool):
+    def __init__(self, found: Residues, result: Computed, view: StridedView):
         made = class_elements(found, result.space, view.types)
-        super().__init__(made.space, view, int64_index, made.elements, (result,), exact=True)
+        super().__init__(made.space, view, made.elements, (result,), exact=True)
         self.joined, self.last = made.joined, found.last
         self.points = made.points
         self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))

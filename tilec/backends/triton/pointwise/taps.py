@@ -85,7 +85,7 @@ def tap_sums(space: Space, view: StridedView) -> TapSums | None:
 class TapWriter(UnrolledKernel):
     """The text of the kernel that adds up a share of the places for each tap."""
 
-    def __init__(self, how: TapSums, space: Space, view: StridedView, int64_index: bool):
+    def __init__(self, how: TapSums, space: Space, view: StridedView):
         self.how, self.whole = how, space
         s = space.statement
         self.tile = fresh_variable(how.across, all_variables(s))
@@ -94,7 +94,7 @@ class TapWriter(UnrolledKernel):
         own = tiled(space, {how.across: (self.tile, how.count), **groups})
         rows = {how.across if v == self.tile else v for v in own.reductions if own.largest(v) > 1}
         exact = not _reads_zeros(space, view.types, how.across, rows)
-        super().__init__(python_name(s.output) + "_taps", own, view, int64_index, [s] * how.taps, exact)
+        super().__init__(python_name(s.output) + "_taps", own, view, [s] * how.taps, exact)
 
     def launch(self, flat: Statement, target: str) -> Launch:
         """Partial results go to the tensor `target`, one share after the other."""

@@ -48,12 +48,11 @@ class UnrolledKernel:
         name: str,
         space: Space,
         view: StridedView,
-        int64_index: bool,
         statements: Sequence[Statement],
         exact: bool,
     ):
         self.space, self.view, self.exact = space, view, exact
-        self.k = Kernel(name, space, view.types, view.strides, int64_index, powers=True)
+        self.k = Kernel(name, space, view.types, view.strides, view.int64_index, powers=True)
         bases = [Accumulator.of(s.aggregation, view.types[s.output].dtype) for s in statements]
         self.sums = [replace(base, suffix=f"_{n}") for n, base in enumerate(bases)]
         self.names = [self.k.names.fresh(name) for a in self.sums for name in a.state]
@@ -170,13 +169,12 @@ class OutputsKernel(UnrolledKernel):
         self,
         space: Space,
         view: StridedView,
-        int64_index: bool,
         elements: Sequence[Element],
         computed: Sequence[Computed],
         exact: bool,
     ):
         name = python_name(space.statement.output) + "_kernel"
-        super().__init__(name, space, view, int64_index, [e.statement for e in elements], exact)
+        super().__init__(name, space, view, [e.statement for e in elements], exact)
         self.elements, self.computed = elements, computed
         many = tuple(v for v in space.outputs if space.largest(v) > 1)
         self.rows, self.columns = many[:-1], many[-1:]

@@ -120,7 +120,7 @@ def _overlaps(form: Affine, v: str, tap: str, space: Space) -> bool:
 class RegisterBlockWriter(OutputsKernel):
     """The text of one kernel: rows are tiles of neighbours and what is beside them, columns run along memory."""
 
-    def __init__(self, block: RegisterBlock, computed: Sequence[Computed], view: StridedView, int64_index: bool):
+    def __init__(self, block: RegisterBlock, computed: Sequence[Computed], view: StridedView):
         self.block, self.computed, self.whole = block, computed, computed[0].space
         across, count, space = block.across, block.count, self.whole
         statements = [r.space.statement for r in computed]
@@ -136,7 +136,7 @@ class RegisterBlockWriter(OutputsKernel):
         exact |= block.groups * block.taps > space.largest(block.tap) and not all(
             _reads_zeros_beyond(r.space, block.tap, view.types) for r in computed
         )
-        super().__init__(own, view, int64_index, elements, computed, exact)
+        super().__init__(own, view, elements, computed, exact)
         columns = space.largest(self.columns[-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
         long_rows = few and -(-columns // 64) * 64 <= MOST_PADDING * columns

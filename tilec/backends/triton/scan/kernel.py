@@ -49,10 +49,8 @@ def workspaces(scan: Scan) -> list[str]:
 class ScanWriter:
     """What both forms of a scan's kernels have in common; `flat_lanes`: a program has one lane, a scalar."""
 
-    def __init__(
-        self, scan: Scan, view: StridedView, int64_index: bool, tiling: ScanTiling, epilogue: Sequence[Statement] = ()
-    ):
-        self.scan, self.view, self.int64_index, self.tiling, self.epilogue = scan, view, int64_index, tiling, epilogue
+    def __init__(self, scan: Scan, view: StridedView, tiling: ScanTiling, epilogue: Sequence[Statement] = ()):
+        self.scan, self.view, self.tiling, self.epilogue = scan, view, tiling, epilogue
         self.algebra = scan.algebra
         self.flat_lanes = tiling.lanes == 1  # blocks have no dimension of lanes
 
@@ -61,7 +59,7 @@ class ScanWriter:
     def _begin(self, suffix: str) -> Kernel:
         s = self.scan.statement
         name = python_name(s.output) + suffix
-        self.kernel = k = Kernel(name, self.scan.space, self.view.types, self.view.strides, self.int64_index)
+        self.kernel = k = Kernel(name, self.scan.space, self.view.types, self.view.strides, self.view.int64_index)
         for v in self.scan.space.low[0]:
             if v not in self.scan.lanes and v != self.scan.along:
                 k.value_of[v] = k.low(v)
@@ -119,7 +117,7 @@ class ScanWriter:
         k, names = self.kernel, self._start()
         rows = k.number("rows", "rows", self.scan.rows)
         k.constants["BC"] = min(power_of_two(chunks), max(1, TOTALS // self.tiling.lanes))
-        to_int64 = ".to(tl.int64)" if self.int64_index else ""
+        to_int64 = ".to(tl.int64)" if self.view.int64_index else ""
         flat = self.flat_lanes
         k.scopes.append(Scope())
         k.assign("chunk", "from_chunk + tl.arange(0, BC)")
@@ -164,7 +162,7 @@ class ScanWriter:
         k = self.kernel
         steps = k.number("steps", "steps", self.scan.steps, False)
         if self.tiling.tiles is None or not chunked:
-            k.assign("start", "tl.full((), 0, tl.int64)" if self.int64_index else "0")
+            k.assign("start", "tl.full((), 0, tl.int64)" if self.view.int64_index else "0")
             k.assign("end", steps)
             return
         tiles = k.number("tiles", "tiles", self.tiling.tiles, False)

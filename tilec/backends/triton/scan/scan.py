@@ -92,12 +92,10 @@ def runs_along_steps(scan: Scan, view: StridedView) -> bool:
     return all(not m or abs(moves[scan.along]) <= abs(m) for v, m in moves.items() if scan.space.largest(v) > 1)
 
 
-def scan_steps(
-    scan: Scan, view: StridedView, flat: Statement, int64_index: bool, epilogue: Sequence[Statement] = ()
-) -> list[Step]:
+def scan_steps(scan: Scan, view: StridedView, flat: Statement, epilogue: Sequence[Statement] = ()) -> list[Step]:
     """Steps that compute a scan into its allocated output, or that of its epilogue."""
     tiling = choose_scan_tiling(scan, view)
-    writer = (LaneWriter if tiling.apart else BlockWriter)(scan, view, int64_index, tiling, epilogue)
+    writer = (LaneWriter if tiling.apart else BlockWriter)(scan, view, tiling, epilogue)
     chunks = 1 if tiling.tiles is None else -(-scan.steps // (tiling.tiles * tiling.steps))
     if chunks == 1:
         return [writer.apply(flat, 1)]
@@ -138,10 +136,10 @@ def affine_recurrence(
 ) -> list[Step] | None:
     """Steps of a recurrence many of whose steps are computed at once; None where that cannot be, or is not worth it."""
     found = None if setting.exact else recognise_steps(flat, types)
-    view = StridedView(flat, types, strides)
+    view = StridedView(flat, types, strides, int64_index)
     if found is None or not composition_pays(found, view):
         return None
-    return scan_steps(found, view, flat, int64_index, epilogue)
+    return scan_steps(found, view, flat, epilogue)
 
 
 FEWEST_STEPS = 256  # shorter recurrences are as quick step by step, in one launch

@@ -85,7 +85,7 @@ def steps_of(p: Problem, choice: Choice) -> list[Step] | None:
         case "dot" if worthwhile(_product(p).dot, p.space):
             names = ("bm", "bn", "bk", "warps", "stages", "parts")
             config = Config(**{n: int(choice[n]) for n in names})
-            return dot_steps(_product(p), p.flat, p.int64_index, p.setting, config=config)
+            return dot_steps(_product(p), p.flat, p.setting, config=config)
     return None
 
 
@@ -93,13 +93,13 @@ def by_library(p: Problem) -> list[Step] | None:
     """Steps by torch's own operation, where the statement is one and a library may serve."""
     if p.product is None or not p.setting.library:
         return None
-    return library_steps(p.defracted, p.flat, p.types, p.product, p.int64_index)
+    return library_steps(p.defracted, p.flat, p.types, p.product)
 
 
 def _along(p: Problem) -> OperandRewrite:
     """The product over operands that lie along the reduction, where that takes a copy."""
     product = _product(p)
-    return packed(product, p.int64_index) or OperandRewrite(p.view, p.space, dot=product.dot)
+    return packed(product) or OperandRewrite(p.view, p.space, dot=product.dot)
 
 
 def _hopper_choice(c: HopperConfig) -> Choice:

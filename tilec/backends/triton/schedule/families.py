@@ -132,7 +132,7 @@ def _emitted(p: Problem) -> tuple[Family, list[Step] | None]:
 
 def is_pointwise(p: Problem) -> bool:
     """Whether the statement is carried out point by point, and nothing is prepared for that."""
-    plain = all(prepared(p.space, p.view, p.int64_index) is None for prepared in (shared, columns_packed))
+    plain = all(prepared(p.space, p.view) is None for prepared in (shared, columns_packed))
     return plain and _chosen(p)[0] is FAMILIES[-1]
 
 
@@ -161,7 +161,7 @@ def _rewritten(p: Problem) -> Any:
     if p.product is None:
         dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
         few = None if dot is None else class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
-        return few or recognise_sliding(p.defracted, p.types, p.strides)
+        return few or recognise_sliding(StridedView(p.defracted, p.types, p.strides, p.view.int64_index))
     return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
 
 
@@ -187,7 +187,7 @@ def _in_place(p: Problem) -> MatrixProduct | None:
 
 def _over_copies(p: Problem) -> OperandRewrite | None:
     big = p.product is not None and worthwhile(p.product.dot, p.space)
-    return over_copies(p.product, p.setting, p.int64_index) if big and p.product is not None else None
+    return over_copies(p.product, p.setting) if big and p.product is not None else None
 
 
 def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:
@@ -195,7 +195,7 @@ def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:
 
 
 def _dot_steps(p: Problem, product: MatrixProduct) -> list[Step] | None:
-    return dot_steps(product, p.flat, p.int64_index, p.setting, p.epilogue)
+    return dot_steps(product, p.flat, p.setting, p.epilogue)
 
 
 def _of_stored_operands(p: Problem) -> list[Step] | None:
@@ -204,7 +204,7 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
         return None
     if not any(map(is_gathered, (*p.product.dot.left, *p.product.dot.right))):
         return None
-    written = product_over(StridedView(p.flat, p.types, p.strides))
+    written = product_over(StridedView(p.flat, p.types, p.strides, p.view.int64_index))
     found = None if written is None else with_stored_operands(written)
     if written is None or found is None:
         return None
@@ -213,17 +213,17 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     if product is None:
         return None
     before = [step for s in found.operands for step in _allocated_steps(s, found.view, p.setting)]
-    repaired = repair_steps(written, p.flat, p.int64_index) if found.checked else []
+    repaired = repair_steps(written, p.flat) if found.checked else []
     return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
 
 
 def _of_parts(p: Problem, epilogue: Sequence[Statement] = ()) -> list[Step] | None:
-    return None if p.product is None else split_steps(p.product, p.flat, p.int64_index, p.setting, epilogue)
+    return None if p.product is None else split_steps(p.product, p.flat, p.setting, epilogue)
 
 
 def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     hopper = p.setting.device.capability == HOPPER
-    computed = hoisted(product, p.int64_index, wanted_along(product), hopper=hopper)
+    computed = hoisted(product, wanted_along(product), hopper=hopper)
     if p.epilogue and computed is not None:
         return None
     if p.epilogue:
@@ -237,28 +237,28 @@ def _product_steps(p: Problem, product: MatrixProduct) -> list[Step]:
     fast = hopper_steps(product, p.setting)
     if fast is not None:
         return fast
-    over = packed(product, p.int64_index)
+    over = packed(product)
     if over is None:
-        return dot_steps(product, p.flat, p.int64_index, p.setting) or []
+        return dot_steps(product, p.flat, p.setting) or []
     fast = hopper_steps(over.product, p.setting)
-    return over.around(fast or dot_steps(over.product, p.flat, p.int64_index, p.setting) or ())
+    return over.around(fast or dot_steps(over.product, p.flat, p.setting) or ())
 
 
 def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
     """A product of exponentials: the greatest terms of each operand, then the product."""
     if p.epilogue and not p.space.covers:
         return None
-    int64_index, setting = p.int64_index, p.setting
+    setting = p.setting
     view = with_tops(found.tops, p.view)
     alone = partial(_allocated_steps, view=view, setting=setting)
-    head = [Request(s, view.types, view.strides, int64_index, partial(alone, s)) for s in found.tops]
+    head = [Request(s, view.types, view.strides, view.int64_index, partial(alone, s)) for s in found.tops]
     product = MatrixProduct(with_guards(found.dot), p.space, view)
     inner = inner_variables(product, LEAST_REUSE)
     last = inner[0] if len(inner) == 1 and product.dot.dtype == "float32" else None
     much = product.multiplications >= LEAST_WORK
     divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
-    divided = split_operands(product, int64_index) if divisible else None
-    computed = hoisted(product, int64_index, last, True) if much and divided is None else None
+    divided = split_operands(product) if divisible else None
+    computed = hoisted(product, last, True) if much and divided is None else None
     config = replace(choose_config(product, setting.device.shared), parts=1)
     split: SplitOperands | None = None
     over = OperandRewrite(view, p.space, dot=product.dot) if computed is None else computed
@@ -266,7 +266,7 @@ def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
         over, split = divided
         config = fitted(config, SPLIT_BYTES, setting.device.shared)
     product = MatrixProduct(over.product.dot, p.space, replace(over.view, statement=view.statement))
-    task = DotTask(product, int64_index, PRECISION[setting.precision], config, p.epilogue)
+    task = DotTask(product, PRECISION[setting.precision], config, p.epilogue)
     writer = LogWriter(found, task, split) if isinstance(found, LogDot) else WeightedWriter(found, task, split)
     steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in launched(writer, p.flat)]
     return [*head, *over.around(steps), Release(tuple(s.output for s in found.tops))]
@@ -278,7 +278,7 @@ def _grouping(p: Problem) -> Any:
 
 def _grouped(p: Problem, found: Any) -> list[Step] | None:
     product, config = found
-    context = ScatterContext(p.types, p.strides, p.int64_index, partial(statement_steps, setting=p.setting))
+    context = ScatterContext(p.types, p.strides, p.view.int64_index, partial(statement_steps, setting=p.setting))
     return GroupedTask(product, config, p.flat, p.setting, context, p.epilogue).rows()
 
 
@@ -286,7 +286,7 @@ def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     if p.epilogue and not p.space.covers:
         return None
     carry = partial(_allocated_steps, setting=p.setting)
-    own = distance_steps(found, p.flat, p.int64_index, p.setting, carry, p.epilogue)
+    own = distance_steps(found, p.flat, p.setting, carry, p.epilogue)
     return _pointwise(p, p.space) if own is None else own
 
 
@@ -306,15 +306,15 @@ def _of_band(p: Problem, found: Banded) -> list[Step]:
 
 
 def _pointwise(p: Problem, space: Space) -> list[Step] | None:
-    view, int64_index = p.view, p.int64_index
+    view = p.view
     before, after = list[Step](), list[Step]()
     for prepared in (columns_packed,) if p.epilogue else (shared, columns_packed):
-        once = prepared(space, view, int64_index)
+        once = prepared(space, view)
         if once is not None:
             view, space = once.view, once.space
             before, after = [*before, *once.before], [*once.after, *after]
-    own = pointwise(space, view, p.flat, int64_index, p.epilogue)
-    if own is None or p.epilogue and any(isinstance(x, Release) for x in own) and shared(*_merged(p), int64_index):
+    own = pointwise(space, view, p.flat, p.epilogue)
+    if own is None or p.epilogue and any(isinstance(x, Release) for x in own) and shared(*_merged(p)):
         return None
     return [*before, *own, *after]
 
@@ -356,7 +356,7 @@ FAMILIES = (
     Family(
         "scan",
         lambda p: recognise_scan(p.space, p.view),
-        lambda p, scan: scan_steps(scan, p.view, p.flat, p.int64_index, p.epilogue),
+        lambda p, scan: scan_steps(scan, p.view, p.flat, p.epilogue),
         fills=False,
     ),
     Family("scan of terms", lambda p: terms_first(p.space, p.view), _scan_of_terms, fills=False),

@@ -72,17 +72,8 @@ def _epilogue(p: Problem, product: MatrixProduct, statements: tuple[Statement, .
     instructions = sum(_instructions(x, p) for s in p.epilogue for x in {*walk(s.body)})
     instructions += LOADED * sum(math.prod(p.types[a.tensor].shape) >= elements for a in read)
     bytes_read = sum(size_in_bytes(p.types[name]) for name in {a.tensor for a in read})
-    view = product.view
-    return Epilogue(
-        product.space,
-        statements,
-        view.types,
-        view.strides,
-        p.int64_index,
-        (p.flat, *p.epilogue),
-        instructions,
-        bytes_read,
-    )
+    told = (p.flat, *p.epilogue)
+    return Epilogue(product.space, statements, product.view, told, instructions, bytes_read)
 
 
 def _instructions(e: Expr, p: Problem) -> float:

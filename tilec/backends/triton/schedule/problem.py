@@ -4,7 +4,7 @@ carries out one or several."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
@@ -19,7 +19,7 @@ from tilec.ir.types import Types
 @dataclass(frozen=True)
 class Problem:
     """A statement to carry out into its allocated output: in its two forms, over the views of `view`, whose points
-    are `space`. `int64_index`: of positions. `epilogue`: elementwise statements of the same launch."""
+    are `space`. `epilogue`: elementwise statements of the same launch."""
 
     defracted: Statement
     flat: Statement
@@ -28,7 +28,6 @@ class Problem:
     setting: Setting
     view: StridedView
     space: Space
-    int64_index: bool
     epilogue: tuple[Statement, ...] = ()
 
     @cached_property
@@ -65,8 +64,8 @@ def problem_of(
     space = build_space(view.statement, view.types)
     if space is None:
         return None
-    int64_index = needs_int64_index((flat, *epilogue), types, strides, space)
-    return Problem(defracted, flat, types, strides, setting, view, space, int64_index, tuple(epilogue))
+    view = replace(view, int64_index=needs_int64_index((flat, *epilogue), types, strides, space))
+    return Problem(defracted, flat, types, strides, setting, view, space, tuple(epilogue))
 
 
 def product_task(

@@ -121,7 +121,7 @@ def product_sum_steps(
     if config.parts > 1 or output_tiles(own, config) < MULTIPROCESSORS // 2:
         return None
     term = replace(found.added, output=terms, index=found.read.index, sizes=None, aggregation="assign")
-    task = DotTask(own, p.int64_index, PRECISION[setting.precision], config, (term,))
+    task = DotTask(own, PRECISION[setting.precision], config, (term,))
     writer = ProductSumWriter(task, taken, replace(found.added, index=index))
     writer.write()
     grid = (writer.tiles(), 1, 1)

@@ -178,10 +178,10 @@ class _Members:
             names = _touched(p)
             types |= {n: p.view.types[n] for n in names}
             strides |= {n: p.view.strides[n] for n in names}
-        view = StridedView(problems[0].view.statement, types, strides)
+        view = StridedView(problems[0].view.statement, types, strides, any(p.view.int64_index for p in problems))
         both = sorted(zip(self.sums, problems, strict=True), key=lambda found: found[0].place)
         results = [Computed(p.space, x.flat, x.epilogue, x.output in stored) for x, p in both]
-        return several(results, view, form, any(p.int64_index for p in problems))
+        return several(results, view, form)
 
     def _reads(self, s: Statement) -> dict[PlaceRead, int]:
         summed = not all(map(self.space.single, self.space.reductions))

@@ -25,12 +25,12 @@ from tilec.backends.triton.matmul.dot import (
 )
 from tilec.backends.triton.matmul.pack import with_axes_last
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
-from tilec.backends.triton.plan.sizes import Strides, contiguous
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.taps import tap_sums
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.infer import statement_type
-from tilec.ir.program import Access, Constraint, Expr, Index, Int, Statement, index_variables, reads
+from tilec.ir.program import Access, Constraint, Expr, Index, Int, index_variables, reads
 from tilec.ir.types import Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
@@ -73,8 +73,9 @@ class _Slide:
     along: int
 
 
-def recognise_sliding(s: Statement, types: Types, strides: Strides) -> Sliding | None:
+def recognise_sliding(view: StridedView) -> Sliding | None:
     """The statement as such a product; None where it is none, or takes less time term by term."""
+    s, types = view.statement, view.types
     outputs = distinct_variables(s.index)
     if s.aggregation != "sum" or outputs is None or s.guard is not None or s.default is not None or s.constraints:
         return None
@@ -90,10 +91,9 @@ def recognise_sliding(s: Statement, types: Types, strides: Strides) -> Sliding |
         return None
     slides = [x for pair in ((a, b), (b, a)) for x in _slides(*pair, space)]
     best = max(slides, key=lambda x: space.largest(x.tap), default=None)
-    view = StridedView(s, types, strides)
     if best is None or not _pays(best, space, types) or tap_sums(space, view) is not None:
         return None
-    found = _batches_apart(_in_blocks(s, best, space, types, strides), best, space)
+    found = _batches_apart(_in_blocks(view, best, space), best, space)
     product = product_over(found.product)
     return found if product is not None and worthwhile(product.dot, product.space) else None
 
@@ -129,7 +129,7 @@ def _batches_apart(found: Sliding, x: _Slide, space: Space) -> Sliding:
         inside = any(step == 1 and batch & {*index_variables(e)} for e, step in zip(a.index, strides, strict=True))
         own = [d for d, e in enumerate(a.index) if not batch & {*index_variables(e)}]
         axes[a] = min(own, key=lambda d: strides[d], default=None) if inside else None
-    over = with_axes_last(product, axes, False)
+    over = with_axes_last(product, axes)
     return found if over is None else replace(found, product=over.view, before=over.before, after=over.after)
 
 
@@ -144,7 +144,8 @@ def _pays(x: _Slide, space: Space, types: Types) -> bool:
     return taps >= _FEWEST_TAPS and points / _TERMS_OF_FILTERS > _GAIN * (takes + 2 * moved)
 
 
-def _in_blocks(s: Statement, x: _Slide, space: Space, types: Types, strides: Strides) -> Sliding:
+def _in_blocks(view: StridedView, x: _Slide, space: Space) -> Sliding:
+    s, types, strides = view.statement, view.types, view.strides
     known = set(all_variables(s))
     u = fresh_variable("u", known)
     r, w = fresh_variable("r", known | {u}), fresh_variable("w", known | {u})
@@ -168,8 +169,8 @@ def _in_blocks(s: Statement, x: _Slide, space: Space, types: Types, strides: Str
         sizes=tuple(map(Int, sizes)),
         constraints=(Constraint(Index(w), Int(taps + _ACROSS - 1)),),
     )
-    made = StridedView(product, types, strides).with_tensor(name, replace(types[s.output], shape=sizes), own)
+    made = replace(view, statement=product).with_tensor(name, replace(types[s.output], shape=sizes), own)
     if whole:
         return Sliding(made)
     last = replace(s, body=Access(name, s.index or ()), aggregation="assign")
-    return Sliding(made, filled, StridedView(last, types, strides).with_tensor(name, types[s.output], steps))
+    return Sliding(made, filled, replace(view, statement=last).with_tensor(name, types[s.output], steps))

@@ -16,14 +16,14 @@ from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.emit.epilogue import epilogue_over, finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import RESERVED, Axis, Kernel, heading
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.hopper.form import HopperProblem, Variable
 from tilec.backends.triton.plan.lines import Return, assign, expression_texts, names_read
-from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.plan.source import KernelFile, KernelFunction
 from tilec.ir.index import linear
 from tilec.ir.program import Statement, accesses_in
-from tilec.ir.types import ITEM_BYTES, Types
+from tilec.ir.types import ITEM_BYTES
 
 FINISHED = "finished"  # of the function
 OWN = "e_"  # what its parameters begin with in the kernel
@@ -35,14 +35,12 @@ PIECE_BITS = 2  # of an element, for a row that each warp has of a piece: a thre
 @dataclass(frozen=True)
 class Epilogue:
     """Statements that follow the product whose points are `space`, each reading the one before it at its own element.
-    `int64_index`: of positions; `told`: all statements as written, the product first; `instructions`: of an element,
-    about; `bytes_read`: of further tensors; `stored`: the product's own output is stored too."""
+    `view`: of all tensors; `told`: all statements as written, the product first; `instructions`: of an element, about;
+    `bytes_read`: of further tensors; `stored`: the product's own output is stored too."""
 
     space: Space
     statements: tuple[Statement, ...]
-    types: Types
-    strides: Strides
-    int64_index: bool
+    view: StridedView
     told: tuple[Statement, ...] = ()
     instructions: float = 0
     bytes_read: int = 0
@@ -87,9 +85,10 @@ def is_epilogue(e: Epilogue) -> bool:
 def by_pieces(e: Epilogue, rows: Iterable[int], columns: Iterable[int], warps: int) -> bool:
     """Whether a tile of these boxes has its epilogue in a loop over swizzled rows of shared memory: where its text
     would be long, and the sums lie there as they are rounded."""
-    size, height = ITEM_BYTES[e.types[e.output].dtype], math.prod(rows)
+    dtype, height = e.view.types[e.output].dtype, math.prod(rows)
+    size = ITEM_BYTES[dtype]
     across = [n for n in columns if n > 1]
-    if len(across) != 1 or e.types[e.output].dtype != e.types[e.sums].dtype:
+    if len(across) != 1 or dtype != e.view.types[e.sums].dtype:
         return False
     whole = across[0] * size % SWIZZLED == 0 and height % (8 * size // PIECE_BITS * warps) == 0
     return whole and height * across[0] // (32 * warps) * e.instructions >= LONG_TEXT
@@ -100,7 +99,8 @@ def epilogue_text(e: Epilogue, problem: HopperProblem, split: bool = False) -> E
     what is stored, in float32; None where it is of another type. `split`: of sums that another kernel adds up, all
     elements in one row, `finished(sums, row_in, *positions, *further)`."""
     positions = [v.name for v in (*problem.rows, *problem.columns, *problem.batch)]
-    kernel = Kernel(FINISHED, e.space, e.types, e.strides, e.int64_index, powers=True, vectors=_along_memory(e))
+    view, vectors = e.view, _along_memory(e)
+    kernel = Kernel(FINISHED, e.space, view.types, view.strides, view.int64_index, powers=True, vectors=vectors)
     kernel.names = FreshNames((*RESERVED, "sums", *positions))
     groups: list[tuple[str, str | None, tuple[Variable, ...]]] = [
         ("row", "BM", problem.rows),
@@ -113,7 +113,7 @@ def epilogue_text(e: Epilogue, problem: HopperProblem, split: bool = False) -> E
     for axis, block, group in groups:
         for v in group:
             low = e.space.low[0][v.source]
-            place = f"{v.name}.to(tl.int64)" if e.int64_index else v.name
+            place = f"{v.name}.to(tl.int64)" if view.int64_index else v.name
             place += f" + {low}" if low else ""
             kernel.value_of[v.source] = v.name if place == v.name else kernel.line(python_name(v.source), place)
             if block is not None:
@@ -146,7 +146,7 @@ def _along_memory(e: Epilogue) -> set[str]:
         v
         for s in epilogue_over(e.space, e.statements)
         for a in accesses_in(s.body)
-        for index, stride in zip(a.index, e.strides[a.tensor], strict=True)
+        for index, stride in zip(a.index, e.view.strides[a.tensor], strict=True)
         for v in linear(index).variables()
         if abs(linear(index).coefficient(v)) * stride == 1
     }
