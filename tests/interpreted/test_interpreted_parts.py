@@ -28,6 +28,11 @@ PARTS = {  # text, shapes
         "function (A[2, N], B[M, 3]) -> (O) { O[n, m : N, M] = A[1, n] * B[m, 2] - A[1, n] * A[0, n] * B[m, 0]; }",
         ((2, 12), (9, 3)),
     ),
+    "coefficients by number": (
+        """function (X[N, D], C[3], B[2, 2]) -> (O) { O[n, d : N, D] = C[0] * X[n, d] + C[2] * X[n, d] * X[n, d]
+            + B[1, 0] * sin(X[n, d]) + B[0, 1] * pad(X[n, d - 1], 0); }""",
+        ((9, 40), (3,), (2, 2)),
+    ),
     "wavelet": (
         """function (X[C, H, W]) -> (A, D) {
             A[c, y, x : C, H/2, W] = X[c, 2*y, x] + X[c, 2*y + 1, x];

@@ -108,3 +108,12 @@ def test_what_an_epilogue_reads_through_pad_is_stored() -> None:
     known = {a.arg for a in function.args.args} | {n.id for n in names if isinstance(n.ctx, ast.Store)}
     launched = {n.id for c in ast.walk(function) if isinstance(c, ast.Call) for n in c.args if isinstance(n, ast.Name)}
     assert launched <= known
+
+
+def test_gradients_of_coefficients_share_a_walk() -> None:
+    """Sums that each write one element by its number are members of the group that reads what they add up."""
+    f = tilec.compile("""function (X[N, D], C[3]) -> (Y) {
+        Y[n, d : N, D] = C[0] * X[n, d] + C[1] * X[n, d] * X[n, d] + C[2] * exp(X[n, d]); }""")
+    lowered = f.grad().lower(*map(tilec.spec, ((8192, 4096), (3,), (8192, 4096))), target="sm_90")
+    cost = lowered.cost()
+    assert cost.bytes_moved < 1.05 * cost.least_bytes

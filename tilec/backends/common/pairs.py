@@ -94,12 +94,7 @@ def paired(
     """The statement as several, each of two operands, in order; None where it has fewer than three, or where nothing is
     gained. `dtype`: of its output, which the last one has; the others are called `fresh(1)` and so on."""
     extent, low, s = whole.extent, whole.low, whole.statement
-    groups: dict[frozenset[str], list[Expr]] = {}
-    for f in whole.factors:
-        own = variables_of(f)
-        home = next((g for g in groups if own <= g), own)
-        groups.setdefault(home, []).append(f)
-    operands = [(g, product_of(fs)) for g, fs in groups.items()]
+    operands = operands_of_factors(whole.factors, variables_of)
     if len(operands) < 3:
         return None
     names = [v for v in (*whole.outputs, *whole.summed) if extent[v] != 1]
@@ -124,7 +119,32 @@ def paired(
         body = product_of([e for _, e in chosen])
         found.append(Statement(name, index, tuple(Int(extent[v]) for v in order), body, "sum", span=s.span))
         operands.append((frozenset(order), Access(name, index)))
-    return [*found, replace(s, body=_scaled(product_of([e for _, e in operands]), whole.scale))]
+    return [*found, replace(s, body=scaled(product_of([e for _, e in operands]), whole.scale))]
+
+
+def seconds_of(whole: FactorSpace, dtype: str) -> float:
+    """An estimate of what a sum of bare factors takes, in its pairs."""
+    operands = operands_of_factors(whole.factors, variables_in)
+    names = [v for v in (*whole.outputs, *whole.summed) if whole.extent[v] != 1]
+    kept = frozenset(v for v in names if v in whole.outputs)
+    path = opt_einsum.paths.auto([g.intersection(names) for g, _ in operands], kept, dict(whole.extent))
+    return _seconds([g for g, _ in operands], path, frozenset(whole.outputs), whole.extent, dtype)
+
+
+def variables_in(e: Expr) -> frozenset[str]:
+    return frozenset(index_variables(e))
+
+
+def operands_of_factors(
+    factors: Sequence[Expr], variables_of: Callable[[Expr], frozenset[str]]
+) -> list[tuple[frozenset[str], Expr]]:
+    """Factors as operands, those with one that has their variables."""
+    groups: dict[frozenset[str], list[Expr]] = {}
+    for f in factors:
+        own = variables_of(f)
+        home = next((g for g in groups if own <= g), own)
+        groups.setdefault(home, []).append(f)
+    return [(g, product_of(fs)) for g, fs in groups.items()]
 
 
 def _in_groups(order: tuple[str, ...], other: frozenset[str], outputs: frozenset[str]) -> tuple[str, ...]:
@@ -167,7 +187,7 @@ def _seconds(
     return total
 
 
-def _scaled(e: Expr, scale: float | int) -> Expr:
+def scaled(e: Expr, scale: float | int) -> Expr:
     return e if scale == 1 else Call("mul", (e, _number(scale)))
 
 
@@ -195,18 +215,18 @@ def in_pairs(program: Program, bound: Program, types: Types) -> Program:
 def _divided(s: Statement, types: Types, names: Names, there: Collection[str]) -> list[Statement] | None:
     if not set(reads(s)) <= set(there):
         return None
-    whole = _whole(s, types)
+    whole = factor_space(s, types)
     if whole is None:
         return _joined(s, types, names)
     return paired(
         whole,
         types[s.output].dtype,
-        lambda e: frozenset(index_variables(e)),
+        variables_in,
         lambda _: names.fresh(f"{s.output}_pair"),
     )
 
 
-def _whole(s: Statement, types: Types) -> FactorSpace | None:
+def factor_space(s: Statement, types: Types) -> FactorSpace | None:
     """A sum of products of elements at bare variables, each of which runs over whole axes; None for any other."""
     outputs = distinct_variables(s.index)
     extent = full_extents(s, types) if is_plain_sum(s) and outputs is not None else None
@@ -266,7 +286,7 @@ def _joined(s: Statement, types: Types, names: Names) -> list[Statement] | None:
         made.append(Statement(names.fresh(f"{s.output}_joined"), own_index, shape, body, "assign", span=s.span))
         place = tuple(a.index[d] for d in moving)
         factors = [Access(made[-1].output, place) if k == root else f for k, f in enumerate(factors)]
-    last = replace(s, body=_scaled(product_of([f for k, f in enumerate(factors) if k not in taken]), split[1]))
+    last = replace(s, body=scaled(product_of([f for k, f in enumerate(factors) if k not in taken]), split[1]))
     known = {**types, **{m.output: statement_type(m, types) for m in made}}
     return [*made, last] if statement_type(last, known) == types[s.output] else None
 

@@ -22,6 +22,7 @@ from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.sheared import is_aslant, sheared
 from tilec.backends.common.chains.spread import ends_of, spread
 from tilec.backends.common.chains.window_scores import with_scores_by_columns
+from tilec.backends.common.operands.orders import better_orders
 from tilec.backends.common.operands.shared_operands import with_shared_operands
 from tilec.backends.common.pairs import LEAST
 from tilec.ir.functions import COSTLY_FUNCTIONS
@@ -71,7 +72,9 @@ def before_gradient(
     lifted = replace(program, statements=lift(program, Names.of(program)))
     sized = bind(lifted, types, values)
     lifted, shared = with_shared_operands(lifted, sized, types)
-    fewer, sized = shared is not sized, shared
+    orders = better_orders(shared, infer(shared, types))
+    fewer, sized = shared is not sized or bool(orders.parts), orders.applied(shared)
+    lifted = orders.applied(lifted)
     flat = flatten(sized, types) if any(map(_nests, sized.statements)) else sized
     known = infer(flat, types)
     by_columns, changed = with_scores_by_columns(flat, known)

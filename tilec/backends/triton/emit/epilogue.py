@@ -122,16 +122,20 @@ def _joins(s: Statement, anchor: Statement, there: set[str], types: Mapping[str,
     return space is not None and not space.reductions and not space.valid and space.covers
 
 
-def reads_own_element(e: Expr, tensor: str, index: tuple[Expr, ...]) -> bool:
+def reads_own_element(e: Expr, tensor: str, index: tuple[Expr, ...], places: bool = False) -> bool:
     """Whether all that an expression reads of the tensor is the value of its element at that index: none of it through
-    `pad`, and none to find where another tensor is read."""
+    `pad`, and none to find where another tensor is read, unless `places`."""
     match e:
+        case Access() if places and e.tensor != tensor:
+            return all(reads_own_element(i, tensor, index, True) for i in e.index)
         case Access():
             return (e.tensor, e.index) == (tensor, index) or all(a.tensor != tensor for a in accesses_in(e))
         case Pad():
             elsewhere = all(a.tensor != tensor for a in accesses_in(e.access))
-            return elsewhere and reads_own_element(e.value, tensor, index)
-    return all(reads_own_element(c, tensor, index) for c in children(e))
+            if places and isinstance(e.access, Access) and e.access.tensor != tensor:
+                elsewhere = reads_own_element(e.access, tensor, index, True)
+            return elsewhere and reads_own_element(e.value, tensor, index, places)
+    return all(reads_own_element(c, tensor, index, places) for c in children(e))
 
 
 def epilogue_over(space: Space, statements: Sequence[Statement]) -> list[Statement]:

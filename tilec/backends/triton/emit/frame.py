@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.code import parenthesised, python_name
 from tilec.backends.common.domain import Condition, access_conditions, all_conditions, free
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.kernel import Kernel, all_text, triton_type
 from tilec.backends.triton.emit.magnitudes import parts_of_lower_bound
 from tilec.backends.triton.plan.heading import LITERAL
@@ -38,6 +39,7 @@ class Frame:
         self.inner = inner
         self.types = kernel.types
         self.untested = ""  # the test of reads that need none, where they shall have one all the same
+        self.given: Mapping[Expr, ScalarValue] = {}  # elements that the kernel computes and reads others at
 
     # dependence
 
@@ -299,6 +301,8 @@ class Frame:
     def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         """A name of the elements read; where the access is outside, the tile overhangs, or they are not `wanted` (texts
         of tests), they are `other` (None: not needed, since what is read there is not used)."""
+        if access in self.given:
+            return self.given[access].code
         forms = [self.form(e) for e in access.index]
         variables = free_of(access)
         if 0 in self.types[access.tensor].shape:

@@ -28,7 +28,7 @@ from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS, ROUNDING
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables, walk
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, accesses_in, index_variables, walk
 from tilec.ir.symbolic import Real, is_open_number
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
 
@@ -99,7 +99,7 @@ class TritonScalars(ScalarWriter):
             elif e not in self._values:
                 pending += value_children(e)
         for access in found if always or asks and self.frame.kernel.blockwise else ():
-            if access not in self._values and access.tensor not in made:
+            if access not in self._values and all(a.tensor not in made for a in accesses_in(access)):
                 self.value(access)
 
     def _assigned(self, v: ScalarValue) -> str:

@@ -16,6 +16,7 @@ from tilec.backends.common.chains.chain import ChainKernel, kernel_reads, with_r
 from tilec.backends.common.chains.recognise import Chained, chained
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.common.operands.mirrored import with_mirrored_sums
+from tilec.backends.common.operands.orders import with_better_orders
 from tilec.backends.common.operands.products_apart import with_products_apart
 from tilec.backends.common.operands.rounded import with_rounded_operands
 from tilec.backends.common.operands.short_sums import with_short_sums
@@ -161,6 +162,7 @@ def grouped(program: Program, types: Types) -> Grouped:
 
 REWRITES = (
     asking_inputs,
+    with_better_orders,
     with_numbered_parts,
     with_narrow_scatters,
     with_selections,

@@ -40,7 +40,8 @@ def members_of(
     apart = _computed_apart(around, statements, across, along, extent)
     for original in around.between(statements):
         s = by_name.get(original.output)
-        if s is not None and not late & set(reads(s)) and _reads_in_place(s, members):
+        at_points = {n for n, m in members.items() if not reduced(m, extent) and n not in around.scans}
+        if s is not None and not late & set(reads(s)) and _reads_in_place(s, members, at_points):
             kind = "sum" if kept is not None and reduced(s, extent) else kind_of(s, across, along, extent)
             if kind == "sum" and kept is None and statistics and math.prod(extent[v] for v in along) > ON_CHIP:
                 kind = None
@@ -65,11 +66,11 @@ def members_of(
     return list(members.values()), list(after.values()), sums, cut
 
 
-def _reads_in_place(s: Statement, members: Mapping[str, Statement]) -> bool:
-    """Whether it reads members at its own point alone."""
+def _reads_in_place(s: Statement, members: Mapping[str, Statement], at_points: Collection[str] = ()) -> bool:
+    """Whether it reads members at its own point alone; those `at_points` also to find where another tensor is read."""
     hidden = {a.tensor for a in accesses_in(*(c.expr for c in s.constraints))}
     read = {a.tensor for a in value_accesses(s)} & members.keys()
-    own = (reads_own_element(root, name, members[name].index or ()) for root in s.roots for name in read)
+    own = (reads_own_element(r, n, members[n].index or (), n in at_points) for r in s.roots for n in read)
     return not hidden & members.keys() and all(own)
 
 

@@ -2,7 +2,8 @@
 
 `P[n, 0 : N, 4] = +(A[n, m] * B[m, 2])` and `Q[n, 2 : N, 4] = +(...)`, of which a gradient reads `P[n, i] + Q[n, i]`,
 are `P[n]`, `Q[n]` and `(i == 0 ? P[n] : 0) + (i == 2 ? Q[n] : 0)`. Nothing is filled with zeros, and sums that have the
-rows and the terms in common are members of one group, or share what they read.
+rows and the terms in common are members of one group, or share what they read. So are sums that each write one element,
+`P[0 : 4] = +(...)`: the gradients of coefficients that a program reads by number.
 
 What is added up at places in data in some columns alone, `Y[T[m], c + 64 : N, 192] = +(X[m, c])`, is a tensor of these
 columns, which go to their places afterwards: so each point is one of all columns, and not each element one by itself.
@@ -130,7 +131,7 @@ def _places(s: Statement, program: Program, types: Types) -> tuple[int | None, .
     if s.aggregation != "sum" or not is_pure(s) or s.output in program.outputs:
         return None
     bare = [row.bare for row in rows if row.terms]
-    if None in bare or len(set(bare)) < len(bare) or not bare or len(bare) == len(rows):
+    if None in bare or len(set(bare)) < len(bare) or len(bare) == len(rows):
         return None
     if build_space(s, types) is None:
         return None
