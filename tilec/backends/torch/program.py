@@ -6,7 +6,7 @@ import itertools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import CodeType, MappingProxyType
 from typing import Any
 
@@ -27,6 +27,7 @@ from tilec.language.show import show_statement
 
 RESERVED_IN_TORCH = (*RESERVED_NAMES, "np", "rt", "part", "min", "float", "True", "False", "None")
 TORCH_IMPORTS = "import torch\n\nimport tilec.backends.torch.runtime as rt\n"
+FREED = 31 * 2**20  # bytes: glibc's allocator learns its thresholds from freed blocks of up to 32 MiB
 _count = 0
 
 
@@ -90,8 +91,16 @@ def _compiled(name: str, text: str) -> CodeType:
     return compile(with_memory_handler(text, name, filename), filename, "exec")
 
 
+@cache
+def _let_memory_stay() -> None:
+    """A block is taken and freed untouched: from then on glibc keeps what is freed, where it would give temporaries of
+    a few hundred KB back at every call and fault their pages in again."""
+    torch.empty(FREED, dtype=torch.uint8)
+
+
 def build_program(lowering: Lowering, options: Options) -> TorchProgram:
     """The executable of a lowered program."""
+    _let_memory_stay()
     flat = lowering.stages["flat"]
     name = python_name(flat.name) if flat.name and flat.name not in RESERVED_IN_TORCH else "program"
     functions = _functions(name, lowering, options)
