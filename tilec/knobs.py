@@ -80,7 +80,12 @@ FULL_TRACEBACK = Knob(
 WARNINGS_ARE_ERRORS = Knob(
     "TILEC_WARNINGS_ARE_ERRORS", False, _parse_switch, "raise what would be a TileWarning: 0 or 1"
 )
-LIBRARY = Knob("TILEC_LIBRARY", True, _parse_switch, "may torch's own convolutions serve where they are exact: 0 or 1")
+LIBRARY = Knob(
+    "TILEC_LIBRARY",
+    True,
+    _parse_switch,
+    "may torch's own convolutions, softmax, norms and attention serve where they are exact: 0 or 1",
+)
 CACHE: Knob[Path | None] = Knob(
     "TILEC_CACHE", None, _parse_directory, "directory of what is kept from run to run (default ~/.cache/tilec)"
 )

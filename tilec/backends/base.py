@@ -46,10 +46,11 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class Options:
-    """How to build. `library`: whether library convolutions are candidates; `memory_budget`: bytes of temporaries a
-    statement may take; `block`: elements evaluated at a time; `tune`: may building measure candidates on the device;
-    `exact`: a recurrence is computed in its own order, which computing several times at once would change;
-    `device_budget`: bytes of intermediates from which kernels go by slabs (None: as the program's size asks)."""
+    """How to build. `library`: whether convolutions and other routines of a library are candidates; `memory_budget`:
+    bytes of temporaries a statement may take; `block`: elements evaluated at a time; `tune`: may building measure
+    candidates on the device; `exact`: a recurrence is computed in its own order, which computing several times at once
+    would change; `device_budget`: bytes of intermediates from which kernels go by slabs (None: as the program's size
+    asks)."""
 
     library: bool = True
     memory_budget: int = knobs.MEMORY_BUDGET.default

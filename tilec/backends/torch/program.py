@@ -6,7 +6,7 @@ import itertools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import CodeType, MappingProxyType
 from typing import Any
 
@@ -16,15 +16,18 @@ from tilec.backends.base import KernelSource, Lowering, Options
 from tilec.backends.common.code import FreshNames, indented, python_name
 from tilec.backends.common.memory import FAILED, TensorMemory, with_memory_handler
 from tilec.backends.common.tiled_program import RESERVED_NAMES
-from tilec.backends.torch.axis_tiling import in_slabs, slab_lines
+from tilec.backends.torch.axis_tiling import TiledStep, in_slabs, slab_lines
 from tilec.backends.torch.expr.task import Task
+from tilec.backends.torch.library.calls import LibraryCall, Part, call_lines, library_parts
 from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
 from tilec.ir.at_sizes import NAMESPACE
 from tilec.ir.program import Program, Statement, reads
+from tilec.ir.types import Types
 from tilec.language.show import show_statement
 
 RESERVED_IN_TORCH = (*RESERVED_NAMES, "np", "rt", "part", "min", "float", "True", "False", "None")
 TORCH_IMPORTS = "import torch\n\nimport tilec.backends.torch.runtime as rt\n"
+FREED = 31 * 2**20  # bytes: glibc's allocator learns its thresholds from freed blocks of up to 32 MiB
 _count = 0
 
 
@@ -88,8 +91,16 @@ def _compiled(name: str, text: str) -> CodeType:
     return compile(with_memory_handler(text, name, filename), filename, "exec")
 
 
+@cache
+def _let_memory_stay() -> None:
+    """A block is taken and freed untouched: from then on glibc keeps what is freed, where it would give temporaries of
+    a few hundred KB back at every call and fault their pages in again."""
+    torch.empty(FREED, dtype=torch.uint8)
+
+
 def build_program(lowering: Lowering, options: Options) -> TorchProgram:
     """The executable of a lowered program."""
+    _let_memory_stay()
     flat = lowering.stages["flat"]
     name = python_name(flat.name) if flat.name and flat.name not in RESERVED_IN_TORCH else "program"
     functions = _functions(name, lowering, options)
@@ -108,25 +119,32 @@ def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[
     functions: list[str] = []
     hidden: set[str] = set()  # what exists in slabs alone
 
-    def slab(inner: Lowering) -> str:
+    def slab(inner: Lowering, options: Options = options) -> str:
         made = names.fresh(f"{name}_slab")
         functions.extend(_functions(made, inner, options, (*taken, name, *lowering.symbols)))
         return made
+
+    def exact(inner: Lowering) -> str:
+        return slab(inner, replace(options, library=False))
 
     def task(s: Statement) -> Task:
         kept = s.output in flat.outputs
         return Task(s, defracted[s.output], types, local, names, options, kept)
 
-    steps = in_slabs(flat, types, options)
+    steps = _steps(flat, types, options)
     dead = _last_reads(replace(flat, statements=tuple(s for step in steps for s in step.members)))
     while steps:
-        if (cut := steps[0].slab) is not None:
-            (first, *steps) = steps
+        first = steps[0]
+        if isinstance(first, LibraryCall):
+            steps, group = steps[1:], first.results
+            lines = call_lines(first, flat, types, local, names.fresh, exact)
+        elif (cut := first.slab) is not None:
+            steps = steps[1:]
             group = first.members
             lines = slab_lines(cut, types, local, names, slab)
             hidden |= {s.output for s in group} - set(cut.wanted)
         else:
-            alone = list(itertools.takewhile(lambda step: step.slab is None, steps[:MOST_TOGETHER]))
+            alone = list(itertools.takewhile(_alone, steps[:MOST_TOGETHER]))
             count, lines = lines_of_first([task(s) for step in alone for s in step.members])
             group, steps = tuple(s for step in steps[:count] for s in step.members), steps[count:]
         comments = [f"# {line}" for s in group for line in show_statement(s).splitlines()]
@@ -138,6 +156,24 @@ def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[
     body.append(f"return ({results}{',' if len(flat.outputs) == 1 else ''})")
     header = f"def {name}({', '.join(local[i] for i in flat.input_names())}):"
     return [*functions, "\n".join([header, *indented(body)])]
+
+
+def _steps(flat: Program, types: Types, options: Options) -> list[TiledStep | LibraryCall]:
+    """Calls of torch's routines, and between them statements one by one and in runs."""
+    parts = library_parts(flat, types) if options.library else [Part(flat.statements)]
+    found: list[TiledStep | LibraryCall] = []
+    read = {*flat.outputs}
+    for part in reversed(parts):
+        read.update(part.call.sources if part.call else ())
+        kept = tuple(s.output for s in part.statements if s.output in read)
+        own = in_slabs(replace(flat, outputs=kept, statements=part.statements), types, options)
+        found = [*own, *([part.call] if part.call else []), *found]
+        read.update(t for s in part.statements for t in reads(s))
+    return found
+
+
+def _alone(step: TiledStep | LibraryCall) -> bool:
+    return isinstance(step, TiledStep) and step.slab is None
 
 
 def _last_reads(program: Program) -> dict[str, list[str]]:

@@ -24,6 +24,12 @@ from tilec.backends.torch.exponentials import right_factor as right_factor
 from tilec.backends.torch.expr import philox as philox
 from tilec.backends.torch.keyed_products import multiplied_as_stored
 from tilec.backends.torch.keyed_products import products_by_key as products_by_key
+from tilec.backends.torch.library.runtime import attention_and_logarithms as attention_and_logarithms
+from tilec.backends.torch.library.runtime import attention_gradient as attention_gradient
+from tilec.backends.torch.library.runtime import layer_norm_and_statistics as layer_norm_and_statistics
+from tilec.backends.torch.library.runtime import layer_norm_gradient as layer_norm_gradient
+from tilec.backends.torch.library.runtime import softmax_and_statistics as softmax_and_statistics
+from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gradient
 from tilec.backends.torch.selection import all_within as all_within
 from tilec.backends.torch.selection import choose as choose
 from tilec.backends.torch.selection import elements_at as elements_at

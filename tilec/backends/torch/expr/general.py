@@ -177,7 +177,7 @@ class _Body:
         mask, tested = self._mask(evaluator)
         value = evaluator.value(s.body)
         dtype = accumulation_dtype(self.aggregation, self.task.type.dtype)
-        code = self._masked(evaluator, value, dtype, mask)
+        code = self._masked(evaluator, value, dtype, mask, tested)
         variables = tested | value.variables
         reached = mask if mask is not None and self._needs_reached() else None
         if self.reductions:
@@ -205,7 +205,9 @@ class _Body:
     def _needs_reached(self) -> bool:
         return self.task.flat.default is not None
 
-    def _masked(self, evaluator: TorchScalars, value: ScalarValue, dtype: str, mask: str | None) -> str:
+    def _masked(
+        self, evaluator: TorchScalars, value: ScalarValue, dtype: str, mask: str | None, tested: frozenset[str]
+    ) -> str:
         """The value with the identity where the point is not valid."""
         before = dtype
         if self.reductions and self.aggregation in ("sum", "prod") and value.compute_dtype is not None:
@@ -223,6 +225,8 @@ class _Body:
             return code
         if value.number is not None:
             identity = f"torch.full((), {identity}, dtype=torch.{before}, device=device)"
+        if self.aggregation == "sum" and value.number is None and tested < value.variables:
+            return f"rt.choose({mask}, {code}, {identity})"  # a few tests spread out, and a zero: one pass over bits
         return f"torch.where({mask}, {code}, {identity})"
 
     def _fill(self) -> str:

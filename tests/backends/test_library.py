@@ -1,0 +1,106 @@
+"""Groups of statements that a routine of torch computes: which are found, and what the calls give."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import tilec
+from tilec.backends.base import Options
+from tilec.backends.torch import TorchBackend
+from tilec.ir.types import TensorType
+from tilec.language import parse
+from tilec.pipeline import lower
+
+SOFTMAX = "Y[i,j] = exp(X[i,j] - max(X[i,k])) / sum(exp(X[i,k] - max(X[i,l])))"
+FIRST = "Y[i,j] = exp(X[i,j] - max(X[k,j])) / sum(exp(X[k,j] - max(X[l,j])))"
+NORM = """function (X[N, D], G[D], B[D]) -> (Y) { M[n] = mean(X[n,d]); V[n] = mean((X[n,d] - M[n]) * (X[n,d] - M[n]));
+    Y[n, d : N, D] = B[d] + G[d] * ((X[n,d] - M[n]) * rsqrt(0.00001 + V[n])); }"""
+PIXELS = """function (X[N, C, H, W]) -> (Y) { M[n,c] = mean(X[n,c,y,x]);
+    V[n,c] = mean((X[n,c,y,x] - M[n,c]) * (X[n,c,y,x] - M[n,c]));
+    Y[n,c,y,x : N,C,H,W] = (X[n,c,y,x] - M[n,c]) * rsqrt(V[n,c] + 0.00001); }"""
+ATTENTION = """function (Q[B, H, R, N, E], K[B, H, N, E], V[B, H, N, E]) -> (O) {{
+    S[b,h,r,i,j : B,H,R,N,N] = 0.5 * sum(K[b,h,j,e] * Q[b,h,r,i,e]); L[b,h,r,i : B,H,R,N] = logsumexp({0} S[b,h,r,i,j]);
+    O[b,h,r,i,e : B,H,R,N,E] = sum({0} V[b,h,j,e] * exp(S[b,h,r,i,j] - L[b,h,r,i])); }}"""
+ROUTINES = {
+    "softmax of rows": (SOFTMAX, ((5, 7),), "softmax"),
+    "softmax of columns": (FIRST, ((5, 7),), "softmax"),
+    "norm of rows": (NORM, ((5, 7), (7,), (7,)), "layer_norm"),
+    "norm of images": (PIXELS, ((2, 3, 4, 5),), "layer_norm"),
+    "attention": (ATTENTION.format(""), ((2, 2, 3, 17, 4), (2, 2, 17, 4), (2, 2, 17, 4)), "attention"),
+    "causal attention": (ATTENTION.format("i >= j ?"), ((1, 2, 1, 17, 4), (1, 2, 17, 4), (1, 2, 17, 4)), "attention"),
+}
+OTHERS = {  # alike, but for one thing
+    "another maximum": ("Y[i,j] = exp(X[i,j] - max(X[k,j])) / sum(exp(X[i,k] - max(X[i,l])))", ((5, 5),)),
+    "a part of the rows": ("Y[i,j] = exp(X[i,j] - max(X[i,k])) / sum(exp(X[i,k] - max(X[i,l]))), j < 3", ((5, 7),)),
+    "divided by another number": (NORM.replace("mean((X", "0.5 * mean((X"), ((5, 7), (7,), (7,))),
+    "later keys": (ATTENTION.format("i <= j ?"), ((1, 2, 1, 17, 4), (1, 2, 17, 4), (1, 2, 17, 4))),
+    "shifted": (ATTENTION.format("i > j ?"), ((1, 2, 1, 17, 4), (1, 2, 17, 4), (1, 2, 17, 4))),
+}
+
+
+def inputs(shapes, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(s, generator=generator, dtype=dtype) for s in shapes]
+
+
+def executables(source: str, tensors) -> list:
+    program = parse(source)
+    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    types = {i.name: TensorType(tuple(t.shape), dtype) for i, t in zip(program.inputs, tensors, strict=True)}
+    return [TorchBackend().build(lower(program, types, {}), Options(library=library)) for library in (True, False)]
+
+
+def with_gradient(source: str, tensors: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, library: bool) -> list:
+    monkeypatch.setenv("TILEC_LIBRARY", str(int(library)))
+    given = [t.clone().requires_grad_() for t in tensors]
+    y = tilec.compile(source)(*given)
+    found = torch.autograd.grad((y * torch.cos(torch.arange(y.numel(), dtype=y.dtype).view(y.shape))).sum(), given)
+    return [y, *found]
+
+
+@pytest.mark.parametrize("name", ROUTINES)
+def test_routines_give_what_the_statements_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, shapes, word = ROUTINES[name]
+    tensors = inputs(shapes)
+    assert word in executables(source, tensors)[0].source() and word not in executables(source, tensors)[1].source()
+    ours, expected = (with_gradient(source, tensors, monkeypatch, library) for library in (True, False))
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_only_alike_is_left(name: str) -> None:
+    source, shapes = OTHERS[name]
+    texts = executables(source, inputs(shapes))[0].source()
+    assert not any(word in texts for word in ("torch.softmax(", "rt.softmax", "layer_norm", "rt.attention"))
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("name", ROUTINES)
+def test_infinities_and_nan(name: str, bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each input; a row of softmax that is -inf throughout as well."""
+    source, shapes, _ = ROUTINES[name]
+    for k in range(len(shapes)):
+        tensors = inputs(shapes)
+        tensors[k].view(-1, shapes[k][-1])[-2:, -2:] = bad
+        if k == 0 and "softmax" in name:
+            tensors[0][0] = bad
+        with_, without = executables(source, tensors)
+        for a, b in zip(with_(tensors), without(tensors), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def test_variances_far_below_what_is_added_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not what is left of a difference."""
+    source = NORM.replace("-> (Y)", "-> (Y, V)")
+    x, *others = inputs(((5, 7), (7,), (7,)))
+    tensors = [x * 1e-9, *others]
+    with_, without = executables(source, tensors)
+    torch.testing.assert_close(with_(tensors)[1], without(tensors)[1], rtol=1e-10, atol=0)
+
+
+def test_sixteen_bits_are_left() -> None:
+    assert "softmax" not in executables(SOFTMAX, inputs(((5, 7),), torch.bfloat16))[0].source()

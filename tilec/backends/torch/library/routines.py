@@ -1,0 +1,175 @@
+"""The table of torch's routines: what each computes, as statements in Tile, and the text of its call.
+
+Each gives what the statements give up to rounding, at infinities and NaN too, or else None, where values are not those
+that it is right for; and a row's result depends on no other row, however many threads there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilec.backends.torch.library.match import Occurrence, Pattern
+from tilec.language import parse
+
+
+@dataclass(frozen=True)
+class Routine:
+    """`call`: text with the names of tensors and numbers, and `places`: the dimensions of `j` in the first tensor;
+    `alone`: that where the first result alone is wanted; `source`: the statements; `roots`: those that are looked for
+    in turn, all of which must be there; `gives`, `reads`: results in order, and what the text names, with their axes
+    where they are `flat`: of one axis for each variable, where others come as they lie; `marks`:
+    functions and aggregations without which it is not there; `fallible`: may it return None?
+    `admits`: of a match."""
+
+    call: str
+    source: str
+    roots: tuple[str, ...]
+    gives: tuple[tuple[str, str], ...]
+    reads: tuple[tuple[str, str], ...]
+    several: str
+    marks: tuple[str, ...]
+    alone: str = ""
+    flat: bool = False
+    fallible: bool = False
+    admits: Callable[[Occurrence], bool] = lambda m: m.extent("j") > 0
+
+    @property
+    def pattern(self) -> Pattern:
+        return _pattern(self.source, self.several)
+
+
+@lru_cache
+def _pattern(source: str, several: str) -> Pattern:
+    statements = parse(f"function {source}").statements
+    return Pattern({s.output: s for s in statements}, frozenset(several))
+
+
+def _last(m: Occurrence) -> bool:
+    """Are the axes of `j` the last ones, in order?"""
+    axes = m.tensors["X"][1]
+    return m.extent("j") > 0 and 0 < len(m.axes["j"]) < len(axes) and axes[-len(m.axes["j"]) :] == m.axes["j"]
+
+
+_SOFTMAX = "M[i : I] = >(X[i,j]); S[i : I] = +(exp(X[i,j] - M[i]));"
+_EXPONENTIALS = "Y[i,j : I,J] = exp(X[i,j] - M[i]) / S[i];"
+_MOMENTS = (
+    "T[i : I] = +(X[i,j]); M[i : I] = T[i] / J; U[i : I] = +((X[i,j] - M[i]) * (X[i,j] - M[i])); V[i : I] = U[i] / J;"
+)
+
+
+def _text(tensor: str) -> str:
+    return f"{{{tensor}}}" if tensor else "None"
+
+
+def _layer_norm(scale: str, shift: str) -> Routine:
+    given = "".join(f", {t}[J]" for t in (scale, shift) if t)
+    body = "(X[i,j] - M[i]) * rsqrt(V[i] + E[])" + f" * {scale}[j]" * bool(scale) + f" + {shift}[j]" * bool(shift)
+    return Routine(
+        f"rt.layer_norm_and_statistics({{X}}, {_text(scale)}, {_text(shift)}, {{places}}, {{E}})",
+        f"(X[I,J], E[]{given}) -> (Y) {{ {_MOMENTS} Y[i,j : I,J] = {body}; }}",
+        ("Y",),
+        (("Y", "ij"), ("M", "i"), ("V", "i")),
+        (("X", "ij"), *((t, "j") for t in (scale, shift) if t)),
+        "ij",
+        ("rsqrt",),
+        alone=f"torch.layer_norm({{X}}, {{X}}.shape[{{place}}:], {_text(scale)}, {_text(shift)}, {{E}})",
+        admits=_last,
+    )
+
+
+def _layer_norm_gradient(scale: str) -> Routine:
+    by = f" * {scale}[j]" * bool(scale)
+    r = "rsqrt(V[i] + E[])"
+    return Routine(
+        f"rt.layer_norm_gradient({{C}}, {{X}}, {{M}}, {{V}}, {_text(scale)}, {{places}}, {{E}})",
+        f"""(X[I,J], E[], G[J], M[I], V[I], C[I,J]) -> (Y) {{
+            A[i : I] = +(C[i,j] * (X[i,j] - M[i]){by});
+            D[i : I] = A[i] * -1.0 * {r} * {r} * {r} * 0.5;
+            B[i : I] = +(C[i,j]{by});
+            Y[i,j : I,J] = C[i,j] * {r}{by} + D[i] / J * (X[i,j] - M[i]) * 2
+                + (B[i] * -1.0 * {r} + -1.0 * D[i] / J * (M[i] - M[i]) * 2) / J; }}""",
+        ("Y",),
+        (("Y", "ij"),),
+        (("X", "ij"), ("C", "ij"), ("M", "i"), ("V", "i"), *(((scale, "j"),) if scale else ())),
+        "ij",
+        ("rsqrt",),
+        admits=_last,
+    )
+
+
+_OPERANDS = (("Q", "brie"), ("K", "bje"), ("V", "bjf"))
+_SCORES = "S[b,r,i,j : B,R,I,J] = +(Q[b,r,i,e] * K[b,j,e]); D[b,r,i,j : B,R,I,J] = S[b,r,i,j] * E[];"
+_WEIGHTS = "P[b,r,i,j : B,R,I,J] = exp(D[b,r,i,j] - L[b,r,i]);"
+
+
+def _attends(m: Occurrence) -> bool:
+    return m.extent("e") == m.extent("f") and m.extent("i") >= 16 and m.extent("j") >= 16
+
+
+def _attention(causal: bool) -> tuple[Routine, ...]:
+    below = "i - j >= 0 &" * causal
+    seen = "i - j >= 0 ?" * causal
+    return (
+        Routine(
+            f"rt.attention_and_logarithms({{Q}}, {{K}}, {{V}}, {{E}}, {causal})",
+            f"""(Q[B,R,I,G], K[B,J,G], V[B,J,F], E[]) -> (O) {{
+                {_SCORES} L[b,r,i : B,R,I] = logsumexp({seen} D[b,r,i,j]);
+                {_WEIGHTS} O[b,r,i,f : B,R,I,F] = +({seen} P[b,r,i,j] * V[b,j,f]); }}""",
+            ("O",),
+            (("O", "brif"), ("L", "bri")),
+            _OPERANDS,
+            "br",
+            ("exp", "logsumexp"),
+            flat=True,
+            fallible=True,
+            admits=_attends,
+        ),
+        Routine(
+            f"rt.attention_gradient({{Q}}, {{K}}, {{V}}, {{C}}, {{O}}, {{L}}, {{E}}, {causal})",
+            f"""(Q[B,R,I,G], K[B,J,G], V[B,J,F], O[B,R,I,F], L[B,R,I], C[B,R,I,F], E[]) -> (DQ) {{
+                {_SCORES} {_WEIGHTS} T[b,r,i : B,R,I] = +(C[b,r,i,f] * O[b,r,i,f]);
+                X[b,r,i,j : B,R,I,J] = +({seen} C[b,r,i,f] * V[b,j,f] * P[b,r,i,j]);
+                Y[b,r,i,j : B,R,I,J] = +({below} L[b,r,i] != -inf ? T[b,r,i] * -1.0 * P[b,r,i,j]);
+                Z[b,r,i,j : B,R,I,J] = (X[b,r,i,j] + Y[b,r,i,j]) * E[];
+                DQ[b,r,i,e : B,R,I,G] = +(Z[b,r,i,j] * K[b,j,e]); DK[b,j,e : B,J,G] = +(Z[b,r,i,j] * Q[b,r,i,e]);
+                DV[b,j,f : B,J,F] = +({seen} C[b,r,i,f] * P[b,r,i,j]); }}""",
+            ("DQ", "DK", "DV"),
+            (("DQ", "brie"), ("DK", "bje"), ("DV", "bjf")),
+            (*_OPERANDS, ("C", "brif"), ("O", "brif"), ("L", "bri")),
+            "br",
+            ("exp", "ne"),
+            flat=True,
+            fallible=True,
+            admits=_attends,
+        ),
+    )
+
+
+ROUTINES: tuple[Routine, ...] = (
+    Routine(
+        "rt.softmax_and_statistics({X}, {places})",
+        f"(X[I,J]) -> (Y) {{ {_SOFTMAX} {_EXPONENTIALS} }}",
+        ("Y",),
+        (("Y", "ij"), ("M", "i"), ("S", "i")),
+        (("X", "ij"),),
+        "i",
+        ("exp", "max"),
+        alone="torch.softmax({X}, {place})",
+    ),
+    Routine(
+        "rt.softmax_gradient({C}, {X}, {M}, {S}, {places})",
+        f"""(X[I,J], M[I], S[I], C[I,J]) -> (D) {{ {_EXPONENTIALS} T[i : I] = +(C[i,j] * Y[i,j]);
+            D[i,j : I,J] = C[i,j] * Y[i,j] + T[i] * -1.0 / S[i] * exp(X[i,j] - M[i]); }}""",
+        ("D",),
+        (("D", "ij"),),
+        (("C", "ij"), ("X", "ij"), ("M", "i"), ("S", "i")),
+        "i",
+        ("exp",),
+    ),
+    *(_layer_norm(scale, shift) for scale, shift in (("G", "B"), ("G", ""), ("", ""))),
+    *map(_layer_norm_gradient, ("G", "")),
+    *_attention(True),
+    *_attention(False),
+)

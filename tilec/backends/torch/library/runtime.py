@@ -1,0 +1,80 @@
+"""The calls of the table, as generated programs make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tilec.backends.torch.certainty import askable, finite
+
+Tensor = torch.Tensor
+
+
+def softmax_and_statistics(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """With the greatest element, and the sum of the exponentials of what the others are below it."""
+    y = torch.softmax(x, dims[0])
+    return y, x.amax(dims[0]), y.amax(dims[0]).reciprocal_()  # the greatest's own exponential is 1
+
+
+def softmax_gradient(c: Tensor, x: Tensor, greatest: Tensor, total: Tensor, dims: Sequence[int]) -> tuple[Tensor]:
+    (dim,) = dims
+    y = (x - greatest.unsqueeze(dim)).exp_().div_(total.unsqueeze(dim))
+    return (torch._softmax_backward_data(c, y, dim, y.dtype),)
+
+
+def layer_norm_and_statistics(
+    x: Tensor, scale: Tensor | None, shift: Tensor | None, dims: Sequence[int], eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With means and variances; `dims` are the last ones."""
+    y, mean, reciprocal = torch.native_layer_norm(x, x.shape[dims[0] :], _normal(scale), _normal(shift), eps)
+    variance = reciprocal.pow(-2).sub_(eps)
+    if not askable(variance) or not bool((variance > eps).all()):  # what is left of it beside eps is not exact
+        variance = (x - mean).square_().mean(tuple(dims), keepdim=True)
+    return y, mean.view(x.shape[: dims[0]]), variance.view(x.shape[: dims[0]])
+
+
+def layer_norm_gradient(
+    c: Tensor, x: Tensor, mean: Tensor, variance: Tensor, scale: Tensor | None, dims: Sequence[int], eps: float
+) -> tuple[Tensor]:
+    """The input's; those of scale and shift depend on the number of threads in torch."""
+    shape = (*x.shape[: dims[0]], *[1] * len(dims))
+    reciprocal = torch.rsqrt(variance + eps).view(shape)
+    found = torch.ops.aten.native_layer_norm_backward(
+        c, x, x.shape[dims[0] :], mean.reshape(shape), reciprocal, _normal(scale), None, [True, False, False]
+    )
+    return (found[0],)
+
+
+def _normal(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.contiguous()
+
+
+def attention_and_logarithms(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor] | None:
+    """And the logarithm of each row's sum. None on other devices, and where a value is not finite: torch takes rows
+    that see nothing for zeros and multiplies what is not seen by zero."""
+    if q.device.type != "cpu" or not finite(v):
+        return None
+    o, logarithm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, _for_each(k, q), _for_each(v, q), 0.0, causal, scale=scale
+    )
+    return (o, logarithm) if finite(logarithm) else None
+
+
+def attention_gradient(
+    q: Tensor, k: Tensor, v: Tensor, c: Tensor, o: Tensor, logarithm: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Of queries, keys and values; likewise."""
+    if q.device.type != "cpu" or not finite(q, k, v, c, o, logarithm):
+        return None
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        c, q, _for_each(k, q), _for_each(v, q), o, logarithm, 0.0, causal, scale=scale
+    )
+    return dq, dk.sum(1), dv.sum(1)
+
+
+def _for_each(t: Tensor, q: Tensor) -> Tensor:
+    """Keys or values for each group of queries that share them."""
+    return t[:, None].expand(-1, q.shape[1], -1, -1)
