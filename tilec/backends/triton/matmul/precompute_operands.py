@@ -229,8 +229,8 @@ class StoredOperands:
 
 
 def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
-    """None where nothing that is gathered or computed would gain by being stored. A batch that is gathered has blocks of
-    its own, which kernels read as fast as others."""
+    """None where nothing that is gathered or computed would gain by being stored. A gathered batch has blocks of its
+    own, which kernels read as fast as others."""
     dot, space, view = given.dot, given.space, given.view
     s = view.statement
     plain = dot.scale == 1 and not dot.zero_result and s.guard is None and not s.constraints
