@@ -52,3 +52,11 @@ def test_products_of_all_factors_but_one_are_stored_nowhere() -> None:
     lowered = f.lower(*specs((64, 32, 6), (64, 32, 64), (64,)), target="sm_90")
     tensors = {s.output for s in lowered.stages["grouped"].statements}
     assert not any("prod" in name for name in tensors), tensors
+
+
+@pytest.mark.parametrize(("factors", "written_out"), [(6, True), (9, False)])
+def test_products_of_few_factors_are_elementwise(factors: int, written_out: bool) -> None:
+    """Where they are many more than their factors."""
+    text = "function (C[N, D]) -> (W) { W[n, l : N, 512] = prod(((l >> d) & 1) == 1 ? C[n, d] : 1 - C[n, d]); }"
+    lowered = tilec.compile(text).lower(*specs((4096, factors)), target="sm_90")
+    assert ("tl.reduce(" not in lowered.source()) == written_out

@@ -4,8 +4,8 @@ butterfly.
 Such a sum takes as long as memory does, and a library made for large matrices longer. As `A[n, i, 0] * X[n, 0, j] +
 A[n, i, 1] * X[n, 1, j]` it is an elementwise statement, which shares a kernel with others.
 
-So are products of all factors but one, `P[d, n] = *(e != d ? F[n, e])`, the gradient of a product of few: they have
-many more elements than there are factors, and the sum that reads them computes each where it needs it.
+So are products of few factors where there are many more of them than factors, and of all factors but one, `P[d, n] =
+*(e != d ? F[n, e])`, which are gradients of such: the sum that reads them computes each where it needs it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tilec.transforms.util.plain import is_plain_sum, is_pure
 
 _MADE_OF = (Access, Call, Index, Int, Float)
 _MOST_TERMS = 4
-_MOST_FACTORS = 8  # of a product of all but one
+_MOST_FACTORS = 8  # of a product
 _TIMES_LARGER = 8  # than what it is made of, at least
 
 
@@ -33,7 +33,7 @@ def with_short_sums(program: Program, types: Types, barred: Collection[str]) -> 
     """The program with such sums as assignments, but for those `barred`."""
 
     def made(s: Statement) -> Statement:
-        return s if s.output in barred else _written_out(s, types) or _others_written_out(s, types) or s
+        return s if s.output in barred else _written_out(s, types) or _factors_written_out(s, types) or s
 
     return replace(program, statements=tuple(map(made, program.statements)))
 
@@ -63,33 +63,35 @@ def _written_out(s: Statement, types: Types) -> Statement | None:
     return new if statement_type(new, types) == types[s.output] else None
 
 
-def _others_written_out(s: Statement, types: Types) -> Statement | None:
-    """A product of all factors but one as an assignment."""
+def _factors_written_out(s: Statement, types: Types) -> Statement | None:
+    """A product of few factors, or of all but one, as an assignment."""
     outputs = distinct_variables(s.index)
     if s.aggregation != "prod" or not is_pure(s) or s.constraints or s.attributes or outputs is None:
         return None
+    inner = {*index_variables(s.body)} - {*outputs}
+    if len(inner) != 1 or types[s.output].dtype not in FLOATS or not all(isinstance(e, _MADE_OF) for e in walk(s.body)):
+        return None
+    (factor,) = inner
+    ranges = dict(zip(outputs, types[s.output].shape, strict=True))
+    read = [a for a in walk(s.body) if isinstance(a, Access)]
+    places = [(e, n) for a in read for e, n in zip(a.index, types[a.tensor].shape, strict=True)]
+    count = next((n for e, n in places if linear(e).bare == factor), 0)
+    extent = {**ranges, factor: count}
+    if any(extent.get(linear(e).bare or "") != n and not isinstance(e, Int) for e, n in places):
+        return None
+    known = {a.tensor: math.prod(types[a.tensor].shape) for a in read}
+    if not 1 < count <= _MOST_FACTORS or math.prod(ranges.values()) < _TIMES_LARGER * sum(known.values()):
+        return None
+    factors = [replace_indices(s.body, {factor: Affine.of((), k)}) for k in range(count)]
     match s.guard:
-        case Call("ne", (Index(v), Index(w))) if (v in outputs) != (w in outputs):
-            one, other = (v, w) if v in outputs else (w, v)
+        case None:
+            pass
+        case Call("ne", (Index(v), Index(w))) if {v, w} - {factor} <= {*outputs} and factor in (v, w):
+            left = Index(v if w == factor else w)
+            if ranges[left.name] != count:
+                return None
+            factors = [Call("select", (Call("ne", (left, Int(k))), f, Float(1.0))) for k, f in enumerate(factors)]
         case _:
             return None
-    if types[s.output].dtype not in FLOATS or {*index_variables(s.body)} - {*outputs} != {other}:
-        return None
-    ranges = dict(zip(outputs, types[s.output].shape, strict=True))
-    count = ranges[one]
-    extent = {**ranges, other: count}
-    if not 1 < count <= _MOST_FACTORS or not all(isinstance(e, _MADE_OF) for e in walk(s.body)):
-        return None
-    read = [a for a in walk(s.body) if isinstance(a, Access)]
-    for a in read:
-        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
-            if extent.get(linear(e).bare or "") != n and not isinstance(e, Int):
-                return None
-    known = {a.tensor: math.prod(types[a.tensor].shape) for a in read}
-    alone = not any(other in index_variables(a) for a in read)
-    if alone or math.prod(ranges.values()) < _TIMES_LARGER * sum(known.values()):
-        return None
-    others = [replace_indices(s.body, {other: Affine.of((), k)}) for k in range(count)]
-    factors = [Call("select", (Call("ne", (Index(one), Int(k))), f, Float(1.0))) for k, f in enumerate(others)]
     new = replace(s, aggregation="assign", guard=None, body=functools.reduce(lambda a, b: Call("mul", (a, b)), factors))
     return new if statement_type(new, types) == types[s.output] else None
