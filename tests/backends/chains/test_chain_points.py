@@ -267,3 +267,29 @@ def test_both_sides_at_once_and_counts(body, wanted, output, monkeypatch):
     exact = ((arrays["X"][:, None].astype(float) - arrays["Y"]) ** 2).sum(2)
     np.testing.assert_allclose(ran.values["L"], wanted(exact), rtol=1e-5)
     assert ran.kernels == [(output,)]
+
+
+def test_features_beside_products_are_mixed_by_products(monkeypatch):
+    """Where a kernel multiplies matrices, no point has sums of its own: one for each feature would be combined in every
+    block. One of both reads distances alone."""
+    monkeypatch.setattr(cost, "LARGE", 0)
+    text = f"""function (X[N, D], Y[M, D], B[M, F]) -> (O, P) {{
+        S[i, j : N, M] = +({SQUARES});
+        A[i, j : N, M] = +(X[i, d] * Y[j, d]);
+        O[i, f : N, F] = +(exp(-S[i, j]) * B[j, f]);
+        P[i, f : N, F] = +(exp(-S[i, j]) * A[i, j] * B[j, f]);
+    }}"""
+    g = np.random.default_rng(0)
+    arrays = {k: g.standard_normal(s).astype(np.float32) for k, s in (("X", (50, 12)), ("Y", (37, 12)), ("B", (37, 5)))}
+    arrays = {k: a / 4 for k, a in arrays.items()}
+    types = {k: TensorType(a.shape, "float32") for k, a in arrays.items()}
+    program = tilec.compile(text).program
+    lowered = lower(program, types, {})
+    found = recognise.chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = found.kernels.values()
+    assert {r.target.output: (r.unrolled, r.operand) for r in kernel.targets} == dict.fromkeys("OP", (None, "float32"))
+    ran = run(program, types, arrays, Tiling(32, 16))
+    x, y, b = (torch.tensor(a).double() for a in arrays.values())
+    weights = torch.exp(-squares(x, y))
+    np.testing.assert_allclose(ran.values["O"], weights @ b, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ran.values["P"], (weights * (x @ y.T)) @ b, rtol=1e-5, atol=1e-6)

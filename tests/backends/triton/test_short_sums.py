@@ -38,3 +38,25 @@ def test_a_product_by_part_of_a_matrix_is_no_convolution() -> None:
     f = tilec.compile("function (X[N, D], W[E, D], S[C]) -> (Y) { Y[n, c : N, C] = +(X[n, d] * W[c, d]); }")
     text = f.lower(*specs((8192, 512), (1024, 512), (512,), dtype="bfloat16"), target="sm_90").source()
     assert "convolution" not in text
+
+
+TREES = """function (C[N, M, D], V[N, M, L]) -> (Y) {
+    W[n, m, l : N, M, L] = prod(((l >> d) & 1) == 1 ? C[n, m, d] : 1 - C[n, m, d]);
+    Y[n] = sum(W[n, m, l] * V[n, m, l]);
+}"""
+
+
+def test_products_of_all_factors_but_one_are_stored_nowhere() -> None:
+    """The gradient of soft decision trees: six times as many elements as there are leaves, of five factors each."""
+    f = tilec.compile(TREES).grad("C")
+    lowered = f.lower(*specs((64, 32, 6), (64, 32, 64), (64,)), target="sm_90")
+    tensors = {s.output for s in lowered.stages["grouped"].statements}
+    assert not any("prod" in name for name in tensors), tensors
+
+
+@pytest.mark.parametrize(("factors", "written_out"), [(6, True), (9, False)])
+def test_products_of_few_factors_are_elementwise(factors: int, written_out: bool) -> None:
+    """Where they are many more than their factors."""
+    text = "function (C[N, D]) -> (W) { W[n, l : N, 512] = prod(((l >> d) & 1) == 1 ? C[n, d] : 1 - C[n, d]); }"
+    lowered = tilec.compile(text).lower(*specs((4096, factors)), target="sm_90")
+    assert ("tl.reduce(" not in lowered.source()) == written_out

@@ -125,3 +125,14 @@ def test_copies_that_part_batches_are_written_in_runs():
     f = tilec.compile("Y[n, e, h : 4096, 64, 16] = +(X[n, d, h] * W[h, d, e])")
     source = f.lower(*(tilec.spec(s, "bfloat16") for s in ((4096, 64, 16), (16, 64, 64))), target="sm_90").source()
     assert "# Y.X_1[i0, i2, i1] = X[i0, i1, i2];" in source and "# Y[i0, i1, i2] = Y.apart[i0, i1, i2];" in source
+
+
+FILTERS = "function (X[B, N], G[F, 63], W[63]) -> (Y) { Y[b, f, n : B, F, N] = +(X[b, n + k - 31] * G[f, k] * W[k]); }"
+
+
+@pytest.mark.parametrize(("dtype", "library"), [(torch.float32, True), (BF, False)], ids=str)
+def test_filters_times_a_window_are_a_library_s_convolution(dtype, library):
+    """Filters of float32 by their window, stored once; what lies outside of the signal is the library's to know."""
+    _, steps = plan_of(tilec.compile(FILTERS), ((16, 65536), dtype), ((64, 63), dtype), ((63,), dtype))
+    text = "".join(line for s in steps if isinstance(s, TorchLines) for line in s.lines)
+    assert ("convolution" in text) == library and len(stored(steps)) == 1

@@ -8,11 +8,11 @@ indices. None of them reaches memory: each kernel computes again what it needs, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Expr, Program, Statement, accesses_in
+from tilec.ir.program import Access, Expr, Program, Statement, accesses_in, index_variables
 from tilec.transforms.util.factors import Factor
 
 
@@ -149,6 +149,27 @@ class ChainKernel:
     @property
     def first(self) -> str:
         return self.statements[0].output
+
+
+def with_products(kernel: ChainKernel) -> ChainKernel:
+    """The kernel with its mixtures as products where it multiplies matrices anyway: no point has sums of its own then,
+    and those of a block would be combined for each value of a feature."""
+    if kernel.elementwise:
+        return kernel
+    targets = []
+    for r in kernel.targets:
+        mixed = tuple(f for f in r.inner if r.unrolled and r.target.feature in index_variables(f.value))
+        if mixed and mixes(mixed, kernel.blocked):
+            inner = tuple(f for f in r.inner if f not in mixed)
+            r = replace(r, inner=inner, feature=mixed, unrolled=None, operand="float32")
+        targets.append(r)
+    return replace(kernel, targets=tuple(targets))
+
+
+def mixes(factors: Sequence[Factor], blocked: Sequence[str]) -> bool:
+    """What is mixed has no variable of the side that programs have."""
+    one_side = len(blocked) == 1 and not any(f.divides for f in factors)
+    return one_side and set(blocked).isdisjoint(index_variables(*(f.value for f in factors)))
 
 
 def with_reads(program: Program, kernels: Iterable[ChainKernel]) -> Program:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target
+from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target, mixes, with_products
 from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import has_short_sides, with_flat_sides
 from tilec.backends.common.chains.in_place import with_reads_in_place, with_writes_in_place
@@ -229,7 +229,7 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             kernels.append([reduced])
             shapes.append(place)
     made = [_kernel(k, matrices) for k in kernels]
-    return [k for k in made if k is not None] if None not in made else []
+    return [with_products(k) for k in made if k is not None] if None not in made else []
 
 
 def _rounded_alike(kernels: Sequence[ChainKernel], matrices: Matrices) -> list[ChainKernel]:
@@ -383,9 +383,8 @@ def _kernel(members: Sequence[Reduced], matrices: Matrices) -> ChainKernel | Non
                 inner = inners[a.tensor] = matrices.inners[a.tensor]
                 if not _fits(inner, a, t):
                     return None
-        for f in r.feature:  # what is mixed has no variable of the side that programs have
-            if f.divides or len(blocked) != 1 or set(blocked) & set(index_variables(f.value)):
-                return None
+        if r.feature and not mixes(r.feature, blocked):
+            return None
     return ChainKernel(tuple(members), inners, blocked, batch, looped, walked, extent)
 
 

@@ -3,10 +3,14 @@ butterfly.
 
 Such a sum takes as long as memory does, and a library made for large matrices longer. As `A[n, i, 0] * X[n, 0, j] +
 A[n, i, 1] * X[n, 1, j]` it is an elementwise statement, which shares a kernel with others.
+
+So are products of few factors where there are many more of them than factors, and of all factors but one, `P[d, n] =
+*(e != d ? F[n, e])`, which are gradients of such: the sum that reads them computes each where it needs it.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Collection
@@ -17,23 +21,29 @@ from tilec.ir.index import Affine, distinct_variables, replace_indices
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, accesses_in, index_variables, walk
 from tilec.ir.types import FLOATS, Types
-from tilec.transforms.util.plain import is_plain_sum
+from tilec.transforms.util.plain import is_plain_sum, is_pure
 from tilec.transforms.util.ranges import axis_places, ranges_of
 
+_MADE_OF = (Access, Call, Index, Int, Float)
 _MOST_TERMS = 4
+_MOST_FACTORS = 8  # of a product
+_TIMES_LARGER = 8  # than what it is made of, at least
 
 
 def with_short_sums(program: Program, types: Types, barred: Collection[str]) -> Program:
     """The program with such sums as assignments, but for those `barred`."""
-    found = {s.output: m for s in program.statements if s.output not in barred and (m := _written_out(s, types))}
-    return replace(program, statements=tuple(found.get(s.output, s) for s in program.statements))
+
+    def made(s: Statement) -> Statement:
+        return s if s.output in barred else _written_out(s, types) or _factors_written_out(s, types) or s
+
+    return replace(program, statements=tuple(map(made, program.statements)))
 
 
 def _written_out(s: Statement, types: Types) -> Statement | None:
     outputs = distinct_variables(s.index)
     if not is_plain_sum(s) or outputs is None or types[s.output].dtype not in FLOATS or s.attributes:
         return None
-    if not all(isinstance(e, (Access, Call, Index, Int, Float)) for e in walk(s.body)):
+    if not all(isinstance(e, _MADE_OF) for e in walk(s.body)):
         return None
     own = dict(zip(outputs, types[s.output].shape, strict=True))
     read = [*accesses_in(s.body)]
@@ -50,4 +60,38 @@ def _written_out(s: Statement, types: Types) -> Statement | None:
     places = itertools.product(*(range(extent[v]) for v in summed))
     terms = [replace_indices(s.body, {v: Affine.of((), k) for v, k in zip(summed, at, strict=True)}) for at in places]
     new = replace(s, aggregation="assign", body=sum_of(terms))
+    return new if statement_type(new, types) == types[s.output] else None
+
+
+def _factors_written_out(s: Statement, types: Types) -> Statement | None:
+    """A product of few factors, or of all but one, as an assignment."""
+    outputs = distinct_variables(s.index)
+    if s.aggregation != "prod" or not is_pure(s) or s.constraints or s.attributes or outputs is None:
+        return None
+    inner = {*index_variables(s.body)} - {*outputs}
+    if len(inner) != 1 or types[s.output].dtype not in FLOATS or not all(isinstance(e, _MADE_OF) for e in walk(s.body)):
+        return None
+    (factor,) = inner
+    ranges = dict(zip(outputs, types[s.output].shape, strict=True))
+    read = [a for a in walk(s.body) if isinstance(a, Access)]
+    places = [(e, n) for a in read for e, n in zip(a.index, types[a.tensor].shape, strict=True)]
+    count = next((n for e, n in places if linear(e).bare == factor), 0)
+    extent = {**ranges, factor: count}
+    if any(extent.get(linear(e).bare or "") != n and not isinstance(e, Int) for e, n in places):
+        return None
+    known = {a.tensor: math.prod(types[a.tensor].shape) for a in read}
+    if not 1 < count <= _MOST_FACTORS or math.prod(ranges.values()) < _TIMES_LARGER * sum(known.values()):
+        return None
+    factors = [replace_indices(s.body, {factor: Affine.of((), k)}) for k in range(count)]
+    match s.guard:
+        case None:
+            pass
+        case Call("ne", (Index(v), Index(w))) if {v, w} - {factor} <= {*outputs} and factor in (v, w):
+            left = Index(v if w == factor else w)
+            if ranges[left.name] != count:
+                return None
+            factors = [Call("select", (Call("ne", (left, Int(k))), f, Float(1.0))) for k, f in enumerate(factors)]
+        case _:
+            return None
+    new = replace(s, aggregation="assign", guard=None, body=functools.reduce(lambda a, b: Call("mul", (a, b)), factors))
     return new if statement_type(new, types) == types[s.output] else None

@@ -4,8 +4,9 @@ A product reads each element of an operand many times, so a function of it (`sin
 inside the kernel. Where the operand is no larger as a tensor of its own than what it is read from, and used often
 enough, it becomes one first: the product then reads bare elements, which Hopper's kernels take too.
 
-A float32 product that gathers (`X[b, I[n], c] * W[n, s, c]`) reads through pointers, at a quarter of a library's rate:
-what is gathered, or computed of that, is stored for the library's product where writing and reading it takes less time.
+A float32 product that gathers (`X[b, I[n], c] * W[n, s, c]`), or multiplies more than two tensors (a filter by its
+window), reads through pointers, at a quarter of a library's rate: what is gathered or computed is stored for the
+library's product or convolution where writing and reading it takes less time.
 """
 
 from __future__ import annotations
@@ -226,8 +227,8 @@ class StoredOperands:
 
 
 def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
-    """None where nothing is at computed places, or would gain by being stored. A batch that is gathered has blocks of
-    its own, which kernels read as fast as others."""
+    """None where nothing that is gathered or computed would gain by being stored. A gathered batch has blocks of its
+    own, which kernels read as fast as others."""
     dot, space, view = given.dot, given.space, given.view
     s = view.statement
     plain = dot.scale == 1 and not dot.zero_result and s.guard is None and not s.constraints
@@ -235,16 +236,17 @@ def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
         return None
     sides = [dot.left, dot.right]
     made: list[Statement] = []
+    checked = False
     for k, (factors, zeros) in enumerate(((dot.left, dot.zero_left), (dot.right, dot.zero_right))):
-        if not set(zeros) <= set(point_conditions(factors, (), view.types)):
+        gathered = any(is_gathered(f) for f in factors)
+        if not gathered and len(factors) == 1 and isinstance(factors[0], Access):
+            continue  # a library knows what is outside of a window
+        if not set(zeros) <= set(point_conditions(factors, (), view.types)) or zeros and not gathered:
             return None
-        if not any(is_gathered(f) for f in factors):
-            if zeros or len(factors) > 1 or not isinstance(factors[0], Access):
-                return None
-            continue
-        own = operand_of(("left", "right")[k], factors, dot.dtype, space, view, None, larger=True)
+        own = operand_of(("left", "right")[k], factors, dot.dtype, space, view, None, larger=gathered)
         if own is None:
             return None
+        checked = checked or bool(zeros)
         shape = sizes_of(own)
         types = {**view.types, own.output: TensorType(shape, dot.dtype)}
         view = replace(view, types=types, strides={**view.strides, own.output: contiguous(shape)})
@@ -253,16 +255,22 @@ def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
     stored = sum(size_in_bytes(view.types[own.output]) for own in made)
     if not made or stored > MOST_STORED_OPERANDS:
         return None
-    checked = bool(dot.zero_left or dot.zero_right)
     if checked and dot.dtype in NARROW:
         return None
     moved = 2 * stored + (size_in_bytes(view.types[s.output]) if checked else 0)
     launches = len(made) + checked
-    gathered, library = GATHERED[dot.dtype]
-    if given.multiplications * (1 / gathered - 1 / library) <= moved / MEMORY_BYTES + launches * LAUNCH_SECONDS:
+    slow, library = GATHERED[dot.dtype]
+    if given.multiplications * (1 / slow - 1 / library) <= moved / MEMORY_BYTES + launches * LAUNCH_SECONDS:
         return None
     product = replace(s, body=Call("mul", (product_of(sides[0]), product_of(sides[1]))))
     return StoredOperands(tuple(made), product, replace(view, statement=product), checked)
+
+
+def has_stored_operands(dot: Dot) -> bool:
+    """Whether a library would take an operand only if it were stored: it is gathered, or made of several elements.
+    Hopper's kernels take stored operands of 16 bits as fast as a library."""
+    sides = dot.left, dot.right
+    return any(map(is_gathered, (*dot.left, *dot.right))) or dot.dtype not in NARROW and any(map(_computed, sides))
 
 
 def is_gathered(e: Expr) -> bool:

@@ -34,7 +34,7 @@ from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
 from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, mostly_padding, ours_is_faster
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
 from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, over_copies, packed, wanted_along
-from tilec.backends.triton.matmul.precompute_operands import hoisted, is_gathered, shared, with_stored_operands
+from tilec.backends.triton.matmul.precompute_operands import has_stored_operands, hoisted, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands, split_steps
 from tilec.backends.triton.matmul.steps import dot_steps, launched, repair_steps
@@ -202,7 +202,7 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     """Of the statement as it is written: a library reads tensors as they are."""
     if p.product is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
         return None
-    if not any(map(is_gathered, (*p.product.dot.left, *p.product.dot.right))):
+    if not has_stored_operands(p.product.dot):
         return None
     written = product_over(StridedView(p.flat, p.types, p.strides, p.view.int64_index))
     found = None if written is None else with_stored_operands(written)
