@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tilec.backends.common.terms import sum_of
-from tilec.ir.index import Affine, distinct_variables, replace_indices
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, accesses_in, index_variables, walk
 from tilec.ir.types import FLOATS, Types
