@@ -1,9 +1,7 @@
-"""Reads and writes at other places that a kernel carries out itself: rows through a table (`K[Table[j], d]`), what goes
-to differences (`D[i, i - j]`, the gradient by products that are read so).
+"""Reads at computed positions that a kernel carries out where it needs them: rows through a table (`K[Table[j], d]`).
 
 `with_gathers_apart` gives such reads statements of their own. Where chains alone read what one of them makes, and few
-rows of each chain do, the kernel reads the table and then the elements, and the statement is gone. So is the one that
-moves elements where a kernel stores each of them at a place of its own.
+rows of each chain do, the kernel reads the table and then the elements, and the statement is gone.
 """
 
 from __future__ import annotations
@@ -12,10 +10,10 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.chains.chain import ChainKernel, ReadInPlace, Reduced
+from tilec.backends.common.chains.chain import ChainKernel, ReadInPlace
 from tilec.backends.common.chains.values import is_elementwise, plain_index
 from tilec.ir.functions import ZERO, all_of, call, is_zero
-from tilec.ir.index import Affine, distinct_variables, linear, place_value, replace_indices
+from tilec.ir.index import Affine, linear, place_value
 from tilec.ir.program import Access, Call, Expr, Inside, Int, Program, Statement, accesses_in, index_variables, reads
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import Types, kind
@@ -60,60 +58,6 @@ def with_reads_in_place(
     return InPlace(
         replace(program, statements=left), [replace(k, in_place=r) for k, r in zip(kernels, own, strict=True)]
     )
-
-
-def with_writes_in_place(program: Program, kernels: Sequence[ChainKernel]) -> InPlace:
-    """With elements that a kernel stores and one statement moves stored where they go."""
-    made: dict[str, Statement] = {}
-    gone: set[str] = set()
-    for k in kernels:
-        for r in k.targets:
-            s, readers = r.target.statement, program.readers(r.target.output)
-            whole = k.looped is None and s.aggregation == "assign" and s.output not in program.outputs
-            moved = _moved(s, readers[0]) if whole and len(readers) == 1 else None
-            if moved is not None:
-                made[s.output] = moved
-                gone.add(moved.output)
-    if not made:
-        return InPlace(program, list(kernels))
-    left = tuple(made.get(s.output, s) for s in program.statements if s.output not in gone)
-
-    def stored(r: Reduced) -> Reduced:
-        s = made.get(r.target.output)
-        return r if s is None else replace(r, target=replace(r.target, statement=s))
-
-    changed = [replace(k, targets=tuple(map(stored, k.targets))) for k in kernels]
-    return InPlace(replace(program, statements=left), changed)
-
-
-def _moved(s: Statement, reader: Statement) -> Statement | None:
-    """The statement of elements at the places to which another moves them, if that is all this one does and no two meet
-    at one."""
-    body, own = reader.body, plain_index(s)
-    more = reader.guard is not None or reader.constraints or reader.default is not None or reader.init is not None
-    if more or own is None or reader.index is None or not isinstance(body, Access):
-        return None
-    names = distinct_variables(body.index)
-    forms = [linear(e) for e in reader.index]
-    if names is None or {*index_variables(*reader.index)} != {*names} or reader.aggregation not in ("sum", "assign"):
-        return None
-    if not all(f.is_affine and f.is_integral for f in forms) or not _is_one_to_one(forms):
-        return None
-    places = {v: Affine.variable(w) for v, w in zip(names, own, strict=True)}
-    index = tuple(replace_indices(e, places) for e in reader.index)
-    return replace(s, output=reader.output, index=index, sizes=reader.sizes)
-
-
-def _is_one_to_one(forms: Sequence[Affine]) -> bool:
-    """Whether the values of forms say those of each variable, one after the other."""
-    known: set[str] = set()
-    every = {v for f in forms for v in f.variables()}
-    while True:
-        rest = [{*f.variables()} - known for f in forms]
-        told = {v for r in rest if len(r) == 1 for v in r}
-        if not told:
-            return known == every
-        known |= told
 
 
 def _read_in_place(s: Statement, known: Mapping[str, ReadInPlace], types: Types) -> ReadInPlace | None:

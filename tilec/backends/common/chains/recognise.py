@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target, mixes, with_products
 from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import has_short_sides, with_flat_sides
-from tilec.backends.common.chains.in_place import with_reads_in_place, with_writes_in_place
+from tilec.backends.common.chains.in_place import with_reads_in_place
 from tilec.backends.common.chains.rewrites import Apart, by_rows, by_terms, with_gathers_apart, with_shared_value
 from tilec.backends.common.chains.rows import order_of, with_rows
 from tilec.backends.common.chains.sheared import with_sheared_products
@@ -149,7 +149,6 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
             return replace(beside, rewritten=beside.rewritten | changed)
     laid = by_terms(program, _rounded_alike(kernels, matrices), matrices.types)
     placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
-    placed = with_writes_in_place(placed.program, placed.kernels)
     program, kernels = placed.program, placed.kernels
     rowed = with_rows(program, kernels, laid.types)
     order = order_of(program, rowed, matrices.values)

@@ -190,7 +190,8 @@ class _Rewriter:
         if any(map(_is_computed, _outermost(s.body))):
             return [s]
         name = self.names.fresh(f"{s.output}_points")
-        t = TensorType(tuple(extent[v] for v in kept), "float32" if dtype in NARROW else dtype)
+        alone = not reduction_variables(whole) and _is_one_to_one(s.index or ())
+        t = TensorType(tuple(extent[v] for v in kept), "float32" if dtype in NARROW and not alone else dtype)
         self.types[name] = t
         self.changed |= {name, s.output}
         self.summed.add(name)
@@ -198,6 +199,15 @@ class _Rewriter:
         if not reduction_variables(first):
             first = replace(first, aggregation="assign")
         return [first, replace(s, body=Access(name, whole.index or ()), guard=None)]
+
+
+def _is_one_to_one(index: Sequence[Expr]) -> bool:
+    """Whether positions say the variables of each point, one after the other: then no two points have the same."""
+    known: set[str] = set()
+    for _ in index:
+        left = [{*linear(e).variables()} - known for e in index if linear(e).is_affine]
+        known |= {v for own in left if len(own) == 1 for v in own}
+    return known >= {*index_variables(*index)}
 
 
 def _is_of_pairs(s: Statement, types: Types) -> bool:

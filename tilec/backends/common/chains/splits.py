@@ -20,10 +20,12 @@ from tilec.backends.common.chains.chain import ChainKernel, Reduced
 from tilec.backends.common.chains.codegen.emit import LN2, LOG2E, Emitter
 from tilec.backends.common.chains.codegen.places import feature_block, size_name, tensors_of
 from tilec.backends.common.chains.values import DOT_DTYPES, plain_index, rebuilt
+from tilec.backends.common.pairs import PRODUCTS
+from tilec.cost import H200
 from tilec.ir.functions import call
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Expr, Index, Int, Program, Statement
-from tilec.ir.types import NARROW, TensorType, Types
+from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names, fresh_variable
 
 MOST_PROGRAMS = 264  # programs, at most
@@ -51,7 +53,8 @@ class Split:
 
 def with_walks_apart(program: Program, kernels: Sequence[ChainKernel], types: Types) -> tuple[Program, Types]:
     """The program with sums over what other kernels have for each batch (positions or keys that heads share) as sums of
-    each batch, in float32, and then of these: the other kernel makes the matrices that both need, once."""
+    each batch, in float32, and then of these, where that takes less time than the matrices that both need take twice.
+    """
     names, known = Names.of(program), dict(types)
     made: dict[str, list[Statement]] = {}
     for k in kernels:
@@ -59,6 +62,8 @@ def with_walks_apart(program: Program, kernels: Sequence[ChainKernel], types: Ty
         whole = any({*o.batch} == {*k.batch, *k.walked} for o in beside)
         mixtures = all(r.target.feature is not None and r.target.aggregation == "sum" for r in k.targets)
         if not k.walked or k.looped is None or not whole or not mixtures or any(r.unrolled for r in k.targets):
+            continue
+        if not _pays_apart(k):
             continue
         for r in k.targets:
             s = r.target.statement
@@ -73,6 +78,15 @@ def with_walks_apart(program: Program, kernels: Sequence[ChainKernel], types: Ty
     if not made:
         return program, types
     return replace(program, statements=tuple(m for s in program.statements for m in made.get(s.output, [s]))), known
+
+
+def _pays_apart(kernel: ChainKernel) -> bool:
+    """Whether half of its products, as masks leave of them, take longer than memory does for what each batch gives."""
+    rows = math.prod(kernel.extent[v] for v in (*kernel.blocked, *kernel.batch, *kernel.walked))
+    terms = [i.extent / PRODUCTS[i.dtype] for i in kernel.inners.values() if i.left is not None]
+    features = sum(kernel.extent[r.target.feature or ""] for r in kernel.targets)
+    stored = 2 * ITEM_BYTES["float32"] * features / H200.memory + H200.launch / rows
+    return kernel.extent[kernel.looped or ""] * sum(terms) / 2 > stored
 
 
 def split_of(kernel: ChainKernel, types: Types) -> Split | None:

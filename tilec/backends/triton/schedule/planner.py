@@ -38,7 +38,6 @@ from tilec.backends.triton.schedule.product_sums import product_sum_steps, produ
 from tilec.backends.triton.schedule.reshape import over_sources, reshape_steps, reshaped_inputs
 from tilec.backends.triton.schedule.scatter_sums import ScatterSum, scatter_sums, sum_steps
 from tilec.backends.triton.schedule.shared_reads import SharedReads
-from tilec.ir.index import distinct_variables
 from tilec.ir.program import Program, Statement, reads_itself
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import shapes_in
@@ -132,8 +131,7 @@ class _Planner:
         return bool(math.prod(self.types[output].shape))
 
     def _chain_unit(self, kernel: ChainKernel) -> Unit:
-        moved = {s.output for s in kernel.statements if distinct_variables(s.index) is None}  # not all places have one
-        steps: list[Step] = [replace(self._allocated(o), fill=0 if o in moved else None) for o in kernel.outputs]
+        steps: list[Step] = [self._allocated(o) for o in kernel.outputs]
         steps += chain_steps(kernel, self.types, self.strides, self.setting)
         read = tuple(self.sources.get(n, n) for n in kernel_reads(kernel))
         return Unit(kernel.statements, kernel.outputs, tuple(steps), read)

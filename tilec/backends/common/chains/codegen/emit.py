@@ -131,12 +131,10 @@ class Emitter:
         return condition
 
     def store(self, s: Statement, value: Value) -> None:
-        """Store a value as the statement's element, if there is such a place."""
-        forms, dtype = [linear(e) for e in s.index or ()], self.types[s.output].dtype
-        condition = self._within(tuple(v for f in forms for v in f.variables()))
-        if any(len(f.variables()) > 1 for f in forms):
-            condition = self._inside(Access(s.output, s.index or ()), condition)
-        self.b.store(s.output, [self.form(f) for f in forms], self.b.cast(value, dtype), condition)
+        """Store a value as the statement's element."""
+        forms = [linear(e) for e in s.index or ()]
+        stored, names = self.b.cast(value, self.types[s.output].dtype), tuple(v for f in forms for v in f.variables())
+        self.b.store(s.output, [self.form(f) for f in forms], stored, self._within(names))
 
     def both(self, x: Value | None, y: Value | None) -> Value | None:
         if x is None or y is None:
