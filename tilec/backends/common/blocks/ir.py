@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 
@@ -233,15 +234,23 @@ def every_operation(ops: Sequence[Op]) -> Iterator[Op]:
             yield from every_operation(op.body)
 
 
+@cache
+def _read_fields(kind: type[Op]) -> tuple[str, ...]:
+    """Where operations of this kind hold values that they read, one or several."""
+    return tuple(f.name for f in fields(kind) if f.name != "out" and "Value" in str(f.type))
+
+
 def operands(op: Op) -> Iterator[Value]:
     """The values that an operation reads; of a loop those from outside that stand in its head."""
     if isinstance(op, Loop):
         yield from (op.start, op.stop, *op.initial)
         return
-    for f in fields(op):
-        v = getattr(op, f.name)
-        if f.name != "out":
-            yield from (x for x in (v if isinstance(v, tuple) else (v,)) if isinstance(x, Value))
+    for name in _read_fields(type(op)):
+        v = getattr(op, name)
+        if isinstance(v, Value):
+            yield v
+        elif isinstance(v, tuple):
+            yield from v
 
 
 def results(op: Op) -> tuple[Value, ...]:
