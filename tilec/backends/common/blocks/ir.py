@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 
 @dataclass(frozen=True)
@@ -234,10 +233,8 @@ def every_operation(ops: Sequence[Op]) -> Iterator[Op]:
             yield from every_operation(op.body)
 
 
-@cache
-def _read_fields(kind: type[Op]) -> tuple[str, ...]:
-    """Where operations of this kind hold values that they read, one or several."""
-    return tuple(f.name for f in fields(kind) if f.name != "out" and "Value" in str(f.type))
+# where operations of a kind hold values that they read, one or several
+_READ = {k: tuple(f.name for f in fields(k) if f.name != "out" and "Value" in str(f.type)) for k in get_args(Op)}
 
 
 def operands(op: Op) -> Iterator[Value]:
@@ -245,7 +242,7 @@ def operands(op: Op) -> Iterator[Value]:
     if isinstance(op, Loop):
         yield from (op.start, op.stop, *op.initial)
         return
-    for name in _read_fields(type(op)):
+    for name in _READ[type(op)]:
         v = getattr(op, name)
         if isinstance(v, Value):
             yield v
