@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 
 @dataclass(frozen=True)
@@ -233,15 +233,21 @@ def every_operation(ops: Sequence[Op]) -> Iterator[Op]:
             yield from every_operation(op.body)
 
 
+# where operations of a kind hold values that they read, one or several
+_READ = {k: tuple(f.name for f in fields(k) if f.name != "out" and "Value" in str(f.type)) for k in get_args(Op)}
+
+
 def operands(op: Op) -> Iterator[Value]:
     """The values that an operation reads; of a loop those from outside that stand in its head."""
     if isinstance(op, Loop):
         yield from (op.start, op.stop, *op.initial)
         return
-    for f in fields(op):
-        v = getattr(op, f.name)
-        if f.name != "out":
-            yield from (x for x in (v if isinstance(v, tuple) else (v,)) if isinstance(x, Value))
+    for name in _READ[type(op)]:
+        v = getattr(op, name)
+        if isinstance(v, Value):
+            yield v
+        elif isinstance(v, tuple):
+            yield from v
 
 
 def results(op: Op) -> tuple[Value, ...]:

@@ -263,14 +263,12 @@ class _Together:
         parts = self._parts_of(r, at, -math.inf)
         top = b.reduce("max", "parts", parts, careful=t.aggregation == "max")
         finite = b.apply("select", top.equals(low), zero, top)
-        below = (parts - finite) * LOG2E
-        p = b.apply("exp2", below, hint="p")
+        p = b.apply("exp2", (parts - finite) * LOG2E, hint="p")
         total = b.reduce("sum", "parts", p)
         if t.aggregation == "max":
             return top, p, total, top
         value = finite + b.apply("log2", total) * LN2
-        unbounded = top.equals(math.inf)
-        return b.apply("select", unbounded, top, value), p, total, top
+        return b.apply("select", top.equals(math.inf), top, value), p, total, top
 
     def _store(self, r: Reduced, at: Emitter, shares: Mapping[str, tuple[Value, Value, Value, Value]]) -> None:
         b, t = self.b, r.target

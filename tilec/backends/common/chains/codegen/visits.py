@@ -221,8 +221,7 @@ class _Lists:
             ends = self.ends[atom.name]
             low = low + ends[c < 0] * as_int(c)
             high = high + ends[c > 0] * as_int(c)
-        zero = b.number(0, INT64)
-        return _Truth(high >= zero, low >= zero)
+        return _Truth(high >= 0, low >= 0)
 
     def _truth(self, e: Expr) -> _Truth:
         b = self.b
@@ -294,8 +293,7 @@ class _Lists:
         if most == LIMIT[INT64] or e.function == "mul":
             limits += [(*p, MOST_FACTOR if e.function == "mul" else most // 2) for p in parts]
         for x, y, limit in limits:
-            inside = (x >= -limit) & (y < limit)
-            fits = fits & inside
+            fits = fits & ((x >= -limit) & (y < limit))
         ends = b.number(-(2**63), INT64), b.number(2**63 - 1, INT64)
         return b.apply("select", fits, low, ends[0]), b.apply("select", fits, high, ends[1])
 
@@ -307,8 +305,7 @@ class _Lists:
         inside: Value | None = None
         for f, place, n in zip(forms, index, t.shape, strict=True):
             if f.bare is not None and n < self.kernel.extent[f.bare]:  # others do not count: zeros widen the bounds
-                within = place < n
-                inside = within if inside is None else inside & within
+                inside = place < n if inside is None else inside & (place < n)
         x = b.cast(b.load(a.tensor, t.dtype, index, inside), INT64)
         names = {f.bare for f in forms}
         for v, axis in ((self.row, "rows"), (self.column, "columns")):

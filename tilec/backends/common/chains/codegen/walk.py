@@ -121,27 +121,23 @@ def pieces(
     made: list[Piece] = []
     middle = start
     if found.full_first is not None:
-        up = found.full_first + (step - 1)
-        middle = up // step * step
-        middle = b.apply("smaller", b.apply("larger", middle, start), _rounded_up(b, stop, step))
+        middle = b.apply("larger", _rounded_up(found.full_first, step), start)
+        middle = b.apply("smaller", middle, _rounded_up(stop, step))
         made.append(Piece(start, b.apply("smaller", middle, stop), True))
     if found.full_last is None and whole:
         return [*made, Piece(middle, stop, False)]
     full = extent // step * step
     if found.full_last is not None:
         past = b.apply("larger", found.full_last + 1, b.number(0))
-        down = past // step * step
-        full = b.apply("smaller", full, down)
-    full = b.apply("smaller", full, _rounded_up(b, stop, step)) if told else full
+        full = b.apply("smaller", full, past // step * step)
+    full = b.apply("smaller", full, _rounded_up(stop, step)) if told else full
     if masked_first and found.full_last is not None and not made:
-        last = (stop - 1) // step
-        full = b.apply("smaller", full, last * step)
+        full = b.apply("smaller", full, (stop - 1) // step * step)
         full = b.apply("larger", full, middle)
         return [Piece(full, stop, True), Piece(middle, full, False)]
     full = b.apply("larger", full, middle)
     return [*made, Piece(middle, full, False), Piece(full, stop, True)]
 
 
-def _rounded_up(b: Builder, v: Value, step: int) -> Value:
-    up = v + (step - 1)
-    return up // step * step
+def _rounded_up(v: Value, step: int) -> Value:
+    return (v + (step - 1)) // step * step
