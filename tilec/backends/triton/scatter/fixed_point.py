@@ -255,8 +255,7 @@ def _added(m: Fixed) -> Launch:
         common += [assign("common", total)]
         common += [StoreLine(f"{pointer} + {at[n].format(own)}", "common", "common != 0", "atomic_add", RELAXED)]
     lower = f"element + below * {elements}"
-    sums = {name: f"{pointer}, {a.format(lower)}" for name, a in zip(names, at, strict=True)}
-    combined_at_pivot(k, m.runs, ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common)), sums=sums)
+    combined_at_pivot(k, m.runs, ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common)))
     # neighbouring columns of the first plane are neighbours in memory, as Triton can tell
     for place, test in (("element", "below == 0"), (lower, "below > 0")):
         added = [
