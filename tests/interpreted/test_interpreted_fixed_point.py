@@ -134,6 +134,13 @@ def test_gradient_of_gathers() -> None:
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_columns_are_added_to_the_first_plane_side_by_side() -> None:
+    """Where the plane is data, nothing tells that columns are neighbours."""
+    specs = [tilec.spec((4096, 3)), tilec.spec((4096,), "int64"), tilec.spec((2048,))]
+    source = tilec.compile(CASES["rows"], backend="triton").lower(*specs, target="sm_90").source()
+    assert "tl.atomic_add(Y_total + element, units, mask=valid & (below == 0)" in source
+
+
 def drawn(dtype: torch.dtype, seed: int, near: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Terms of all magnitudes, and their places. `near`: those of one element are of one magnitude."""
     r = random.Random(seed)

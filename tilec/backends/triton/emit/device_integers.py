@@ -81,39 +81,6 @@ def common_(place, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def repeated_(place, pivot, BLOCK: tl.constexpr):
-    """How many pairs of neighbours have one place, that is not the pivot."""
-    a, b = tl.split(tl.reshape(place, (BLOCK // 2, 2)))
-    return tl.sum(((a == b) & (a != pivot)).to(tl.int32))
-
-
-@triton.jit
-def pairs_(x, BM: tl.constexpr, BN: tl.constexpr):
-    """Neighbours along the first dimension."""
-    return tl.split(tl.permute(tl.reshape(x, (BM // 2, 2, BN)), (0, 2, 1)))
-
-
-@triton.jit
-def added_to_next_(pointer, element, x, BM: tl.constexpr, BN: tl.constexpr):
-    """Of each pair of neighbours the second one, with what the first adds to its element; what the first one adds
-    elsewhere is added there."""
-    first, second = pairs_(element, BM, BN)
-    a, b = pairs_(x, BM, BN)
-    same = first == second
-    tl.atomic_add(pointer + first, a, mask=(a != 0) & ~same, sem="relaxed")
-    return second, tl.where(same, a + b, b)
-
-
-@triton.jit
-def added_in_runs_(pointer, element, x, BM: tl.constexpr, BN: tl.constexpr):
-    """A block of points that often have the elements of their neighbours, with few atomic additions."""
-    element, x = added_to_next_(pointer, element, x, BM, BN)
-    element, x = added_to_next_(pointer, element, x, BM // 2, BN)
-    element, x = added_to_next_(pointer, element, x, BM // 4, BN)
-    tl.atomic_add(pointer + element, x, mask=x != 0, sem="relaxed")
-
-
-@triton.jit
 def multiple_(x, exponent, BITS: tl.constexpr):
     """The finite x as a float64 multiple of a unit of 2^-BITS times the power of two above all of that exponent."""
     if x.dtype == tl.float32:

@@ -105,10 +105,11 @@ def _first_place(
     extreme = extremes.get(m)
     if s.aggregation != "min" or s.constraints or extreme is None or extreme.index != index:
         return None
-    alone = not any(isinstance(e, (Access, Pad)) for e in walk(s.body)) and columns & set(index_variables(s.body))
+    number = s.body.args[0] if isinstance(s.body, Call) and s.body.function == "int32" else s.body
+    alone = not any(isinstance(e, (Access, Pad)) for e in walk(number)) and columns & set(index_variables(number))
     if inlined(x, bodies) != extreme.body or not alone or s.index != extreme.index:
         return None
-    body = s.body
+    body = number
     for a in dict.fromkeys(e for e in walk(extreme.body) if isinstance(e, Access)):
         body = body * Inside(a)  # the points are those of the extreme
     return m, replace(s, guard=None, body=body)

@@ -8,8 +8,7 @@ histogram), programs count their share of the points on the chip first.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from tilec.backends.common.code import literal, python_name
 from tilec.backends.common.domain import Condition
@@ -18,7 +17,7 @@ from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.plan.device_info import PLANNED_FOR
-from tilec.backends.triton.plan.lines import RELAXED, CodeLine, Effect, If, StoreLine, assign
+from tilec.backends.triton.plan.lines import RELAXED, CodeLine, If, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.segments import Runs
@@ -43,7 +42,6 @@ FEWEST_SUMMED = 512  # elements: fewer are waited for, where each point is added
 MOST_BINS = 2048  # that are counted on the chip
 BLOCK_POINTS = 1024  # elements of a program's block
 COUNTED_POINTS = 4096
-FEWEST_IN_RUNS = 8  # points, one of which has the place of its neighbour
 PROGRAMS = 8 * PLANNED_FOR.multiprocessors  # that count
 
 
@@ -81,24 +79,18 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
         common = assign("common", f"tl.{s.aggregation}(tl.where(here, value, {nothing}), 0)")
         own, some = f"{pointer} + pivot * {runs.width} + col", f"col_in & (common != {nothing})"
         stored = StoreLine(own, "common", some, operation, RELAXED)
-        sums = {"value": f"{pointer}, element"} if s.aggregation == "sum" else {}
-        combined_at_pivot(k, runs, common, stored, sums=sums)
+        combined_at_pivot(k, runs, common, stored)
     k.store(f"{pointer} + element", "value", "valid", operation, RELAXED)
     return point_launch(k, runs)
 
 
-def combined_at_pivot(k: Kernel, runs: Runs, *lines: CodeLine, sums: Mapping[str, str] = MappingProxyType({})) -> None:
+def combined_at_pivot(k: Kernel, runs: Runs, *lines: CodeLine) -> None:
     """Lines for a block in which several points have one `place`, as atomic operations at an element wait for each
-    other: `lines` for the points `here`, all of the block at one such place. Others are `valid` after that. `sums`:
-    what these add, and where; where many have the place of their neighbour, it is added up with that first."""
+    other: `lines` for the points `here`, all of the block at one such place. Others are `valid` after that."""
     count = k.number("count", "count", runs.count, False)
     k.assign("pivot", f"common_(place, {count}, BM)")
-    body = [assign("here", "valid & (place == pivot)"), *lines, assign("valid", "valid & (place != pivot)")]
-    if sums and k.constants["BM"] >= FEWEST_IN_RUNS:
-        added = [Effect(f"added_in_runs_({a}, tl.where(valid, {n}, 0), BM, BN)") for n, a in sums.items()]
-        many = f"repeated_(place, pivot, BM) * {FEWEST_IN_RUNS} >= BM"
-        body.append(If(many, (*added, assign("valid", "valid != valid"))))
-    k.add(If("pivot >= 0", tuple(body)))
+    here, others = assign("here", "valid & (place == pivot)"), assign("valid", "valid & (place != pivot)")
+    k.add(If("pivot >= 0", (here, *lines, others)))
 
 
 def terms_of_points(k: Kernel, runs: Runs, place: Affine | None, wanted: Sequence[Condition], dtype: str) -> None:

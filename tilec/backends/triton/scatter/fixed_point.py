@@ -254,11 +254,17 @@ def _added(m: Fixed) -> Launch:
         total = f"tl.sum(tl.where(here & (below == plane), {name}, 0), 0)"
         common += [assign("common", total)]
         common += [StoreLine(f"{pointer} + {at[n].format(own)}", "common", "common != 0", "atomic_add", RELAXED)]
-    k.assign("element", f"below * {elements}", "+=")
-    sums = {name: f"{pointer}, {a.format('element')}" for name, a in zip(names, at, strict=True)}
-    combined_at_pivot(k, m.runs, ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common)), sums=sums)
-    for n, name in enumerate(names):
-        k.store(f"{pointer} + {at[n].format('element')}", name, f"valid & ({name} != 0)", "atomic_add", RELAXED)
+    lower = f"element + below * {elements}"
+    combined_at_pivot(k, m.runs, ForLoop("plane", "range(0, tl.maximum(planes, 1))", tuple(common)))
+    # neighbouring columns of the first plane are neighbours in memory, as Triton can tell
+    for place, test in (("element", "below == 0"), (lower, "below > 0")):
+        added = [
+            StoreLine(
+                f"{pointer} + {a.format(place)}", name, f"valid & ({test}) & ({name} != 0)", "atomic_add", RELAXED
+            )
+            for name, a in zip(names, at, strict=True)
+        ]
+        k.add(*(added if place == "element" else [If("planes > 1", tuple(added))]))
     return point_launch(k, m.runs)
 
 
