@@ -47,7 +47,9 @@ def test_one_sum(name: str) -> None:
     assert ways(SOURCE.format(body), shapes, dtype) == [way]
 
 
-@pytest.mark.parametrize("points, elements", [(8192, ELEMENTS), (POINTS, ELEMENTS), (POINTS, 2**17 - 1), (8192, 2**33 - 1)])
+@pytest.mark.parametrize(
+    "points, elements", [(8192, ELEMENTS), (POINTS, ELEMENTS), (POINTS, 2**17 - 1), (8192, 2**33 - 1)]
+)
 def test_passes_of_a_sort_are_compiled_once(points: int, elements: int) -> None:
     """The first pass reads keys as they are given, later ones what was moved, by the same kernels."""
     specs = [tilec.spec((points, 64)), tilec.spec((points,), "int64"), tilec.spec((elements,))]
