@@ -3,6 +3,8 @@ against float64."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.chains import run
@@ -31,6 +33,16 @@ def products(text, types, tiling):
     bodies = [list(build_kernel("k", k, found.types, tiling).body) for k in found.kernels.values()]
     ops = [op for body in bodies for op in body]
     return [op for x in ops for op in (x.body if isinstance(x, Loop) else (x,)) if isinstance(op, DotOp)]
+
+
+def test_chains_are_looked_for_once():
+    """For the same statements; others may be equal but stand elsewhere in a text."""
+    lowered = lower(tilec.compile(ATTENTION).program, given(())[0], {})
+    flat, types = lowered.stages["flat"], lowered.types
+    found = chained(flat, types)
+    assert found.kernels and chained(replace(flat), dict(types)) is found
+    assert chained(replace(flat, statements=tuple(map(replace, flat.statements))), types) is not found
+    assert chained(flat, {**types, "T": TensorType((50,), "float16")}) is not found
 
 
 def given(narrow, width=16):

@@ -54,7 +54,22 @@ class Chained:
 
 def chained(program: Program, types: Types) -> Chained:
     """The flat program with its chains; where it has none that pay, it is as it is, but for sums that read operands at
-    differences: these are products in any case."""
+    differences: these are products in any case. Kept with its statements: a pass asks, and then who plans the same."""
+    kept = program.statements[-1].__dict__ if program.statements else {}
+    known = kept.get("_chained")
+    if known is None or not _is_same(known[0], program) or known[1] != types:
+        own = dict(types)
+        known = kept["_chained"] = program, own, _sought(program, own)
+    return known[2]
+
+
+def _is_same(a: Program, b: Program) -> bool:
+    """Whether the programs are the same statements, not only equal ones: spans are theirs."""
+    asked = ((p.name, p.inputs, p.outputs, *map(id, p.statements)) for p in (a, b))
+    return len({*asked}) == 1
+
+
+def _sought(program: Program, types: Types) -> Chained:
     asked, changed = asked_by_readers(program)
     found = _in_some_form(asked, types)
     if found.kernels and changed.isdisjoint(s.output for s in found.program.statements):  # what is stored keeps its own

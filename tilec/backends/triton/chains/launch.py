@@ -357,9 +357,14 @@ def _tests_equality(visits: Visits) -> bool:
 
 def _roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:
     """The longest steps whose operands have room in shared memory and whose sums have in registers; None where warps
-    with work of their own do not pay: for narrow operands, and short walks (through a window)."""
+    with work of their own do not pay: for narrow operands, and short walks (through a window); or where it is plain
+    that they have none: they multiply twice."""
     looped, shared = kernel.looped, setting.device.shared
     if looped is None or kernel.elementwise or len(kernel.blocked) != 1 or _width(kernel) < ROLES_WIDTH:
+        return None
+    read = {a for r in kernel.targets for a in accesses_in(r.target.body) if a.tensor in kernel.inners}
+    first = [a for a in read if kernel.inners[a.tensor].left is not None]
+    if len(first) != 1 or sum(r.target.feature is not None for r in kernel.targets) != 1:
         return None
     if len({c > 0 for r in kernel.targets for f in r.target.bounds if (c := f.coefficient(looped))}) > 1:
         return None
