@@ -156,6 +156,7 @@ ROUTINES: tuple[Routine, ...] = (
         (("X", "ij"),),
         "i",
         ("exp", "max"),
+        admits=_last,
         alone="torch.softmax({X}, {place})",
     ),
     Routine(
@@ -167,6 +168,7 @@ ROUTINES: tuple[Routine, ...] = (
         (("C", "ij"), ("X", "ij"), ("M", "i"), ("S", "i")),
         "i",
         ("exp",),
+        admits=_last,
     ),
     *(_layer_norm(scale, shift) for scale, shift in (("G", "B"), ("G", ""), ("", ""))),
     *map(_layer_norm_gradient, ("G", "")),
