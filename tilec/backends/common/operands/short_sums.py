@@ -1,5 +1,5 @@
 """Products whose sums have up to four terms, with these written out: points turned by matrices, quaternions, steps of a
-butterfly.
+butterfly; of products of three operands or more, up to eight.
 
 Such a sum takes as long as memory does, and a library made for large matrices longer. As `A[n, i, 0] * X[n, 0, j] +
 A[n, i, 1] * X[n, 1, j]` it is an elementwise statement, which shares a kernel with others.
@@ -20,6 +20,7 @@ from tilec.ir.types import FLOATS, Types
 from tilec.transforms.util.plain import is_plain_sum
 
 _MOST_TERMS = 4
+_MOST_OF_SEVERAL = 8  # terms of three operands or more, of which no library makes a product
 
 
 def with_short_sums(program: Program, types: Types, barred: Collection[str]) -> Program:
@@ -43,7 +44,8 @@ def _written_out(s: Statement, types: Types) -> Statement | None:
                 return None
         walks.append(set(index_variables(a)))
     summed = [v for v in index_variables(s.body) if v not in outputs]
-    if not set(summed) <= extent.keys() or not 1 < math.prod(extent[v] for v in summed) <= _MOST_TERMS:
+    most = _MOST_TERMS if len(walks) < 3 else _MOST_OF_SEVERAL
+    if not set(summed) <= extent.keys() or not 1 < math.prod(extent[v] for v in summed) <= most:
         return None
     if any({v for v, n in extent.items() if n > 1} <= own for own in walks):
         return None  # a member of groups as it is
