@@ -236,14 +236,27 @@ def _cut(s: Statement, types: Types) -> _Cut | None:
     outputs, extent = plain
     factors = factors_of(s.body, types)
     for place, f in enumerate(factors):
-        inner = _uncast(f.value)
-        terms = terms_of(inner, False)
+        terms = _scales_inside(terms_of(_uncast(f.value), False))
         if f.divides or len(terms) < 2:
             continue
         found = _sorted(factors[:place] + factors[place + 1 :], terms, set(outputs), extent)
         if found is not None:
             return found
     return None
+
+
+def _scales_inside(terms: DistributedTerms) -> DistributedTerms:
+    """`x + h * (y - z)` as `x + h * y - h * z`, where a scale is the same everywhere."""
+    found: DistributedTerms = []
+    for negative, e in terms:
+        parts = [(negative, e)]
+        match e:
+            case Call("mul", (a, b)) if not index_variables(a):
+                parts = [(n, call("mul", a, x)) for n, x in terms_of(b, negative)]
+            case Call("mul" | "div" as function, (a, b)) if not index_variables(b):
+                parts = [(n, call(function, x, b)) for n, x in terms_of(a, negative)]
+        found += parts
+    return found
 
 
 def _uncast(e: Expr) -> Expr:
