@@ -33,6 +33,11 @@ PARTS = {  # text, shapes
             + B[1, 0] * sin(X[n, d]) + B[0, 1] * pad(X[n, d - 1], 0); }""",
         ((9, 40), (3,), (2, 2)),
     ),
+    "weighted covariances of few channels": (
+        """function (X[B, C, F, T], W[B, T, F]) -> (S) {
+            S[b, f, c, d : B, F, C, C] = sum(W[b, t, f] * X[b, c, f, t] * X[b, d, f, t]); }""",
+        ((2, 5, 3, 20), (2, 20, 3)),
+    ),
     "wavelet": (
         """function (X[C, H, W]) -> (A, D) {
             A[c, y, x : C, H/2, W] = X[c, 2*y, x] + X[c, 2*y + 1, x];

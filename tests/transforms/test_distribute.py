@@ -15,6 +15,7 @@ TAKEN = {
     "a difference": "O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d]))",
     "a sum, scaled": "O[i, d : N, D] = +(2 * (Y[j, d] + X[i, d]) * A[i, j])",
     "three terms": "O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d] + U[d] * V[i]))",
+    "a difference in a sum": "O[i, d : N, D] = +(A[i, j] * (Y[j, d] + 2 / 3.0 * (X[i, d] - Y[j, d])))",
     "transposed": "O[j, d : M, D] = +(A[i, j] * (Y[j, d] - X[i, d]))",
     "divided": "O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d]) / V[i])",
     "two factors of both sides": "O[i, d : N, D] = +(A[i, j] * exp(A[i, j]) * (X[i, d] - Y[j, d]))",

@@ -117,3 +117,11 @@ def test_gradients_of_coefficients_share_a_walk() -> None:
     lowered = f.grad().lower(*map(tilec.spec, ((8192, 4096), (3,), (8192, 4096))), target="sm_90")
     cost = lowered.cost()
     assert cost.bytes_moved < 1.05 * cost.least_bytes
+
+
+def test_short_sums_of_several_operands() -> None:
+    """The gradients of weighted covariances by six channels are one kernel beside the one by the weights."""
+    f = tilec.compile("""function (X[B, C, F, T], W[B, T, F]) -> (S) {
+        S[b, f, c, d : B, F, C, C] = sum(W[b, t, f] * X[b, c, f, t] * X[b, d, f, t]); }""")
+    shapes = (16, 6, 257, 512), (16, 512, 257), (16, 257, 6, 6)
+    assert len(f.grad().lower(*map(tilec.spec, shapes), target="sm_90").kernels) == 2

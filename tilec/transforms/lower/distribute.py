@@ -231,7 +231,7 @@ def _each_alone(s: Statement, types: Types, names: Names) -> list[Statement]:
 
 def _cut(s: Statement, types: Types) -> _Cut | None:
     factors = factors_of(s.body, types) if s.aggregation == "sum" else []
-    divided = [(k, terms_of(_uncast(f.value), False)) for k, f in enumerate(factors) if not f.divides]
+    divided = [(k, _scales_inside(terms_of(_uncast(f.value), False))) for k, f in enumerate(factors) if not f.divides]
     divided = [(k, terms) for k, terms in divided if len(terms) > 1]
     plain = plain_sum(s, types) if divided else None
     if plain is None:
@@ -242,6 +242,20 @@ def _cut(s: Statement, types: Types) -> _Cut | None:
         if found is not None:
             return found
     return None
+
+
+def _scales_inside(terms: DistributedTerms) -> DistributedTerms:
+    """`x + h * (y - z)` as `x + h * y - h * z`, where a scale is the same everywhere."""
+    found: DistributedTerms = []
+    for negative, e in terms:
+        parts = [(negative, e)]
+        match e:
+            case Call("mul", (a, b)) if not index_variables(a):
+                parts = [(n, call("mul", a, x)) for n, x in terms_of(b, negative)]
+            case Call("mul" | "div" as function, (a, b)) if not index_variables(b):
+                parts = [(n, call(function, x, b)) for n, x in terms_of(a, negative)]
+        found += parts
+    return found
 
 
 def _uncast(e: Expr) -> Expr:

@@ -1,5 +1,5 @@
 """Products whose sums have up to four terms, with these written out: points turned by matrices, quaternions, steps of a
-butterfly.
+butterfly; of products of three operands or more, up to eight.
 
 Such a sum takes as long as memory does, and a library made for large matrices longer. As `A[n, i, 0] * X[n, 0, j] +
 A[n, i, 1] * X[n, 1, j]` it is an elementwise statement, which shares a kernel with others.
@@ -26,6 +26,7 @@ from tilec.transforms.util.ranges import axis_places, ranges_of
 
 _MADE_OF = (Access, Call, Index, Int, Float)
 _MOST_TERMS = 4
+_MOST_OF_SEVERAL = 8  # terms of three operands or more, of which no library makes a product
 _MOST_FACTORS = 8  # of a product
 _TIMES_LARGER = 8  # than what it is made of, at least
 
@@ -49,11 +50,8 @@ def _written_out(s: Statement, types: Types) -> Statement | None:
     read = [*accesses_in(s.body)]
     extent = ranges_of(axis_places(read, types), own, lambda e, n: isinstance(e, Int))
     summed = [v for v in index_variables(s.body) if v not in outputs]
-    if (
-        extent is None
-        or not set(summed) <= extent.keys()
-        or not 1 < math.prod(extent[v] for v in summed) <= _MOST_TERMS
-    ):
+    most = _MOST_TERMS if len(read) < 3 else _MOST_OF_SEVERAL
+    if extent is None or not set(summed) <= extent.keys() or not 1 < math.prod(extent[v] for v in summed) <= most:
         return None
     if any({v for v, n in extent.items() if n > 1} <= {*index_variables(a)} for a in read):
         return None  # a member of groups as it is
