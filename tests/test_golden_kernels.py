@@ -12,6 +12,10 @@ import pytest
 from support.kernel_cases import KernelCase, kernel_cases
 from tools.kernels import differences
 
+from tilec.backends.triton.plan import sizes
+from tilec.backends.triton.recurrence import recurrence
+from tilec.backends.triton.schedule import problem
+
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "golden" / "kernels"
 
@@ -21,6 +25,30 @@ def test_kernels(case: KernelCase, golden, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TILEC_CACHE", str(tmp_path))  # what tuning found on this machine does not count
     monkeypatch.setenv("TILEC_VERIFY", "1")
     golden(f"kernels/{case.file}", case.text())
+
+
+SHARED = KernelCase(
+    "two sums with what follows from each",
+    """function (A[I, J], B[K, J], C[K, J], P[I, K], Q[I, K]) -> (D, E) {
+        S[i, k] = +(A[i, j] * B[k, j]); D[i, k] = P[i, k] + S[i, k];
+        T[i, k] = +(-A[i, j] * C[k, j]); E[i, k] = Q[i, k] + T[i, k];
+    }""",
+    tuple((shape, "float32") for shape in ((4, 5), (3, 5), (3, 5), (4, 3), (4, 3))),
+)
+
+
+@pytest.mark.slow
+def test_kernels_have_positions_of_64_bits_where_these_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tensors of any size, here: those of chains alone decide for each position."""
+    for module in (recurrence, problem):
+        monkeypatch.setattr(module, sizes.needs_int64_positions.__name__, lambda *given: True)
+    narrow = [
+        (case.name, kernel.name)
+        for case in (*kernel_cases(), SHARED)
+        for kernel in case.lowered().kernels
+        if "int64" not in kernel.source and not kernel.name.endswith("_chain")
+    ]
+    assert not narrow
 
 
 def test_every_file_has_a_program(request: pytest.FixtureRequest) -> None:

@@ -49,13 +49,17 @@ class KernelCase:
 
     def text(self, target: str = TARGET) -> str:
         """All kernels and the function that launches them, for a device that need not be there."""
+        return self.lowered(target).source()
+
+    def lowered(self, target: str = TARGET) -> tilec.Lowered:
+        """The program, for a device that need not be there."""
         function = tilec.compile(self.source, backend="triton")
         specs = [tilec.spec(shape, dtype) for shape, dtype in self.inputs]
         if self.gradient:
             outputs = function.lower(*specs, target=target).outputs
             function = function.grad([n for n, s in zip(function.inputs, specs, strict=True) if "float" in s.dtype])
             specs += [tilec.spec(t.shape, t.dtype) for t in outputs]
-        return function.lower(*specs, target=target).source()
+        return function.lower(*specs, target=target)
 
 
 @cache

@@ -19,10 +19,9 @@ from dataclasses import replace
 from tilec.backends.common.terms import sum_of
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import statement_type
-from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, accesses_in, index_variables, walk
+from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, index_variables, walk
 from tilec.ir.types import FLOATS, Types
 from tilec.transforms.util.plain import is_plain_sum, is_pure
-from tilec.transforms.util.ranges import axis_places, ranges_of
 
 _MADE_OF = (Access, Call, Index, Int, Float)
 _MOST_TERMS = 4
@@ -46,14 +45,19 @@ def _written_out(s: Statement, types: Types) -> Statement | None:
         return None
     if not all(isinstance(e, _MADE_OF) for e in walk(s.body)):
         return None
-    own = dict(zip(outputs, types[s.output].shape, strict=True))
-    read = [*accesses_in(s.body)]
-    extent = ranges_of(axis_places(read, types), own, lambda e, n: isinstance(e, Int))
+    extent = dict(zip(outputs, types[s.output].shape, strict=True))
+    walks: list[set[str]] = []
+    for a in (e for e in walk(s.body) if isinstance(e, Access)):
+        for e, n in zip(a.index, types[a.tensor].shape, strict=True):
+            v = linear(e).bare
+            if (v is None or extent.setdefault(v, n) != n) and not isinstance(e, Int):
+                return None
+        walks.append(set(index_variables(a)))
     summed = [v for v in index_variables(s.body) if v not in outputs]
-    most = _MOST_TERMS if len(read) < 3 else _MOST_OF_SEVERAL
-    if extent is None or not set(summed) <= extent.keys() or not 1 < math.prod(extent[v] for v in summed) <= most:
+    most = _MOST_TERMS if len(walks) < 3 else _MOST_OF_SEVERAL
+    if not set(summed) <= extent.keys() or not 1 < math.prod(extent[v] for v in summed) <= most:
         return None
-    if any({v for v, n in extent.items() if n > 1} <= {*index_variables(a)} for a in read):
+    if any({v for v, n in extent.items() if n > 1} <= own for own in walks):
         return None  # a member of groups as it is
     places = itertools.product(*(range(extent[v]) for v in summed))
     terms = [replace_indices(s.body, {v: Affine.of((), k) for v, k in zip(summed, at, strict=True)}) for at in places]

@@ -200,7 +200,8 @@ class _Members:
             return None
         p = problem_of(x.statement, x.flat, self.types, self.strides, self.setting, x.epilogue)
         if p is not None and not merged:
-            view, space = StridedView(x.statement, self.types, self.strides), build_space(x.statement, self.types)
+            view = replace(p.view, statement=x.statement, types=self.types, strides=self.strides)
+            space = build_space(x.statement, self.types)
             p = None if space is None else replace(p, view=view, space=space)
         return p if p is not None and is_pointwise(p) else None
 
