@@ -16,6 +16,8 @@ from tilec.backends.common.chains.chain import ChainKernel, kernel_reads, with_r
 from tilec.backends.common.chains.recognise import Chained, chained
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.common.operands.mirrored import with_mirrored_sums
+from tilec.backends.common.operands.products_apart import with_products_apart
+from tilec.backends.common.operands.rounded import with_rounded_operands
 from tilec.backends.common.operands.short_sums import with_short_sums
 from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
@@ -177,6 +179,8 @@ def _grouped(program: Program, types: Types) -> Grouped:
     chains = chained(program, types)
     program, types = chains.program, chains.types
     members = chains.members()
+    program, types = with_products_apart(program, types, members)
+    program, types = with_rounded_operands(program, types, members)
     program, types = with_mirrored_sums(program, types, members)
     program = with_short_sums(program, types, members)
     program, types = with_columns_apart(program, types, members)
