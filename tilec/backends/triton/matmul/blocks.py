@@ -31,6 +31,7 @@ TILES = {  # the larger first; each with enough work in flight for its size
     8: ((64, 64, 16, 4, 2), (32, 64, 16, 4, 2), (32, 32, 16, 4, 2)),
     1: ((128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4)),
 }
+LONGEST_ROW, WAVES = 512, 16  # bytes of a block's row; programs for each multiprocessor that leave none idle
 LEAST_REUSE = 64  # times that each element must be used for a copy of an operand to pay
 MOST_TERMS = 2**16  # products of 8-bit integers that a 32-bit accumulator surely holds
 
@@ -64,7 +65,7 @@ def _untuned(product: MatrixProduct) -> Config:
     ]
     for t in fitting:
         if -(-m // t[0]) * -(-n // t[1]) * batch >= MULTIPROCESSORS:
-            return _config(t, m, n, k)
+            return _in_long_rows(_config(t, m, n, k), product)
     t = min(fitting, key=lambda t: (-(-m // t[0]) * t[0] * -(-n // t[1]) * t[1] / (m * n) > 1.3, -t[0] * t[1]))
     programs = -(-m // t[0]) * -(-n // t[1]) * batch
     steps = -(-k // t[2])
@@ -78,6 +79,18 @@ def _untuned(product: MatrixProduct) -> Config:
 def _config(t: tuple[int, ...], m: int, n: int, k: int) -> Config:
     bm, bn = min(t[0], max(LEAST, power_of_two(m))), min(t[1], max(LEAST, power_of_two(n)))
     return Config(bm, bn, min(t[2], max(LEAST, power_of_two(k))), t[3], t[4])
+
+
+def _in_long_rows(config: Config, product: MatrixProduct) -> Config:
+    """With longer rows, where a block has few of them and one step: it takes as long as memory does, and programs are
+    many enough (heads of attention mixed, 12 x 12, at each of 2 million scores)."""
+    (m, n, k), batch, size = product.counts, product.repeated, ITEM_BYTES[product.dot.dtype]
+    bn = config.bn
+    if config.bm > LEAST or k > config.bk:
+        return config
+    while 2 * bn * size <= LONGEST_ROW and -(-m // config.bm) * -(-n // (2 * bn)) * batch >= WAVES * MULTIPROCESSORS:
+        bn *= 2
+    return replace(config, bn=bn)
 
 
 def output_tiles(product: MatrixProduct, config: Config) -> int:
