@@ -1,16 +1,15 @@
 """One variable of a sum after the other, where a sum over several is no product of matrices.
 
 `L[i] = +(A[i, f] * V[j, f] * exp(P[i, j]))` adds up over j and f term by term. Summed over j first, it is a product of
-matrices and a sum of rows: `T[i, f] = +(V[j, f] * exp(P[i, j])); L[i] = +(A[i, f] * T[i, f])`. Which variable goes
-first is a question of variable elimination over a sum of products (Dechter 1999); here the one that leaves an
-intermediate that the program has already, up to the names of variables and the order of factors, or else one whose
-factors have 16 bits, and of these the smallest. So the gradient of an attention's normaliser becomes the sum over rows
-of what comes in times what went out.
+matrices and a sum of rows: `T[i, f] = +(V[j, f] * exp(P[i, j])); L[i] = +(A[i, f] * T[i, f])`. Which goes first is a
+question of variable elimination over a sum of products (Dechter 1999); here the one that leaves an intermediate that
+the program has already, up to the names of variables and the order of factors, or else one whose factors have 16 bits,
+and of these the smallest. So an attention's normaliser gets the row sums of what comes in times what went out.
 
 A variable that one factor alone has is added up in that factor first: `Y[i] = +(D[i, j] * X[n, j])` is
-`T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`. That is how often the other factors are read, whoever multiplies. So are
-factors of which one has all their variables, `+(G[k, i, j] * V[k, i] * H[k, m, j])` over i, where that saves most of
-the terms. Such sums are kept in float32 where what they are for has 16 bits.
+`T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`, and the other factors are read less often. So are factors of which one
+has all their variables, `+(G[k, i, j] * V[k, i] * H[k, m, j])` over i, where that saves most terms. Such sums are kept
+in float32 where what they are for has 16 bits.
 
 Factors that all terms of a body share are taken out of it first: `A * V * x - A * V * y` is `A * V * (x - y)`.
 Exact as sums of products are that are added up in another order: factors are floating, every element has the points
@@ -195,7 +194,9 @@ def _eliminated(
     whole = sum_of_products(s, types, computed=True, padded=True)
     if whole is None or not whole.summed:
         return [s]
-    alone = next((v for v in whole.summed if _is_sum_alone(whole, v)), None)
+    every = [v for v in whole.summed if _is_sum_alone(whole, v)]
+    alike = (v for v in every if _parted(whole, v)[0] == _parted(whole, every[0])[0])
+    alone = min(alike, key=lambda v: _elements(whole, _parted(whole, v)[2]), default=None)
     if alone is not None:
         reused = _reused(whole, (alone,), before, types)
         if reused is None and types[s.output].dtype in NARROW:
@@ -224,9 +225,8 @@ def _eliminated(
         reused = _reused(whole, (v,), before, types)
         if reused is not None:
             return [reused]
-        in_float32 = any(
-            ITEM_BYTES[expression_type(f.value, types).dtype] > 2 for f in inside if not _is_number(f.value)
-        )
+        values = (f.value for f in inside if not _is_number(f.value))
+        in_float32 = any(ITEM_BYTES[expression_type(e, types).dtype] > 2 for e in values)
         choices.append((in_float32, math.prod(whole.extent[w] for w in index), v))
     if not choices or min(choices)[1] > _operands_of_one_product(whole):
         return [s]
@@ -305,8 +305,8 @@ def _sides(whole: SumOfProducts) -> list[set[str]]:
 
 
 def _operands_of_one_product(whole: SumOfProducts) -> float:
-    """The elements of the larger operand, where the factors make two that have all summed variables: such a sum is one
-    product of matrices, and an intermediate larger than its operands gains nothing. Infinite elsewhere."""
+    """The elements of the larger operand, where factors make two that have all summed variables: one product of
+    matrices, of which an intermediate larger than its operands gains nothing. Infinite elsewhere."""
     sides = _sides(whole)
     if len(sides) != 2 or any(f.divides for f in whole.factors) or not set(whole.summed) <= sides[0] & sides[1]:
         return math.inf
