@@ -16,9 +16,10 @@ from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Targ
 from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import has_short_sides, with_flat_sides
 from tilec.backends.common.chains.in_place import with_reads_in_place
-from tilec.backends.common.chains.rewrites import Apart, by_rows, by_terms, with_gathers_apart
+from tilec.backends.common.chains.rewrites import Apart, by_rows, by_terms, with_gathers_apart, with_shared_value
 from tilec.backends.common.chains.rows import order_of, with_rows
 from tilec.backends.common.chains.sheared import with_sheared_products
+from tilec.backends.common.chains.splits import with_walks_apart
 from tilec.backends.common.chains.spread import with_spread_weights
 from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
 from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
@@ -135,6 +136,17 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
     kernels = _kernels(program, targets, matrices) if targets else []
     if not kernels or not chains_pay(kernels, matrices, types):
         return Chained(program, types, {})
+    shared = with_shared_value(program, kernels, matrices, types) if has_short_sides(kernels) else None
+    if shared is not None and shared.summed:
+        beside = _chained(shared.program, shared.types, {*stored, *shared.summed})
+        if beside.kernels:
+            return replace(beside, rewritten=beside.rewritten | shared.rewritten)
+    apart, known = with_walks_apart(program, kernels, types)
+    if apart is not program:
+        beside = _chained(apart, known, stored)
+        if 0 < len(beside.kernels) < len(kernels):
+            changed = {s.output for s in apart.statements if s not in program.statements}
+            return replace(beside, rewritten=beside.rewritten | changed)
     laid = by_terms(program, _rounded_alike(kernels, matrices), matrices.types)
     placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
     program, kernels = placed.program, placed.kernels

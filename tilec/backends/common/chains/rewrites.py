@@ -9,9 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced
+from tilec.backends.common.chains.cost import MOST_STORED_BYTES
 from tilec.backends.common.chains.sheared import is_aslant
 from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
-from tilec.backends.common.chains.values import DOT_DTYPES, extents_of, plain_index, rebuilt, reduction_variables
+from tilec.backends.common.chains.values import (
+    DOT_DTYPES,
+    extents_of,
+    plain_index,
+    rebuilt,
+    reduction_variables,
+)
 from tilec.backends.common.scalars import NARROW
 from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ONE, ZERO, all_of, call
@@ -27,10 +34,12 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
+    map_values,
+    reads,
     rebuild,
     value_accesses,
 )
-from tilec.ir.types import ITEM_BYTES, TensorType, Types, kind
+from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType, Types, kind
 from tilec.transforms.util.naming import Names
 
 # of kernels without products: points for each row that a thread has at once, lanes of a warp, bytes of a cache line,
@@ -40,6 +49,7 @@ BY_TERMS_GAIN = 20e-6  # seconds, for which another launch is worth it
 # bytes of a point's terms, which a thread reads in few loads where they are fewer: at 16 terms of float32 laying out
 # makes a chain three times as fast, at 8 it made one 2.7 times as slow
 BY_TERMS_BYTES = 64
+MOST_TIMES_MADE = 3  # kernels that make the same values of two products sooner than one stores them
 
 
 def by_rows(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
@@ -89,15 +99,23 @@ class Apart:
 def with_gathers_apart(program: Program, types: Types) -> Apart:
     """The program in which floats are read at computed positions through statements of their own, and scatters of
     matrix values have their sums at each place first. Both have the variables of the positions alone, so at most as
-    many elements as the matrix values, which would be stored otherwise."""
+    many elements as the matrix values, which would be stored otherwise. Sums without matrix values stay as they are:
+    kernels of their own store them."""
     written = [i for s in program.statements for i in s.index or ()]
     positions = [i for s in program.statements for a in value_accesses(s) for i in a.index]
     if all(linear(i).is_affine for i in (*positions, *written)) and not any(map(is_aslant, written)):
         return Apart(program, types)
     made = _Rewriter(program, types)
     statements: list[Statement] = []
+    of_matrices: set[str] = set()
     for s in program.statements:
-        statements += made.read_apart(s)
+        before = dict(made.found), set(made.changed)
+        parts = made.read_apart(s)
+        if not of_matrices.isdisjoint(reads(s)) or _is_of_pairs(s, types):
+            of_matrices.add(s.output)
+        elif reduction_variables(s):
+            (made.found, made.changed), parts = before, [s]
+        statements += parts
     parted = replace(program, statements=tuple(statements))
     matrices = matrices_of(parted, made.types)
     statements = []
@@ -172,7 +190,8 @@ class _Rewriter:
         if any(map(_is_computed, _outermost(s.body))):
             return [s]
         name = self.names.fresh(f"{s.output}_points")
-        t = TensorType(tuple(extent[v] for v in kept), "float32" if dtype in NARROW else dtype)
+        alone = not reduction_variables(whole) and _is_one_to_one(s.index or ())
+        t = TensorType(tuple(extent[v] for v in kept), "float32" if dtype in NARROW and not alone else dtype)
         self.types[name] = t
         self.changed |= {name, s.output}
         self.summed.add(name)
@@ -180,6 +199,22 @@ class _Rewriter:
         if not reduction_variables(first):
             first = replace(first, aggregation="assign")
         return [first, replace(s, body=Access(name, whole.index or ()), guard=None)]
+
+
+def _is_one_to_one(index: Sequence[Expr]) -> bool:
+    """Whether positions say the variables of each point, one after the other: then no two points have the same."""
+    known: set[str] = set()
+    for _ in index:
+        left = [{*linear(e).variables()} - known for e in index if linear(e).is_affine]
+        known |= {v for own in left if len(own) == 1 for v in own}
+    return known >= {*index_variables(*index)}
+
+
+def _is_of_pairs(s: Statement, types: Types) -> bool:
+    """Whether a sum adds up what is made of several floats each, as products and distances are."""
+    summed = {*reduction_variables(s)}
+    read = {a for a in accesses_in(s.body) if kind(types[a.tensor].dtype) == 2 and summed & {*index_variables(a)}}
+    return len(read) > 1
 
 
 def _outermost(e: Expr) -> list[Access | Inside]:
@@ -203,6 +238,57 @@ def _replaced(e: Expr, reads: Mapping[Expr, Access]) -> Expr:
     if isinstance(e, (Access, Inside)):
         return reads.get(e, ONE if _is_computed(e) else e)
     return rebuild(e, lambda x: _replaced(x, reads)) if isinstance(e, Call) else e
+
+
+def with_shared_value(program: Program, kernels: Sequence[ChainKernel], matrices: Matrices, types: Types) -> Apart:
+    """The program with the last matrix value that many kernels would make of several products stored, and of 16-bit
+    products rounded as operands are, for the sums that read it: gradients by rows, by columns and by two tables of
+    biases. `summed` names it; as it is where there is none."""
+    of_kernel = {r.target.output: k.first for k in kernels for r in k.targets}
+    users: dict[str, set[str]] = {}
+    for s in reversed(program.statements):
+        needed = users.get(s.output, set()) if s.output in matrices.values else {of_kernel.get(s.output, "")} - {""}
+        for n in reads(s):
+            if n in matrices.values:
+                users.setdefault(n, set()).update(needed)
+    names = [n for n in (s.output for s in program.statements) if len(users.get(n, ())) > MOST_TIMES_MADE]
+    names = [n for n in names if all(_is_linear(s.body, n) for s in program.readers(n))]
+    value = matrices.written_out(matrices.values[names[-1]][1]) if names else ZERO
+    products = [i for n, i in matrices.inners.items() if any(a.tensor == n for a in accesses_in(value))]
+    dtypes = {i.dtype for i in products if i.left is not None}
+    if len(products) < 2 or len(dtypes) != 1:
+        return Apart(program, types)
+    (dtype,), name = dtypes, names[-1]
+    if math.prod(types[name].shape) * ITEM_BYTES[dtype] > MOST_STORED_BYTES:
+        return Apart(program, types)
+    if dtype not in NARROW:
+        return Apart(program, types, frozenset(), frozenset((name,)))
+    copy = Names.of(program).fresh(f"{name}_stored")
+    made: list[Statement] = []
+    for s in program.statements:
+        made.append(map_values(s, lambda e: rebuilt(e, lambda a: _in_float32(a, name, copy))))
+        if s.output == name:
+            body = Call(dtype, (Access(name, s.index or ()),))
+            made.append(Statement(copy, s.index, s.sizes, body, "assign", span=s.span))
+    known = {**types, copy: replace(types[name], dtype=dtype)}
+    changed = {copy, *(r.output for r in program.readers(name))}
+    return Apart(replace(program, statements=tuple(made)), known, frozenset(changed), frozenset((copy,)))
+
+
+def _is_linear(e: Expr, name: str) -> bool:
+    """Whether a value is a product of one of a tensor's elements and others."""
+    match e:
+        case Access(tensor):
+            return tensor == name
+        case Call("mul", (x, y)):
+            return _is_linear(x, name) != _is_linear(y, name)
+        case Call(function, (x,)) if function in ("neg", *FLOATS):
+            return _is_linear(x, name)
+    return False
+
+
+def _in_float32(a: Access, name: str, copy: str) -> Expr:
+    return Call("float32", (replace(a, tensor=copy),)) if a.tensor == name else a
 
 
 @dataclass(frozen=True)

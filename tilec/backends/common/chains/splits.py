@@ -20,11 +20,13 @@ from tilec.backends.common.chains.chain import ChainKernel, Reduced
 from tilec.backends.common.chains.codegen.emit import LN2, LOG2E, Emitter
 from tilec.backends.common.chains.codegen.places import feature_block, size_name, tensors_of
 from tilec.backends.common.chains.values import DOT_DTYPES, plain_index, rebuilt
+from tilec.backends.common.pairs import PRODUCTS
+from tilec.cost import H200
 from tilec.ir.functions import call
 from tilec.ir.index import Affine
-from tilec.ir.program import Access, Expr, Index, Int
-from tilec.ir.types import NARROW, TensorType, Types
-from tilec.transforms.util.naming import fresh_variable
+from tilec.ir.program import Access, Expr, Index, Int, Program, Statement
+from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
+from tilec.transforms.util.naming import Names, fresh_variable
 
 MOST_PROGRAMS = 264  # programs, at most
 ENOUGH_PROGRAMS = 100  # programs that are left alone
@@ -47,6 +49,44 @@ class Split:
     count: int
     variable: str
     types: Types
+
+
+def with_walks_apart(program: Program, kernels: Sequence[ChainKernel], types: Types) -> tuple[Program, Types]:
+    """The program with sums over what other kernels have for each batch (positions or keys that heads share) as sums of
+    each batch, in float32, and then of these, where that takes less time than the matrices that both need take twice.
+    """
+    names, known = Names.of(program), dict(types)
+    made: dict[str, list[Statement]] = {}
+    for k in kernels:
+        beside = [o for o in kernels if o.looped == k.looped and o.blocked == k.blocked and not o.walked]
+        whole = any({*o.batch} == {*k.batch, *k.walked} for o in beside)
+        mixtures = all(r.target.feature is not None and r.target.aggregation == "sum" for r in k.targets)
+        if not k.walked or k.looped is None or not whole or not mixtures or any(r.unrolled for r in k.targets):
+            continue
+        if not _pays_apart(k):
+            continue
+        for r in k.targets:
+            s = r.target.statement
+            kept = [*(plain_index(s) or ())]
+            kept[(place := kept.index(k.blocked[0])) : place] = k.walked
+            index, shape = tuple(map(Index, kept)), tuple(k.extent[v] for v in kept)
+            name = names.fresh(f"{s.output}_each")
+            known[name] = TensorType(shape, "float32")
+            first = replace(s, output=name, index=index, sizes=tuple(map(Int, shape)))
+            body = Access(name, index)
+            made[s.output] = [first, Statement(s.output, s.index, s.sizes, body, "sum", span=s.span)]
+    if not made:
+        return program, types
+    return replace(program, statements=tuple(m for s in program.statements for m in made.get(s.output, [s]))), known
+
+
+def _pays_apart(kernel: ChainKernel) -> bool:
+    """Whether half of its products, as masks leave of them, take longer than memory does for what each batch gives."""
+    rows = math.prod(kernel.extent[v] for v in (*kernel.blocked, *kernel.batch, *kernel.walked))
+    terms = [i.extent / PRODUCTS[i.dtype] for i in kernel.inners.values() if i.left is not None]
+    features = sum(kernel.extent[r.target.feature or ""] for r in kernel.targets)
+    stored = 2 * ITEM_BYTES["float32"] * features / H200.memory + H200.launch / rows
+    return kernel.extent[kernel.looped or ""] * sum(terms) / 2 > stored
 
 
 def split_of(kernel: ChainKernel, types: Types) -> Split | None:

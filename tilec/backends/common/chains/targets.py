@@ -236,8 +236,10 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
     if not inner or not set(summed) <= inner or _compares(matrices, extrema, body, *others):
         return None
     features = [v for v in index if v not in inner and v not in roles and extent[v] > 1]
-    if len(features) > 1 or any(extent[v] > LONGEST_INNER for v in features) or s.aggregation == "assign" and features:
+    if len(features) > 1 or any(extent[v] > LONGEST_INNER for v in features):
         return None
+    if features and not {*roles} & {*summed}:
+        return None  # matrices mixed: all of them would be made again for each mixture
     feature = features[0] if features else None
     if feature is not None and types[s.output].dtype in NARROW and extent[feature] < NARROWEST_ROW:
         return None

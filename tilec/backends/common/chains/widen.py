@@ -157,17 +157,25 @@ def _widened(program: Program, inputs: Types, types: Types, names: Collection[st
 
 def _rounded_where_made(program: Program, types: Types, known: Types) -> Program:
     """The program with values that all readers round to the type that they had rounded where they are made: stored,
-    they take half the room, and products read them as they are."""
+    they take half the room, and products read them as they are. Of what is written to computed places, which is stored
+    in any case, others may add up what had that type."""
     read = Counter(a.tensor for s in program.statements for a in accesses_in(*expressions(s)))
     every = (e for s in program.statements for e in walk(*expressions(s)))
     rounded = Counter(
-        (e.function, *(a.tensor for a in accesses_in(*e.args))) for e in every if isinstance(e, Call) and _is_rounded(e)
+        (e.function, e.args[0].tensor)
+        for e in every
+        if isinstance(e, Call) and e.function in (*NARROW, "float32") and isinstance(e.args[0], Access)
     )
+
+    def fits(s: Statement) -> bool:
+        times = rounded[types[s.output].dtype, s.output]
+        others = 0 if plain_index(s) else rounded["float32", s.output]
+        return times > 0 and read[s.output] == times + others
+
     chosen = {
         s.output: types[s.output].dtype
         for s in program.statements
-        if s.output in types and types[s.output].dtype in NARROW and known[s.output].dtype == "float32"
-        if read[s.output] == rounded[types[s.output].dtype, s.output] > 0
+        if s.output in types and types[s.output].dtype in NARROW and known[s.output].dtype == "float32" and fits(s)
         if s.output not in program.outputs and not reads_itself(s) and not reduction_variables(s)
     }
 

@@ -65,6 +65,7 @@ ROLES_BARRIERS = 1024  # bytes
 ROLES_STEPS = (128, 64)
 ROLES_SUMS = 180  # registers of a thread for scores, these in 16 bits, and sums
 MATRIX = Tiling(64, 64, 4, 2)  # of kernels whose programs have a block of rows and of columns
+SMALL_MATRIX = 32  # rows or columns of a block of both, for which two warps suffice: more programs run side by side
 # of float32 operands, which take twice the room
 FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
 # of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
@@ -103,7 +104,8 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
         step = min(step, feature_block(kernel.extent[kernel.looped]))
     # where positions are loaded first, Triton shares the stages between these and the elements
     stages = 2 * found.stages - 1 if kernel.in_place else found.stages
-    found = replace(found, block=max(block, LEAST), step=max(step, LEAST), stages=stages)
+    warps = 2 if kernel.looped is None and block <= SMALL_MATRIX else found.warps
+    found = replace(found, block=max(block, LEAST), step=max(step, LEAST), stages=stages, warps=warps)
     found = _fitted(found, kernel, 2 if halves else 4, setting.device.shared)
     found = _in_registers(found, kernel)
     return _with_tiles(found, kernel, 2 if halves else 4, setting.device.shared)
