@@ -151,8 +151,8 @@ def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Ch
     kernels = _kernels(program, targets, matrices) if targets else []
     if not kernels or not chains_pay(kernels, matrices, types):
         return Chained(program, types, {})
-    shared = with_shared_value(program, kernels, matrices, types)
-    if shared.summed:
+    shared = with_shared_value(program, kernels, matrices, types) if has_short_sides(kernels) else None
+    if shared is not None and shared.summed:
         beside = _chained(shared.program, shared.types, {*stored, *shared.summed})
         if beside.kernels:
             return replace(beside, rewritten=beside.rewritten | shared.rewritten)
