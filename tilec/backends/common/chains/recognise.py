@@ -21,11 +21,19 @@ from tilec.backends.common.chains.rows import order_of, with_rows
 from tilec.backends.common.chains.sheared import with_sheared_products
 from tilec.backends.common.chains.splits import with_walks_apart
 from tilec.backends.common.chains.spread import with_spread_weights
-from tilec.backends.common.chains.targets import Matrices, compared_sums, matrices_of, renamed_target, targets_of
+from tilec.backends.common.chains.targets import (
+    Matrices,
+    compared_sums,
+    matrices_of,
+    operand_dtype,
+    operand_factors,
+    renamed_target,
+    targets_of,
+)
 from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
 from tilec.backends.common.chains.window_scores import asked_by_readers, with_scores_by_columns
 from tilec.ir.index import linear
-from tilec.ir.infer import expression_type, infer
+from tilec.ir.infer import infer
 from tilec.ir.program import Access, Call, Program, accesses_in, index_variables, reads
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.factors import Factor, factors_of
@@ -256,7 +264,7 @@ def _rounded_alike(kernels: Sequence[ChainKernel], matrices: Matrices) -> list[C
 def _has_room(kernel: Sequence[Reduced], t: Target, matrices: Matrices) -> bool:
     """Whether mixtures as wide as these fit into registers side by side."""
     mixtures = [m for m in (*(r.target for r in kernel), t) if m.feature is not None]
-    halves = all(_operand_dtype(m, matrices.types) in NARROW for m in mixtures)
+    halves = all(operand_dtype(m, matrices.types) in NARROW for m in mixtures)
     most = MOST_FEATURES if halves else LONGEST_INNER
     return t.feature is None or sum(_extent(m, matrices)[m.feature or ""] for m in mixtures) <= most
 
@@ -318,7 +326,7 @@ def _reduced(
     inner: list[Factor] = []
     feature: list[Factor] = []
     outer: list[Factor] = []
-    for f in _operand_factors(t, matrices.types):
+    for f in operand_factors(t, matrices.types):
         used = set(index_variables(f.value))
         if not used & across and t.feature not in used:
             outer.append(f)
@@ -326,7 +334,7 @@ def _reduced(
             (feature if used & across else outer).append(f)
         else:
             inner.append(f)
-    operand = None if t.feature is None else _operand_dtype(t, matrices.types)
+    operand = None if t.feature is None else operand_dtype(t, matrices.types)
     unrolled = None
     if t.feature is not None and operand == "float32" and extent[t.feature] <= MOST_SUMS and _in_registers(t, matrices):
         unrolled, inner, feature, operand = extent[t.feature], inner + feature, [], None
@@ -357,26 +365,6 @@ def _all_of(t: Target, top: Target) -> bool:
 def _in_registers(t: Target, matrices: Matrices) -> bool:
     """Whether the target's inner sums are added up term by term, so that no block is a product's."""
     return all(matrices.inners[n].left is None for n in _read(t) if n in matrices.inners)
-
-
-def _operand_factors(t: Target, types: Types) -> list[Factor]:
-    """The factors of a sum's terms. Where the sum is a product of matrices, those of an operand that is cast to 16 bits
-    too: the product rounds what is left of it."""
-    found: list[Factor] = []
-    for f in factors_of(t.body, types):
-        match f.value:
-            case Call(function, (x,)) if not f.divides and (function == "float32" or t.feature and function in NARROW):
-                found += factors_of(x, types)
-            case _:
-                found.append(f)
-    return found
-
-
-def _operand_dtype(t: Target, types: Types) -> str:
-    """The type of a product's operands: that of the factors that it sums, 16 bits only if all have these."""
-    summed = [f.value for f in factors_of(t.body, types) if set(index_variables(f.value)) & {*t.summed, t.feature}]
-    kinds = {expression_type(e, types).dtype for e in summed if not expression_type(e, types).weak}
-    return min(kinds) if len(kinds) == 1 and kinds <= set(NARROW) else "float32"
 
 
 def _kernel(members: Sequence[Reduced], matrices: Matrices) -> ChainKernel | None:

@@ -47,6 +47,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, TensorType, Types, kind
+from tilec.transforms.util.factors import Factor, factors_of
 
 REDUCED = ("sum", "max", "min", "logsumexp")
 
@@ -360,3 +361,23 @@ def renamed_target(t: Target, names: Mapping[str, str]) -> Target:
         bounds=tuple(b.substitute(mapping) for b in t.bounds),
         conditions=tuple(replace_indices(c, mapping) for c in t.conditions),
     )
+
+
+def operand_factors(t: Target, types: Types) -> list[Factor]:
+    """The factors of a sum's terms. Where the sum is a product of matrices, those of an operand that is cast to 16 bits
+    too: the product rounds what is left of it."""
+    found: list[Factor] = []
+    for f in factors_of(t.body, types):
+        match f.value:
+            case Call(function, (x,)) if not f.divides and (function == "float32" or t.feature and function in NARROW):
+                found += factors_of(x, types)
+            case _:
+                found.append(f)
+    return found
+
+
+def operand_dtype(t: Target, types: Types) -> str:
+    """The type of a product's operands: that of the factors that it sums, 16 bits only if all have these."""
+    summed = [f.value for f in factors_of(t.body, types) if set(index_variables(f.value)) & {*t.summed, t.feature}]
+    kinds = {expression_type(e, types).dtype for e in summed if not expression_type(e, types).weak}
+    return min(kinds) if len(kinds) == 1 and kinds <= set(NARROW) else "float32"
