@@ -46,6 +46,12 @@ CASES = {  # text, sizes of its inputs of floats from -2 to 8
             Y[n : N] = max(X[n, d] * pad(U[J[n, d]], 3)); }""",
         ((6, 50), (5,), (5,)),
     ),
+    "an axis of one element": (
+        """function (X[N, D], T[K]) -> (Y) {
+            I[a, d : 1, D] = min(max(as_int(floor(X[a, d]), 64), 0), K - 1);
+            Y[a, d : 1, D] = T[I[a, d]] + pad(T[I[a, d] + 2], 0.5); }""",
+        ((1, 50), (5,)),
+    ),
 }  # fmt: skip
 
 

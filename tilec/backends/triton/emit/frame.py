@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tilec.backends.common.code import parenthesised, python_name
 from tilec.backends.common.domain import Condition, access_conditions, all_conditions, free
@@ -40,6 +40,7 @@ class Frame:
         self.types = kernel.types
         self.untested = ""  # the test of reads that need none, where they shall have one all the same
         self.given: Mapping[Expr, ScalarValue] = {}  # elements that the kernel computes and reads others at
+        self.made: Collection[str] = ()  # of which tensors these are
 
     # dependence
 
@@ -298,11 +299,23 @@ class Frame:
         """The axes over which tests of what is read may differ."""
         return self.dimensions(free_of(access))
 
+    def _given(self, access: Access) -> ScalarValue | None:
+        """The value that the kernel has of an element. Conditions have 0 in the place of variables of extent 1."""
+        if access in self.given or access.tensor not in self.made:
+            return self.given.get(access)
+        shape = self.types[access.tensor].shape
+        for a, v in self.given.items():
+            if isinstance(a, Access) and a.tensor == access.tensor:
+                pairs = zip(shape, a.index, access.index, strict=True)
+                if all(x == y or (n == 1 and isinstance(x, Index) and y == Int(0)) for n, x, y in pairs):
+                    return v
+        return None
+
     def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         """A name of the elements read; where the access is outside, the tile overhangs, or they are not `wanted` (texts
         of tests), they are `other` (None: not needed, since what is read there is not used)."""
-        if access in self.given:
-            return self.given[access].code
+        if (given := self._given(access)) is not None:
+            return given.code
         forms = [self.form(e) for e in access.index]
         variables = free_of(access)
         if 0 in self.types[access.tensor].shape:

@@ -31,7 +31,7 @@ class BlockValues:
         """Values of statements in order; those in `running` are added to their accumulators."""
         roots = [r for s in statements for r in (s.body, *s.guards)]
         evaluator = TritonScalars.of(frame, statements, self.values)
-        frame.given = self.values
+        frame.given, frame.made = self.values, {s.output for s in self.group.statements}
         evaluator.read_first(*roots, made={s.output for s in self.group.statements})
         pending: list[BlockReduction] = []
         ends = [] if self.filled else [frame.spread("col_in", "col")]
