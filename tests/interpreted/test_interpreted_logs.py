@@ -12,7 +12,7 @@ from tilec.backends.triton.matmul import precompute_operands as hoist
 from tilec.backends.triton.matmul.exp_weighted_matmul import WeightedWriter
 from tilec.backends.triton.matmul.logsumexp_matmul import LogWriter
 from tilec.backends.triton.plan.lines import assign
-from tilec.backends.triton.schedule import families
+from tilec.backends.triton.schedule import exponential_products
 from tilec.bench.sweep.points import shares
 
 pytestmark = pytest.mark.skipif(
@@ -163,7 +163,7 @@ def test_gradients_of_distances_are_seldom_left_for_single_terms(monkeypatch):
 @pytest.mark.one_in(3)
 def test_exponentials_computed_beforehand(case, monkeypatch):
     """As large products do, values and gradients; float64 ones are taken too."""
-    monkeypatch.setattr(families, "LEAST_WORK", 0)
+    monkeypatch.setattr(exponential_products, "LEAST_WORK", 0)
     monkeypatch.setattr(hoist, "LEAST_REUSE", 16)
     source, inputs = VALUES[case]
     exact = [x.double() for x in inputs]

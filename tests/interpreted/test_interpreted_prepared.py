@@ -13,7 +13,7 @@ from tilec.backends.triton.matmul import split as parts
 from tilec.backends.triton.plan.lines import If, Return, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release
 from tilec.backends.triton.plan.source import PROGRAM, KernelFunction
-from tilec.backends.triton.schedule import families
+from tilec.backends.triton.schedule import exponential_products
 from tilec.backends.triton.schedule.materialize import resolve_requests
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ RANGES = {"normal": (3.0, 0.0), "wide": (60.0, 0.0), "large": (3.0, 5e4)}
 @pytest.fixture
 def large(monkeypatch):
     """Small products are taken for large ones."""
-    monkeypatch.setattr(families, "LEAST_WORK", 0)
+    monkeypatch.setattr(exponential_products, "LEAST_WORK", 0)
     for module in (hoist, parts):
         monkeypatch.setattr(module, "LEAST_REUSE", 16)
 

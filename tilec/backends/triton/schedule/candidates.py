@@ -6,8 +6,8 @@ None where it no longer fits (a choice holds for a class of shapes).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config
@@ -59,34 +59,13 @@ def product_configs(p: Problem) -> list[tuple[Choice, list[Step]]]:
 
 
 def _choices(p: Problem) -> Iterator[Choice]:
-    yield from [{"family": "library"}] if p.setting.library else []
-    prepared = _along(p)
-    for tiles in candidates(prepared.product, p.setting)[:MOST_TILES]:
-        yield _hopper_choice(tiles)
-    product = _product(p)
-    if worthwhile(product.dot, p.space):
-        first = choose_config(product, p.setting.device.shared)
-        for bm, bn, bk, warps, stages in TILES[ITEM_BYTES[product.dot.dtype]]:
-            own = replace(first, bm=min(bm, first.bm * 2), bn=min(bn, first.bn * 2), bk=bk, warps=warps, stages=stages)
-            yield _dot_choice(own)
-        yield _dot_choice(first)
+    return (choice for way in WAYS.values() for choice in way.choices(p))
 
 
 def steps_of(p: Problem, choice: Choice) -> list[Step] | None:
     """The steps that a choice stands for, None where it does not fit."""
-    match choice.get("family"):
-        case "library":
-            return by_library(p)
-        case "hopper":
-            prepared = _along(p)
-            tiles = _hopper_config(choice)
-            steps = hopper_steps(prepared.product, p.setting, tiles)
-            return None if steps is None else prepared.around(steps)
-        case "dot" if worthwhile(_product(p).dot, p.space):
-            names = ("bm", "bn", "bk", "warps", "stages", "parts")
-            config = Config(**{n: int(choice[n]) for n in names})
-            return dot_steps(_product(p), p.flat, p.setting, config=config)
-    return None
+    way = WAYS.get(str(choice.get("family")))
+    return None if way is None else way.steps(p, choice)
 
 
 def by_library(p: Problem) -> list[Step] | None:
@@ -121,3 +100,53 @@ def _hopper_config(choice: Choice) -> HopperConfig:
 def _dot_choice(c: Config) -> Choice:
     sizes = {"bm": c.bm, "bn": c.bn, "bk": c.bk}
     return {"family": "dot", **sizes, "warps": c.warps, "stages": c.stages, "parts": c.parts}
+
+
+def _hopper_choices(p: Problem) -> Iterator[Choice]:
+    prepared = _along(p)
+    return map(_hopper_choice, candidates(prepared.product, p.setting)[:MOST_TILES])
+
+
+def _of_hopper_choice(p: Problem, choice: Choice) -> list[Step] | None:
+    prepared = _along(p)
+    steps = hopper_steps(prepared.product, p.setting, _hopper_config(choice))
+    return None if steps is None else prepared.around(steps)
+
+
+def _dot_choices(p: Problem) -> Iterator[Choice]:
+    product = _product(p)
+    if not worthwhile(product.dot, p.space):
+        return
+    first = choose_config(product, p.setting.device.shared)
+    for bm, bn, bk, warps, stages in TILES[ITEM_BYTES[product.dot.dtype]]:
+        own = replace(first, bm=min(bm, first.bm * 2), bn=min(bn, first.bn * 2), bk=bk, warps=warps, stages=stages)
+        yield _dot_choice(own)
+    yield _dot_choice(first)
+
+
+def _of_dot_choice(p: Problem, choice: Choice) -> list[Step] | None:
+    if not worthwhile(_product(p).dot, p.space):
+        return None
+    names = ("bm", "bn", "bk", "warps", "stages", "parts")
+    config = Config(**{n: int(choice[n]) for n in names})
+    return dot_steps(_product(p), p.flat, p.setting, config=config)
+
+
+@dataclass(frozen=True)
+class Way:
+    """`choices`: what of this way is worth measuring for a product. `steps`: those of a choice, None where it does not
+    fit."""
+
+    choices: Callable[[Problem], Iterable[Choice]]
+    steps: Callable[[Problem, Choice], list[Step] | None]
+
+
+# by what a choice calls its family; the first choice of all is the one that others are checked against
+WAYS = {
+    "library": Way(
+        lambda p: [{"family": "library"}] if p.setting.library else [],
+        lambda p, choice: by_library(p),
+    ),
+    "hopper": Way(_hopper_choices, _of_hopper_choice),
+    "dot": Way(_dot_choices, _of_dot_choice),
+}

@@ -14,7 +14,6 @@ from typing import Any
 from tilec.backends.triton.grouped_matmul.kernels import GroupedTask, group_sum_steps, grouped_product
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, fitted, inner_variables
 from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.columns import columns
 from tilec.backends.triton.matmul.distances import Distances, distance_steps, recognise_distances
@@ -28,18 +27,17 @@ from tilec.backends.triton.matmul.dot import (
     worthwhile,
     worthwhile_padded,
 )
-from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter, recognise_weighted
+from tilec.backends.triton.matmul.exp_weighted_matmul import recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
 from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, mostly_padding, ours_is_faster
-from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, recognise_log, with_guards, with_tops
-from tilec.backends.triton.matmul.pack import LEAST_WORK, columns_packed, over_copies, packed, wanted_along
+from tilec.backends.triton.matmul.logsumexp_matmul import recognise_log
+from tilec.backends.triton.matmul.pack import columns_packed, over_copies, packed, wanted_along
 from tilec.backends.triton.matmul.precompute_operands import has_stored_operands, hoisted, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
-from tilec.backends.triton.matmul.split import SPLIT_BYTES, SplitOperands, split_operands, split_steps
-from tilec.backends.triton.matmul.steps import dot_steps, launched, repair_steps
+from tilec.backends.triton.matmul.split import split_steps
+from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
-from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Request, Setting, Step
+from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.backends.triton.pointwise.pointwise import fill, pointwise
 from tilec.backends.triton.scan.form import recognise_scan, terms_first
@@ -47,6 +45,7 @@ from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
 from tilec.backends.triton.scatter.scatter import ScatterContext, scattered
 from tilec.backends.triton.schedule.banded import Banded, recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
+from tilec.backends.triton.schedule.exponential_products import exponential_steps
 from tilec.backends.triton.schedule.on_sums import on_sums
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
 from tilec.backends.triton.schedule.sliding import recognise_sliding
@@ -244,34 +243,6 @@ def _product_steps(p: Problem, product: MatrixProduct) -> list[Step]:
     return over.around(fast or dot_steps(over.product, p.flat, p.setting) or ())
 
 
-def _of_exponentials(p: Problem, found: LogDot | Weighted) -> list[Step] | None:
-    """A product of exponentials: the greatest terms of each operand, then the product."""
-    if p.epilogue and not p.space.covers:
-        return None
-    setting = p.setting
-    view = with_tops(found.tops, p.view)
-    alone = partial(_allocated_steps, view=view, setting=setting)
-    head = [Request(s, view.types, view.strides, view.int64_index, partial(alone, s)) for s in found.tops]
-    product = MatrixProduct(with_guards(found.dot), p.space, view)
-    inner = inner_variables(product, LEAST_REUSE)
-    last = inner[0] if len(inner) == 1 and product.dot.dtype == "float32" else None
-    much = product.multiplications >= LEAST_WORK
-    divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
-    divided = split_operands(product) if divisible else None
-    computed = hoisted(product, last, True) if much and divided is None else None
-    config = replace(choose_config(product, setting.device.shared), parts=1)
-    split: SplitOperands | None = None
-    over = OperandRewrite(view, p.space, dot=product.dot) if computed is None else computed
-    if divided is not None:
-        over, split = divided
-        config = fitted(config, SPLIT_BYTES, setting.device.shared)
-    product = MatrixProduct(over.product.dot, p.space, replace(over.view, statement=view.statement))
-    task = DotTask(product, PRECISION[setting.precision], config, p.epilogue)
-    writer = LogWriter(found, task, split) if isinstance(found, LogDot) else WeightedWriter(found, task, split)
-    steps = [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in launched(writer, p.flat)]
-    return [*head, *over.around(steps), Release(tuple(s.output for s in found.tops))]
-
-
 def _grouping(p: Problem) -> Any:
     return grouped_product(p.space, p.view, p.setting) if p.product is None else None
 
@@ -382,7 +353,7 @@ FAMILIES = (
     Family(
         "product of exponentials",
         lambda p: recognise_log(p.space, p.view) or recognise_weighted(p.space, p.view),
-        _of_exponentials,
+        lambda p, found: exponential_steps(p, found, _allocated_steps),
     ),
     Family("distances", lambda p: recognise_distances(p.space, p.view), _of_distances),
     Family("band of products", _plain(_banded), _of_band),
