@@ -46,6 +46,10 @@ def inputs(shapes, dtype=torch.float64):
     return [torch.randn(s, generator=generator, dtype=dtype) for s in shapes]
 
 
+def transposed(t: torch.Tensor) -> torch.Tensor:
+    return t.unsqueeze(0).mT.contiguous().mT[0]
+
+
 def executables(source: str, tensors) -> list:
     program = parse(source)
     dtype = str(tensors[0].dtype).removeprefix("torch.")
@@ -91,6 +95,26 @@ def test_infinities_and_nan(name: str, bad: float, monkeypatch: pytest.MonkeyPat
         with_, without = executables(source, tensors)
         for a, b in zip(with_(tensors), without(tensors), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ROUTINES)
+def test_inputs_lie_in_any_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transposed, every third element, one element for all of a row or for all rows."""
+    source, shapes, _ = ROUTINES[name]
+    tensors = inputs(shapes)
+    for way in (
+        transposed,
+        lambda t: torch.stack([t] * 3, -1)[..., 1],
+        lambda t: t[..., :1].expand(t.shape),
+        lambda t: t[:1].expand(t.shape),
+    ):
+        given = [way(t) for t in tensors]
+        with_, without = executables(source, given)
+        for a, b in zip(with_(given), without([t.contiguous() for t in given]), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    ours = with_gradient(source, [transposed(t) for t in tensors], monkeypatch, True)
+    for a, b in zip(ours, with_gradient(source, tensors, monkeypatch, False), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 def test_variances_far_below_what_is_added_to_them(monkeypatch: pytest.MonkeyPatch) -> None:

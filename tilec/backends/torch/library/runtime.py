@@ -59,7 +59,7 @@ def attention_and_logarithms(
     if q.device.type != "cpu" or not finite(v):
         return None
     o, logarithm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, _for_each(k, q), _for_each(v, q), 0.0, causal, scale=scale
+        _dense(q), _for_each(k, q), _for_each(v, q), 0.0, causal, scale=scale
     )
     return (o, logarithm) if finite(logarithm) else None
 
@@ -71,11 +71,16 @@ def attention_gradient(
     if q.device.type != "cpu" or not finite(q, k, v, c, o, logarithm):
         return None
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        c, q, _for_each(k, q), _for_each(v, q), o, logarithm, 0.0, causal, scale=scale
+        _dense(c), _dense(q), _for_each(k, q), _for_each(v, q), _dense(o), logarithm, 0.0, causal, scale=scale
     )
     return dq, dk.sum(1), dv.sum(1)
 
 
 def _for_each(t: Tensor, q: Tensor) -> Tensor:
     """Keys or values for each group of queries that share them."""
-    return t[:, None].expand(-1, q.shape[1], -1, -1)
+    return _dense(t)[:, None].expand(-1, q.shape[1], -1, -1)
+
+
+def _dense(t: Tensor) -> Tensor:
+    """With the elements of a row side by side: torch's attention takes them for that, and reads past them elsewhere."""
+    return t if t.stride(-1) == 1 else t.contiguous()
