@@ -117,6 +117,15 @@ def test_inputs_lie_in_any_way(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_means_and_variances_of_rows_with_infinities(bad: float) -> None:
+    (x, g, b), source = inputs(ROUTINES["norm of rows"][1]), NORM.replace("(Y)", "(Y, M, V)")
+    x[1, 2], x[3] = bad, bad
+    ours, expected = (e([x, g, b]) for e in executables(source, [x, g, b]))
+    for a, e in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
 def test_variances_far_below_what_is_added_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not what is left of a difference."""
     source = NORM.replace("-> (Y)", "-> (Y, V)")

@@ -1,7 +1,8 @@
 """The table of torch's routines: what each computes, as statements in Tile, and the text of its call.
 
 Each gives what the statements give up to rounding, at infinities and NaN too, or else None, where values are not those
-that it is right for; and a row's result depends on no other row, however many threads there are.
+that it is right for; and a row's result depends on no other row, however many threads there are. Of a layer norm, a
+row's gradient may have an infinity for a NaN where cotangents are infinite, and a row whose variance overflows is NaN.
 """
 
 from __future__ import annotations

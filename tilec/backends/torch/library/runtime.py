@@ -31,6 +31,7 @@ def layer_norm_and_statistics(
     y, mean, reciprocal = torch.native_layer_norm(x, x.shape[dims[0] :], _normal(scale), _normal(shift), eps)
     variance = reciprocal.pow(-2).sub_(eps)
     if not askable(variance) or not bool((variance > eps).all()):  # what is left of it beside eps is not exact
+        mean = x.mean(tuple(dims), keepdim=True)  # torch's is NaN where an element is infinite
         variance = (x - mean).square_().mean(tuple(dims), keepdim=True)
     return y, mean.view(x.shape[: dims[0]]), variance.view(x.shape[: dims[0]])
 
