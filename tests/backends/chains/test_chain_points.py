@@ -132,12 +132,16 @@ def test_only_the_walk_is_laid_out_by_term(monkeypatch):
         S[i, j : N, M] = +({SQUARES});
         O[i, f : N, F] = +(exp(-S[i, j]) * B[j, f]);
     }}"""
-    lowered = lower(tilec.compile(text).program, types, {})
-    assert not recognise.chained(lowered.stages["flat"], lowered.types).rewritten
+
+    def chained():
+        lowered = lower(tilec.compile(text).program, types, {})
+        return recognise.chained(lowered.stages["flat"], lowered.types)
+
+    assert not chained().rewritten
     monkeypatch.setattr(rewrites, "BY_TERMS_GAIN", 0.0)
-    assert not recognise.chained(lowered.stages["flat"], lowered.types).rewritten, "few terms of a point"
+    assert not chained().rewritten, "few terms of a point"
     monkeypatch.setattr(rewrites, "BY_TERMS_BYTES", 0)
-    found = recognise.chained(lowered.stages["flat"], lowered.types)
+    found = chained()
     (kernel,) = found.kernels.values()
     assert set(chain.kernel_reads(kernel)) == {"X", "Y_terms", "B_terms"}
     assert found.rewritten >= {"Y_terms", "B_terms"}

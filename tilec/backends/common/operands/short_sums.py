@@ -54,7 +54,9 @@ def _written_out(s: Statement, types: Types) -> Statement | None:
                 return None
         walks.append(set(index_variables(a)))
     summed = [v for v in index_variables(s.body) if v not in outputs]
-    most = _MOST_TERMS if len(walks) < 3 else _MOST_OF_SEVERAL
+    factors = {e for e in walk(s.body) if isinstance(e, Access)}
+    several = len(factors) > 2 and all(e.function == "mul" for e in walk(s.body) if isinstance(e, Call))
+    most = _MOST_OF_SEVERAL if several else _MOST_TERMS
     if not set(summed) <= extent.keys() or not 1 < math.prod(extent[v] for v in summed) <= most:
         return None
     if any({v for v, n in extent.items() if n > 1} <= own for own in walks):
