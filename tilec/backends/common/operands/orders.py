@@ -123,10 +123,6 @@ def _in_parts(whole: FactorSpace, types: Types, names: Names) -> tuple[list[Stat
     return [*made, *(pairs or [s])], known
 
 
-def _pair_name(names: Names, output: str, _: int) -> str:
-    return names.fresh(f"{output}_pair")
-
-
 def _points(whole: FactorSpace) -> int:
     return math.prod(whole.extent.values())
 
