@@ -34,7 +34,7 @@ from tilec.transforms.util.naming import Names
 def with_rounded_operands(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:
     """The program with such copies, and its types, but for what statements `barred` make and read."""
     values = {
-        s.output: s
+        s.output
         for s in program.statements
         if s.output not in barred and types[s.output].dtype == "float32" and not reads_itself(s)
         if s.aggregation == "assign" and distinct_variables(s.index) is not None

@@ -161,16 +161,15 @@ def call_lines(
     text = (routine.alone if alone else routine.call).format(
         **given, places=tuple_text(layout.places), place=next(iter(layout.places), 0)
     )
-    gives = routine.gives[:1] if alone else routine.gives
-    raw = [fresh("given") for _ in gives]
+    if alone:
+        return [f"{local[call.results[0].output]} = {layout.restored(text, *routine.gives[0])}"]
+    raw = [fresh("given") for _ in routine.gives]
     bound = [
         f"{local[match.name(t)]} = {layout.restored(r, t, packs)}"
-        for r, (t, packs) in zip(raw, gives, strict=True)
+        for r, (t, packs) in zip(raw, routine.gives, strict=True)
         if match.name(t) in kept
     ]
     bound.append(f"del {', '.join(raw)}")
-    if alone:
-        return [f"{local[call.results[0].output]} = {layout.restored(text, *gives[0])}"]
     if not routine.fallible:
         return [f"{', '.join(raw)}, = {text}", *bound]
     exact, found = _exact(call, program, types), fresh("found")

@@ -120,7 +120,7 @@ class Matcher:
                     yield from self._accessed(p, e, match)
                 elif (inner := self._inner(p, self.pattern.statements)) is not None:
                     yield from self.unified(inner, e, match)
-            case Call("ge", (a, b)) if all(isinstance(x, Index | Int | Call) for x in walk(p)):
+            case Call("ge", (a, b)) if all(isinstance(x, _WHOLE) for x in walk(p)):
                 told = {v: Affine.variable(n) for v, x in match.at.items() if (n := _alone(x, match)) is not None}
                 if (form := _not_negative(e)) is not None and form.substitute(told) == linear(a) - linear(b):
                     yield match
