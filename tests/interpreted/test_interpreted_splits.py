@@ -164,6 +164,28 @@ def test_heads_that_share_columns_are_dealt_out(monkeypatch, heads, guard):
         torch.testing.assert_close(x.double(), w, rtol=1e-4, atol=1e-5)
 
 
+@interpreted
+@pytest.mark.parametrize("guard", ["n + 8 * h >= 20 & n + m < 60 ? "])
+def test_all_that_a_program_walks_is_shared_out(monkeypatch, guard):
+    """Heads and batches, and then columns: the gradient of features that all of them share has few rows."""
+    monkeypatch.setattr(splits, "FEWEST_COLUMNS", 16)
+    torch.manual_seed(0)
+    given = torch.randn(2, 5, 40, 16), torch.randn(24, 16) / 4, torch.randn(2, 5, 40, 16), torch.randn(2, 5, 24, 16)
+    text = f"""function (Q[B, H, N, D], W[M, D], V[B, H, N, E], G[B, H, M, E]) -> (O) {{
+        S[b, h, n, m : B, H, N, M] = sum(Q[b, h, n, d] * W[m, d]);
+        P[b, h, n, m : B, H, N, M] = sum(V[b, h, n, e] * G[b, h, m, e]);
+        O[m, d] = sum({guard}exp(S[b, h, n, m]) * P[b, h, n, m] * Q[b, h, n, d]);
+    }}"""
+    ours, theirs = (tilec.compile(text, backend=b) for b in ("triton", "torch"))
+    types = {n: TensorType(tuple(x.shape), "float32") for n, x in zip("QWVG", given, strict=True)}
+    made = lower(ours.program, types, {})
+    (kernel,) = chained(made.stages["flat"], made.types).kernels.values()
+    split = split_of(kernel, made.types)
+    assert split is not None and split.count == 4 * 2 * 3 and len(split.kernel.batch) == 3
+    wide = [x.double() for x in given]
+    torch.testing.assert_close(ours(*given).double(), theirs(*wide), rtol=1e-4, atol=1e-4)
+
+
 def test_few_rows_need_many_columns():
     ours, _ = programs("attention")
     few, many = (ours.lower(*given("attention", torch.bfloat16, 4, columns=n), target="sm_90") for n in (600, 2600))

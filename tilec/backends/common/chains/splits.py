@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import count
 
 from tilec.backends.common.blocks.builder import Builder
@@ -42,13 +42,14 @@ _SUFFIX = ".parts"
 
 @dataclass(frozen=True)
 class Split:
-    """`kernel`: the one that walks parts, `count` of which there are; `types`: those of what it stores; `variable`: the
-    part's."""
+    """`kernel`: the one that walks parts, `count` of which there are; `types`: those of what it stores; `stored`: the
+    same with an axis for each variable that is shared out; `variable`: the part's."""
 
     kernel: ChainKernel
     count: int
     variable: str
     types: Types
+    stored: Types
 
 
 def with_walks_apart(program: Program, kernels: Sequence[ChainKernel], types: Types) -> tuple[Program, Types]:
@@ -106,16 +107,10 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     programs = math.prod(kernel.extent[v] for v in kernel.batch) * -(-kernel.extent[kernel.blocked[0]] // rows)
     if programs >= ENOUGH_PROGRAMS:
         return None
-    if kernel.walked:
-        return _dealt(kernel, programs, types, large)
-    extent = kernel.extent[kernel.looped]
-    if extent < 2 * FEWEST_COLUMNS:
-        return None
-    # found by comparisons alone, and the same for many extents
-    columns = next(c for c in _columns() if programs * -(-extent // c) <= MOST_PROGRAMS)
-    if extent <= columns:
-        return None
-    return _parts(kernel, columns, types)
+    shared = _dealt(kernel, programs, large) if kernel.walked else {}
+    if not large or not kernel.walked:
+        shared |= _cut(kernel, programs * math.prod(shared.values()))
+    return _in_parts(kernel, shared, types) if shared else None
 
 
 def _is_large(kernel: ChainKernel) -> bool:
@@ -134,21 +129,34 @@ def _columns() -> Iterator[int]:
         fewest *= 2
 
 
-def _dealt(kernel: ChainKernel, programs: int, types: Types, large: bool) -> Split | None:
-    """The kernel with the values of the longest variable around its columns dealt out: each part has every n-th one."""
-    v = max(kernel.walked, key=lambda v: kernel.extent[v])
+def _dealt(kernel: ChainKernel, programs: int, large: bool) -> dict[str, int]:
+    """By variable around a kernel's columns, the longest first, the parts among which its values are dealt out: each
+    has every n-th one."""
     columns = math.prod(kernel.extent[w] for w in (*kernel.walked, kernel.looped or ""))
-    parts = 1  # found by comparisons alone, and the same for many extents
+    found: dict[str, int] = {}
 
-    def fits() -> bool:
-        few = _leaves_idle(programs * parts) if large else 2 * parts * programs <= MOST_PROGRAMS
-        return few and 2 * parts <= kernel.extent[v] and 2 * parts * FEWEST_COLUMNS <= columns
+    def fits(beside: int, n: int, extent: int) -> bool:
+        few = _leaves_idle(programs * beside * n // 2) if large else programs * beside * n <= MOST_PROGRAMS
+        return few and n <= extent and beside * n * FEWEST_COLUMNS <= columns
 
-    while fits():
-        parts *= 2
-    part = fresh_variable("part", {*kernel.extent})
-    mine = call("eq", call("mod", Index(v), Int(parts)), Index(part))
-    return _in_parts(replace(kernel, dealt={v: part}), part, parts, mine, (), types) if parts > 1 else None
+    for v in sorted(kernel.walked, key=lambda v: -kernel.extent[v]):
+        beside, parts = math.prod(found.values()), 1  # found by comparisons alone, and the same for many extents
+        while fits(beside, 2 * parts, kernel.extent[v]):
+            parts *= 2
+        if parts > 1:
+            found[v] = parts
+    return found
+
+
+def _cut(kernel: ChainKernel, programs: int) -> dict[str, int]:
+    """The columns, and how many of them a part has; none where there are few, or programs enough."""
+    looped = kernel.looped or ""
+    extent = kernel.extent[looped]
+    if programs >= ENOUGH_PROGRAMS or extent < 2 * FEWEST_COLUMNS:
+        return {}
+    # found by comparisons alone, and the same for many extents
+    columns = next(c for c in _columns() if programs * -(-extent // c) <= MOST_PROGRAMS)
+    return {looped: columns} if extent > columns else {}
 
 
 def _leaves_idle(programs: int) -> bool:
@@ -157,29 +165,33 @@ def _leaves_idle(programs: int) -> bool:
     return programs < BUSY * rounds * PROGRAMS_AT_ONCE
 
 
-def _parts(kernel: ChainKernel, columns: int, types: Types) -> Split:
+def _in_parts(kernel: ChainKernel, shared: Mapping[str, int], types: Types) -> Split:
+    """The kernel by part. `shared`: of a variable around the columns how many parts deal with its values, of the
+    columns how many each part has."""
     looped = kernel.looped or ""
-    parts = -(-kernel.extent[looped] // columns)
-    part = fresh_variable("part", {*kernel.extent})
-    first = Index(part) * Int(columns)
-    inside = call("and", call("ge", Index(looped), first), call("lt", Index(looped), first + Int(columns)))
-    place = Affine.variable(looped) - Affine.variable(part, columns)
-    return _in_parts(kernel, part, parts, inside, (place, -place + (columns - 1)), types)
-
-
-def _in_parts(
-    kernel: ChainKernel, part: str, count: int, inside: Expr, bounds: Sequence[Affine], types: Types
-) -> Split:
-    """The kernel by part: `inside` holds of a part's points; `bounds`: forms that are not negative there."""
     own = dict.fromkeys(r.target.output for r in kernel.targets)  # in order, as the kernel is given them
+    names, inside = {*kernel.extent}, list[Expr]()
+    dealt, counts, bounds = dict[str, str](), dict[str, int](), list[Affine]()
+    for v, n in shared.items():
+        part = fresh_variable("part", names)
+        names.add(part)
+        if v != looped:
+            dealt[v], counts[part] = part, n
+            inside.append(call("eq", call("mod", Index(v), Int(n)), Index(part)))
+            continue
+        counts[part], first = -(-kernel.extent[v] // n), Index(part) * Int(n)
+        inside += [call("ge", Index(v), first), call("lt", Index(v), first + Int(n))]
+        place = Affine.variable(v) - Affine.variable(part, n)
+        bounds = [place, -place + (n - 1)]
+    places = tuple(map(Index, counts))
 
     def change(a: Access) -> Expr:
-        return Access(f"{a.tensor}{_SUFFIX}", (Index(part), *a.index)) if a.tensor in own else a
+        return Access(f"{a.tensor}{_SUFFIX}", (*places, *a.index)) if a.tensor in own else a
 
     def reduced(r: Reduced) -> Reduced:
         t, s = r.target, r.target.statement
-        index = (Index(part), *(s.index or ()))
-        guard = inside if s.guard is None else call("and", s.guard, inside)
+        index = (*places, *(s.index or ()))
+        guard = reduce(partial(call, "and"), inside if s.guard is None else [s.guard, *inside])
         made = replace(s, output=f"{s.output}{_SUFFIX}", index=index, guard=guard, body=rebuilt(s.body, change))
         inner = tuple(replace(f, value=rebuilt(f.value, change)) for f in r.inner)
         anchor = None if r.anchor is None else f"{r.anchor}{_SUFFIX}"
@@ -188,10 +200,15 @@ def _in_parts(
         )
         return replace(r, target=target, inner=inner, outer=(), anchor=anchor)
 
-    targets = tuple(map(reduced, kernel.targets))
-    found = {f"{o}{_SUFFIX}": TensorType((count, *types[o].shape), "float32") for o in own}
-    extent = {**kernel.extent, part: count}
-    return Split(replace(kernel, targets=targets, batch=(part, *kernel.batch), extent=extent), count, part, found)
+    targets, total = tuple(map(reduced, kernel.targets)), math.prod(counts.values())
+    made = replace(kernel, targets=targets, batch=(*counts, *kernel.batch), extent={**kernel.extent, **counts})
+
+    def stored(*first: int) -> dict[str, TensorType]:
+        return {f"{o}{_SUFFIX}": TensorType((*first, *types[o].shape), "float32") for o in own}
+
+    return Split(
+        replace(made, dealt=dealt), total, fresh_variable("part", names), stored(total), stored(*counts.values())
+    )
 
 
 def build_together(name: str, split: Split, kernel: ChainKernel, types: Types) -> BlockProgram:

@@ -278,7 +278,7 @@ class _ChainPlanner:
         """The steps of a kernel whose programs walk parts of the columns, which are put together then."""
         planner = self._beside(split.types)
         steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in split.types.items()]
-        steps += replace(planner, kernel=split.kernel)._walk()
+        steps += replace(self._beside(split.stored), kernel=split.kernel)._walk()
         made = build_together(f"{self._name}_together", split, self.kernel, planner.types)
         return [*steps, planner._launched(made, PARTS_TILING, {}, {}), Release(tuple(split.types))]
 
