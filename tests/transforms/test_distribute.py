@@ -6,6 +6,7 @@ import torch
 
 import tilec
 from tilec.ir.evaluate import evaluate
+from tilec.ir.program import accesses_in, index_variables
 from tilec.transforms.lower import distribute
 
 SQUARES = "function (X[N, D], Y[M, D]) -> (S) { S[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d])); }"
@@ -19,6 +20,11 @@ TAKEN = {
     "transposed": "O[j, d : M, D] = +(A[i, j] * (Y[j, d] - X[i, d]))",
     "divided": "O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d]) / V[i])",
     "two factors of both sides": "O[i, d : N, D] = +(A[i, j] * exp(A[i, j]) * (X[i, d] - Y[j, d]))",
+}
+NESTED = {
+    "a scale": "O[] = +(X[i, d] * A[i, j] * (X[i, d] - Y[j, d]) / 3)",
+    "a scale for each column": "O[d : D] = +(V[i] * A[i, j] * (X[i, d] - Y[j, d]))",
+    "a scale for each row": "O[j : M] = +(Y[j, d] * U[d] * A[i, j] * (Y[j, d] - X[i, d]))",
 }
 LEFT = {
     "few features": ("O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d]))", 4),
@@ -60,6 +66,17 @@ def test_taken_apart(name, dtype):
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 1e-2}[dtype]
     scale = exact.abs().max().item()
     torch.testing.assert_close(f(*given).double(), exact, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_sum_of_sums_that_fall_apart(name):
+    f, given = tilec.compile(text_of(NESTED[name])), drawn(12)
+    statements = f.lower(*given).stages["flat"].statements
+    assert any(s.output.endswith("_each_mixed") for s in statements)
+    assert all(len({v for a in accesses_in(s.body) for v in index_variables(*a.index)}) <= 3 for s in statements)
+    exact = torch.as_tensor(tilec.interpret(text_of(NESTED[name]), *(t.double().numpy() for t in given)))
+    torch.testing.assert_close(f(*given).double(), exact, rtol=1e-5, atol=1e-5 * exact.abs().max().item())
+    assert not any("_each" in s.output for s in f.lower(*drawn(12, torch.bfloat16)).stages["flat"].statements)
 
 
 @pytest.mark.parametrize("name", LEFT)

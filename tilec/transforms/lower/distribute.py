@@ -9,6 +9,9 @@ The difference of two large numbers may be small. What both parts have in common
 the spread of the points and not to their distance from the origin (torch's gradient of `cdist` is this without C).
 Products of 16-bit elements are exact as they are, and are not shifted.
 
+A scale's gradient, `+(A[i, d] * G[i, j] * (X[i, d] - Y[j, d]))`, sums up more than that. It is a sum of such sums: the
+one over what only some terms need (j) is taken apart, for each i and d.
+
 A sum of products of two tensors each, without a shared factor, is `stack_operands.py`'s. Where factors are computed,
 `Y[n, o] = +(cos(X[n, i]) * C[o, i] + sin(X[n, i]) * D[o, i])`, each term is a sum of its own: products of matrices.
 
@@ -158,6 +161,10 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     """The statement, or those that take its place."""
     cut = _cut(s, types)
     if cut is None:
+        nested = _nested(s, types, names)
+        if nested is not None:
+            first, last = nested
+            return [*_apart(first, {**types, first.output: statement_type(first, types)}, names), last]
         stacked = stack_operands(s, types, names)
         return stacked if len(stacked) > 1 else _each_alone(s, types, names)
     sizes = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))
@@ -194,6 +201,34 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
     count = points_per_element(s, types)
     alike = all(points_per_element(m, known) == count for m in made if m.aggregation == "sum")
     return [*made, last] if alike and statement_type(last, known) == types[s.output] else [s]
+
+
+def _nested(s: Statement, types: Types, names: Names) -> tuple[Statement, Statement] | None:
+    """A sum over what all terms of a factor need as one of sums that fall apart: of `+(A[i, d] * G[i, j] * (X[i, d] -
+    Y[j, d]))`, a scale's gradient, that over j alone, for each i and d. None where there is none."""
+    plain = None if types[s.output].dtype in NARROW else plain_sum(s, types)
+    if plain is None:
+        return None
+    outputs, extent = plain
+    factors = factors_of(s.body, types)
+    for place, f in enumerate(factors):
+        terms = [] if f.divides else [{*index_variables(e)} for _, e in terms_of(f.value, False)]
+        for k, own in enumerate(terms):
+            inner = set[str]().union(*terms[:k], *terms[k + 1 :]) - own - {*outputs}
+            kept = [v for v in extent if v not in inner]
+            if not inner or len(kept) == len(outputs):
+                continue
+            inside = [x for n, x in enumerate(factors) if n == place or inner & {*index_variables(x.value)}]
+            index, sizes = tuple(map(Index, kept)), tuple(Int(extent[v]) for v in kept)
+            body, output = quotient_of(inside), names.fresh(f"{s.output}_each")
+            first = replace(s, output=output, index=index, sizes=sizes, body=body, attributes=())
+            known = {**types, output: statement_type(first, types)}
+            last = replace(
+                s, body=quotient_of([Factor(Access(output, index), False), *(x for x in factors if x not in inside)])
+            )
+            if known[output].dtype == types[s.output].dtype == statement_type(last, known).dtype and _cut(first, known):
+                return first, last
+    return None
 
 
 def _each_alone(s: Statement, types: Types, names: Names) -> list[Statement]:
