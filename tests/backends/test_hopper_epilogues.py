@@ -75,6 +75,7 @@ CASES = {
         "bfloat16",
     ),
     "rows without a map": ("X[N, K], W[M, K], B[M]", LINEAR + "Y = S + B;", SMALL, "bfloat16"),
+    "rows of fours": ("X[N, K], W[M, K], B[M]", LINEAR + "Y = S + B;", {"N": 100, "M": 76, "K": 40}, "bfloat16"),
 }
 TILES = {
     "batches": boxes(n=64, m=64, k=16),
@@ -138,6 +139,15 @@ def test_values(name: str, consumers: int, special: bool, monkeypatch: pytest.Mo
     tiles = TILES.get(name, boxes(n=64, m=64, k=32))
     tiles = replace(tiles, consumers=consumers) if consumers * tiles.warps <= 8 else tiles
     found, wanted = carried_out(name, tiles, special, stored=False)
+    np.testing.assert_array_equal(found["Y"], wanted["Y"])
+
+
+@pytest.mark.parametrize("name, wide", [("rows without a map", "1"), ("rows of fours", "4 if")])
+def test_elements_are_stored_as_wide_as_rows_allow(name: str, wide: str) -> None:
+    """A warp that stores one by one what lies in vectors writes parts of eight times as many sectors."""
+    (launch,) = planned(name, boxes(n=64, m=64, k=32))
+    assert f"WIDE: gl.constexpr = {wide}" in launch.file.text
+    found, wanted = carried_out(name, boxes(n=64, m=64, k=32), False, stored=False)
     np.testing.assert_array_equal(found["Y"], wanted["Y"])
 
 

@@ -17,6 +17,8 @@ IMPORTED_NAMES = frozenset(
     warpgroup_mma_wait""".split()
 )
 
+ALIGNED = 16  # elements: what Triton finds out by itself that it divides
+
 
 @dataclass(frozen=True)
 class Design:
@@ -25,7 +27,8 @@ class Design:
     past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or
     columns; `ones`: stride parameters that are 1; `unrolled`: the column variable of which a program computes several
     values, and how many; `same`: as a HopperDot's; `epilogue`: what is done to sums before they are stored;
-    `sums_stored`: they are stored as they are too; `by_pieces`: a tile has its epilogue piece by piece, in a loop."""
+    `sums_stored`: they are stored as they are too; `by_pieces`: a tile has its epilogue piece by piece, in a loop;
+    `factor`: what divides the places where rows of the output begin and end, up to ALIGNED."""
 
     name: str
     problem: HopperProblem
@@ -45,6 +48,7 @@ class Design:
     epilogue: EpilogueText | None = None
     sums_stored: bool = False
     by_pieces: bool = False
+    factor: int = ALIGNED
 
     @property
     def on_tile(self) -> EpilogueText | None:
@@ -80,6 +84,10 @@ class Design:
     def results(self) -> tuple[str, ...]:
         """These sums once all is multiplied."""
         return ("sums",) if self.unrolled is None else tuple(f"sums[{k}]" for k in range(self.unrolled[1]))
+
+    def hinted(self, number: str) -> str:
+        """The text of a stride or size of the output, of which Triton is to know what divides it."""
+        return f"{number} // {self.factor} * {self.factor}" if 1 < self.factor < ALIGNED else number
 
     def box(self, name: str) -> str:
         """A variable's extent in a block of sums."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.triton.matmul.hopper.design import IMPORTED_NAMES, Design, Lines, joined, spell
+from tilec.backends.triton.matmul.hopper.design import ALIGNED, IMPORTED_NAMES, Design, Lines, joined, spell
 from tilec.backends.triton.matmul.hopper.epilogue import PIECE_BITS, SWIZZLED
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
 from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
@@ -84,7 +84,10 @@ def _store(w: Lines, d: Design, sums: str) -> None:
             w.effect("tma.store_wait(pendings=0)")
         return
     w.assign("BITS", "out.dtype.element_ty.primitive_bitwidth", CONSTEXPR)
-    w.assign("WIDE", "128 // BITS if BN * BITS >= 128 else 1", CONSTEXPR)
+    wide = "128 // BITS if BN * BITS >= 128 else 1"
+    if d.factor < ALIGNED:  # no more than are stored at once: a warp writes sectors of memory as a whole
+        wide = f"{d.factor} if {d.factor} * BITS < 128 else 128 // BITS"
+    w.assign("WIDE", wide, CONSTEXPR)
     w.assign("ACROSS", "BN // WIDE if BN // WIDE < 32 else 32", CONSTEXPR)
     w.assign("flat", "gl.BlockedLayout([1, WIDE], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])", CONSTEXPR)
     w.assign("values", f"gl.convert_layout(({scaled}).to(out.dtype.element_ty), flat)")
@@ -181,7 +184,8 @@ def _spread(
         for v in reversed(group):
             w.assign(f"{v.name}_{mark}", f"{v.name} + {number}{below} % {d.box(v.name)}")
             below += f" // {d.box(v.name)}"
-            terms[side].append(f"({v.name}_{mark} < {v.name}_n)")
+            count = d.hinted(f"{v.name}_n") if v is group[-1] and side == "columns" else f"{v.name}_n"
+            terms[side].append(f"({v.name}_{mark} < {count})")
     for axis in d.guards:
         form = d.problem.out[axis]
         side = "rows" if any(form.coefficient(v.name) for v in d.problem.rows) else "columns"
@@ -193,13 +197,14 @@ def _spread(
 
 def _offsets(d: Design, side: str, names: Mapping[str, str]) -> tuple[str, str, str]:
     """Element offsets of an operand: the scalar part, that of the rows, that of the columns."""
-    scalar: list[str] = [f"{side}_base"]
+    scalar: list[str] = [d.hinted(f"{side}_base") if side == "out" else f"{side}_base"]
     row: list[str] = []
     column: list[str] = []
     for name in d.symbols(side):
         shown = names.get(name, name)
         stride = f"{side}_{name}"
-        term = shown if stride in d.ones else f"{shown}.to(gl.int64) * {stride}"
+        step = f"({d.hinted(stride)})" if side == "out" and d.hinted(stride) != stride else stride
+        term = shown if stride in d.ones else f"{shown}.to(gl.int64) * {step}"
         {"r": row, "c": column}.get(name[0] if shown != name else "", scalar).append(term)
     return " + ".join(scalar), " + ".join(row), " + ".join(column)
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.triton.matmul.hopper.design import Design
+from tilec.backends.triton.matmul.hopper.design import ALIGNED, Design
 from tilec.backends.triton.matmul.hopper.epilogue import SWIZZLED, Epilogue, by_pieces, epilogue_text, is_epilogue
 from tilec.backends.triton.matmul.hopper.finish import partial_sums_kernel
 from tilec.backends.triton.matmul.hopper.form import (
@@ -26,6 +26,7 @@ from tilec.backends.triton.matmul.hopper.views import TensorView, View, descript
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
 from tilec.ir.index import Affine
+from tilec.ir.symbolic import gcd
 
 MAPPED = {"float16", "bfloat16", "float32"}  # types that tensor maps are made for
 PARTS = ".parts"  # the workspace of a shared sum: float32 [split, batch, rows, columns]
@@ -174,9 +175,18 @@ def _launches(
         epilogue=after,
         sums_stored=sums_stored,
         by_pieces=out is not None and epilogue is not None and _by_pieces(problem, boxes, config, epilogue),
+        factor=ALIGNED if out is not None else _factor(problem, steps["out"], config.split > 1),
     )
     outputs = (dot.output,) if epilogue is None else epilogue.outputs
     return _assemble(dot, design, boxes, config, tensors, steps, outputs)
+
+
+def _factor(problem: HopperProblem, steps: Mapping[str, int], split: bool) -> int:
+    """What divides the places where rows of the output begin and end, up to ALIGNED."""
+    last = problem.columns[-1]
+    if split:
+        return ALIGNED if gcd(ALIGNED, last.size) == ALIGNED else 1
+    return gcd(ALIGNED, last.size, *(n for n in steps.values() if n != 1)) if steps.get(last.name) == 1 else ALIGNED
 
 
 def _by_pieces(problem: HopperProblem, boxes: Mapping[str, int], config: HopperConfig, e: Epilogue) -> bool:
