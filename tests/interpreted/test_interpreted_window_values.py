@@ -137,6 +137,33 @@ def test_what_runs_along_channels_stays() -> None:
     assert laid_out(lowered(returned, (4, 512, 512)))["D"] == (4, 508, 508, 3, 3)
 
 
+PAIRS = """function (A[B, C, I, J], Q[B, I, D], K[C, J, D]) -> (X, Y) {
+    T[b, c, i, j : B, C, I, J] = exp(A[b, c, i, j]);
+    X[b, i, d] = sum(T[b, c, i, j] * K[c, j, d]); Y[c, j, d] = sum(T[b, c, i, j] * Q[b, i, d]);
+}"""
+
+
+def test_operands_lie_as_products_take_them() -> None:
+    shapes = (64, 48, 32, 180), (64, 32, 64), (48, 180, 64)
+    made = tilec.compile(PAIRS).lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90")
+    assert laid_out(made)["T"] == (64, 32, 48, 180) and "permute" not in made.source()
+    stored = PAIRS.replace("-> (X, Y)", "-> (X, Y, T)")
+    made = tilec.compile(stored).lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90")
+    assert laid_out(made)["T"] == (64, 48, 32, 180)
+
+
+@interpreted
+def test_values_of_operands_that_lie_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_layout, "_LEAST_COPYING", 0)
+    torch.manual_seed(0)
+    given = [torch.randn(s) for s in ((2, 3, 4, 33), (2, 4, 5), (3, 33, 5))]
+    made = tilec.compile(PAIRS, backend="triton")
+    assert laid_out(made.lower(*given))["T"] == (2, 4, 3, 33)
+    wide = [x.double() for x in given]
+    for x, w in zip(made(*given), tilec.compile(PAIRS, backend="torch")(*wide), strict=True):
+        torch.testing.assert_close(x.double(), w, rtol=1e-4, atol=1e-4)
+
+
 def test_long_windows_of_many_outputs_are_walked_by_neighbours() -> None:
     text = PATCHES.replace("y, x, u, v : N, H - 4, W - 4, 3, 3", "y, x : N, H - 4, W - 4")
     source = f"function (X[N, H, W]) -> (D) {{ {text.replace('q < 3;', 'q < 3, u < 3, v < 3;')} }}"

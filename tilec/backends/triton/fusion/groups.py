@@ -51,7 +51,7 @@ from tilec.backends.triton.fusion.read_through import (
 from tilec.backends.triton.fusion.recomputed.kernel_times import faster
 from tilec.backends.triton.fusion.recomputed.pair_sums import with_pair_sums
 from tilec.backends.triton.fusion.recomputed.shifted_reads import comparisons, with_shifted_reads
-from tilec.backends.triton.fusion.window_layout import with_sum_layouts, with_window_layouts
+from tilec.backends.triton.fusion.window_layout import with_product_layouts, with_sum_layouts, with_window_layouts
 from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
@@ -185,6 +185,7 @@ def _grouped(program: Program, types: Types) -> Grouped:
     program, types = with_rounded_operands(program, types, members)
     program, types = with_mirrored_sums(program, types, members)
     program = with_short_sums(program, types, members)
+    program, types = with_product_layouts(program, types, members)
     program, types = with_columns_apart(program, types, members)
     program, types, pairs = with_pair_sums(program, types, members)
     program, types, apart = with_invariants(program, types, members, pairs)

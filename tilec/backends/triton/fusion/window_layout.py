@@ -1,4 +1,4 @@
-"""Layouts of intermediates over the positions of windows: these come first, and memory runs along the rows.
+"""Layouts of intermediates. Over the positions of windows, these come first, and memory runs along the rows.
 
 `D[y, x, u, v] = +((X[y + p, x + q] - X[y + u + p, x + v + q])^2)` compares patches: all that it is made of, and what is
 made of it, runs along x in memory, and D itself along v, which has few values. Laid out as `D[u, v, y, x]` all of them
@@ -9,17 +9,24 @@ Sums of few elements are made in the order of what they read, and then turned. `
 X[b, y + j, x + i, c])`, the gradient of depthwise weights that lie as torch has them, reads two images along c. Lanes
 that are neighbours in G would be places of one channel, each of which reads an element of a line of its own; as
 `T[j, i, c]` they are channels, which read whole lines.
+
+Operands that elementwise statements make for products lie as these take them. `S[b, c, i, j]`, scores of all tokens i
+of b by all tokens j of c, whose gradients are sums over (c, j) and over (b, i), are made as `S[b, i, c, j]`: a matrix,
+which nobody copies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
+from tilec.cost import H200, size_in_bytes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.program import (
     Access,
+    Call,
     Expr,
     Index,
     Int,
@@ -43,6 +50,7 @@ _LEAST_ELEMENTS = 2**20  # of an intermediate: less stays in a cache, whatever i
 _FEW = 4096  # elements of a table, read along any axis
 _TIMES_SMALLER = 16  # than the largest tensor that a sum reads, at least: turning it takes no time then
 _LEAST_LINE = 32  # elements along memory
+_LEAST_COPYING = 5e-6  # seconds that products would copy an operand for
 _MOST_BESIDE = 256  # elements of the sum for each of these
 
 
@@ -68,7 +76,11 @@ def with_window_layouts(program: Program, types: Types) -> tuple[Program, Types]
         if any(_adds_up(s) for s in program.statements if s.output in names):
             lead = max(found[n].lead for n in names)
             layouts |= {n: replace(found[n], lead=min(lead, found[n].row)) for n in names}
-    order = {n: layout.order(len(types[n].shape)) for n, layout in layouts.items()}
+    return _laid_out(program, types, {n: layout.order(len(types[n].shape)) for n, layout in layouts.items()})
+
+
+def _laid_out(program: Program, types: Types, order: Mapping[str, tuple[int, ...]]) -> tuple[Program, Types]:
+    """The program with tensors whose axes lie in another order, and their types."""
     laid_out = {n: TensorType(tuple(types[n].shape[k] for k in axes), types[n].dtype) for n, axes in order.items()}
 
     def visit(e: Expr) -> Expr:
@@ -211,3 +223,57 @@ def _axis_of_memory(s: Statement, types: Types) -> int | None:
     largest = max(math.prod(types[a.tensor].shape) for a in read)
     few = math.prod(shape) * _TIMES_SMALLER <= largest and math.prod(shape) <= _MOST_BESIDE * shape[axis]
     return axis if few and shape[axis] >= _LEAST_LINE and math.prod(shape[axis + 1 :]) > 1 else None
+
+
+# operands of products
+
+
+def with_product_layouts(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:
+    """The program with operands of products whose axes lie as all of these take them, and their types; none of what
+    statements `barred` make and read."""
+    order: dict[str, tuple[int, ...]] = {}
+    kept = {*program.outputs, *barred, *(n for s in program.statements if s.output in barred for n in reads(s))}
+    for s in program.statements:
+        names, t = distinct_variables(s.index), types[s.output]
+        elementwise = names is not None and is_pure(s) and s.sizes is not None and set(variables_of(s)) <= set(names)
+        if s.output in kept or not elementwise or len(t.shape) < 3 or t.shape[-1] < _LEAST_LINE:
+            continue
+        groups = [_groups(r, s.output) for r in program.readers(s.output)]
+        sizes = {k: n for k, n in enumerate(t.shape) if n > 1}
+        copied = sum(g is not None and not _merge(range(len(t.shape)), g, sizes) for g in groups)
+        if None in groups or 2 * copied * size_in_bytes(t) / H200.memory < _LEAST_COPYING:
+            continue
+        last = len(t.shape) - 1
+        orders = ((*axes, last) for axes in permutations(range(last)))
+        found = next((axes for axes in orders if all(_merge(axes, g or [], sizes) for g in groups)), None)
+        order |= {} if found is None else {s.output: found}
+    return _laid_out(program, types, order) if order else (program, types)
+
+
+def _groups(r: Statement, tensor: str) -> list[list[int]] | None:
+    """The axes of an operand that a product has for batches, rows and terms, each in the order in which the result and
+    the other operand have them; None where the statement is no product of it and another tensor."""
+    if r.aggregation != "sum" or not is_pure(r) or not isinstance(r.body, Call) or r.body.function != "mul":
+        return None
+    sides = [e.args[0] if isinstance(e, Call) and e.function == "float32" else e for e in r.body.args]
+    own = next((e for e in sides if isinstance(e, Access) and e.tensor == tensor), None)
+    other = next((e for e in sides if isinstance(e, Access) and e.tensor != tensor), None)
+    if own is None or other is None:
+        return None
+    names, beside, written = (distinct_variables(index) for index in (own.index, other.index, r.index))
+    if names is None or beside is None or written is None or not {*names} <= {*beside, *written}:
+        return None
+    batch = [v for v in written if v in names and v in beside]
+    rows = [v for v in written if v in names and v not in beside]
+    terms = [v for v in beside if v in names and v not in written]
+    return [[names.index(v) for v in group] for group in (batch, rows, terms)]
+
+
+def _merge(axes: Sequence[int], groups: Sequence[Sequence[int]], sizes: Collection[int]) -> bool:
+    """Whether axes (those `sizes` has more than one value of) of each group follow one another, in its order."""
+    laid = [k for k in axes if k in sizes]
+    for group in ([k for k in g if k in sizes] for g in groups):
+        places = [laid.index(k) for k in group]
+        if places and places != [*range(places[0], places[0] + len(places))]:
+            return False
+    return True

@@ -84,10 +84,10 @@ def _store(w: Lines, d: Design, sums: str) -> None:
             w.effect("tma.store_wait(pendings=0)")
         return
     w.assign("BITS", "out.dtype.element_ty.primitive_bitwidth", CONSTEXPR)
-    wide = "128 // BITS if BN * BITS >= 128 else 1"
+    vector = "128 // BITS if BN * BITS >= 128 else 1"
     if d.factor < ALIGNED:  # no more than are stored at once: a warp writes sectors of memory as a whole
-        wide = f"{d.factor} if {d.factor} * BITS < 128 else 128 // BITS"
-    w.assign("WIDE", wide, CONSTEXPR)
+        vector = f"{d.factor} if {d.factor} * BITS < 128 else 128 // BITS"
+    w.assign("WIDE", vector, CONSTEXPR)
     w.assign("ACROSS", "BN // WIDE if BN // WIDE < 32 else 32", CONSTEXPR)
     w.assign("flat", "gl.BlockedLayout([1, WIDE], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])", CONSTEXPR)
     w.assign("values", f"gl.convert_layout(({scaled}).to(out.dtype.element_ty), flat)")
