@@ -19,6 +19,8 @@ TAKEN = {
     "a difference in a sum": "O[i, d : N, D] = +(A[i, j] * (Y[j, d] + 2 / 3.0 * (X[i, d] - Y[j, d])))",
     "transposed": "O[j, d : M, D] = +(A[i, j] * (Y[j, d] - X[i, d]))",
     "divided": "O[i, d : N, D] = +(A[i, j] * (X[i, d] - Y[j, d]) / V[i])",
+    "weights' gradient": "O[i, d : N, M] = +(X[i, k] * (Y[d, k] - X[i, k]))",
+    "weights' gradient, in a sum": "O[i, d : N, M] = +(X[i, k] * (Y[d, k] + 2 / 3.0 * (U[k] * V[i] - Y[d, k])))",
     "two factors of both sides": "O[i, d : N, D] = +(A[i, j] * exp(A[i, j]) * (X[i, d] - Y[j, d]))",
 }
 NESTED = {

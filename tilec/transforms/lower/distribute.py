@@ -9,6 +9,9 @@ The difference of two large numbers may be small. What both parts have in common
 the spread of the points and not to their distance from the origin (torch's gradient of `cdist` is this without C).
 Products of 16-bit elements are exact as they are, and are not shifted.
 
+What has the variables of the factor beside it is a sum of fewer elements: `P[i, j] = +(A[i, d] * (Y[j, d] - X[i, d]))`,
+the gradient of such weights, is a product less `+(A[i, d] * X[i, d])` of each row.
+
 A scale's gradient, `+(A[i, d] * G[i, j] * (X[i, d] - Y[j, d]))`, sums up more than that. It is a sum of such sums: the
 one over what only some terms need (j) is taken apart, for each i and d.
 
@@ -149,12 +152,14 @@ def _of_both(
 
 @dataclass(frozen=True)
 class _Cut:
-    """A sum of `shared * (leaving + summed)`, times `outer`: terms that leave the sum and those that do not."""
+    """A sum of `shared * (leaving + summed)`, times `outer`: terms that leave the sum and those that do not. `inside`:
+    of these terms those that have the variables of `shared`, and those with others."""
 
     shared: list[Factor]
     outer: list[Factor]
     leaving: DistributedTerms
     summed: DistributedTerms
+    inside: bool
 
 
 def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
@@ -190,13 +195,14 @@ def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
         walked = full_extents(s, types)
         assert walked is not None
         there = {v: walked[v] for v in index_variables(summed)}
-        origin = {v: Affine() for v in there if v not in sizes}
+        kept = index_variables(*(f.value for f in factors)) if cut.inside else sizes
+        origin = {v: Affine() for v in there if v not in kept}
         centre = replace_indices(summed, origin)
         summed, leaving = assigned("shifted", there, summed - centre, "assign"), leaving + centre
     of_shared = {v: n for v, n in sizes.items() if v in index_variables(*(f.value for f in factors))}
-    total = assigned("total", of_shared, quotient_of(factors), "sum")
+    total = assigned("total", of_shared, quotient_of([*factors, *[Factor(leaving, False)] * cut.inside]), "sum")
     mixed = assigned("mixed", sizes, quotient_of([*factors, Factor(summed, False)]), "sum")
-    value = quotient_of([Factor(leaving * total + mixed, False), *cut.outer])
+    value = quotient_of([Factor((total if cut.inside else leaving * total) + mixed, False), *cut.outer])
     last = replace(s, body=call(types[s.output].dtype, value) if halved else value, aggregation="assign")
     count = points_per_element(s, types)
     alike = all(points_per_element(m, known) == count for m in made if m.aggregation == "sum")
@@ -305,8 +311,11 @@ def _sorted(rest: list[Factor], terms: DistributedTerms, outputs: set, extent: M
     shared = [f for f in rest if set(index_variables(f.value)) & reduced]
     outer = [f for f in rest if f not in shared]
     own = set(index_variables(*(f.value for f in shared))) & varying
-    leaving = [t for t in terms if not set(index_variables(t[1])) & reduced]
-    summed = [t for t in terms if set(index_variables(t[1])) & reduced]
+    needed = [set(index_variables(e)) & varying for _, e in terms]
+    inside = all(v & reduced for v in needed)  # no term leaves the sum
+    leaves = [v <= own if inside else not v & reduced for v in needed]
+    leaving = [t for t, alone in zip(terms, leaves, strict=True) if alone]
+    summed = [t for t, alone in zip(terms, leaves, strict=True) if not alone]
     if not leaving or not summed or not reduced or not reduced <= own or all(f.divides for f in shared):
         return None
     if any(is_number(e) for _, e in terms):
@@ -315,4 +324,4 @@ def _sorted(rest: list[Factor], terms: DistributedTerms, outputs: set, extent: M
     rows, columns = (own - mixed) & outputs, (mixed - own) & outputs
     known = set(index_variables(*(e for _, e in leaving))) & rows
     counts = [math.prod(extent[v] for v in side) for side in (rows, columns, reduced & mixed)]
-    return _Cut(shared, outer, leaving, summed) if known and min(counts) >= _FEWEST else None
+    return _Cut(shared, outer, leaving, summed, inside) if known and min(counts) >= _FEWEST else None
