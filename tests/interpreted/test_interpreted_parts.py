@@ -12,6 +12,10 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
 )
 
+LINES = """function (X[B, 2, N, D], F[N]) -> (O) {
+    A[b, c, n, d] = X[b, c, n, d] * X[b, c, n, d];
+    U[b, n, d] = A[b, 0, n, d] - F[n] * A[b, 1, n, d];
+    O[b, n, d] = U[b, n, d] * rsqrt(mean(U[b, n, e] * U[b, n, e]) + 0.01); }"""
 PARTS = {  # text, shapes
     "overlap of intervals": (
         """function (A[N, 2], B[M, 2]) -> (O) {
@@ -38,6 +42,7 @@ PARTS = {  # text, shapes
             S[b, f, c, d : B, F, C, C] = sum(W[b, t, f] * X[b, c, f, t] * X[b, d, f, t]); }""",
         ((2, 5, 3, 20), (2, 20, 3)),
     ),
+    "differences of two maps, normalised": (LINES, ((2, 2, 3, 40), (3,))),
     "wavelet": (
         """function (X[C, H, W]) -> (A, D) {
             A[c, y, x : C, H/2, W] = X[c, 2*y, x] + X[c, 2*y + 1, x];
@@ -59,6 +64,14 @@ def test_gradients(name: str) -> None:
         found.append(torch.autograd.grad(values, leaves, [torch.rand(v.shape, generator=g).to(dtype) for v in values]))
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_whole_lines_join_the_group_that_they_come_from() -> None:
+    f = tilec.compile(LINES, backend="triton")
+    specs = tilec.spec((8, 2, 512, 256)), tilec.spec((512,)), tilec.spec((8, 512, 256))
+    made = f.grad().lower(*specs, target="sm_90")
+    assert "fill" not in made.source() and "zeros" not in made.source()
+    assert len(made.kernels) == 4 and not any(k.name.startswith("DA") for k in made.kernels)
 
 
 FLUX = """function (A[H, W], K[H, W]) -> (Y) {

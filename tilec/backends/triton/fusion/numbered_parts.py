@@ -50,9 +50,9 @@ from tilec.transforms.util.plain import is_plain_sum, is_pure
 
 def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types]:
     """The program with such sums over fewer axes, and all types. Where nothing but short sums is put together, the
-    program that does so computes them."""
+    program that does so computes them. What each place has whole lines of joins the group that these come from."""
     places = {s.output: found for s in program.statements if (found := _places(s, program, types)) is not None}
-    short = {s.output for s in program.statements if s.output in places and _is_short(s, types)}
+    short = {s.output for s in program.statements if s.output in places and _is_short(s, types, places[s.output])}
     for s in program.statements if short else ():
         own = {a.tensor for a in value_accesses(s)}
         if own & short and own <= short:
@@ -138,9 +138,12 @@ def _places(s: Statement, program: Program, types: Types) -> tuple[int | None, .
     return tuple(None if row.terms else as_int(row.constant) for row in rows)
 
 
-def _is_short(s: Statement, types: Types) -> bool:
+def _is_short(s: Statement, types: Types, places: tuple[int | None, ...]) -> bool:
+    """Whether a sum has few terms, and no place of whole lines of single ones."""
     space = build_space(s, types)
-    return space is not None and space.count(space.reductions) <= MOST_CLASS_ELEMENTS
+    terms = MOST_CLASS_ELEMENTS + 1 if space is None else space.count(space.reductions)
+    lines = places[-1] is None and types[s.output].shape[-1] >= _LEAST_LINE
+    return terms <= MOST_CLASS_ELEMENTS and not (terms == 1 and lines)
 
 
 def _at_own_index(s: Statement, types: Types) -> set[str]:
@@ -165,6 +168,7 @@ def _where_it_is(e: Expr, parts: Mapping[str, tuple[str, tuple[int | None, ...]]
     return Call("select", (here, Access(name, tuple(i for i, n in found if n is None)), ZERO))
 
 
+_LEAST_LINE = 32  # elements along memory of what is put in its place as a whole
 _MOST_COLUMNS = 4
 LEAST_APART = 2**20  # terms of a column
 

@@ -303,6 +303,8 @@ class RowWriter(BlockValues):
         tests = [frame.spread(frame.tails[a], a) for a in axes if a in frame.tails]
         tests += ["(down == 0)"] if "row" not in axes else []
         tests += ["(over == 0)"] if "col" not in axes and self.tiling.form == "tiled" else []
+        shared = [v for v in group.rows if "row" in axes and v not in written and group.extent[v] > 1]
+        tests += [f"({frame.variable(v)} == 0)" for v in shared]  # rows that have the element in common
         value = self.values[Access(s.output, s.index or ())]
         dtype = self.types[s.output].dtype
         cast = "" if value.compute_dtype == dtype else f".to({triton_type(dtype)})"
