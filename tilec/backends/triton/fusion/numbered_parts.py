@@ -18,6 +18,7 @@ from dataclasses import replace
 from tilec.backends.common.domain import build_domain
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.fusion.fuse_producers import elementwise
+from tilec.backends.triton.fusion.window_layout import LEAST_LINE
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS
 from tilec.ir.functions import COSTLY_FUNCTIONS, ZERO, all_of
@@ -142,7 +143,7 @@ def _is_short(s: Statement, types: Types, places: tuple[int | None, ...]) -> boo
     """Whether a sum has few terms, and no place of whole lines of single ones."""
     space = build_space(s, types)
     terms = MOST_CLASS_ELEMENTS + 1 if space is None else space.count(space.reductions)
-    lines = places[-1] is None and types[s.output].shape[-1] >= _LEAST_LINE
+    lines = places[-1] is None and types[s.output].shape[-1] >= LEAST_LINE
     return terms <= MOST_CLASS_ELEMENTS and not (terms == 1 and lines)
 
 
@@ -168,7 +169,6 @@ def _where_it_is(e: Expr, parts: Mapping[str, tuple[str, tuple[int | None, ...]]
     return Call("select", (here, Access(name, tuple(i for i, n in found if n is None)), ZERO))
 
 
-_LEAST_LINE = 32  # elements along memory of what is put in its place as a whole
 _MOST_COLUMNS = 4
 LEAST_APART = 2**20  # terms of a column
 

@@ -49,7 +49,7 @@ _LEAST_ROW = 64  # elements along memory
 _LEAST_ELEMENTS = 2**20  # of an intermediate: less stays in a cache, whatever its order
 _FEW = 4096  # elements of a table, read along any axis
 _TIMES_SMALLER = 16  # than the largest tensor that a sum reads, at least: turning it takes no time then
-_LEAST_LINE = 32  # elements along memory
+LEAST_LINE = 32  # elements along memory
 _LEAST_COPYING = 5e-6  # seconds that products would copy an operand for
 _MOST_BESIDE = 256  # elements of the sum for each of these
 
@@ -222,7 +222,7 @@ def _axis_of_memory(s: Statement, types: Types) -> int | None:
     axis = names.index(v)
     largest = max(math.prod(types[a.tensor].shape) for a in read)
     few = math.prod(shape) * _TIMES_SMALLER <= largest and math.prod(shape) <= _MOST_BESIDE * shape[axis]
-    return axis if few and shape[axis] >= _LEAST_LINE and math.prod(shape[axis + 1 :]) > 1 else None
+    return axis if few and shape[axis] >= LEAST_LINE and math.prod(shape[axis + 1 :]) > 1 else None
 
 
 # operands of products
@@ -236,7 +236,7 @@ def with_product_layouts(program: Program, types: Types, barred: Collection[str]
     for s in program.statements:
         names, t = distinct_variables(s.index), types[s.output]
         elementwise = names is not None and is_pure(s) and s.sizes is not None and set(variables_of(s)) <= set(names)
-        if s.output in kept or not elementwise or len(t.shape) < 3 or t.shape[-1] < _LEAST_LINE:
+        if s.output in kept or not elementwise or len(t.shape) < 3 or t.shape[-1] < LEAST_LINE:
             continue
         groups = [_groups(r, s.output) for r in program.readers(s.output)]
         sizes = {k: n for k, n in enumerate(t.shape) if n > 1}
