@@ -198,3 +198,31 @@ def test_addresses_go_from_step_to_step(case):
     f = tilec.compile(source, backend="triton", exact=True)
     assert torch.equal(f(b), tilec.compile(source, backend="torch", exact=True)(b))
     assert (" = at_b" in f.lower(b).source()) == walks
+
+
+_TOTALS = {  # what has an element for each lane, and is computed beside the states, which are not stored
+    "a series": """function (X[N], C[K]) -> (Y) {
+        P[k, i : K, N] = k == 0 ? 1.0 : k == 1 ? X[i] : X[i] * P[k - 1, i] * 0.5 - P[k - 2, i];
+        Y[i : N] = +(C[k] * P[k, i]);
+    }""",
+    "the last state": """function (X[N], C[K]) -> (Y) {
+        H[k, i : K, N] = H[k - 1, i] * X[i] + C[k];
+        Y[i : N] = H[K - 1, i];
+    }""",
+    "the first state, time falling": """function (X[N], C[K]) -> (Y, Z) {
+        H[i, k : N, K] = H[i, k + 1] * X[i] + C[k];
+        Y[i : N] = 2 * H[i, 0];
+        Z[i : N] = +(k > 1 ? H[i, k] * X[i]), k < 4;
+    }""",
+}
+
+
+@pytest.mark.parametrize("form", _TOTALS)
+def test_sums_over_time_and_single_states(form):
+    g = torch.Generator().manual_seed(0)
+    x, c = (torch.randn(n, generator=g).to(t) for n, t in ((5, torch.float32), (6, torch.float32)))
+    f = tilec.compile(_TOTALS[form], backend="triton")
+    assert [k.name.split("_")[0] for k in f.lower(x, c).kernels] == [_TOTALS[form].split("{")[1].split()[0][0]]
+    torch.testing.assert_close(f(x, c), tilec.compile(_TOTALS[form], backend="torch")(x, c))
+    narrow = x.half(), c.half()
+    torch.testing.assert_close(f(*narrow), tilec.compile(_TOTALS[form], backend="torch")(*narrow), rtol=4e-3, atol=4e-3)

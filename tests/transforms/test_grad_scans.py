@@ -46,6 +46,20 @@ def test_scans_without_the_last_elements(aggregation, gap):
         np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("condition", ("i - k < N", "k - i < N", "i - k - 2 < N", "k - i - 1 < N", "k <= i", "i < k"))
+def test_terms_of_sums_that_share_an_element(condition):
+    """What the shared element receives is a sum over the terms, not over all pairs."""
+    terms, rest = (f"{condition} ? ", "") if "=" in condition or condition == "i < k" else ("", f", {condition}")
+    source = f"function (X[B, N], Y[B], Z) -> (O) {{ O[b, i : B, N] = +({terms}X[b, k] * Y[b] + Z){rest}; }}"
+    assert all("," not in s.rsplit(")", 1)[-1] for s in show(grad(parse(source))).splitlines() if " GZ[" in s)
+    check_gradient(source, normal(2, 4), normal(2), normal())
+
+
+def test_terms_of_sums_that_share_nothing():
+    assert "_terms" not in show(grad(parse("function (X[N], Y[N]) -> (O) { O[i : N] = +(X[k] * Y[k]), i - k < N; }")))
+    assert "_terms" not in show(grad(parse("function (X[N], Z) -> (O) { O[i : N] = +(X[k] * X[i] * Z), i - k < N; }")))
+
+
 VALUES = (
     [1, 1, 2, 2, 1, 2, 3],
     [0, 1, 0, 2, 0, 3, 0],

@@ -106,6 +106,27 @@ def test_sums_of_several_types_and_with_constraints_that_exclude_nothing(text: s
     assert m.tolist() == [20.0] * 2 and s.tolist() == [[5.0] * 4] * 2
 
 
+WEIGHTED = """function (A[3, 4], B[3, 5], G[3], X[4, 5]) -> (P, M) {
+    P[n, t : 3, 4] = +(exp(A[n, t] + B[n, k + 1] + X[t, k]));
+    M[n : 3] = +(%s);
+}"""
+
+
+def test_products_of_what_is_computed_for_each_point_and_their_negative() -> None:
+    for body in ("-exp(A[n, t] + B[n, k + 1] + X[t, k])", "2 * exp(A[n, t] + B[n, k + 1] + X[t, k])"):
+        before, after = before_and_after(WEIGHTED % body, "float64")
+        assert read(after.statements[1]) == {"P"}, after
+        g = torch.Generator().manual_seed(0)
+        given = [torch.randn(s, generator=g, dtype=torch.float64) for s in ((3, 4), (3, 5), (3,), (4, 5))]
+        torch.testing.assert_close(tilec.Function(after, "")(*given), tilec.Function(before, "")(*given))
+
+
+def test_an_element_beside_points_that_are_dropped_is_no_part() -> None:
+    """It may be infinite where no point is left."""
+    before, after = before_and_after(WEIGHTED % "G[n] * exp(A[n, t] + B[n, k + 1] + X[t, k])")
+    assert after == before
+
+
 @pytest.mark.parametrize("guard", ["D[n, x, c] > 0 ? ", "G[n, c] > 0 & x > c ? ", "x + c < 5 ? "])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_sums_over_the_same_chosen_points(guard: str, dtype: str) -> None:

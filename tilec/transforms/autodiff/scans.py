@@ -1,23 +1,26 @@
 """Gradients of scans, aggregations over all k up to i (or from i on), in as many steps as there are elements.
 
 The rules of `adjoint` are right for them too, but read every pair (i, k). Here what an element passes on is gathered by
-a recurrence that runs against the scan. The sum needs none of this: its gradient is a sum of the same kind.
+a recurrence that runs against the scan. The sum needs none of this: its gradient is a sum of the same kind, by what its
+terms are made of too, once these are a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.errors import AffineMistake
 from tilec.ir.constraining import always, conditional, demands
-from tilec.ir.functions import INFINITY, ONE, ZERO, call
-from tilec.ir.index import Affine, canonical, linear, same_form
+from tilec.ir.functions import INFINITY, ONE, ZERO, call, operands_of
+from tilec.ir.index import Affine, canonical, distinct_variables, linear, same_form
 from tilec.ir.program import (
     Access,
     Aggregate,
+    Call,
     Expr,
     Index,
+    Name,
     Pad,
     Program,
     Statement,
@@ -49,22 +52,66 @@ def split_scans(program: Program, names: Names) -> tuple[Statement, ...]:
     for s in (part for whole in program.statements for part in _up_to_itself(whole, known, names)):
         found = _scan(s, known)
         if found is not None and not _plain(s, found):
-            moved = {found.summed: found.output}
-            terms = replace(
-                s,
-                output=names.fresh(f"{s.output}_terms"),
-                body=rename(s.body, moved),
-                constraints=tuple(
-                    rename_constraint(c, moved) for c in s.constraints if found.output not in index_variables(c.expr)
-                ),
-                attributes=(),
-            )
+            terms, s = _terms_apart(s, found, s.sizes or (), names)
             result.append(terms)
-            s = replace(s, body=Access(terms.output, _at(s, found.output, Index(found.summed))))
-            joint = tuple(c for c in s.constraints if found.output in index_variables(c.expr))
-            s = replace(s, constraints=joint)
+        elif (running := _running_sum(s, known)) is not None:
+            terms, s = _terms_apart(s, *running, names)
+            result.append(terms)
         result.append(s)
     return tuple(result)
+
+
+def _terms_apart(s: Statement, found: _Scan, shape: tuple[Expr, ...], names: Names) -> tuple[Statement, Statement]:
+    """What a scan aggregates as a tensor of that shape, and the scan of it."""
+    moved = {found.summed: found.output}
+    joint = tuple(c for c in s.constraints if found.output in index_variables(c.expr))
+    free = tuple(rename_constraint(c, moved) for c in s.constraints if c not in joint)
+    body, name = rename(s.body, moved), names.fresh(f"{s.output}_terms")
+    terms = replace(s, output=name, sizes=shape, body=body, guard=None, constraints=free, attributes=())
+    return terms, replace(s, body=Access(name, _at(s, found.output, Index(found.summed))), constraints=joint)
+
+
+def _running_sum(s: Statement, known: Mapping[str, Extent]) -> tuple[_Scan, tuple[Expr, ...]] | None:
+    """How a statement is a sum over all k up to i, or from i on, or any number before, of terms of which several read
+    one element, and the shape of the terms. That element's gradient would be a sum over all pairs (i, k)."""
+    left, shape = distinct_variables(s.index), known.get(s.output, "")
+    if s.aggregation != "sum" or left is None or isinstance(shape, str) or s.default or reads_itself(s):
+        return None
+    moving = index_variables(s.body)
+    summed = [v for v in moving if v not in left]
+    tests = [*(c.expr for c in s.constraints), *(t for g in s.guards for t in operands_of("and", g))]
+    joint = [t for t in tests if not {*left}.isdisjoint(index_variables(t))]
+    if len(summed) != 1 or len(joint) != 1 or any(isinstance(e, Aggregate) for e in walk(s.body)):
+        return None
+    (k,), form = summed, _difference(joint[0])
+    tensors = [e for e in walk(s.body) if isinstance(e, Access) or isinstance(e, Name) and e.name in known]
+    if form is None or all({*moving} <= {*index_variables(e)} for e in tensors):
+        return None
+    reach = (n for e in tensors if isinstance(e, Access) for i, n in _places(e, known) if i == Index(k))
+    size = next(reach, None)
+    for i in left:
+        rising = form.coefficient(i) == 1
+        step = Affine.variable(i) - Affine.variable(k)
+        if size is not None and i not in moving and not (form - step if rising else form + step).terms:
+            return _Scan(i, k, rising), tuple(size if v == i else n for v, n in zip(left, shape, strict=True))
+    return None
+
+
+def _difference(test: Expr) -> Affine | None:
+    """A form that a constraint bounds, or a comparison."""
+    try:
+        match test:
+            case Call("le" | "lt" | "ge" | "gt", (a, b)):
+                return linear(a) - linear(b)
+            case Call(function) if function not in ("add", "sub", "neg"):
+                return None
+        return linear(test)
+    except AffineMistake:
+        return None
+
+
+def _places(a: Access, known: Mapping[str, Extent]) -> Iterator[tuple[Expr, Expr]]:
+    return zip(a.index, sizes(known[a.tensor], len(a.index)), strict=True)
 
 
 def _up_to_itself(s: Statement, known: Mapping[str, Extent], names: Names) -> tuple[Statement, ...]:
@@ -122,8 +169,7 @@ def _all_fit(body: Expr, k: str, size: Expr, known: Mapping[str, Extent]) -> boo
 
 def _fits(a: Access, k: str, size: Expr, known: Mapping[str, Extent]) -> bool:
     """Does the access allow all values of k below the size, and no others?"""
-    pairs = zip(a.index, sizes(known[a.tensor], len(a.index)), strict=True)
-    return all(same_form(n, size) if e == Index(k) else k not in index_variables(e) for e, n in pairs)
+    return all(same_form(n, size) if e == Index(k) else k not in index_variables(e) for e, n in _places(a, known))
 
 
 def _plain(s: Statement, found: _Scan) -> bool:

@@ -43,7 +43,7 @@ from tilec.ir.program import (
     value_accesses,
     walk,
 )
-from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types, is_floating, kind
+from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types, kind
 from tilec.transforms.util.factors import (
     Factor,
     as_accumulated,
@@ -130,19 +130,20 @@ class SumOfProducts:
         return (*written, *self.summed)
 
 
-def sum_of_products(s: Statement, types: Types, computed: bool = False, padded: bool = False) -> SumOfProducts | None:
-    """`computed`: factors may be read at positions that are data; `padded`: with `pad`, which bounds nothing."""
-    if s.aggregation != "sum" or s.index is None or s.default is not None or reads_itself(s):
-        return None
+def sum_of_products(
+    s: Statement, types: Types, computed: bool = False, padded: bool = False, shifted: bool = False
+) -> SumOfProducts | None:
+    """Factors may be read, `computed`: at data; `padded`: with `pad`, which bounds nothing; `shifted`: at sums."""
     names = distinct_variables(s.index)
-    if names is None or not is_floating(types[s.output].dtype):
+    if s.aggregation != "sum" or names is None or s.default or reads_itself(s) or types[s.output].dtype not in FLOATS:
         return None
     outputs = dict(zip(names, types[s.output].shape, strict=True))
     read = [e for e in outside_of_pads(s.roots) if isinstance(e, Access)] if padded else value_accesses(s)
 
     def dropped(e: Expr, n: int) -> bool:
         """Whether points whose place lies outside are dropped with the factor that reads it."""
-        return computed and linear(e).bare is None and any(isinstance(x, Access) for x in walk(e))
+        loose = computed and any(isinstance(x, Access) for x in walk(e)) or shifted and linear(e).is_affine
+        return loose and linear(e).bare is None
 
     extent = ranges_of(axis_places(read, types), outputs, dropped)
     every = index_variables(*s.roots)
@@ -150,10 +151,9 @@ def sum_of_products(s: Statement, types: Types, computed: bool = False, padded: 
     if extent is None or not {*every} <= extent.keys() or any(not isinstance(e, POINTWISE_NODES) for e in nodes):
         return None
     factors = factors_of_terms(s.body, types)
-    if any(kind(expression_type(f.value, types).dtype) != 2 for f in factors if not _is_number(f.value)):
-        return None
     tests = _as_tests(s.constraints, extent)
-    if tests is None:
+    values = [f.value for f in factors if not _is_number(f.value)]
+    if tests is None or any(kind(expression_type(e, types).dtype) != 2 for e in values):
         return None
     parts = (*(_as_test(p, types) for g in s.guards for p in operands_of("and", g)), *tests)
     s = replace(s, guard=all_of(parts), constraints=()) if s.constraints else s

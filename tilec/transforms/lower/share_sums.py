@@ -23,18 +23,17 @@ from tilec.ir.program import (
     Access,
     Constraint,
     Expr,
-    Float,
     Index,
     Int,
     Program,
     Statement,
+    accesses_in,
     index_variables,
     reads,
-    walk,
 )
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products
-from tilec.transforms.util.factors import Factor, as_accumulated, quotient_of, unwidened
+from tilec.transforms.util.factors import MINUS_ONE, Factor, as_accumulated, is_number, quotient_of, unwidened
 from tilec.transforms.util.matching import unified
 from tilec.transforms.util.naming import Names
 
@@ -58,7 +57,9 @@ def _with_one_shared(program: Program, types: Types, names: Names) -> Program | 
                 continue
             match, rest = over
             shared = _in_float32(part.statement, part.factors, types, names)
-            finite = all(isinstance(f.value, Int | Float) for f in rest)
+            finite = all(is_number(f.value) or f.value == MINUS_ONE for f in rest)
+            if not finite and any(map(_is_shifted, whole.statement.roots)):
+                continue
             asked, guard = ((), None) if finite else _where_there_are_points(part, whole, match, names)
             factors = [*rest, Factor(_at(shared[0], match), False)]
             known = {**types, shared[0].output: statement_type(shared[0], types)}
@@ -72,12 +73,16 @@ def _with_one_shared(program: Program, types: Types, names: Names) -> Program | 
 
 def _spanned(s: Statement, types: Types) -> SumOfProducts | None:
     """The sum over a box, or the points of it that a guard says, where some element is read for each of them."""
-    found = sum_of_products(s, types) if s.aggregation == "sum" else None
+    found = sum_of_products(s, types, shifted=True) if s.aggregation == "sum" else None
     if found is None or not found.summed:
         return None
     moving = {v for v, n in found.extent.items() if n > 1}
-    accesses = (e for f in found.factors for e in walk(f.value) if isinstance(e, Access))
-    return found if any(moving <= set(index_variables(e)) for e in accesses) else None
+    return found if any(moving <= {*index_variables(f.value)} for f in found.factors) else None
+
+
+def _is_shifted(e: Expr) -> bool:
+    """Whether positions outside of a tensor drop points of the box."""
+    return any(linear(i).bare is None and index_variables(i) for a in accesses_in(e) for i in a.index)
 
 
 def _may_be_part(part: SumOfProducts, whole: SumOfProducts, types: Types) -> bool:

@@ -23,7 +23,6 @@ from tilec.ir.program import (
     Access,
     Call,
     Expr,
-    Float,
     Index,
     Inside,
     Int,
@@ -39,13 +38,12 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import Types, is_floating
 from tilec.transforms.lower.decompose import points_per_element
-from tilec.transforms.util.factors import Factor, factors_of, terms_of
+from tilec.transforms.util.factors import MINUS_ONE, Factor, factors_of, terms_of
 from tilec.transforms.util.naming import Names, fresh_variable
 from tilec.transforms.util.ranges import axis_places, ranges_of
 
 _FEWEST_OF_MATRICES = 32  # rows, columns and terms of matrices whose operands are copied
 _FEWEST = 16  # rows, columns and terms of a product of matrices
-_MINUS = -Float(1.0)  # the factor that a sign is
 LEAST_STACKED = 2**24  # of all terms, below which the copies take as long
 
 AxisWalk = tuple[tuple[Expr, int], ...]  # the indices of an access that hold variables, and how long their axes are
@@ -243,7 +241,7 @@ def _pairs(e: Expr, types: Types) -> list[tuple[bool, tuple[Access, Access]]] | 
     found = []
     for negative, term in terms_of(e, False):
         factors = factors_of(term, types)
-        own = [f for f in factors if f.value != _MINUS]
+        own = [f for f in factors if f.value != MINUS_ONE]
         match own:
             case [Factor(Access() as a, False), Factor(Access() as b, False)]:
                 found.append((negative ^ bool((len(factors) - len(own)) % 2), (a, b)))

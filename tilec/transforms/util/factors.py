@@ -10,6 +10,8 @@ from tilec.ir.infer import expression_type, expression_types
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, children, walk
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating
 
+MINUS_ONE = -Float(1.0)  # the factor that a sign is
+
 
 @dataclass(frozen=True)
 class Factor:
@@ -47,7 +49,7 @@ def factors_of(e: Expr, types: Types) -> list[Factor]:
                 case Call("div", (a, b)):
                     return [*split(a, divides, own.dtype), *split(b, not divides, own.dtype)]
                 case Call("neg", (a,)) if not isinstance(a, (Int, Float)):
-                    return [Factor(-Float(1.0), divides), *split(a, divides, own.dtype)]
+                    return [Factor(MINUS_ONE, divides), *split(a, divides, own.dtype)]
             return [Factor(x, divides)]
         if whole is None or is_number(x):
             return [Factor(x, divides)]
@@ -79,7 +81,7 @@ def _shared(terms: list[tuple[bool, Expr]], types: Types) -> list[Factor] | None
             common.append(f)
             for r in rest:
                 r.remove(f)
-    if all(is_number(f.value) or f.value == -Float(1.0) for f in common):
+    if all(is_number(f.value) or f.value == MINUS_ONE for f in common):
         return None
     if any(rest):
         left = added([(minus, quotient_of(r)) for (minus, _), r in zip(terms, rest, strict=True)])

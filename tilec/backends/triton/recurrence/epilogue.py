@@ -1,5 +1,9 @@
 """Epilogues of recurrences: each element of theirs is a function of the state at the same place, which a
-step has at hand. A gradient's last statement is one, and with it the cotangents need not be stored at all."""
+step has at hand. A gradient's last statement is one, and with it the cotangents need not be stored at all.
+
+A sum over time of such functions is added up beside the state, and what reads the state of one time is taken from it:
+`Y[i] = +(C[k] * P[k, i])` and `Y[i] = H[T - 1, i]` of recurrences over k and t.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,33 @@ from dataclasses import replace
 from tilec.backends.common.domain import boxed
 from tilec.backends.triton.emit.epilogue import reads_own_element
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop
+from tilec.ir.functions import all_of
 from tilec.ir.index import distinct_variables, linear, substitute_affine
 from tilec.ir.program import (
     Access,
     Aggregate,
     Call,
+    Expr,
+    Index,
     Program,
     Statement,
     expressions,
     index_variables,
     reads,
     reads_itself,
+    self_reads,
     walk,
 )
-from tilec.ir.types import TensorType, shapes_in
+from tilec.ir.types import TensorType, is_floating, shapes_in
 from tilec.lattice.sets import bounds
 from tilec.transforms.util.plain import is_pure
+from tilec.transforms.util.rewrite import with_parts
 
 MOST_EPILOGUES = 4
 MOST_EPILOGUE_OPERATORS = 40  # of one statement
+MOST_PINNED_OPERATORS = 4  # of one that is computed at each step for the sake of one
+LEAST_LANES = 8192  # for sums over time, or
+FEW_STEPS = 16  # at most: others may be scans
 
 
 def find_recurrence_epilogue(flat: Program, place: int, types: Mapping[str, TensorType]) -> tuple[Statement, ...]:
@@ -70,26 +82,63 @@ def times_read(
 
 
 def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
-    own = distinct_variables(r.index)
-    if own is None or types[r.output].shape != types[s.output].shape:
-        return False
-    if not is_pure(r) or r.aggregation not in ("assign", "sum"):
+    own, place = distinct_variables(r.index), _place_read(r, s)
+    if own is None or place is None or not is_pure(r) or r.aggregation not in ("assign", "sum"):
         return False
     if not set(reads(r)) <= {*there, s.output} or s.default is not None:
         return False
+    operators = sum(isinstance(e, Call) for e in walk(*r.roots))
+    shape, most = list(types[s.output].shape), MOST_EPILOGUE_OPERATORS
+    if place != r.index:
+        axis = time_axis(s)
+        if axis is None or distinct_variables((*place[:axis], *place[axis + 1 :])) != own:
+            return False
+        steps, time = shape.pop(axis), linear(place[axis])
+        if math.prod(shape) < LEAST_LANES and steps > FEW_STEPS or not is_floating(types[r.output].dtype):
+            return False
+        if not time.terms and 0 <= time.constant < steps:
+            most = MOST_PINNED_OPERATORS
+        elif time.bare is not None and time.bare not in own and r.aggregation == "sum":
+            own = (*own, time.bare)
+        else:
+            return False
+    if types[r.output].shape != tuple(shape) or operators > most:
+        return False
     if not set(index_variables(*r.roots, *(c.expr for c in r.constraints))) <= set(own):
         return False
-    inside = list(walk(*r.roots))
-    if (
-        any(isinstance(e, Aggregate) for e in inside)
-        or sum(isinstance(e, Call) for e in inside) > MOST_EPILOGUE_OPERATORS
-    ):
+    if any(isinstance(e, Aggregate) for e in walk(*r.roots)):
         return False
-    return all(reads_own_element(root, s.output, r.index or ()) for root in r.roots)
+    return all(reads_own_element(root, s.output, place) for root in r.roots)
+
+
+def _place_read(r: Statement, s: Statement) -> tuple[Expr, ...] | None:
+    return next((e.index for e in walk(*r.roots) if isinstance(e, Access) and e.tensor == s.output), None)
+
+
+def time_axis(s: Statement) -> int | None:
+    """The only axis along which a recurrence reads another place than its own."""
+    index = s.index or ()
+    axes = {k for e in self_reads(s) for k, (a, b) in enumerate(zip(e.index, index, strict=True)) if a != b}
+    return axes.pop() if len(axes) == 1 and distinct_variables(index) is not None else None
+
+
+def is_beside(r: Statement, s: Statement) -> bool:
+    """Whether an epilogue has an element for each state, and not one for each lane."""
+    return _place_read(r, s) == r.index
 
 
 def over(loop: SkewedLoop, r: Statement) -> Statement:
-    """The statement over the loop's variables."""
-    index = loop.statement.index or ()
-    mapping = dict(zip(distinct_variables(r.index) or (), map(linear, index), strict=True))
-    return replace(substitute_affine(r, mapping), index=index)
+    """The statement over the loop's variables. What reads one time has a guard that says which."""
+    index, place = loop.statement.index or (), _place_read(r, loop.flat) or ()
+    forms = zip(place, map(linear, index), strict=True)
+    r = substitute_affine(r, {v.name: form for v, form in forms if isinstance(v, Index)})
+    there = _place_read(r, loop.flat) or ()
+    if len(r.index or ()) == len(index):
+        return replace(r, index=index)
+    axis = time_axis(loop.flat)
+    assert axis is not None
+    if isinstance(place[axis], Index):
+        return r
+    test = Call("eq", (index[axis], there[axis]))
+    body = with_parts(r.body, {Access(loop.own, there): Access(loop.own, index)})
+    return replace(r, aggregation="assign", body=body, guard=all_of([*r.guards, test]))

@@ -32,7 +32,7 @@ class Local:
     step. `start`: what registers hold at first, as an expression at the first step, where no read need ask whether it
     is inside: only what lies before the first step is read outside. None elsewhere. `kept`: the first and the last time
     whose states are stored, None where none are. `epilogue`: statements over the loop's variables whose elements are
-    computed beside the state's."""
+    computed beside the state's. `totals`: those with an element for each lane, a sum over time or a value of one."""
 
     loop: SkewedLoop
     back: Mapping[Access, int]
@@ -40,10 +40,11 @@ class Local:
     start: Expr | None
     kept: tuple[int, int] | None
     epilogue: tuple[Statement, ...] = ()
+    totals: tuple[Statement, ...] = ()
 
     @property
     def roots(self) -> tuple[Expr, ...]:
-        bodies = (e for s in self.epilogue for e in (s.body, *s.guards))
+        bodies = (e for s in (*self.epilogue, *self.totals) for e in (s.body, *s.guards))
         return (*self.loop.roots, *bodies)
 
     @property
@@ -167,7 +168,7 @@ def choose_local(local: Local) -> LocalTiling:
     carried = [a for a in accesses if local.moves(a) and a not in repeated_inputs]
     words = sum(2 if loop.types[a.tensor].dtype in ("float64", "int64") else 1 for a in carried)
     operators = sum(isinstance(e, Call) for e in walk(*local.roots))
-    touched = len(carried) + len(local.epilogue) + (local.kept is not None)
+    touched = max(1, len(carried) + len(local.epilogue) + (local.kept is not None))
     ahead = min(
         MOST_AHEAD,
         WAITING_REGISTERS // max(words, 1),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalar_writer import ScalarValue
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.plan.plan import Step
 from tilec.backends.triton.recurrence.independent_lanes import Local, LocalTiling, starts_at_zero
@@ -48,6 +48,8 @@ class _Writer(StepWriter):
         self.repeated_inputs = local.repeated_inputs(self.step_inputs)
         self.fixed: dict[Access, str] = {}
         self.dtype = local.loop.types[local.loop.own].dtype
+        self.totals = {s.output: kernel.names.fresh("total") for s in local.totals}
+        self.parts = {s.output: kernel.names.fresh("part") for s in local.totals if s.aggregation == "sum"}
 
     def at(
         self,
@@ -103,6 +105,8 @@ class _Writer(StepWriter):
             self.store(frame, name, compute_dtype, tests=frame.tests([Condition(form, self.local.kept[1] - low + 1)]))
         for s in self.local.epilogue:
             self.emit_epilogue(frame, s, name)
+        for s in self.local.totals:
+            self._add_up(frame, s, name)
         return name
 
     def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> TritonScalars:
@@ -144,16 +148,42 @@ class _Writer(StepWriter):
 
     def emit_epilogue(self, frame: _Frame, s: Statement, state: str) -> None:
         """Compute and store the elements of a statement beside the state."""
+        evaluator, valid = self._beside(frame, s, state)
+        code, compute_dtype = self.selected(frame, s, evaluator, valid)
+        name = self.kernel.names.fresh("beside")
+        self.kernel.assign(name, f"tl.broadcast_to({code}, (BM,))")
+        self.store(frame, name, compute_dtype, s.output)
+
+    def _beside(self, frame: _Frame, s: Statement, state: str) -> tuple[TritonScalars, tuple[Condition, ...]]:
+        """What evaluates a statement beside the state, and its conditions."""
         loop = self.loop
         variables = frozenset((loop.time, *loop.lanes))
         t = loop.types[loop.own]
         given = ScalarValue(state, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
         state_read = Access(loop.own, loop.statement.index or ())
         evaluator = TritonScalars(frame, *s.roots, given={**self.insides(frame, s.roots), state_read: given})
-        code, compute_dtype = self.selected(frame, s, evaluator, step_conditions(s.roots, s.constraints, loop.types))
-        name = self.kernel.names.fresh("beside")
-        self.kernel.assign(name, f"tl.broadcast_to({code}, (BM,))")
-        self.store(frame, name, compute_dtype, s.output)
+        return evaluator, step_conditions(s.roots, s.constraints, loop.types)
+
+    def zeros(self, names: Mapping[str, str]) -> None:
+        dtypes = {name: triton_type(compute_dtype_of(self.loop.types[s].dtype)) for s, name in names.items()}
+        self.let({name: f"tl.full((BM,), 0, {dtype})" for name, dtype in dtypes.items()})
+
+    def _add_up(self, frame: _Frame, s: Statement, state: str) -> None:
+        """Add what a statement makes of the state to its sum, or keep it where it is the one that is asked for."""
+        evaluator, valid = self._beside(frame, s, state)
+        tests = [*frame.store_tests(), *frame.tests(valid), *map(evaluator.test, s.guards)]
+        dtype = compute_dtype_of(self.loop.types[s.output].dtype)
+        code, part = evaluator.text(s.body, dtype), self.parts.get(s.output)
+        name = part or self.totals[s.output]
+        value = where_text(tests, code, f"tl.full((), 0, {triton_type(dtype)})" if part else name)
+        self.kernel.assign(name, f"{part} + {value}" if part else f"tl.broadcast_to({value}, (BM,))")
+
+    def store_totals(self, frame: _Frame) -> None:
+        for s in self.local.totals:
+            dtype = self.loop.types[s.output].dtype
+            cast = "" if compute_dtype_of(dtype) == dtype else f".to({triton_type(dtype)})"
+            mask = f"tl.broadcast_to({all_text([*frame.tails.values()])}, (BM,))"
+            self.kernel.store(frame.element_address(s), f"{self.totals[s.output]}{cast}", mask)
 
     def start(self, frame: _Frame) -> str:
         compute_dtype, start = compute_dtype_of(self.dtype), self.local.start
@@ -184,9 +214,11 @@ def local_steps(
     )
     if any(waiting):
         _first_loads(w, first, waiting)
+    w.zeros(w.totals)
     _rounds(w, first, waiting, states)
+    w.store_totals(frame)
     grid = (-(-loop.count(loop.lanes) // tiling.lanes), 1, 1)
-    return [k.launch(grid, tiling.warps, 1, loop.flat, *local.epilogue, fusion=False)]
+    return [k.launch(grid, tiling.warps, 1, loop.flat, *local.epilogue, *local.totals, fusion=False)]
 
 
 def _first_loads(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access, str]]) -> None:
@@ -213,6 +245,7 @@ def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access,
     last = {a: w.kernel.names.fresh(f"last_{python_name(a.tensor).lower()}") for a in w.repeated_inputs}
     w.let({name: frame.read(a, None) for a, name in last.items()})
     w.kernel.scopes.append(Scope())
+    w.zeros(w.parts)
     places, history = w.places(carried, 2 * count), list(states)
     next_walk = w.walk(Moment("at_step", count), places[count])
     coming = [w.load(w.at(Moment("at_step", count + u), places[count + u], [], {}, next_walk, u)) for u in range(count)]
@@ -221,6 +254,7 @@ def _rounds(w: _Writer, first: Mapping[str, str], waiting: Sequence[dict[Access,
         before = {a: waiting[u - 1][b] if u else last[a] for a, b in w.repeated_inputs.items()}
         frame = w.at(Moment("at_step", u), places[u], history, {**waiting[u], **before}, walk, u)
         history = [w.step(frame), *history][: w.local.depth]
+    w.let({w.totals[s]: f"{w.totals[s]} + {name}" for s, name in w.parts.items()})
     w.let({name: waiting[-1][w.repeated_inputs[a]] for a, name in last.items()})
     for old, new in zip(waiting, coming, strict=True):
         w.let({name: new[a] for a, name in old.items()})

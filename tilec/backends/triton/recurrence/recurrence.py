@@ -5,18 +5,18 @@ The place where a recurrence is given to a form that takes it; what no other for
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tilec.backends.torch.recurrence.recurrence import assigned
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, needs_int64_positions
 from tilec.backends.triton.recurrence.coupled_lanes import choose_blocks, swept
-from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue, over, times_read
+from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue, is_beside, over, time_axis, times_read
 from tilec.backends.triton.recurrence.independent_lanes import choose_local, recognise_local
 from tilec.backends.triton.recurrence.parallel_lanes import local_steps
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
-from tilec.ir.program import Program, Statement, reads_itself
+from tilec.ir.program import Program, Statement, index_variables, reads_itself
 from tilec.ir.types import Types
 
 
@@ -54,9 +54,18 @@ def with_epilogue(
     local = recognise_local(loop)
     if local is None:
         return None
+    if not _steps_along(loop, local.circular_shifts, time_axis(s)):
+        epilogue = tuple(r for r in epilogue if is_beside(r, s))
     kept = times_read(program, s, loop.time, epilogue, types)
-    local = replace(local, epilogue=tuple(over(loop, r) for r in epilogue), kept=kept)
+    beside, last = ([over(loop, r) for r in epilogue if is_beside(r, s) == b] for b in (True, False))
+    local = replace(local, epilogue=tuple(beside), totals=tuple(last), kept=kept)
     made = [r.output for r in epilogue] + ([] if kept is None else [s.output])
     steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in made]
     int64_index = needs_int64_positions((s, *epilogue), types, strides)
     return (s, *epilogue), [*steps, *local_steps(local, strides, int64_index, choose_local(local))]
+
+
+def _steps_along(loop: SkewedLoop, circular_shifts: Mapping[str, int], axis: int | None) -> bool:
+    """Whether time walks along that axis and lanes stay where they are along the others."""
+    index = loop.statement.index or ()
+    return not circular_shifts and all((loop.time in index_variables(e)) == (k == axis) for k, e in enumerate(index))
