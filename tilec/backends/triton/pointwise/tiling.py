@@ -305,8 +305,8 @@ def _spread(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) ->
     beside = math.prod(n for _, n in rest)
     most = size * beside
     if _computed_places(space):
-        _, _, steps = point_walk(space, reductions, None)
-        read = {a for a in value_accesses(space.statement) if not set(reductions).isdisjoint(index_variables(*a.index))}
+        both, (*_, steps) = (reductions, space.outputs), point_walk(space, reductions, None)
+        read = {a for a in value_accesses(space.statement) if all(map({*index_variables(*a.index)}.intersection, both))}
         while most > SMALLEST_WALK and most * steps * len(read) > 32 * tiling.warps * READS_UNDER_WAY:
             most //= 2
     while size > 1 and size * beside > SMALLEST_WALK:
