@@ -181,6 +181,6 @@ def as_read(frame: Frame, space: Space, output: str, value: str, compute_dtype: 
     name = frame.kernel.names.fresh(python_name(output).lower())
     frame.kernel.assign(name, text)
     variables = frozenset((*space.outputs, *space.residues, ANCHOR))
-    held = compute_dtype if narrow else compute_dtype_of(t.dtype)
-    found = ScalarValue(name, t.element(), held, variables, exact=True)
+    dtype = compute_dtype if narrow else compute_dtype_of(t.dtype)
+    found = ScalarValue(name, t.element(), dtype, variables, exact=True)
     return {Access(output, tuple(r.to_expr() for r in space.rows)): found}

@@ -10,7 +10,7 @@ from tilec.backends.common.domain import Condition, access_conditions, all_condi
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.kernel import Kernel, all_text, triton_type
 from tilec.backends.triton.emit.magnitudes import parts_of_lower_bound
-from tilec.backends.triton.emit.positions import Positions
+from tilec.backends.triton.emit.positions import PositionText
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.index import Affine, linear
@@ -20,7 +20,7 @@ from tilec.ir.rational import as_int
 VECTOR_PARTS = (2, 4)  # elements apart, of which whole vectors are loaded
 
 
-class Frame(Positions):
+class Frame(PositionText):
     """Blocks whose dimensions are the given axes (by name; None: no dimension of its own). `how`: text of what loads
     are told beside."""
 

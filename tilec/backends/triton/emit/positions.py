@@ -17,7 +17,7 @@ from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
 
 
-class Positions(ABC):
+class PositionText(ABC):
     """Index expressions over the axes of a frame, as text."""
 
     kernel: Kernel

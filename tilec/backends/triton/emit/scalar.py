@@ -22,7 +22,7 @@ from tilec.backends.triton.emit.conditional_reads import conditions_of_reads, is
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.magnitudes import OF_MAGNITUDE, of_negated_magnitude
-from tilec.backends.triton.emit.spans import IN_32_BITS, WIDEST, Spans
+from tilec.backends.triton.emit.spans import IN_32_BITS, WIDEST, EndsOf
 from tilec.errors import TileError
 from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS, ROUNDING
@@ -72,7 +72,7 @@ class TritonScalars(ScalarWriter):
         """`guards`: under which each of the roots is wanted."""
         super().__init__(*roots, given=given)
         self.frame = frame
-        self.spans = Spans(frame.kernel.space, frame.types)
+        self.spans = EndsOf(frame.kernel.space, frame.types)
         self._conditions = conditions_of_reads(zip(roots, guards or itertools.repeat(()), strict=False))
         self._divides = any(map(self._divides_outside, {e for e in walk(*roots) if isinstance(e, Call)}))
 

@@ -14,9 +14,9 @@ from tilec.ir.program import Access, Call, Expr, Index, Int
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 
-Span = tuple[int, int]
+Ends = tuple[int, int]
 WIDEST = 2**31 - 2**20  # of 32 bits; what stands where blocks overhang is no value
-OF_DTYPES: dict[str, Span] = {
+OF_DTYPES: dict[str, Ends] = {
     "bool": (0, 1), "uint8": (0, 2**8 - 1), "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1),
 }  # fmt: skip
 IN_32_BITS = ("add", "sub", "mul", "neg", "abs", "max", "min", "mod", "div")  # what integers of 32 bits have as well
@@ -28,15 +28,15 @@ _AT_ENDS: dict[str, Callable[..., int]] = {
 }  # fmt: skip
 
 
-class Spans:
+class EndsOf:
     """Those over the points of a space."""
 
     def __init__(self, space: Space, types: Types):
         self.space, self.types = space, types
         self._type = expression_types(types)
-        self._known: dict[Expr, Span | None] = {}
+        self._known: dict[Expr, Ends | None] = {}
 
-    def of(self, e: Expr) -> Span | None:
+    def of(self, e: Expr) -> Ends | None:
         """Least and greatest value; None where it may be beyond 32 bits, or is not known to be an integer."""
         if e not in self._known:
             found = self._found(e)
@@ -46,7 +46,7 @@ class Spans:
             self._known[e] = found if fits else None
         return self._known[e]
 
-    def _wrapped(self, e: Call, found: Span) -> Span | None:
+    def _wrapped(self, e: Call, found: Ends) -> Ends | None:
         """The same of a type that may be narrower than the span."""
         try:
             dtype = self._type(e).dtype
@@ -56,7 +56,7 @@ class Spans:
         inside = low <= found[0] and found[1] <= high
         return None if dtype not in (*OF_DTYPES, "int32", "int64") else found if inside else (low, high)
 
-    def _found(self, e: Expr) -> Span | None:
+    def _found(self, e: Expr) -> Ends | None:
         low, extent = self.space.low, self.space.extent
         match e:
             case Int(n):
