@@ -7,7 +7,7 @@ import torch
 
 import tilec
 from tilec.backends.triton.fusion.recomputed import pair_sums
-from tilec.backends.triton.pointwise import tiling
+from tilec.backends.triton.pointwise import sharing, tiling
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -33,7 +33,7 @@ def test_values_and_gradients(name: str, shape: tuple[int, int, int], monkeypatc
         monkeypatch.setattr(pair_sums, constant, least)
     monkeypatch.setattr(pair_sums, "LEAST_PAIRS", 50 if shape == (2, 5, 7) else 4)
     monkeypatch.setattr(tiling, "MANY_POINTS", 1)
-    monkeypatch.setattr(tiling, "NARROWEST_BLOCK", 2)
+    monkeypatch.setattr(sharing, "NARROWEST_BLOCK", 2)
     body, kernels = CASES[name]
     source, (b, n, m) = PAIRS.format(body), shape
     generator = torch.Generator().manual_seed(0)

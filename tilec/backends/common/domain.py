@@ -97,6 +97,9 @@ class Domain:
                     a, b = max(a, others[0][0]), max(b, others[0][1])
                 if atom.function != "max":
                     a, b = min(a, others[-1][0]), min(b, others[-1][1])
+                if atom.function != "clamp":  # neither end is nearer than the mean of both: a magnitude is at least 0
+                    low, high = self.interval((linear(x) + linear(limits[0])) / 2)
+                    a, b = (max(a, low), b) if atom.function == "max" else (a, min(b, high))
                 return a, b
         return -math.inf, math.inf
 

@@ -6,17 +6,19 @@ logsumexp runs on a maximum and a sum relative to it, all others on one value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import literal
 from tilec.backends.common.scalar_writer import ScalarWriter
 from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.triton.emit.kernel import triton_type, where_text
 from tilec.backends.triton.emit.scalar import compute_dtype_of
+from tilec.backends.triton.emit.spans import WIDEST, EndsOf
+from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.program import Aggregate, Statement
-from tilec.ir.types import NARROW
+from tilec.ir.types import NARROW, Types
 
 COMBINE_TEXT = {a.name: a.triton.combine for a in AGGREGATIONS.values() if a.triton}
 REDUCE_TEXT = {a.name: a.triton.reduce for a in AGGREGATIONS.values() if a.triton}
@@ -43,6 +45,16 @@ class Accumulator:
             aggregation = "all"
         dtype = accumulation_dtype(aggregation, result)
         return Accumulator(aggregation, "float32" if dtype in NARROW else compute_dtype_of(dtype))
+
+    @staticmethod
+    def over(space: Space, s: Statement, types: Types) -> Accumulator:
+        """Of a statement over a space: a sum of integers that cannot leave 32 bits is one of these."""
+        found = Accumulator.of(s.aggregation, types[s.output].dtype)
+        if found.dtype == "int64" and s.aggregation == "sum":
+            span = EndsOf(space, types).of(s.body)
+            if span is not None and max(map(abs, span)) * space.count(space.reductions) < WIDEST:
+                return replace(found, dtype="int32")
+        return found
 
     @property
     def identity_text(self) -> str:

@@ -31,8 +31,9 @@ def is_window(space: Space, reductions: Sequence[str]) -> bool:
 
 def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bool:
     """Whether memory runs along the reduction in the largest tensor read. Where a short window slides along memory, it
-    runs along the outputs: neighbours of these read neighbouring elements."""
-    best, answer = -1, False
+    runs along the outputs: neighbours of these read neighbouring elements. What all outputs read alike (weights, a
+    table of places) does not tell, where data says where else a short window reads."""
+    best, answer, alike, elsewhere = -1, False, False, False
     short = is_window(space, reductions)
     for root in (space.statement.body, space.statement.guard):
         for a in constraining(root) if root is not None else ():
@@ -40,10 +41,12 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
             if size > best and free_of(a) & set(reductions):
                 found = moved_least(a, view.strides[a.tensor], space.largest)
                 if found is None:
+                    elsewhere |= any(accesses_in(*a.index))
                     continue
+                alike = free_of(a) <= set(space.reductions)
                 best, (i, fastest) = size, found
                 answer = min(fastest) in reductions and not (short and _slides(i, min(fastest), space))
-    return answer
+    return answer and not (short and alike and elsewhere)
 
 
 def moved_least(a: Access, strides: Sequence[int], extent: Callable[[str], int]) -> tuple[Expr, frozenset[str]] | None:

@@ -175,10 +175,12 @@ def finish(
 def as_read(frame: Frame, space: Space, output: str, value: str, compute_dtype: str) -> dict[Expr, ScalarValue]:
     """A value, which goes into a tensor's own element, as it is read there."""
     t = frame.types[output]
-    text = value if compute_dtype == t.dtype else f"({value}).to({triton_type(t.dtype)})"
+    narrow = t.dtype == "int64" and compute_dtype == "int32"
+    text = value if compute_dtype == t.dtype or narrow else f"({value}).to({triton_type(t.dtype)})"
     text = f"{text}.to(tl.float32)" if t.dtype in NARROW else text
     name = frame.kernel.names.fresh(python_name(output).lower())
     frame.kernel.assign(name, text)
     variables = frozenset((*space.outputs, *space.residues, ANCHOR))
-    found = ScalarValue(name, t.element(), compute_dtype_of(t.dtype), variables, exact=True)
+    dtype = compute_dtype if narrow else compute_dtype_of(t.dtype)
+    found = ScalarValue(name, t.element(), dtype, variables, exact=True)
     return {Access(output, tuple(r.to_expr() for r in space.rows)): found}

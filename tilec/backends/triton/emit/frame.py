@@ -10,20 +10,17 @@ from tilec.backends.common.domain import Condition, access_conditions, all_condi
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.kernel import Kernel, all_text, triton_type
 from tilec.backends.triton.emit.magnitudes import parts_of_lower_bound
-from tilec.backends.triton.plan.heading import LITERAL
-from tilec.backends.triton.plan.sizes import NARROWEST, contiguous
+from tilec.backends.triton.emit.positions import PositionText
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.plan.source import PROGRAM
-from tilec.errors import AffineMistake
-from tilec.ir.functions import FUNCTIONS
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement
+from tilec.ir.program import Access, Expr, Index, Int, Statement
 from tilec.ir.rational import as_int
-from tilec.ir.symbolic import is_symbolic
 
 VECTOR_PARTS = (2, 4)  # elements apart, of which whole vectors are loaded
 
 
-class Frame:
+class Frame(PositionText):
     """Blocks whose dimensions are the given axes (by name; None: no dimension of its own). `how`: text of what loads
     are told beside."""
 
@@ -41,127 +38,6 @@ class Frame:
         self.untested = ""  # the test of reads that need none, where they shall have one all the same
         self.given: Mapping[Expr, ScalarValue] = {}  # elements that the kernel computes and reads others at
         self.made: Collection[str] = ()  # of which tensors these are
-
-    # dependence
-
-    def dimensions(self, variables: frozenset[str]) -> frozenset[str]:
-        """Axes that the variables stand on."""
-        found = (self.kernel.axis_of.get(v) for v in variables)
-        return frozenset(a.name for a in found if a is not None and a.block is not None)
-
-    def depth(self, variables: frozenset[str]) -> int:
-        needed = variables | self.dimensions(variables)
-        return max((place for place, bound in enumerate(self.inner, 1) if needed & bound), default=0)
-
-    def spread(self, text: str, axis: str) -> str:
-        """A 1-D block as a block of this frame."""
-        if len(self.axes) == 1:
-            return text
-        return f"{text}[{', '.join(':' if a == axis else 'None' for a in self.axes)}]"
-
-    def variable(self, v: str) -> str:
-        axis = self.kernel.axis_of.get(v)
-        value = self.kernel.value_of[v]
-        return value if axis is None or axis.block is None else self.spread(value, axis.name)
-
-    def assign(self, stem: str, text: str, variables: frozenset[str]) -> str:
-        return self.kernel.line(stem, text, self.depth(variables))
-
-    # index arithmetic
-
-    def form(self, e: Expr) -> Affine:
-        """An index expression with variables of a single known value replaced by it."""
-        form = linear(e)
-        values = self.kernel.value_of
-        known = {v: Affine.of((), int(values[v])) for v in free(form) if values[v].lstrip("-").isdigit()}
-        return form.substitute(known) if known else form
-
-    def index(self, form: Affine) -> str:
-        """The form's value; where it is no integer, some integer."""
-        scale = form.denominator
-        text = self.sum([(self.atom(a), as_int(c * scale)) for a, c in form.terms], as_int(form.constant * scale), form)
-        return text if scale == 1 else f"({text}) // {scale}"
-
-    def sum(self, terms: Sequence[tuple[str, int]], constant: int, key: object) -> str:
-        text = ""
-        for value, c in terms:
-            factor = "" if abs(c) == 1 else f"{abs(c)} * "
-            if abs(c) > LITERAL:
-                factor = self.kernel.number(("coefficient", key, value), "c", abs(c), False) + " * "
-            sign = "-" if c < 0 else "+" if text else ""
-            text += (f" {sign} " if text else sign) + factor + value
-        if constant or not text:
-            number = str(abs(constant))
-            if abs(constant) > LITERAL:
-                number = self.kernel.number(("constant", key), "c", abs(constant), self._runs_fast(key))
-            text += f" {'-' if constant < 0 else '+'} {number}" if text else ("-" if constant < 0 else "") + number
-        return text
-
-    def _runs_fast(self, form: object) -> bool:
-        """Whether blocks may run along the form, so that it matters what a number beside it is divisible by."""
-        return isinstance(form, Affine) and any(map(self.kernel.runs_fast, form.variables()))
-
-    def atom(self, e: Expr) -> str:
-        match e:
-            case Index(name):
-                return self.variable(name)
-            case Access():
-                return f"{self.read(e, 0)}.to(tl.int64)"  # an element may be out of 32 bits, and so out of every range
-            case Call("mod", (a, Int(n))) if (turn := self._turned(self.form(a), n)) is not None:
-                return turn
-            case Call("mod", (a, Int(n))) if not is_symbolic(n) and n > 0 and n & (n - 1) == 0:
-                text = f"({self.block(self.form(a))} & {self.block(linear(Int(n - 1)))})"
-            case Call("mod", (a, n)):
-                text = f"remainder_({self.block(self.form(a))}, {self.block(self.form(n))})"
-            case Call("max" | "min" | "clamp", args):
-                text = (FUNCTIONS[e.function].triton or "").format(*(self.block(self.form(a)) for a in args))
-            case Pad():
-                access = e.access if isinstance(e.access, Access) else e.access.access
-                read = f"{self.read(e.access, 0)}.to(tl.int64)" if isinstance(e.access, Access) else "1"
-                inside = self.inside(access)
-                if inside is None:
-                    return read
-                text = f"tl.where({inside}, {read}, {self._integer(e.value)})"
-            case _:
-                raise AssertionError(f"no index atom: {e!r}")
-        return self.assign("at", text, free(Affine.of([(e, 1)])))
-
-    def _integer(self, e: Expr) -> str:
-        """The value of what stands in for an element in an index: sums and products of forms."""
-        try:
-            return self.index(self.form(e))
-        except AffineMistake:
-            match e:
-                case Call("add" | "sub" | "mul" as function, (a, b)):
-                    return f"({self._integer(a)} {FUNCTIONS[function].symbol} {self._integer(b)})"
-            raise
-
-    def _turned(self, form: Affine, n: int) -> str | None:
-        """`form % n` in the width of positions; None where the form may be anywhere. Where it runs along memory and
-        turns between vectors the remainder says so, elsewhere a form that goes no further than once round needs no
-        division."""
-        if not form.terms or not form.is_integral or n <= 0:
-            return None
-        spans = [self.kernel.space.box(k).interval(form) for k in range(len(self.kernel.space.classes))]
-        low, high = min((a for a, _ in spans), default=0), max((b for _, b in spans), default=0)
-        if not -NARROWEST < low <= high < NARROWEST:
-            return None
-        before = as_int(low // n) * n
-        form, high = form - before, high - before
-        if high < n:
-            return self.assign("at", self.index(form), free(form))
-        along = any(self.kernel.runs_fast(v) and abs(form.coefficient(v)) == 1 for v in form.variables())
-        vectors = along and n % 4 == 0 and form.constant % 4 == 0
-        size = str(n) if n <= LITERAL else self.kernel.number(("turn", n, vectors), "n", n, vectors)
-        if vectors or high >= 2 * n:
-            return self.assign("at", f"({self.index(form)}) % {size}", free(form))
-        name = self.assign("at", self.index(form), free(form))
-        return self.assign("at", f"tl.where({name} >= {size}, {name} - {size}, {name})", free(form))
-
-    def block(self, form: Affine) -> str:
-        """The form as a 64-bit tensor."""
-        text = self.index(form)
-        return f"({text}).to(tl.int64)" if form.terms else f"tl.full((), {text}, tl.int64)"
 
     # conditions
 
@@ -183,6 +59,8 @@ class Frame:
                 continue
             if not above:
                 for part in parts_of_lower_bound(form):
+                    if part.is_integral and all(b.interval(part)[0] >= 0 for b in boxes):
+                        continue
                     found.append(f"({self.assign('at', self.index(part * scale), free(part))} >= 0)")
             if below and scale == 1:
                 continue

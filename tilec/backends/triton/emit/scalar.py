@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,19 +22,18 @@ from tilec.backends.triton.emit.conditional_reads import conditions_of_reads, is
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.magnitudes import OF_MAGNITUDE, of_negated_magnitude
+from tilec.backends.triton.emit.spans import IN_32_BITS, WIDEST, EndsOf
 from tilec.errors import TileError
 from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS, ROUNDING
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, accesses_in, index_variables, walk
+from tilec.ir.program import Access, Call, Expr, Index, Statement, accesses_in, index_variables, walk
 from tilec.ir.symbolic import Real, is_open_number
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
 
 LARGEST_SINGLE = 2**24  # up to which float32 holds each integer
-INTEGER_OPERATORS: dict[str, Callable[..., int]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
-}  # fmt: skip
+MOST_IN_FLOATS = 8  # parts of an expression of positions that is computed in floats where it becomes one
 MOST_NESTED = 6  # operators nested in one line
 BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
 
@@ -74,6 +72,7 @@ class TritonScalars(ScalarWriter):
         """`guards`: under which each of the roots is wanted."""
         super().__init__(*roots, given=given)
         self.frame = frame
+        self.spans = EndsOf(frame.kernel.space, frame.types)
         self._conditions = conditions_of_reads(zip(roots, guards or itertools.repeat(()), strict=False))
         self._divides = any(map(self._divides_outside, {e for e in walk(*roots) if isinstance(e, Call)}))
 
@@ -111,7 +110,7 @@ class TritonScalars(ScalarWriter):
             n = fit(v.number, dtype)
             as_it_is = not is_open_number(n) and dtype not in ("float64", "uint8", "bool") or type(n) is Real
             return self._literal(n) if as_it_is and dtype != "float64" else self.tensor(v, dtype)
-        if v.single is not None and dtype == "float32":
+        if v.single is not None and (dtype == "float32" or dtype == "float64" and is_integer(v.type.dtype)):
             function, args = v.single
             return self._text(function, list(args), replace(v.type, dtype=dtype))[0]
         return v.code if v.compute_dtype == dtype else f"{parenthesised(v.code)}.to({triton_type(dtype)})"
@@ -143,10 +142,16 @@ class TritonScalars(ScalarWriter):
         return f"{parenthesised(self.cast(v, 'float32'))}.to({triton_type(dtype)}).to(tl.float32)"
 
     def _index(self, name: str) -> ScalarValue:
-        text = self.frame.variable(name)
-        text = f"tl.full((), {text}, tl.int64)" if text.lstrip("-").isdigit() else f"({text}).to(tl.int64)"
-        names = frozenset((name,))
-        return ScalarValue(self.frame.assign("i", text, names), WEAK_INDEX, "int64", names)
+        """A position; of 32 bits where its span is known."""
+        text, names = self.frame.variable(name), frozenset((name,))
+        dtype = "int64" if self.spans.of(Index(name)) is None else "int32"
+        if text.lstrip("-").isdigit():
+            text = f"tl.full((), {text}, tl.{dtype})"
+        elif dtype == "int64" or self.frame.kernel.int64_index:
+            text = f"({text}).to(tl.{dtype})"
+        else:
+            return ScalarValue(text, WEAK_INDEX, dtype, names)
+        return ScalarValue(self.frame.assign("i", text, names), WEAK_INDEX, dtype, names)
 
     def _divides_outside(self, e: Call) -> bool:
         """Whether it divides where blocks overhang, by what is read there: zeros take a division's slow branch."""
@@ -191,7 +196,8 @@ class TritonScalars(ScalarWriter):
             four = self._four(e, args)
             if four is not None:
                 return four
-        code, compute_dtype = self._of_magnitude(e, args) or self._text(e.function, args, result)
+        narrow = "int32" if self._is_narrow(e, args, result) else None
+        code, compute_dtype = self._of_magnitude(e, args) or self._text(e.function, args, result, narrow)
         variables = frozenset().union(*(a.variables for a in args))
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
         single = (e.function, tuple(args)) if self._rounds_once(e, args, result) else None
@@ -221,6 +227,9 @@ class TritonScalars(ScalarWriter):
     def _rounds_once(self, e: Call, args: list[ScalarValue], result: ElementType) -> bool:
         """Whether a value of numbers and positions is the same rounded from float64 to float32 as computed in float32.
         An operation on numbers of 24 bits is: 53 bits are more than twice as many."""
+        if result.dtype == "int64" and result.weak:
+            few = sum(1 for _ in walk(e)) <= MOST_IN_FLOATS
+            return few and self._keeps_zero(e) and all(map(self._fits_single, (e, *e.args)))
         if result.dtype != "float64" or not result.weak:
             return False
         if e.function in ("neg", "abs"):
@@ -235,27 +244,24 @@ class TritonScalars(ScalarWriter):
         if v.number is not None:
             small = not is_open_number(v.number) and (v.number == 0 or 2.0**-60 < abs(v.number) < 2.0**60)
             return small and single(float(v.number)) == v.number
-        span = self._span(e) if v.compute_dtype == "int64" else None
+        return v.compute_dtype in ("int32", "int64") and self._fits_single(e)
+
+    def _fits_single(self, e: Expr) -> bool:
+        span = self.spans.of(e)
         return span is not None and -LARGEST_SINGLE <= span[0] and span[1] <= LARGEST_SINGLE
 
-    def _span(self, e: Expr) -> tuple[int, int] | None:
-        """Least and greatest value of an integer made of numbers and positions."""
-        space = self.frame.kernel.space
-        match e:
-            case Int(n):
-                return n, n
-            case Index(v) if space.low and all(v in low for low in space.low):
-                ends = [(low[v], low[v] + n[v]) for low, n in zip(space.low, space.extent, strict=True)]
-                return min(a for a, _ in ends), max(b for _, b in ends)
-            case Call("abs", (x,)):
-                span = self._span(x)
-                return None if span is None else (0, max(map(abs, span)))
-            case Call("add" | "sub" | "mul" | "neg", parts):
-                spans = [span for x in parts if (span := self._span(x)) is not None]
-                if len(spans) == len(parts):
-                    found = [INTEGER_OPERATORS[e.function](*values) for values in itertools.product(*spans)]
-                    return min(found), max(found)
-        return None
+    def _keeps_zero(self, e: Call) -> bool:
+        """Whether an integer's zero is none with a sign in floats."""
+        if e.function == "mul":
+            spans = [self.spans.of(x) for x in e.args]
+            return e.args[0] == e.args[1] or all(span is not None and span[0] >= 0 for span in spans)
+        return e.function in ("add", "sub", "abs")
+
+    def _is_narrow(self, e: Call, args: list[ScalarValue], result: ElementType) -> bool:
+        """Whether an integer of 64 bits comes out the same of 32."""
+        if result.dtype != "int64" or e.function not in IN_32_BITS or self.spans.of(e) is None:
+            return False
+        return all(map(_fits_32_bits, args)) and any(a.number is None for a in args)
 
     def _four(self, e: Call, args: list[ScalarValue]) -> ScalarValue | None:
         """Draws by blocks of four, which Philox makes at once: where the counter runs with the fastest axis, from a
@@ -286,9 +292,12 @@ class TritonScalars(ScalarWriter):
         code = frame.assign("draws", f"tl.reshape({draws}, {shape})", variables)
         return ScalarValue(code, call_type(e.function, [a.type for a in args], e.span), "float32", variables, depth=1)
 
-    def _text(self, function: str, args: list[ScalarValue], result: ElementType) -> tuple[str, str]:
+    def _text(
+        self, function: str, args: list[ScalarValue], result: ElementType, computed: str | None = None
+    ) -> tuple[str, str]:
+        """Text of a call's value, and the dtype that it is computed in: `computed`, where that is known to do."""
         row = FUNCTIONS[function]
-        compute_dtype = compute_dtype_of(result.dtype)
+        compute_dtype = computed or compute_dtype_of(result.dtype)
         if row.result == "bool" and function != "bool":
             return self._comparison(row.triton or "", args), "bool"
         if function == "select":
@@ -322,7 +331,9 @@ class TritonScalars(ScalarWriter):
         if template.count("{0}") > 1 or template.startswith("(-"):
             operands[0] = f"({operands[0]})"
         text = template.format(*operands)
-        if is_integer(compute_dtype) and compute_dtype != "int64":  # narrow integers wrap at each step
+        if (
+            is_integer(compute_dtype) and compute_dtype != "int64" and computed is None
+        ):  # narrow integers wrap at each step
             text = f"{text}.to({triton_type(compute_dtype)})"
         return text, compute_dtype
 
@@ -360,4 +371,12 @@ class TritonScalars(ScalarWriter):
     def _comparison(self, template: str, args: list[ScalarValue]) -> str:
         """Operands are rounded to their common type first: a wider value must not differ from a stored one."""
         common = promote(*(a.type for a in args)).dtype
+        if common == "int64" and all(map(_fits_32_bits, args)):
+            common = "int32"
         return template.format(*(self.rounded(a, common) for a in args))
+
+
+def _fits_32_bits(v: ScalarValue) -> bool:
+    if v.number is None:
+        return v.compute_dtype == "int32"
+    return not is_open_number(v.number) and float(v.number).is_integer() and abs(v.number) < WIDEST

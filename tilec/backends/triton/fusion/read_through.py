@@ -14,11 +14,11 @@ from tilec.backends.triton.emit.epilogue import as_assignment
 from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
-from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import COSTLY_FUNCTIONS, draws
-from tilec.ir.index import Affine, distinct_variables, linear
+from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
@@ -43,6 +43,7 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
+from tilec.ir.rational import Fraction
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, Types
 from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.rewrite import body_at
@@ -150,7 +151,9 @@ def recomputed_by_readers(
         needed, size = set(reads(made)), size_in_bytes(types[made.output])
         # what is stored is read in another order elsewhere, but for what is read there anyhow
         elsewhere = "" in others or any((needed & members) - reading[k] for k in others)
-        if _is_costly(made, types, narrow_too=elsewhere) or not all(_reads_in_turn(r, made.output) for r in readers):
+        if _is_costly(made, types, narrow_too=elsewhere) or not all(
+            _reads_in_turn(r, made.output, types) for r in readers
+        ):
             return False
         if elsewhere:
             least = sum(size_in_bytes(types[n]) for n in needed) * LEAST_EXPANSION
@@ -165,6 +168,7 @@ def recomputed_by_readers(
         kernel = c.members[0].output
         members = {s.output for s in (*c.members, *c.after)}
         inside: dict[str, Statement] = {}  # what nothing stores
+        apart: dict[str, Statement] = {}  # the same in terms of what is costly and has fewer elements
         for s in [as_assignment(s, types) if s.output in members else s for s in program.statements]:
             whole = math.prod(types[s.output].shape) >= math.prod(c.extent.values())
             if s.output not in members or not whole or not gives_values(s, program, types):
@@ -173,11 +177,13 @@ def recomputed_by_readers(
             inner = all(reads_within(s, view, types) for view in views.keys() & set(reads(s)))
             if not inner or any(asks_of(s, view) for view in given.values()):
                 continue
-            made = read_through(s, given)
-            if node_count(made.body) > LONGEST_RECOMPUTED:
-                continue
             readers = [r for r in around.program.readers(s.output) if kernel_of.get(r.output) != kernel]
             others = {kernel_of.get(r.output, "") for r in readers}
+            near = {t: m for t, m in apart.items() if not _has_costly(m) or _expands(m, s, types) < LEAST_EXPANSION}
+            parted = read_through(s, {**views, **found, **near})
+            made = parted if "" in others else read_through(s, given)
+            if node_count(made.body) > LONGEST_RECOMPUTED:
+                continue
             if others:
                 if s.output in compared or not may_compute(made, readers, others, members):
                     continue
@@ -185,7 +191,7 @@ def recomputed_by_readers(
                 aggregations.update(r.output for r in readers if r.output not in kernel_of)
                 for k in others:
                     reading[k] |= set(reads(made))
-            inside[s.output] = made
+            inside[s.output], apart[s.output] = made, parted
     return found, aggregations
 
 
@@ -246,12 +252,38 @@ def _is_filled(s: Statement, types: Types) -> bool:
     return space is not None and space.covers and not space.valid
 
 
-def _reads_in_turn(s: Statement, tensor: str) -> bool:
-    """Whether a statement reads one element of a tensor at each of its points, another one at each."""
+def _has_costly(s: Statement) -> bool:
+    return any(isinstance(e, Call) and e.function in COSTLY_FUNCTIONS for e in walk(s.body))
+
+
+def _expands(made: Statement, s: Statement, types: Types) -> float:
+    """How many elements a statement has for each of another's."""
+    return math.prod(types[s.output].shape) / max(math.prod(types[made.output].shape), 1)
+
+
+def _reads_in_turn(s: Statement, tensor: str, types: Types) -> bool:
+    """Whether a statement reads one element of a tensor at each of its points, another one at each: windows that do not
+    overlap do too."""
     places = (e for e in walk(*expressions(s)) if isinstance(e, Access | Inside | Pad))
     asked = {e for e in places if any(a.tensor == tensor for a in accesses_in(e))}
-    names = {distinct_variables(e.index) if isinstance(e, Access) else None for e in asked}
-    return len(asked) == 1 and all(n is not None and set(variables_of(s)) <= set(n) for n in names)
+    if len(asked) != 1 or not all(isinstance(e, Access) for e in asked):
+        return False
+    forms = [linear(i) for e in asked if isinstance(e, Access) for i in e.index]
+    read = [v for f in forms for v in f.variables()]
+    if len(set(read)) < len(read) or not set(variables_of(s)) <= set(read) or not all(f.is_affine for f in forms):
+        return False
+    space = None if all(f.bare is not None for f in forms) else build_space(s, types)
+    return all(f.bare is not None or space is not None and _are_digits(f, space) for f in forms)
+
+
+def _are_digits(form: Affine, space: Space) -> bool:
+    """Whether values of the variables are told by the form's, as `8*y + j` tells y and j below 8."""
+    reach = Fraction(0)
+    for v in sorted(form.variables(), key=lambda v: abs(form.coefficient(v))):
+        if abs(form.coefficient(v)) <= reach:
+            return False
+        reach += abs(form.coefficient(v)) * (space.largest(v) - 1)
+    return form.is_integral
 
 
 def _is_costly(s: Statement, types: Types, *, narrow_too: bool) -> bool:

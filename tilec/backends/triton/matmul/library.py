@@ -225,9 +225,13 @@ LONGEST_WINDOW = 256  # of a library's window whose input's gradient is asked fo
 
 def _slow(c: Convolution) -> bool:
     """cuDNN's gradient of the input of a strided convolution takes 1.3 to 3 times as long as residue classes do. It has
-    no kernels for windows as long as signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's."""
+    no kernels for windows as long as signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's, and
+    none worth their time for groups that sum over a window alone (the input's gradient of templates, one an image)."""
     if c.written != INPUT:
         return False
+    grouped = any(None not in axes for axes in c.bare.values())
+    if grouped and not any(axes[INPUT] is None for axes in c.bare.values()):
+        return True
     places = math.prod(c.operands[KERNEL].shape[s.axes[KERNEL] or 0] for s in c.spatial if s.axes[KERNEL] is not None)
     return places > LONGEST_WINDOW or any(s.stride > 1 for s in c.spatial)
 

@@ -149,7 +149,10 @@ class _Writer:
         name = python_name(space.statement.output) + "_kernel"
         self.k = k = Kernel(name, space, view.types, view.strides, view.int64_index, powers=True, innermost=innermost)
         sums = [r.space.statement for r in results]
-        found = [Accumulator.of(s.aggregation, view.types[s.output].dtype) for s in sums]
+        if tiling.parts > 1:  # what combines them takes them as they are stored
+            found = [Accumulator.of(s.aggregation, view.types[s.output].dtype) for s in sums]
+        else:
+            found = [Accumulator.over(space, s, view.types) for s in sums]
         found[1:] = [replace(a, names=tuple((n, k.names.fresh(n)) for n in STATE)) for a in found[1:]]
         if tiling.lanes is not None and tiling.lanes.in_16_bits:
             found = [replace(a, dtype=HALVES) for a in found]

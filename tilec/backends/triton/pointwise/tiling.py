@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.contiguity import is_window, moves_at_once, runs_across, runs_along
@@ -20,10 +20,22 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     lanes_of,
     sides,
 )
+from tilec.backends.triton.pointwise.sharing import (
+    DECODED_TOGETHER,
+    LEAST_USED,
+    NARROWEST_BLOCK,
+    NARROWEST_FILLED,
+    computed_places,
+    decoded_once,
+    heavy_calls,
+    share_terms,
+    shared_by_neighbours,
+    weighted_columns,
+)
 from tilec.backends.triton.pointwise.windows import choose_register_block
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, accesses_in, index_variables, value_accesses, walk
+from tilec.ir.program import Access, Call, index_variables, value_accesses, walk
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import NARROW, Types
 
@@ -33,17 +45,13 @@ READS_UNDER_WAY = 64  # of a thread, at most
 FEW_GATHERED = 256  # elements of a program that reads several at computed places, or has few beside it
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
-NARROWEST_FILLED, NARROWEST_BLOCK = 128, 32  # least of a row where wider blocks overhang; that memory is read in
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
 LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after the other, and of a part, at least
 ENOUGH_HEAVY = 16 * MULTIPROCESSORS  # programs that walk points whose functions wait for each other's results
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
-MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
-COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
 _FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
 SHARING_BLOCK, WEIGHTED = 512, 8192  # elements of a block that share the terms of their sums; of weighted terms
 LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
-LEAST_USED = 1.15  # elements of a block's columns over those that there are
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
 LEAST_BESIDE = 1024  # elements of a program of fewer warps
 PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
@@ -88,19 +96,22 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         )
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
-    if many and not few and not taps and _share_terms(space, view, outputs, reductions):
+    if many and not few and not taps and share_terms(space, outputs, reductions):
         tiling = _of_neighbours(space, outputs)
-        enough = ENOUGH_HEAVY if _heavy(space) else TWO_A_MULTIPROCESSOR
+        enough = ENOUGH_HEAVY if heavy_calls(space) else TWO_A_MULTIPROCESSOR
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling, enough))
-    weighted = _weighted_columns(space, outputs, reductions) if many and not along and not taps else None
+    weighted = weighted_columns(space, outputs, reductions) if many and not along and not taps else None
     axes: tuple[tuple[tuple[str, ...], int], ...]
     if along:
         once = many and passes_once(space, view.types)
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else 8192 if once else 2048)
         short = many and br <= SHORT_ROW
-        if short and _shared_by_neighbours(space, outputs, reductions):
+        if short and shared_by_neighbours(space, outputs, reductions):
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
+        if many and (columns_of := decoded_once(space, outputs, reductions)) is not None:
+            rest = tuple(outputs[: -len(columns_of)])
+            return PointwiseTiling(((rest, 1), (columns_of, DECODED_TOGETHER)), SHORT_ROW, 1, 4)
         bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if short else 1024) // br))
     elif weighted is not None:
         bn, heavy = weighted
@@ -127,53 +138,6 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     if many and not along and all(view.types[a.tensor].dtype in NARROW for a in value_accesses(space.statement)):
         return PointwiseTiling(axes, br, parts, 4, stages=3)  # half the bytes: more under way
     return PointwiseTiling(axes, br, parts, warps)
-
-
-def _weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> tuple[int, bool] | None:
-    """How many values of the last output variable make a block, where terms are weighted by what is the same for all of
-    them (the mean of a row, the exponentials of a softmax that mixes rows): read and computed once for a block. None
-    where there are no such weights. Whether the weights are functions that take longer than memory, and there are
-    enough programs without a split of the reduction."""
-    if len(outputs) < 2 or space.largest(outputs[-1]) < NARROWEST_BLOCK or len(space.classes) != 1:
-        return None
-    last, rest, columns = outputs[-1], outputs[:-1], space.largest(outputs[-1])
-
-    def weighs(variables: Collection[str]) -> bool:
-        return last not in variables and all(not set(own).isdisjoint(variables) for own in (rest, reductions))
-
-    def programs(block: int) -> int:
-        return space.count(tuple(rest)) * -(-columns // block)
-
-    bn = min(power_of_two(columns), 128)
-    if any(weighs(index_variables(e)) for e in _heavy(space)) and programs(bn) >= TWO_A_MULTIPROCESSOR:
-        return bn, True
-    if not any(weighs(index_variables(*a.index)) for a in value_accesses(space.statement)):
-        return None
-    whole = [n for n in (128, 64, NARROWEST_BLOCK) if -(-columns // n) * n <= LEAST_USED * columns]
-    best = max(whole, key=lambda n: (programs(n) >= 2 * TWO_A_MULTIPROCESSOR, n), default=None)
-    return None if best is None else (best, False)
-
-
-def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
-    """Whether a tensor is the same for all values of the last output variable, which has many: read once for a block
-    of these (the query of one row beside all of its keys)."""
-    if len(outputs) < 2 or space.largest(outputs[-1]) < MANY_NEIGHBOURS or len(space.classes) != 1:
-        return False
-    many = {v for v in (*outputs, *reductions) if space.largest(v) > 1}
-    read = [set(index_variables(*a.index)) & many for a in value_accesses(space.statement)]
-    return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
-
-
-def _share_terms(space: Space, view: StridedView, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
-    """Whether neighbours along the last output variable read the same of all that is read along the reduction, and
-    something else of their own before it: functions of pairs."""
-    read = value_accesses(space.statement)
-    along = [a for a in read if not set(reductions).isdisjoint(index_variables(*a.index))]
-    own = [a for a in read if a not in along and outputs and outputs[-1] in index_variables(*a.index)]
-    if not own or not along or len(space.classes) > 1 or space.statement.default is not None:
-        return False
-    shared = all(outputs[-1] not in index_variables(*a.index) for a in along)
-    return shared and space.largest(outputs[-1]) >= NARROWEST_BLOCK and _computed_places(space) == 0
 
 
 def _of_neighbours(space: Space, outputs: Sequence[str]) -> PointwiseTiling:
@@ -217,10 +181,10 @@ def _map_tiling(
     block, warps = (512, 1) if asks and not turned and not summed else (1024 if turned else elements, 4)
     if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
         n = space.count(tuple(outputs))
-        if not summed and n <= TWO_A_MULTIPROCESSOR * block and _computed_places(space):
+        if not summed and n <= TWO_A_MULTIPROCESSOR * block and computed_places(space):
             block = FEW_GATHERED
         return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
-    scattered = not summed and _computed_places(space, outputs[-1]) > 1
+    scattered = not summed and computed_places(space, outputs[-1]) > 1
     block = min(block, FEW_GATHERED) if scattered else block
     bn = min(power_of_two(space.largest(outputs[-1])), NARROWEST_BLOCK if turned or scattered else block)
     m = space.count(tuple(outputs[:-1]))
@@ -304,9 +268,9 @@ def _spread(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) ->
     blocks = math.prod(-(-space.count(v) // n) for v, n in rest) * len(space.classes)
     beside = math.prod(n for _, n in rest)
     most = size * beside
-    if _computed_places(space):
-        _, _, steps = point_walk(space, reductions, None)
-        read = {a for a in value_accesses(space.statement) if not set(reductions).isdisjoint(index_variables(*a.index))}
+    if computed_places(space):
+        both, (*_, steps) = (reductions, space.outputs), point_walk(space, reductions, None)
+        read = {a for a in value_accesses(space.statement) if all(map({*index_variables(*a.index)}.intersection, both))}
         while most > SMALLEST_WALK and most * steps * len(read) > 32 * tiling.warps * READS_UNDER_WAY:
             most //= 2
     while size > 1 and size * beside > SMALLEST_WALK:
@@ -316,16 +280,6 @@ def _spread(space: Space, reductions: Sequence[str], tiling: PointwiseTiling) ->
     if size == 1 and len(rest) == 1:
         rest = [(rest[0][0], min(rest[0][1], most))]
     return replace(tiling, axes=((variables, size), *rest))
-
-
-def _computed_places(space: Space, along: str | None = None) -> int:
-    """How many reads are at places that others say; of the variable `along`: whole rows at such places do not count."""
-    read = {a: [e for e in a.index if any(accesses_in(e))] for a in set(value_accesses(space.statement))}
-    return sum(bool(placed) and (along is None or along in index_variables(*placed)) for placed in read.values())
-
-
-def _heavy(space: Space) -> list[Call]:
-    return [e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in COMPUTE_HEAVY]
 
 
 def _parts_of_walk(

@@ -53,7 +53,7 @@ class UnrolledKernel:
     ):
         self.space, self.view, self.exact = space, view, exact
         self.k = Kernel(name, space, view.types, view.strides, view.int64_index, powers=True)
-        bases = [Accumulator.of(s.aggregation, view.types[s.output].dtype) for s in statements]
+        bases = [Accumulator.over(space, s, view.types) for s in statements]
         self.sums = [replace(base, suffix=f"_{n}") for n, base in enumerate(bases)]
         self.names = [self.k.names.fresh(name) for a in self.sums for name in a.state]
 

@@ -1,0 +1,90 @@
+"""Which outputs of a sum share what it reads or computes: blocks of these read and compute it once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
+from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.ir.program import Call, accesses_in, index_variables, value_accesses, walk
+
+MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
+COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
+NARROWEST_FILLED, NARROWEST_BLOCK = 128, 32  # least of a row where wider blocks overhang; that memory is read in
+LEAST_USED = 1.15  # elements of a block's columns over those that there are
+DECODED_TOGETHER = 8  # outputs of a block that finds the values of several summed variables once
+_SHORT_LAST = 256  # values of the last summed variable, below which its blocks are of all summed variables together
+
+
+def weighted_columns(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> tuple[int, bool] | None:
+    """How many values of the last output variable make a block, where terms are weighted by what is the same for all of
+    them (the mean of a row, the exponentials of a softmax that mixes rows): read and computed once for a block. None
+    where there are no such weights. Whether the weights are functions that take longer than memory, and there are
+    enough programs without a split of the reduction."""
+    if len(outputs) < 2 or space.largest(outputs[-1]) < NARROWEST_BLOCK or len(space.classes) != 1:
+        return None
+    last, rest, columns = outputs[-1], outputs[:-1], space.largest(outputs[-1])
+
+    def weighs(variables: Collection[str]) -> bool:
+        return last not in variables and all(not set(own).isdisjoint(variables) for own in (rest, reductions))
+
+    def programs(block: int) -> int:
+        return space.count(tuple(rest)) * -(-columns // block)
+
+    bn = min(power_of_two(columns), 128)
+    if any(weighs(index_variables(e)) for e in heavy_calls(space)) and programs(bn) >= TWO_A_MULTIPROCESSOR:
+        return bn, True
+    if not any(weighs(index_variables(*a.index)) for a in value_accesses(space.statement)):
+        return None
+    whole = [n for n in (128, 64, NARROWEST_BLOCK) if -(-columns // n) * n <= LEAST_USED * columns]
+    best = max(whole, key=lambda n: (programs(n) >= 2 * TWO_A_MULTIPROCESSOR, n), default=None)
+    return None if best is None else (best, False)
+
+
+def shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+    """Whether a tensor is the same for all values of the last output variable, which has many: read once for a block
+    of these (the query of one row beside all of its keys)."""
+    if len(outputs) < 2 or space.largest(outputs[-1]) < MANY_NEIGHBOURS or len(space.classes) != 1:
+        return False
+    many = {v for v in (*outputs, *reductions) if space.largest(v) > 1}
+    read = [set(index_variables(*a.index)) & many for a in value_accesses(space.statement)]
+    return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
+
+
+def share_terms(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+    """Whether neighbours along the last output variable read the same of all that is read along the reduction, and
+    something else of their own before it: functions of pairs."""
+    read = value_accesses(space.statement)
+    along = [a for a in read if not set(reductions).isdisjoint(index_variables(*a.index))]
+    own = [a for a in read if a not in along and outputs and outputs[-1] in index_variables(*a.index)]
+    if not own or not along or len(space.classes) > 1 or space.statement.default is not None:
+        return False
+    shared = all(outputs[-1] not in index_variables(*a.index) for a in along)
+    return shared and space.largest(outputs[-1]) >= NARROWEST_BLOCK and computed_places(space) == 0
+
+
+def decoded_once(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> tuple[str, ...] | None:
+    """The last output variables, of which a tensor that is summed knows none, where each point of the sum has to be
+    taken apart into values of several variables: a block of neighbours does that once, and reads the tensor once (a
+    template of many channels at all of its places). None where that is not so, or programs would be few."""
+    if len(reductions) < 2 or space.largest(reductions[-1]) >= _SHORT_LAST or len(space.classes) != 1:
+        return None
+    read = [set(index_variables(*a.index)) for a in value_accesses(space.statement)]
+    for first in range(1, len(outputs)):
+        last = tuple(outputs[first:])
+        alone = any(own.isdisjoint(last) and own.issuperset(reductions) for own in read)
+        if alone and any(not own.isdisjoint(last) for own in read):
+            blocks = space.count(tuple(outputs[:first])) * (space.count(last) // DECODED_TOGETHER)
+            return last if blocks >= 2 * TWO_A_MULTIPROCESSOR else None
+    return None
+
+
+def computed_places(space: Space, along: str | None = None) -> int:
+    """How many reads are at places that others say; of the variable `along`: whole rows at such places do not count."""
+    read = {a: [e for e in a.index if any(accesses_in(e))] for a in set(value_accesses(space.statement))}
+    return sum(bool(placed) and (along is None or along in index_variables(*placed)) for placed in read.values())
+
+
+def heavy_calls(space: Space) -> list[Call]:
+    return [e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in COMPUTE_HEAVY]
