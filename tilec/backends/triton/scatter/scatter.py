@@ -95,7 +95,7 @@ def scattered(
             whole = found.runs.sparse or any(map(any, margins))
             apart = None if whole else corners(s, context.types)
             if apart is None:
-                return [*untouched(found.runs, epilogue, context), *_combined([found], epilogue)]
+                return [*_others(found.runs, epilogue, context), *_combined([found], epilogue)]
             context = replace(context, types=apart.types)
             return scattered_together(apart.members, context, (apart.total, *epilogue), apart.margins)
         case Fixed():
@@ -122,7 +122,7 @@ def scattered_together(
     return fixed_steps(fixed, epilogue) if fixed else _combined(by_sort, epilogue)
 
 
-def untouched(runs: Runs, epilogue: Sequence[Statement], context: ScatterContext) -> list[Step]:
+def _others(runs: Runs, epilogue: Sequence[Statement], context: ScatterContext) -> list[Step]:
     """Steps that make what elements are that no point is written to, where those that have some are walked alone."""
     s, out = runs.statement, context.types[runs.statement.output]
     if not runs.sparse:
