@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.scatter import scatter, segments
+from tilec.backends.triton.scatter import runs, scatter
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -40,7 +40,7 @@ CASES = {
 @pytest.mark.covering
 def test_what_is_at_the_place_of_a_run(name: str, pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
-    monkeypatch.setattr(segments, "FEWEST_OF_PIECE", 4)
+    monkeypatch.setattr(runs, "FEWEST_OF_PIECE", 4)
     body, at_run = CASES[name]
     source = f"function (X[M, D], T[M], U[M], R[N, D], Q[N, N]) -> (Y) {{ {body} }}"
     g = torch.Generator().manual_seed(0)

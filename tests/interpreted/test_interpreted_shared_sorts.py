@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.scatter import scatter, segments
+from tilec.backends.triton.scatter import runs, scatter
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -104,7 +104,7 @@ PLACES = {
 @pytest.mark.parametrize("name", CASES)
 def test_places_that_differ_by_constants(name: str, places: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
-    monkeypatch.setattr(segments, "MOST_OF_PIECE", 32)  # so that runs are cut
+    monkeypatch.setattr(runs, "MOST_OF_PIECE", 32)  # so that runs are cut
     source, sorts = CASES[name]
     g = torch.Generator().manual_seed(0)
     at = PLACES[places](g)
@@ -204,7 +204,7 @@ SUMS = {  # source, kernels that combine runs
 @pytest.mark.parametrize("name", SUMS)
 def test_one_kernel_combines_all_that_is_added(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
-    monkeypatch.setattr(segments, "MOST_OF_PIECE", 32)
+    monkeypatch.setattr(runs, "MOST_OF_PIECE", 32)
     source, kernels = SUMS[name]
     source = f"function (X[M, D], T[M], U[M], Z[N, D]) -> (Y) {{ {source} }}"
     g = torch.Generator().manual_seed(0)
@@ -220,7 +220,7 @@ def test_one_kernel_combines_all_that_is_added(name: str, dtype: torch.dtype, mo
 
 
 def test_a_sum_has_the_bits_of_its_terms_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MOST_OF_PIECE", 32)
+    monkeypatch.setattr(runs, "MOST_OF_PIECE", 32)
     terms = "A[T[m], d : N, D] = +(X[m, d]); B[T[m] + 1, d : N, D] = +(X[m, d] * W[m]);"
     source = f"function (X[M, D], T[M], W[M], Z[N, D]) -> ({{}}) {{{{ {terms} Y = A + B; }}}}"
     g = torch.Generator().manual_seed(0)

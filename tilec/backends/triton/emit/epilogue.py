@@ -52,7 +52,7 @@ def find_epilogue(
         if not readers or not alone and not (stored and not found) or readers[0].output in barred:
             break
         reader = _at_all_points(as_assignment(readers[0], types), anchor, types)
-        if not _joins(reader, anchor, there, types):
+        if not joins(reader, anchor, there, types):
             break
         anchor = reader
         found.append(anchor)
@@ -109,12 +109,13 @@ def _inside(a: Access) -> Expr:
     return Call("ne", (Pad(Inside(a), ZERO), ZERO))
 
 
-def _joins(s: Statement, anchor: Statement, there: set[str], types: Mapping[str, TensorType]) -> bool:
+def joins(s: Statement, anchor: Statement, there: Collection[str], types: Mapping[str, TensorType]) -> bool:
+    """Whether `s` can be the epilogue of `anchor`, where all of `there` is."""
     if s.aggregation != "assign" or not is_pure(s) or not is_unmasked(s) or s.index is None:
         return False
     if distinct_variables(s.index) is None or types[s.output].shape != types[anchor.output].shape:
         return False
-    if not set(reads(s)) <= there | {anchor.output}:
+    if not set(reads(s)) <= {*there, anchor.output}:
         return False
     if not reads_own_element(s.body, anchor.output, s.index):
         return False

@@ -20,7 +20,7 @@ from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.lines import RELAXED, CodeLine, If, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Step
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.backends.triton.scatter.segments import Runs
+from tilec.backends.triton.scatter.runs import Runs
 from tilec.ir.index import Affine
 from tilec.ir.program import Int
 from tilec.ir.types import is_floating

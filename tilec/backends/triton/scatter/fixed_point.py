@@ -37,7 +37,7 @@ from tilec.backends.triton.scatter.exact import (
     terms_of_points,
 )
 from tilec.backends.triton.scatter.places import PointPlaces, asks_for_bounds, place_families
-from tilec.backends.triton.scatter.segments import Runs
+from tilec.backends.triton.scatter.runs import Runs
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Call, Expr, Statement, accesses_in
 from tilec.ir.types import NARROW, Types

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Domain, build_domain, free, point_conditions, row_major
 from tilec.backends.triton.plan.sizes import NARROWEST
+from tilec.backends.triton.scatter.sort import is_sparse
 from tilec.ir.index import Affine, linear, place_value
 from tilec.ir.program import (
     Access,
@@ -182,6 +183,12 @@ class PointPlaces:
         return replace(term, body=body, index=index, sizes=sizes), tuple(names)
 
     @property
+    def sparse(self) -> bool:
+        """Whether few of the places occur."""
+        points = math.prod(self.domain.extent[v] for v in self.keyed)
+        return self.statement.default is None and is_sparse(points, math.prod(self.shape[: self.split]))
+
+    @property
     def constants(self) -> tuple[int, ...]:
         """Of each computed axis what its index adds to what is computed; a fraction stays with that."""
         return tuple(0 if is_symbolic(row.constant) else math.floor(row.constant) for row in self.rows[: self.split])
@@ -210,6 +217,8 @@ def shared_margins(scatters: Sequence[Statement], types: Types) -> dict[str, Mar
     """The margins of the flat scatters, by output, that differ from others by constants along computed axes."""
     found: dict[str, Margins] = {}
     for members in place_families(scatters, types).values() if len(scatters) > 1 else ():
+        if any(m.sparse for m in members):
+            continue  # whose positions are walked, not all of the output's
         constants = [m.constants for m in members]
         least, most = (tuple(map(end, zip(*constants, strict=True))) for end in (min, max))
         for m in members if least != most else ():

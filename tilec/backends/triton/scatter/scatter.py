@@ -34,8 +34,10 @@ from tilec.backends.triton.scatter.corners import corners
 from tilec.backends.triton.scatter.exact import exact_steps
 from tilec.backends.triton.scatter.fixed_point import Fixed, fixed_steps
 from tilec.backends.triton.scatter.places import Margins, PointPlaces, whole_axis
-from tilec.backends.triton.scatter.segments import Runs, segment_steps
-from tilec.backends.triton.scatter.sort import Sort, sort_steps
+from tilec.backends.triton.scatter.runs import Runs
+from tilec.backends.triton.scatter.segments import segment_steps
+from tilec.backends.triton.scatter.sort import Sort, is_sparse, sort_steps
+from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, place_value
 from tilec.ir.program import (
     Access,
@@ -49,6 +51,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
+from tilec.transforms.util.rewrite import with_parts
 
 StatementPlanner = Callable[..., list[Step]]
 # that may be written at an element: it looks at all of them, in one kernel and with nothing to sort
@@ -87,9 +90,12 @@ def scattered(
     found = _way(s, context, bool(epilogue), margins)
     match found:
         case Sorted():
-            apart = None if any(map(any, margins)) else corners(s, context.types)
+            if found.runs.sparse and epilogue and (len(epilogue) > 1 or s.aggregation != "sum"):
+                return None  # what follows from an element that no point is written to is one statement
+            whole = found.runs.sparse or any(map(any, margins))
+            apart = None if whole else corners(s, context.types)
             if apart is None:
-                return _combined([found], epilogue)
+                return [*_others(found.runs, epilogue, context), *_combined([found], epilogue)]
             context = replace(context, types=apart.types)
             return scattered_together(apart.members, context, (apart.total, *epilogue), apart.margins)
         case Fixed():
@@ -111,7 +117,34 @@ def scattered_together(
     runs = [*(m.runs for m in by_sort), *(m.runs for m in fixed)]
     if max(len(by_sort), len(fixed)) < len(found) or not all(r.joins(runs[0]) for r in runs):
         return None
+    if any(r.sparse for r in runs):
+        return None
     return fixed_steps(fixed, epilogue) if fixed else _combined(by_sort, epilogue)
+
+
+def _others(runs: Runs, epilogue: Sequence[Statement], context: ScatterContext) -> list[Step]:
+    """Steps that make what elements are that no point is written to, where those that have some are walked alone."""
+    s, out = runs.statement, context.types[runs.statement.output]
+    if not runs.sparse:
+        return []
+    if not epilogue:
+        return [Allocate(s.output, out.shape, out.dtype, identity(runs.accumulator.aggregation, out.dtype))]
+    (last,) = epilogue
+    plain = without(last, s.output, context.types)
+    return context.carry(plain, plain, context.types, context.strides)
+
+
+def without(s: Statement, scatter: str, types: Types) -> Statement:
+    """The statement at elements that no point of a scatter that adds up is written to."""
+    own = Access(scatter, s.index or ())
+    return replace(s, body=with_parts(s.body, {own: Call(types[scatter].dtype, (ZERO,))}))
+
+
+def over_others(s: Statement, context: ScatterContext, last: Statement) -> list[Step] | None:
+    """Steps that write the elements of `last`, which takes the value of its own element of `s`, where points of `s` are
+    written to, once all others are there; None where all elements of `s` are walked."""
+    found = _way(s, context, True, ()) if s.aggregation == "sum" else None
+    return _combined([found], (last,)) if isinstance(found, Sorted) and found.runs.sparse else None
 
 
 def _combined(members: Sequence[Sorted], epilogue: Sequence[Statement]) -> list[Step]:
@@ -277,7 +310,9 @@ class Scatter:
         numbering, across = (tuple(v for v in names if v in left) for names in (runs.keyed, runs.columns))
         own = build_space(_without_keyed(merged.statement, numbering, places.whole_guard), merged.types)
         assert own is not None
-        sort = Sort(s.output, runs.points, math.prod(places.lengths(margins)), runs.int64_index)
+        count = math.prod(places.lengths(margins))
+        sparse = s.default is None and not any(map(any, margins)) and is_sparse(runs.points, count)
+        sort = Sort(s.output, runs.points, count, runs.int64_index, sparse)
         runs = replace(
             runs, space=own, view=merged, keyed=numbering, columns=across, along=along, margins=margins, sort=sort
         )
@@ -313,7 +348,7 @@ def sorted_points(sort: Sort, places: PointPlaces, margins: Margins, context: Sc
     types = {**context.types, at: TensorType(shape, sort.dtype)}
     strides = {**context.strides, at: contiguous(shape)}
     steps = (Allocate(at, shape, sort.dtype), *context.carry(position, position, types, strides), *sort_steps(sort))
-    key = (*places.key(position), sort.count, sort.int64_index)
+    key = (*places.key(position), sort.count, sort.int64_index, sort.sparse)
     return Once(key, sort.made, (*steps, Release((at,))))
 
 

@@ -4,131 +4,34 @@ A program takes a few runs, whose points it reads side by side. A run of more po
 of that number among all points: programs of their own, one a piece, combine these first, so that neither few runs nor
 one run of most points keeps the device waiting. A piece belongs to at most two such runs, that of its first point and
 that of its last. Which points are combined in which order depends on the indices alone.
+
+Where few of the output's places occur (a sparse sort), a run is taken for each point, those of points that begin one;
+the other elements are there before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from tilec.backends.common.code import literal, python_name
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import identity
-from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import as_read, finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
-from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space, elements_of
+from tilec.backends.triton.iteration.space import elements_of
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
-from tilec.backends.triton.plan.sizes import contiguous, power_of_two
+from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.plan.source import PROGRAM
-from tilec.backends.triton.scatter.places import Margins
-from tilec.backends.triton.scatter.sort import Sort
+from tilec.backends.triton.scatter.runs import LARGE_BLOCK_TERMS, RunBlocks, Runs
 from tilec.backends.triton.scatter.sort_text import KEY_SHIFT
 from tilec.ir.program import Expr, Statement
 
-FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
-BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of narrow rows and of wide ones
-LARGEST_BLOCK, UNDER_WAY = 4096, 2**21  # of a program's block of few long runs; of all programs, at least
-APART = 8  # columns of a program where memory walks runs first
 PIECE_TERMS = 1024  # at a time, of a piece's narrow rows: a program has more of them to wait for
-
-
-@dataclass(frozen=True)
-class Runs:
-    """`statement` as written. The terms of `space` are those of one point, which `keyed` number in order, in a row of
-    `columns`. `points` in all, `count` runs of them. `run_axes` and `column_axes` are the output's; with `margins`, the
-    sort knows positions beyond the output's along the former. `along`: variables of the terms that are a run's place.
-    `sort`: what puts the points in order."""
-
-    statement: Statement
-    space: Space
-    view: StridedView
-    keyed: tuple[str, ...]
-    columns: tuple[str, ...]
-    points: int
-    count: int
-    width: int
-    accumulator: Accumulator
-    int64_index: bool
-    run_axes: tuple[int, ...] = ()
-    column_axes: tuple[int, ...] = ()
-    along: tuple[str, ...] = ()
-    margins: Margins = ()
-    sort: Sort | None = None
-
-    @property
-    def order(self) -> str:
-        """The points that are there."""
-        assert self.sort is not None
-        return self.sort.order
-
-    @property
-    def starts(self) -> str:
-        """Where each run begins."""
-        assert self.sort is not None
-        return self.sort.starts
-
-    def joins(self, other: Runs) -> bool:
-        """Whether one kernel can combine the runs of both: of equal elements, from equally many points, where what is
-        called alike is alike."""
-        forms = [(r.points, r.count, r.width, r.run_axes, r.column_axes, r.int64_index) for r in (self, other)]
-        views = [{n: (r.view.types[n], r.view.strides.get(n)) for n in r.view.types} for r in (self, other)]
-        ranges = [{v: (r.space.low[0][v], r.space.extent[0][v]) for v in r.space.low[0]} for r in (self, other)]
-        alike = all(a[n] == b[n] for a, b in (views, ranges) for n in a.keys() & b.keys())
-        single = all(len(r.space.classes) == 1 and r.statement.default is None for r in (self, other))
-        return forms[0] == forms[1] and alike and single
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The output's."""
-        return self.view.types[self.statement.output].shape
-
-    @property
-    def in_order(self) -> bool:
-        """Whether memory walks the columns of a run before the next run."""
-        axes = (*self.run_axes, *self.column_axes)
-        return axes == tuple(range(len(axes)))
-
-    def name(self, what: str) -> str:
-        return f"{self.statement.output}.{what}"
-
-    @property
-    def piece(self) -> int:
-        """Points of a run that one program combines: about as many as there are pieces where all points are of one run,
-        since both are walked by one program."""
-        root = 1 << (self.points.bit_length() - 1) // 2
-        return min(MOST_OF_PIECE, max(FEWEST_OF_PIECE, root))
-
-
-@dataclass(frozen=True)
-class RunBlocks:
-    """Runs, points of each, and columns of a program."""
-
-    runs: int
-    points: int
-    columns: int
-
-    @staticmethod
-    def of(runs: Runs) -> RunBlocks:
-        columns = min(power_of_two(runs.width), 256 if len(runs.shape) - 1 in runs.column_axes else APART)
-        mean = -(-runs.points // max(runs.count, 1))
-        terms = LARGE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
-        points = min(power_of_two(mean), max(4, min(terms // (2 * columns), runs.piece)))
-        at_once = runs.count * -(-runs.width // columns) * columns  # elements under way for each point of a run
-        while points < min(mean // 2, runs.piece) and points * columns < LARGEST_BLOCK and at_once * points < UNDER_WAY:
-            points *= 2
-        beside = max(1, terms // (points * columns))
-        return RunBlocks(min(beside, power_of_two(runs.count)), points, columns)
-
-    @property
-    def warps(self) -> int:
-        return max(1, min(8, self.runs * self.points * self.columns // 512))
 
 
 def segment_steps(members: Sequence[Runs], epilogue: Sequence[Statement] = ()) -> list[Step]:
@@ -140,7 +43,7 @@ def segment_steps(members: Sequence[Runs], epilogue: Sequence[Statement] = ()) -
     # one run of all points keeps the device busy by its columns alone where there are many
     split = runs.points > runs.piece and across < TWO_A_MULTIPROCESSOR
     whole = _Writer(members, blocks).whole(split, epilogue)
-    launch = whole.launch((-(-runs.count // blocks.runs), across, 1), blocks.warps, epilogue)
+    launch = whole.launch((-(-runs.walked // blocks.runs), across, 1), blocks.warps, epilogue)
     if not split:
         return [launch]
     terms = LARGE_BLOCK_TERMS if blocks.columns >= 256 else PIECE_TERMS
@@ -194,10 +97,11 @@ class _Writer:
         runs, k = self.runs, self.k
         s, out = runs.statement, runs.view.types[runs.statement.output]
         k.name = k.names.fresh(python_name(s.output) + "_segments")
-        count = k.number("count", "count", runs.count, False)
+        count = k.number("count", "count", runs.walked, False)
         program = self.k.program()
         self._columns()
         run = k.line("run", f"{program} * BM + tl.arange(0, BM * BR) // BR")
+        inside = f"row < {count}"
         given: dict[str, str] = {}
         for m in self.members:
             self._combine(m, split, run, f"{run} < {count}")
@@ -205,8 +109,13 @@ class _Writer:
                 given[m.statement.output] = k.names.fresh("combined")
                 k.assign(given[m.statement.output], m.accumulator.result())
         k.assign("row", f"{program} * BM + tl.arange(0, BM)")
+        if runs.sparse:
+            own = k.line("own", self._key(runs, "row", inside))
+            begins = f"tl.load({k.pointer(runs.starts)} + row, mask={inside}, other=0)"
+            inside = k.line("begins", f"({own} > 0) & ({begins} == row)")
+            k.assign("row", f"tl.where({inside}, {own} - 1, 0)")
         k.assign("value", runs.accumulator.result())
-        place, mask = self._place(), f"(row < {count})[:, None] & col_in[None, :]"
+        place, mask = self._place(), f"({inside})[:, None] & col_in[None, :]"
         if s.default is not None:
             other = f"tl.load({k.pointer(runs.name('default'))} + {place}, mask={mask}, other=0)"
             starts, at = k.pointer(runs.starts), self._sorted_run(runs, "row")
@@ -216,7 +125,7 @@ class _Writer:
             k.assign("value", f"tl.where(reached[:, None], value, {other}.to({kind}))")
         text, output = "value", s.output
         if epilogue:
-            text, output = self._finished(count, epilogue, given), epilogue[-1].output
+            text, output = self._finished(inside, epilogue, given), epilogue[-1].output
             out = self.types[output]
         k.store(f"{k.pointer(output)} + {place}", f"({text}).to({triton_type(out.dtype)})", mask)
         return self
@@ -225,6 +134,10 @@ class _Writer:
         """Lines that combine the member's runs, a row of columns each."""
         k = self.k
         begin, end = self._bounds(runs, mask, self._sorted_run(runs, run))
+        if runs.sparse:
+            own = k.line("key", self._key(runs, run, mask))
+            end = k.line("end", f"tl.where(({own} > 0) & ({begin} == {run}), {end}, {begin})")
+            run = k.line("at", f"tl.maximum({own} - 1, 0)")
         last = end
         if split:
             long = k.line("long", f"{end} - {begin} > PIECE")
@@ -237,12 +150,12 @@ class _Writer:
         k.scopes[0].lines += [assign(n, f"tl.reshape({n}, (BM, BR, BN))") for n in names]
         k.scopes[0].lines += runs.accumulator.reduce(1)
 
-    def _finished(self, count: str, epilogue: Sequence[Statement], given: Mapping[str, str]) -> str:
+    def _finished(self, inside: str, epilogue: Sequence[Statement], given: Mapping[str, str]) -> str:
         """The epilogue's value, also of the members `given`; its variables are the output's axes."""
         k, s = self.k, self.runs.statement
         variables, space = elements_of(s, self.types)
         k.space = space
-        k.assign("row_in", f"row < {count}")
+        k.assign("row_in", inside)
         k.decode(Axis("row", tuple(variables[a] for a in self.runs.run_axes), "BM"))
         k.decode(Axis("col", tuple(variables[a] for a in self.runs.column_axes), "BN"))
         frame = Frame(k, ["row", "col"], {"row": "row_in", "col": "col_in"})
@@ -288,7 +201,7 @@ class _Writer:
         k.assign("part", PROGRAM[2])
         place = f"tl.where(part == 0, {origin}, {limit} - 1)"
         key = k.line("key", self._key(runs, place))
-        begin, end = self._bounds(runs, f"{key} > 0", f"({key} - 1)")
+        begin, end = self._bounds(runs, f"{key} > 0", f"({place})" if runs.sparse else f"({key} - 1)")
         wanted = k.line("wanted", f"({key} > 0) & ({end} - {begin} > PIECE) & ((part == 0) | ({begin} > {origin}))")
         k.leave(f"{wanted} == 0")
         run = (
@@ -316,12 +229,13 @@ class _Writer:
         k.assign("col", f"{PROGRAM[1]} * BN + tl.arange(0, BN)")
         k.assign("col_in", f"col < {self.width}")
 
-    def _key(self, runs: Runs, place: str) -> str:
+    def _key(self, runs: Runs, place: str, mask: str = "") -> str:
         """The sorted key at a place."""
         sort = runs.sort
         assert sort is not None
         shift = f" >> {KEY_SHIFT}" if sort.packed else ""
-        return f"(tl.load({self.k.pointer(sort.moved[0])} + {place}){shift}).to({self.integer})"
+        there = f", mask={mask}, other=0" if mask else ""
+        return f"(tl.load({self.k.pointer(sort.moved[0])} + {place}{there}){shift}).to({self.integer})"
 
     def _sorted_run(self, runs: Runs, run: str) -> str:
         """The number of a run of the output among the positions that the sort knows."""
@@ -342,12 +256,13 @@ class _Writer:
         return k.line("sorted_run", " + ".join(reversed(terms)))
 
     def _bounds(self, runs: Runs, mask: str, run: str) -> tuple[str, str]:
-        """Names of where the runs begin and end."""
+        """Names of where the runs begin and end; if sparse, those of the points at `run`."""
         k, starts = self.k, self.k.pointer(runs.starts)
+        points = k.number("points", "points", runs.points, False) if runs.sparse else ""
         read = "tl.load({} + {}{}, mask={}, other=0)" + f".to({self.integer})"
         return (
             k.line("begin", read.format(starts, run, "", mask)),
-            k.line("stop", read.format(starts, run, " + 1", mask)),
+            k.line("stop", read.format(starts, run, f" + {points}" if runs.sparse else " + 1", mask)),
         )
 
     def _walk(self, runs: Runs, run: str, inside: str | None, begin: str, end: str, longest: str) -> None:

@@ -26,9 +26,11 @@ from tilec.backends.triton.scatter.sort_text import (
     moved_in_one_pass,
     moved_points,
     ranks_of_points,
+    runs_of_points,
 )
 from tilec.ir.at_sizes import fixed_value
 
+FEWEST_SPARSE, SPARSE = 2**18, 4  # keys; so many for each point, where few of them occur
 FEW = 4096  # points of which all pairs are compared
 MOST_COMPARED = 2**23  # pairs of points and keys
 COMPARED_POINTS, COMPARED_BESIDE = 16, 256  # of a program at a time
@@ -45,12 +47,13 @@ SEARCHED = 256  # positions whose first points a program looks for
 class Sort:
     """`points` elements of the tensor `keys`, each from 0 to `count`, for the statement of this output. `int64_index`:
     positions are 64-bit. Keys of 32 bits are moved together with their points and stand before these in `order`; others
-    are made beside it as `placed`."""
+    are made beside it as `placed`. `sparse`: places of keys are looked for at the points, not for each key."""
 
     output: str
     points: int
     count: int
     int64_index: bool
+    sparse: bool = False
 
     @property
     def dtype(self) -> str:
@@ -67,7 +70,8 @@ class Sort:
 
     @property
     def starts(self) -> str:
-        """Where each key from 1 to `count` + 1 begins."""
+        """Where each key from 1 to `count` + 1 begins; if `sparse`, for each sorted point where those of its key begin,
+        and after all of these where they end."""
         return self.name("starts")
 
     @property
@@ -112,6 +116,11 @@ class Sort:
         return f"{self.output}.{what}"
 
 
+def is_sparse(points: int, count: int) -> bool:
+    """Whether so few of the keys occur that they are walked point by point."""
+    return count >= FEWEST_SPARSE and count >= SPARSE * points
+
+
 def key_type(count: int, int64_index: bool) -> str:
     return "int64" if int64_index or count >= 2**31 - 2 else "int32"
 
@@ -120,7 +129,7 @@ def sort_steps(sort: Sort) -> list[Step]:
     """Steps that allocate and fill what is made."""
     return [
         *(Allocate(n, (sort.points,), "int64") for n in sort.moved),
-        Allocate(sort.starts, (sort.count + 1,), sort.dtype),
+        Allocate(sort.starts, (2 * sort.points if sort.sparse else sort.count + 1,), sort.dtype),
         *(_by_comparing(sort) if sort.points <= FEW else _in_one_pass(sort) or _by_digits(sort)),
     ]
 
@@ -129,7 +138,7 @@ def _by_comparing(sort: Sort) -> list[Step]:
     """All pairs of points, and of points and keys where these are few."""
     tensors = {"keys": sort.keys, **_named(sort.moved), "starts": sort.starts}
     numbered = -(-sort.points // COMPARED_POINTS) * COMPARED_POINTS
-    few = sort.points * (sort.count + 1) <= MOST_COMPARED
+    few = not sort.sparse and sort.points * (sort.count + 1) <= MOST_COMPARED
     numbers = {"points": sort.points, "count": sort.count, "numbered": numbered}
     constants = {"BLOCK": COMPARED_POINTS, "BESIDE": COMPARED_BESIDE}
     programs = -(-(numbered + (sort.count + 1 if few else 0)) // COMPARED_POINTS)
@@ -139,7 +148,11 @@ def _by_comparing(sort: Sort) -> list[Step]:
 
 def _search(sort: Sort) -> Launch:
     tensors = {"placed": sort.moved[0], "starts": sort.starts}
-    numbers = {"points": sort.points, "count": sort.count, "steps": sort.points.bit_length()}
+    numbers = {"points": sort.points, "steps": sort.points.bit_length()}
+    if sort.sparse:
+        grid = (-(-2 * sort.points // SEARCHED), 1, 1)
+        return _launch(sort, "sort_runs", runs_of_points, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
+    numbers["count"] = sort.count
     grid = (-(-(sort.count + 1) // SEARCHED), 1, 1)
     return _launch(sort, "sort_starts", first_places, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
 

@@ -28,10 +28,32 @@ KEY_SHIFT = 32  # of a key that stands before its point in 64 bits
 
 
 def first_places(kind: str) -> list[CodeLine]:
-    """The first place of each key, by halving."""
-    key = "tl.load(placed + middle, mask=low < high, other=0)" + (f" >> {KEY_SHIFT}" if kind == PACKED else "")
+    """The first place of each key."""
+    return [assign("run", _LOOKED_FOR), *_places(kind), StoreLine("starts + run", "low", "run <= count")]
+
+
+def runs_of_points(kind: str) -> list[CodeLine]:
+    """For each sorted point the first place of its key, then for each the first place after that key's."""
     return [
-        assign("run", f"{PROGRAM[0]}.to(tl.int64) * SEARCHED + tl.arange(0, SEARCHED)"),
+        assign("item", _LOOKED_FOR),
+        assign("own", f"tl.load(placed + item % points, mask=item < 2 * points, other=0){_shifted(kind)}"),
+        assign("run", "tl.where(item < points, own - 1, own)"),
+        *_places(kind),
+        StoreLine("starts + item", "low", "item < 2 * points"),
+    ]
+
+
+_LOOKED_FOR = f"{PROGRAM[0]}.to(tl.int64) * SEARCHED + tl.arange(0, SEARCHED)"
+
+
+def _shifted(kind: str) -> str:
+    return f" >> {KEY_SHIFT}" if kind == PACKED else ""
+
+
+def _places(kind: str) -> list[CodeLine]:
+    """How many points have no key beyond `run`, by halving."""
+    key = f"tl.load(placed + middle, mask=low < high, other=0){_shifted(kind)}"
+    return [
         assign("low", "tl.zeros((SEARCHED,), tl.int64)"),
         assign("high", "low + points"),
         ForLoop(
@@ -44,7 +66,6 @@ def first_places(kind: str) -> list[CodeLine]:
                 assign("high", "tl.where(less, high, middle)"),
             ),
         ),
-        StoreLine("starts + run", "low", "run <= count"),
     ]
 
 
