@@ -1,13 +1,14 @@
 """What products of exponentials read: made once, in launches that are shared, let go after the last that reads it."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tilec
 from tilec.backends.triton.emit.device_text import kernel_file
-from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, touched
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_launches
 from tilec.backends.triton.matmul import precompute_operands as hoist
 from tilec.backends.triton.matmul import split as parts
 from tilec.backends.triton.plan.lines import If, Return, StoreLine, assign
@@ -71,7 +72,7 @@ def test_a_gradient_is_four_launches(large):
     assert sorted({*allocated} - {*released}) == ["DA", "DB"] and len(set(released)) == len(released)
     for place, step in enumerate(steps):
         if isinstance(step, Release):
-            assert not any(set(step.tensors) & touched(s) for s in steps[place:] if isinstance(s, Launch))
+            assert not any(set(step.tensors) & set(s.tensors) for s in steps[place:] if isinstance(s, Launch))
 
 
 def test_other_precisions_take_no_parts(large):
@@ -132,3 +133,37 @@ def test_only_alike_launches_that_need_nothing_of_each_other_share_one():
 def test_steps_without_anything_prepared_are_as_they_were():
     steps = [Allocate("P", (100,), "float32"), launch("one", "P", "A"), Release(("P",))]
     assert resolve_requests(steps) == steps
+
+
+def test_small_launches_that_need_nothing_of_each_other_are_one():
+    def alone(*given, **more):
+        return replace(launch(*given, **more), horizontal=False)
+
+    def told(steps, processors=132):
+        return [s.statements for s in join_launches(steps, processors) if isinstance(s, Launch)]
+
+    made = [Allocate(n, (100,), "float32") for n in "PQRS"]
+    first, then, other = alone("one", "P", "A"), alone("two", "Q", "P"), alone("three", "R", "B")
+    chain = [made[0], first, made[1], then, Release(("P",)), made[2], other]
+    assert told(chain) == [("P", "R"), ("Q",)]
+    assert [type(s).__name__ for s in join_launches(chain, 132)][:3] == ["Allocate", "Allocate", "Launch"]
+    assert told([*chain, made[3], alone("four", "S", "R")]) == [("P", "R"), ("Q", "S")]
+    assert told(chain, processors=0) == [("P",), ("Q",), ("R",)]
+    filled = [made[0], first, Allocate("R", (100,), "float32", 0), other]
+    assert told(filled) == [("P",), ("R",)]
+    again = [made[0], first, alone("two", "P", "B")]
+    assert told(again) == [("P",), ("P",)]
+
+
+def test_sums_over_the_same_points_are_one_launch_and_one_that_ends_them():
+    """The loss of overlaps: each sum is split over programs, and the parts added."""
+    source = """function (X[B, N], T[B, N]) -> (Y) {
+        A[b] = sum(X[b, n] * T[b, n]); C[b] = sum(X[b, n]); D[b] = sum(T[b, n]);
+        Y[b : B] = A[b] / (C[b] + D[b]);
+    }"""
+    f = tilec.compile(source, backend="triton")
+    found = f.lower(tilec.spec((3, 70_000)), tilec.spec((3, 70_000)), target="sm_90").kernels
+    assert [set(k.statements) & set("ACD") for k in found] == [set("ACD"), set("ACD")]
+    x, t = normal(3, 70_000).abs(), normal(3, 70_000).abs()
+    want = (x * t).sum(1) / (x.sum(1) + t.sum(1))
+    assert (f(x, t) - want).abs().max() < 1e-5

@@ -86,7 +86,7 @@ LAYERS = {
         }""",
         lambda x, w, b: F.group_norm(x.flatten(1, 2), x.shape[1], w.flatten(), b.flatten()).view_as(x),
         lambda r, c: ((r, 3, 2, c), (3, 2), (3, 2)),
-        (1, 4),
+        (1, 3),
     ),
     "logits' loss": Layer(
         """function (X[R, C], T[R, C]) -> (L) {

@@ -2,8 +2,7 @@
 
 Each product asks for its own (`Request`). A logsumexp and its gradients ask for the same greatest terms, and what they
 ask for walks the same points: so equal ones are one tensor, and where a row's greatest term and the exponentials
-relative to it fit on the chip, one kernel makes both and reads the operand once. Launches that are neighbours then and
-need nothing of each other are one.
+relative to it fit on the chip, one kernel makes both and reads the operand once.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, touched
 from tilec.backends.triton.fusion.loop_nest import Shared, form_of, reduced
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -39,7 +37,6 @@ AT_ONCE = 2**15  # elements that a program holds at once
 FEWEST_NEIGHBOURS = 16  # rows of a block where memory runs along the rows; and the fewest, 32 bytes of them
 FEWEST_ROWS = 8
 TOLD = 400  # characters of a statement that heads a kernel
-MOST_JOINED = 4  # launches that become one
 LONG_ROWS = 512  # columns beyond which a program has 16 warps
 
 Renamed = dict[str, str]
@@ -84,7 +81,7 @@ def resolve_requests(steps: Sequence[Step]) -> list[Step]:
         for maker in makers:
             result += _made(maker) if maker.place == place else []
     own = {s.statement.output for s in asked}
-    return _neighbours(_released([_renamed(s, names) for s in result], own))
+    return _released([_renamed(s, names) for s in result], own)
 
 
 def made_once(steps: Sequence[Step]) -> list[Step]:
@@ -243,7 +240,7 @@ def _released(steps: Sequence[Step], asked: set[str]) -> list[Step]:
     last: dict[str, int] = {}
     for place, step in enumerate(steps):
         if isinstance(step, Launch):
-            last.update(dict.fromkeys(sorted(touched(step) & asked), place))
+            last.update(dict.fromkeys(sorted(set(step.tensors) & asked), place))
     result: list[Step] = []
     for place, step in enumerate(steps):
         if isinstance(step, Release):
@@ -254,39 +251,3 @@ def _released(steps: Sequence[Step], asked: set[str]) -> list[Step]:
         unused = tuple(name for name in last if last[name] == place)
         result += [Release(unused)] if unused else []
     return result
-
-
-def _neighbours(steps: Sequence[Step]) -> list[Step]:
-    """With `horizontal` launches that follow each other, and of which none writes what another reads, as one."""
-    result: list[Step] = []
-    batch: list[Launch] = []
-    let_go: list[Step] = []
-
-    def close() -> None:
-        if len(batch) > 1:
-            result.append(fuse_launches(batch, f"{batch[0].kernel}_and_{len(batch) - 1}"))
-        else:
-            result.extend(batch)
-        result.extend(let_go)
-        batch.clear()
-        let_go.clear()
-
-    for step in steps:
-        if isinstance(step, Launch) and step.horizontal:
-            if batch and not (len(batch) < MOST_JOINED and _independent(step, batch) and fusable([*batch, step])):
-                close()
-            batch.append(step)
-        elif batch and isinstance(step, Allocate) and step.fill is None:
-            result.append(step)
-        elif batch and isinstance(step, Release):
-            let_go.append(step)
-        else:
-            close()
-            result.append(step)
-    close()
-    return result
-
-
-def _independent(step: Launch, batch: Sequence[Launch]) -> bool:
-    written = {name for one in batch for name in one.statements}
-    return not written & touched(step) and not any(set(step.statements) & touched(one) for one in batch)
