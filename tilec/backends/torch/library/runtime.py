@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -53,28 +53,39 @@ def _normal(t: Tensor | None) -> Tensor | None:
 
 
 def attention_and_logarithms(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """And the logarithm of each row's sum. None on other devices, and where a value is not finite: torch takes rows
     that see nothing for zeros and multiplies what is not seen by zero."""
     if q.device.type != "cpu" or not finite(v):
         return None
-    o, logarithm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        _dense(q), _for_each(k, q), _for_each(v, q), 0.0, causal, scale=scale
-    )
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    operands = _dense(q), _for_each(k, q), _for_each(v, q)
+    o, logarithm = _of_parts(lambda m, *given: forward(*given, 0.0, causal, attn_mask=m, scale=scale), mask, operands)
     return (o, logarithm) if finite(logarithm) else None
 
 
 def attention_gradient(
-    q: Tensor, k: Tensor, v: Tensor, c: Tensor, o: Tensor, logarithm: Tensor, scale: float, causal: bool
+    *operands: Tensor, scale: float, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Of queries, keys and values; likewise."""
-    if q.device.type != "cpu" or not finite(q, k, v, c, o, logarithm):
+    q, k, v, c, o, logarithm = operands
+    if q.device.type != "cpu" or not finite(*operands):
         return None
-    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        _dense(c), _dense(q), _for_each(k, q), _for_each(v, q), _dense(o), logarithm, 0.0, causal, scale=scale
-    )
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    given = _dense(c), _dense(q), _for_each(k, q), _for_each(v, q), _dense(o), logarithm
+    dq, dk, dv = _of_parts(lambda m, *t: backward(*t, 0.0, causal, attn_mask=m, scale=scale), mask, given)
+    if mask is not None and not finite(dq, dk):  # a score that is infinite where the mask is too
+        return None
     return dq, dk.sum(1), dv.sum(1)
+
+
+def _of_parts(call: Callable[..., Sequence[Tensor]], mask: Tensor | None, operands: Sequence[Tensor]) -> list[Tensor]:
+    """The results of a call for as many of the first axis at a time as the mask has, one for all aside."""
+    count = operands[0].shape[0]
+    step = count if mask is None or mask.shape[0] == 1 else mask.shape[0]
+    parts = [call(mask, *(t[n : n + step] for t in operands)) for n in range(0, count, step)]
+    return list(parts[0][:3]) if len(parts) == 1 else [torch.cat(some) for some in zip(*parts, strict=True)]
 
 
 def _for_each(t: Tensor, q: Tensor) -> Tensor:
