@@ -24,12 +24,14 @@ PIXELS = """function (X[N, C, H, W]) -> (Y) { M[n,c] = mean(X[n,c,y,x]);
 ATTENTION = """function (Q[B, H, R, N, E], K[B, H, N, E], V[B, H, N, E]) -> (O) {{
     S[b,h,r,i,j : B,H,R,N,N] = 0.5 * sum(K[b,h,j,e] * Q[b,h,r,i,e]); L[b,h,r,i : B,H,R,N] = logsumexp({0} S[b,h,r,i,j]);
     O[b,h,r,i,e : B,H,R,N,E] = sum({0} V[b,h,j,e] * exp(S[b,h,r,i,j] - L[b,h,r,i])); }}"""
+DISTANCES = "S[i,b,j] = sum((X[b,i,k] - Y[j,k,b]) * (X[b,i,k] - Y[j,k,b]))"
 WINDOW = ATTENTION.format("i >= j & i - j < 9 ?")
 SHAPES = ((1, 2, 1, 17, 4), (1, 2, 17, 4), (1, 2, 17, 4))
 ROUTINES = {
     "softmax of rows": (SOFTMAX, ((5, 7),), "softmax"),
     "norm of rows": (NORM, ((5, 7), (7,), (7,)), "layer_norm"),
     "norm of images": (PIXELS, ((2, 3, 4, 5),), "layer_norm"),
+    "squared distances": (DISTANCES, ((3, 20, 17), (18, 17, 3)), "squared_distances"),
     "attention": (ATTENTION.format(""), ((2, 2, 3, 17, 4), (2, 2, 17, 4), (2, 2, 17, 4)), "attention"),
     "causal attention": (ATTENTION.format("i >= j ?"), SHAPES, "attention"),
     "attention in a window": (WINDOW, SHAPES, "attention"),
@@ -39,6 +41,7 @@ OTHERS = {  # alike, but for one thing; torch's softmax of columns depends on th
     "another maximum": ("Y[i,j] = exp(X[i,j] - max(X[k,j])) / sum(exp(X[i,k] - max(X[i,l])))", ((5, 5),)),
     "a part of the rows": ("Y[i,j] = exp(X[i,j] - max(X[i,k])) / sum(exp(X[i,k] - max(X[i,l]))), j < 3", ((5, 7),)),
     "divided by another number": (NORM.replace("mean((X", "0.5 * mean((X"), ((5, 7), (7,), (7,))),
+    "products of two differences": (DISTANCES.replace("Y[j,k,b]))", "Y[j,k,0]))"), ROUTINES["squared distances"][1]),
     "another window": (WINDOW.replace("i - j < 9", "i - j < 8", 1), SHAPES),
     "a mask of coordinates": (WINDOW.replace("i - j < 9 ? V", "e < 9 ? V"), SHAPES),
     "a mask read outside": (ATTENTION.format("K[b,h,j+1,0] < 9.0 ?"), SHAPES),
@@ -83,7 +86,7 @@ def test_routines_give_what_the_statements_give(name: str, monkeypatch: pytest.M
 def test_what_is_only_alike_is_left(name: str) -> None:
     source, shapes = OTHERS[name]
     texts = executables(source, inputs(shapes))[0].source()
-    assert not any(word in texts for word in ("torch.softmax(", "rt.softmax", "layer_norm", "rt.attention"))
+    assert not any(word in texts for word in ("torch.softmax(", "rt.softmax", "norm", "rt.attention", "rt.squared"))
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -181,6 +184,19 @@ def test_variances_far_below_what_is_added_to_them(monkeypatch: pytest.MonkeyPat
     tensors = [x * 1e-9, *others]
     with_, without = executables(source, tensors)
     torch.testing.assert_close(with_(tensors)[1], without(tensors)[1], rtol=1e-10, atol=0)
+
+
+def test_distances_keep_their_digits() -> None:
+    """Far from the origin, of points that are elsewhere many times as far, of equal ones; elsewhere than in tests of
+    routines there are as many as a slab and more."""
+    x, y = inputs(((700, 33), (300, 33)), torch.float32)
+    x[:20], x[20:40], x[50], y[7] = y[:20], y[:20] + 1e-3, 1e3, -1e4
+    source = "S[i,j] = sum((X[i,k] - Y[j,k]) * (X[i,k] - Y[j,k]))"
+    for far in (0, 1000):
+        tensors = [x + far, y + far]
+        exact = torch.cdist(*(t.double() for t in tensors), compute_mode="donot_use_mm_for_euclid_dist").square()
+        (found,) = executables(source, tensors)[0](tensors)
+        torch.testing.assert_close(found.double(), exact, rtol=3e-6, atol=0)
 
 
 def test_sixteen_bits_are_left() -> None:

@@ -109,6 +109,10 @@ _SCORES = "S[b,r,i,j : B,R,I,J] = +(Q[b,r,i,e] * K[b,j,e]); D[b,r,i,j : B,R,I,J]
 _WEIGHTS = "P[b,r,i,j : B,R,I,J] = exp(D[b,r,i,j] - L[b,r,i]);"
 
 
+def _distant(m: Occurrence) -> bool:
+    return m.extent("e") >= 16 and min(m.extent("i"), m.extent("j")) >= 16
+
+
 _MASK = ("W", "A", "brij")
 _MOST_MASK = 2**24  # elements of a tensor that is made for torch's sake
 
@@ -185,6 +189,19 @@ ROUTINES: tuple[Routine, ...] = (
         "i",
         ("exp",),
         admits=_last,
+    ),
+    Routine(
+        "rt.squared_distances({X}, {Y})",
+        """(X[B,I,G], Y[B,J,G]) -> (S) {
+            S[b,i,j : B,I,J] = +((X[b,i,e] - Y[b,j,e]) * (X[b,i,e] - Y[b,j,e])); }""",
+        ("S",),
+        (("S", "bij"),),
+        (("X", "bie"), ("Y", "bje")),
+        "b",
+        ("sub", "sum"),
+        flat=True,
+        fallible=True,
+        admits=_distant,
     ),
     *(_layer_norm(scale, shift) for scale, shift in (("G", "B"), ("G", ""), ("", ""))),
     *map(_layer_norm_gradient, ("G", "")),
