@@ -24,20 +24,27 @@ PIXELS = """function (X[N, C, H, W]) -> (Y) { M[n,c] = mean(X[n,c,y,x]);
 ATTENTION = """function (Q[B, H, R, N, E], K[B, H, N, E], V[B, H, N, E]) -> (O) {{
     S[b,h,r,i,j : B,H,R,N,N] = 0.5 * sum(K[b,h,j,e] * Q[b,h,r,i,e]); L[b,h,r,i : B,H,R,N] = logsumexp({0} S[b,h,r,i,j]);
     O[b,h,r,i,e : B,H,R,N,E] = sum({0} V[b,h,j,e] * exp(S[b,h,r,i,j] - L[b,h,r,i])); }}"""
+DISTANCES = "S[i,b,j] = sum((X[b,i,k] - Y[j,k,b]) * (X[b,i,k] - Y[j,k,b]))"
+WINDOW = ATTENTION.format("i >= j & i - j < 9 ?")
+SHAPES = ((1, 2, 1, 17, 4), (1, 2, 17, 4), (1, 2, 17, 4))
 ROUTINES = {
     "softmax of rows": (SOFTMAX, ((5, 7),), "softmax"),
     "norm of rows": (NORM, ((5, 7), (7,), (7,)), "layer_norm"),
     "norm of images": (PIXELS, ((2, 3, 4, 5),), "layer_norm"),
+    "squared distances": (DISTANCES, ((3, 20, 17), (18, 17, 3)), "squared_distances"),
     "attention": (ATTENTION.format(""), ((2, 2, 3, 17, 4), (2, 2, 17, 4), (2, 2, 17, 4)), "attention"),
-    "causal attention": (ATTENTION.format("i >= j ?"), ((1, 2, 1, 17, 4), (1, 2, 17, 4), (1, 2, 17, 4)), "attention"),
+    "causal attention": (ATTENTION.format("i >= j ?"), SHAPES, "attention"),
+    "attention in a window": (WINDOW, SHAPES, "attention"),
 }
 OTHERS = {  # alike, but for one thing; torch's softmax of columns depends on the number of threads
     "softmax of columns": (FIRST, ((5, 7),)),
     "another maximum": ("Y[i,j] = exp(X[i,j] - max(X[k,j])) / sum(exp(X[i,k] - max(X[i,l])))", ((5, 5),)),
     "a part of the rows": ("Y[i,j] = exp(X[i,j] - max(X[i,k])) / sum(exp(X[i,k] - max(X[i,l]))), j < 3", ((5, 7),)),
     "divided by another number": (NORM.replace("mean((X", "0.5 * mean((X"), ((5, 7), (7,), (7,))),
-    "later keys": (ATTENTION.format("i <= j ?"), ((1, 2, 1, 17, 4), (1, 2, 17, 4), (1, 2, 17, 4))),
-    "shifted": (ATTENTION.format("i > j ?"), ((1, 2, 1, 17, 4), (1, 2, 17, 4), (1, 2, 17, 4))),
+    "products of two differences": (DISTANCES.replace("Y[j,k,b]))", "Y[j,k,0]))"), ROUTINES["squared distances"][1]),
+    "another window": (WINDOW.replace("i - j < 9", "i - j < 8", 1), SHAPES),
+    "a mask of coordinates": (WINDOW.replace("i - j < 9 ? V", "e < 9 ? V"), SHAPES),
+    "a mask read outside": (ATTENTION.format("K[b,h,j+1,0] < 9.0 ?"), SHAPES),
 }
 
 
@@ -79,7 +86,7 @@ def test_routines_give_what_the_statements_give(name: str, monkeypatch: pytest.M
 def test_what_is_only_alike_is_left(name: str) -> None:
     source, shapes = OTHERS[name]
     texts = executables(source, inputs(shapes))[0].source()
-    assert not any(word in texts for word in ("torch.softmax(", "rt.softmax", "layer_norm", "rt.attention"))
+    assert not any(word in texts for word in ("torch.softmax(", "rt.softmax", "norm", "rt.attention", "rt.squared"))
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -117,6 +124,50 @@ def test_inputs_lie_in_any_way(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+MASKED = """function (Q[B, H, R, N, E], K[B, H, N, E], V[B, H, N, E], {0}) -> (O) {{
+    S[b,h,r,i,j : B,H,R,N,N] = 0.5 * sum(K[b,h,j,e] * Q[b,h,r,i,e]) {1};
+    L[b,h,r,i : B,H,R,N] = logsumexp({2} S[b,h,r,i,j]);
+    O[b,h,r,i,e : B,H,R,N,E] = sum({2} V[b,h,j,e] * exp(S[b,h,r,i,j] - L[b,h,r,i])); }}"""
+MASKS = {  # what is given, the term, the condition; the shape of the fourth input
+    "a slope for each head": ("A[H]", "- A[h] * (i - j)", "i >= j ?", (2,)),
+    "a bias for each head": ("A[H,N,N]", "+ A[h,i,j] + 1", "", (2, 17, 17)),
+    "a bias for each query": ("A[B,R,N]", "+ A[b,r,i]", "i - j < 5 | j > 11 ?", (3, 3, 17)),
+    "groups": ("A[B,N]", "", "i >= j & A[b,i] > 0 | A[b,j] <= 0.1 ?", (3, 17)),
+    "rows that see nothing": ("A[N]", "", "j > 6 & A[i] > 0 ?", (17,)),
+}
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("bad", [None, math.inf, math.nan])
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_of_attention(name: str, bad: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients of queries, keys and values, with a key or a bias that is not finite too."""
+    given, term, condition, shape = MASKS[name]
+    source = MASKED.format(given, term, condition)
+    tensors = inputs(((3, 2, 3, 17, 4), (3, 2, 17, 4), (3, 2, 17, 4), shape))
+    if bad is not None:
+        tensors[1][0, 1, 16, 2] = bad
+        tensors[3].view(-1)[0] = -bad
+    with_, _ = executables(source, tensors)
+    assert "mask = " in with_.source()
+    found = []
+    for library in (True, False):
+        monkeypatch.setenv("TILEC_LIBRARY", str(int(library)))
+        leaves = [transposed(t).requires_grad_() for t in tensors[:3]]
+        y = tilec.compile(source)(*leaves, tensors[3])
+        found.append([y, *torch.autograd.grad((y * y).sum(), leaves)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+def test_large_masks_are_made_of_a_slab() -> None:
+    shapes = {"Q": (1, 1, 1, 5000, 8), "K": (1, 1, 5000, 8), "V": (1, 1, 5000, 8)}
+    types = {n: TensorType(s, "float32") for n, s in shapes.items()}
+    text = TorchBackend().build(lower(parse(WINDOW), types, {}), Options()).source()
+    slab, _, rest = text.partition("def program(")
+    assert "mask = " in slab and "mask = " not in rest
+
+
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_means_and_variances_of_rows_with_infinities(bad: float) -> None:
     (x, g, b), source = inputs(ROUTINES["norm of rows"][1]), NORM.replace("(Y)", "(Y, M, V)")
@@ -133,6 +184,19 @@ def test_variances_far_below_what_is_added_to_them(monkeypatch: pytest.MonkeyPat
     tensors = [x * 1e-9, *others]
     with_, without = executables(source, tensors)
     torch.testing.assert_close(with_(tensors)[1], without(tensors)[1], rtol=1e-10, atol=0)
+
+
+def test_distances_keep_their_digits() -> None:
+    """Far from the origin, of points that are elsewhere many times as far, of equal ones; elsewhere than in tests of
+    routines there are as many as a slab and more."""
+    x, y = inputs(((700, 33), (300, 33)), torch.float32)
+    x[:20], x[20:40], x[50], y[7] = y[:20], y[:20] + 1e-3, 1e3, -1e4
+    source = "S[i,j] = sum((X[i,k] - Y[j,k]) * (X[i,k] - Y[j,k]))"
+    for far in (0, 1000):
+        tensors = [x + far, y + far]
+        exact = torch.cdist(*(t.double() for t in tensors), compute_mode="donot_use_mm_for_euclid_dist").square()
+        (found,) = executables(source, tensors)[0](tensors)
+        torch.testing.assert_close(found.double(), exact, rtol=3e-6, atol=0)
 
 
 def test_sixteen_bits_are_left() -> None:

@@ -30,6 +30,7 @@ from tilec.backends.torch.library.runtime import layer_norm_and_statistics as la
 from tilec.backends.torch.library.runtime import layer_norm_gradient as layer_norm_gradient
 from tilec.backends.torch.library.runtime import softmax_and_statistics as softmax_and_statistics
 from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gradient
+from tilec.backends.torch.library.runtime import squared_distances as squared_distances
 from tilec.backends.torch.selection import all_within as all_within
 from tilec.backends.torch.selection import choose as choose
 from tilec.backends.torch.selection import elements_at as elements_at

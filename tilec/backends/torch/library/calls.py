@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 from tilec.backends.base import Lowering
 from tilec.backends.common.code import indented, permuted, tuple_text
+from tilec.backends.torch.library.masks import lowered, mask_of, shared_first
 from tilec.backends.torch.library.match import Matcher, Occurrence
 from tilec.backends.torch.library.routines import ROUTINES, Routine
 from tilec.backends.torch.sharing import EXACT
 from tilec.ir.at_sizes import as_float
 from tilec.ir.functions import all_of
-from tilec.ir.program import Access, Call, Float, Input, Int, Program, Statement, reads, walk
+from tilec.ir.program import Access, Call, Float, Int, Program, Statement, reads, walk
 from tilec.ir.types import Types
-from tilec.transforms.lower.defract import defract
-from tilec.transforms.lower.reduce import reduce
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,9 @@ class LibraryCall:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return tuple(self.match.name(t) for t, _ in self.routine.reads)
+        told = (self.match.name(t) for t, _ in self.routine.reads)
+        free = (x.tensor for parts in self.match.free.values() for x in walk(*parts) if isinstance(x, Access))
+        return tuple(dict.fromkeys([*told, *free]))
 
 
 @dataclass(frozen=True)
@@ -152,12 +153,21 @@ def call_lines(
     function: Callable[[Lowering], str],
 ) -> list[str]:
     """Lines that bind the results' names; `function` makes a function of a program and gives its name."""
-    routine, match = call.routine, call.match
+    routine, match, lines = call.routine, call.match, list[str]()
+    if routine.mask is not None:
+        match = shared_first(routine.mask, match)
     layout = _Flat(match) if routine.flat else _AsItLies(match, routine.reads[0][0])
     given = {t: layout.given(local[match.name(t)], t, packs) for t, packs in routine.reads}
     given |= {n: str(as_float(e.value)) for n, e in match.numbers.items() if isinstance(e, Int | Float)}
     kept = {s.output for s in call.results}
     alone = routine.alone and kept == {match.name(routine.gives[0][0])}
+    given["mask"] = "None"
+    mask = routine.mask and mask_of(routine.mask, match, types, types[call.results[0].output].dtype)
+    if mask:
+        lowering, shape = mask
+        given["mask"] = fresh("mask")
+        inputs = ", ".join(local[i] for i in lowering.stages["flat"].input_names())
+        lines.append(f"{given['mask']} = {function(lowering)}({inputs})[0].view({tuple_text(shape)})")
     text = (routine.alone if alone else routine.call).format(
         **given, places=tuple_text(layout.places), place=next(iter(layout.places), 0)
     )
@@ -171,18 +181,19 @@ def call_lines(
     ]
     bound.append(f"del {', '.join(raw)}")
     if not routine.fallible:
-        return [f"{', '.join(raw)}, = {text}", *bound]
+        return [*lines, f"{', '.join(raw)}, = {text}", *bound]
     exact, found = _exact(call, program, types), fresh("found")
     results = "".join(f"{local[s.output]}, " for s in call.results)
     inputs = ", ".join(local[i] for i in exact.stages["flat"].input_names())
     otherwise = [f"{', '.join(raw)}, = {found}", *bound]
     return [
+        *lines,
         f"{found} = {text}",
         f"if {found} is None:",
         *indented([f"{results}= {function(exact)}({inputs})"]),
         "else:",
         *indented(otherwise),
-        f"del {found}",
+        f"del {', '.join([found, *([given['mask']] if lines else [])])}",
     ]
 
 
@@ -236,10 +247,4 @@ def _exact(call: LibraryCall, program: Program, types: Types) -> Lowering:
             members.insert(0, s)
             wanted.update(t for t in reads(s))
             wanted.difference_update(call.sources)
-    inside = {s.output for s in members}
-    inputs = dict.fromkeys(t for s in members for t in reads(s) if t not in inside)
-    declared = tuple(Input(t, types[t].shape) for t in inputs)
-    flat = Program(None, declared, tuple(s.output for s in call.results), tuple(members))
-    reduced = reduce(flat)
-    known = {t: types[t] for t in (*inputs, *inside)}
-    return Lowering({"flat": flat, "reduced": reduced, "defracted": defract(reduced)}, known)
+    return lowered(members, [s.output for s in call.results], types)

@@ -13,8 +13,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.errors import AffineMistake
+from tilec.ir.functions import draws
 from tilec.ir.index import Affine, distinct_variables, linear
-from tilec.ir.program import Access, Call, Expr, Float, Index, Int, Name, Statement, index_variables, substitute, walk
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Float,
+    Index,
+    Inside,
+    Int,
+    Name,
+    Pad,
+    Statement,
+    index_variables,
+    substitute,
+    walk,
+)
 from tilec.ir.symbolic import is_open_number
 from tilec.ir.types import Types
 from tilec.transforms.util.plain import is_pure, is_unmasked
@@ -26,21 +41,25 @@ _PRODUCT = ("mul", "div", "neg")
 
 @dataclass(frozen=True)
 class Pattern:
-    """`statements` by output; `several`: variables that stand for any number of axes, where others stand for one."""
+    """`statements` by output; `several`: variables that stand for any number of axes, where others stand for one;
+    `free`: tensors that stand for any term or condition of their variables, or for none."""
 
     statements: Mapping[str, Statement]
     several: frozenset[str]
+    free: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Occurrence:
     """`tensors`: of a name in the pattern the tensor and the axis of each of its dimensions; `axes`: of a variable the
-    axes that it stands for; `sizes` of these; `numbers`; `at`: the axes of the variables of the statement at hand."""
+    axes that it stands for; `sizes` of these; `numbers`; `free`: terms or conditions, of axes; `at`: the axes of the
+    variables of the statement at hand."""
 
     tensors: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     numbers: Mapping[str, Expr] = field(default_factory=dict)
+    free: Mapping[str, tuple[Expr, ...]] = field(default_factory=dict)
     at: Mapping[str, str] = field(default_factory=dict)
 
     def name(self, tensor: str) -> str:
@@ -63,7 +82,9 @@ class Matcher:
         variables, packs = distinct_variables(s.index), [i.name for i in p.index or () if isinstance(i, Index)]
         if variables is None or len(variables) > MOST_AXES or not _alike(p, s):
             return
-        if self._functions(p.body, self.pattern.statements) != self._functions(s.body, self.statements):
+        told = self._functions(p.body, self.pattern.statements)
+        found = self._functions(s.body, self.statements)
+        if not told - {"add"} <= found if self.pattern.free else told != found:
             return
         sizes = dict(zip(variables, self.types[s.output].shape, strict=True))
         for chosen in _assigned(variables, packs, self.pattern.several):
@@ -91,7 +112,7 @@ class Matcher:
             known = match.axes.get(p)
             if known is not None and len(known) != len(group):
                 return
-            new = [tuple(f"{p}.{k}" for k in range(len(group)))]
+            new = [tuple(f"{p}{k}" for k in range(len(group)))]
             ways.append([(p, group, order) for order in (new if known is None else itertools.permutations(known))])
         for way in itertools.product(*ways):
             at = {v: a for _, group, order in way for v, a in zip(group, order, strict=True)}
@@ -102,13 +123,9 @@ class Matcher:
             yield replace(match, at=at, axes=axes, sizes=known_sizes)
 
     def _bodies(self, p: Statement, s: Statement, match: Occurrence) -> Iterator[Occurrence]:
-        """The statements' guards and bodies, once their outputs' axes are known."""
-        inner = [match]
-        if p.guard is not None and s.guard is not None:
-            inner = list(self.unified(p.body, s.body, match))
-            yield from (m for k in inner for m in self.unified(p.guard, s.guard, k))
-            return
-        yield from self.unified(p.body, s.body, match)
+        """The statements' bodies and guards, once their outputs' axes are known."""
+        for m in self.unified(p.body, s.body, match):
+            yield from self._matched(_conditions(p.guard), _conditions(s.guard), m)
 
     def unified(self, p: Expr, e: Expr, match: Occurrence) -> Iterator[Occurrence]:
         match p:
@@ -154,15 +171,39 @@ class Matcher:
             yield from self.unified(x, y, m)
 
     def _matched(self, some: Sequence[Expr], others: Sequence[Expr], match: Occurrence) -> Iterator[Occurrence]:
-        """In some order."""
-        if len(some) != len(others):
+        """In some order; what is free stands for the rest."""
+        free = next((x for x in some if isinstance(x, Access) and x.tensor in self.pattern.free), None)
+        if free is not None:
+            some = [x for x in some if x is not free]
+            if not some:
+                yield from self._freed(free, others, match)
+                return
+        elif len(some) != len(others):
             return
         if not some:
             yield match
             return
         for k, e in enumerate(others):
             for m in self.unified(some[0], e, match):
-                yield from self._matched(some[1:], [*others[:k], *others[k + 1 :]], m)
+                rest = some[1:] if free is None else [*some[1:], free]
+                yield from self._matched(rest, [*others[:k], *others[k + 1 :]], m)
+
+    def _freed(self, p: Access, parts: Sequence[Expr], match: Occurrence) -> Iterator[Occurrence]:
+        """Terms or conditions of the variables of `p`, all of whose reads are inside."""
+        own = {a for i in p.index if isinstance(i, Index) for a in match.axes.get(i.name, ())}
+        used = {v: match.at.get(v, "") for v in index_variables(*parts)}
+        reads = {x: self.types[x.tensor].shape for x in walk(*parts) if isinstance(x, Access)}
+        inside = all(
+            isinstance(i, Index) and n == match.sizes.get(used[i.name])
+            for x, shape in reads.items()
+            for i, n in zip(x.index, shape, strict=True)
+        )
+        odd = any(isinstance(x, Pad | Inside) for x in walk(*parts)) or draws(*parts)
+        if odd or not inside or not own.issuperset(used.values()):
+            return
+        told = tuple(substitute(x, {v: Index(a) for v, a in used.items()}) for x in parts)
+        if match.free.get(p.tensor, told) == told:
+            yield replace(match, free={**match.free, p.tensor: told})
 
     def _products(self, p: Expr, e: Expr, match: Occurrence) -> Iterator[Occurrence]:
         above, below, number = self._factors(p, self.pattern.statements)
@@ -215,7 +256,9 @@ class Matcher:
         match e:
             case Call("add", (a, b)):
                 return [*self._terms(a, among), *self._terms(b, among)]
-            case Access() if (inner := self._inner(e, among)) is not None and _calls(inner, "add"):
+            case Call("sub", (a, b)):
+                return [*self._terms(a, among), *(Call("neg", (x,)) for x in self._terms(b, among))]
+            case Access() if (inner := self._inner(e, among)) is not None and _calls(inner, "add", "sub"):
                 return self._terms(inner, among)
         return [e]
 
@@ -275,7 +318,7 @@ class Matcher:
             return told
         for p in packs:
             if p not in axes and p not in self.pattern.several:
-                axes[p] = (f"{p}.0",)
+                axes[p] = (f"{p}0",)
             for a in axes.get(p, ()):
                 if a not in at.values():
                     return a
@@ -310,13 +353,7 @@ def _assigned(variables: Sequence[str], packs: Sequence[str], several: frozenset
 
 def _alike(p: Statement, s: Statement) -> bool:
     kinds = {"assign", "sum"} if not _reduces(p) else {p.aggregation}
-    return (
-        is_pure(s)
-        and not s.constraints
-        and s.aggregation in kinds
-        and (p.guard is None) == (s.guard is None)
-        and (_reduces(p) == _reduces(s))
-    )
+    return is_pure(s) and not s.constraints and s.aggregation in kinds and (_reduces(p) == _reduces(s))
 
 
 def _reduces(s: Statement) -> bool:
@@ -331,5 +368,15 @@ def _is_product(e: Expr) -> bool:
     return isinstance(e, Call) and e.function in _PRODUCT
 
 
-def _calls(e: Expr, function: str) -> bool:
-    return isinstance(e, Call) and e.function == function
+def _calls(e: Expr, *functions: str) -> bool:
+    return isinstance(e, Call) and e.function in functions
+
+
+def _conditions(e: Expr | None) -> list[Expr]:
+    """All of which must hold."""
+    match e:
+        case None:
+            return []
+        case Call("and", (a, b)):
+            return [*_conditions(a), *_conditions(b)]
+    return [e]

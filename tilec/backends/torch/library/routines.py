@@ -7,10 +7,12 @@ row's gradient may have an infinity for a NaN where cotangents are infinite, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tilec.backends.torch.library.masks import mask_axes
 from tilec.backends.torch.library.match import Occurrence, Pattern
 from tilec.language import parse
 
@@ -21,8 +23,9 @@ class Routine:
     `alone`: that where the first result alone is wanted; `source`: the statements; `roots`: those that are looked for
     in turn, all of which must be there; `gives`, `reads`: results in order, and what the text names, with their axes
     where they are `flat`: of one axis for each variable, where others come as they lie; `marks`:
-    functions and aggregations without which it is not there; `fallible`: may it return None?
-    `admits`: of a match."""
+    functions and aggregations without which it is not there; `fallible`: may it return None? `mask`: a condition and a
+    term that stand for any, or for none, and what the condition and the term are of: the text then names `mask`, the
+    term where the condition holds and -inf elsewhere; `admits`: of a match."""
 
     call: str
     source: str
@@ -34,17 +37,18 @@ class Routine:
     alone: str = ""
     flat: bool = False
     fallible: bool = False
+    mask: tuple[str, str, str] | None = None
     admits: Callable[[Occurrence], bool] = lambda m: m.extent("j") > 0
 
     @property
     def pattern(self) -> Pattern:
-        return _pattern(self.source, self.several)
+        return _pattern(self.source, self.several, self.mask)
 
 
 @lru_cache
-def _pattern(source: str, several: str) -> Pattern:
+def _pattern(source: str, several: str, mask: tuple[str, str, str] | None) -> Pattern:
     statements = parse(f"function {source}").statements
-    return Pattern({s.output: s for s in statements}, frozenset(several))
+    return Pattern({s.output: s for s in statements}, frozenset(several), frozenset((mask or ())[:2]))
 
 
 def _last(m: Occurrence) -> bool:
@@ -101,23 +105,36 @@ def _layer_norm_gradient(scale: str) -> Routine:
 
 
 _OPERANDS = (("Q", "brie"), ("K", "bje"), ("V", "bjf"))
-_SCORES = "S[b,r,i,j : B,R,I,J] = +(Q[b,r,i,e] * K[b,j,e]); D[b,r,i,j : B,R,I,J] = S[b,r,i,j] * E[];"
+_SCORES = "S[b,r,i,j : B,R,I,J] = +(Q[b,r,i,e] * K[b,j,e]); D[b,r,i,j : B,R,I,J] = S[b,r,i,j] * E[]{};"
 _WEIGHTS = "P[b,r,i,j : B,R,I,J] = exp(D[b,r,i,j] - L[b,r,i]);"
 
 
+def _distant(m: Occurrence) -> bool:
+    return m.extent("e") >= 16 and min(m.extent("i"), m.extent("j")) >= 16
+
+
+_MASK = ("W", "A", "brij")
+_MOST_MASK = 2**24  # elements of a tensor that is made for torch's sake
+
+
 def _attends(m: Occurrence) -> bool:
-    return m.extent("e") == m.extent("f") and m.extent("i") >= 16 and m.extent("j") >= 16
+    if m.extent("e") != m.extent("f") or min(m.extent("i"), m.extent("j")) < 16:
+        return False
+    return not any(m.free.values()) or math.prod(m.sizes[a] for p in mask_axes(_MASK, m) for a in p) <= _MOST_MASK
 
 
 def _attention(causal: bool) -> tuple[Routine, ...]:
-    below = "i - j >= 0 &" * causal
-    seen = "i - j >= 0 ?" * causal
+    """Where each query sees all keys up to its own place, or else those and as a mask says."""
+    seen = "i - j >= 0" if causal else "W[b,r,i,j]"
+    scores = _SCORES.format("" if causal else " + A[b,r,i,j]")
+    given, mask = ("", None) if causal else (", W[B,R,I,J], A[B,R,I,J]", _MASK)
+    known = f"scale={{E}}, causal={causal}, mask={{mask}}"
     return (
         Routine(
-            f"rt.attention_and_logarithms({{Q}}, {{K}}, {{V}}, {{E}}, {causal})",
-            f"""(Q[B,R,I,G], K[B,J,G], V[B,J,F], E[]) -> (O) {{
-                {_SCORES} L[b,r,i : B,R,I] = logsumexp({seen} D[b,r,i,j]);
-                {_WEIGHTS} O[b,r,i,f : B,R,I,F] = +({seen} P[b,r,i,j] * V[b,j,f]); }}""",
+            f"rt.attention_and_logarithms({{Q}}, {{K}}, {{V}}, {known})",
+            f"""(Q[B,R,I,G], K[B,J,G], V[B,J,F], E[]{given}) -> (O) {{
+                {scores} L[b,r,i : B,R,I] = logsumexp({seen} ? D[b,r,i,j]);
+                {_WEIGHTS} O[b,r,i,f : B,R,I,F] = +({seen} ? P[b,r,i,j] * V[b,j,f]); }}""",
             ("O",),
             (("O", "brif"), ("L", "bri")),
             _OPERANDS,
@@ -125,17 +142,18 @@ def _attention(causal: bool) -> tuple[Routine, ...]:
             ("exp", "logsumexp"),
             flat=True,
             fallible=True,
+            mask=mask,
             admits=_attends,
         ),
         Routine(
-            f"rt.attention_gradient({{Q}}, {{K}}, {{V}}, {{C}}, {{O}}, {{L}}, {{E}}, {causal})",
-            f"""(Q[B,R,I,G], K[B,J,G], V[B,J,F], O[B,R,I,F], L[B,R,I], C[B,R,I,F], E[]) -> (DQ) {{
-                {_SCORES} {_WEIGHTS} T[b,r,i : B,R,I] = +(C[b,r,i,f] * O[b,r,i,f]);
-                X[b,r,i,j : B,R,I,J] = +({seen} C[b,r,i,f] * V[b,j,f] * P[b,r,i,j]);
-                Y[b,r,i,j : B,R,I,J] = +({below} L[b,r,i] != -inf ? T[b,r,i] * -1.0 * P[b,r,i,j]);
+            f"rt.attention_gradient({{Q}}, {{K}}, {{V}}, {{C}}, {{O}}, {{L}}, {known})",
+            f"""(Q[B,R,I,G], K[B,J,G], V[B,J,F], O[B,R,I,F], L[B,R,I], C[B,R,I,F], E[]{given}) -> (DQ) {{
+                {scores} {_WEIGHTS} T[b,r,i : B,R,I] = +(C[b,r,i,f] * O[b,r,i,f]);
+                X[b,r,i,j : B,R,I,J] = +({seen} ? C[b,r,i,f] * V[b,j,f] * P[b,r,i,j]);
+                Y[b,r,i,j : B,R,I,J] = +({seen} & L[b,r,i] != -inf ? T[b,r,i] * -1.0 * P[b,r,i,j]);
                 Z[b,r,i,j : B,R,I,J] = (X[b,r,i,j] + Y[b,r,i,j]) * E[];
                 DQ[b,r,i,e : B,R,I,G] = +(Z[b,r,i,j] * K[b,j,e]); DK[b,j,e : B,J,G] = +(Z[b,r,i,j] * Q[b,r,i,e]);
-                DV[b,j,f : B,J,F] = +({seen} C[b,r,i,f] * P[b,r,i,j]); }}""",
+                DV[b,j,f : B,J,F] = +({seen} ? C[b,r,i,f] * P[b,r,i,j]); }}""",
             ("DQ", "DK", "DV"),
             (("DQ", "brie"), ("DK", "bje"), ("DV", "bjf")),
             (*_OPERANDS, ("C", "brif"), ("O", "brif"), ("L", "bri")),
@@ -143,6 +161,7 @@ def _attention(causal: bool) -> tuple[Routine, ...]:
             ("exp", "ne"),
             flat=True,
             fallible=True,
+            mask=mask,
             admits=_attends,
         ),
     )
@@ -170,6 +189,19 @@ ROUTINES: tuple[Routine, ...] = (
         "i",
         ("exp",),
         admits=_last,
+    ),
+    Routine(
+        "rt.squared_distances({X}, {Y})",
+        """(X[B,I,G], Y[B,J,G]) -> (S) {
+            S[b,i,j : B,I,J] = +((X[b,i,e] - Y[b,j,e]) * (X[b,i,e] - Y[b,j,e])); }""",
+        ("S",),
+        (("S", "bij"),),
+        (("X", "bie"), ("Y", "bje")),
+        "b",
+        ("sub", "sum"),
+        flat=True,
+        fallible=True,
+        admits=_distant,
     ),
     *(_layer_norm(scale, shift) for scale, shift in (("G", "B"), ("G", ""), ("", ""))),
     *map(_layer_norm_gradient, ("G", "")),

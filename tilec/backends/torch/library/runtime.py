@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -52,29 +53,71 @@ def _normal(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.contiguous()
 
 
+_SURE = 1 / 8  # of the squared lengths: what cancels leaves the difference at least 21 of 24 bits
+_MOST_UNSURE = 1 / 16  # of the elements
+_TOGETHER = 2**17  # elements
+
+
+def squared_distances(x: Tensor, y: Tensor) -> tuple[Tensor] | None:
+    """Of the rows of two matrices, through a product of what is left without their middle; what is small beside what
+    cancels is computed difference by difference. None where much is, or a value is not finite."""
+    exact = x.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
+    if x.device.type != "cpu" or not exact:
+        return None
+    middle = y.mean(1, keepdim=True)
+    u, v = x - middle, y - middle
+    own, others = u.square().sum(2, keepdim=True), v.square().sum(2).unsqueeze(1)
+    out = x.new_empty((x.shape[0], x.shape[1], y.shape[1]))
+    step = max(1, _TOGETHER // (x.shape[0] * y.shape[1]))
+    for n in range(0, x.shape[1], step):
+        rows = slice(n, n + step)
+        lengths = own[:, rows] + others
+        part = torch.baddbmm(lengths, u[:, rows], v.mT, alpha=-2)
+        margin = torch.sub(part, lengths, alpha=_SURE)
+        least = float(margin.amin())
+        if not least >= 0:
+            b, i, j = torch.nonzero(margin < 0, as_tuple=True)
+            if math.isnan(least) or len(b) > _MOST_UNSURE * margin.numel():
+                return None
+            part[b, i, j] = (x[b, i + n] - y[b, j]).square_().sum(1)
+        out[:, rows] = part
+    return (out,) if finite(own, others) else None
+
+
 def attention_and_logarithms(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """And the logarithm of each row's sum. None on other devices, and where a value is not finite: torch takes rows
     that see nothing for zeros and multiplies what is not seen by zero."""
     if q.device.type != "cpu" or not finite(v):
         return None
-    o, logarithm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        _dense(q), _for_each(k, q), _for_each(v, q), 0.0, causal, scale=scale
-    )
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    operands = _dense(q), _for_each(k, q), _for_each(v, q)
+    o, logarithm = _of_parts(lambda m, *given: forward(*given, 0.0, causal, attn_mask=m, scale=scale), mask, operands)
     return (o, logarithm) if finite(logarithm) else None
 
 
 def attention_gradient(
-    q: Tensor, k: Tensor, v: Tensor, c: Tensor, o: Tensor, logarithm: Tensor, scale: float, causal: bool
+    *operands: Tensor, scale: float, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Of queries, keys and values; likewise."""
-    if q.device.type != "cpu" or not finite(q, k, v, c, o, logarithm):
+    q, k, v, c, o, logarithm = operands
+    if q.device.type != "cpu" or not finite(*operands):
         return None
-    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        _dense(c), _dense(q), _for_each(k, q), _for_each(v, q), _dense(o), logarithm, 0.0, causal, scale=scale
-    )
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    given = _dense(c), _dense(q), _for_each(k, q), _for_each(v, q), _dense(o), logarithm
+    dq, dk, dv = _of_parts(lambda m, *t: backward(*t, 0.0, causal, attn_mask=m, scale=scale), mask, given)
+    if mask is not None and not finite(dq, dk):  # a score that is infinite where the mask is too
+        return None
     return dq, dk.sum(1), dv.sum(1)
+
+
+def _of_parts(call: Callable[..., Sequence[Tensor]], mask: Tensor | None, operands: Sequence[Tensor]) -> list[Tensor]:
+    """The results of a call for as many of the first axis at a time as the mask has, one for all aside."""
+    count = operands[0].shape[0]
+    step = count if mask is None or mask.shape[0] == 1 else mask.shape[0]
+    parts = [call(mask, *(t[n : n + step] for t in operands)) for n in range(0, count, step)]
+    return list(parts[0][:3]) if len(parts) == 1 else [torch.cat(some) for some in zip(*parts, strict=True)]
 
 
 def _for_each(t: Tensor, q: Tensor) -> Tensor:
