@@ -27,15 +27,16 @@ from tilec.backends.triton.matmul.dot import (
     product_over,
 )
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
+from tilec.backends.triton.matmul.pack import UNALIGNED, rows_aligned
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting, Step, TorchLines
-from tilec.backends.triton.plan.sizes import Strides, contiguous
+from tilec.backends.triton.plan.sizes import Strides, contiguous, rounded_up
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Expr, Index, Statement, index_variables, reads, substitute
-from tilec.ir.types import TensorType, Types
+from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.util.plain import is_plain_sum
 
 
@@ -141,10 +142,7 @@ def mostly_padding(product: MatrixProduct) -> bool:
     if few < 2 or few > LIBRARY_STEP or min(many, summed) > LIBRARY_STEP:
         return False
 
-    def filled(n: int, step: int) -> int:
-        return -(-n // step) * step
-
-    tiles = filled(rows, LIBRARY_TILE) * filled(columns, LIBRARY_TILE) * filled(summed, LIBRARY_STEP)
+    tiles = rounded_up(rows, LIBRARY_TILE) * rounded_up(columns, LIBRARY_TILE) * rounded_up(summed, LIBRARY_STEP)
     named = {product.space.statement.output, *(a.tensor for a in product.accesses())}
     moved = sum(size_in_bytes(product.view.types[name]) for name in named) / MEMORY_BYTES
     repeated = product.repeated
@@ -254,6 +252,14 @@ def ours_is_faster(product: MatrixProduct, setting: Setting) -> bool:
     plain: it would copy others before or after. Convolutions that must be split over programs for few columns stay the
     library's as well: kernel gradients of 64 channels take ours a third longer."""
     bare = all(linear(e).bare is not None for a in product.accesses() for e in a.index)
-    steps = None if bare and is_plain(product) else hopper_steps(product, setting)
+    plain = bare and is_plain(product) and _stores_vectors(product, setting)
+    steps = None if plain else hopper_steps(product, setting)
     split = steps is not None and len(steps) > 1
     return steps is not None and (bare or not split or product.counts[1] > FEW_COLUMNS)
+
+
+def _stores_vectors(product: MatrixProduct, setting: Setting) -> bool:
+    """Whether a large result is of 16 bits and its rows begin at whole vectors, or of other types."""
+    view, output = product.view, product.space.statement.output
+    lost = (UNALIGNED - 1) * product.multiplications / PRODUCTS[product.dot.dtype]
+    return view.types[output].dtype not in NARROW or lost < LAUNCH_SECONDS or rows_aligned(output, view, setting)

@@ -5,6 +5,9 @@ product with enough work repays a copy of the smaller evil: the operand that doe
 
 Where elements of other batches lie between the rows of a tensor, `A[n, p, g]` for batches g, a kernel moves a sector of
 memory for each element of it. Such tensors are copied, a result after the product.
+
+Rows of 16-bit elements that begin anywhere, such as those of a vocabulary of 50257 words, have no tensor maps, and a
+library multiplies them at a fifth of its rate. Operands with such rows are copied to rows that begin at whole vectors.
 """
 
 from __future__ import annotations
@@ -27,19 +30,21 @@ from tilec.backends.triton.matmul.dot import (
 )
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import contiguous, rounded_up
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.cost import size_in_bytes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, map_values, value_accesses
-from tilec.ir.types import CASTS, NARROW
+from tilec.ir.types import CASTS, NARROW, TensorType
 from tilec.transforms.util.rewrite import with_parts
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
 FEWEST_BATCHES, FEWEST_APART = 4, 16  # of what lies innermost, and elements that lie next to each other in the copy
 LEAST_BYTES_APART = 2**21  # bytes of a tensor that caches would hold
+WHOLE_VECTOR = 8  # elements of 16 bits
+UNALIGNED = 5  # times as long as others a library's products of 16 bits take where rows begin anywhere, at least
 LIBRARY_GROUPS = 8  # what a library's convolution of groups takes, beside a product of as many terms, at least
 
 
@@ -75,10 +80,11 @@ def packed(product: MatrixProduct) -> OperandRewrite | None:
 
 def over_copies(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
     """The product over copies that lie as kernels read them; None where nothing is gained."""
-    return with_batches_apart(product) or with_channels_last(product, setting)
+    rules = (with_batches_apart, with_channels_last, with_rows_aligned)
+    return next(filter(None, (rule(product, setting) for rule in rules)), None)
 
 
-def with_batches_apart(product: MatrixProduct) -> OperandRewrite | None:
+def with_batches_apart(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
     """The product over copies of tensors of which elements of other batches are neighbours, its result's elements moved
     to their places afterwards; None where there are no such tensors."""
     dot, space = product.dot, product.space
@@ -108,7 +114,32 @@ def with_channels_last(product: MatrixProduct, setting: Setting) -> OperandRewri
     took = product.multiplications / PRODUCTS[dot.dtype]
     if LIBRARY_GROUPS * took < took + moved + len(copied) * LAUNCH_SECONDS:
         return None
-    over = with_axes_last(product, copied)
+    return _on_hopper(with_axes_last(product, copied), setting)
+
+
+def with_rows_aligned(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
+    """A product of matrices of 16 bits over copies of the operands whose rows do not begin at whole vectors; None where
+    there are none, or a copy takes longer than a library loses."""
+    dot, space, view = product.dot, product.space, product.view
+    if dot.dtype not in NARROW or len(space.classes) != 1 or not space.covers or not product.is_plain:
+        return None
+    if not all(len(side) == 1 and _is_element(side[0]) for side in (dot.left, dot.right)):
+        return None
+    copied: dict[Access, int | None] = {}
+    for a in dict.fromkeys(product.accesses()):
+        if not rows_aligned(a.tensor, view, setting):
+            if distinct_variables(a.index) is None or 1 not in view.strides[a.tensor]:
+                return None
+            copied[a] = view.strides[a.tensor].index(1)
+    moved = 2 * sum(size_in_bytes(view.types[a.tensor]) for a in copied) / MEMORY_BYTES
+    lost = (UNALIGNED - 1) * product.multiplications / PRODUCTS[dot.dtype]
+    if not copied or lost < moved + len(copied) * LAUNCH_SECONDS:
+        return None
+    return _on_hopper(with_axes_last(product, copied), setting)
+
+
+def _on_hopper(over: OperandRewrite | None, setting: Setting) -> OperandRewrite | None:
+    """A product over copies where Hopper's kernels take these."""
     own = None if over is None else product_over(over.view)
     return over if own is not None and hopper_steps(own, setting) is not None else None
 
@@ -131,8 +162,8 @@ def _channels(access: Access, product: MatrixProduct) -> int | None:
 
 
 def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) -> OperandRewrite | None:
-    """The product over copies of tensors with these axes innermost, its result moved to its place afterwards; None
-    where there are none."""
+    """The product over copies of tensors with these axes innermost, their rows at whole vectors, its result moved to
+    its place afterwards; None where there are none."""
     space, view = product.space, product.view
     s, index = view.statement, view.statement.index or ()
     before: list[Step] = []
@@ -153,7 +184,7 @@ def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) ->
         name, output = f"{s.output}.apart", s.output
         order = _order(axis, len(index))
         view = _with_copy(name, output, order, view)
-        before.append(Allocate(name, tuple(view.types[name].shape[a] for a in order), view.types[name].dtype))
+        before.append(Allocate(name, _memory(view.types[name], order), view.types[name].dtype))
         after = [*_copy(name, output, view), Release((name,)), *after]
         s = replace(s, output=name)
     if not before:
@@ -236,7 +267,7 @@ def _copied_to(
     in the copy."""
     order = _order(axis, len(view.types[tensor].shape))
     view = _with_copy(name, tensor, order, view)
-    made = Allocate(name, tuple(view.types[tensor].shape[a] for a in order), view.types[name].dtype)
+    made = Allocate(name, _memory(view.types[name], order), view.types[name].dtype)
     copied = _copy(tensor, name, view, order if as_stored else None)
     return view, [made, *copied], [Release((name,))]
 
@@ -248,8 +279,22 @@ def _order(last: int, rank: int) -> list[int]:
 def _with_copy(name: str, tensor: str, order: Sequence[int], view: StridedView) -> StridedView:
     """The view with a tensor of the same shape whose axes lie in that order."""
     t = view.types[tensor]
-    strides = dict(zip(order, contiguous([t.shape[a] for a in order]), strict=True))
+    strides = dict(zip(order, contiguous(_memory(t, order)), strict=True))
     return view.with_tensor(name, t, tuple(strides[a] for a in range(len(order))))
+
+
+def _memory(t: TensorType, order: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a copy with axes in that order in memory: rows of 16 bits begin at whole vectors."""
+    *outer, row = (t.shape[a] for a in order)
+    return (*outer, rounded_up(row, WHOLE_VECTOR) if outer and t.dtype in NARROW else row)
+
+
+def rows_aligned(tensor: str, view: StridedView, setting: Setting) -> bool:
+    """Whether rows of 16-bit elements begin where vectors do."""
+    steps = zip(view.types[tensor].shape, view.strides[tensor], strict=True)
+    return tensor not in setting.misaligned and all(
+        step % WHOLE_VECTOR == 0 for n, step in steps if n > 1 and step != 1
+    )
 
 
 def _axis(access: Access, v: str) -> int | None:

@@ -20,6 +20,11 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def rounded_up(n: int, step: int) -> int:
+    """The least multiple of `step` that is at least n."""
+    return -(-n // step) * step
+
+
 def filled_block(n: int, block: int, least: int) -> int:
     """The largest power of two from `least` up to `block` whose blocks hardly overhang n; `block` where there is none,
     or n is left open: threads beyond the end issue what the others do."""

@@ -1,0 +1,66 @@
+"""Products of 16 bits whose rows begin anywhere: our kernels in the place of a library's slow ones, over copies."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import tilec
+
+WORDS, COTANGENT = "S[i, v : N, V] = +(X[i, h] * W[v, h]);", "G[i, h : N, H] = +(D[i, v] * W[v, h]);"
+ACROSS = "G[v, h : V, H] = +(D[i, v] * X[i, h]);"
+
+
+def source(head: str, text: str, *shapes: tuple[int, ...], dtype: str = "bfloat16") -> str:
+    f = tilec.compile(f"function ({head}) {{ {text} }}")
+    return f.lower(*(tilec.spec(shape, dtype) for shape in shapes), target="sm_90").source()
+
+
+def copies(text: str) -> list[str]:
+    """The shapes of copies of D."""
+    return re.findall(r"_D_\d = torch.empty\((\(.*?\))", text)
+
+
+def test_results_are_stored_by_our_kernels() -> None:
+    ours = source("X[N, H], W[V, H]) -> (S", WORDS, (2048, 512), (32003, 512))
+    assert "gluon_map(X" in ours and "_lines(" not in ours
+    assert "_lines(" in source("X[N, H], W[V, H]) -> (S", WORDS, (2048, 512), (32000, 512))
+    assert "_lines(" in source("X[N, H], W[V, H]) -> (S", WORDS, (64, 64), (67, 64))  # no time to lose
+
+
+@pytest.mark.parametrize(("text", "reads"), [(COTANGENT, "W[V, H]"), (ACROSS, "X[N, H]")], ids=["rows", "columns"])
+def test_operands_are_copied(text: str, reads: str) -> None:
+    other = (32003, 512) if "W" in reads else (2048, 512)
+    ours = source(f"D[N, V], {reads}) -> (G", text, (2048, 32003), other)
+    assert copies(ours) == ["(2048, 32008)"] and "_lines(" not in ours
+    assert not copies(source(f"D[N, V], {reads}) -> (G", text, (2048, 32003), other, dtype="float32"))
+    small = (67, 64) if "W" in reads else (64, 64)
+    assert not copies(source(f"D[N, V], {reads}) -> (G", text, (64, 67), small))
+
+
+def test_two_products_share_a_copy() -> None:
+    both = source(
+        "D[N, V], W[V, H], X[N, H]) -> (G, K",
+        COTANGENT + ACROSS.replace("G[", "K["),
+        (2048, 32003),
+        (32003, 512),
+        (2048, 512),
+    )
+    assert copies(both) == ["(2048, 32008)"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_device(dtype: torch.dtype) -> None:
+    f = tilec.compile(f"function (X[N, H], W[V, H]) -> (S) {{ {WORDS} }}")
+    for n, v, h in ((1031, 8003, 264), (1024, 50257, 768), (77, 30522 + 1, 1023)):
+        x, w = (torch.randn(k, h, device="cuda", dtype=dtype).requires_grad_() for k in (n, v))
+        d = torch.randn(n, v, device="cuda", dtype=dtype)
+        y = f(x, w)
+        y.backward(d)
+        exact = [(a.double() @ b.double()) for a, b in ((x, w.mT), (d, w), (d.mT, x))]
+        for got, wanted in zip((y, x.grad, w.grad), exact, strict=True):
+            assert (got.double() - wanted).abs().max() <= 1e-2 * wanted.abs().max()
