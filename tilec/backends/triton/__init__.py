@@ -12,6 +12,7 @@ from tilec.backends.base import Executable, Lowering, Options
 from tilec.backends.common.code import python_name
 from tilec.backends.common.memory import TensorMemory
 from tilec.backends.triton.fusion.groups import Grouped, grouped
+from tilec.backends.triton.fusion.memory_order import layouts_of
 from tilec.backends.triton.plan.device_info import check_target
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
@@ -64,7 +65,16 @@ class TritonBackend:
     def _planner(self, lowering: Lowering, chosen: Options, grouping: Grouped | None = None) -> MakePlan:
         """What makes plans of a lowered program for strides and a setting."""
         flat = lowering.stages["flat"]
-        groups = grouping or grouped(fuse_step_inputs(flat, lowering.types), lowering.types)
+        fused, names = fuse_step_inputs(flat, lowering.types), flat.input_names()
+        known: dict[tuple, Grouped] = {} if grouping is None else {(): grouping}
+
+        def groups_for(strides: Sequence[tuple[int, ...]]) -> Grouped:
+            layouts = layouts_of(dict(zip(names, strides, strict=True)), lowering.types)
+            key = tuple(layouts.items())
+            if key not in known:
+                known[key] = grouped(fused, lowering.types, layouts)
+            return known[key]
+
         library, tunes = self.library and chosen.library, chosen.tune
         budget = budget_of(lowering, chosen.device_budget)
         slab = slab_budget(lowering, budget, chosen.device_budget)
@@ -75,6 +85,7 @@ class TritonBackend:
             setting = replace(
                 setting, library=library, known=None if lowering.recorder else known_choice, exact=chosen.exact
             )
+            groups = groups_for(strides)
             made = within(planned(lowering, strides, setting, groups), budget, slab)
             if tunes and inputs is not None and not any(made.plan.parts()):
                 tune_products(lowering, strides, setting, inputs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from tilec.backends.common.chains.chain import ChainKernel, kernel_reads, with_reads
 from tilec.backends.common.chains.recognise import Chained, chained
@@ -35,6 +36,7 @@ from tilec.backends.triton.fusion.loop_nest import (
     taken_by_products,
     taken_by_recurrences,
 )
+from tilec.backends.triton.fusion.memory_order import Layouts
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.fusion.numbered_parts import with_columns_apart, with_narrow_scatters, with_numbered_parts
 from tilec.backends.triton.fusion.read_through import (
@@ -147,13 +149,13 @@ class Grouped:
         return replace(self.program, statements=tuple(statements))
 
 
-def grouped(program: Program, types: Types) -> Grouped:
+def grouped(program: Program, types: Types, layouts: Layouts = MappingProxyType({})) -> Grouped:
     """The flat program with its chains and the groups that pay, of values that are stored and read at neighbours, or
-    that are computed there."""
-    found = _grouped(program, types)
+    that are computed there. `layouts`: of inputs that lie in another order than their indices'."""
+    found = _grouped(program, types, layouts)
     computing = with_shifted_reads(program, types)
     if computing != program:
-        made = _grouped(computing, types)
+        made = _grouped(computing, types, layouts)
         found = made if faster(made.kernels(), found.kernels(), {**found.types, **made.types}) else found
     given = {s.output: s for s in program.statements}
     changed = frozenset(s.output for s in found.program.statements if s != given.get(s.output))
@@ -173,7 +175,7 @@ REWRITES = (
 )
 
 
-def _grouped(program: Program, types: Types) -> Grouped:
+def _grouped(program: Program, types: Types, layouts: Layouts) -> Grouped:
     """With its chains and groups."""
     for rewrite in REWRITES:
         program, types = rewrite(program, types)
@@ -204,7 +206,7 @@ def _grouped(program: Program, types: Types) -> Grouped:
             del forms[s.output]  # a reshape costs nothing, and reading through its remainders takes whole vectors apart
     found: list[GroupCandidate] = []
     read = _reads(program, chains)
-    around = Neighbourhood(kept, forms, read, instructions(program, types), scans, epilogues)
+    around = Neighbourhood(kept, forms, read, instructions(program, types), scans, epilogues, layouts)
     kernels = [[s.output for s in kernel.statements] for kernel in chains.kernels.values()]
     units = Units(program, kernels, read)
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):

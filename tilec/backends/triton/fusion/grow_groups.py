@@ -73,7 +73,7 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         split = growth.split(in_order)
         if split is None:
             return None
-        busy = share_of_programs(in_order, split[0], shared.extent)
+        busy = share_of_programs(in_order, split[0], shared.extent, around.layouts)
         members = growth.members(in_order, *split)
         found = growth.candidate(members, *split, busy)
         if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
@@ -129,7 +129,7 @@ class _Growth:
 
     def few_long_rows(self, statements: Sequence[Statement], rows_of: Collection[str]) -> GroupCandidate | None:
         """The kernel of few long rows (along `rows_of`), which walks along memory: statistics add up over programs."""
-        rows, columns = rows_and_columns(statements, self.extent)
+        rows, columns = rows_and_columns(statements, self.extent, self.around.layouts)
         rest = statements if set(columns) != set(rows_of) else []
         found = None
         while found is None and len(rest) > 1:
@@ -146,11 +146,11 @@ class _Growth:
     def sums_of_rows(self, statements: Sequence[Statement], columns_of: Collection[str]) -> GroupCandidate | None:
         """The kernel of several statistics over the same columns (other than `columns_of`), across memory perhaps."""
         sets = [r for s in statements if (r := self._reduced(s))]
-        order = memory_order(statements, self.extent)
+        order = memory_order(statements, self.extent, self.around.layouts)
         if order is None or len(sets) < 2 or any(r != sets[0] for r in sets) or sets[0] == {*columns_of}:
             return None
         rows, columns = tuple(v for v in order if v not in sets[0]), tuple(v for v in order if v in sets[0])
-        busy = share_of_programs(statements, rows, self.extent)
+        busy = share_of_programs(statements, rows, self.extent, self.around.layouts)
         members = self.members(statements, rows, columns)
         if not any(map(self._reduced, members[0])):  # they read the others elsewhere: at computed positions
             members = self.members([s for s in statements if s not in members[0]], rows, columns)
@@ -170,7 +170,7 @@ class _Growth:
         split = within.split(rest)
         if split is None:
             return None
-        busy = share_of_programs(rest, split[0], within.extent)
+        busy = share_of_programs(rest, split[0], within.extent, self.around.layouts)
         found = within.candidate(within.members(rest, *split), *split, busy)
         return found if found is not None and any(s in found.members for s in scans) else None
 
@@ -179,7 +179,7 @@ class _Growth:
         which are read once along the columns. None where they keep other variables than the first and few, or points
         are few."""
         many = {v for v, n in self.extent.items() if n > 1}
-        order = memory_order(statements, self.extent)
+        order = memory_order(statements, self.extent, self.around.layouts)
         sets = [r for s in statements if (r := self._reduced(s))]
         if order is None or not sets or any(r != sets[0] for r in sets):
             return None
@@ -232,13 +232,13 @@ class _Growth:
         for a block to have neighbours of each."""
         statistics = any(self._reduced(s) for s in members if s.output not in sums)
         long = self._count(columns) * FILLING_LINES > ON_CHIP
-        return bool(sums) and statistics and long and runs_fastest(members, self.extent) in rows
+        return bool(sums) and statistics and long and runs_fastest(members, self.extent, self.around.layouts) in rows
 
     def split(self, statements: Sequence[Statement]) -> tuple[_Variables, _Variables] | None:
         """Rows and columns, each as memory runs. Columns are what a scan goes through, or what the first statistic that
         is needed at each point again aggregates over; where there is neither, the fastest axes of a tensor that spans
         the space which all aggregations treat alike."""
-        order = memory_order(statements, self.extent)
+        order = memory_order(statements, self.extent, self.around.layouts)
         if order is None:
             return None
         columns: Collection[str] = ()
@@ -253,7 +253,7 @@ class _Growth:
                 columns = summed
                 break
         if not columns:
-            return rows_and_columns(statements, self.extent)
+            return rows_and_columns(statements, self.extent, self.around.layouts)
         return tuple(v for v in order if v not in columns), tuple(v for v in order if v in columns)
 
     def _is_whole(self, s: Statement) -> bool:
@@ -301,7 +301,7 @@ class _Growth:
         pairs = any(s.output in self.around.scans and self.around.scans[s.output].before for s in members)
         if apart < (LEAST_GAIN_OF_PAIRS if pairs else LEAST_FUSION_GAIN) * together:
             return False
-        if busy < 1 and runs_fastest(members, self.extent) not in rows:
+        if busy < 1 and runs_fastest(members, self.extent, self.around.layouts) not in rows:
             many = {v for v, n in self.extent.items() if n > 1}
             whole = [s for s in members if many <= set(variables_of(s))]
             statistics = [s.output for s in whole if self._reduced(s)]

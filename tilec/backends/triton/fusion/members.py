@@ -136,4 +136,4 @@ def _is_repeated(s: Statement, across: set[str], along: set[str], extent: Mappin
 def scans_columns(s: Statement, around: Neighbourhood, columns: Sequence[str], extent: Mapping[str, int]) -> bool:
     """Whether a scan goes through all columns, along which memory runs."""
     along = linear((s.index or ())[around.scans[s.output].axis]).bare
-    return [v for v in columns if extent[v] > 1] == [along] and runs_fastest([s], extent) == along
+    return [v for v in columns if extent[v] > 1] == [along] and runs_fastest([s], extent, around.layouts) == along

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from tilec.backends.common.units import Reads
 from tilec.backends.triton.fusion.loop_nest import LoopNest, ScanForm, Touched
+from tilec.backends.triton.fusion.memory_order import Layouts
 from tilec.ir.program import Program, Statement
 
 
@@ -21,12 +23,13 @@ class Neighbourhood:
         instructions: Mapping[str, float],
         scans: Mapping[str, ScanForm],
         epilogues: Collection[str] = (),
+        layouts: Layouts = MappingProxyType({}),
     ):
         """`read`: what each statement reads; one of a chain, all that its kernel does. `instructions`: what elementwise
         statements take for each element. `scans`: those of the free, which stand for the values that they add up.
-        `epilogues`: elementwise statements that stay beside products."""
+        `epilogues`: elementwise statements that stay beside products. `layouts`: of inputs."""
         self.program, self.read, self.instructions, self.scans = program, read, instructions, scans
-        self.epilogues = epilogues
+        self.epilogues, self.layouts = epilogues, layouts
         self.place = {s.output: k for k, s in enumerate(program.statements)}
         self.free = dict(free)
         self.renamed: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Statement, Touched]] = {}
