@@ -29,10 +29,20 @@ def flat_statements(f, *specs):
 )
 def test_ties_are_summed_and_divided_once(source, shapes):
     gradient = tilec.compile(source).grad()
-    for dtype, kind in (("float32", "float32"), ("float64", "float32"), ("bfloat16", "int64")):
+    for dtype, share in (("float32", "DO_share"), ("float64", "DO_share"), ("bfloat16", "Ties_share")):
         statements, types = flat_statements(gradient, *(spec(s, dtype) for s in shapes))
-        assert types["Ties"].dtype == kind
-        assert ("DO_share" in statements) == (kind == "float32")
+        assert types["Ties"].dtype == "float32" and types[share].dtype == dtype
+        assert {s for s in statements if "share" in s} == {share}
+
+
+def test_what_an_element_has_one_value_of_is_divided_once():
+    gradient = tilec.compile("function (A[B, C, N]) -> (S) { S[b] = mean[c](max[n](A[b, c, n])); }").grad()
+    statements, types = flat_statements(gradient, spec((3, 4, 50), "bfloat16"), spec((3,), "bfloat16"))
+    (share,) = (s for name, s in statements.items() if "share" in name)
+    assert len(types[share.output].shape) == 2
+    given = torch.randn(3, 4, 50).round().bfloat16(), torch.randn(3).bfloat16()
+    wide = [x.double() for x in given]
+    torch.testing.assert_close(gradient(*given).double(), gradient(*wide), rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize(("points", "divided"), [(31, True), (30, False)])

@@ -252,7 +252,7 @@ def test_heads_that_share_keys(guard):
     check(mine, [x.detach().numpy() for x in (value, *exact)], 3e-6)
 
 
-@pytest.mark.parametrize("widths", [(136, 40), (24, 200), (200, 144), (255, 129)], ids=str)
+@pytest.mark.parametrize("widths", [(136, 40), (80, 72), (24, 200), (200, 144), (255, 129)], ids=str)
 @pytest.mark.one_in(2)
 def test_wide_heads_lie_in_blocks_side_by_side(widths, monkeypatch):
     """A width that would leave half of a block of a power of two empty has two blocks: no product multiplies much
@@ -264,7 +264,7 @@ def test_wide_heads_lie_in_blocks_side_by_side(widths, monkeypatch):
 
 
 @pytest.mark.parametrize("extent, blocks", [
-    (3, (16,)), (96, (128,)), (129, (256,)), (136, (128, 16)), (150, (256,)), (160, (128, 32)),
+    (3, (16,)), (64, (64,)), (65, (128,)), (72, (64, 16)), (96, (64, 32)), (104, (128,)), (129, (256,)), (136, (128, 16)), (150, (256,)), (160, (128, 32)),
     (192, (128, 64)), (193, (256,)), (256, (256,)),
 ])  # fmt: skip
 def test_blocks_of_features(extent, blocks):

@@ -1,8 +1,8 @@
 """Counts that floating values are divided by, in their type, and quotients by them once an element.
 
 How many points hold a condition, such as how many share a maximum, is an integer of 64 bits. Where it stays below 2^24
-and float32 or float64 values alone are divided by it, it is summed as float32, which is as exact, and half as large in
-memory and in registers. Where an element of as large a tensor is divided by it at several points, as the share of each
+and floating values alone are divided by it, it is summed as float32, which is as exact, and half as large in memory and
+in registers. Where what each of its elements has one value of is divided by it at several points, as the share of each
 that has the maximum is, the quotient is a statement of its own. Counts that are the same everywhere, as those of the
 points of a mean over whole windows, are numbers. Others of points between ends that move with the element, as those of
 windows that a border cuts, are computed from these ends: nothing is added up.
@@ -17,13 +17,14 @@ from math import prod
 from operator import mul
 
 from tilec.ir.constraining import constraining
-from tilec.ir.functions import FUNCTIONS, all_of, call
+from tilec.ir.functions import FUNCTIONS, RANDOM, all_of, call
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import (
     Access,
     Call,
     Expr,
+    Float,
     Index,
     Inside,
     Int,
@@ -42,7 +43,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.ir.types import TensorType, Types, shapes_in
+from tilec.ir.types import NARROW, TensorType, Types, shapes_in
 from tilec.lattice.sets import InRange, bounds, domain, shapes_of
 from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.factor import counts_points, only_names
@@ -65,8 +66,23 @@ def float_counts(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     found = {s.output for s in counts if s.output in found and _points(s, shapes) < _EXACT}
     if not found:
         return program
-    statements = (replace(s, body=Call("float32", (s.body,))) if s.output in found else s for s in program.statements)
-    return _divided_once(replace(program, statements=tuple(statements)), found, types)
+    statements = [_with_narrow_quotients(s, found, types) for s in program.statements]
+    statements = [replace(s, body=Call("float32", (s.body,))) if s.output in found else s for s in statements]
+    return _divided_once(replace(program, statements=tuple(statements)), found, types, computed=True)
+
+
+def _with_narrow_quotients(s: Statement, counts: Collection[str], types: Types) -> Statement:
+    """With quotients of 16-bit values by counts in the values' type, as those by integers are."""
+
+    def visit(e: Expr) -> Expr:
+        match e:
+            case Call("div", (x, Access(count))) if count in counts:
+                dtype = expression_type(x, types).dtype
+                made = rebuild(e, visit)
+                return Call(dtype, (made,)) if dtype in NARROW else made
+        return rebuild(e, visit)
+
+    return map_expressions(s, visit) if not counts.isdisjoint(reads(s)) else s
 
 
 def _with_numbers(program: Program, inputs: Types) -> Program:
@@ -223,23 +239,36 @@ def _span(form: Affine, sizes: Mapping[str, int]) -> tuple[int, int]:
     return as_int(low), as_int(high)
 
 
-def _divided_once(program: Program, counts: Collection[str], types: Types) -> Program:
+def _divided_once(program: Program, counts: Collection[str], types: Types, computed: bool = False) -> Program:
     """The program with quotients of elements by these counts as statements of their own, where several points of a
-    statement read one: they have further variables, or the places are computed and fewer than the points."""
+    statement read one: they have further variables, or the places are computed and fewer than the points. `computed`:
+    of what is computed from elements too."""
     names = Names.of(program)
-    made: dict[tuple[str, str], Statement] = {}
+    made: dict[Expr, Statement] = {}
     shapes = shapes_in(types)
+
+    def share(stem: str, body: Expr, count: Access) -> Access:
+        if body not in made:
+            shape = shapes[count.tensor]
+            index = tuple(Index(f"i{d}") for d in range(len(shape)))
+            made[body] = Statement(names.fresh(f"{stem}_share"), index, tuple(map(Int, shape)), body)
+        return Access(made[body].output, count.index)
 
     def divided(e: Expr, s: Statement) -> Expr:
         match e:
-            case Call("div", (Access(x, index), Access(count, same))) if count in counts and index == same:
+            case Call("div", (Access(x, index), Access(count, same) as by)) if count in counts and index == same:
                 if x == s.output:
                     return e  # a step of a recurrence: there is no statement before it that could
                 alike = types[x].shape == types[count].shape and types[x].dtype in _DIVIDED
                 if alike and _repeats(s, index, types[x].shape, shapes):
-                    if (x, count) not in made:
-                        made[x, count] = _quotient(names.fresh(f"{x}_share"), x, count, types[x].shape)
-                    return Access(made[x, count].output, index)
+                    own = tuple(Index(f"i{d}") for d in range(len(index)))
+                    return share(x, Call("div", (Access(x, own), Access(count, own))), by)
+        whole = e.args[0] if isinstance(e, Call) and e.function in NARROW else e
+        match whole:
+            case Call("div", (x, Access(count) as by)) if computed and count in counts:
+                places = _own_places(x, by, s, shapes)
+                if places is not None and _repeats(s, by.index, shapes[count], shapes):
+                    return share(count, replace_indices(e, places), by)
         return rebuild(e, lambda c: divided(c, s))
 
     statements: list[Statement] = []
@@ -250,6 +279,25 @@ def _divided_once(program: Program, counts: Collection[str], types: Types) -> Pr
     return replace(program, statements=tuple(statements))
 
 
+def _own_places(
+    x: Expr, count: Access, s: Statement, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Affine] | None:
+    """What stands for a statement's variables at the elements of a count, if each of these has one value of `x`."""
+    names = distinct_variables(count.index)
+    sizes = {} if names is None else dict(zip(names, shapes[count.tensor], strict=True))
+    read = list(accesses_in(x))
+    simple = all(
+        isinstance(e, (Access, Int, Float, Index)) or isinstance(e, Call) and e.function not in RANDOM for e in walk(x)
+    )
+    if not read or not simple or not {*index_variables(x)} <= sizes.keys():
+        return None
+    for a in read:
+        whole = [linear(e).bare for e in a.index]
+        if a.tensor == s.output or None in whole or [sizes[v or ""] for v in whole] != list(shapes[a.tensor]):
+            return None
+    return {v: Affine.variable(f"i{d}") for d, v in enumerate(sizes)}
+
+
 def _repeats(
     s: Statement, index: tuple[Expr, ...], shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]
 ) -> bool:
@@ -258,11 +306,6 @@ def _repeats(
         return True
     box = bounds(s, shapes) if any(accesses_in(*index)) else None
     return box is not None and prod(high - low + 1 for low, high in box.values()) > prod(shape)
-
-
-def _quotient(name: str, x: str, count: str, shape: tuple[int, ...]) -> Statement:
-    index = tuple(Index(f"i{d}") for d in range(len(shape)))
-    return Statement(name, index, tuple(map(Int, shape)), Call("div", (Access(x, index), Access(count, index))))
 
 
 def _is_count(s: Statement) -> bool:
@@ -286,7 +329,7 @@ def _divisors(e: Expr, name: str, types: Types) -> int:
     match e:
         case Call("div", (x, Access(tensor))) if tensor == name:
             t = expression_type(x, types)
-            own = int(t.dtype in _DIVIDED and not t.weak)
+            own = int(t.dtype in (*_DIVIDED, *NARROW) and not t.weak)
     return own + sum(_divisors(c, name, types) for c in children(e))
 
 

@@ -20,7 +20,7 @@ from tilec.ir.types import NARROW, Types
 
 WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
 FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocessor
-WHOLE_FEATURES = 128  # of one block, whatever part of it is used
+WHOLE_FEATURES = 64  # of one block, whatever part of it is used
 # multiples of so many features lie in two blocks: others came out wrong on an H200 with Triton 3.6
 BLOCKED_FEATURES = 8
 BFLOAT16_PARTS = {"tf32x3": 3, "tf32": 2}  # of a float32 operand, by the precision of float32 products
