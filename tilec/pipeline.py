@@ -34,6 +34,7 @@ from tilec.transforms.simplify.split_axes import split_axes
 from tilec.transforms.simplify.split_lags import split_lags
 from tilec.transforms.simplify.split_quotients import split_quotients
 from tilec.transforms.simplify.step_sums import lift_step_sums
+from tilec.transforms.simplify.unroll_steps import unroll_steps
 from tilec.transforms.simplify.values_at_places import compute_where_read
 from tilec.transforms.simplify.views import drop_views
 from tilec.transforms.util.kinds import Kinds
@@ -55,6 +56,7 @@ Transform = Callable[[Program, CallContext], Program]
 # Every pass between a source and a backend, by name, so that each can be run alone (`tilec opt`).
 TRANSFORMS: dict[str, Transform] = {
     "bind": lambda program, setting: bind(program, setting.types, setting.values),
+    "unroll_steps": lambda program, setting: unroll_steps(program, setting.types),
     "flatten": lambda program, setting: flatten(program, setting.types),
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
     "known_inside": lambda program, setting: known_inside(program, setting.types),
@@ -95,6 +97,7 @@ class Pass:
 
 CONTRACTIONS = (
     *(
+        "unroll_steps",
         "flatten",
         "known_inside",
         "simplify",

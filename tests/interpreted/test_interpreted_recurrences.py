@@ -17,6 +17,7 @@ from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
 from tilec.backends.triton.recurrence import independent_lanes, parallel_lanes, recurrence
 from tilec.backends.triton.recurrence import step as recurrence_step
 from tilec.language import parse
+from tilec.transforms.simplify import unroll_steps
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -35,11 +36,12 @@ FORMS = {  # how recurrences are carried out, other than as chosen: what is patc
         (recurrence_step, "FEW_SUMMED_POINTS"): 0,
         (recurrence_step, "MOST_IN_BLOCK"): 4,
     },
+    "unrolled": {(unroll_steps, "LARGE_STEP"): 0},
     "stepwise": {(recurrence, "recognise_local"): lambda loop: None, (recurrence_sweep, "RESIDENT_LANES"): 0},
 }
 
 
-SLOW = ("two steps ahead", "four steps ahead", "resident in blocks")
+SLOW = ("unrolled", "two steps ahead", "four steps ahead", "resident in blocks")
 
 
 @pytest.fixture(params=[pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FORMS])

@@ -48,3 +48,22 @@ def test_the_gradient_of_a_covariances_steps(monkeypatch: pytest.MonkeyPatch) ->
     sums = [e for s in flat.statements if s.output.startswith("GM") for e in walk(s.body) if isinstance(e, Aggregate)]
     assert sums and all(len(e.bound) == 2 for e in sums), flat
     torch.testing.assert_close(f.grad()(a, q, r, d), wanted)
+
+
+CHOLESKY = """function (A[N, N]) -> (L) {
+    L[i, j : N, N] = j > i ? 0 : i == j ? sqrt(A[i, i] - sum[k](k < i ? L[i, k] * L[i, k]))
+        : (A[i, j] - sum[k](k < j ? L[i, k] * L[j, k])) / L[j, j], k < N;
+}"""
+
+
+def test_a_gradient_reads_the_values_of_branches_and_no_sums_of_one_term() -> None:
+    random = torch.Generator().manual_seed(0)
+    r, d = (torch.randn((4, 4), generator=random, dtype=torch.float64) for _ in range(2))
+    a = r @ r.mT + 0.5 * torch.eye(4, dtype=torch.float64)
+    f = tilec.compile(CHOLESKY)
+    flat = f.grad().lower(a, d).stages["flat"]
+    (step,) = (s for s in flat.statements if s.output == "GL")
+    assert len([e for e in walk(step.body) if isinstance(e, Aggregate)]) == 3 and "_sum" not in str(flat), flat
+    a.requires_grad_()
+    (wanted,) = torch.autograd.grad(torch.linalg.cholesky(a.tril() + a.tril(-1).mT), a, d)
+    torch.testing.assert_close(f.grad()(a.detach(), d), wanted)

@@ -184,12 +184,13 @@ def pull_back(
     """Every read of an active tensor in `body` with its cotangent, in the order of the source.
 
     `enter(aggregate, cotangent, scope)` gives the cotangent of a nested aggregation's body and the scope that its
-    leaves stand in, or None where nothing flows into it. `known` is an expression that already holds the body's value.
+    leaves stand in, or None where nothing flows into it. `known` is an expression that already holds the body's value,
+    and that of each of its branches where it is chosen.
     """
     live = live_nodes(body, active)
-    stack: list[tuple[Expr, Cotangent, object]] = [(body, cotangent, scope)]
+    stack: list[tuple[Expr, Cotangent, object, Expr | None]] = [(body, cotangent, scope, known)]
     while stack:
-        e, g, where = stack.pop()
+        e, g, where, present = stack.pop()
         if id(e) not in live:
             continue
         match e:
@@ -198,16 +199,16 @@ def pull_back(
             case Pad():
                 outside = g.where(Call("eq", (Pad(inside(e.access), ZERO), ZERO)))
                 if outside is not None:
-                    stack.append((e.value, outside, where))
-                stack.append((e.access, g, where))
+                    stack.append((e.value, outside, where, None))
+                stack.append((e.access, g, where, None))
             case Aggregate():
                 inner = enter(e, g, where)
                 if inner is not None:
-                    stack.append((e.body, *inner))
+                    stack.append((e.body, *inner, None))
             case Call():
-                value = known if e is body and known is not None else e
-                below = [(a, c, where) for a, c in arguments(e, g, value, live) if c is not None]
-                stack.extend(reversed(below))
+                found = arguments(e, g, e if present is None else present, live)
+                branch = present if e.function == "select" else None
+                stack.extend(reversed([(a, c, where, branch) for a, c in found if c is not None]))
 
 
 def inside(access: Access | Inside) -> Inside:

@@ -3,7 +3,7 @@
 `S[t, i] = +(S[t - 1, j] * A[j, k] * M[t, k]) + X[t, i]` adds up over j and k in each step, one after the other. What is
 added up over k knows no state: with `T[t, j] = +(A[j, k] * M[t, k])` of all steps at once a step adds up over j alone.
 Gradients of recurrences that read an element of their state in several factors (a Kalman filter's covariance) have sums
-over four variables, of which the state has two.
+over four variables, of which the state has two. Those of a diagonal have sums of one term.
 
 Exact as sums of products are that are added up in another order.
 """
@@ -15,12 +15,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
-from tilec.ir.index import distinct_variables
+from tilec.ir.functions import all_of, call, operands_of
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type, infer
 from tilec.ir.program import (
     Access,
     Aggregate,
+    Call,
     Expr,
+    Float,
     Index,
     Inside,
     Int,
@@ -62,6 +65,8 @@ def _lifted(
     e = rebuild(e, lambda x: _lifted(x, s, outputs, types, names, made))
     if not isinstance(e, Aggregate) or e.aggregation != "sum":
         return e
+    if (term := _only_term(e, outputs, types)) is not None:
+        return term
     factors = factors_of(e.body, types)
     stays = [f for f in factors if f.divides or _reads(f.value, s.output) or isinstance(f.value, Inside)]
     others = [f for f in factors if f not in stays]
@@ -88,6 +93,29 @@ def _lifted(
         factors = [*(f for f in factors if f not in inner), Factor(Access(name, place), False)]
         e = replace(e, body=quotient_of(factors), bound=tuple(v for v in e.bound if v not in own))
     return e
+
+
+def _only_term(e: Aggregate, outputs: Mapping[str, int], types: Types) -> Expr | None:
+    """The one term that is left of a sum over v where the guard asks `i == v`, or 0 where it does not hold; None where
+    it asks no such thing, or some element may lie outside."""
+    tests = [] if e.guard is None else list(operands_of("and", e.guard))
+    for test in tests:
+        match test:
+            case Call("eq", (Index(i), Index(v))) if {i, v} & {*e.bound} and len(e.bound) == 1:
+                (v,), i = e.bound, i if v in e.bound else v
+            case _:
+                continue
+        here = {v: Affine.variable(i)}
+        kept = [replace_indices(t, here) for t in tests if t is not test]
+        body, guard = replace_indices(e.body, here), all_of(kept)
+        accesses = [x.access if isinstance(x, Inside) else x for x in walk(body) if isinstance(x, (Access, Inside))]
+        places = (place for a in accesses for place in zip(map(linear, a.index), types[a.tensor].shape, strict=True))
+        if i == v or e.constraints or any(outputs.get(f.bare or "", n + 1) > n for f, n in places):
+            continue
+        body = quotient_of([f for f in factors_of(body, types) if not isinstance(f.value, Inside)])
+        dtype = expression_type(body, types).dtype
+        return body if guard is None else Call("select", (guard, body, call(dtype, Float(0.0))))
+    return None
 
 
 def _reads(e: Expr, output: str) -> bool:
