@@ -16,6 +16,7 @@ from tilec.ir.rational import Fraction
 LARGEST_WINDOW = 64  # points of a window that is walked point by point
 LARGEST_OF_MANY, LONGEST_SIDE = 4096, 16  # of windows of so many outputs that they fill a device by themselves
 MANY_WINDOWS = 2**20
+FEW_BESIDE, MANY_ALONG = 4, 128  # values of a summed variable and of an output's next to it, which share memory's lines
 
 
 def is_window(space: Space, reductions: Sequence[str]) -> bool:
@@ -45,7 +46,8 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
                     continue
                 alike = free_of(a) <= set(space.reductions)
                 best, (i, fastest) = size, found
-                answer = min(fastest) in reductions and not (short and _slides(i, min(fastest), space))
+                v = min(fastest)
+                answer = v in reductions and not (short and (_slides(i, v, space) or _is_beside(a, v, space, view)))
     return answer and not (short and alike and elsewhere)
 
 
@@ -84,6 +86,16 @@ def moves_at_once(a: Access, view: StridedView, v: str, count: int) -> bool:
         if any(form.coefficient(w) * stride % count for w in form.variables() if w != v):
             return False
     return sum(step for w, step in _moves(a, view) if w == v) == 1
+
+
+def _is_beside(a: Access, v: str, space: Space, view: StridedView) -> bool:
+    """Whether a summed variable has few values side by side, and an output variable the next ones: neighbours of that
+    share what memory is read in."""
+    beside, moves = space.largest(v), dict(_moves(a, view))
+    if beside > FEW_BESIDE or v not in moves:
+        return False
+    steps = [abs(step) for w, step in moves.items() if w in space.outputs and space.largest(w) >= MANY_ALONG]
+    return any(0 < step <= beside * abs(moves[v]) for step in steps)
 
 
 def _slides(i: Expr, v: str, space: Space) -> bool:

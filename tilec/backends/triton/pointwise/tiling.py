@@ -109,7 +109,12 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         if short and shared_by_neighbours(space, outputs, reductions):
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
-        if many and (columns_of := decoded_once(space, outputs, reductions)) is not None:
+        if (
+            many
+            and not short
+            and br > SHORT_ROW
+            and (columns_of := decoded_once(space, outputs, reductions)) is not None
+        ):
             rest = tuple(outputs[: -len(columns_of)])
             return PointwiseTiling(((rest, 1), (columns_of, DECODED_TOGETHER)), SHORT_ROW, 1, 4)
         bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if short else 1024) // br))
