@@ -10,12 +10,13 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.ir.constraining import constraining
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, accesses_in, index_variables
+from tilec.ir.program import Access, Expr, accesses_in, index_variables, value_accesses
 from tilec.ir.rational import Fraction
 
 LARGEST_WINDOW = 64  # points of a window that is walked point by point
 LARGEST_OF_MANY, LONGEST_SIDE = 4096, 16  # of windows of so many outputs that they fill a device by themselves
 MANY_WINDOWS = 2**20
+VALUES_OF_A_LINE = 16  # values of an output variable that fill lines of memory
 FEW_BESIDE, MANY_ALONG = 4, 128  # values of a summed variable and of an output's next to it, which share memory's lines
 
 
@@ -127,6 +128,28 @@ def runs_across(space: Space, view: StridedView, outputs: Sequence[str]) -> str 
         return own[0]
     read = [(math.prod(view.types[a.tensor].shape), v) for v, a in _fastest_of_reads(space, view, outputs[-1])]
     return max((x for x in read if x[1] in rest), default=(0, None))[1]
+
+
+def turned_window(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
+    """The output variable but the last along which memory runs in the largest tensor that a window slides over, which
+    is read along the last too (an image whose channels lie last, of which channels are written first)."""
+    read = [a for a in value_accesses(space.statement) if not free_of(a).isdisjoint(space.reductions)]
+    largest = max(read, key=lambda a: math.prod(view.types[a.tensor].shape), default=None)
+    if largest is None or outputs[-1] not in free_of(largest):
+        return None
+    moves = _moves(largest, view)
+    along = [v for v, step in moves if abs(step) == 1 and v in outputs[:-1] and space.largest(v) >= VALUES_OF_A_LINE]
+    return None if any(abs(step) == 1 and v == outputs[-1] for v, step in moves) else next(iter(along), None)
+
+
+def turned_sum(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
+    """The output variable along which memory runs in a tensor that is summed, next to none smaller than the largest."""
+    read = [a for a in value_accesses(space.statement) if not free_of(a).isdisjoint(space.reductions)]
+    sizes = [math.prod(view.types[a.tensor].shape) for a in read]
+    large = [a for a, size in zip(read, sizes, strict=True) if 2 * size >= max(sizes)]
+    steps = ((v, step) for a in large for v, step in _moves(a, view))
+    along = (v for v, step in steps if abs(step) == 1 and v in outputs and space.largest(v) >= VALUES_OF_A_LINE)
+    return next(along, None) if len(space.classes) == 1 and len(large) > 1 else None
 
 
 def _fastest_of_reads(space: Space, view: StridedView, last: str) -> list[tuple[str, Access]]:
