@@ -10,7 +10,7 @@ from support.totals import TOTALS
 
 import tilec
 from tilec.backends.triton.fusion import grow_groups
-from tilec.backends.triton.pointwise import tiling
+from tilec.backends.triton.pointwise import sharing, tiling
 from tilec.backends.triton.rows import rows
 from tilec.backends.triton.rows.tiling import RowTiling
 
@@ -95,7 +95,8 @@ MIXED = """function (Q[B, E], K[B, M, E], V[B, M, F]) -> (O) {
 @pytest.mark.parametrize("columns", (32, 48, 200))
 def test_weights_are_computed_once_for_all_columns(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "MANY_POINTS", 1)
-    monkeypatch.setattr(tiling, "TWO_A_MULTIPROCESSOR", 2)
+    for module in (sharing, tiling):
+        monkeypatch.setattr(module, "TWO_A_MULTIPROCESSOR", 2)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(s, generator=generator) for s in ((6, 24), (6, 77, 24), (6, 77, columns)))
     f = tilec.compile(MIXED, backend="triton")

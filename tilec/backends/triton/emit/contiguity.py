@@ -10,12 +10,14 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.ir.constraining import constraining
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, accesses_in, index_variables
+from tilec.ir.program import Access, Expr, accesses_in, index_variables, value_accesses
 from tilec.ir.rational import Fraction
 
 LARGEST_WINDOW = 64  # points of a window that is walked point by point
 LARGEST_OF_MANY, LONGEST_SIDE = 4096, 16  # of windows of so many outputs that they fill a device by themselves
 MANY_WINDOWS = 2**20
+VALUES_OF_A_LINE = 16  # values of an output variable that fill lines of memory
+FEW_BESIDE, MANY_ALONG = 4, 128  # values of a summed variable and of an output's next to it, which share memory's lines
 
 
 def is_window(space: Space, reductions: Sequence[str]) -> bool:
@@ -45,7 +47,8 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
                     continue
                 alike = free_of(a) <= set(space.reductions)
                 best, (i, fastest) = size, found
-                answer = min(fastest) in reductions and not (short and _slides(i, min(fastest), space))
+                v = min(fastest)
+                answer = v in reductions and not (short and (_slides(i, v, space) or _is_beside(a, v, space, view)))
     return answer and not (short and alike and elsewhere)
 
 
@@ -86,6 +89,16 @@ def moves_at_once(a: Access, view: StridedView, v: str, count: int) -> bool:
     return sum(step for w, step in _moves(a, view) if w == v) == 1
 
 
+def _is_beside(a: Access, v: str, space: Space, view: StridedView) -> bool:
+    """Whether a summed variable has few values side by side, and an output variable the next ones: neighbours of that
+    share what memory is read in."""
+    beside, moves = space.largest(v), dict(_moves(a, view))
+    if beside > FEW_BESIDE or v not in moves:
+        return False
+    steps = [abs(step) for w, step in moves.items() if w in space.outputs and space.largest(w) >= MANY_ALONG]
+    return any(0 < step <= beside * abs(moves[v]) for step in steps)
+
+
 def _slides(i: Expr, v: str, space: Space) -> bool:
     """Whether a window along a summed variable, and others that stand in its index, overlaps itself at the next value
     of an output variable."""
@@ -115,6 +128,28 @@ def runs_across(space: Space, view: StridedView, outputs: Sequence[str]) -> str 
         return own[0]
     read = [(math.prod(view.types[a.tensor].shape), v) for v, a in _fastest_of_reads(space, view, outputs[-1])]
     return max((x for x in read if x[1] in rest), default=(0, None))[1]
+
+
+def turned_window(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
+    """The output variable but the last along which memory runs in the largest tensor that a window slides over, which
+    is read along the last too (an image whose channels lie last, of which channels are written first)."""
+    read = [a for a in value_accesses(space.statement) if not free_of(a).isdisjoint(space.reductions)]
+    largest = max(read, key=lambda a: math.prod(view.types[a.tensor].shape), default=None)
+    if largest is None or outputs[-1] not in free_of(largest):
+        return None
+    moves = _moves(largest, view)
+    along = [v for v, step in moves if abs(step) == 1 and v in outputs[:-1] and space.largest(v) >= VALUES_OF_A_LINE]
+    return None if any(abs(step) == 1 and v == outputs[-1] for v, step in moves) else next(iter(along), None)
+
+
+def turned_sum(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
+    """The output variable along which memory runs in a tensor that is summed, next to none smaller than the largest."""
+    read = [a for a in value_accesses(space.statement) if not free_of(a).isdisjoint(space.reductions)]
+    sizes = [math.prod(view.types[a.tensor].shape) for a in read]
+    large = [a for a, size in zip(read, sizes, strict=True) if 2 * size >= max(sizes)]
+    steps = ((v, step) for a in large for v, step in _moves(a, view))
+    along = (v for v, step in steps if abs(step) == 1 and v in outputs and space.largest(v) >= VALUES_OF_A_LINE)
+    return next(along, None) if len(space.classes) == 1 and len(large) > 1 else None
 
 
 def _fastest_of_reads(space: Space, view: StridedView, last: str) -> list[tuple[str, Access]]:

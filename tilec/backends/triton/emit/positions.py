@@ -165,7 +165,8 @@ class PositionText(ABC):
         if high < before + n:
             return self.assign("at", self.index(form - before), free(form))
         along = any(self.kernel.runs_fast(v) and abs(form.coefficient(v)) == 1 for v in form.variables())
-        vectors = along and n % 4 == 0 and form.constant % 4 == 0
+        others = sum(c % 4 != 0 for _, c in form.terms) > 1
+        vectors = along and not others and n % 4 == 0 and form.constant % 4 == 0
         if not vectors and not is_symbolic(n) and n & (n - 1) == 0:
             return self._masked(form, n)
         both = high >= before + 2 * n

@@ -36,6 +36,7 @@ from tilec.ir.types import TensorType
 SEMIRING_BLOCKS = ((64, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4))
 SEMIRING_PROGRAMS = 240  # nearly two a multiprocessor
 LEAST_LAID_OUT = 16  # rows and columns
+NARROW_SIDE, BESIDE_NARROW = 8, 1024  # rows or columns of a block that has so many elements
 NEVER = "(row[:, None] < 0) & (col[None, :] < 0)"
 BESIDE = "tl.arange(0, BR)[None, :, None]"  # places of points that stand side by side
 MOST_SEMIRING_LANES, FEWEST_LANES = 16, 4
@@ -74,10 +75,12 @@ def calls_library(space: Space) -> bool:
 
 def block_sizes(space: Space, rows: Sequence[str], columns: Sequence[str]) -> tuple[int, int, int]:
     """Rows, columns and warps: the largest block that leaves no multiprocessor idle; a heavy body waits for itself, and
-    wants twice as many."""
+    wants twice as many. Where one side is narrow the other is as long as fills the threads."""
     m, n = space.count(tuple(rows)), space.count(tuple(columns))
     least = SEMIRING_PROGRAMS * (2 if calls_library(space) else 1)
-    for block in SEMIRING_BLOCKS:
+    few, long = min(power_of_two(m), power_of_two(n)), BESIDE_NARROW // min(power_of_two(m), power_of_two(n))
+    beside = [(few, long, 4) if m < n else (long, few, 4)] if few < NARROW_SIDE else []
+    for block in (*beside, *SEMIRING_BLOCKS):
         bm, bn, warps = min(block[0], power_of_two(m)), min(block[1], power_of_two(n)), block[2]
         if -(-m // bm) * -(-n // bn) * len(space.classes) >= least:
             break

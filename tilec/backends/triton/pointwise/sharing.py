@@ -13,7 +13,10 @@ MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
 NARROWEST_FILLED, NARROWEST_BLOCK = 128, 32  # least of a row where wider blocks overhang; that memory is read in
 LEAST_USED = 1.15  # elements of a block's columns over those that there are
-DECODED_TOGETHER = 8  # outputs of a block that finds the values of several summed variables once
+DECODED_TOGETHER, DECODED_FILLED = (
+    (8, 4),
+    0.7,
+)  # outputs of a block that finds summed variables once; of which there are
 _SHORT_LAST = 256  # values of the last summed variable, below which its blocks are of all summed variables together
 
 
@@ -64,19 +67,23 @@ def share_terms(space: Space, outputs: Sequence[str], reductions: Sequence[str])
     return shared and space.largest(outputs[-1]) >= NARROWEST_BLOCK and computed_places(space) == 0
 
 
-def decoded_once(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> tuple[str, ...] | None:
+def decoded_once(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> tuple[tuple[str, ...], int] | None:
     """The last output variables, of which a tensor that is summed knows none, where each point of the sum has to be
-    taken apart into values of several variables: a block of neighbours does that once, and reads the tensor once (a
-    template of many channels at all of its places). None where that is not so, or programs would be few."""
+    taken apart into values of several variables, and how many of theirs make a block: these neighbours do that once,
+    and read the tensor once (a template of many channels at all of its places). None where that is not so, or programs
+    would be few."""
     if len(reductions) < 2 or space.largest(reductions[-1]) >= _SHORT_LAST or len(space.classes) != 1:
         return None
     read = [set(index_variables(*a.index)) for a in value_accesses(space.statement)]
     for first in range(1, len(outputs)):
         last = tuple(outputs[first:])
         alone = any(own.isdisjoint(last) and own.issuperset(reductions) for own in read)
-        if alone and any(not own.isdisjoint(last) for own in read):
-            blocks = space.count(tuple(outputs[:first])) * (space.count(last) // DECODED_TOGETHER)
-            return last if blocks >= 2 * TWO_A_MULTIPROCESSOR else None
+        if not alone or all(own.isdisjoint(last) for own in read):
+            continue
+        n, rest = space.count(last), space.count(tuple(outputs[:first]))
+        blocks = [b for b in DECODED_TOGETHER if n >= DECODED_FILLED * b * -(-n // b)]
+        enough = [b for b in blocks if rest * -(-n // b) >= 2 * TWO_A_MULTIPROCESSOR]
+        return (last, enough[0]) if enough else None
     return None
 
 

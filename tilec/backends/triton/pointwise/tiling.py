@@ -6,7 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.emit.contiguity import is_window, moves_at_once, runs_across, runs_along
+from tilec.backends.triton.emit.contiguity import (
+    is_window,
+    moves_at_once,
+    runs_across,
+    runs_along,
+    turned_sum,
+    turned_window,
+)
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
@@ -21,7 +28,6 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     sides,
 )
 from tilec.backends.triton.pointwise.sharing import (
-    DECODED_TOGETHER,
     LEAST_USED,
     NARROWEST_BLOCK,
     NARROWEST_FILLED,
@@ -43,6 +49,8 @@ SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 ENOUGH_WALKS, SMALLEST_WALK = 4 * MULTIPROCESSORS, 128  # programs that walk windows; elements of each, at least
 READS_UNDER_WAY = 64  # of a thread, at most
 FEW_GATHERED = 256  # elements of a program that reads several at computed places, or has few beside it
+TURNED_BLOCK = 32, 128  # outputs and points of a block, where memory runs along either somewhere
+SHORTEST_TURNED = 12  # columns of a block whose rows memory runs along
 FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
@@ -91,6 +99,9 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
     if not few and ((not along and is_window(space, reductions)) or choose_register_block(space, view) is not None):
+        turned = turned_window(space, view, outputs) if len(outputs) > 1 else None
+        if turned is not None:
+            return _spread(space, reductions, _map_tiling(space, outputs, turned))
         return replace(
             _window_tiling(space, outputs) or _spread(space, reductions, _map_tiling(space, outputs)), reduction=None
         )
@@ -109,10 +120,15 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         if short and shared_by_neighbours(space, outputs, reductions):
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
-        if many and (columns_of := decoded_once(space, outputs, reductions)) is not None:
-            rest = tuple(outputs[: -len(columns_of)])
-            return PointwiseTiling(((rest, 1), (columns_of, DECODED_TOGETHER)), SHORT_ROW, 1, 4)
+        decoded = decoded_once(space, outputs, reductions) if many and br > SHORT_ROW else None
+        across = turned_sum(space, view, outputs) if many and br > SHORT_ROW else None
+        if decoded is not None and across is None:
+            last, bn = decoded
+            rest = tuple(outputs[: -len(last)])
+            return PointwiseTiling(((rest, 1), (last, bn)), SHORT_ROW, 1, 4)
         bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if short else 1024) // br))
+        if across is not None:
+            outputs, (bo, br) = [*(v for v in outputs if v != across), across], TURNED_BLOCK
     elif weighted is not None:
         bn, heavy = weighted
         axes = ((tuple(outputs[:-1]), 1), ((outputs[-1],), bn))
@@ -179,7 +195,7 @@ def _map_tiling(
     asks = any(isinstance(e, Call) and e.function in BLOCKWISE for e in walk(space.statement.body))
     summed = not all(map(space.single, space.reductions))
     block, warps = (512, 1) if asks and not turned and not summed else (1024 if turned else elements, 4)
-    if len(outputs) < 2 or space.largest(outputs[-1]) < 32:
+    if len(outputs) < 2 or space.largest(outputs[-1]) < (SHORTEST_TURNED if turned else 32):
         n = space.count(tuple(outputs))
         if not summed and n <= TWO_A_MULTIPROCESSOR * block and computed_places(space):
             block = FEW_GATHERED

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from tilec.backends.common.domain import Condition, access_conditions
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.contiguity import is_window, moved_least
+from tilec.backends.triton.emit.contiguity import is_window, moved_least, turned_window
 from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.pointwise.unrolled import Computed, Element, OutputsKernel, inside_tile, tiled
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses
@@ -30,6 +31,8 @@ MOST_TAPS = 8  # of the axis that are written out
 MOST_TAPS_OF_ROWS, MOST_POINTS_OF_ROWS = 16, 512  # and points of a window, where whole rows of memory are read
 MOST_PADDING = 1.15  # neighbours or columns of blocks over those that there are
 LEAST_OUTPUTS = 2**20  # fewer leave multiprocessors idle where each program has so many
+FEWER_OUTPUTS, MANY_TAPS = 2**18, 9  # in smaller blocks, of windows of so many points
+SMALLEST_BLOCK, ENOUGH_BLOCKS = 128, TWO_A_MULTIPROCESSOR  # places of a neighbour's; programs that keep a device busy
 SMALL_WINDOW = 16  # of a window, up to which blocks have rows of 64
 BLOCK_BYTES = 1024  # of one neighbour's block: a thread loads eight at once, and holds eight neighbours in registers
 SMALL_KERNEL = 16  # so many times smaller tensors may lie in memory as they will
@@ -75,7 +78,9 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
     points = space.count(tuple(reductions))
     of_rows = reads_rows(space, view, outputs[-1])
     fits = is_window(space, reductions) or (of_rows and points <= MOST_POINTS_OF_ROWS)
-    if space.largest(outputs[-1]) < 32 or not fits:
+    if 32 > MOST_PADDING * space.largest(outputs[-1]):
+        return None
+    if not fits or turned_window(space, view, outputs) is not None:
         return None
     most_taps = MOST_TAPS_OF_ROWS if of_rows else MOST_TAPS
     forms = index_forms(space)
@@ -88,7 +93,8 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
         if best and any(_overlaps(f, v, best[-1], space) for f in forms):
             n = space.largest(v)
             counts = [c for c in NEIGHBOURS_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
-            if counts and space.count(tuple(outputs)) >= LEAST_OUTPUTS:
+            least = min(LEAST_OUTPUTS, FEWER_OUTPUTS) if points >= MANY_TAPS else LEAST_OUTPUTS
+            if counts and space.count(tuple(outputs)) >= least:
                 values = space.largest(best[-1])
                 groups = 1 if values <= most_taps else -(-values // MOST_TAPS)
                 taps = -(-values // groups)
@@ -140,7 +146,10 @@ class RegisterBlockWriter(OutputsKernel):
         columns = space.largest(self.columns[-1])
         few = space.count(tuple(v for v in space.reductions if not space.single(v))) <= SMALL_WINDOW
         long_rows = few and -(-columns // 64) * 64 <= MOST_PADDING * columns
-        self.fit(block_places(statements, view.types, count), 64 if long_rows else 32)
+        places = block_places(statements, view.types, count)
+        while places > SMALLEST_BLOCK and space.count(space.outputs) < ENOUGH_BLOCKS * count * places:
+            places //= 2
+        self.fit(places, 64 if long_rows else 32)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
         k, space, tap = self.k, self.space, self.block.tap
