@@ -96,10 +96,11 @@ def _digits(s: Statement, types: Types) -> _Digits | None:
     limits = {linear(c.expr).bare: c.bound for c in s.constraints}
     variables: list[tuple[str, ...]] = []
     sizes: list[tuple[int, ...]] = []
-    for e, n in zip(s.index, types[s.output].shape, strict=True):
+    for e, n in zip(s.index or (), types[s.output].shape, strict=True):
         form = linear(e)
         names = sorted(form.variables(), key=form.coefficient, reverse=True)
-        if not form.is_affine or form.constant or len(names) not in (1, 2) or form.coefficient(names[-1]) != 1:
+        plain = form.is_affine and form.is_integral and not form.constant
+        if not plain or len(names) not in (1, 2) or form.coefficient(names[-1]) != 1:
             return None
         c = form.coefficient(names[0])
         if len(names) == 2 and (limits.pop(names[1], None) != Int(int(c)) or n % int(c)):
