@@ -28,6 +28,7 @@ from tilec.transforms.lower.share_sums import share_sums
 from tilec.transforms.lower.tighten_domains import tighten_domains
 from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.simplify.identities import apply_identities
+from tilec.transforms.simplify.join_digits import join_digits
 from tilec.transforms.simplify.lift_choices import lift_choices
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.simplify.split_axes import split_axes
@@ -61,6 +62,7 @@ TRANSFORMS: dict[str, Transform] = {
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
     "known_inside": lambda program, setting: known_inside(program, setting.types),
     "views": lambda program, setting: drop_views(program, setting.types),
+    "join_digits": lambda program, setting: join_digits(program, setting.types),
     "split_axes": lambda program, setting: split_axes(program, setting.types),
     "split_quotients": lambda program, setting: split_quotients(program, setting.types),
     "compute_where_read": lambda program, setting: compute_where_read(program, setting.types),
@@ -103,6 +105,7 @@ CONTRACTIONS = (
         "simplify",
         "views",
         "split_quotients",
+        "join_digits",
         "split_axes",
         "compute_where_read",
         "split_clamps",

@@ -12,7 +12,7 @@ from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import NARROW, TritonScalars, compute_dtype_of
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.ir.constraining import constraining
+from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ZERO, all_of
 from tilec.ir.index import distinct_variables, replace_indices
 from tilec.ir.program import (
@@ -133,8 +133,8 @@ def reads_own_element(e: Expr, tensor: str, index: tuple[Expr, ...], places: boo
             return (e.tensor, e.index) == (tensor, index) or all(a.tensor != tensor for a in accesses_in(e))
         case Pad():
             elsewhere = all(a.tensor != tensor for a in accesses_in(e.access))
-            if places and isinstance(e.access, Access) and e.access.tensor != tensor:
-                elsewhere = reads_own_element(e.access, tensor, index, True)
+            if places and access_of(e.access).tensor != tensor:
+                elsewhere = reads_own_element(access_of(e.access), tensor, index, True)
             return elsewhere and reads_own_element(e.value, tensor, index, places)
     return all(reads_own_element(c, tensor, index, places) for c in children(e))
 

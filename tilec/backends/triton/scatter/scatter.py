@@ -56,8 +56,8 @@ from tilec.transforms.util.rewrite import with_parts
 StatementPlanner = Callable[..., list[Step]]
 # that may be written at an element: it looks at all of them, in one kernel and with nothing to sort
 FEW_AT_AN_ELEMENT = 256
-FEW_TERMS = 2**24  # looked at in the time that sorting takes at least
-TERMS_OF_A_POINT = 512  # looked at in the time that a point takes to be sorted
+FEW_TERMS = 2**23  # looked at in the time that sorting takes at least
+TERMS_OF_A_POINT = 128  # looked at in the time that a point takes to be sorted
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Scatter:
         """May each element look at all points that could be written there?"""
         s, runs, extent = self.runs.statement, self.runs, self.domain.extent
         seen = math.prod(n for v, n in extent.items() if v not in (*self._whole_axes, *runs.columns))
-        terms = FEW_TERMS + TERMS_OF_A_POINT * runs.points * math.prod(extent[v] for v in runs.columns)
+        terms = FEW_TERMS + TERMS_OF_A_POINT * runs.points
         few = seen <= FEW_AT_AN_ELEMENT and seen * runs.count * runs.width <= terms
         return few and s.default is None and runs.accumulator.aggregation != "assign"
 

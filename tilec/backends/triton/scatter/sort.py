@@ -148,11 +148,13 @@ def _by_comparing(sort: Sort) -> list[Step]:
 
 def _search(sort: Sort) -> Launch:
     tensors = {"placed": sort.moved[0], "starts": sort.starts}
-    numbers = {"points": sort.points, "steps": sort.points.bit_length()}
     if sort.sparse:
-        grid = (-(-2 * sort.points // SEARCHED), 1, 1)
+        numbers, grid = (
+            {"points": sort.points, "steps": sort.points.bit_length()},
+            (-(-2 * sort.points // SEARCHED), 1, 1),
+        )
         return _launch(sort, "sort_runs", runs_of_points, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
-    numbers["count"] = sort.count
+    numbers = {"points": sort.points, "count": sort.count, "steps": sort.points.bit_length()}
     grid = (-(-(sort.count + 1) // SEARCHED), 1, 1)
     return _launch(sort, "sort_starts", first_places, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
 

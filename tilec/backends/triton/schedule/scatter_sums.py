@@ -3,7 +3,7 @@ one to few of many elements over what a group's kernel stores."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -76,26 +76,36 @@ class ScatterOver:
 def scatters_over(
     program: Program, written: Collection[str], groups: Mapping[str, Group], types: Types, strides: Strides, s: Setting
 ) -> dict[str, ScatterOver]:
-    """Of groups by the output of their first statement. `written`: outputs of scatters. A member of the group is the
-    only reader of the scatter; it is stored, other members do not read it, and the rest of its value can be computed
-    again from what is stored."""
+    """Of groups by the output of their first statement. `written`: outputs of scatters. Members of the group are
+    the only readers of the scatter up to one that is stored; other members do not read that, and the rest of its value
+    can be computed again from what is stored."""
     found: dict[str, ScatterOver] = {}
     for scatter in (m for m in program.statements if m.output in written and m.output not in program.outputs):
-        readers = program.readers(scatter.output)
         for first, group in groups.items():
-            last = next((m for m in group.statements if [m] == list(readers)), None)
-            if last is not None and first not in found:
-                over = _scatter_over(scatter, last, group, types, strides, s)
-                found |= {} if over is None else {first: over}
+            readers = _up_to_stored(scatter.output, group, program) if first not in found else []
+            over = _scatter_over(scatter, readers, group, types, strides, s) if readers else None
+            found |= {} if over is None else {first: over}
+    return found
+
+
+def _up_to_stored(name: str, group: Group, program: Program) -> list[Statement]:
+    """The only reader of a tensor, that one's, and so on to one that is stored; none where not all are of the group."""
+    found: list[Statement] = []
+    while not found or name not in group.stored:
+        readers = [m for m in group.statements if name in reads(m)]
+        if len(readers) != 1 or readers != list(program.readers(name)):
+            return []
+        found += readers
+        name = readers[0].output
     return found
 
 
 def _scatter_over(
-    scatter: Statement, last: Statement, group: Group, types: Types, strides: Strides, setting: Setting
+    scatter: Statement, readers: Sequence[Statement], group: Group, types: Types, strides: Strides, setting: Setting
 ) -> ScatterOver | None:
-    members = (*group.statements, *group.after)
+    first, last = readers[0], readers[-1]
     apart = {*group.sums, *group.scans, *group.rounded, *(m.output for m in group.after)}
-    if last.output not in group.stored or any(last.output in reads(m) for m in members):
+    if any(last.output in reads(m) for m in (*group.statements, *group.after)):
         return None
     plain = [as_assignment(m, types) for m in group.statements if m.output not in apart]
     made = {m.output: m for m in plain if m.aggregation == "assign" and is_pure(m) and is_unmasked(m)}
@@ -107,7 +117,7 @@ def _scatter_over(
     steps = over_others(scatter, context, whole)
     if steps is None:
         return None
-    rest = tuple(without(m, scatter.output, types) if m is last else m for m in group.statements)
+    rest = tuple(without(m, scatter.output, types) if m is first else m for m in group.statements)
     return ScatterOver(scatter, replace(group, statements=rest), tuple(steps))
 
 
