@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+import tilec
 from tilec.backends.torch import runtime
 
 
@@ -26,3 +27,32 @@ def test_one_channel_each(dims: int, dtype: torch.dtype) -> None:
         torch.testing.assert_close(found.double(), wanted, rtol=2e-2 if narrow else 1e-5, atol=0.1 if narrow else 1e-4)
         tested += 1
     assert tested == 36
+
+
+ROWS_LAST = """function (I[N, C, H, W], K[O, C, KH, KW]) -> (Y) {
+    Y[n, o, y, x : N, O, (H - 1)/2, (W - 1)/2] = +(I[n, c, 2*y + j, 2*x + i] * K[o, c, j, i]);
+}"""
+CHANNELS_LAST = """function (I[N, H, W, C], K[O, KH, KW, C]) -> (Y) {
+    Y[n, y, x, o : N, (H - 1)/2, (W - 1)/2, O] = +(I[n, 2*y + j, 2*x + i, c] * K[o, j, i, c]);
+}"""
+
+
+@pytest.mark.parametrize(
+    "source, x, k, dtype, ours",
+    [
+        (ROWS_LAST, (2, 8, 33, 33), (16, 8, 3, 3), "float16", False),
+        (ROWS_LAST, (2, 8, 33, 33), (16, 8, 1, 1), "bfloat16", False),
+        (ROWS_LAST, (2, 8, 33, 33), (16, 8, 3, 3), "float32", True),
+        (CHANNELS_LAST, (2, 33, 33, 8), (16, 3, 3, 8), "float16", True),
+    ],
+)
+def test_strided_gradients_are_torchs_where_rows_lie_last(source, x, k, dtype, ours):
+    f = tilec.compile(source).grad("I")
+    found = f.lower(*(tilec.spec(s, dtype) for s in (x, k, (2, 16, 16, 16))), target="sm_90")
+    assert ("convolution_input" not in found.source()) == ours
+
+
+def test_patches_are_not_torchs():
+    f = tilec.compile(ROWS_LAST.replace("2*", "4*").replace("H - 1)/2", "H)/4").replace("W - 1)/2", "W)/4")).grad("I")
+    given = [tilec.spec(s, "float16") for s in ((2, 8, 32, 32), (16, 8, 4, 4), (2, 16, 8, 8))]
+    assert "convolution_input" not in f.lower(*given, target="sm_90").source()

@@ -15,7 +15,14 @@ from tilec.backends.base import Options
 from tilec.backends.common.code import FreshNames, have_own_names, python_name, tuple_text
 from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS
 from tilec.backends.torch.expr.task import Task
-from tilec.backends.torch.matmul.convolution import INPUT, KERNEL, Convolution, library_lines, recognise_convolution
+from tilec.backends.torch.matmul.convolution import (
+    INPUT,
+    KERNEL,
+    Convolution,
+    Spatial,
+    library_lines,
+    recognise_convolution,
+)
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
 from tilec.backends.triton.iteration.coalesce import coalesce
@@ -55,7 +62,7 @@ def library_steps(
     if c is not None:
         if all(x.axes[2] is None and x.stride == 1 for x in c.spatial):
             return None  # a product of matrices that reads a part of an axis
-        if _slow(c):
+        if _slow(c, task.type.dtype):
             return None
         lines, checked = library_lines(task, c)
         own_precision = task.type.dtype == "float32"
@@ -219,19 +226,32 @@ def _is_reordered(product: MatrixProduct) -> bool:
 
 
 LONGEST_WINDOW = 256  # of a library's window whose input's gradient is asked for
+LONGEST_APART = 9  # of a library's windows that do not meet
 
 
-def _slow(c: Convolution) -> bool:
-    """cuDNN's gradient of the input of a strided convolution takes 1.3 to 3 times as long as residue classes do. It has
-    no kernels for windows as long as signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's, and
-    none worth their time for groups that sum over a window alone (the input's gradient of templates, one an image)."""
+def _slow(c: Convolution, dtype: str) -> bool:
+    """cuDNN's gradient of the input of a strided convolution takes 1.3 to 3 times as long as residue classes do where
+    channels lie last. Where an image's rows do, classes write every so many elements of one, and 16-bit ones take a
+    fifth to half as long as that (a stem of 7 x 7 at 299 x 299 was 1089 us). It has no kernels for windows as long as
+    signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's; nor for patches, whose windows do not
+    meet; and none worth their time for groups that sum over a window alone (templates, one an image)."""
     if c.written != INPUT:
         return False
     grouped = any(None not in axes for axes in c.bare.values())
     if grouped and not any(axes[INPUT] is None for axes in c.bare.values()):
         return True
-    places = math.prod(c.operands[KERNEL].shape[s.axes[KERNEL] or 0] for s in c.spatial if s.axes[KERNEL] is not None)
-    return places > LONGEST_WINDOW or any(s.stride > 1 for s in c.spatial)
+    extents = [(s.stride, _extent(c, s)) for s in c.spatial]
+    places = math.prod(n for _, n in extents)
+    if places > LONGEST_WINDOW or all(stride == 1 for stride, _ in extents):
+        return places > LONGEST_WINDOW
+    apart = places > LONGEST_APART and all(stride >= n for stride, n in extents)
+    rows_last = len(c.operands[INPUT].shape) - 1 in [s.axes[INPUT] for s in c.spatial]
+    return apart or grouped or not rows_last or dtype not in NARROW
+
+
+def _extent(c: Convolution, s: Spatial) -> int:
+    axis = s.axes[KERNEL]
+    return 1 if axis is None else c.operands[KERNEL].shape[axis]
 
 
 def _task(defracted: Statement, flat: Statement, types: Mapping[str, TensorType]) -> Task:
