@@ -26,6 +26,10 @@ from tilec.backends.torch.keyed_products import multiplied_as_stored
 from tilec.backends.torch.keyed_products import products_by_key as products_by_key
 from tilec.backends.torch.library.runtime import attention_and_logarithms as attention_and_logarithms
 from tilec.backends.torch.library.runtime import attention_gradient as attention_gradient
+from tilec.backends.torch.library.runtime import batch_norm_and_statistics as batch_norm_and_statistics
+from tilec.backends.torch.library.runtime import batch_norm_gradient as batch_norm_gradient
+from tilec.backends.torch.library.runtime import group_norm_and_statistics as group_norm_and_statistics
+from tilec.backends.torch.library.runtime import group_norm_gradient as group_norm_gradient
 from tilec.backends.torch.library.runtime import layer_norm_and_statistics as layer_norm_and_statistics
 from tilec.backends.torch.library.runtime import layer_norm_gradient as layer_norm_gradient
 from tilec.backends.torch.library.runtime import softmax_and_statistics as softmax_and_statistics
