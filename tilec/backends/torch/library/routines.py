@@ -2,7 +2,8 @@
 
 Each gives what the statements give up to rounding, at infinities and NaN too, or else None, where values are not those
 that it is right for; and a row's result depends on no other row, however many threads there are (but the statistics of
-a batch whose channels lie side by side, which every thread has a part of). Of a layer norm, a row's gradient may have an infinity for a NaN where cotangents are infinite, and a row whose variance overflows is NaN.
+a batch whose channels lie side by side, which every thread has a part of). Of a layer norm, a row's gradient may have
+an infinity for a NaN where cotangents are infinite, and a row whose variance overflows is NaN.
 """
 
 from __future__ import annotations
