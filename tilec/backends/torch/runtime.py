@@ -37,6 +37,7 @@ from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gra
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
 from tilec.backends.torch.selection import all_within as all_within
 from tilec.backends.torch.selection import choose as choose
+from tilec.backends.torch.selection import compared as compared
 from tilec.backends.torch.selection import elements_at as elements_at
 from tilec.backends.torch.selection import taken as taken
 
