@@ -1,5 +1,7 @@
 """What the torch backend does on a CPU: which way it takes, by its text, and the values."""
 
+import math
+
 import pytest
 import torch
 
@@ -97,3 +99,19 @@ def test_a_reduction_of_a_view_is_one_call() -> None:
     x = torch.randn(40, 50, 120)
     assert "for " not in f.lower(x).source()
     torch.testing.assert_close(f(x), x.sum((0, 2)))
+
+
+def test_comparisons_of_many() -> None:
+    """As torch's operators, at NaN and infinities too, of operands that lie in any way and of numbers."""
+    from tilec.backends.torch.selection import compared
+
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randint(-3, 4, (100, 120), generator=generator).float() for _ in range(2))
+    x[0], y[:, 0], x[1, :50] = math.nan, math.inf, -math.inf
+    for test in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int16, torch.uint8, torch.bool):
+            a, b = (t.nan_to_num(0, 1, -1).to(dtype) if not dtype.is_floating_point else t.to(dtype) for t in (x, y))
+            number = 1 if not dtype.is_floating_point else 1.0
+            for other in (b, b.T.contiguous().T, b[:1].expand(b.shape), b[:1], b[:, :1], b[0, 0], number):
+                expected, found = test(a, other), compared(test, a, other)
+                assert found.dtype == torch.bool and found.shape == expected.shape and torch.equal(found, expected)

@@ -21,6 +21,12 @@ NORM = """function (X[N, D], G[D], B[D]) -> (Y) { M[n] = mean(X[n,d]); V[n] = me
 PIXELS = """function (X[N, C, H, W]) -> (Y) { M[n,c] = mean(X[n,c,y,x]);
     V[n,c] = mean((X[n,c,y,x] - M[n,c]) * (X[n,c,y,x] - M[n,c]));
     Y[n,c,y,x : N,C,H,W] = (X[n,c,y,x] - M[n,c]) * rsqrt(V[n,c] + 0.00001); }"""
+GROUPS = """function (X[N, C, H, W], G[3, K], B[3, K]) -> (Y) { Z = reshape(X, N, 3, C / 3, H, W);
+    M[n,g] = mean(Z[n,g,c,y,x]); V[n,g] = mean((Z[n,g,c,y,x] - M[n,g]) * (Z[n,g,c,y,x] - M[n,g]));
+    O[n,g,c,y,x] = B[g,c] + (Z[n,g,c,y,x] - M[n,g]) * rsqrt(V[n,g] + 0.00001) * G[g,c]; Y = reshape(O, N, C, H, W); }"""
+BATCH = """function (X[N, P, C], G[C], B[C]) -> (Y) { M[c] = mean(X[n,p,c]);
+    V[c] = mean((X[n,p,c] - M[c]) * (X[n,p,c] - M[c]));
+    Y[n,p,c : N,P,C] = (X[n,p,c] - M[c]) * rsqrt(V[c] + 0.00001) * G[c] + B[c]; }"""
 ATTENTION = """function (Q[B, H, R, N, E], K[B, H, N, E], V[B, H, N, E]) -> (O) {{
     S[b,h,r,i,j : B,H,R,N,N] = 0.5 * sum(K[b,h,j,e] * Q[b,h,r,i,e]); L[b,h,r,i : B,H,R,N] = logsumexp({0} S[b,h,r,i,j]);
     O[b,h,r,i,e : B,H,R,N,E] = sum({0} V[b,h,j,e] * exp(S[b,h,r,i,j] - L[b,h,r,i])); }}"""
@@ -31,6 +37,13 @@ ROUTINES = {
     "softmax of rows": (SOFTMAX, ((5, 7),), "softmax"),
     "norm of rows": (NORM, ((5, 7), (7,), (7,)), "layer_norm"),
     "norm of images": (PIXELS, ((2, 3, 4, 5),), "layer_norm"),
+    "norm of groups": (GROUPS, ((2, 6, 3, 4), (3, 2), (3, 2)), "group_norm"),
+    "norm over a batch": (BATCH, ((3, 5, 4), (4,), (4,)), "batch_norm"),
+    "norm over a batch of images": (
+        BATCH.replace("p,c", "c,p").replace("P,C", "C,P").replace("P, C", "C, P"),
+        ((3, 4, 5), (4,), (4,)),
+        "batch_norm",
+    ),
     "squared distances": (DISTANCES, ((3, 20, 17), (18, 17, 3)), "squared_distances"),
     "attention": (ATTENTION.format(""), ((2, 2, 3, 17, 4), (2, 2, 17, 4), (2, 2, 17, 4)), "attention"),
     "causal attention": (ATTENTION.format("i >= j ?"), SHAPES, "attention"),
@@ -39,6 +52,7 @@ ROUTINES = {
 OTHERS = {  # alike, but for one thing; torch's softmax of columns depends on the number of threads
     "softmax of columns": (FIRST, ((5, 7),)),
     "another maximum": ("Y[i,j] = exp(X[i,j] - max(X[k,j])) / sum(exp(X[i,k] - max(X[i,l])))", ((5, 5),)),
+    "scaled by images": (BATCH.replace("G[c]", "G[n]").replace("G[C]", "G[N]"), ((3, 5, 4), (3,), (4,))),
     "a part of the rows": ("Y[i,j] = exp(X[i,j] - max(X[i,k])) / sum(exp(X[i,k] - max(X[i,l]))), j < 3", ((5, 7),)),
     "divided by another number": (NORM.replace("mean((X", "0.5 * mean((X"), ((5, 7), (7,), (7,))),
     "products of two differences": (DISTANCES.replace("Y[j,k,b]))", "Y[j,k,0]))"), ROUTINES["squared distances"][1]),

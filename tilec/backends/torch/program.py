@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -129,9 +130,12 @@ def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[
 
     def task(s: Statement) -> Task:
         kept = s.output in flat.outputs
-        return Task(s, defracted[s.output], types, local, names, options, kept)
+        return Task(s, defracted[s.output], types, local, names, options, kept, fresh=fresh)
 
     steps = _steps(flat, types, options)
+    readers = Counter(t for s in flat.statements for t in dict.fromkeys(reads(s)))
+    given = {s.output for step in steps if isinstance(step, LibraryCall) for s in step.results}
+    fresh = frozenset(t for t in given if t not in flat.outputs and readers[t] == 1)
     dead = _last_reads(replace(flat, statements=tuple(s for step in steps for s in step.members)))
     while steps:
         first = steps[0]

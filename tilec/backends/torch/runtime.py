@@ -26,6 +26,10 @@ from tilec.backends.torch.keyed_products import multiplied_as_stored
 from tilec.backends.torch.keyed_products import products_by_key as products_by_key
 from tilec.backends.torch.library.runtime import attention_and_logarithms as attention_and_logarithms
 from tilec.backends.torch.library.runtime import attention_gradient as attention_gradient
+from tilec.backends.torch.library.runtime import batch_norm_and_statistics as batch_norm_and_statistics
+from tilec.backends.torch.library.runtime import batch_norm_gradient as batch_norm_gradient
+from tilec.backends.torch.library.runtime import group_norm_and_statistics as group_norm_and_statistics
+from tilec.backends.torch.library.runtime import group_norm_gradient as group_norm_gradient
 from tilec.backends.torch.library.runtime import layer_norm_and_statistics as layer_norm_and_statistics
 from tilec.backends.torch.library.runtime import layer_norm_gradient as layer_norm_gradient
 from tilec.backends.torch.library.runtime import softmax_and_statistics as softmax_and_statistics
@@ -33,6 +37,7 @@ from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gra
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
 from tilec.backends.torch.selection import all_within as all_within
 from tilec.backends.torch.selection import choose as choose
+from tilec.backends.torch.selection import compared as compared
 from tilec.backends.torch.selection import elements_at as elements_at
 from tilec.backends.torch.selection import taken as taken
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,7 +13,21 @@ _BITS = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
 }
+_COMPARED = (torch.float32, torch.float64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _FEWEST = 8192  # elements from which on it pays
+
+
+def compared(test: Callable[..., Tensor], a: Tensor, b: Tensor | float) -> Tensor:
+    """`test(a, b)` of tensors of one type, or a tensor and a number. On a CPU torch goes element by element where the
+    result is a truth, several at a time where it is of the operands' type."""
+    most = max(t.numel() for t in (a, b) if isinstance(t, Tensor))
+    if a.dtype not in _COMPARED or a.device.type != "cpu" or most < _FEWEST:
+        return test(a, b)
+    shape = torch.broadcast_shapes(a.shape, b.shape) if isinstance(b, Tensor) else a.shape
+    like = next(t for t in (a, b) if isinstance(t, Tensor) and t.numel() == most)
+    kept = like.shape == shape  # else torch's result would be laid out as the operand that has all points
+    found = test(a, b, out=torch.empty_like(like) if kept else like.new_empty(shape))
+    return found.view(torch.bool) if found.element_size() == 1 else found.to(torch.bool)
 
 
 def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | None = None) -> Tensor:

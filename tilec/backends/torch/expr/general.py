@@ -19,7 +19,7 @@ from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, accesses_in, walk
+from tilec.ir.program import Access, Call, accesses_in, reads, walk
 
 COMBINE = {a.name: a.torch.combine for a in AGGREGATIONS.values() if a.torch}
 REDUCE = {a.name: a.torch.reduce for a in AGGREGATIONS.values() if a.torch}
@@ -286,7 +286,8 @@ class _Body:
         if task.returned and (spread or code in self.frame.views):
             of = self.frame.backward.get(code)
             copied = f"{_atom(code)}.clone(memory_format=torch.contiguous_format)"
-            code = copied if of is None else f"rt.owned({code}, {of})"
+            own = set(reads(task.flat)) <= task.fresh and not spread
+            code = f"{_atom(code)}.contiguous()" if own else copied if of is None else f"rt.owned({code}, {of})"
         return [f"{task.out} = {code}"]
 
 

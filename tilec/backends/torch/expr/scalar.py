@@ -26,6 +26,7 @@ WITH_OUT = frozenset(
     "exp log sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh sigmoid erf floor ceil round log1p expm1 abs recip "
     "pow max min atan2 logaddexp".split()
 )
+MANY = 8192  # elements from which on a call in place of an operator pays
 DEEPEST = 24  # operators nested in one Python expression
 
 
@@ -261,6 +262,9 @@ class TorchScalars(ScalarWriter):
         operands = [(self.tensor if _tensors_only(function) else self.cast)(a, common) for a in args]
         if args[0].number is not None:
             operands[0] = self.tensor(args[0], common)
+        points = math.prod(self.frame.domain.extent[v] for v in frozenset().union(*(a.variables for a in args)))
+        if points >= MANY:
+            return f"rt.compared(torch.{function}, {', '.join(operands)})"
         return (FUNCTIONS[function].torch or "").format(*operands)
 
 

@@ -24,7 +24,8 @@ MOST_WRITTEN_CLASSES = 64  # residue classes written out one by one; beyond that
 
 @dataclass(frozen=True)
 class Task:
-    """`local`: Python names of the tensors. `returned`: the caller gets the output, so it must own its memory."""
+    """`local`: Python names of the tensors. `returned`: the caller gets the output, so it must own its memory. `fresh`:
+    tensors with memory of their own that one statement reads and nobody else."""
 
     flat: Statement
     defracted: Statement
@@ -33,6 +34,7 @@ class Task:
     names: FreshNames
     options: Options
     returned: bool
+    fresh: frozenset[str] = frozenset()
 
     @property
     def type(self) -> TensorType:

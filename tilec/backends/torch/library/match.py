@@ -26,6 +26,7 @@ from tilec.ir.program import (
     Name,
     Pad,
     Statement,
+    children,
     index_variables,
     substitute,
     walk,
@@ -94,13 +95,11 @@ class Matcher:
 
     def _functions(self, e: Expr, among: Mapping[str, Statement]) -> set[str]:
         """Those that a value is made of, but products, which may be written otherwise."""
-        found: set[str] = set()
-        for x in walk(e):
-            if isinstance(x, Call) and x.function not in _PRODUCT:
-                found.add(x.function)
-            elif isinstance(x, Access) and (inner := self._inner(x, among)) is not None:
-                found |= self._functions(inner, among)
-        return found
+        if isinstance(e, Access):
+            inner = self._inner(e, among)
+            return set() if inner is None else self._functions(inner, among)
+        found = {e.function} - {*_PRODUCT} if isinstance(e, Call) else set()
+        return found.union(*(self._functions(x, among) for x in children(e)))
 
     def _placed(
         self, pack: Mapping[str, str], sizes: Mapping[str, int], packs: Sequence[str], match: Occurrence

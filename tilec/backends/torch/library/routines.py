@@ -1,8 +1,9 @@
 """The table of torch's routines: what each computes, as statements in Tile, and the text of its call.
 
 Each gives what the statements give up to rounding, at infinities and NaN too, or else None, where values are not those
-that it is right for; and a row's result depends on no other row, however many threads there are. Of a layer norm, a
-row's gradient may have an infinity for a NaN where cotangents are infinite, and a row whose variance overflows is NaN.
+that it is right for; and a row's result depends on no other row, however many threads there are (but the statistics of
+a batch whose channels lie side by side, which every thread has a part of). Of a layer norm, a row's gradient may have
+an infinity for a NaN where cotangents are infinite, and a row whose variance overflows is NaN.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from tilec.backends.torch.library.masks import mask_axes
 from tilec.backends.torch.library.match import Occurrence, Pattern
@@ -109,6 +110,62 @@ _SCORES = "S[b,r,i,j : B,R,I,J] = +(Q[b,r,i,e] * K[b,j,e]); D[b,r,i,j : B,R,I,J]
 _WEIGHTS = "P[b,r,i,j : B,R,I,J] = exp(D[b,r,i,j] - L[b,r,i]);"
 
 
+def _in_order(variables: str, m: Occurrence) -> bool:
+    """Do the axes of these variables follow each other in the first tensor, so that nothing is moved?"""
+    axes = m.tensors["X"][1]
+    return axes == tuple(a for v in variables for a in sorted(m.axes[v], key=axes.index)) and all(m.sizes.values())
+
+
+def _channel_norms(variables: str, alone: str, summed: str, call: str) -> tuple[Routine, ...]:
+    """Norms scaled by channels, with statistics of what is `alone`, `summed` over the others: values, and gradients by
+    the input, with the sums of which those of scale and shift are made. `variables`: of the input."""
+    channels = variables.strip("ns")
+    x, own, of = (",".join(v) for v in (variables, alone, channels))
+    shapes = {v: v.upper() if v != "n" else "N" for v in variables}
+    size, stat, scale = (",".join(shapes[v] for v in t) for t in (variables, alone, channels))
+    each = "".join(f" / {shapes[v]}" for v in summed)
+    r, centred = f"rsqrt(V[{own}] + E[])", f"(X[{x}] - M[{own}])"
+    inside, outside = (f" * A[{of}]", "") if own != of else ("", f" * A[{of}]")
+    given, read = f"X[{size}], A[{scale}], E[]", (("X", variables), ("A", channels))
+    sums = f"F[{of} : {scale}] = +(D[{x}] * {centred} * {r}); O[{of} : {scale}] = +(D[{x}]);" * (own != of)
+    gradient = f"""({given}, M[{stat}], V[{stat}], D[{size}]) -> (Z) {{ {sums}
+        T[{own} : {stat}] = +(D[{x}] * {centred}{inside}); U[{own} : {stat}] = +(D[{x}]{inside});
+        P[{own} : {stat}] = T[{own}]{outside} * -1.0 * {r} * {r} * {r} * 0.5;
+        Z[{x} : {size}] = D[{x}] * {r} * A[{of}] + P[{own}]{each} * {centred} * 2
+            + (U[{own}] * -1.0 * {r}{outside} + -1.0 * P[{own}]{each} * (M[{own}] - M[{own}]) * 2){each}; }}"""
+    statistics = (("D", variables), *read, ("M", alone), ("V", alone))
+
+    def routine(
+        text: str, source: str, roots: tuple[str, ...], gives: str, reads: tuple[tuple[str, str], ...]
+    ) -> Routine:
+        axes = {"Z": variables, "Y": variables, "M": alone, "V": alone}
+        results = tuple((t, axes.get(t, channels)) for t in gives)
+        admits = partial(_in_order, variables)
+        return Routine(text, source, roots, results, reads, "ns", ("rsqrt",), flat=True, fallible=True, admits=admits)
+
+    return (
+        routine(
+            f"rt.{call}_and_statistics({{X}}, {{A}}, {{B}}, {{E}})",
+            f"""({given}, B[{scale}]) -> (Y) {{ T[{own} : {stat}] = +(X[{x}]); M[{own} : {stat}] = T[{own}]{each};
+                U[{own} : {stat}] = +({centred} * {centred}); V[{own} : {stat}] = U[{own}]{each};
+                Y[{x} : {size}] = {centred} * {r} * A[{of}] + B[{of}]; }}""",
+            ("Y",),
+            "YMV",
+            (*read, ("B", channels)),
+        ),
+        *(
+            routine(
+                f"rt.{call}_gradient({{D}}, {{X}}, {{A}}, {{M}}, {{V}}, {{E}}, {len(gives)})",
+                gradient,
+                roots,
+                gives,
+                statistics,
+            )
+            for roots, gives in ([(("Z", "F", "O"), "ZFO"), (("Z",), "Z")] if sums else [(("Z",), "ZTU")])
+        ),
+    )
+
+
 def _distant(m: Occurrence) -> bool:
     return m.extent("e") >= 16 and min(m.extent("i"), m.extent("j")) >= 16
 
@@ -205,6 +262,8 @@ ROUTINES: tuple[Routine, ...] = (
     ),
     *(_layer_norm(scale, shift) for scale, shift in (("G", "B"), ("G", ""), ("", ""))),
     *map(_layer_norm_gradient, ("G", "")),
+    *_channel_norms("ngks", "ng", "ks", "group_norm"),
+    *_channel_norms("nks", "k", "ns", "batch_norm"),
     *_attention(True),
     *_attention(False),
 )

@@ -30,11 +30,17 @@ def layer_norm_and_statistics(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """With means and variances; `dims` are the last ones."""
     y, mean, reciprocal = torch.native_layer_norm(x, x.shape[dims[0] :], _normal(scale), _normal(shift), eps)
+    mean, variance = _moments(x, mean, reciprocal, dims, eps)
+    return y, mean.view(x.shape[: dims[0]]), variance.view(x.shape[: dims[0]])
+
+
+def _moments(x: Tensor, mean: Tensor, reciprocal: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor]:
+    """Means and variances of what a norm gives beside its result."""
     variance = reciprocal.pow(-2).sub_(eps)
     if not askable(variance) or not bool((variance > eps).all()):  # what is left of it beside eps is not exact
         mean = x.mean(tuple(dims), keepdim=True)  # torch's is NaN where an element is infinite
         variance = (x - mean).square_().mean(tuple(dims), keepdim=True)
-    return y, mean.view(x.shape[: dims[0]]), variance.view(x.shape[: dims[0]])
+    return mean, variance
 
 
 def layer_norm_gradient(
@@ -49,12 +55,59 @@ def layer_norm_gradient(
     return (found[0],)
 
 
+def group_norm_and_statistics(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Of [images, groups, channels of a group, pixels], with means and variances of each group. None where torch's sum
+    of two products may be NaN for an infinity."""
+    n, g, c, s = x.shape
+    flat = scale.contiguous().view(g * c), shift.contiguous().view(g * c)
+    y, mean, reciprocal = torch.native_group_norm(x.reshape(n, g * c, s).contiguous(), *flat, n, g * c, s, g, eps)
+    mean, variance = _moments(x, mean.view(n, g, 1, 1), reciprocal.view(n, g, 1, 1), (2, 3), eps)
+    return (y.view(n, g, c, s), mean.view(n, g), variance.view(n, g)) if finite(scale, variance) else None
+
+
+def group_norm_gradient(
+    d: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, eps: float, count: int
+) -> tuple[Tensor, ...] | None:
+    """The first so many of the input's and those of scale and shift; likewise."""
+    n, g, c, s = x.shape
+    operands = (t.reshape(n, g * c, s).contiguous() for t in (d, x))
+    statistics = mean.contiguous(), torch.rsqrt(variance + eps).contiguous(), scale.contiguous().view(g * c)
+    backward = torch.ops.aten.native_group_norm_backward
+    dx, *others = backward(*operands, *statistics, n, g * c, s, g, [True] * 3)
+    found = dx.view(n, g, c, s), *(t.view(g, c) for t in others)
+    return found[:count] if finite(scale, variance, *others) else None
+
+
+def batch_norm_and_statistics(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Of [images, channels, pixels], with means and variances of each channel; likewise."""
+    flat = scale.contiguous(), shift.contiguous()
+    y, mean, reciprocal = torch.native_batch_norm(x.contiguous(), *flat, None, None, True, 0.0, eps)
+    mean, variance = _moments(x, mean.view(1, -1, 1), reciprocal.view(1, -1, 1), (0, 2), eps)
+    return (y, mean.view(-1), variance.view(-1)) if finite(scale, variance) else None
+
+
+def batch_norm_gradient(
+    d: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, eps: float, count: int
+) -> tuple[Tensor, ...] | None:
+    """The first so many of the input's and the sums of which those of scale and shift are made; likewise."""
+    reciprocal = torch.rsqrt(variance + eps)
+    statistics = scale.contiguous(), None, None, mean.contiguous(), reciprocal
+    backward = torch.ops.aten.native_batch_norm_backward
+    dx, by_scale, by_shift = backward(d.contiguous(), x.contiguous(), *statistics, True, eps, [True] * 3)
+    found = dx, by_scale / reciprocal, by_shift
+    return found[:count] if finite(scale, variance, *found[1:]) else None
+
+
 def _normal(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.contiguous()
 
 
-_SURE = 1 / 8  # of the squared lengths: what cancels leaves the difference at least 21 of 24 bits
-_MOST_UNSURE = 1 / 16  # of the elements
+_CERTIFIED = 1 / 8  # of the squared lengths: what cancels leaves the difference at least 21 of 24 bits
+_MOST_BELOW = 1 / 16  # of the elements
 _TOGETHER = 2**17  # elements
 
 
@@ -73,11 +126,11 @@ def squared_distances(x: Tensor, y: Tensor) -> tuple[Tensor] | None:
         rows = slice(n, n + step)
         lengths = own[:, rows] + others
         part = torch.baddbmm(lengths, u[:, rows], v.mT, alpha=-2)
-        margin = torch.sub(part, lengths, alpha=_SURE)
+        margin = torch.sub(part, lengths, alpha=_CERTIFIED)
         least = float(margin.amin())
         if not least >= 0:
             b, i, j = torch.nonzero(margin < 0, as_tuple=True)
-            if math.isnan(least) or len(b) > _MOST_UNSURE * margin.numel():
+            if math.isnan(least) or len(b) > _MOST_BELOW * margin.numel():
                 return None
             part[b, i, j] = (x[b, i + n] - y[b, j]).square_().sum(1)
         out[:, rows] = part
