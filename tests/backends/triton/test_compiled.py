@@ -17,7 +17,7 @@ from support.tiers import slow_but
 
 import tilec
 from tilec import spec
-from tilec.backends.triton.runtime import compiled, executable
+from tilec.backends.triton.runtime import compiled, executable, launcher
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.ir.aggregations import AGGREGATIONS, Aggregation
 
@@ -262,3 +262,18 @@ def test_a_plan_compiles_all_its_kernels_at_once(source, inputs, budget, monkeyp
     assert compiled == at_once and len(compiled) > 1
     counts = {name: compiled.count(name) for name in compiled if name.startswith("sort")}
     assert counts in ({}, dict.fromkeys(("sort_digits", "sort_bases", "sort_moved", "sort_starts"), 1))
+
+
+def test_a_sort_in_two_passes_needs_no_launcher_of_tritons(monkeypatch) -> None:
+    """Its passes share kernels, and the first call runs as later ones do once each launch has its own: for a launcher
+    Triton runs a C compiler."""
+    stand_in(monkeypatch)
+    asked: list[object] = []
+    monkeypatch.setattr(launcher, "_entry", lambda kernel, rounded: asked.append(kernel))
+    monkeypatch.setattr(launcher, "native", lambda: True)
+    monkeypatch.setattr(launcher, "_loaded", lambda kernel: 7)
+    monkeypatch.setattr(executable, "native_plan", lambda *given: lambda *inputs: inputs[:1])
+    source = "function (G[T, D], I[T]) -> (E) { E[I[t], d : 50000, D] = +(G[t, d]); }"
+    given = [torch.empty(8192, 64, device="meta"), torch.empty(8192, dtype=torch.int64, device="meta")]
+    tilec.compile(source, backend="triton")(*given)
+    assert not asked
