@@ -264,16 +264,31 @@ def test_a_plan_compiles_all_its_kernels_at_once(source, inputs, budget, monkeyp
     assert counts in ({}, dict.fromkeys(("sort_digits", "sort_bases", "sort_moved", "sort_starts"), 1))
 
 
-def test_a_sort_in_two_passes_needs_no_launcher_of_tritons(monkeypatch) -> None:
-    """Its passes share kernels, and the first call runs as later ones do once each launch has its own: for a launcher
-    Triton runs a C compiler."""
+PRODUCT = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"
+
+
+@pytest.mark.parametrize(
+    ("source", "inputs"),
+    [
+        (
+            "function (G[T, D], I[T]) -> (E) { E[I[t], d : 50000, D] = +(G[t, d]); }",
+            (((8192, 64), "float32"), ((8192,), "int64")),
+        ),
+        (PRODUCT, (((2048, 2048), "bfloat16"), ((2048, 2048), "bfloat16"))),
+    ],
+    ids=["a sort in two passes", "tensor maps"],
+)
+def test_a_first_call_needs_no_launcher_of_tritons(source, inputs, monkeypatch) -> None:
+    """It runs as later ones do, each launch with a kernel: for a launcher Triton runs a C compiler."""
     stand_in(monkeypatch)
     asked: list[object] = []
     monkeypatch.setattr(launcher, "_entry", lambda kernel, rounded: asked.append(kernel))
-    monkeypatch.setattr(launcher, "native", lambda: True)
+    monkeypatch.setattr(launcher, "_encoder", lambda known, rounded: lambda made, number: [made])
+    monkeypatch.setattr(launcher, "_parameters", lambda kernel, launch: {})
     monkeypatch.setattr(launcher, "_loaded", lambda kernel: 7)
+    monkeypatch.setattr(launcher, "native", lambda: True)
     monkeypatch.setattr(executable, "native_plan", lambda *given: lambda *inputs: inputs[:1])
-    source = "function (G[T, D], I[T]) -> (E) { E[I[t], d : 50000, D] = +(G[t, d]); }"
-    given = [torch.empty(8192, 64, device="meta"), torch.empty(8192, dtype=torch.int64, device="meta")]
-    tilec.compile(source, backend="triton")(*given)
+    given = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in inputs]
+    function = tilec.compile(source, backend="triton")
+    function(*given)
     assert not asked
