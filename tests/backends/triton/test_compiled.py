@@ -16,7 +16,8 @@ from support.no_device import stand_in
 from support.tiers import slow_but
 
 import tilec
-from tilec import spec
+from tilec import spec, specialise
+from tilec.backends.triton import TritonBackend
 from tilec.backends.triton.runtime import compiled, executable, launcher
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.ir.aggregations import AGGREGATIONS, Aggregation
@@ -280,7 +281,8 @@ PRODUCT = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k
 )
 def test_a_first_call_needs_no_launcher_of_tritons(source, inputs, monkeypatch) -> None:
     """It runs as later ones do, each launch with a kernel: for a launcher Triton runs a C compiler."""
-    stand_in(monkeypatch)
+    compiled = stand_in(monkeypatch)
+    monkeypatch.setattr(specialise, "choose_backend", lambda name, device, target=None: TritonBackend(target, False))
     asked: list[object] = []
     monkeypatch.setattr(launcher, "_entry", lambda kernel, rounded: asked.append(kernel))
     monkeypatch.setattr(launcher, "_encoder", lambda known, rounded: lambda made, number: [made])
@@ -289,6 +291,5 @@ def test_a_first_call_needs_no_launcher_of_tritons(source, inputs, monkeypatch) 
     monkeypatch.setattr(launcher, "native", lambda: True)
     monkeypatch.setattr(executable, "native_plan", lambda *given: lambda *inputs: inputs[:1])
     given = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in inputs]
-    function = tilec.compile(source, backend="triton")
-    function(*given)
-    assert not asked
+    tilec.compile(source, backend="triton")(*given)
+    assert compiled and not asked
