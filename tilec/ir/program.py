@@ -27,8 +27,7 @@ def kept_hash(*fields: str) -> Callable[[Any], int]:
     key = attrgetter(*fields)
 
     def hashed(node: Any) -> int:
-        kept = node.__dict__.get("_hash")
-        if kept is None:
+        if (kept := node.__dict__.get("_hash")) is None:
             kept = node.__dict__["_hash"] = hash(key(node))
         return kept
 
@@ -218,7 +217,7 @@ class Statement(Guarded):
 
 
 GuardedNode = TypeVar("GuardedNode", Statement, Aggregate)
-Found = TypeVar("Found")
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -306,7 +305,7 @@ def walk(*roots: Expr) -> Iterator[Expr]:
             yield from _kept(e, "_below", _below)
 
 
-def _kept(e: Expr, name: str, find: Callable[[Expr], Found]) -> Found:
+def _kept(e: Expr, name: str, find: Callable[[Expr], Kept]) -> Kept:
     """What is found of an expression, kept with it: passes ask again of what they leave alone."""
     return e.__dict__.get(name) or e.__dict__.setdefault(name, find(e))
 
@@ -315,7 +314,8 @@ def _below(e: Expr) -> tuple[Expr, ...]:
     found, stack = list[Expr](), list(children(e)[::-1])
     while stack:
         found.append(x := stack.pop())
-        stack += children(x)[::-1]
+        if type(x) in _CHILDREN:
+            stack += _CHILDREN[type(x)](x)[::-1]
     return tuple(found)
 
 
