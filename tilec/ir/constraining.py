@@ -52,23 +52,21 @@ def demands(*roots: Expr | None, own: str | None = None) -> tuple[Demand, ...]:
 
 
 def _collect(e: Expr, own: str | None, found: dict[Demand, None]) -> None:
-    match e:
-        case Pad():
-            _collect(e.value, own, found)
-        case Aggregate():
-            pass
-        case Call("select", (condition, a, b)):
-            _collect(condition, own, found)
-            yes, no = demands(a, own=own), demands(b, own=own)
-            found.update(dict.fromkeys(d for d in yes if d in no))
-            yes, no = tuple(d for d in yes if d not in found), tuple(d for d in no if d not in found)
-            if yes or no:
-                found.setdefault(Branch(condition, yes, no))
-        case _:
-            if isinstance(e, Access) and e.tensor != own:
-                found.setdefault(e)
-            for child in children(e):
-                _collect(child, own, found)
+    if type(e) is Pad:
+        _collect(e.value, own, found)
+    elif type(e) is Call and e.function == "select":
+        condition, a, b = e.args
+        _collect(condition, own, found)
+        yes, no = demands(a, own=own), demands(b, own=own)
+        found.update(dict.fromkeys(d for d in yes if d in no))
+        yes, no = tuple(d for d in yes if d not in found), tuple(d for d in no if d not in found)
+        if yes or no:
+            found.setdefault(Branch(condition, yes, no))
+    elif type(e) is not Aggregate:
+        if type(e) is Access and e.tensor != own:
+            found.setdefault(e)
+        for child in children(e):
+            _collect(child, own, found)
 
 
 def _together(wanted: Iterable[Demand]) -> Iterator[Demand]:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tilec.errors import AffineMistake
@@ -27,6 +27,7 @@ from tilec.ir.program import (
     Pad,
     Statement,
     index_variables,
+    kept_hash,
     map_values,
     rebuild,
     walk,
@@ -58,6 +59,7 @@ class Affine:
 
     terms: tuple[tuple[Expr, Fraction], ...] = ()
     constant: Fraction = _ZERO
+    __getstate__, __hash__ = Expr.__getstate__, kept_hash("terms", "constant")
 
     @staticmethod
     def of(
@@ -85,10 +87,7 @@ class Affine:
         return Affine.of(((Index(name), c) for name, c in coefficients.items()), constant)
 
     def coefficient(self, name: str) -> Fraction:
-        for atom, c in self.terms:
-            if type(atom) is Index and atom.name == name:
-                return c
-        return _ZERO
+        return next((c for atom, c in self.terms if type(atom) is Index and atom.name == name), _ZERO)
 
     def variables(self) -> tuple[str, ...]:
         """Index variables that stand in the form directly, not inside an atom."""
@@ -98,7 +97,7 @@ class Affine:
         """The terms that are no index variables."""
         return tuple(a for a, _ in self.terms if not isinstance(a, Index))
 
-    @property
+    @cached_property
     def is_affine(self) -> bool:
         """No atoms: affine in the index variables alone."""
         return all(isinstance(a, Index) for a, _ in self.terms)
@@ -108,7 +107,7 @@ class Affine:
         """An integer wherever the variables and atoms are."""
         return self.constant.denominator == 1 and all(c.denominator == 1 for _, c in self.terms)
 
-    @property
+    @cached_property
     def bare(self) -> str | None:
         """The name, where the form is one index variable and nothing else."""
         if len(self.terms) == 1:
@@ -395,6 +394,6 @@ def as_stored(variables: Sequence[str], moving: Collection[str], operands: Seque
 
 def distinct_variables(index: Sequence[Expr] | None) -> tuple[str, ...] | None:
     """The variables of an index each part of which is one of its own; None for any other index."""
-    names = [linear(e).bare for e in index or ()]
+    names = [e.name if type(e) is Index else linear(e).bare for e in index or ()]
     found = tuple(v for v in names if v is not None)
     return found if len(found) == len(names) == len(set(found)) else None

@@ -22,6 +22,18 @@ def _span() -> Span | None:
     return field(default=None, compare=False, repr=False, kw_only=True)
 
 
+def kept_hash(*fields: str) -> Callable[[Any], int]:
+    """`__hash__` of a node by these fields, found once."""
+    key = attrgetter(*fields)
+
+    def hashed(node: Any) -> int:
+        if (kept := node.__dict__.get("_hash")) is None:
+            kept = node.__dict__["_hash"] = hash(key(node))
+        return kept
+
+    return hashed
+
+
 class Expr:
     """Base of expressions; the operators build calls and nothing else."""
 
@@ -74,6 +86,7 @@ class Index(Expr):
 
     name: str
     span: Span | None = _span()
+    __hash__ = kept_hash("name")
 
 
 @dataclass(frozen=True)
@@ -91,12 +104,7 @@ class Access(Expr):
     tensor: str
     index: tuple[Expr, ...]
     span: Span | None = _span()
-
-    def __hash__(self) -> int:
-        kept: int | None = self.__dict__.get("_hash")
-        if kept is None:
-            kept = self.__dict__["_hash"] = hash((self.tensor, self.index))
-        return kept
+    __hash__ = kept_hash("tensor", "index")
 
 
 @dataclass(frozen=True)
@@ -123,12 +131,7 @@ class Call(Expr):
     function: str
     args: tuple[Expr, ...]
     span: Span | None = _span()
-
-    def __hash__(self) -> int:
-        kept: int | None = self.__dict__.get("_hash")
-        if kept is None:
-            kept = self.__dict__["_hash"] = hash((self.function, self.args))
-        return kept
+    __hash__ = kept_hash("function", "args")
 
 
 @dataclass(frozen=True)
@@ -212,16 +215,9 @@ class Statement(Guarded):
     def _reads_itself(self) -> bool:
         return bool(self_reads(self))
 
-    @cached_property
-    def _accesses(self) -> tuple[Access, ...]:
-        return tuple(accesses_in(self.body, self.guard))
-
-    @cached_property
-    def _variables(self) -> tuple[str, ...]:
-        return index_variables(*(self.index or ()), self.body, *self.guards, *(c.expr for c in self.constraints))
-
 
 GuardedNode = TypeVar("GuardedNode", Statement, Aggregate)
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -303,12 +299,24 @@ def _access(e: Expr) -> Access:
 
 def walk(*roots: Expr) -> Iterator[Expr]:
     """The expressions and all below them, parents first, left to right."""
-    stack = list(roots[::-1])
-    while stack:
-        e = stack.pop()
+    for e in roots:
         yield e
-        if (below := _CHILDREN.get(type(e))) is not None:
-            stack += below(e)[::-1]
+        if type(e) in _CHILDREN:
+            yield from _kept(e, "_below", _below)
+
+
+def _kept(e: Expr, name: str, find: Callable[[Expr], Kept]) -> Kept:
+    """What is found of an expression, kept with it: passes ask again of what they leave alone."""
+    return e.__dict__.get(name) or e.__dict__.setdefault(name, find(e))
+
+
+def _below(e: Expr) -> tuple[Expr, ...]:
+    found, stack = list[Expr](), list(children(e)[::-1])
+    while stack:
+        found.append(x := stack.pop())
+        if type(x) in _CHILDREN:
+            stack += _CHILDREN[type(x)](x)[::-1]
+    return tuple(found)
 
 
 def node_count(e: Expr) -> int:
@@ -317,9 +325,7 @@ def node_count(e: Expr) -> int:
 
 def accesses_in(*roots: Expr | None) -> Iterator[Access]:
     """The reads of tensors in expressions, those in indices and paddings too."""
-    for root in roots:
-        if root is not None:
-            yield from (e for e in walk(root) if isinstance(e, Access))
+    return (e for root in roots if root is not None for e in walk(root) if type(e) is Access)
 
 
 def substitute(e: Expr, index: dict[str, Expr]) -> Expr:
@@ -356,21 +362,17 @@ def map_values(s: GuardedNode, f: Callable[[Expr], Expr]) -> GuardedNode:
 def index_variables(*roots: Expr) -> tuple[str, ...]:
     """Free index variables in order of first appearance; those that a nested aggregation binds are left out."""
     found: dict[str, None] = {}
-    _add_index_variables(roots, frozenset(), found)
+    for e in roots:
+        if type(e) is Index:
+            found[e.name] = None
+        elif type(e) in _CHILDREN:
+            found.update(dict.fromkeys(_kept(e, "_variables", _variables_in)))
     return tuple(found)
 
 
-def _add_index_variables(roots: tuple[Expr, ...], hidden: frozenset[str], found: dict[str, None]) -> None:
-    stack = list(roots[::-1])
-    while stack:
-        e = stack.pop()
-        if type(e) is Index:
-            if e.name not in hidden:
-                found[e.name] = None
-        elif type(e) is Aggregate:
-            _add_index_variables(children(e), hidden.union(e.bound), found)
-        elif (below := _CHILDREN.get(type(e))) is not None:
-            stack += below(e)[::-1]
+def _variables_in(e: Expr) -> tuple[str, ...]:
+    found = index_variables(*children(e))
+    return tuple([v for v in found if v not in e.bound]) if type(e) is Aggregate else found
 
 
 def reads(s: Statement) -> tuple[str, ...]:
@@ -380,12 +382,12 @@ def reads(s: Statement) -> tuple[str, ...]:
 
 def value_accesses(s: Statement) -> tuple[Access, ...]:
     """The accesses of a statement's body and guard, those in indices and paddings too."""
-    return s._accesses
+    return tuple(accesses_in(s.body, s.guard))
 
 
 def variables_of(s: Statement) -> tuple[str, ...]:
     """The free index variables of a statement, in order of first appearance: index, body, guard, constraints."""
-    return s._variables
+    return index_variables(*(s.index or ()), s.body, *s.guards, *(c.expr for c in s.constraints))
 
 
 def self_reads(s: Statement) -> tuple[Access, ...]:

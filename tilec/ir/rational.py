@@ -110,9 +110,18 @@ class Fraction(fractions.Fraction):
 
 def as_fraction(numerator: int) -> Fraction:
     """The number of an integer, or of what counts as one."""
+    if type(numerator) is int and 0 <= numerator < len(_SMALL):
+        return _SMALL[numerator]
+    return _whole(numerator)
+
+
+def _whole(numerator: int) -> Fraction:
     made = object.__new__(Fraction)
     made._numerator, made._denominator = numerator, 1
     return made
+
+
+_SMALL = [_whole(n) for n in range(33)]
 
 
 def _of(found: Any, sign: int = 1) -> Fraction:

@@ -16,8 +16,9 @@ from support.no_device import stand_in
 from support.tiers import slow_but
 
 import tilec
-from tilec import spec
-from tilec.backends.triton.runtime import compiled, executable
+from tilec import spec, specialise
+from tilec.backends.triton import TritonBackend
+from tilec.backends.triton.runtime import compiled, executable, launcher
 from tilec.backends.triton.runtime.parallel import in_parallel
 from tilec.ir.aggregations import AGGREGATIONS, Aggregation
 
@@ -262,3 +263,33 @@ def test_a_plan_compiles_all_its_kernels_at_once(source, inputs, budget, monkeyp
     assert compiled == at_once and len(compiled) > 1
     counts = {name: compiled.count(name) for name in compiled if name.startswith("sort")}
     assert counts in ({}, dict.fromkeys(("sort_digits", "sort_bases", "sort_moved", "sort_starts"), 1))
+
+
+PRODUCT = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"
+
+
+@pytest.mark.parametrize(
+    ("source", "inputs"),
+    [
+        (
+            "function (G[T, D], I[T]) -> (E) { E[I[t], d : 50000, D] = +(G[t, d]); }",
+            (((8192, 64), "float32"), ((8192,), "int64")),
+        ),
+        (PRODUCT, (((2048, 2048), "bfloat16"), ((2048, 2048), "bfloat16"))),
+    ],
+    ids=["a sort in two passes", "tensor maps"],
+)
+def test_a_first_call_needs_no_launcher_of_tritons(source, inputs, monkeypatch) -> None:
+    """It runs as later ones do, each launch with a kernel: for a launcher Triton runs a C compiler."""
+    compiled = stand_in(monkeypatch)
+    monkeypatch.setattr(specialise, "choose_backend", lambda name, device, target=None: TritonBackend(target, False))
+    asked: list[object] = []
+    monkeypatch.setattr(launcher, "_entry", lambda kernel, rounded: asked.append(kernel))
+    monkeypatch.setattr(launcher, "_encoder", lambda known, rounded: lambda made, number: [made])
+    monkeypatch.setattr(launcher, "_parameters", lambda kernel, launch: {})
+    monkeypatch.setattr(launcher, "_loaded", lambda kernel: 7)
+    monkeypatch.setattr(launcher, "native", lambda: True)
+    monkeypatch.setattr(executable, "native_plan", lambda *given: lambda *inputs: inputs[:1])
+    given = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in inputs]
+    tilec.compile(source, backend="triton")(*given)
+    assert compiled and not asked

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tilec.backends.common.code import slice_text, tuple_text
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.infer import once
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import Types, shapes_in
@@ -176,6 +177,7 @@ def size_of(e: Expr) -> int:
     return e.value
 
 
+@once
 def build_domain(s: Statement, types: Types) -> Domain | None:
     """The domain of a bound statement, None where it has no valid point. Residue variables must have been replaced."""
     shapes = shapes_in(types)

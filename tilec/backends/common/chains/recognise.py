@@ -93,7 +93,8 @@ def _sought(program: Program, types: Types) -> Chained:
 
 def _in_some_form(program: Program, types: Types) -> Chained:
     """The program with its chains, in the first form in which it has some that pay."""
-    parted, known, rewritten = by_rows(program, types)
+    matrices = matrices_of(program, types)
+    parted, known, rewritten = by_rows(program, types, matrices)
     if rewritten:
         found = _chained(parted, known)
         if found.kernels:
@@ -116,7 +117,7 @@ def _in_some_form(program: Program, types: Types) -> Chained:
         if found.kernels:
             other = frozenset(s.output for s in spread_out.statements if s not in program.statements)
             return replace(found, rewritten=other | apart.rewritten | found.rewritten)
-    found = _chained(program, types)
+    found = _chained(program, types, matrices=matrices)
     if found.kernels:
         return has_short_sides(found.kernels.values()) and _rewritten(with_flat_sides, program, types) or found
     small = _small_sums(program, types)
@@ -153,8 +154,8 @@ def _small_sums(program: Program, types: Types) -> set[str]:
     return {n for n, size in sizes.items() if size * TIMES_SMALLER <= max(sizes.values())}
 
 
-def _chained(program: Program, types: Types, stored: Collection[str] = ()) -> Chained:
-    matrices = matrices_of(program, types, stored)
+def _chained(program: Program, types: Types, stored: Collection[str] = (), matrices: Matrices | None = None) -> Chained:
+    matrices = matrices_of(program, types, stored) if matrices is None else matrices
     targets = _canonical(targets_of(program, matrices), matrices)
     kernels = _kernels(program, targets, matrices) if targets else []
     if not kernels or not chains_pay(kernels, matrices, types):

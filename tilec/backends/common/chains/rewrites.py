@@ -52,10 +52,9 @@ BY_TERMS_BYTES = 64
 MOST_TIMES_MADE = 3  # kernels that make the same values of two products sooner than one stores them
 
 
-def by_rows(program: Program, types: Types) -> tuple[Program, Types, frozenset[str]]:
+def by_rows(program: Program, types: Types, matrices: Matrices) -> tuple[Program, Types, frozenset[str]]:
     """The program with aggregations over both sides of a matrix in two steps, types of it, and the outputs of the
     statements that are not the old ones. What a row gives is held in float32."""
-    matrices = matrices_of(program, types)
     names = Names.of(program)
     known = dict(types)
     made: list[Statement] = []

@@ -11,7 +11,7 @@ from tilec.backends.common.chains.chain import Inner
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.ir.functions import ZERO, all_of, call, is_zero, operands_of
 from tilec.ir.index import Affine, distinct_variables, integer, linear, replace_indices
-from tilec.ir.infer import expression_type
+from tilec.ir.infer import expression_type, once
 from tilec.ir.program import (
     Access,
     Call,
@@ -69,6 +69,7 @@ def is_computable(*roots: Expr | None) -> bool:
     return True
 
 
+@once
 def extents_of(s: Statement, types: Types) -> dict[str, int] | None:
     """How many values, from 0 on, each variable has: by the output's shape, or the smallest tensor it indexes bare."""
     index = plain_index(s)
@@ -173,6 +174,7 @@ def is_elementwise(s: Statement) -> bool:
     return s.aggregation in ("assign", "sum") and not reduction_variables(s) and plain_index(s) is not None
 
 
+@once
 def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | None:
     """An inner sum, the statement that makes the output of it element by element, and the variables of the matrix's
     rows and columns."""

@@ -48,6 +48,7 @@ from tilec.native import native
 
 precision = torch.get_float32_matmul_precision
 KernelAction = Callable[[Launched, Mapping[str, torch.Tensor]], None]
+Jobs = dict[tuple, list[Callable[[], object]]]
 
 
 class PlannedCall:
@@ -113,23 +114,26 @@ class PlannedCall:
     def _compile(self, inputs: Sequence[torch.Tensor]) -> None:
         """Compile the plan's kernels at once, each once, over stand-ins for what they are given. What fails here is
         left to the launch itself."""
-        self._of_kernels(dict(zip(self._names, inputs, strict=True)), Launched.compile)
+        jobs = self._of_kernels(dict(zip(self._names, inputs, strict=True)), Launched.compile)
+        for _, *others in jobs.values():  # launches of a kernel that is there by now
+            for job in others:
+                job()
 
     def assemble(self, types: Mapping[str, TensorType]) -> None:
         """The same for aligned inputs of these types, without a word to the device."""
         if self._cuda:
             self._of_kernels({n: _stand_in(types[n].dtype, types[n].shape) for n in self._names}, Launched.assemble)
 
-    def _of_kernels(self, given: dict[str, torch.Tensor], action: KernelAction) -> None:
-        jobs: dict[tuple, Callable[[], object]] = {}
+    def _of_kernels(self, given: dict[str, torch.Tensor], action: KernelAction) -> Jobs:
+        """The action for the first launch of each kernel; for all launches, by kernel."""
+        jobs: Jobs = {}
         self._find_kernels(self.plan, given, action, jobs)
         longest_first = sorted(jobs, key=lambda key: -len(key[0]))
-        in_parallel([jobs[key] for key in longest_first])
+        in_parallel([jobs[key][0] for key in longest_first])
+        return jobs
 
-    def _find_kernels(
-        self, plan: Plan, known: dict[str, torch.Tensor], action: KernelAction, jobs: dict[tuple, Callable[[], object]]
-    ) -> None:
-        """The action for each kernel of a plan and its parts. Parts are given rows of tensors, whose addresses are
+    def _find_kernels(self, plan: Plan, known: dict[str, torch.Tensor], action: KernelAction, jobs: Jobs) -> None:
+        """The action for each launch of a plan and its parts. Parts are given rows of tensors, whose addresses are
         taken for aligned ones. `known`: the plan's inputs, by name."""
         for step in plan.steps:
             for tensor, dtype in made_by(step).items():
@@ -145,7 +149,8 @@ class PlannedCall:
                 continue
             launched = self.bound.of(launch)
             if not launched.known(known):
-                jobs.setdefault(launched.compiled_for(known), partial(self._here, action, launched, dict(known)))
+                job = partial(self._here, action, launched, dict(known))
+                jobs.setdefault(launched.compiled_for(known), []).append(job)
 
     def _here(self, action: KernelAction, launched: Launched, tensors: Tensors) -> None:
         with torch.cuda.device(self._index), contextlib.suppress(TileError):

@@ -90,24 +90,24 @@ class Launched:
         if ready is None:
             return None
         arguments = [
-            (name, self._encoded_map(place) if place in self._maps else v)
+            (name, self._encoded_map(place, ready.encoder) if place in self._maps else v)
             for place, (name, v) in enumerate(self._launch.arguments)
         ]
         return None if any(v is None for _, v in arguments) else ready.given(arguments)
 
-    def _encoded_map(self, place: int) -> EncodedMap | None:
+    def _encoded_map(self, place: int, encode: Callable[[Any, int], list] | None) -> EncodedMap | None:
         """A tensor map as the kernel takes it: the driver's, then sizes and strides. None where it is not Triton
         3.6's."""
         made, name, offset, number = self._maps[place]
+        if encode is None:
+            return None
         with self._lock:
-            self._take_launcher()
             somewhere = torch.empty(1, device="cuda")
             before, made.base.value = made.base.value, somewhere.data_ptr()
             make_context_current()
-            assert self._encode is not None
-            encoded, *numbers = self._encode(made, number)
+            encoded, *numbers = encode(made, number)
             made.base.value = before
-        if not self._lasting or type(encoded).__name__ != "PyCUtensorMap" or type(encoded).__basicsize__ != 256:
+        if type(encoded).__name__ != "PyCUtensorMap" or type(encoded).__basicsize__ != 256:
             return None
         found = ctypes.string_at(id(encoded) + 128, 128)  # behind the object's head, aligned as it must be
         half = len(numbers) // 2
@@ -181,11 +181,10 @@ class Launched:
         ready = _kernels.get(key)
         if ready is None:
             kernel = self._assembled(arguments)
-            parameters = _parameters(kernel, launch)
-            function = None if launch.maps or parameters is None or native() is None else _loaded(kernel)
-            ready = CompiledKernel(kernel, parameters, tuple(rounded), function)
-            if function is None:
-                ready = replace(ready, function=ready.launcher and kernel.function)
+            ready = CompiledKernel(kernel, _parameters(kernel, launch), tuple(rounded), None)
+            launches = launch.maps and ready.encoder is None or ready.parameters is None or native() is None
+            function = None if launches else _loaded(kernel)
+            ready = replace(ready, function=function or ready.launcher and kernel.function)
             _kernels[key] = ready
         for made, *_ in self._maps.values():
             made.base = Address(made.base.dtype)
@@ -283,6 +282,11 @@ class CompiledKernel:
         with LAUNCHER_LOADING:
             return _entry(self.kernel, self.rounded)
 
+    @cached_property
+    def encoder(self) -> Callable[[Any, int], list] | None:
+        """How a tensor map becomes arguments, without a launcher; None where the map is not Triton 3.6's."""
+        return _encoder(getattr(self.kernel.metadata, "tensordesc_meta", None), self.rounded)
+
     def given(self, arguments: Iterable[tuple[str, Any]]) -> DriverLaunch | None:
         """How the driver launches it with these arguments, tensor maps among them encoded."""
         if self.parameters is None or self.function is None:
@@ -299,8 +303,6 @@ class CompiledKernel:
 DriverLaunch = tuple[int, int, int, bool, list[tuple[str, Any]]]
 
 _kernels: dict[tuple, CompiledKernel] = {}  # launches of other sizes share them
-
-
 _thread = threading.local()
 
 
@@ -379,11 +381,19 @@ def _entry(
     if getattr(own, "__closure__", None) is None:
         return own, middle, lambda made, number: [made], False
     free = dict(zip(own.__code__.co_freevars, own.__closure__, strict=True))
-    if {"launcher", "tensordesc_meta"} - free.keys():
+    known = free["tensordesc_meta"].cell_contents if "tensordesc_meta" in free else None
+    encode = _encoder(known, rounded)
+    if encode is None or "launcher" not in free:
         return run, plain, lambda made, number: [made], False
+    return free["launcher"].cell_contents, middle, encode, True
+
+
+def _encoder(known: Sequence[Any] | None, rounded: Sequence[bool]) -> Callable[[Any, int], list] | None:
+    """How the maps of a kernel, of which Triton 3.6 says this, become arguments."""
     from triton.backends.nvidia import driver
 
-    known = free["tensordesc_meta"].cell_contents
+    make = getattr(driver, "make_tensordesc_arg", None)
+    if make is None or make.__code__.co_argcount != 2 or known is None or len(known) != len(rounded):
+        return None
     types = [{**m, "elem_type": TFLOAT32} if r and m else m for m, r in zip(known, rounded, strict=True)]
-    launcher = free["launcher"].cell_contents
-    return launcher, middle, lambda made, number: driver.make_tensordesc_arg(made, types[number]), True
+    return lambda made, number: make(made, types[number])
