@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from tilec.backends.common.blocks.ir import (
     Apply,
@@ -47,6 +48,7 @@ TRITON_REDUCTIONS: Mapping[tuple[str, bool], str] = {
 }
 
 
+@cache
 def template_of(function: str, language: str) -> str:
     """The text of a function of blocks in Triton (`tl`) or Gluon (`gl`), with places for its operands."""
     template = TRITON_FUNCTIONS.get(function) or FUNCTIONS[function].triton

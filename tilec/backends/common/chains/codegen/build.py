@@ -43,7 +43,10 @@ class _Build(Accumulation):
         read = (a for a in accesses_in(*bodies) if a.tensor in kernel.inners)
         products = dict.fromkeys(a for a in read if kernel.inners[a.tensor].left is not None)
         # what takes the longest way from there comes first
-        self._products = sorted(products, key=lambda a: -max(distance(e, a) for e in bodies))
+        several = len(products) > 1
+        self._products = (
+            sorted(products, key=lambda a: -max(distance(e, a) for e in bodies)) if several else [*products]
+        )
 
     def program(self, name: str) -> BlockProgram:
         kernel, b = self.kernel, self.b
