@@ -14,7 +14,6 @@ from tilec.backends.common.chains.values import (
     DOT_DTYPES,
     LONGEST_INNER,
     extents_of,
-    is_affine,
     is_elementwise,
     open_conditions,
     plain_index,
@@ -35,6 +34,7 @@ from tilec.ir.program import (
     value_accesses,
 )
 from tilec.ir.types import TensorType, Types
+from tilec.lattice.conditions import is_affine
 from tilec.transforms.bind.structural import reshape_indices
 from tilec.transforms.util.factors import factors_of
 from tilec.transforms.util.naming import Names, fresh_variable

@@ -15,7 +15,6 @@ from tilec.backends.common.chains.values import (
     SHORT,
     as_inner,
     as_value,
-    bound_of,
     extents_of,
     hidden_outside,
     is_computable,
@@ -47,6 +46,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, TensorType, Types, kind
+from tilec.lattice.conditions import bound_of
 from tilec.transforms.util.factors import Factor, factors_of
 
 REDUCED = ("sum", "max", "min", "logsumexp")

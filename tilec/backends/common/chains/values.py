@@ -31,6 +31,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import FLOATS, NARROW, Types, kind
+from tilec.lattice.conditions import bound_of
 from tilec.transforms.util.factors import Factor, factors_of, factors_of_terms, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
@@ -262,27 +263,6 @@ def _sides(parts: Sequence[Expr], axis: str, extent: Mapping[str, int]) -> tuple
     longest = [max(sorted(g), key=lambda v: extent[v]) for g in (rows, columns)]
     sides = [quotient_of([Factor(x, False) for x in side]) for side in (left, right)]
     return sides[0], sides[1], longest[0], longest[1]
-
-
-def bound_of(e: Expr) -> Affine | None:
-    """The form that is not negative exactly where a comparison of affine integers holds; None for other values."""
-    match e:
-        case Call("ge" | "gt" | "le" | "lt" as order, (a, b)) if is_affine(a) and is_affine(b):
-            x, y = linear(a), linear(b)
-            form = x - y if order in ("ge", "gt") else y - x
-            form = form - 1 if order in ("gt", "lt") else form
-            return form if form.is_affine and form.is_integral else None
-    return None
-
-
-def is_affine(e: Expr) -> bool:
-    """Whether a value is an integer combination of index variables and literals, as an index would be."""
-    match e:
-        case Call("add" | "sub" | "neg" | "mul", args):
-            return all(map(is_affine, args)) and (
-                e.function != "mul" or sum(bool(index_variables(a)) for a in args) < 2
-            )
-    return type(e).__name__ in ("Index", "Int")
 
 
 def rebuilt(e: Expr, change) -> Expr:
