@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tilec.errors import AffineMistake
@@ -108,7 +108,7 @@ class Affine:
         """An integer wherever the variables and atoms are."""
         return self.constant.denominator == 1 and all(c.denominator == 1 for _, c in self.terms)
 
-    @property
+    @cached_property
     def bare(self) -> str | None:
         """The name, where the form is one index variable and nothing else."""
         if len(self.terms) == 1:

@@ -102,7 +102,7 @@ class _Flattened:
         index, extent = plain_index(s), extents_of(s, self.types)
         if sides is None or index is None or extent is None or 0 in extent.values() or s.constraints:
             return None
-        if open_conditions(s, extent, self.types):
+        if open_conditions(s, self.types):
             return None
         dims = _dimensions(index, sides)
         if dims is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache, reduce
+from functools import cache, reduce
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
 from tilec.backends.common.blocks.ir import COMPARED, Value
@@ -114,8 +114,9 @@ class Emitter:
 
     def _read(self, a: Access) -> Value:
         """An element of a tensor, in the tensor's type; 0 where there is none."""
-        condition = self._inside(a, self._within(_variables_of(a)))
-        places = [self.place(linear(e)) for e in a.index]
+        forms = [linear(e) for e in a.index]
+        condition = self._inside(a, self._within(index_variables(*(f.to_expr() for f in forms))))
+        places = [self.place(f) for f in forms]
         return self.b.load(a.tensor, self.types[a.tensor].dtype, places, condition)
 
     def _inside(self, a: Access, condition: Value | None) -> Value | None:
@@ -290,12 +291,6 @@ class Emitter:
             return self.condition(x)
         v = self.value(x, _compute_dtype_of(result))
         return self._round(v, result.dtype) if result.dtype in NARROW else v
-
-
-@lru_cache(4096)
-def _variables_of(a: Access) -> tuple[str, ...]:
-    """The index variables that stand in an access's places in canonical form."""
-    return index_variables(*(linear(e).to_expr() for e in a.index))
 
 
 def _modulus(e: Expr) -> int:
