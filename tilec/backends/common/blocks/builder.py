@@ -101,12 +101,12 @@ class Builder:
         dtype = "bool" if function in COMPARED else args[-1].type.dtype
         return self._add(Apply, (function, args), args, dtype, hint)
 
-    def together(self, function: str, *args: Value | float, hint: str = "t") -> Value:
+    def together(self, function: str, *args: Value | float) -> Value:
         """The same of integers of two types, and of numbers beside values."""
         types = [a.type.dtype for a in args if isinstance(a, Value)]
         dtype = INT64 if {*types} == {INDEX_TYPE, INT64} else types[0]
         alike = [self.cast(a, dtype) if isinstance(a, Value) else self.number(a, dtype) for a in args]
-        return self.apply(function, *alike, hint=hint)
+        return self.apply(function, *alike)
 
     def _folded(self, function: str, args: Sequence[Value]) -> Value | None:
         """Arithmetic of integer literals, sums with 0, products with 1, conditions that are literals."""

@@ -22,14 +22,16 @@ from tilec.backends.common.blocks.ir import (
     results,
 )
 from tilec.errors import InternalMistake
+from tilec.knobs import VERIFY
 
 INDEX_TYPES = ("int32", "int64")
 
 
 def verify_kernel(kernel: BlockProgram) -> BlockProgram:
-    """The kernel itself. Raises InternalMistake where a value is used outside of its scope or before it is defined, or
-    where axes, types or tensors do not fit."""
-    _Verifier(kernel).region(kernel.body)
+    """The kernel itself. With TILEC_VERIFY, raises InternalMistake where a value is used outside of its scope or before
+    it is defined, or where axes, types or tensors do not fit."""
+    if VERIFY.value:
+        _Verifier(kernel).region(kernel.body)
     return kernel
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 
@@ -93,6 +94,7 @@ class BlockText:
     ):
         self.kernel, self.int64_tensors, self.loads, self.factors = kernel, int64_tensors, loads, factors or {}
         self.taken = taken | {"tl", "triton", "libdevice", "range", "float"}
+        self.counts: Counter[str] = Counter()  # numbers from which names are free, by stem
         self.names: dict[int, str] = {}
         self.numbers: dict[int, float | int | bool] = {}
 
@@ -122,10 +124,10 @@ class BlockText:
 
     def named(self, v: Value) -> str:
         base = python_name(v.hint).lower() or "t"
-        name, count = base, 0
-        while name in self.taken:
+        count = self.counts[base]
+        while (name := f"{base}_{count}" if count else base) in self.taken:
             count += 1
-            name = f"{base}_{count}"
+        self.counts[base] = count + 1
         self.taken.add(name)
         self.names[v.number] = name
         return name

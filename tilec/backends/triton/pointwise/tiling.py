@@ -88,7 +88,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         )
     count = space.count(tuple(outputs))
     many = count * points >= MANY_POINTS
-    if many and not few and not taps and _share_terms(space, view, outputs, reductions):
+    if many and not few and not taps and _share_terms(space, outputs, reductions):
         tiling = _of_neighbours(space, outputs)
         enough = ENOUGH_HEAVY if _heavy(space) else TWO_A_MULTIPROCESSOR
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling, enough))
@@ -164,7 +164,7 @@ def _shared_by_neighbours(space: Space, outputs: Sequence[str], reductions: Sequ
     return any(many - v == {outputs[-1]} for v in read) and any(v == many for v in read)
 
 
-def _share_terms(space: Space, view: StridedView, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+def _share_terms(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
     """Whether neighbours along the last output variable read the same of all that is read along the reduction, and
     something else of their own before it: functions of pairs."""
     read = value_accesses(space.statement)
