@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
-from tilec.backends.common.blocks.ir import BlockProgram
+from tilec.backends.common.blocks.ir import BlockProgram, Value
 from tilec.backends.common.blocks.show import served_lines
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.codegen.build import build_kernel
@@ -290,7 +290,7 @@ class _ChainPlanner:
         return self._launched(made, tiling, *self._boxes(made, tiling))
 
     def _launched(
-        self, made: BlockProgram, tiling: Tiling, loads: Mapping[int, BoxLoad], maps: Mapping[str, Descriptor]
+        self, made: BlockProgram, tiling: Tiling, loads: Mapping[Value, BoxLoad], maps: Mapping[str, Descriptor]
     ) -> Launch:
         factors = self._factors(made)
         file = print_kernel(made, self._int64_tensors(made), self._heading(), loads, factors)
@@ -342,7 +342,7 @@ class _ChainPlanner:
         file = warp_roles_file(found, maps, self._int64_tensors(made), self._heading(), tiling.stages)
         return self._launch_of(made, file, maps, tiling, {})
 
-    def _boxes(self, made: BlockProgram, tiling: Tiling) -> tuple[dict[int, BoxLoad], dict[str, Descriptor]]:
+    def _boxes(self, made: BlockProgram, tiling: Tiling) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
         """What the copy engine brings: where there is one, and where the kernel works for long enough that the host's
         work on tensor maps does not show."""
         if self.setting.device.capability != HOPPER or _points(self.kernel) < _MANY or not tiling.boxed:
