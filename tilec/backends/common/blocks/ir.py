@@ -235,19 +235,18 @@ def every_operation(ops: Sequence[Op]) -> Iterator[Op]:
             yield from every_operation(op.body)
 
 
-def _read_in_memory(op: Load | Store) -> tuple[Value, ...]:
-    written = (op.value,) if isinstance(op, Store) else ()
-    return (*op.index, *written, *(() if op.condition is None else (op.condition,)))
+def _given(v: Value | None) -> tuple[Value, ...]:
+    return () if v is None else (v,)
 
 
 _READ: Mapping[type, Callable[[Any], tuple[Value, ...]]] = {
     Apply: attrgetter("args"),
     Cast: lambda op: (op.value,),
-    Load: _read_in_memory,
-    Store: _read_in_memory,
+    Load: lambda op: (*op.index, *_given(op.condition)),
+    Store: lambda op: (*op.index, op.value, *_given(op.condition)),
     Reduce: lambda op: (op.value,),
     CumulativeSum: lambda op: (op.value,),
-    DotOp: lambda op: (op.left, op.right, *(() if op.accumulator is None else (op.accumulator,))),
+    DotOp: lambda op: (op.left, op.right, *_given(op.accumulator)),
     Loop: lambda op: (op.start, op.stop, *op.initial),
 }
 
