@@ -27,6 +27,7 @@ from tilec.ir.program import (
     self_reads,
 )
 from tilec.ir.rational import Fraction
+from tilec.lattice.conditions import bound_of, is_affine
 from tilec.lattice.sets import IntegerSet, Interval, Shapes, bounds_of, depends_on_data, domain, domain_of, interval_of
 
 _ROUNDS = 12  # of carrying intervals; they only shrink, so that stopping early is safe
@@ -198,24 +199,10 @@ def _conditions_of(guard: Expr) -> list[Limit]:
     match guard:
         case Call("and", (a, b)):
             return _conditions_of(a) + _conditions_of(b)
-        case Call("lt" | "le" | "gt" | "ge" | "eq", (a, b)) if _integral(a) and _integral(b):
-            form, name = linear(a) - linear(b), guard.function
-            low = {"gt": 1, "ge": 0, "eq": 0}.get(name, -math.inf)
-            high = {"lt": -1, "le": 0, "eq": 0}.get(name, math.inf)
-            return [Limit(form, low, high)]
-    return []
-
-
-def _integral(e: Expr) -> bool:
-    """Is a value an affine form of index variables with integer coefficients?"""
-    match e:
-        case Index():
-            return True
-        case Call("add" | "sub" | "neg", args):
-            return all(map(_integral, args))
-        case Call("mul", (a, b)):
-            return _integral(a) and _integral(b) and (not index_variables(a) or not index_variables(b))
-    return type(e).__name__ == "Int"
+        case Call("eq", (a, b)) if is_affine(a) and is_affine(b):
+            return [Limit(linear(a) - linear(b), 0, 0)]
+    form = bound_of(guard)
+    return [] if form is None else [Limit(form, 0, math.inf)]
 
 
 def _solved(limit: Limit, v: str, box: Mapping[str, Interval]) -> Interval:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilec.errors import AffineMistake
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Call, Expr, Float, Index, Int
+from tilec.ir.program import Call, Expr, Float, Index, Int, index_variables
 from tilec.lattice.questions import InRange
 
 MOST_PATHS = 64  # through the conditionals of one region that are looked at one by one
@@ -31,6 +31,25 @@ def alternatives(e: Expr, sense: bool) -> list[tuple[InRange, ...]]:
             if x is not None and y is not None:
                 return _compared(e.function, x - y, sense)
     return [()]
+
+
+def bound_of(e: Expr) -> Affine | None:
+    """The form that is not negative exactly where a comparison of affine integers holds; None for other values."""
+    match e:
+        case Call("ge" | "gt" | "le" | "lt" as order, (a, b)) if is_affine(a) and is_affine(b):
+            form = linear(a) - linear(b) if order in ("ge", "gt") else linear(b) - linear(a)
+            return form - 1 if order in ("gt", "lt") else form
+    return None
+
+
+def is_affine(e: Expr) -> bool:
+    """Whether a value is an integer combination of index variables and literals, as an index would be."""
+    match e:
+        case Call("add" | "sub" | "neg", args):
+            return all(map(is_affine, args))
+        case Call("mul", (a, b)):
+            return is_affine(a) and is_affine(b) and not (index_variables(a) and index_variables(b))
+    return isinstance(e, Index | Int)
 
 
 def _truth(e: Expr) -> bool:

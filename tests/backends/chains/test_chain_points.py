@@ -12,7 +12,7 @@ from support.chains import run
 
 import tilec
 from tilec.backends.common.blocks.ir import Loop, Reduce
-from tilec.backends.common.chains import chain, cost, recognise, rewrites
+from tilec.backends.common.chains import cost, recognise, rewrites
 from tilec.backends.common.chains.codegen.build import build_kernel
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.triton.chains.launch import choose_chain_tiling
@@ -143,7 +143,7 @@ def test_only_the_walk_is_laid_out_by_term(monkeypatch):
     monkeypatch.setattr(rewrites, "BY_TERMS_BYTES", 0)
     found = chained()
     (kernel,) = found.kernels.values()
-    assert set(chain.kernel_reads(kernel)) == {"X", "Y_terms", "B_terms"}
+    assert set(kernel.reads) == {"X", "Y_terms", "B_terms"}
     assert found.rewritten >= {"Y_terms", "B_terms"}
     assert {n: found.types[n].shape for n in ("Y_terms", "B_terms")} == {"Y_terms": (3, 64), "B_terms": (4, 64)}
 
@@ -162,7 +162,7 @@ def test_points_of_16_coordinates_have_few_rows():
     stored = {s.output for s in found.program.statements}
     for kernel in found.chains.values():
         assert kernel.elementwise and choose_chain_tiling(kernel, found.types, Setting()).block == 16
-        assert set(chain.kernel_reads(kernel)) <= stored | set(lowered.types)
+        assert set(kernel.reads) <= stored | set(lowered.types)
     assert {"X_terms", "Y_terms"} <= stored
 
 

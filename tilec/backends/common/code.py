@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from tilec.ir.symbolic import is_open_number
 
@@ -28,6 +29,7 @@ class FreshNames:
         return FreshNames(self._taken)
 
 
+@lru_cache(1 << 12)
 def python_name(name: str) -> str:
     """A Tile name, or a part's behind a dot, as a Python name: what Python lacks becomes `_`, and `None` is `None_`."""
     found = name.replace("'", "_").replace(".", "_")

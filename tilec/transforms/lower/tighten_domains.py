@@ -40,6 +40,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
+from tilec.lattice.conditions import bound_of
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, interval_of, shapes_of
 from tilec.transforms.lower.clamps.pieces import is_folded, pieces_of
 from tilec.transforms.lower.move_outputs import moved_back, turned_back
@@ -187,7 +188,7 @@ def _running(s: Statement, shapes: Shapes) -> Statement:
         return s
     tests = operands_of("and", s.guard)
     for test in tests:
-        form = _order(test)
+        form = bound_of(test)
         pair = () if form is None else form.variables()
         if form is None or len(pair) != 2 or len({*pair} & {*names}) != 1:
             continue
@@ -223,19 +224,6 @@ def _pinned(s: Statement, shapes: Shapes) -> Statement:
         rest = replace(s, guard=all_of(t for t in tests if t is not test))
         return _pinned(substitute_affine(rest, {v: Affine.of((), value)}), shapes)
     return s
-
-
-def _order(test: Expr) -> Affine | None:
-    """The form that is not negative where a comparison of sums of index variables holds."""
-    match test:
-        case Call("ge" | "gt" | "le" | "lt", (a, b)) if all(map(_is_whole, (*walk(a), *walk(b)))):
-            form = linear(a) - linear(b) if test.function in ("ge", "gt") else linear(b) - linear(a)
-            return form if test.function in ("ge", "le") else form - 1
-    return None
-
-
-def _is_whole(e: Expr) -> bool:
-    return isinstance(e, (Index, Int)) or (isinstance(e, Call) and e.function in ("add", "sub", "neg"))
 
 
 def _terms(e: Expr) -> Iterator[Expr]:

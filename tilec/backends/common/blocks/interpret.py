@@ -88,7 +88,7 @@ class _Run:
         self, kernel: BlockProgram, tensors: Mapping[str, np.ndarray], written: dict[str, np.ndarray], number: int
     ):
         self.kernel, self.tensors, self.written, self.number = kernel, tensors, written, number
-        self.values: dict[int, np.ndarray] = {}
+        self.values: dict[Value, np.ndarray] = {}
 
     def run(self, ops: Sequence[Op]) -> None:
         for op in ops:
@@ -107,21 +107,21 @@ class _Run:
                     found = np.asarray(self._value(op))
                     shape = tuple(self.kernel.axes[a] for a in op.out.type.axes)
                     assert found.shape == shape, f"{op!r}: {found.shape} is not {shape}"
-                    self.values[op.out.number] = rounded(found, op.out.type.dtype)
+                    self.values[op.out] = rounded(found, op.out.type.dtype)
 
     def _loop(self, op: Loop) -> None:
-        carried = [self.values[v.number] for v in op.initial]
-        for count in range(int(self.values[op.start.number]), int(self.values[op.stop.number]), op.step):
-            self.values[op.counter.number] = np.asarray(count)
-            self.values.update((v.number, x) for v, x in zip(op.carried, carried, strict=True))
+        carried = [self.values[v] for v in op.initial]
+        for count in range(int(self.values[op.start]), int(self.values[op.stop]), op.step):
+            self.values[op.counter] = np.asarray(count)
+            self.values.update(zip(op.carried, carried, strict=True))
             self.run(op.body)
-            carried = [self.values[v.number] for v in op.yielded]
-        self.values.update((v.number, x) for v, x in zip(op.results, carried, strict=True))
+            carried = [self.values[v] for v in op.yielded]
+        self.values.update(zip(op.results, carried, strict=True))
 
     def _spread(self, v: Value, axes: Sequence[str]) -> np.ndarray:
         """The value with dimensions for all of these axes, in their order."""
         shape = [self.kernel.axes[a] if a in v.type.axes else 1 for a in axes]
-        return self.values[v.number].reshape(shape)
+        return self.values[v].reshape(shape)
 
     def _places(self, index: Sequence[Value], condition: Value | None, axes: Sequence[str]):
         if condition is not None:
@@ -150,7 +150,7 @@ class _Run:
                 found = of(*(self._spread(v, out.type.axes) for v in args))
                 return np.broadcast_to(found, [kernel.axes[a] for a in out.type.axes])
             case Cast(_, value):
-                return self.values[value.number]
+                return self.values[value]
             case Load(out, tensor, index, condition, other):
                 places, inside = self._places(index, condition, out.type.axes)
                 x = np.full(inside.shape, other, self.tensors[tensor].dtype)
@@ -162,14 +162,12 @@ class _Run:
                 return x
             case Reduce(_, aggregation, axis, value, careful):
                 place = value.type.axes.index(axis)
-                return NUMPY_REDUCTIONS[aggregation, careful and aggregation != "sum"](
-                    self.values[value.number], axis=place
-                )
+                return NUMPY_REDUCTIONS[aggregation, careful and aggregation != "sum"](self.values[value], axis=place)
             case CumulativeSum(_, axis, value):
-                return np.cumsum(self.values[value.number], axis=value.type.axes.index(axis))
+                return np.cumsum(self.values[value], axis=value.type.axes.index(axis))
             case DotOp(out, axis, left, right, accumulator, _):
-                a = np.moveaxis(self.values[left.number], left.type.axes.index(axis), -1)
-                b = np.moveaxis(self.values[right.number], right.type.axes.index(axis), 0)
+                a = np.moveaxis(self.values[left], left.type.axes.index(axis), -1)
+                b = np.moveaxis(self.values[right], right.type.axes.index(axis), 0)
                 found = a.astype(np.float32) @ b.astype(np.float32)
-                return found if accumulator is None else found + self.values[accumulator.number]
+                return found if accumulator is None else found + self.values[accumulator]
         raise AssertionError(f"no operation: {op!r}")

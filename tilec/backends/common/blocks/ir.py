@@ -8,8 +8,9 @@ part of a kernel. Nodes are frozen; loops alone hold regions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, get_args
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,16 @@ def _operator(function: str, turned: bool = False) -> Callable[[Value, Value | f
     return apply
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Value:
-    """One SSA value; `number` tells values of a kernel apart. Operators make further values by its `builder`: of
-    integers in the longer type, numbers in the other operand's; integers that `//` and `%` divide are not negative."""
+    """One SSA value, which is the same as itself alone; `number` tells values of a kernel apart. Operators make further
+    values by its `builder`: of integers in the longer type, numbers in the other operand's; integers that `//` and `%`
+    divide are not negative."""
 
     number: int
     type: BlockType
     hint: str = "t"
-    builder: Any = field(default=None, compare=False, repr=False)
+    builder: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"%{self.hint}{self.number}"
@@ -233,21 +235,26 @@ def every_operation(ops: Sequence[Op]) -> Iterator[Op]:
             yield from every_operation(op.body)
 
 
-# where operations of a kind hold values that they read, one or several
-_READ = {k: tuple(f.name for f in fields(k) if f.name != "out" and "Value" in str(f.type)) for k in get_args(Op)}
+def _given(v: Value | None) -> tuple[Value, ...]:
+    return () if v is None else (v,)
 
 
-def operands(op: Op) -> Iterator[Value]:
+_READ: Mapping[type, Callable[[Any], tuple[Value, ...]]] = {
+    Apply: attrgetter("args"),
+    Cast: lambda op: (op.value,),
+    Load: lambda op: (*op.index, *_given(op.condition)),
+    Store: lambda op: (*op.index, op.value, *_given(op.condition)),
+    Reduce: lambda op: (op.value,),
+    CumulativeSum: lambda op: (op.value,),
+    DotOp: lambda op: (op.left, op.right, *_given(op.accumulator)),
+    Loop: lambda op: (op.start, op.stop, *op.initial),
+}
+
+
+def operands(op: Op) -> tuple[Value, ...]:
     """The values that an operation reads; of a loop those from outside that stand in its head."""
-    if isinstance(op, Loop):
-        yield from (op.start, op.stop, *op.initial)
-        return
-    for name in _READ[type(op)]:
-        v = getattr(op, name)
-        if isinstance(v, Value):
-            yield v
-        elif isinstance(v, tuple):
-            yield from v
+    read = _READ.get(type(op))
+    return () if read is None else read(op)
 
 
 def results(op: Op) -> tuple[Value, ...]:

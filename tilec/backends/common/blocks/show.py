@@ -34,7 +34,7 @@ def served_lines(kernel: BlockProgram) -> list[tuple[str, str]]:
     return [(heading, ""), *_lines(kernel.body, 1, served_outputs(kernel))]
 
 
-def _lines(ops: Sequence[Op], level: int, served: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+def _lines(ops: Sequence[Op], level: int, served: Mapping[Value, str]) -> Iterator[tuple[str, str]]:
     indent = "  " * level
     for op in ops:
         if isinstance(op, Loop):
@@ -47,7 +47,7 @@ def _lines(ops: Sequence[Op], level: int, served: Mapping[int, str]) -> Iterator
             when = "" if op.condition is None else f" where {op.condition}"
             yield f"{indent}store {op.tensor}[{_listed(op.index)}] = {op.value}{when}", op.tensor
         else:
-            yield f"{indent}{op.out}: {op.out.type} = {_right(op)}", served.get(op.out.number, "")
+            yield f"{indent}{op.out}: {op.out.type} = {_right(op)}", served.get(op.out, "")
 
 
 def _listed(values: Sequence[Value]) -> str:

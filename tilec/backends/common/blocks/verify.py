@@ -22,14 +22,16 @@ from tilec.backends.common.blocks.ir import (
     results,
 )
 from tilec.errors import InternalMistake
+from tilec.knobs import VERIFY
 
 INDEX_TYPES = ("int32", "int64")
 
 
 def verify_kernel(kernel: BlockProgram) -> BlockProgram:
-    """The kernel itself. Raises InternalMistake where a value is used outside of its scope or before it is defined, or
-    where axes, types or tensors do not fit."""
-    _verify(kernel.body, set(), kernel)
+    """The kernel itself. With TILEC_VERIFY, raises InternalMistake where a value is used outside of its scope or before
+    it is defined, or where axes, types or tensors do not fit."""
+    if VERIFY.value:
+        _verify(kernel.body, set(), kernel)
     return kernel
 
 
@@ -38,26 +40,25 @@ def _expect(condition: bool, op: Op, what: str) -> None:
         raise InternalMistake(f"a block program is wrong: {what}: {op!r}")
 
 
-def _verify(ops: Sequence[Op], defined: set[int], kernel: BlockProgram) -> None:
+def _verify(ops: Sequence[Op], defined: set[Value], kernel: BlockProgram) -> None:
     known = set(defined)
     for op in ops:
-        for v in operands(op):
-            _expect(v.number in known, op, f"{v} is not defined here")
+        _expect(known.issuperset(operands(op)), op, "a value is not defined here")
         if isinstance(op, Loop):
-            inside = known | {op.counter.number} | {v.number for v in op.carried}
+            inside = known | {op.counter, *op.carried}
             _expect(op.step > 0, op, "a loop does not advance")
             pairs = zip(op.carried, op.initial, op.yielded, op.results, strict=True)
             _expect(all(c.type == i.type == y.type == r.type for c, i, y, r in pairs), op, "carried types differ")
             _verify(op.body, inside, kernel)
-            there = inside | {v.number for o in op.body for v in results(o)}
-            _expect(all(v.number in there for v in op.yielded), op, "a carried value is not defined")
+            there = inside.union(*map(results, op.body))
+            _expect(there.issuperset(op.yielded), op, "a carried value is not defined")
         else:
             _check(op, kernel)
         for v in results(op):
-            _expect(v.number not in known, op, f"{v} is defined twice")
+            _expect(v not in known, op, "a value is defined twice")
             order = [list(kernel.axes).index(a) for a in v.type.axes]
             _expect(order == sorted(order), op, "axes are not in the kernel's order")
-            known.add(v.number)
+            known.add(v)
 
 
 def _axes(values: Sequence[Value]) -> set[str]:

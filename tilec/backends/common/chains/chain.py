@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Expr, Program, Statement, accesses_in, index_variables
@@ -138,6 +139,15 @@ class ChainKernel:
             found.update(dict.fromkeys([n] if n not in self.in_place else self.in_place[n].tensors))
         return tuple(found)
 
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the tensors that the kernel may read."""
+        roots = [e for r in self.targets for e in (r.target.body, *r.target.conditions)]
+        roots += [i.body for i in self.inners.values()]
+        roots += [r.statement.body for r in self.rows]
+        own = {*self.inners, *(s.output for s in self.statements)}
+        return self.tensors(a.tensor for a in accesses_in(*roots) if a.tensor not in own)
+
     @property
     def elementwise(self) -> bool:
         """Whether a program multiplies no matrices while it walks: then each point of its block has sums of its own,
@@ -176,15 +186,5 @@ def with_reads(program: Program, kernels: Iterable[ChainKernel]) -> Program:
     """The program with what chains read among its outputs: it has to be in memory, although the matrix values that read
     it are no statements any more."""
     stated = {s.output for s in program.statements}
-    read = [n for k in kernels for n in kernel_reads(k) if n in stated]
+    read = [n for k in kernels for n in k.reads if n in stated]
     return replace(program, outputs=tuple(dict.fromkeys((*program.outputs, *read))))
-
-
-def kernel_reads(kernel: ChainKernel) -> tuple[str, ...]:
-    """Names of the tensors that a kernel may read."""
-    roots = [e for r in kernel.targets for e in (r.target.body, *r.target.conditions)]
-    roots += [i.body for i in kernel.inners.values()]
-    roots += [r.statement.body for r in kernel.rows]
-    found = dict.fromkeys(a.tensor for a in accesses_in(*roots))
-    own = {s.output for s in kernel.statements}
-    return kernel.tensors(n for n in found if n not in kernel.inners and n not in own)

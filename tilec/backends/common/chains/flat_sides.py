@@ -14,7 +14,6 @@ from tilec.backends.common.chains.values import (
     DOT_DTYPES,
     LONGEST_INNER,
     extents_of,
-    is_affine,
     is_elementwise,
     open_conditions,
     plain_index,
@@ -35,6 +34,7 @@ from tilec.ir.program import (
     value_accesses,
 )
 from tilec.ir.types import TensorType, Types
+from tilec.lattice.conditions import is_affine
 from tilec.transforms.bind.structural import reshape_indices
 from tilec.transforms.util.factors import factors_of
 from tilec.transforms.util.naming import Names, fresh_variable
@@ -102,7 +102,7 @@ class _Flattened:
         index, extent = plain_index(s), extents_of(s, self.types)
         if sides is None or index is None or extent is None or 0 in extent.values() or s.constraints:
             return None
-        if open_conditions(s, extent, self.types):
+        if open_conditions(s, self.types):
             return None
         dims = _dimensions(index, sides)
         if dims is None:

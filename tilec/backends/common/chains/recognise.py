@@ -227,19 +227,17 @@ def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target
 
 def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) -> list[ChainKernel]:
     depends = _dependences(program, {t.output for t in targets}, matrices)
-    by_output = {t.output: t for t in targets}
     kernels: list[list[Reduced]] = []
     shapes: list[tuple] = []
     for t in targets:
         extent = _extent(t, matrices)
-        place = _shape(t, extent)
+        place, read = _shape(t, extent), _read(t)
         if place is None:
             return []
         for kernel, shape in zip(kernels, shapes, strict=True):
             there = {r.target.output: r for r in kernel}
-            own = {n for n in _read(t) if n in there}
-            beyond = set().union(*(depends[n] for n in _read(t) if n not in by_output))
-            beyond |= set().union(*(depends[n] for n in _read(t) if n in by_output and n not in there))
+            own = {n for n in read if n in there}
+            beyond = set().union(*(depends[n] for n in read - own))
             if shape != place or beyond & there.keys() or not (own or _has_room(kernel, t, matrices)):
                 continue
             reduced = _reduced(t, own, there, extent, matrices)
@@ -286,7 +284,7 @@ def _dependences(program: Program, targets: Collection[str], matrices: Matrices)
     return found
 
 
-def _extent(t: Target, matrices: Matrices) -> dict[str, int]:
+def _extent(t: Target, matrices: Matrices) -> Mapping[str, int]:
     found = extents_of(t.statement, matrices.types)
     assert found is not None
     return found

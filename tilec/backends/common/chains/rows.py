@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.chains.chain import ChainKernel, RowStatement, kernel_reads
+from tilec.backends.common.chains.chain import ChainKernel, RowStatement
 from tilec.backends.common.chains.splits import split_of
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
@@ -89,7 +89,7 @@ def _row(s: Statement, a: Access, kernel: ChainKernel, types: Types) -> RowState
         return None
     if summed and not 1 < extent[summed[0]] <= LONGEST_INNER:
         return None
-    if open_conditions(s, extent, types) or set(names) - wanted - {v for v in kernel.batch if kernel.extent[v] == 1}:
+    if open_conditions(s, types) or set(names) - wanted - {v for v in kernel.batch if kernel.extent[v] == 1}:
         return None
     mapping = {v: Affine.variable(w) for v, w in zip(index, names, strict=True) if w is not None}
     feature = None
@@ -112,7 +112,7 @@ def order_of(
             units.setdefault(unit_of.get(s.output, s.output), []).append(s.output)
     for k, kernel in enumerate(kernels):
         units[k] = [s.output for s in kernel.statements]
-        read.update(dict.fromkeys(units[k], kernel_reads(kernel)))
+        read.update(dict.fromkeys(units[k], kernel.reads))
     every = list(units.values())
     order = ordered(every, read)
     return None if order is None else [tuple(every[k]) for k in order]

@@ -15,7 +15,6 @@ from tilec.backends.common.chains.values import (
     SHORT,
     as_inner,
     as_value,
-    bound_of,
     extents_of,
     hidden_outside,
     is_computable,
@@ -47,6 +46,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, TensorType, Types, kind
+from tilec.lattice.conditions import bound_of
 from tilec.transforms.util.factors import Factor, factors_of
 
 REDUCED = ("sum", "max", "min", "logsumexp")
@@ -208,7 +208,7 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
     long = max(roles, key=lambda v: extent[v])
     if s.aggregation == "assign" and summed or not is_matrix(extent[roles[0]], extent[roles[1]], long in summed):
         return None
-    conditions = open_conditions(s, extent, types)
+    conditions = open_conditions(s, types)
     if any(not c.form.is_affine or not c.form.is_integral for c in conditions):
         return None
     bounds = {b for c in conditions for b in (c.form, -c.form + (c.bound - 1)) if not _implied(b, extent)}

@@ -31,6 +31,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import FLOATS, NARROW, Types, kind
+from tilec.lattice.conditions import bound_of
 from tilec.transforms.util.factors import Factor, factors_of, factors_of_terms, quotient_of
 
 SMALLEST_MATRIX = 16  # rows and columns of a matrix, at least
@@ -70,7 +71,7 @@ def is_computable(*roots: Expr | None) -> bool:
 
 
 @once
-def extents_of(s: Statement, types: Types) -> dict[str, int] | None:
+def extents_of(s: Statement, types: Types) -> Mapping[str, int] | None:
     """How many values, from 0 on, each variable has: by the output's shape, or the smallest tensor it indexes bare."""
     index = plain_index(s)
     if index is None:
@@ -89,8 +90,11 @@ def extents_of(s: Statement, types: Types) -> dict[str, int] | None:
     return extent
 
 
-def open_conditions(s: Statement, extent: Mapping[str, int], types: Types) -> tuple[Condition, ...]:
+@once
+def open_conditions(s: Statement, types: Types) -> tuple[Condition, ...]:
     """What the box of all variables does not imply of a point."""
+    extent = extents_of(s, types)
+    assert extent is not None
     box = Domain(s, dict.fromkeys(extent, 0), extent, (), None)
     return tuple(c for c in point_conditions((s.body, *s.guards), s.constraints, types) if not box.holds(c))
 
@@ -132,7 +136,7 @@ def _follows(form: Affine, known: Affine, extent: Mapping[str, int]) -> bool:
 def as_value(s: Statement, extent: Mapping[str, int], types: Types) -> Expr:
     """An elementwise statement's value: what its guard and constraints drop is 0."""
     body = without_pads(s.body, extent, types)
-    conditions = [written_out(c) for c in open_conditions(s, extent, types)]
+    conditions = [written_out(c) for c in open_conditions(s, types)]
     for c in (*conditions, *s.guards):
         body = Call("select", (c, body, ZERO))
     return body
@@ -146,13 +150,14 @@ def value_of_access(value: Expr, index: Sequence[str], a: Access) -> Expr:
 def written_apart(s: Statement, types: Types, most: int, kept: Collection[str] = ()) -> Statement:
     """The statement without the variables of at most so many values that it sums over, but `kept`: their terms one by
     one."""
-    extent = extents_of(s, types)
-    if s.aggregation != "sum" or extent is None or not is_computable(s.body, s.guard):
+    extent = extents_of(s, types) if s.aggregation == "sum" else None
+    few = [v for v in reduction_variables(s) if v not in kept and 0 < extent[v] <= most] if extent else []
+    if extent is None or not few or not is_computable(s.body, s.guard):
         return s
-    fixed = {*kept, *(v for c in open_conditions(s, extent, types) for v in index_variables(c.form.to_expr()))}
+    fixed = {v for c in open_conditions(s, types) for v in index_variables(c.form.to_expr())}
     fixed |= set(index_variables(*s.guards, *(c.expr for c in s.constraints)))
-    for v in reduction_variables(s):
-        if v not in fixed and 0 < extent[v] <= most:
+    for v in few:
+        if v not in fixed:
             inside, outside = _parted(s.body, v, types) if extent[v] > 1 else (s.body, [])
             first, *others = (replace_indices(inside, {v: Affine() + k}) for k in range(extent[v]))
             total = reduce(lambda x, y: x + y, others, first)
@@ -185,7 +190,7 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
     if len(summed) != 1 or set(reduction_variables(s)) != set(summed) or not is_computable(s.body, s.guard):
         return None
     (axis,) = summed
-    fixed = {v for c in open_conditions(s, extent, types) for v in index_variables(c.form.to_expr())}
+    fixed = {v for c in open_conditions(s, types) for v in index_variables(c.form.to_expr())}
     if axis in fixed or (s.guard is not None and axis in index_variables(s.guard)) or 0 in extent.values():
         return None
     factors = factors_of(s.body, types)
@@ -264,27 +269,6 @@ def _sides(parts: Sequence[Expr], axis: str, extent: Mapping[str, int]) -> tuple
     longest = [max(sorted(g), key=lambda v: extent[v]) for g in (rows, columns)]
     sides = [quotient_of([Factor(x, False) for x in side]) for side in (left, right)]
     return sides[0], sides[1], longest[0], longest[1]
-
-
-def bound_of(e: Expr) -> Affine | None:
-    """The form that is not negative exactly where a comparison of affine integers holds; None for other values."""
-    match e:
-        case Call("ge" | "gt" | "le" | "lt" as order, (a, b)) if is_affine(a) and is_affine(b):
-            x, y = linear(a), linear(b)
-            form = x - y if order in ("ge", "gt") else y - x
-            form = form - 1 if order in ("gt", "lt") else form
-            return form if form.is_affine and form.is_integral else None
-    return None
-
-
-def is_affine(e: Expr) -> bool:
-    """Whether a value is an integer combination of index variables and literals, as an index would be."""
-    match e:
-        case Call("add" | "sub" | "neg" | "mul", args):
-            return all(map(is_affine, args)) and (
-                e.function != "mul" or sum(bool(index_variables(a)) for a in args) < 2
-            )
-    return type(e).__name__ in ("Index", "Int")
 
 
 def rebuilt(e: Expr, change) -> Expr:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.chains.chain import ChainKernel, kernel_reads
+from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.values import plain_index, reduction_variables
 from tilec.ir.functions import call
@@ -57,7 +57,7 @@ def _statistics(program: Program, types: Types) -> set[str]:
     statistics, and logarithms of sums: small ones, and those that an exponential reads. What products multiply and
     matrices that are read are as large as inputs: they stay as they are."""
     kernels = chained(program, types).kernels.values()
-    read = {n for k in kernels for n in kernel_reads(k)} - {n for k in kernels for n in _large(k)}
+    read = {n for k in kernels for n in k.reads} - {n for k in kernels for n in _large(k)}
     made = {r.target.output for k in kernels for r in k.targets if r.target.feature is None and k.looped}
     stated = {s.output for s in program.statements}
     features = {r.target.output for k in kernels for r in k.targets if r.target.feature is not None}

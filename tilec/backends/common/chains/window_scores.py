@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.chains.values import bound_of, plain_index, reduction_variables
+from tilec.backends.common.chains.values import plain_index, reduction_variables
 from tilec.ir.functions import operands_of
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import (
@@ -35,6 +35,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.ir.types import FLOATS, Types
+from tilec.lattice.conditions import bound_of
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 FEWEST_SCORES = 2**18  # of scores, and places of a window, from which on they are columns

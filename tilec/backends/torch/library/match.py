@@ -33,10 +33,10 @@ from tilec.ir.program import (
 )
 from tilec.ir.symbolic import is_open_number
 from tilec.ir.types import Types
+from tilec.lattice.conditions import bound_of
 from tilec.transforms.util.plain import is_pure, is_unmasked
 
 MOST_AXES = 6  # of a tensor
-_WHOLE = (Index, Int, Call)
 _PRODUCT = ("mul", "div", "neg")
 
 
@@ -136,9 +136,9 @@ class Matcher:
                     yield from self._accessed(p, e, match)
                 elif (inner := self._inner(p, self.pattern.statements)) is not None:
                     yield from self.unified(inner, e, match)
-            case Call("ge", (a, b)) if all(isinstance(x, _WHOLE) for x in walk(p)):
+            case Call("ge") if (wanted := bound_of(p)) is not None:
                 told = {v: Affine.variable(n) for v, x in match.at.items() if (n := _alone(x, match)) is not None}
-                if (form := _not_negative(e)) is not None and form.substitute(told) == linear(a) - linear(b):
+                if (form := bound_of(e)) is not None and form.substitute(told) == wanted:
                     yield match
             case Name(name):
                 if isinstance(e, Int | Float) and e.value == match.extent(name.lower()):
@@ -327,18 +327,6 @@ class Matcher:
 def _alone(axis: str, match: Occurrence) -> str | None:
     """The variable of the pattern that stands for this axis and no other."""
     return next((v for v, axes in match.axes.items() if axes == (axis,)), None)
-
-
-def _not_negative(e: Expr) -> Affine | None:
-    """What a comparison of integers says not to be negative."""
-    match e:
-        case Call("le" | "lt" | "ge" | "gt" as function, (a, b)) if all(isinstance(x, _WHOLE) for x in walk(a, b)):
-            try:
-                form = linear(a) - linear(b) if function[0] == "g" else linear(b) - linear(a)
-            except AffineMistake:
-                return None
-            return form - 1 if function in ("lt", "gt") else form
-    return None
 
 
 def _assigned(variables: Sequence[str], packs: Sequence[str], several: frozenset[str]) -> Iterator[dict[str, str]]:

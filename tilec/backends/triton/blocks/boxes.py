@@ -42,11 +42,11 @@ def box_loads(
     shapes: Mapping[str, Sequence[int]],
     strides: Mapping[str, Sequence[int]],
     misaligned: Collection[str],
-) -> tuple[dict[int, BoxLoad], dict[str, Descriptor]]:
-    """The loads that can be boxes, by the number of their value, and the maps by the kernel's argument. Operands of
+) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
+    """The loads that can be boxes, by their value, and the maps by the kernel's argument. Operands of
     products in 16 bits alone: maps of float32 round to tf32."""
-    made: dict[int, Op] = {v.number: op for op in every_operation(kernel.body) for v in results(op)}
-    found: dict[int, BoxLoad] = {}
+    made: dict[Value, Op] = {v: op for op in every_operation(kernel.body) for v in results(op)}
+    found: dict[Value, BoxLoad] = {}
     maps: dict[str, Descriptor] = {}
     for op in made.values():
         if not isinstance(op, Load) or op.tensor in misaligned or len(op.out.type.axes) != 2:
@@ -59,22 +59,22 @@ def box_loads(
         block = tuple(kernel.axes[v.type.axes[0]] if v.type.axes else 1 for v in op.index)
         parameter = f"{python_name(op.tensor)}_map_{'_'.join(str(n) for n in block)}"
         maps[parameter] = Descriptor(op.tensor, 0, tuple(shape), tuple(steps), block, "")
-        found[op.out.number] = BoxLoad(parameter, places, axes)
+        found[op.out] = BoxLoad(parameter, places, axes)
     return found, maps
 
 
-def _places(op: Load, made: Mapping[int, Op]) -> tuple[Value | None, ...] | None:
+def _places(op: Load, made: Mapping[Value, Op]) -> tuple[Value | None, ...] | None:
     """Where each dimension of the box begins; None for 0. None where the positions are no box."""
     found: list[Value | None] = []
     for v in op.index:
-        match made.get(v.number) if v.type.axes else None:
+        match made.get(v) if v.type.axes else None:
             case None if not v.type.axes:
                 found.append(v)
             case Positions():
                 found.append(None)
             case Apply(_, "add", (x, y)) if not (x.type.axes and y.type.axes):
                 start, along = (x, y) if y.type.axes else (y, x)
-                if not isinstance(made.get(along.number), Positions):
+                if not isinstance(made.get(along), Positions):
                     return None
                 found.append(start)
             case _:
@@ -100,14 +100,14 @@ def _fits(op: Load, kernel: BlockProgram, shape: Sequence[int], strides: Sequenc
     return strides[-1] == 1 and aligned and blocks[-1] * size >= _ALIGNMENT and math.prod(shape) < 2**62
 
 
-def _implied(op: Load, kernel: BlockProgram, shape: Sequence[int], made: Mapping[int, Op]) -> bool:
+def _implied(op: Load, kernel: BlockProgram, shape: Sequence[int], made: Mapping[Value, Op]) -> bool:
     """Whether the condition holds for all elements inside of the tensor: a box is 0 outside of it, as `other` is."""
     if op.condition is None:
         return True
-    length = {v.number: n for v, n in zip(op.index, shape, strict=True)}
+    length = {v: n for v, n in zip(op.index, shape, strict=True)}
 
     def number(v: Value) -> int | None:
-        match made.get(v.number):
+        match made.get(v):
             case Number(_, value):
                 return int(value)
             case SizeArgument(_, name):
@@ -115,12 +115,12 @@ def _implied(op: Load, kernel: BlockProgram, shape: Sequence[int], made: Mapping
         return None
 
     def holds(v: Value) -> bool:
-        match made.get(v.number):
+        match made.get(v):
             case Apply(_, "and", (x, y)):
                 return holds(x) and holds(y)
             case Apply(_, "lt", (x, y)):
                 limit = number(y)
-                return x.number in length and limit is not None and limit >= length[x.number]
+                return x in length and limit is not None and limit >= length[x]
         return False
 
     return holds(op.condition)

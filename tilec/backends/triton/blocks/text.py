@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from tilec.backends.common.blocks.ir import (
     Apply,
@@ -47,6 +49,7 @@ TRITON_REDUCTIONS: Mapping[tuple[str, bool], str] = {
 }
 
 
+@cache
 def template_of(function: str, language: str) -> str:
     """The text of a function of blocks in Triton (`tl`) or Gluon (`gl`), with places for its operands."""
     template = TRITON_FUNCTIONS.get(function) or FUNCTIONS[function].triton
@@ -63,7 +66,7 @@ def print_kernel(
     kernel: BlockProgram,
     int64_tensors: Sequence[str],
     heading: Sequence[str],
-    loads: Mapping[int, BoxLoad],
+    loads: Mapping[Value, BoxLoad],
     factors: Mapping[tuple[str, int], int],
 ) -> KernelFile:
     """The file of a kernel. Its arguments are tensor maps, the tensors, the sizes, and the strides of each tensor.
@@ -86,23 +89,24 @@ class BlockText:
         kernel: BlockProgram,
         int64_tensors: frozenset[str],
         taken: set[str],
-        loads: Mapping[int, BoxLoad],
+        loads: Mapping[Value, BoxLoad],
         factors: Mapping[tuple[str, int], int] | None = None,
     ):
         self.kernel, self.int64_tensors, self.loads, self.factors = kernel, int64_tensors, loads, factors or {}
         self.taken = taken | {"tl", "triton", "libdevice", "range", "float"}
-        self.names: dict[int, str] = {}
-        self.numbers: dict[int, float | int | bool] = {}
+        self.counts: Counter[str] = Counter()  # numbers from which names are free, by stem
+        self.names: dict[Value, str] = {}
+        self.numbers: dict[Value, float | int | bool] = {}
 
     def lines(self, ops: Sequence[Op]) -> list[CodeLine]:
         found: list[CodeLine] = []
         for op in ops:
             match op:
                 case Number(out, value):
-                    self.names[out.number] = literal(value)
-                    self.numbers[out.number] = value
+                    self.names[out] = literal(value)
+                    self.numbers[out] = value
                 case SizeArgument(out, name):
-                    self.names[out.number] = name
+                    self.names[out] = name
                 case Loop():
                     found += self._loop(op)
                 case Store(tensor, index, value, condition):
@@ -120,37 +124,37 @@ class BlockText:
 
     def named(self, v: Value) -> str:
         base = python_name(v.hint).lower() or "t"
-        name, count = base, 0
-        while name in self.taken:
+        count = self.counts[base]
+        while (name := f"{base}_{count}" if count else base) in self.taken:
             count += 1
-            name = f"{base}_{count}"
+        self.counts[base] = count + 1
         self.taken.add(name)
-        self.names[v.number] = name
+        self.names[v] = name
         return name
 
     def carried(self, op: Loop) -> list[CodeLine]:
         """Lines that give what a loop carries its first values."""
         found: list[CodeLine] = []
         for carried, initial, result in zip(op.carried, op.initial, op.results, strict=True):
-            found.append(assign(self.named(carried), self.names[initial.number]))
-            self.names[result.number] = self.names[carried.number]
+            found.append(assign(self.named(carried), self.names[initial]))
+            self.names[result] = self.names[carried]
         return found
 
     def _loop(self, op: Loop) -> list[CodeLine]:
         found = self.carried(op)
-        head = f"{self.names[op.start.number]}, {self.names[op.stop.number]}, {op.step}"
+        head = f"{self.names[op.start]}, {self.names[op.stop]}, {op.step}"
         counter = self.named(op.counter)
         inner = self.lines(op.body)
-        ready = {c.number for c in op.carried}
+        ready = {*op.carried}
         for carried, value in zip(op.carried, op.yielded, strict=True):
-            assert value == carried or value.number not in ready, "carried values that change places"
+            assert value == carried or value not in ready, "carried values that change places"
             if value != carried:
-                inner.append(assign(self.names[carried.number], self.names[value.number]))
+                inner.append(assign(self.names[carried], self.names[value]))
         return found if not inner else [*found, ForLoop(counter, f"{self.language}.range({head})", tuple(inner))]
 
     def spread(self, v: Value, axes: Sequence[str]) -> str:
         """The value with dimensions for all of these axes, or a scalar."""
-        name = self.names[v.number]
+        name = self.names[v]
         if not v.type.axes or list(v.type.axes) == list(axes):
             return name
         return f"{name}[{', '.join(':' if a in v.type.axes else 'None' for a in axes)}]"
@@ -158,10 +162,10 @@ class BlockText:
     def place(self, tensor: str, index: Sequence[Value], axes: Sequence[str]) -> str:
         terms = []
         for d, v in enumerate(index):
-            if self.numbers.get(v.number) == 0 and not isinstance(self.numbers[v.number], bool):
+            if self.numbers.get(v) == 0 and not isinstance(self.numbers[v], bool):
                 continue
             text = self.spread(v, axes)
-            if tensor in self.int64_tensors and v.number not in self.numbers:
+            if tensor in self.int64_tensors and v not in self.numbers:
                 text = f"{text}.to({self.language}.int64)"
             factor = self.factors.get((tensor, d))
             stride = stride_name(tensor, d) if factor is None else f"({stride_name(tensor, d)} * {factor})"
@@ -183,11 +187,11 @@ class BlockText:
             case Apply():
                 return self._apply(op)
             case Cast(out, value):
-                if value.number in self.numbers:
-                    return f"{self.language}.full((), {self.names[value.number]}, {self.type_text(out.type.dtype)})"
-                return f"{self.names[value.number]}.to({self.type_text(out.type.dtype)})"
-            case Load(out) if out.number in self.loads:
-                return self._boxed(out, self.loads[out.number])
+                if value in self.numbers:
+                    return f"{self.language}.full((), {self.names[value]}, {self.type_text(out.type.dtype)})"
+                return f"{self.names[value]}.to({self.type_text(out.type.dtype)})"
+            case Load(out) if out in self.loads:
+                return self._boxed(out, self.loads[out])
             case Load(out, tensor, index, condition, other):
                 axes = out.type.axes
                 place = self.place(tensor, index, axes)
@@ -198,20 +202,20 @@ class BlockText:
             case Reduce(_, aggregation, axis, value, careful):
                 template = TRITON_REDUCTIONS[aggregation, careful and aggregation != "sum"]
                 template = template.replace("tl.", f"{self.language}.")
-                return template.format(self.names[value.number], value.type.axes.index(axis))
+                return template.format(self.names[value], value.type.axes.index(axis))
             case CumulativeSum(_, axis, value):
-                return f"{self.language}.cumsum({self.names[value.number]}, {value.type.axes.index(axis)})"
+                return f"{self.language}.cumsum({self.names[value]}, {value.type.axes.index(axis)})"
             case DotOp(out, axis, left, right, accumulator, precision):
-                a, b = self.names[left.number], self.names[right.number]
+                a, b = self.names[left], self.names[right]
                 a = a if left.type.axes[1] == axis else f"{self.language}.trans({a})"
                 b = b if right.type.axes[0] == axis else f"{self.language}.trans({b})"
-                added = "" if accumulator is None else f", acc={self.names[accumulator.number]}"
+                added = "" if accumulator is None else f", acc={self.names[accumulator]}"
                 how = "" if precision is None else f', input_precision="{precision}"'
                 return f"{self.language}.dot({a}, {b}{added}{how})"
         raise AssertionError(f"no operation: {op!r}")
 
     def _boxed(self, out: Value, box: BoxLoad) -> str:
-        offsets = ", ".join("0" if v is None else self.names[v.number] for v in box.offsets)
+        offsets = ", ".join("0" if v is None else self.names[v] for v in box.offsets)
         shape = ", ".join(str(self.kernel.axes[a]) for a in box.axes)
         text = f"{box.parameter}.load([{offsets}])"
         text = text if len(box.axes) == len(box.offsets) else f"{text}.reshape({shape})"
@@ -221,11 +225,11 @@ class BlockText:
         template = template_of(op.function, self.language)
         axes = op.out.type.axes
         plain = template.startswith("({0}") or op.function in ("larger", "smaller")
-        all_numbers = all(v.number in self.numbers for v in op.args)
+        all_numbers = all(v in self.numbers for v in op.args)
         texts = []
         for v in op.args:
             text = self.spread(v, axes)
-            is_literal = v.number in self.numbers
+            is_literal = v in self.numbers
             if is_literal and (not plain or all_numbers):
                 text = f"{self.language}.full((), {text}, {self.type_text(v.type.dtype)})"
             texts.append(text)

@@ -66,7 +66,7 @@ class WarpRoles:
     is streamed, and of the second product's columns."""
 
     program: BlockProgram
-    loads: Mapping[int, BoxLoad]
+    loads: Mapping[Value, BoxLoad]
     stationary: tuple[Load, ...]
     walks: tuple[Walk, ...]
     rows: str
@@ -94,16 +94,16 @@ class WarpRoles:
         return self.by_blocks(first) and not self.masked(second) and first.start == second.stop
 
 
-def warp_roles(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> WarpRoles | None:
+def warp_roles(program: BlockProgram, loads: Mapping[Value, BoxLoad]) -> WarpRoles | None:
     """The block program in this form; None where it is another one: one product of a stationary operand and a streamed
     one in 16 bits, both brought by maps, and one second product in each walk, and between them functions of the
     table."""
-    made = {v.number: op for op in every_operation(program.body) for v in results(op)}
+    made = {v: op for op in every_operation(program.body) for v in results(op)}
     walks = [w for op in program.body if isinstance(op, Loop) for w in [_walk(op, made, loads)] if w is not None]
     if not walks or len(walks) != sum(isinstance(op, Loop) for op in program.body):
         return None
     w = walks[0]
-    stationary = tuple(op for d in w.firsts for op in [made[d.left.number]] if isinstance(op, Load))
+    stationary = tuple(op for d in w.firsts for op in [made[d.left]] if isinstance(op, Load))
     (rows, columns), streamed = w.second.out.type.axes, w.streamed[0].out.type.axes[0]
     alike = all(
         [d.left for d in other.firsts] == [d.left for d in w.firsts]
@@ -126,18 +126,18 @@ def warp_roles(program: BlockProgram, loads: Mapping[int, BoxLoad]) -> WarpRoles
 
 def live_operations(s: WarpRoles) -> tuple[Op, ...]:
     """What a group of warps carries out: all that stores and walks need beside what is copied for it."""
-    copied = {x.out.number for w in s.walks for x in (*w.streamed, w.mixture, *s.stationary)}
-    first = {w.first.number for w in s.walks}
-    needed: set[int] = set()
+    copied = {x.out for w in s.walks for x in (*w.streamed, w.mixture, *s.stationary)}
+    first = {w.first for w in s.walks}
+    needed: set[Value] = set()
 
     def mark(ops: Sequence[Op]) -> None:
         for op in reversed(ops):
-            own = {v.number for v in results(op)}
+            own = {*results(op)}
             if isinstance(op, Loop):
-                needed.update(v.number for v in op.yielded)
+                needed.update(op.yielded)
                 mark(op.body)
             if isinstance(op, (Loop, Store)) or own & needed and not own & (copied | first):
-                needed.update(v.number for v in operands(op))
+                needed.update(operands(op))
 
     mark(s.program.body)
     needed -= copied
@@ -146,24 +146,24 @@ def live_operations(s: WarpRoles) -> tuple[Op, ...]:
         return tuple(
             replace(op, body=live(op.body)) if isinstance(op, Loop) else op
             for op in ops
-            if isinstance(op, (Loop, Store)) or any(v.number in needed for v in results(op))
+            if isinstance(op, (Loop, Store)) or not needed.isdisjoint(results(op))
         )
 
     return live(s.program.body)
 
 
-def _walk(loop: Loop, made: Mapping[int, Op], loads: Mapping[int, BoxLoad]) -> Walk | None:
+def _walk(loop: Loop, made: Mapping[Value, Op], loads: Mapping[Value, BoxLoad]) -> Walk | None:
     dots = [op for op in loop.body if isinstance(op, DotOp)]
-    inside = {v.number for op in loop.body for v in results(op)}
+    inside = {v for op in loop.body for v in results(op)}
     if len(dots) < 2 or any(isinstance(op, (Loop, Store)) for op in loop.body):
         return None
     firsts, second = dots[:-1], dots[-1]
-    seen = made.get(second.right.number)
+    seen = made.get(second.right)
     seen = seen if isinstance(seen, Apply) and seen.function == "select" else None
     mixed = second.right if seen is None else seen.args[1]
-    read = [made.get(v.number) for v in (*(d.left for d in firsts), *(d.right for d in firsts), mixed)]
+    read = [made.get(v) for v in (*(d.left for d in firsts), *(d.right for d in firsts), mixed)]
     brought = [x for x in read if isinstance(x, Load) and _is_box(x, loads)]
-    cast = made.get(second.left.number)
+    cast = made.get(second.left)
     if len(brought) != 2 * len(firsts) + 1 or not isinstance(cast, Cast) or second.accumulator is None:
         return None
     stationary, streamed, mixture = brought[: len(firsts)], brought[len(firsts) : -1], brought[-1]
@@ -171,11 +171,11 @@ def _walk(loop: Loop, made: Mapping[int, Op], loads: Mapping[int, BoxLoad]) -> W
     if len(dtypes) != 1 or not dtypes <= set(NARROW) or cast.out.type.dtype not in dtypes:
         return None
     added = [d.out for d in firsts[:-1]]
-    if [d.accumulator for d in firsts] != [None, *added] or any(x.out.number in inside for x in stationary):
+    if [d.accumulator for d in firsts] != [None, *added] or any(x.out in inside for x in stationary):
         return None
     if any(v in added for op in loop.body if op not in firsts for v in operands(op)):
         return None
-    if not {*(x.out.number for x in streamed), mixture.out.number, cast.out.number} <= inside:
+    if not {*(x.out for x in streamed), mixture.out, cast.out} <= inside:
         return None
     axes = all((d.left.type.axes[1], d.right.type.axes[1]) == (d.axis, d.axis) for d in firsts)
     if not axes or second.right.type.axes[0] != second.axis or second.left.type.axes[1] != second.axis:
@@ -184,36 +184,36 @@ def _walk(loop: Loop, made: Mapping[int, Op], loads: Mapping[int, BoxLoad]) -> W
     if len(sums) != 1:
         return None
     (place,) = sums
-    late = depending(loop.body, {loop.carried[place].number})
-    others = {v.number for k, v in enumerate(loop.yielded) if k != place}
-    moved = others & {v.number for v in loop.carried} - {v.number for v in loop.yielded if v in loop.carried}
+    late = depending(loop.body, {loop.carried[place]})
+    others = {v for k, v in enumerate(loop.yielded) if k != place}
+    moved = others & {*loop.carried} - {v for v in loop.yielded if v in loop.carried}
     again = any(second.out in operands(op) for op in loop.body)
-    if late & {cast.value.number, *others} or again or moved:
+    if late & {cast.value, *others} or again or moved:
         return None
     return Walk(loop, tuple(firsts), second, tuple(streamed), mixture, place, seen)
 
 
-def _is_box(load: Load, loads: Mapping[int, BoxLoad]) -> bool:
+def _is_box(load: Load, loads: Mapping[Value, BoxLoad]) -> bool:
     """Whether a map brings the block as it stands."""
-    return load.out.number in loads and loads[load.out.number].axes == load.out.type.axes
+    return load.out in loads and loads[load.out].axes == load.out.type.axes
 
 
-def depending(ops: Sequence[Op], found: set[int]) -> set[int]:
+def depending(ops: Sequence[Op], found: set[Value]) -> set[Value]:
     """What depends on these values, themselves included."""
     reached = set(found)
     for op in ops:
-        if any(v.number in reached for v in operands(op)):
-            reached |= {v.number for v in results(op)}
+        if not reached.isdisjoint(operands(op)):
+            reached.update(results(op))
     return reached
 
 
-def _reads_rows(op: Apply, rows: str, made: Mapping[int, Op]) -> bool:
+def _reads_rows(op: Apply, rows: str, made: Mapping[Value, Op]) -> bool:
     """Whether where a `select` chooses depends on the rows."""
     pending = [op.args[0]]
     for v in pending:
         if rows in v.type.axes:
             return True
-        below = made.get(v.number)
+        below = made.get(v)
         pending += [x for x in operands(below) if x not in pending] if below is not None else []
     return False
 

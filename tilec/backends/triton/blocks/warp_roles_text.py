@@ -65,13 +65,13 @@ def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, 
     """The same with a map of half of the stationary rows, which each group has copied for itself; maps with layouts."""
     halves, loads = {}, dict(s.loads)
     for load in s.stationary:
-        box = s.loads[load.out.number]
+        box = s.loads[load.out]
         block = list(maps[box.parameter].block)
         block[next(d for d, v in enumerate(load.index) if v.type.axes == (s.rows,))] = GROUP_ROWS
         name = f"{python_name(load.tensor)}_map_{'_'.join(map(str, block))}"
-        loads[load.out.number] = replace(box, parameter=name)
+        loads[load.out] = replace(box, parameter=name)
         halves[name] = replace(maps[box.parameter], block=tuple(block))
-    used = [loads[x.out.number].parameter for w in s.walks for x in (*w.streamed, w.mixture)]
+    used = [loads[x.out].parameter for w in s.walks for x in (*w.streamed, w.mixture)]
     found = halves | {p: maps[p] for p in dict.fromkeys(used)}
     dtype = s.stationary[0].out.type.dtype
     laid = {
@@ -133,7 +133,7 @@ def _parameters(s: WarpRoles) -> tuple[list[str], list[str], list[str]]:
     """Maps of the stationary operand's blocks, of the streamed one's, of the second product's."""
     w = s.walks[0]
     stationary, streamed, mixture = (
-        [s.loads[load.out.number].parameter for load in found] for found in (s.stationary, w.streamed, (w.mixture,))
+        [s.loads[load.out].parameter for load in found] for found in (s.stationary, w.streamed, (w.mixture,))
     )
     return stationary, streamed, mixture
 
@@ -148,26 +148,26 @@ class _Part(BlockText):
         self.s, self.stages = s, stages
 
     def _offsets(self, load: Load, moved: str = "") -> str:
-        box = self.s.loads[load.out.number]
-        texts = ["0" if v is None else self.names[v.number] for v in box.offsets]
+        box = self.s.loads[load.out]
+        texts = ["0" if v is None else self.names[v] for v in box.offsets]
         place = next((d for d, v in enumerate(load.index) if v.type.axes == (self.s.rows,)), None)
         if moved and place is not None:
             texts[place] += moved
         return ", ".join(texts)
 
     def _steps(self, loop: Loop) -> CodeLine:
-        start, stop = self.names[loop.start.number], self.names[loop.stop.number]
+        start, stop = self.names[loop.start], self.names[loop.stop]
         return assign("steps", f"gl.maximum(({stop} - {start} + {loop.step - 1}) // {loop.step}, 0)")
 
     def _first(self, loop: Loop, place: str) -> CodeLine:
-        start = self.names[loop.start.number]
+        start = self.names[loop.start]
         text = f"{start} + {place} * {loop.step}" if place != "0" else f"{start} + 0"
         return assign(self.named(loop.counter), text)
 
     def right_side(self, op: Op) -> str:
         match op:
-            case Cast(out, value) if value.number in self.numbers:
-                return f"gl.to_tensor({self.names[value.number]}).to(gl.{out.type.dtype})"
+            case Cast(out, value) if value in self.numbers:
+                return f"gl.to_tensor({self.names[value]}).to(gl.{out.type.dtype})"
         return super().right_side(op)
 
     def _apply(self, op: Apply) -> str:
@@ -182,12 +182,12 @@ class _Producer(_Part):
     def body(self) -> list[CodeLine]:
         stationary, streamed, mixture = _parameters(self.s)
         boxed = [*self.s.stationary, *(x for w in self.s.walks for x in (*w.streamed, w.mixture))]
-        places = [v for x in boxed for v in self.s.loads[x.out.number].offsets if v is not None]
-        wanted = {v.number for v in places} | {v.number for w in self.s.walks for v in (w.loop.start, w.loop.stop)}
+        places = [v for x in boxed for v in self.s.loads[x.out].offsets if v is not None]
+        wanted = {*places} | {v for w in self.s.walks for v in (w.loop.start, w.loop.stop)}
         ops = list(every_operation(self.s.program.body))
         for op in reversed(ops):
-            if not isinstance(op, Loop) and any(v.number in wanted for v in results(op)):
-                wanted |= {v.number for v in operands(op)}
+            if not isinstance(op, Loop) and not wanted.isdisjoint(results(op)):
+                wanted.update(operands(op))
         scalar = [op for op in self.s.program.body if isinstance(op, Loop) or self._wanted(op, wanted)]
         lines: list[CodeLine] = []
         started = False
@@ -224,8 +224,8 @@ class _Producer(_Part):
         return lines
 
     @staticmethod
-    def _wanted(op: Op, wanted: set[int]) -> bool:
-        return not isinstance(op, Store) and all(v.number in wanted and not v.type.axes for v in results(op))
+    def _wanted(op: Op, wanted: set[Value]) -> bool:
+        return not isinstance(op, Store) and all(v in wanted and not v.type.axes for v in results(op))
 
 
 class _Consumer(_Part):
@@ -272,7 +272,7 @@ class _Consumer(_Part):
         goes block by block. Of two that are joined, the last block of the first is the one before the second's."""
         loop, stages = w.loop, self.stages
         lines = [*self.carried(loop), self._steps(loop)]
-        sums = self.names[loop.carried[w.sums].number]
+        sums = self.names[loop.carried[w.sums]]
         columns, depths = self.s.program.axes[self.s.streamed], [self.s.program.axes[d.axis] for d in w.firsts]
         mixture = ", ".join(str(self.s.program.axes[a]) for a in w.mixture.out.type.axes)
 
@@ -324,7 +324,7 @@ class _Consumer(_Part):
         axes = self.s.program.axes
         across = min(32, axes[self.s.columns] // 8)
         layout = f"gl.BlockedLayout([1, 8], [{32 // across}, {across}], [{GROUP_WARPS}, 1], [1, 0])"
-        chosen = self.names[(condition := seen.args[0]).number]
+        chosen = self.names[condition := seen.args[0]]
         if condition.type.axes:
             chosen = f"gl.convert_layout({chosen}, gl.SliceLayout(1, by_loads))[:, None]"
         return [
@@ -338,14 +338,14 @@ class _Consumer(_Part):
         """What lies between a block's products; `ended`: lines that wait for the sums of the block before."""
         loop = w.loop
         loads, products = (*w.streamed, w.mixture), (*w.firsts, w.second)
-        apart = {*(x.out.number for x in loads), *(d.out.number for d in products)}
-        apart |= {w.seen.out.number} if w.seen is not None else set()
-        rest = [op for op in loop.body if not any(v.number in apart for v in results(op))]
-        later = depending(loop.body, {w.first.number})
-        late = depending(loop.body, {loop.carried[w.sums].number})
-        early = [op for op in rest if not any(v.number in later | late for v in results(op))]
-        middle = [op for op in rest if any(v.number in later - late for v in results(op))]
-        after = [op for op in rest if any(v.number in late for v in results(op))]
+        apart = {*(x.out for x in loads), *(d.out for d in products)}
+        apart |= {w.seen.out} if w.seen is not None else set()
+        rest = [op for op in loop.body if apart.isdisjoint(results(op))]
+        later = depending(loop.body, {w.first})
+        late = depending(loop.body, {loop.carried[w.sums]})
+        early = [op for op in rest if (later | late).isdisjoint(results(op))]
+        middle = [op for op in rest if not (later - late).isdisjoint(results(op))]
+        after = [op for op in rest if not late.isdisjoint(results(op))]
         lines = self.lines(early)
         waited = f"warpgroup_mma_wait(num_outstanding={outstanding}, deps=({slot}_begun,))"
         lines.append(assign(self.named(w.first), waited))
@@ -353,15 +353,15 @@ class _Consumer(_Part):
         lines += self.lines(middle)
         lines += ended
         lines += self.lines(after)
-        sums = self.names[loop.carried[w.sums].number]
+        sums = self.names[loop.carried[w.sums]]
         assert w.second.accumulator is not None
-        moved = [(sums, self.names[w.second.accumulator.number])]
+        moved = [(sums, self.names[w.second.accumulator])]
         moved += [
-            (self.names[c.number], self.names[v.number])
+            (self.names[c], self.names[v])
             for k, (c, v) in enumerate(zip(loop.carried, loop.yielded, strict=True))
             if k != w.sums
         ]
-        lines.append(assign("operand", f"gl.convert_layout({self.names[w.second.left.number]}, operand_layout)"))
+        lines.append(assign("operand", f"gl.convert_layout({self.names[w.second.left]}, operand_layout)"))
         return [*lines, *(assign(a, b) for a, b in moved if a != b)]
 
     # blocks have layouts
@@ -396,5 +396,5 @@ class _Consumer(_Part):
         """Rows stand beside the sums' columns in these columns' layout."""
         s = self.s
         if v.type.axes == (s.rows,) and tuple(axes) == (s.rows, s.columns):
-            return f"gl.convert_layout({self.names[v.number]}, rows_of_mixed)[:, None]"
+            return f"gl.convert_layout({self.names[v]}, rows_of_mixed)[:, None]"
         return super().spread(v, axes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
-from tilec.backends.common.blocks.ir import BlockProgram
+from tilec.backends.common.blocks.ir import BlockProgram, Value
 from tilec.backends.common.blocks.show import served_lines
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.codegen.build import build_kernel
@@ -34,6 +34,7 @@ from tilec.ir.types import TensorType, Types
 from tilec.language.show import show_statement
 
 AnyStrides = Mapping[str, Sequence[int]]
+_Operands = tuple[dict[str, int], dict[str, int], set[str]]  # as `_operands` finds them
 
 # Widest feature -> tiling of kernels of 16-bit operands, measured on an H200: those that walk all blocks, those whose
 # bounds cut the walk short, and those whose blocks are listed by data. By products and mixtures: one product into a
@@ -96,7 +97,8 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
         chosen = MATRIX
     else:
         chosen = next(t for n, t in table.items() if widest <= n)[_walk_of(kernel, types)]
-    boxed = chosen.boxed or bool(_operands(kernel)[2])  # a matrix takes more addresses than anything else
+    operands = _operands(kernel)
+    boxed = chosen.boxed or bool(operands[2])  # a matrix takes more addresses than anything else
     found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
     block = min(found.block, *(feature_block(kernel.extent[v]) for v in kernel.blocked))
     step = found.step
@@ -106,12 +108,12 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
     stages = 2 * found.stages - 1 if kernel.in_place else found.stages
     warps = 2 if kernel.looped is None and block <= SMALL_MATRIX else found.warps
     found = replace(found, block=max(block, LEAST), step=max(step, LEAST), stages=stages, warps=warps)
-    found = _fitted(found, kernel, 2 if halves else 4, setting.device.shared)
-    found = _in_registers(found, kernel)
-    return _with_tiles(found, kernel, 2 if halves else 4, setting.device.shared)
+    found = _fitted(found, operands, 2 if halves else 4, setting.device.shared)
+    found = _in_registers(found, kernel, operands)
+    return _with_tiles(found, kernel, operands, 2 if halves else 4, setting.device.shared)
 
 
-def _with_tiles(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tiling:
+def _with_tiles(tiling: Tiling, kernel: ChainKernel, operands: _Operands, size: int, shared: int) -> Tiling:
     """Several blocks of rows for a program whose columns are one block, the next ones' operands under way, if shared
     memory has room for them."""
     bounded = any(r.target.bounds or r.target.conditions for r in kernel.targets)
@@ -120,7 +122,7 @@ def _with_tiles(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> 
     tiles = -(-kernel.extent[kernel.blocked[0]] // tiling.block)
     beside = math.prod(kernel.extent[v] for v in kernel.batch)
     several = min(tiles, TILES_OF_ROWS, tiles * beside // TWO_A_MULTIPROCESSOR)
-    stationary, streamed, matrices = _operands(kernel)
+    stationary, streamed, matrices = operands
     each = tiling.block * (sum(stationary.values()) + tiling.step * len(matrices))
     room = (TILE_STAGES * each + tiling.step * sum(streamed.values())) * size <= shared
     return replace(tiling, tiles=several, stages=TILE_STAGES) if several > 1 and room else tiling
@@ -173,9 +175,9 @@ def _values_of_row(kernel: ChainKernel) -> int:
     return sums + sum(i.extent for i in kernel.inners.values())
 
 
-def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tiling:
+def _fitted(tiling: Tiling, operands: _Operands, size: int, shared: int) -> Tiling:
     """Fewer stages, then smaller blocks, until operands of so many bytes an element fit into shared memory."""
-    stationary, streamed, matrices = _operands(kernel)
+    stationary, streamed, matrices = operands
     while True:
         each = tiling.step * (sum(streamed.values()) + tiling.block * len(matrices))
         if (tiling.block * sum(stationary.values()) + tiling.stages * each) * size <= shared:
@@ -190,10 +192,10 @@ def _fitted(tiling: Tiling, kernel: ChainKernel, size: int, shared: int) -> Tili
             return tiling
 
 
-def _in_registers(tiling: Tiling, kernel: ChainKernel) -> Tiling:
+def _in_registers(tiling: Tiling, kernel: ChainKernel, operands: _Operands) -> Tiling:
     """Shorter steps where sums have half of a thread's registers, and scores and matrices that are read for each score
     would take more than are left: products wait for each other then."""
-    matrices, threads = len(_operands(kernel)[2]), 32 * tiling.warps
+    matrices, threads = len(operands[2]), 32 * tiling.warps
     features = sum(padded_features(kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None)
     sums, step = tiling.block * features // threads, tiling.step
     beside = tiling.block * (2 + matrices) if matrices and sums >= MANY_SUMS else 0
@@ -202,7 +204,7 @@ def _in_registers(tiling: Tiling, kernel: ChainKernel) -> Tiling:
     return replace(tiling, step=step)
 
 
-def _operands(kernel: ChainKernel) -> tuple[dict[str, int], dict[str, int], set[str]]:
+def _operands(kernel: ChainKernel) -> _Operands:
     """The tensors that products read for the rows of a program, and for those that it walks, with their widths; those
     that have an element for each point."""
     stationary: dict[str, int] = {}
@@ -288,7 +290,7 @@ class _ChainPlanner:
         return self._launched(made, tiling, *self._boxes(made, tiling))
 
     def _launched(
-        self, made: BlockProgram, tiling: Tiling, loads: Mapping[int, BoxLoad], maps: Mapping[str, Descriptor]
+        self, made: BlockProgram, tiling: Tiling, loads: Mapping[Value, BoxLoad], maps: Mapping[str, Descriptor]
     ) -> Launch:
         factors = self._factors(made)
         file = print_kernel(made, self._int64_tensors(made), self._heading(), loads, factors)
@@ -340,7 +342,7 @@ class _ChainPlanner:
         file = warp_roles_file(found, maps, self._int64_tensors(made), self._heading(), tiling.stages)
         return self._launch_of(made, file, maps, tiling, {})
 
-    def _boxes(self, made: BlockProgram, tiling: Tiling) -> tuple[dict[int, BoxLoad], dict[str, Descriptor]]:
+    def _boxes(self, made: BlockProgram, tiling: Tiling) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
         """What the copy engine brings: where there is one, and where the kernel works for long enough that the host's
         work on tensor maps does not show."""
         if self.setting.device.capability != HOPPER or _points(self.kernel) < _MANY or not tiling.boxed:

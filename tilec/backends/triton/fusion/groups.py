@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from tilec.backends.common.chains.chain import ChainKernel, kernel_reads, with_reads
+from tilec.backends.common.chains.chain import ChainKernel, with_reads
 from tilec.backends.common.chains.recognise import Chained, chained
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.common.operands.mirrored import with_mirrored_sums
@@ -249,7 +249,7 @@ def _joined(seed: LoopNest, around: Neighbourhood, types: Types, units: Units) -
 def _reads(program: Program, chains: Chained) -> dict[str, tuple[str, ...]]:
     """What each statement reads; those of a chain, whatever its kernel does."""
     read = {s.output: reads(s) for s in program.statements}
-    return read | {s.output: kernel_reads(kernel) for kernel in chains.kernels.values() for s in kernel.statements}
+    return read | {s.output: kernel.reads for kernel in chains.kernels.values() for s in kernel.statements}
 
 
 def _order(program: Program, candidates: Sequence[GroupCandidate], chains: Chained) -> list[list[str]]:

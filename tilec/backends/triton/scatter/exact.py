@@ -65,7 +65,7 @@ def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition], every: b
 
 def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str) -> Launch:
     """A block of points x columns a program."""
-    s, k = runs.statement, _kernel(runs, "_each")
+    s, k = runs.statement, point_kernel(runs, "_each")
     dtype = runs.view.types[s.output].dtype
     terms_of_points(k, runs, place, wanted, dtype)
     pointer = k.pointer(s.output)
@@ -132,7 +132,7 @@ def point_launch(k: Kernel, runs: Runs) -> Launch:
 
 def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:
     """A share of the points a program, counted on the chip and added at the end."""
-    s, k = runs.statement, _kernel(runs, "_counts")
+    s, k = runs.statement, point_kernel(runs, "_counts")
     assert isinstance(s.body, Int)
     programs = min(PROGRAMS, -(-runs.points // COUNTED_POINTS))
     share = -(-runs.points // (programs * COUNTED_POINTS)) * COUNTED_POINTS
@@ -166,7 +166,7 @@ def _valid(frame: Frame, runs: Runs, wanted: Sequence[Condition]) -> tuple[Trito
     return evaluator, all_text([*tests, *map(evaluator.test, s.guards)])
 
 
-def _kernel(runs: Runs, suffix: str) -> Kernel:
+def point_kernel(runs: Runs, suffix: str) -> Kernel:
     k = Kernel("", runs.space, runs.view.types, runs.view.strides, runs.int64_index, powers=True)
     k.name = k.names.fresh(python_name(runs.statement.output) + suffix)
     return k

@@ -32,6 +32,7 @@ from tilec.backends.triton.scatter.exact import (
     BLOCK_POINTS,
     FEWEST_ADDED,
     combined_at_pivot,
+    point_kernel,
     point_launch,
     point_programs,
     terms_of_points,
@@ -192,7 +193,7 @@ def _terms_of(e: Expr) -> Iterator[Expr]:
 def _range(m: Fixed, clears: bool) -> Launch:
     """What is already there is read first: few blocks have greater or lesser exponents. `clears`: also what the next
     kernels add to."""
-    k = _kernel(m, "_range")
+    k = point_kernel(m.runs, "_range")
     s, runs, wanted = m.runs.statement, m.runs, m.wanted
     if not any(any(accesses_in(*a.index)) for a in accesses_in(*s.roots)):
         # terms that are written nowhere may be among them
@@ -214,7 +215,7 @@ def _range(m: Fixed, clears: bool) -> Launch:
 
 def _greatest(m: Fixed, clears: bool) -> Launch:
     """Of each element where planes do not hold all terms; elsewhere the planes after the first are `cleared`."""
-    k = _kernel(m, "_greatest")
+    k = point_kernel(m.runs, "_greatest")
     _planes(k, m)
     integers = _integers(k, m)
     cleared = [_cleared(k, m, m.total, integers, f"{integers} * planes")] if clears else []
@@ -236,7 +237,7 @@ def _cleared(k: Kernel, m: Fixed, tensor: str, begin: str, end: str) -> Effect:
 
 
 def _added(m: Fixed) -> Launch:
-    k = _kernel(m, "_added")
+    k = point_kernel(m.runs, "_added")
     _planes(k, m)
     _terms(k, m)
     pointer, count = k.pointer(m.total), INTEGERS_OF[m.dtype]
@@ -266,13 +267,6 @@ def _added(m: Fixed) -> Launch:
         ]
         k.add(*(added if place == "element" else [If("planes > 1", tuple(added))]))
     return point_launch(k, m.runs)
-
-
-def _kernel(m: Fixed, suffix: str) -> Kernel:
-    runs = m.runs
-    k = Kernel("", runs.space, runs.view.types, runs.view.strides, runs.int64_index, powers=True)
-    k.name = k.names.fresh(python_name(runs.statement.output) + suffix)
-    return k
 
 
 def _terms(k: Kernel, m: Fixed) -> None:

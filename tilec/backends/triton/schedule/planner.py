@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from tilec.backends.base import Lowering
-from tilec.backends.common.chains.chain import ChainKernel, kernel_reads, with_reads
+from tilec.backends.common.chains.chain import ChainKernel, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
@@ -137,7 +137,7 @@ class _Planner:
     def _chain_unit(self, kernel: ChainKernel) -> Unit:
         steps: list[Step] = [self._allocated(o) for o in kernel.outputs]
         steps += chain_steps(kernel, self.types, self.strides, self.setting)
-        read = tuple(self.sources.get(n, n) for n in kernel_reads(kernel))
+        read = tuple(self.sources.get(n, n) for n in kernel.reads)
         return Unit(kernel.statements, kernel.outputs, tuple(steps), read)
 
     def _single_unit(self, s: Statement, epilogue: Sequence[Statement] = ()) -> Unit:

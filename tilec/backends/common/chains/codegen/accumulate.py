@@ -17,7 +17,7 @@ from tilec.backends.common.chains.codegen.emit import LOG2E, Emitter
 from tilec.backends.common.chains.codegen.places import Places, Tiling, tensors_of
 from tilec.backends.common.chains.codegen.visits import INT64, Visits
 from tilec.backends.common.chains.codegen.walk import limits
-from tilec.backends.common.chains.values import DOT_DTYPES, is_affine
+from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.ir.functions import operands_of
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
@@ -25,6 +25,7 @@ from tilec.ir.program import Access, Call, Expr, Index, accesses_in, index_varia
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types, kind
+from tilec.lattice.conditions import is_affine
 from tilec.transforms.util.factors import quotient_of
 
 ORDERED = ("lt", "le", "gt", "ge")

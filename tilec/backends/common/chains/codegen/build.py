@@ -15,7 +15,7 @@ from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced
 from tilec.backends.common.chains.codegen.accumulate import Accumulation
 from tilec.backends.common.chains.codegen.emit import LN2, Emitter
-from tilec.backends.common.chains.codegen.places import Tiling, distance, in_one_block, tensors_of, tensors_touched
+from tilec.backends.common.chains.codegen.places import Tiling, distance, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
 from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces, within_ends
 from tilec.ir.program import accesses_in
@@ -43,7 +43,10 @@ class _Build(Accumulation):
         read = (a for a in accesses_in(*bodies) if a.tensor in kernel.inners)
         products = dict.fromkeys(a for a in read if kernel.inners[a.tensor].left is not None)
         # what takes the longest way from there comes first
-        self._products = sorted(products, key=lambda a: -max(distance(e, a) for e in bodies))
+        several = len(products) > 1
+        self._products = (
+            sorted(products, key=lambda a: -max(distance(e, a) for e in bodies)) if several else [*products]
+        )
 
     def program(self, name: str) -> BlockProgram:
         kernel, b = self.kernel, self.b
@@ -58,14 +61,9 @@ class _Build(Accumulation):
             b.loop(*self.several, 1, (), go, hint="tile")
         else:
             self._compute(positions)
-        read = [a for r in kernel.targets for e in (r.target.body, *r.target.conditions) for a in tensors_of(e)]
-        read += [a for i in kernel.inners.values() for a in tensors_of(i.body)]
-        read += [a for r in kernel.rows for a in tensors_of(r.statement.body)]
-        own = {s.output for s in kernel.statements}
-        names = kernel.tensors(n for n in read if n not in kernel.inners and n not in own)
         body = b.body
         used = tensors_touched(body)
-        tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in names if n in used]
+        tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in kernel.reads if n in used]
         lists = {} if self.visits is None else block_shapes(self.visits, kernel, self.tiling)
         tensors += [Tensor(n, INDEX_TYPE, len(s)) for n, s in lists.items()]
         tensors += [Tensor(n, self.types[n].dtype, len(self.types[n].shape), True) for n in kernel.outputs]

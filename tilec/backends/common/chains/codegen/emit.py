@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import cache, reduce
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
 from tilec.backends.common.blocks.ir import COMPARED, Value
@@ -18,7 +18,7 @@ from tilec.backends.common.chains.in_place import quotients_of
 from tilec.backends.common.scalars import fit, fold_literals
 from tilec.ir.functions import FUNCTIONS, ZERO
 from tilec.ir.index import Affine, linear
-from tilec.ir.infer import call_type, expression_type
+from tilec.ir.infer import call_type, expression_types
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, ElementType, Types, kind
@@ -37,7 +37,7 @@ def _compute_dtype_of(t: ElementType) -> str:
 class Emitter:
     """Values at the points that `positions` gives each variable, which has as many values as `extent` says. `given`:
     values of accesses that are not read. `within`: for the variables of an access, the condition under which they have
-    such a value. `in_place`: what is read at computed positions, by name."""
+    such a value. `in_place`: what is read at computed positions, by name. What was asked for once is kept."""
 
     def __init__(
         self,
@@ -51,17 +51,19 @@ class Emitter:
     ):
         self.b, self.types, self.positions, self.extent = builder, types, positions, extent
         self._within, self._given, self._in_place = within, given, in_place
+        self.type_of = expression_types(types)
+        self.place, self.read, self.value = cache(self._place), cache(self._read), cache(self._value)
 
     # indices
 
     def form(self, form: Affine) -> Value:
         """An affine form of index variables as an integer."""
-        b = self.b
-        total = b.number(as_int(form.constant))
+        total = self.b.number(as_int(form.constant)) if form.constant or not form.terms else None
         for atom, c in form.terms:
             assert isinstance(atom, Index)
-            term = self.positions[atom.name]
-            total = total + term * as_int(c)
+            term = self.positions[atom.name] if c == 1 else self.positions[atom.name] * as_int(c)
+            total = term if total is None else total + term
+        assert total is not None
         return total
 
     def not_negative(self, form: Affine) -> Value:
@@ -70,7 +72,7 @@ class Emitter:
         negative = Affine.of([(a, -c) for a, c in form.terms if c < 0])
         return self.form(positive) >= self.form(negative)
 
-    def place(self, form: Affine) -> Value:
+    def _place(self, form: Affine) -> Value:
         """A position, which elements of integers, remainders and quotients may be part of."""
         if form.is_affine and form.is_integral:
             return self.form(form)
@@ -110,12 +112,12 @@ class Emitter:
         ends = (as_int(form.coefficient(v)) * (self.extent[v] - 1) for v in form.variables())
         return as_int(form.constant) + sum(ends)
 
-    def read(self, a: Access) -> Value:
+    def _read(self, a: Access) -> Value:
         """An element of a tensor, in the tensor's type; 0 where there is none."""
         forms = [linear(e) for e in a.index]
-        names = tuple(dict.fromkeys(index_variables(*(f.to_expr() for f in forms))))
-        condition = self._inside(a, self._within(names))
-        return self.b.load(a.tensor, self.types[a.tensor].dtype, [self.place(f) for f in forms], condition)
+        condition = self._inside(a, self._within(index_variables(*(f.to_expr() for f in forms))))
+        places = [self.place(f) for f in forms]
+        return self.b.load(a.tensor, self.types[a.tensor].dtype, places, condition)
 
     def _inside(self, a: Access, condition: Value | None) -> Value | None:
         """The condition, and that there is such an element: where points do not count, a place may lie outside."""
@@ -154,14 +156,14 @@ class Emitter:
                 numbers = [self.number(a) for a in args]
                 if None in numbers:
                     return None
-                return fold_literals(function, numbers, expression_type(e, self.types))
+                return fold_literals(function, numbers, self.type_of(e))
         return None
 
-    def value(self, e: Expr, dtype: str | None = None) -> Value:
+    def _value(self, e: Expr, dtype: str | None = None) -> Value:
         """The value, held in `dtype` or as its own type asks."""
         n = self.number(e)
         if n is not None:
-            wanted = dtype or _compute_dtype_of(expression_type(e, self.types))
+            wanted = dtype or _compute_dtype_of(self.type_of(e))
             return self.b.number(fit(n, wanted), wanted)
         made = self._make(e)
         return made if dtype is None else self.b.cast(made, dtype)
@@ -238,8 +240,7 @@ class Emitter:
 
     def _call(self, e: Call) -> Value:
         b, f = self.b, e.function
-        types = [expression_type(a, self.types) for a in e.args]
-        result = call_type(f, types, e.span)
+        result = self.type_of(e)
         compute_dtype = _compute_dtype_of(result)
         if f in COMPARED:
             return b.apply(f, *self.alike(e.args))
@@ -270,9 +271,9 @@ class Emitter:
 
     def alike(self, args: tuple[Expr, ...]) -> list[Value]:
         """Operands of a comparison in their common type, rounded as it is stored."""
-        common = call_type(
-            "add" if _kind_of(args, self.types) else "max", [expression_type(a, self.types) for a in args]
-        )
+        types = [self.type_of(a) for a in args]
+        both_count = all(kind(t.dtype) > 0 for t in types)  # truth values have no sum
+        common = call_type("add" if both_count else "max", types)
         compute_dtype = _compute_dtype_of(common)
         values = [self.value(a, compute_dtype) for a in args]
         if common.dtype not in NARROW:
@@ -323,8 +324,3 @@ def _terms_of(e: Expr, types: Types) -> tuple[Expr | None, list[Factor]]:
         case Call("select", (c, x, Int(0))):
             return c, factors_of(x, types)
     return None, factors_of(e, types)
-
-
-def _kind_of(args: tuple[Expr, ...], types: Types) -> bool:
-    """Whether all are more than truth values, which have no sum."""
-    return all(kind(expression_type(a, types).dtype) > 0 for a in args)

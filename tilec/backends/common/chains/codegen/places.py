@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Load, Op, Store, Value, every_operation
@@ -16,6 +18,7 @@ from tilec.backends.common.code import python_name
 from tilec.ir.functions import without_casts
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, accesses_in, children
+from tilec.ir.rational import as_fraction
 from tilec.ir.types import NARROW, Types
 
 WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
@@ -98,6 +101,8 @@ class Places:
         self.row: dict[str, Value] = {}  # final values of targets without features
         self.seen: dict[tuple, int] = {}
         self.tiles: dict[str, Value] = {}
+        self._emitters: dict[tuple, Emitter] = {}
+        self._parts: dict[tuple[Access, str, int | str], Expr] = {}
 
     def size(self, v: str) -> Value:
         return self.b.size(size_name(v), self.extent[v])
@@ -171,6 +176,13 @@ class Places:
         return tile, b.apply("add", first, place % beside, hint="rest")
 
     def emitter(self, positions: Mapping[str, Value], masked: bool) -> Emitter:
+        """One for all who ask for the same: what it made already is found by a look-up."""
+        key = frozenset(positions.items()), masked
+        if key not in self._emitters:
+            self._emitters[key] = self._emitter(positions, masked)
+        return self._emitters[key]
+
+    def _emitter(self, positions: Mapping[str, Value], masked: bool) -> Emitter:
         b, kernel = self.b, self.kernel
         here = dict(positions)
         here.update((f"#{axis}", self.feature_positions(axis)) for axis in self.features)
@@ -244,23 +256,28 @@ class Places:
 
     def _inner(self, inner: Inner, a: Access, at: Emitter) -> Value:
         """The block of an inner sum."""
-        names = {v: linear(e) for v, e in zip(inner.index, a.index, strict=True)}
         if inner.left is None or inner.right is None:
-            total: Value | None = None
-            for k in range(inner.extent):
-                term = at.value(replace_indices(inner.body, {**names, inner.axis: Affine((), k)}), "float32")  # type: ignore[arg-type]
-                total = term if total is None else total + term
-            assert total is not None
-            return self._spread(total, {v for f in names.values() for v in f.variables()})
-        total = None
+            terms = (at.value(self._at(inner, a, "body", k), "float32") for k in range(inner.extent))
+            names = {v for e in a.index for v in linear(e).variables()}
+            return self._spread(reduce(operator.add, terms), names)
+        total: Value | None = None
         for axis in self.feature_axes(inner.extent):
-            names[inner.axis] = Affine.variable(f"#{axis}")
             left, right = (
-                self.operand(replace_indices(e, names), inner.dtype, at, f"#{axis}") for e in (inner.left, inner.right)
+                self.operand(self._at(inner, a, side, f"#{axis}"), inner.dtype, at, f"#{axis}")
+                for side in ("left", "right")
             )
             total = self.product(axis, left, right, total)
         assert total is not None
         return total
+
+    def _at(self, inner: Inner, a: Access, part: str, place: int | str) -> Expr:
+        """A part of an inner sum where an access reads it, of one term, or of a block of them."""
+        key = a, part, place
+        if key not in self._parts:
+            names = {v: linear(e) for v, e in zip(inner.index, a.index, strict=True)}
+            names[inner.axis] = Affine((), as_fraction(place)) if isinstance(place, int) else Affine.variable(place)
+            self._parts[key] = replace_indices(getattr(inner, part), names)
+        return self._parts[key]
 
     def product(self, axis: str, left: Value, right: Value, before: Value | None) -> Value:
         """The product of two operands, added to what is there. A float32 one beside one of bfloat16 is multiplied as
