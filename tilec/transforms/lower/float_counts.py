@@ -82,7 +82,7 @@ def _with_narrow_quotients(s: Statement, counts: Collection[str], types: Types) 
                 return Call(dtype, (made,)) if dtype in NARROW else made
         return rebuild(e, visit)
 
-    return map_expressions(s, visit) if not counts.isdisjoint(reads(s)) else s
+    return map_expressions(s, visit) if {*counts} & {*reads(s)} else s
 
 
 def _with_numbers(program: Program, inputs: Types) -> Program:
@@ -265,8 +265,8 @@ def _divided_once(program: Program, counts: Collection[str], types: Types, compu
                     return share(x, Call("div", (Access(x, own), Access(count, own))), by)
         whole = e.args[0] if isinstance(e, Call) and e.function in NARROW else e
         match whole:
-            case Call("div", (x, Access(count) as by)) if computed and count in counts:
-                places = _own_places(x, by, s, shapes)
+            case Call("div", (value, Access(count) as by)) if computed and count in counts:
+                places = _own_places(value, by, s, shapes)
                 if places is not None and _repeats(s, by.index, shapes[count], shapes):
                     return share(count, replace_indices(e, places), by)
         return rebuild(e, lambda c: divided(c, s))

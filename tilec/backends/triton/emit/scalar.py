@@ -25,7 +25,7 @@ from tilec.backends.triton.emit.magnitudes import OF_MAGNITUDE, of_negated_magni
 from tilec.backends.triton.emit.spans import IN_32_BITS, WIDEST, EndsOf
 from tilec.errors import TileError
 from tilec.ir.at_sizes import followed
-from tilec.ir.functions import FUNCTIONS, ROUNDING
+from tilec.ir.functions import FUNCTIONS, ROUNDING, SMALL_POWERS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Index, Statement, accesses_in, index_variables, walk
@@ -309,9 +309,13 @@ class TritonScalars(ScalarWriter):
             return f"({self._converted(args[0], 'int64')} & {2 ** int(function[4:]) - 1})", "int64"
         if function in ROUNDING and not is_floating(result.dtype):
             return self.tensor(args[0], compute_dtype), compute_dtype
-        if function == "pow" and args[1].number in (2, 3) and args[0].number is None:
+        if function == "pow" and args[1].number in SMALL_POWERS and args[0].number is None:
             x = self.frame.assign("t", self.cast(args[0], compute_dtype), args[0].variables)
-            return f"({' * '.join([x] * int(args[1].number))})", compute_dtype
+            n = int(args[1].number or 0)
+            if n > 3:  # of squares
+                x, n, odd = self.frame.assign("t", f"{x} * {x}", args[0].variables), n // 2, [x] * (n % 2)
+                return f"({' * '.join([*[x] * n, *odd])})", compute_dtype
+            return f"({' * '.join([x] * n)})", compute_dtype
         if row.result == "random":
             seed, counter = (self.tensor(a, "int64") for a in args)
             return (row.triton or "").format(seed, counter), compute_dtype

@@ -16,7 +16,7 @@ from tilec.backends.common.blocks.ir import COMPARED, Value
 from tilec.backends.common.chains.chain import ReadInPlace
 from tilec.backends.common.chains.in_place import quotients_of
 from tilec.backends.common.scalars import fit, fold_literals
-from tilec.ir.functions import FUNCTIONS, ZERO
+from tilec.ir.functions import FUNCTIONS, SMALL_POWERS, ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_types
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement, index_variables
@@ -262,10 +262,11 @@ class Emitter:
         if compute_dtype == "float32" and f == "sigmoid":
             p = b.apply("exp2", self.scaled(e.args[0], -LOG2E), hint="p")
             return self._inverse(p + 1.0)
-        if f == "pow" and compute_dtype == "float32" and self.number(e.args[1]) in (2, 3):
-            base = self.value(e.args[0], compute_dtype)
+        if f == "pow" and compute_dtype == "float32" and self.number(e.args[1]) in SMALL_POWERS:
+            base, n = self.value(e.args[0], compute_dtype), int(self.number(e.args[1]) or 0)
             square = base * base
-            return square if self.number(e.args[1]) == 2 else square * base
+            squares = reduce(operator.mul, [square] * (n // 2))
+            return squares * base if n % 2 else squares
         assert FUNCTIONS[f].triton is not None and FUNCTIONS[f].numpy is not None, f
         return b.apply(f, *(self.value(a, compute_dtype) for a in e.args))
 

@@ -23,7 +23,8 @@ from tilec.ir.types import NARROW, Types
 
 WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
 FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocessor
-WHOLE_FEATURES = 64  # of one block, whatever part of it is used
+# of one block that is not cut for less than three eighths of it: kernels of whole blocks have forms of their own
+WHOLE_FEATURES, LEAST_EMPTY = 128, 3 / 8
 # multiples of so many features lie in two blocks: others came out wrong on an H200 with Triton 3.6
 BLOCKED_FEATURES = 8
 BFLOAT16_PARTS = {"tf32x3": 3, "tf32": 2}  # of a float32 operand, by the precision of float32 products
@@ -52,7 +53,8 @@ def feature_blocks(extent: int) -> tuple[int, ...]:
     extent = int(extent)  # not left open: axes are named after it, and masks hold it
     whole = feature_block(extent)
     first, rest = whole // 2, feature_block(extent - whole // 2)
-    one = whole <= WHOLE_FEATURES or rest == first or extent % BLOCKED_FEATURES
+    small = whole <= WHOLE_FEATURES and whole - first - rest < LEAST_EMPTY * whole
+    one = small or rest == first or extent % BLOCKED_FEATURES
     return (whole,) if one else (first, rest)
 
 
