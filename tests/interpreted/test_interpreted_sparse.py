@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.scatter import scatter, sort
+from tilec.backends.triton.scatter import exact, scatter, sort
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -83,3 +83,18 @@ def _agree(source, *given):
     assert torch.equal(found, again)
     assert "default" in source or "sort_runs" in [k.name for k in f.lower(*given).kernels]
     return f
+
+
+@pytest.mark.parametrize("number", ["1.0", "3", "0.5", "600.0"])
+def test_sums_of_one_number(monkeypatch, number):
+    monkeypatch.setattr(exact, "FEWEST_ADDED", 64)
+    monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
+    f, wanted = (
+        tilec.compile(f"function (T[M], Z[N]) -> (C) {{ C[T[m] : N] = +(float32({number})); }}", backend=b)
+        for b in ("triton", "torch")
+    )
+    t = torch.randint(-3, 700, (50_000 if number == "600.0" else 400,))
+    t[5:90] = 11
+    assert torch.equal(f(t, torch.zeros(690)), wanted(t, torch.zeros(690)))
+    added = any(k.name in ("C_each", "C_counts") for k in f.lower(t, torch.zeros(690)).kernels)
+    assert added == (number in ("1.0", "3"))  # others are no whole numbers, or come to more than 2^24

@@ -12,9 +12,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilec.errors import AffineMistake
 from tilec.ir.functions import draws
-from tilec.ir.index import Affine, distinct_variables, linear
+from tilec.ir.index import Affine, distinct_variables
 from tilec.ir.program import (
     Access,
     Call,

@@ -1,4 +1,5 @@
-"""Scatters whose result is the same in whatever order points are combined: integer sums, greatest and least values.
+"""Scatters whose result is the same in whatever order points are combined: sums of integers, or of one whole number so
+often that floats hold it, greatest and least values.
 
 Each point is added to its element by an atomic operation, which for these is as deterministic as sorting: floats are
 compared as integers, zeros and NaN have one form each. Where all terms are one number and elements are few (a
@@ -22,11 +23,13 @@ from tilec.backends.triton.plan.plan import Allocate, Launch, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.runs import Runs
 from tilec.ir.index import Affine
-from tilec.ir.program import Int
-from tilec.ir.types import is_floating
+from tilec.ir.program import Call, Float, Int, Statement
+from tilec.ir.types import FLOATS, is_floating
 
 ATOMICS = {
     ("sum", "int64"): "atomic_add",
+    ("sum", "float32"): "atomic_add",
+    ("sum", "float64"): "atomic_add",
     ("max", "int32"): "atomic_max",
     ("max", "int64"): "atomic_max",
     ("min", "int32"): "atomic_min",
@@ -40,6 +43,7 @@ _WIDEST, _WIDEST_OF_FLOATS = 32, 8  # columns beyond which sorting moves less th
 FEWEST_ADDED = 2**14  # floats: fewer are soon sorted
 FEWEST_SUMMED = 512  # elements: fewer are waited for, where each point is added by itself
 MOST_BINS = 2048  # that are counted on the chip
+WHOLE_NUMBERS = {"float32": 2**24, "float64": 2**53}  # that floats hold
 BLOCK_POINTS = 1024  # elements of a program's block
 COUNTED_POINTS = 4096
 PROGRAMS = 8 * PLANNED_FOR.multiprocessors  # that count
@@ -51,16 +55,28 @@ def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition], every: b
     sorted."""
     s, out = runs.statement, runs.view.types[runs.statement.output]
     operation = ATOMICS.get((s.aggregation, out.dtype))
-    floating = is_floating(out.dtype)
-    if operation is None or s.default is not None or runs.width > (_WIDEST_OF_FLOATS if floating else _WIDEST):
+    adds, floating = s.aggregation == "sum", is_floating(out.dtype)
+    number = _number(s)
+    if adds and floating and (number is None or abs(number) * runs.points > WHOLE_NUMBERS.get(out.dtype, 0)):
+        return None
+    widest = _WIDEST_OF_FLOATS if floating and not adds else _WIDEST
+    if operation is None or s.default is not None or runs.width > widest:
         return None
     if floating and (runs.points < FEWEST_ADDED or not every):
         return None
-    counted = runs.width == 1 and s.aggregation == "sum" and isinstance(s.body, Int) and runs.count <= MOST_BINS
+    counted = runs.width == 1 and adds and number is not None and runs.count <= MOST_BINS
     if not counted and runs.count < FEWEST_SUMMED:
         return None
     filled = Allocate(s.output, out.shape, out.dtype, identity(s.aggregation, out.dtype))
     return [filled, _counts(runs, place, wanted) if counted else _each(runs, place, wanted, operation)]
+
+
+def _number(s: Statement) -> int | None:
+    """The whole number that each term is."""
+    match s.body.args[0] if isinstance(s.body, Call) and s.body.function in FLOATS else s.body:
+        case Int(value) | Float(value) if value == value // 1:
+            return int(value)
+    return None
 
 
 def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str) -> Launch:
@@ -69,7 +85,7 @@ def _each(runs: Runs, place: Affine, wanted: Sequence[Condition], operation: str
     dtype = runs.view.types[s.output].dtype
     terms_of_points(k, runs, place, wanted, dtype)
     pointer = k.pointer(s.output)
-    if is_floating(dtype):
+    if is_floating(dtype) and s.aggregation != "sum":
         k.assign("value", f"one_form_(value, {operation == 'atomic_min'})")
         k.assign("known", f"tl.load({pointer} + element, mask=valid, other=0)")
         k.assign("valid", f"valid & ~(value {'<' if operation == 'atomic_max' else '>'} known)")
@@ -133,7 +149,6 @@ def point_launch(k: Kernel, runs: Runs) -> Launch:
 def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:
     """A share of the points a program, counted on the chip and added at the end."""
     s, k = runs.statement, point_kernel(runs, "_counts")
-    assert isinstance(s.body, Int)
     programs = min(PROGRAMS, -(-runs.points // COUNTED_POINTS))
     share = -(-runs.points // (programs * COUNTED_POINTS)) * COUNTED_POINTS
     k.constants = {"BM": COUNTED_POINTS, "BINS": power_of_two(runs.count)}
@@ -153,7 +168,7 @@ def _counts(runs: Runs, place: Affine, wanted: Sequence[Condition]) -> Launch:
     k.close("first", f"range({origin}, {limit}, BM)")
     k.assign("col", "tl.arange(0, BINS)")
     count = k.number("count", "count", runs.count, False)
-    added = f"total.to(tl.int64) * {s.body.value}"
+    added = f"total.to({triton_type(runs.view.types[s.output].dtype)}) * {_number(s)}"
     k.store(f"{k.pointer(s.output)} + col", added, f"col < {count}", "atomic_add", RELAXED)
     return _launch(k, runs, programs)
 
