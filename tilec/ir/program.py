@@ -201,15 +201,9 @@ class Statement(Guarded):
 
     @cached_property
     def _reads(self) -> tuple[str, ...]:
-        found: dict[str, None] = {}
-        for e in walk(*expressions(self)):
-            if isinstance(e, Access):
-                found.setdefault(e.tensor)
-            elif isinstance(e, Name):
-                found.setdefault(e.name)
-        if self.default is not None:
-            found.setdefault(self.default)
-        return tuple(found)
+        found = (x for x in walk(*expressions(self)) if isinstance(x, Access | Name))
+        read = [x.tensor if isinstance(x, Access) else x.name for x in found]
+        return tuple(dict.fromkeys([*read, *(() if self.default is None else (self.default,))]))
 
     @cached_property
     def _reads_itself(self) -> bool:
@@ -371,8 +365,14 @@ def index_variables(*roots: Expr) -> tuple[str, ...]:
 
 
 def _variables_in(e: Expr) -> tuple[str, ...]:
-    found = index_variables(*children(e))
-    return tuple([v for v in found if v not in e.bound]) if type(e) is Aggregate else found
+    found, stack = dict[str, None](), list(children(e)[::-1])
+    while stack:
+        x = stack.pop()
+        if type(x) in (Index, Aggregate):
+            found.update(dict.fromkeys(index_variables(x)))
+        elif type(x) in _CHILDREN:
+            stack += _CHILDREN[type(x)](x)[::-1]
+    return tuple([v for v in found if type(e) is not Aggregate or v not in e.bound])
 
 
 def reads(s: Statement) -> tuple[str, ...]:
