@@ -151,6 +151,35 @@ MASKS = {  # what is given, the term, the condition; the shape of the fourth inp
 }
 
 
+def test_distances_of_no_sets() -> None:
+    source = """function (X[B,I,E], Y[B,J,E]) -> (D) {
+        D[b,i,j : B,I,J] = sum((X[b,i,e] - Y[b,j,e]) * (X[b,i,e] - Y[b,j,e])); }"""
+    given = inputs(((0, 16, 16), (0, 17, 16)))
+    assert executables(source, given)[0](given)[0].shape == (0, 16, 17)
+
+
+@pytest.mark.parametrize(
+    "term, condition", [("", "A[b,i] > 0 & j > 4 ?"), ("+ A[b,j]", ""), ("+ log(A[b,j])", "i > 3 ?")]
+)
+def test_rows_that_see_nothing_have_logarithms_of_their_own(
+    term: str, condition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-inf, and NaN as their result where the scores are what says so; their gradients."""
+    source = MASKED.format("A[B,N]", term, condition).replace("(O)", "(O, L)")
+    *tensors, a = inputs(((2, 1, 2, 17, 4), (2, 1, 17, 4), (2, 1, 17, 4), (2, 17)))
+    a[1] = -math.inf if "log" not in term else 0
+    found = []
+    for library in (True, False):
+        monkeypatch.setenv("TILEC_LIBRARY", str(int(library)))
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        y, logarithm = tilec.compile(source)(*leaves, a)
+        found.append([y, logarithm, *torch.autograd.grad((y * y).sum(), leaves)])
+    assert "rt.attention" in executables(source, [*tensors, a])[0].source()
+    assert (found[0][1] == -math.inf).any()
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("bad", [None, math.inf, math.nan])
 @pytest.mark.parametrize("name", MASKS)

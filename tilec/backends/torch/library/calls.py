@@ -161,7 +161,7 @@ def call_lines(
     given |= {n: str(as_float(e.value)) for n, e in match.numbers.items() if isinstance(e, Int | Float)}
     kept = {s.output for s in call.results}
     alone = routine.alone and kept == {match.name(routine.gives[0][0])}
-    given["mask"] = "None"
+    given |= {"mask": "None", "terms": str(bool(routine.mask and match.free.get(routine.mask[1])))}
     mask = routine.mask and mask_of(routine.mask, match, types, types[call.results[0].output].dtype)
     if mask:
         lowering, shape = mask

@@ -26,7 +26,7 @@ class Routine:
     where they are `flat`: of one axis for each variable, where others come as they lie; `marks`:
     functions and aggregations without which it is not there; `fallible`: may it return None? `mask`: a condition and a
     term that stand for any, or for none, and what the condition and the term are of: the text then names `mask`, the
-    term where the condition holds and -inf elsewhere; `admits`: of a match."""
+    term where the condition holds and -inf elsewhere, and `terms`: is there a term? `admits`: of a match."""
 
     call: str
     source: str
@@ -185,7 +185,7 @@ def _attention(causal: bool) -> tuple[Routine, ...]:
     seen = "i - j >= 0" if causal else "W[b,r,i,j]"
     scores = _SCORES.format("" if causal else " + A[b,r,i,j]")
     given, mask = ("", None) if causal else (", W[B,R,I,J], A[B,R,I,J]", _MASK)
-    known = f"scale={{E}}, causal={causal}, mask={{mask}}"
+    known = f"scale={{E}}, causal={causal}, mask={{mask}}, terms={{terms}}"
     return (
         Routine(
             f"rt.attention_and_logarithms({{Q}}, {{K}}, {{V}}, {known})",

@@ -115,7 +115,7 @@ def squared_distances(x: Tensor, y: Tensor) -> tuple[Tensor] | None:
     """Of the rows of two matrices, through a product of what is left without their middle; what is small beside what
     cancels is computed difference by difference. None where much is, or a value is not finite."""
     exact = x.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
-    if x.device.type != "cpu" or not exact:
+    if x.device.type != "cpu" or not exact or not x.numel():
         return None
     middle = y.mean(1, keepdim=True)
     u, v = x - middle, y - middle
@@ -138,24 +138,49 @@ def squared_distances(x: Tensor, y: Tensor) -> tuple[Tensor] | None:
 
 
 def attention_and_logarithms(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, mask: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, mask: Tensor | None, terms: bool
 ) -> tuple[Tensor, Tensor] | None:
     """And the logarithm of each row's sum. None on other devices, and where a value is not finite: torch takes rows
-    that see nothing for zeros and multiplies what is not seen by zero."""
+    without a weight for zeros, their logarithms too, and multiplies what is not seen by zero."""
     if q.device.type != "cpu" or not finite(v):
         return None
+    blind = _blind(mask)
+    if terms and blind is not None:
+        return None
     forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    operands = _dense(q), _for_each(k, q), _for_each(v, q)
-    o, logarithm = _of_parts(lambda m, *given: forward(*given, 0.0, causal, attn_mask=m, scale=scale), mask, operands)
-    return (o, logarithm) if finite(logarithm) else None
+
+    def call(m: Tensor | None, *given: Tensor) -> tuple[Tensor, Tensor]:
+        o, logarithm = forward(*given, 0.0, causal, attn_mask=m, scale=scale)
+        return o, logarithm if blind is None else logarithm.masked_fill_(blind, 1)
+
+    o, logarithm = _of_parts(call, mask, (_dense(q), _for_each(k, q), _for_each(v, q)))
+    if not finite(logarithm) or bool(((logarithm == 0) & (o == 0).all(-1)).any()):  # all scores may be -inf
+        return None
+    if blind is not None:
+        logarithm.unflatten(0, (-1, len(blind))).masked_fill_(blind, -math.inf)
+    return o, logarithm
+
+
+def _blind(mask: Tensor | None) -> Tensor | None:
+    """Which rows of a mask see nothing; None where each sees something."""
+    if mask is None or not mask.numel():
+        return None
+    blind = mask.amax(-1) == -math.inf
+    return blind if bool(blind.any()) else None
 
 
 def attention_gradient(
-    *operands: Tensor, scale: float, causal: bool, mask: Tensor | None
+    *operands: Tensor, scale: float, causal: bool, mask: Tensor | None, terms: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Of queries, keys and values; likewise."""
     q, k, v, c, o, logarithm = operands
-    if q.device.type != "cpu" or not finite(*operands):
+    if q.device.type != "cpu" or not finite(q, k, v, c, o):
+        return None
+    blind = None if terms else _blind(mask)
+    if blind is not None:  # no weight there, whatever number the logarithm is
+        logarithm = logarithm.clone()
+        logarithm.unflatten(0, (-1, len(blind))).masked_fill_(blind, 0)
+    if not finite(logarithm):
         return None
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     given = _dense(c), _dense(q), _for_each(k, q), _for_each(v, q), _dense(o), logarithm
