@@ -20,6 +20,7 @@ LAYERS = (
     ("tilec.transforms", "tilec.transforms.util"),
     ("tilec.transforms.recurrence",),
     ("tilec.transforms.simplify",),
+    ("tilec.transforms.steps",),
     ("tilec.transforms.bind",),
     ("tilec.transforms.autodiff",),
     ("tilec.transforms.batching",),

@@ -55,6 +55,7 @@ def agree(source, *inputs, boxed=(1, 2), copies=(0, 2), wrt=("X", "W")):
 
 @pytest.mark.parametrize(("t", "c", "o", "e"), [(70, 40, 24, 3), (150, 72, 136, 5), (17, 16, 16, 40), (128, 64, 32, 1)])
 @pytest.mark.one_in(2)
+@pytest.mark.usefixtures("launches_apart")
 def test_each_row_by_the_matrix_of_its_key(t, c, o, e):
     agree(ROWS, normal(t, c), normal(e, c, o), keys(t, below=e))
 
@@ -65,6 +66,7 @@ def test_rows_in_order_are_copied_once(t, o, monkeypatch):
     agree(ROWS, normal(t, 40), normal(5, 40, o), keys(t, below=5), copies=(1, 2))
 
 
+@pytest.mark.usefixtures("launches_apart")
 def test_rows_that_begin_between_vectors_are_copied():
     agree(ROWS, normal(130, 37), normal(3, 37, 45), keys(130, below=3), copies=(1, 2))
     f = tilec.compile(ROWS, backend="triton").grad(["X", "W"])

@@ -21,6 +21,7 @@ CASES = {
 }
 
 
+@pytest.mark.usefixtures("launches_apart")
 def test_points_are_sorted_once() -> None:
     f = tilec.compile(CASES["added to others"].replace("6,", "600,"), backend="triton")
     specs = [tilec.spec((20000, 64)), tilec.spec((20000,), "int64"), tilec.spec((3,))]

@@ -17,7 +17,7 @@ from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
 from tilec.backends.triton.recurrence import independent_lanes, parallel_lanes, recurrence
 from tilec.backends.triton.recurrence import step as recurrence_step
 from tilec.language import parse
-from tilec.transforms.simplify import unroll_steps
+from tilec.transforms.steps import unroll_steps
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"

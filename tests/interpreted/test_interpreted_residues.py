@@ -341,6 +341,7 @@ def test_neighbours_in_memory_are_stored_together(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ("complex products", "quaternions", "cross products", "slabs"))
+@pytest.mark.usefixtures("launches_apart")
 def test_parts_at_numbers(name: str) -> None:
     """The gradient of what is read at 0, 1, ... along an axis is one kernel an operand, or one of both that add up the
     same, with no part filled with zeros."""

@@ -199,6 +199,7 @@ def test_a_single_point_added_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [k.name for k in f.lower(torch.tensor([4]), torch.tensor([7])).kernels] == ["Y_each"]
 
 
+@pytest.mark.usefixtures("launches_apart")
 def test_points_are_sorted_once_for_all_that_write_at_the_same_places() -> None:
     source = """function (X[M, D], T[M], Z[N, D]) -> (Y, C) {
         A[T[m], d : N, D] = >(X[m, d]);
@@ -216,6 +217,7 @@ def test_points_are_sorted_once_for_all_that_write_at_the_same_places() -> None:
     assert names.count("sort_compared") == 2
 
 
+@pytest.mark.usefixtures("launches_apart")
 def test_places_of_what_is_read_do_not_say_how_points_are_sorted() -> None:
     """Points whose sources are outside add nothing to their runs; gradients by several tensors share a sort too."""
     source = """function (X[N, D], W[M], T[M], U[M], V[M]) -> (Y, Z, O) {

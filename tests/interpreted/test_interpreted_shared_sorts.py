@@ -102,6 +102,7 @@ PLACES = {
 @pytest.mark.covering
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("launches_apart")
 def test_places_that_differ_by_constants(name: str, places: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
     monkeypatch.setattr(runs, "MOST_OF_PIECE", 32)  # so that runs are cut

@@ -6,7 +6,7 @@ import torch
 
 import tilec
 from tilec.ir.program import Aggregate, walk
-from tilec.transforms.simplify import step_sums
+from tilec.transforms.steps import step_sums
 
 PLAIN = "S[t, i : T, D] = X[t, i] + sum[j, k](S[t - 1, j] * A[j, k] * M[t, k]);"
 KALMAN = """function (A[D, D], Q[D, D], R[N]) -> (M) {

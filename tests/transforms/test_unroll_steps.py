@@ -9,7 +9,7 @@ import tilec
 from tilec.ir.evaluate import evaluate
 from tilec.ir.program import reads_itself
 from tilec.language import parse
-from tilec.transforms.simplify import unroll_steps
+from tilec.transforms.steps import unroll_steps
 
 FILTER = """function (L[N, N], X[N, D], W[5]) -> (Y) {
     T[k, i, d : 5, N, D] = k == 0 ? X[i, d] : k == 1 ? sum[j](L[i, j] * X[j, d])

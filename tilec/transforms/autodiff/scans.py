@@ -7,13 +7,13 @@ terms are made of too, once these are a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.errors import AffineMistake
 from tilec.ir.constraining import always, conditional, demands
 from tilec.ir.functions import INFINITY, ONE, ZERO, call, operands_of
-from tilec.ir.index import Affine, canonical, distinct_variables, linear, same_form
+from tilec.ir.index import Affine, canonical, linear, same_form
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -74,7 +74,7 @@ def _terms_apart(s: Statement, found: _Scan, shape: tuple[Expr, ...], names: Nam
 def _running_sum(s: Statement, known: Mapping[str, Extent]) -> tuple[_Scan, tuple[Expr, ...]] | None:
     """How a statement is a sum over all k up to i, or from i on, or any number before, of terms of which several read
     one element, and the shape of the terms. That element's gradient would be a sum over all pairs (i, k)."""
-    left, shape = distinct_variables(s.index), known.get(s.output, "")
+    left, shape = _own_variables(s.index), known.get(s.output, "")
     if s.aggregation != "sum" or left is None or isinstance(shape, str) or s.default or reads_itself(s):
         return None
     moving = index_variables(s.body)
@@ -95,6 +95,12 @@ def _running_sum(s: Statement, known: Mapping[str, Extent]) -> tuple[_Scan, tupl
         if size is not None and i not in moving and not (form - step if rising else form + step).terms:
             return _Scan(i, k, rising), tuple(size if v == i else n for v, n in zip(left, shape, strict=True))
     return None
+
+
+def _own_variables(index: Sequence[Expr] | None) -> tuple[str, ...] | None:
+    """The variables of an index whose parts are one each; sizes are not known yet, so that others may not be affine."""
+    found = tuple(e.name for e in index or () if isinstance(e, Index))
+    return found if index and len({*found}) == len(index) else None
 
 
 def _difference(test: Expr) -> Affine | None:

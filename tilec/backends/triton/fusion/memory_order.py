@@ -13,7 +13,7 @@ from tilec.ir.types import Types
 
 Layouts = Mapping[str, tuple[int, ...]]  # by tensor: its axes in the order in which memory holds them
 
-LEAST_LAID_OUT = 2**16  # elements of a tensor
+LEAST_IN_ORDER = 2**16  # elements of a tensor
 NEIGHBOURS = 64  # rows of a block where memory runs along the rows
 
 
@@ -64,7 +64,7 @@ def layouts_of(strides: Mapping[str, Sequence[int]], types: Types) -> dict[str, 
             continue
         order = tuple(sorted(range(len(shape)), key=lambda k: (-steps[k] if shape[k] > 1 else -math.inf, k)))
         several = [k for k in order if shape[k] > 1]
-        if several != sorted(several) and math.prod(shape) >= LEAST_LAID_OUT and 0 not in (steps[k] for k in several):
+        if several != sorted(several) and math.prod(shape) >= LEAST_IN_ORDER and 0 not in (steps[k] for k in several):
             found[name] = order
     return found
 
