@@ -33,7 +33,7 @@ from tilec.errors import TileError
 from tilec.ir.program import Expr, Input, Name, Program, Statement, node_count
 from tilec.specialise import Specialiser
 from tilec.torch_op import symbolic
-from tilec.torch_op.aten import NotTile, elementwise, expression, operands
+from tilec.torch_op.aten import NotTile, expression, is_tile_operation, tensor_operands
 from tilec.torch_op.text import function_of, text_of
 from tilec.transforms.util.naming import Names
 
@@ -141,19 +141,19 @@ class _Region:
         waiting = [n for name, n in self.inputs.items() if name not in scalars and counts.count(n) == 1]
         while waiting and len(self.before) < _MOST:
             node = waiting.pop()
-            if not elementwise(node) or node in self.before:
+            if not is_tile_operation(node) or node in self.before:
                 continue
             if all(u is self.call or u in self.before for u in node.users):
                 self.before.append(node)
-                waiting += operands(node)
+                waiting += tensor_operands(node)
 
     def take_after(self) -> None:
         """Take operations on outputs and on what was taken, where the rest of what they read is there before."""
         inside = set(self.outputs.values())
         start = self.place[self.call]
         for node in list(self.graph.nodes)[start:]:
-            read = operands(node)
-            if len(self.after) >= _MOST or not inside.intersection(read) or not elementwise(node):
+            read = tensor_operands(node)
+            if len(self.after) >= _MOST or not inside.intersection(read) or not is_tile_operation(node):
                 continue
             shape = node.meta["val"].shape
             own = [n for n in read if n in inside]
@@ -164,13 +164,13 @@ class _Region:
     def take_beside(self) -> None:
         """Take operations that make what the ones after the call read, as long as nothing else does."""
         taken = [*self.outputs.values(), *self.after]
-        waiting = [n for node in self.after for n in operands(node)]
+        waiting = [n for node in self.after for n in tensor_operands(node)]
         while waiting and len(self.after) < _MOST:
             node = waiting.pop()
-            if node not in taken and elementwise(node) and all(u in self.after for u in node.users):
+            if node not in taken and is_tile_operation(node) and all(u in self.after for u in node.users):
                 taken.append(node)
                 self.after.append(node)
-                waiting += operands(node)
+                waiting += tensor_operands(node)
         self.after.sort(key=self.place.__getitem__)
 
     def replace(self) -> bool:
@@ -266,7 +266,7 @@ class _Region:
         """Have a new input of the same shape, from which an input was made, bind the dimensions of that one."""
         waiting, shape = [made], made.meta["val"].shape
         while waiting:
-            for n in operands(waiting.pop()):
+            for n in tensor_operands(waiting.pop()):
                 if n in self.before:
                     waiting.append(n)
                 for name in [name for name, node in new if node is n and _same(n, shape)]:
@@ -302,7 +302,7 @@ def _before_operation(graph: Graph, view: Node) -> list[Node]:
     if not isinstance(operation, Node) or len(operation.users) > 1 or len(view.users) > 1 or not _flat(operation):
         return []
     with graph.inserting_before(view):
-        views = {n: _viewed(graph, n, view.meta["val"].shape) for n in operands(operation)}
+        views = {n: _viewed(graph, n, view.meta["val"].shape) for n in tensor_operands(operation)}
         _replace(graph, view, _made_of(graph, operation, views))
     graph.erase_node(operation)
     return list(views.values())
@@ -311,7 +311,7 @@ def _before_operation(graph: Graph, view: Node) -> list[Node]:
 def _after_operation(graph: Graph, result: Node, view: Node, operation: Node) -> Node:
     """The view of an operation on a result for the operation on its view."""
     with graph.inserting_before(operation):
-        others = [n for n in operands(operation) if n is not view]
+        others = [n for n in tensor_operands(operation) if n is not view]
         views = {n: _viewed(graph, n, result.meta["val"].shape) for n in others}
         return _viewed(graph, _made_of(graph, operation, {view: result, **views}), operation.meta["val"].shape)
 
@@ -331,7 +331,7 @@ def _viewed(graph: Graph, node: Node, shape: Sequence[int]) -> Node:
 
 def _flat(node: Node) -> bool:
     """Is this an elementwise operation on contiguous tensors of its shape, which is known?"""
-    values = [n.meta["val"] for n in (node, *operands(node))] if elementwise(node) else []
+    values = [n.meta["val"] for n in (node, *tensor_operands(node))] if is_tile_operation(node) else []
     known = all(isinstance(n, int) for v in values for n in (*v.shape, *v.stride()))
     return bool(values) and known and all(v.shape == values[0].shape and v.is_contiguous() for v in values)
 
