@@ -115,8 +115,8 @@ def build_program(lowering: Lowering, options: Options) -> TorchProgram:
 def _functions(
     name: str, lowering: Lowering, options: Options, taken: Sequence[str] = (), cast: Sequence[str] = ()
 ) -> list[str]:
-    """The text of a program as a function, after those of the slabs that it is cut into; `cast`: inputs that it casts to
-    float32 first."""
+    """The text of a program as a function, after those of the slabs that it is cut into. `cast`: inputs that it casts
+    to float32 first."""
     flat, types = lowering.stages["flat"], lowering.types
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     names = FreshNames((*RESERVED_IN_TORCH, *taken, name, *lowering.symbols))
