@@ -228,3 +228,32 @@ def test_beside_every_example(name: str) -> None:
     for ours, theirs in zip(found, [y, *torch.autograd.grad(total(y), inputs)], strict=True):
         torch.testing.assert_close(ours, theirs)
     assert not [t for t in graphs.left() if "relu" in t], "what follows the call is part of it"
+
+
+def reshaped(x, w, b):
+    rows = torch.relu(x + 1).reshape(-1, 5)
+    y = NORM(rows, w, b).reshape(x.shape)
+    return y.to(torch.float32) * 2, y.to(torch.float32) + x
+
+
+def test_views_trade_places() -> None:
+    """The operations on both sides are taken, each once, and nothing but views is left."""
+    graphs, inputs = Graphs(), [t.detach() for t in given(((2, 3, 5), (5,), (5,)))]
+    torch.testing.assert_close(
+        torch.compile(reshaped, backend=graphs.backend, fullgraph=True)(*inputs), reshaped(*inputs)
+    )
+    assert set(graphs.left()) == {"aten.view.default"}
+    (program,) = graphs.programs()
+    assert len(program.outputs) == 2 and show(program.program).count("relu") == 1
+
+
+def test_views_that_stay() -> None:
+    """Of what is not contiguous, or has another shape."""
+
+    def f(x, w, b, other):
+        y = NORM(x, w, b).reshape(2, 3, 5)
+        return y + other.transpose(0, 1), y * other[0, 0, 0], NORM((x * other.sum((0, 1))).reshape(6, 5), w, b)
+
+    graphs, inputs = Graphs(), [t.detach() for t in given(((6, 5), (5,), (5,), (3, 2, 5)))]
+    torch.testing.assert_close(torch.compile(f, backend=graphs.backend, fullgraph=True)(*inputs), f(*inputs))
+    assert "aten.add.Tensor" in graphs.left()

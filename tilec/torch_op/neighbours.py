@@ -301,8 +301,8 @@ def _before_operation(graph: Graph, view: Node) -> list[Node]:
     operation = view.args[0] if view.target is aten.view.default else None
     if not isinstance(operation, Node) or len(operation.users) > 1 or len(view.users) > 1 or not _flat(operation):
         return []
+    views = {n: _viewed(graph, n, view.meta["val"].shape) for n in tensor_operands(operation)}
     with graph.inserting_before(view):
-        views = {n: _viewed(graph, n, view.meta["val"].shape) for n in tensor_operands(operation)}
         _replace(graph, view, _made_of(graph, operation, views))
     graph.erase_node(operation)
     return list(views.values())
@@ -310,10 +310,11 @@ def _before_operation(graph: Graph, view: Node) -> list[Node]:
 
 def _after_operation(graph: Graph, result: Node, view: Node, operation: Node) -> Node:
     """The view of an operation on a result for the operation on its view."""
+    others = [n for n in tensor_operands(operation) if n is not view]
+    views = {n: _viewed(graph, n, result.meta["val"].shape) for n in others}
     with graph.inserting_before(operation):
-        others = [n for n in tensor_operands(operation) if n is not view]
-        views = {n: _viewed(graph, n, result.meta["val"].shape) for n in others}
-        return _viewed(graph, _made_of(graph, operation, {view: result, **views}), operation.meta["val"].shape)
+        moved = _made_of(graph, operation, {view: result, **views})
+    return _viewed(graph, moved, operation.meta["val"].shape)
 
 
 def _replace(graph: Graph, node: Node, other: Node) -> None:
@@ -326,7 +327,11 @@ def _viewed(graph: Graph, node: Node, shape: Sequence[int]) -> Node:
     origin = node.args[0] if node.target is aten.view.default else None
     if isinstance(origin, Node) and origin.meta["val"].shape == shape:
         return origin
-    return _made(graph, aten.view.default, (node, list(shape)), {})
+    after = node
+    while after.op == "placeholder" and after.next.op == "placeholder":
+        after = after.next
+    with graph.inserting_after(after):
+        return _made(graph, aten.view.default, (node, list(shape)), {})
 
 
 def _flat(node: Node) -> bool:
