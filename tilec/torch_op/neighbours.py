@@ -16,7 +16,7 @@ Reductions, views, random numbers and other calls are torch's.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -32,8 +32,10 @@ from tilec.backends import choose_backend
 from tilec.errors import TileError
 from tilec.ir.program import Expr, Input, Name, Program, Statement, node_count
 from tilec.specialise import Specialiser
-from tilec.torch_op import symbolic
-from tilec.torch_op.aten import NotTile, expression, is_tile_operation, tensor_operands
+from tilec.torch_op.graphs.aten import NotTile, expression, is_tile_operation, tensor_operands
+from tilec.torch_op.graphs.casts import TakeCasts
+from tilec.torch_op.graphs.launches import launch_count
+from tilec.torch_op.graphs.views import move_views
 from tilec.torch_op.text import function_of, text_of
 from tilec.transforms.util.naming import Names
 
@@ -66,14 +68,16 @@ class FuseNeighbours(CustomGraphPass):
 
 
 def install() -> None:
-    """Have Inductor run the pass, after one that is there already if graphs with that are told from others."""
+    """Have Inductor run the passes, each after one that is there already if graphs with that are told from others."""
     present = config.post_grad_custom_pre_pass
     if present is None or isinstance(present, CustomGraphPass) and not isinstance(present, FuseNeighbours):
         config.post_grad_custom_pre_pass = FuseNeighbours(before=present)
+    if config.joint_custom_post_pass is None:
+        config.joint_custom_post_pass = TakeCasts()
 
 
 def _fuse(graph: Graph, call: Node, devices: Sequence[str]) -> None:
-    _move_views(graph, call)
+    move_views(graph, call)
     region = _Region.around(graph, call)
     if region is None or region.device not in devices:
         return
@@ -194,7 +198,9 @@ class _Region:
             if value.dtype != node.meta["val"].dtype or not _same(node, value.shape):
                 return False
         before = [self.inputs[n].meta["val"] for n in self.function.inputs]
-        if _launches(function, values[1], values[2:]) > _launches(self.function, before, _values(self.call.args[2:])):
+        if launch_count(function, values[1], values[2:]) > launch_count(
+            self.function, before, _values(self.call.args[2:])
+        ):
             return False
         with self.graph.inserting_before(self.call):
             whole = self.graph.call_function(torch.ops.tilec.call.default, arguments)
@@ -276,86 +282,6 @@ class _Region:
         return False
 
 
-def _move_views(graph: Graph, call: Node) -> None:
-    """Have views and elementwise operations trade places, so that operations stand beside the call."""
-    inputs = [n for n in cast(Any, call.args[1]) if isinstance(n, Node)]
-    while inputs:
-        inputs += _before_operation(graph, inputs.pop())
-    outputs = list(call.users)
-    while outputs:
-        result = outputs.pop()
-        for view in [v for v in result.users if v.target is aten.view.default]:
-            made: dict[object, Node] = {}  # an operation that stands there twice is done once
-            for operation in [u for u in view.users if _flat(u)]:
-                key = operation.target, operation.args, tuple(operation.kwargs.items())
-                if key not in made:
-                    made[key] = _after_operation(graph, result, view, operation)
-                    outputs.append(cast(Node, made[key].args[0]))
-                _replace(graph, operation, made[key])
-            if not view.users:
-                graph.erase_node(view)
-
-
-def _before_operation(graph: Graph, view: Node) -> list[Node]:
-    """Views of what an operation reads in the place of the view of its result, which nothing else reads."""
-    operation = view.args[0] if view.target is aten.view.default else None
-    if not isinstance(operation, Node) or len(operation.users) > 1 or len(view.users) > 1 or not _flat(operation):
-        return []
-    views = {n: _viewed(graph, n, view.meta["val"].shape) for n in tensor_operands(operation)}
-    with graph.inserting_before(view):
-        _replace(graph, view, _made_of(graph, operation, views))
-    graph.erase_node(operation)
-    return list(views.values())
-
-
-def _after_operation(graph: Graph, result: Node, view: Node, operation: Node) -> Node:
-    """The view of an operation on a result for the operation on its view."""
-    others = [n for n in tensor_operands(operation) if n is not view]
-    views = {n: _viewed(graph, n, result.meta["val"].shape) for n in others}
-    with graph.inserting_before(operation):
-        moved = _made_of(graph, operation, {view: result, **views})
-    return _viewed(graph, moved, operation.meta["val"].shape)
-
-
-def _replace(graph: Graph, node: Node, other: Node) -> None:
-    node.replace_all_uses_with(other)
-    graph.erase_node(node)
-
-
-def _viewed(graph: Graph, node: Node, shape: Sequence[int]) -> Node:
-    """A tensor in another shape; what it is a view of where that has it."""
-    origin = node.args[0] if node.target is aten.view.default else None
-    if isinstance(origin, Node) and origin.meta["val"].shape == shape:
-        return origin
-    after = node
-    while after.op == "placeholder" and after.next.op == "placeholder":
-        after = after.next
-    with graph.inserting_after(after):
-        return _made(graph, aten.view.default, (node, list(shape)), {})
-
-
-def _flat(node: Node) -> bool:
-    """Is this an elementwise operation on contiguous tensors of its shape, which is known?"""
-    values = [n.meta["val"] for n in (node, *tensor_operands(node))] if is_tile_operation(node) else []
-    known = all(isinstance(n, int) for v in values for n in (*v.shape, *v.stride()))
-    return bool(values) and known and all(v.shape == values[0].shape and v.is_contiguous() for v in values)
-
-
-def _made(graph: Graph, target: Any, args: Any, kwargs: Any) -> Node:
-    node = graph.call_function(target, args, kwargs)
-    given, named = map_arg((args, kwargs), lambda n: n.meta["val"])
-    mode = detect_fake_mode([n.meta["val"] for n in node.all_input_nodes])
-    with mode if mode is not None else torch.no_grad():
-        node.meta["val"] = target(*given, **named)
-    return node
-
-
-def _made_of(graph: Graph, operation: Node, given: Mapping[Node, Node]) -> Node:
-    """The operation on others."""
-    args, kwargs = map_arg((operation.args, operation.kwargs), lambda n: given.get(n, n))
-    return _made(graph, operation.target, args, kwargs)
-
-
 def _plain(function: Specialiser, values: Sequence[torch.Tensor]) -> Specialiser | None:
     """A gradient as a plain program of the results that there are; None where inputs would be replaced."""
     first = len(function.gradient.forward.inputs)  # type: ignore[union-attr]
@@ -365,16 +291,6 @@ def _plain(function: Specialiser, values: Sequence[torch.Tensor]) -> Specialiser
     if not all(there):
         return None
     return function.made(function.program)
-
-
-def _launches(function: Specialiser, tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> int:
-    """Kernels of a call, for the sizes that stand for the class. The torch backend's have one."""
-    numbers, sizes = scalars
-    weak = [p in numbers for p in range(len(tensors))]
-    types = symbolic.example_types(function, tensors, weak)
-    values = dict(zip(function.sizes, map(symbolic.example, sizes), strict=True))
-    _, prepared = function.lower(types, values, function.backend, tensors[0].device.type, None, False)
-    return len(prepared.executable.kernels)
 
 
 def _same(node: Node, shape: Sequence[Any]) -> bool:
