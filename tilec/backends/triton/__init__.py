@@ -13,7 +13,6 @@ from tilec.backends.common.code import python_name
 from tilec.backends.common.memory import TensorMemory
 from tilec.backends.triton.fusion.groups import Grouped, grouped
 from tilec.backends.triton.fusion.memory_order import layouts_of
-from tilec.backends.triton.memory_orders import Turned, orders_given, turned_lowering
 from tilec.backends.triton.plan.device_info import check_target
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
@@ -24,6 +23,7 @@ from tilec.backends.triton.runtime.wrapper import wrapper
 from tilec.backends.triton.schedule.axis_tiling import budget_of, planned, slab_budget, within
 from tilec.backends.triton.tuning.store import default_store
 from tilec.backends.triton.tuning.tuner import known_choice, tune_products
+from tilec.backends.triton.turned import Turned, orders_given, turned_lowering
 from tilec.language.show import show_statement
 
 

@@ -32,10 +32,10 @@ def reshape_steps(s: Statement, flat: Program, types: Mapping[str, TensorType]) 
     if not is_reshape(s, flat, types):
         return None
     assert isinstance(s.body, Access)
-    return [reshaped(s.output, s.body.tensor, types[s.output])]
+    return [reshape_view(s.output, s.body.tensor, types[s.output])]
 
 
-def reshaped(output: str, source: str, wanted: TensorType) -> TorchLines:
+def reshape_view(output: str, source: str, wanted: TensorType) -> TorchLines:
     line = f"{python_name(output)} = {python_name(source)}.view({tuple_text([str(n) for n in wanted.shape])})"
     return TorchLines((line,), (source,), (output,), (output,), (wanted.dtype,), named_sizes(wanted.shape))
 

@@ -1,13 +1,14 @@
-"""Orders in which memory holds the axes of tensors, and the rule by which results take that of what they are made of.
+"""The order in which memory holds the axes of tensors, and the rule by which results take that of what makes them.
 
-An order counts where the first axis stays in front and others move behind the rest as they are: channels-last images
-(0, 2, 3, 1), volumes, groups of channels. All else is row-major and has no entry.
+An order counts where neighbouring axes, not the first, move behind the rest, which are two or more: channels-last
+images (0, 2, 3, 1), volumes, groups of channels, batches of those. All else is row-major and has no entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -24,33 +25,37 @@ from tilec.ir.program import (
     value_accesses,
 )
 
-Order = tuple[int, ...]  # axes, the one along which memory runs last
-Orders = Mapping[str, Order]  # of tensors that are not row-major
+AxisOrder = tuple[int, ...]  # axes, the one along which memory runs last
+AxisOrders = Mapping[str, AxisOrder]  # of tensors that are not row-major
 LEAST_RANK = 4
 
-T = TypeVar("T")
+_Entry = TypeVar("_Entry")
 
 
-def in_order(axes: Sequence[T], order: Order | None) -> tuple[T, ...]:
+def in_order(axes: Sequence[_Entry], order: AxisOrder | None) -> tuple[_Entry, ...]:
     """What there is of each axis, as memory holds these."""
     return tuple(axes) if order is None else tuple([axes[k] for k in order])
 
 
-def inverse(order: Order) -> Order:
+def axes_back(order: AxisOrder) -> AxisOrder:
     """Where each axis stands in memory."""
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
-def turned(rank: int) -> list[Order]:
+@cache
+def counted_orders(rank: int) -> tuple[AxisOrder, ...]:
     """The orders that count of so many axes."""
-    return [(0, *range(k + 1, rank), *range(1, k + 1)) for k in range(1, rank - 1)] if rank >= LEAST_RANK else []
+    if rank < LEAST_RANK:
+        return ()
+    cuts = ((k, m) for k in range(1, rank) for m in range(k + 1, rank - 1))
+    return tuple([(*range(k), *range(m, rank), *range(k, m)) for k, m in cuts])
 
 
-def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
+def axis_order(shape: Sequence[int], strides: Sequence[int]) -> AxisOrder | None:
     """The order of a tensor's axes by its strides, gaps allowed; None where it is row-major or no order that counts.
     Axes of one element say nothing."""
     several = [k for k, n in enumerate(shape) if n > 1]
-    for order in turned(len(shape)):
+    for order in counted_orders(len(shape)):
         axes = [k for k in order if k in several]
         nested = all(strides[a] >= strides[b] * shape[b] for a, b in pairwise(axes))
         if axes != several and nested and strides[axes[-1]] > 0:
@@ -58,7 +63,7 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
     return None
 
 
-def orders_of(program: Program, given: Orders) -> dict[str, Order]:
+def axis_orders(program: Program, given: AxisOrders) -> dict[str, AxisOrder]:
     """Of the inputs, as given, and of what a bound program computes: the order of the first tensor that a statement
     reads at its own element's variables and that has one. One axis may be the statement's own: a convolution's
     channels stand where its input's do. Recurrences and writes at computed positions are row-major."""
@@ -70,10 +75,10 @@ def orders_of(program: Program, given: Orders) -> dict[str, Order]:
     return found
 
 
-def orders_within(program: Program, given: Orders, outputs: Orders) -> dict[str, Order]:
+def lowered_axis_orders(program: Program, given: AxisOrders, outputs: AxisOrders) -> dict[str, AxisOrder]:
     """The same of a lowered program whose outputs have these orders: what it computes in between takes that of what it
     is made of, or else of what is made of it."""
-    found = orders_of(program, given)
+    found = axis_orders(program, given)
     found = {n: o for n, o in found.items() if n not in program.outputs} | dict(outputs)
     made = {s.output: s for s in program.statements if may_have_order(s) and s.output not in program.outputs}
     for s in reversed(program.statements):
@@ -92,7 +97,7 @@ def may_have_order(s: Statement) -> bool:
     return len(s.index or ()) >= LEAST_RANK and not reads_itself(s) and not any(accesses_in(*(s.index or ())))
 
 
-def _order_like(s: Statement, a: Access, order: Order) -> Order | None:
+def _order_like(s: Statement, a: Access, order: AxisOrder) -> AxisOrder | None:
     """The output's axes in the order in which memory holds the elements that an access reads at their variables; None
     where that is no order that counts."""
     own = [set(index_variables(e)) for e in s.index or ()]
@@ -108,10 +113,10 @@ def _order_like(s: Statement, a: Access, order: Order) -> Order | None:
             return None
         places.append(min(at))
     found = tuple(sorted(range(len(own)), key=lambda k: (places[k], k)))
-    return found if matched >= len(own) - 1 and found in turned(len(own)) else None
+    return found if matched >= len(own) - 1 and found in counted_orders(len(own)) else None
 
 
-def with_orders(program: Program, orders: Orders, names: Mapping[str, str]) -> Program:
+def with_orders(program: Program, orders: AxisOrders, names: Mapping[str, str]) -> Program:
     """The program over tensors whose axes stand as memory holds them, under these names: row-major ones."""
 
     def name(x: str) -> str:
@@ -131,4 +136,6 @@ def with_orders(program: Program, orders: Orders, names: Mapping[str, str]) -> P
         replace(i, name=name(i.name), dims=None if i.dims is None else in_order(i.dims, orders.get(i.name)))
         for i in program.inputs
     ]
-    return replace(program, inputs=tuple(inputs), outputs=tuple(map(name, program.outputs)), statements=tuple(statements))
+    return replace(
+        program, inputs=tuple(inputs), outputs=tuple(map(name, program.outputs)), statements=tuple(statements)
+    )

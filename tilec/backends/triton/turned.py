@@ -10,16 +10,23 @@ import torch
 
 from tilec.backends.base import Lowering
 from tilec.backends.common.code import python_name
-from tilec.backends.common.memory_orders import Order, Orders, in_order, inverse, order_of, orders_of, orders_within
-from tilec.backends.common.memory_orders import with_orders
-from tilec.backends.triton.plan.plan import Plan, Setting, Step, TorchLines
+from tilec.backends.triton.plan.plan import Plan, Setting, TorchLines
 from tilec.backends.triton.schedule.reshape import over_sources
 from tilec.ir.aggregations import NUMBERED
 from tilec.ir.program import Aggregate, Name, Program, expressions, walk
+from tilec.transforms.axis_orders import (
+    AxisOrder,
+    AxisOrders,
+    axes_back,
+    axis_order,
+    axis_orders,
+    in_order,
+    lowered_axis_orders,
+    with_orders,
+)
 from tilec.transforms.util.naming import Names
 
-Strides = Sequence[tuple[int, ...]]
-STAGES = ("flat", "reduced", "defracted")
+TURNED_STAGES = ("flat", "reduced", "defracted")
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,10 @@ class Turned:
     own names; `names`: those that they have in it."""
 
     lowering: Lowering
-    orders: Orders
+    orders: AxisOrders
     names: Mapping[str, str]
 
-    def strides(self, strides: Strides) -> Strides:
+    def strides(self, strides: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
         own = {new: old for old, new in self.names.items()}
         names = self.lowering.stages["flat"].input_names()
         return [in_order(s, self.orders.get(own.get(n, n))) for n, s in zip(names, strides, strict=True)]
@@ -40,7 +47,8 @@ class Turned:
         return replace(setting, misaligned=tuple([self.names.get(n, n) for n in setting.misaligned]))
 
     def tensors(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {self.names.get(n, n): t.permute(self.orders.get(n, range(t.dim()))) for n, t in tensors.items()}
+        turned = ((n, t.permute(self.orders[n]) if n in self.orders else t) for n, t in tensors.items())
+        return {self.names.get(n, n): t for n, t in turned}
 
     def plan(self, plan: Plan, outputs: Sequence[str]) -> Plan:
         """The plan, which is given tensors and gives them under their own names and with their own axes."""
@@ -52,37 +60,35 @@ class Turned:
 
         steps = [*over_sources(plan.steps, {n: o for n, o in own.items() if o not in outputs}, view)]
         for new in (n for n in plan.outputs if n in own):
-            steps.append(_permuted(own[new], new, inverse(self.orders[own[new]]), dtypes[new]))
+            steps.append(_permuted(own[new], new, axes_back(self.orders[own[new]]), dtypes[new]))
         return Plan(tuple(steps), tuple(outputs))
 
 
-def _permuted(name: str, source: str, order: Order, dtype: str) -> TorchLines:
-    line = f"{python_name(name)} = {python_name(source)}.permute({order})"
+def _permuted(name: str, source: str, order: AxisOrder, dtype: str) -> TorchLines:
+    line = f"{python_name(name)} = {python_name(source)}.permute({order}).detach()"
     return TorchLines((line,), (source,), (name,), (), (dtype,))
 
 
-def orders_given(lowering: Lowering, strides: Strides) -> dict[str, Order]:
+def orders_given(lowering: Lowering, strides: Sequence[tuple[int, ...]]) -> dict[str, AxisOrder]:
     """The orders of inputs of these strides."""
     named = zip(lowering.stages["flat"].input_names(), strides, strict=True)
-    found = ((name, order_of(lowering.types[name].shape, s)) for name, s in named)
+    found = ((name, axis_order(lowering.types[name].shape, s)) for name, s in named)
     return {name: order for name, order in found if order is not None}
 
 
-def turned_lowering(lowering: Lowering, given: Orders) -> Turned | None:
+def turned_lowering(lowering: Lowering, given: AxisOrders) -> Turned | None:
     """The program over tensors as memory holds them, for inputs of these orders; None where there is none."""
     flat, bound = lowering.stages["flat"], lowering.stages["bound"]
-    if not given or not all(_may_be_turned(lowering.stages[stage]) for stage in STAGES):
+    if not given or not all(_may_be_turned(lowering.stages[stage]) for stage in TURNED_STAGES):
         return None
-    outputs = {name: order for name, order in orders_of(bound, given).items() if name in bound.outputs}
-    orders = orders_within(flat, given, outputs)
+    outputs = {name: order for name, order in axis_orders(bound, given).items() if name in bound.outputs}
+    orders = lowered_axis_orders(flat, given, outputs)
     if any(orders.get(s.default) != orders.get(s.output) for s in flat.statements if s.default is not None):
         return None
     fresh = Names.of(flat)
     names = {name: fresh.fresh(f"{name}_laid") for name in (*flat.input_names(), *flat.outputs) if name in orders}
-    types = {
-        names.get(n, n): replace(t, shape=in_order(t.shape, orders.get(n))) for n, t in lowering.types.items()
-    }
-    stages = {stage: with_orders(lowering.stages[stage], orders, names) for stage in STAGES}
+    types = {names.get(n, n): replace(t, shape=in_order(t.shape, orders.get(n))) for n, t in lowering.types.items()}
+    stages = {stage: with_orders(lowering.stages[stage], orders, names) for stage in TURNED_STAGES}
     kept = {name: order for name, order in orders.items() if name in names}
     return Turned(replace(lowering, stages=stages, types=types), kept, names)
 
