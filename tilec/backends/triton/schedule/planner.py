@@ -35,7 +35,7 @@ from tilec.backends.triton.schedule.families import fused_steps, statement_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
 from tilec.backends.triton.schedule.problem import Unit, needs_int64_index, problem_of
 from tilec.backends.triton.schedule.product_sums import product_sum_steps, product_sums
-from tilec.backends.triton.schedule.reshape import over_sources, reshape_steps, reshaped_inputs
+from tilec.backends.triton.schedule.reshape import over_sources, reshape_steps, reshape_view, reshaped_inputs
 from tilec.backends.triton.schedule.scatter_sums import ScatterOver, ScatterSum, scatter_sums, scatters_over, sum_steps
 from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads_itself
@@ -50,7 +50,9 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
     """The plan of a lowered program, whose statements are in groups, for inputs of these strides (elements)."""
     planner = _Planner(lowering, grouping, strides, setting)
     steps = resolve_requests(made_once(_with_releases(planner.units(), grouping.program)))
-    steps = _without_overwritten([*over_sources(steps, planner.sources, planner.types)])
+    types = planner.types
+    given = over_sources(steps, planner.sources, lambda name, source: reshape_view(name, source, types[name]))
+    steps = _without_overwritten([*given])
     steps = join_launches(steps, setting.device.multiprocessors)
     return Plan(tuple(s for step in steps for s in _launchable(step)), grouping.program.outputs)
 
