@@ -11,7 +11,7 @@ from tilec.backends.common.chains.chain import ChainKernel, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
-from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_launches
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_gradients, join_launches
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Launch,
@@ -51,7 +51,7 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
     planner = _Planner(lowering, grouping, strides, setting)
     steps = resolve_requests(made_once(_with_releases(planner.units(), grouping.program)))
     steps = _without_overwritten([*over_sources(steps, planner.sources, planner.types)])
-    steps = join_launches(steps, setting.device.multiprocessors)
+    steps = join_launches(join_gradients(steps), setting.device.multiprocessors)
     return Plan(tuple(s for step in steps for s in _launchable(step)), grouping.program.outputs)
 
 
