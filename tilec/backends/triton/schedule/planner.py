@@ -11,7 +11,7 @@ from tilec.backends.common.chains.chain import ChainKernel, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
-from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_launches
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_gradients, join_launches
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Launch,
@@ -53,7 +53,7 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
     types = planner.types
     given = over_sources(steps, planner.sources, lambda name, source: reshape_view(name, source, types[name]))
     steps = _without_overwritten([*given])
-    steps = join_launches(steps, setting.device.multiprocessors)
+    steps = join_launches(join_gradients(steps), setting.device.multiprocessors)
     return Plan(tuple(s for step in steps for s in _launchable(step)), grouping.program.outputs)
 
 
