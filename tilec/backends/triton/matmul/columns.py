@@ -11,17 +11,17 @@ by the image is such a product too, written to a tensor of rows and then to wher
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import MOST_STORED
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, operand_accesses, product_over
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, StagedProduct, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import repair_steps
-from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.plan.sizes import contiguous, rounded_up
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
@@ -31,28 +31,7 @@ ROW_MULTIPLE = 8  # 16-bit elements of 16 bytes
 SAME = 1.25  # elements of a copy over those of the tensor, where windows do not overlap
 
 
-@dataclass(frozen=True)
-class WindowRows:
-    """Statements over views: those that copy `before` the product's `steps`, and `after`. `repairs` look for what
-    zeros outside of the tensors made of elements that are not finite. `made`: shapes in memory of tensors between."""
-
-    before: tuple[StridedView, ...]
-    product: StridedView
-    steps: list[Step]
-    after: tuple[StridedView, ...]
-    repairs: list[Step]
-    made: Mapping[str, tuple[int, ...]]
-
-    def carried_out(self, lower: Callable[[StridedView], list[Step]]) -> list[Step]:
-        """All steps; `lower` gives those of a statement."""
-        types = self.product.types
-        steps: list[Step] = [Allocate(name, shape, types[name].dtype) for name, shape in self.made.items()]
-        steps += [step for v in self.before for step in lower(v)]
-        steps += [*self.steps, *(step for v in self.after for step in lower(v))]
-        return [*steps, Release(tuple(self.made)), *self.repairs]
-
-
-def columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
+def columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     """The statement as a product over such copies; None where it is a plain product, or no better off."""
     dot, space, view = given.dot, given.space, given.view
     extent = _extents(space)
@@ -84,7 +63,7 @@ def columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
         return None
     outside = dot.zero_left or dot.zero_right
     repairs = repair_steps(given, view.statement) if outside else []
-    return WindowRows(tuple(build.before), made, steps, tuple(build.after), repairs, build.made)
+    return StagedProduct(made, build.made, tuple(build.before), tuple(build.after), steps, repairs)
 
 
 def _extents(space: Space) -> dict[str, int] | None:
@@ -220,7 +199,7 @@ class _Build:
         """A tensor with a row, padded to whole vectors, of all values of `inner` for each of `outer`."""
         shape = tuple(self.extent[v] for v in (*outer, *inner))
         row = math.prod(self.extent[v] for v in inner)
-        width = -(-row // ROW_MULTIPLE) * ROW_MULTIPLE
+        width = rounded_up(row, ROW_MULTIPLE)
         rows = math.prod(self.extent[v] for v in outer)
         if 2 * rows * width > MOST_STORED:
             return None
