@@ -163,37 +163,12 @@ class _Build:
         access = self.tensor(f"{a.tensor}.columns", self.types[a.tensor], outer, inner)
         if access is None:
             return None
-        types, strides = dict(self.types), dict(self.strides)
         apart = self.split(a)
-        source, target = a, access
-        if apart is not None:
-            source = apart[0]
-            types, strides = {**types, **apart[1]}, {**strides, **apart[2]}
-        elif len(inner) > 1 and self.runs_on(a, inner[-2], inner[-1]):
-            source, target = self.run(a, access, inner[-2], inner[-1], types, strides)
-        sizes = tuple(map(Int, types[target.tensor].shape))
-        self.before.append(StridedView(Statement(target.tensor, target.index, sizes, source, "sum"), types, strides))
+        source, types, strides = (a, {}, {}) if apart is None else apart
+        sizes = tuple(map(Int, self.types[access.tensor].shape))
+        copy = Statement(access.tensor, access.index, sizes, source, "sum")
+        self.before.append(StridedView(copy, {**self.types, **types}, {**self.strides, **strides}))
         return access
-
-    def runs_on(self, a: Access, before: str, last: str) -> bool:
-        """Whether the access's last two axes are one for the run of these variables."""
-        *_, outer, inner = map(linear, a.index)
-        (*_, n), (*_, far, near) = self.types[a.tensor].shape, self.strides[a.tensor]
-        if inner.bare != last or self.extent[last] != n or far != n * near:
-            return False
-        return outer.coefficient(before) == 1 and sum(before in linear(e).variables() for e in a.index) == 1
-
-    def run(self, a: Access, copy: Access, before: str, last: str, types: dict, strides: dict) -> tuple[Access, Access]:
-        """Both with the two variables as one, called `last`: n values of it follow each other, window after window."""
-        n = self.extent[last]
-        rest = linear(a.index[-2]) - Affine.variable(before)
-        source = replace(a, index=(*a.index[:-2], (rest * n + Affine.variable(last)).to_expr()))
-        target = replace(copy, index=(*copy.index[:-2], copy.index[-1]))
-        for t in (a.tensor, copy.tensor):
-            shape = types[t].shape
-            types[t] = replace(types[t], shape=(*shape[:-2], shape[-2] * shape[-1]))
-            strides[t] = (*strides[t][:-2], strides[t][-1])
-        return source, target
 
     def tensor(self, name: str, like: TensorType, outer: list[str], inner: list[str]) -> Access | None:
         """A tensor with a row, padded to whole vectors, of all values of `inner` for each of `outer`."""
