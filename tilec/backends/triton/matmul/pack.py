@@ -286,8 +286,21 @@ def _with_copy(name: str, tensor: str, order: Sequence[int], view: StridedView) 
 
 def _memory(t: TensorType, order: Sequence[int]) -> tuple[int, ...]:
     """The shape of a copy with axes in that order in memory: rows of 16 bits begin at whole vectors."""
-    *outer, row = (t.shape[a] for a in order)
-    return (*outer, rounded_up(row, WHOLE_VECTOR) if outer and t.dtype in NARROW else row)
+    return rows_of_vectors(replace(t, shape=tuple(t.shape[a] for a in order)))
+
+
+def rows_of_vectors(t: TensorType) -> tuple[int, ...]:
+    """The shape of memory whose rows of 16 bits begin at whole vectors."""
+    *outer, row = t.shape or (1,)
+    return (*outer, rounded_up(row, WHOLE_VECTOR)) if outer and t.dtype in NARROW else t.shape
+
+
+def source_of_rows(step: Step) -> str | None:
+    """The tensor of which the step makes a copy that differs from it in where rows begin alone."""
+    match step:
+        case Once(key=("apart", str(tensor), tuple(shape), tuple(strides), int(axis))) if axis == len(shape) - 1:
+            return tensor if strides == contiguous(shape) else None
+    return None
 
 
 def rows_aligned(tensor: str, view: StridedView, setting: Setting) -> bool:
