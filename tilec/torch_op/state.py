@@ -72,6 +72,13 @@ def known_tangents(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         yield
 
 
+def carrying_tangents(tensors: Sequence[torch.Tensor]) -> bool:
+    """Has one of these a tangent, at whichever level?"""
+    if forward_ad._current_level >= 0:
+        return True
+    return torch._C._is_fwd_grad_enabled() and any([_tangent(t) is not None for t in tensors])
+
+
 def _tangent(t: torch.Tensor) -> torch.Tensor | None:
     return torch._VF._unpack_dual(t, level=0)[1]  # type: ignore[attr-defined]
 
