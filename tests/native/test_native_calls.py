@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilec
 from tilec import native as package
+from tilec.torch_op.text import text_of
 
 SOURCE = "function (X[N], W[N]) -> (Y) { Y = exp(X * W); }"
 NODES = {"python": "FastTileCallBackward", "native": "TileCallBackward"}
@@ -248,6 +249,22 @@ def test_within_autocast(case: Case, way: str, device: str) -> None:
         same(z, torch.exp(halves[0].float() * halves[1].float()))
         assert torch.autograd.grad(z.sum(), halves[1])[0].dtype is torch.bfloat16
     assert z.grad_fn is not None and z.grad_fn.name() == NODES[way]
+
+
+def test_the_operator(way: str, device: str) -> None:
+    """A call in a compiled graph, of other tensors, numbers, shapes and types than the one before."""
+    f = tilec.compile("function (X[N], W[N], S) -> (Y, Z) { Y = exp(X * W) * S; Z = X; }")
+    text = text_of(f.specialiser)
+    for n, dtype, number in ((5, torch.float32, 2.0), (5, torch.float32, 3.0), (7, torch.float32, 3.0)) * 2:
+        x, w = torch.randn(n, device=device, dtype=dtype), torch.randn(n, device=device, requires_grad=True)
+        s = torch.tensor(number, dtype=torch.float64, device=device)
+        with torch.no_grad():
+            y, z = torch.ops.tilec.call(text, [x, w, s], [2], [])
+            same(y, torch.exp(x * w) * number)
+            same(z, x)
+            assert z.data_ptr() != x.data_ptr(), "outputs are tensors of their own"
+        y, _ = torch.ops.tilec.call(text, [x, w, s], [2], [])
+        same(torch.autograd.grad(y.sum(), w)[0], x * y.detach())
 
 
 def test_numbers(way: str, device: str) -> None:
