@@ -56,10 +56,6 @@ PROGRAMS = {
         "function (X[N, C, H, W]) -> (Y) { Y[n, c, y, x] = X[n, c, y, x] - argmax(X[n, a, y, x]); }",
         (X,),
     ),
-    "running sums": (
-        "function (X[N, C, H, W]) -> (Y) { Y[n, c, y, x : N, C, H, W] = +(i <= x ? X[n, c, y, i]); }",
-        (X,),
-    ),
 }
 ROWS = ("concatenation", "over another")  # row-major second inputs
 

@@ -15,6 +15,7 @@ OF_IMAGES = {  # statements that make Y of channels-last images X, and the order
     "Z = reshape(X, N, 2, C / 2, H, W); Y = reshape(exp(Z), N, C, H, W);": LAST,
     "Y = reshape(X, N, 2, C / 2, H, W);": GROUPS,
     "Z = exp(X); Y[n, c, y, x] = Z[n, c, y, x] * c;": LAST,
+    "Y[n, c, y, k : N, C, H, 7] = +(X[n, c, y, x] * x * k);": None,  # as attention's results of scores are
     "Y[n, y, x, c : N, H, W, C] = X[n, c, y, x];": None,
     "Y[n, c, x, y : N, C, W, H] = X[n, c, y, x];": None,
     "Y[n, y, x : N, H, W] = +(X[n, c, y, x]);": None,
