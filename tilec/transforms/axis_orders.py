@@ -66,7 +66,8 @@ def axis_order(shape: Sequence[int], strides: Sequence[int]) -> AxisOrder | None
 def axis_orders(program: Program, given: AxisOrders) -> dict[str, AxisOrder]:
     """Of the inputs, as given, and of what a bound program computes: the order of the first tensor that a statement
     reads at its own element's variables and that has one. One axis may be the statement's own, in the place of one that
-    is summed: the first (a kernel's gradient) or channels, as a convolution's stand where its input's do. Recurrences and writes at computed positions are row-major."""
+    is summed: the first (a kernel's gradient) or channels, as a convolution's stand where its input's do. Recurrences
+    and writes at computed positions are row-major."""
     found = dict(given)
     for s in program.statements if found else ():
         orders = (_order_like(s, a, found[a.tensor]) for a in value_accesses(s) if a.tensor in found)
