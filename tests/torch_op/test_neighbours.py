@@ -228,3 +228,14 @@ def test_beside_every_example(name: str) -> None:
     for ours, theirs in zip(found, [y, *torch.autograd.grad(total(y), inputs)], strict=True):
         torch.testing.assert_close(ours, theirs)
     assert not [t for t in graphs.left() if "relu" in t], "what follows the call is part of it"
+
+
+def test_what_would_lie_otherwise_stays():
+    """A sum lies as its first operand, which is row-major; a call's result of both would lie channels last."""
+    f = tilec.compile("function (X[N, C, H, W]) -> (Y) { Y[n, c, y, x : N, C, H, W] = X[n, c, y, x] * c; }")
+    x, z = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(2, 3, 4, 5)
+    for operation, left in ((lambda x, z: z + f(x), ["aten.add.Tensor"]), (lambda x, z: f(x).exp(), [])):
+        graphs = Graphs()
+        found, wanted = torch.compile(operation, fullgraph=True, backend=graphs.backend)(x, z), operation(x, z)
+        assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+        assert graphs.left() == left
