@@ -24,7 +24,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.sizes import filled_block, power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, inside_tile, tiled
 from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, reads_rows, window_axes, zero_factors
@@ -111,7 +111,7 @@ def _sums_along(space: Space, view: StridedView, forms: Sequence[Affine]) -> Tap
     if not taps or any(is_symbolic(space.largest(w)) for w in taps):
         return None
     n, many = space.largest(v), space.largest(taps[-1])
-    groups, lanes = -(-many // MOST_TAPS_AT_ONCE), min(power_of_two(n), MOST_PLACES_ALONG)
+    groups, lanes = -(-many // MOST_TAPS_AT_ONCE), filled_block(n, min(power_of_two(n), MOST_PLACES_ALONG), TAP_COLUMNS)
     tiles = groups * count // many
     steps = -(-places // n * -(-n // lanes) * lanes // ALONG_BLOCK)
     parts = max(1, min(8 * MULTIPROCESSORS // max(tiles, 1), steps // 2))
