@@ -256,7 +256,7 @@ def _is_reordered(product: MatrixProduct) -> bool:
 
 
 LONGEST_WINDOW = 256  # of a library's window whose input's gradient is asked for
-FEW_TERMS = 16  # of an element of a library's convolution, up to which ours are faster
+FEW_PRODUCTS = 16  # of an element of a library's convolution, up to which ours are faster
 LONGEST_APART = 9  # of a library's windows that do not meet
 
 
@@ -289,7 +289,7 @@ def _has_few_terms(c: Convolution, dtype: str) -> bool:
         return False
     terms = [axes[KERNEL] for axes in c.bare.values() if axes[INPUT] is not None and axes[OUTPUT] is None]
     rows_last = len(c.operands[INPUT].shape) - 1 in [s.axes[INPUT] for s in c.spatial]
-    return rows_last and math.prod(axis_size(kernel, axis) for axis in (*terms, *spatial)) <= FEW_TERMS
+    return rows_last and math.prod(axis_size(kernel, axis) for axis in (*terms, *spatial)) <= FEW_PRODUCTS
 
 
 def _extent(c: Convolution, s: Spatial) -> int:
