@@ -106,9 +106,10 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     rows = ROWS_OF_A_LARGE_PROGRAM if large else ROWS_OF_A_PROGRAM
     programs = math.prod(kernel.extent[v] for v in kernel.batch) * -(-kernel.extent[kernel.blocked[0]] // rows)
     if programs >= ENOUGH_PROGRAMS:
-        return None
-    shared = _dealt(kernel, programs, large) if kernel.walked else {}
-    if not large or not kernel.walked:
+        shared = _evened(kernel, programs, types) if kernel.walked and not large else {}
+    else:
+        shared = _dealt(kernel, programs, large) if kernel.walked else {}
+    if programs < ENOUGH_PROGRAMS and (not large or not kernel.walked):
         shared |= _cut(kernel, programs * math.prod(shared.values()))
     return _in_parts(kernel, shared, types) if shared else None
 
@@ -146,6 +147,36 @@ def _dealt(kernel: ChainKernel, programs: int, large: bool) -> dict[str, int]:
         if parts > 1:
             found[v] = parts
     return found
+
+
+def _evened(kernel: ChainKernel, programs: int, types: Types) -> dict[str, int]:
+    """The same of programs enough, for the longest variable, where that takes less time: while the longest walk of a
+    triangle (a causal mask's) goes on, or a single round of few programs, others have nothing left."""
+    looped, rows = kernel.looped or "", {*kernel.blocked}
+    bounds = [f for r in kernel.targets for f in r.target.bounds if f.coefficient(looped)]
+    if len({f.coefficient(looped) > 0 for f in bounds}) > 1:
+        return {}  # through a window, walks are short
+    triangle = any(f.coefficient(v) for f in bounds for v in rows)
+    v = max(kernel.walked, key=lambda v: kernel.extent[v])
+    values = kernel.extent[v]
+    others = math.prod(kernel.extent[w] for w in (*kernel.walked, looped)) // values
+    products = [i for i in kernel.inners.values() if i.left is not None]
+    terms = sum(i.extent / PRODUCTS[i.dtype] for i in products)
+    terms += sum(kernel.extent[f] / PRODUCTS[NARROW[0]] for r in kernel.targets if (f := r.target.feature) is not None)
+    walk = ROWS_OF_A_PROGRAM * others * terms * MOST_PROGRAMS  # seconds, for each value
+    own = {r.target.output for r in kernel.targets}
+    stored = 2 * sum(math.prod(types[o].shape) for o in own) * ITEM_BYTES["float32"] / H200.memory
+
+    def seconds(parts: int) -> float:
+        longest = walk * -(-values // parts)
+        half = walk * values * programs / MOST_PROGRAMS / 2
+        found = max(longest, half) if triangle else longest * -(-programs * parts // MOST_PROGRAMS)
+        return found if parts == 1 else found + parts * stored + H200.launch
+
+    parts = 1
+    while 2 * parts <= values and others * values >= 2 * parts * FEWEST_COLUMNS and seconds(2 * parts) < seconds(parts):
+        parts *= 2
+    return {v: parts} if parts > 1 else {}
 
 
 def _cut(kernel: ChainKernel, programs: int) -> dict[str, int]:
