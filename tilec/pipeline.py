@@ -27,6 +27,7 @@ from tilec.transforms.lower.separate_windows import separate_windows
 from tilec.transforms.lower.share_sums import share_sums
 from tilec.transforms.lower.tighten_domains import tighten_domains
 from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
+from tilec.transforms.simplify.exact_remainders import exact_remainders
 from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.join_digits import join_digits
 from tilec.transforms.simplify.lift_choices import lift_choices
@@ -81,6 +82,7 @@ TRANSFORMS: dict[str, Transform] = {
     "identities": lambda program, setting: apply_identities(program, setting.kinds()),
     "lift_choices": lambda program, setting: lift_choices(program, setting.types),
     "copy_shared_outputs": lambda program, setting: copy_shared_outputs(program, setting.types),
+    "exact_remainders": lambda program, setting: exact_remainders(program, setting.types),
     "reduce": lambda program, setting: reduce(program),
     "defract": lambda program, setting: defract(program),
 }
@@ -122,7 +124,10 @@ CONTRACTIONS = (
 )
 PASSES: tuple[Pass, ...] = (
     Pass("bound", ("bind",)),
-    Pass("flat", (*CONTRACTIONS, "float_counts", "identities", "lift_choices", "copy_shared_outputs")),
+    Pass(
+        "flat",
+        (*CONTRACTIONS, "float_counts", "identities", "lift_choices", "copy_shared_outputs", "exact_remainders"),
+    ),
     Pass("reduced", ("reduce",)),
     Pass("defracted", ("defract",)),
 )

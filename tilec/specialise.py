@@ -34,6 +34,7 @@ from tilec.transforms.bind.bind import bind, size_inputs
 from tilec.transforms.bind.value_inputs import seed_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
 from tilec.transforms.checkpoint.chunks import Chunks
+from tilec.transforms.in_float32 import in_float32
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.util.tiled import Calls
 
@@ -356,6 +357,12 @@ class Specialiser:
     def _tangents(self, names: tuple[str, ...]) -> Program:
         program = jvp(self.program, names)
         return simplify(program, program.outputs[len(self.outputs) :])
+
+    def in_float32(self, names: tuple[str, ...]) -> Specialiser:
+        """The same of 16-bit inputs `names`, computed with their float32 values."""
+        if not names:
+            return self
+        return self._derive("float32", names, lambda: self.derived(in_float32(self.program, names)))
 
     def vmap(self, dims: tuple[int | None, ...], ranks: tuple[int, ...], randomness: str) -> Specialiser:
         """The program over a batch, which each input has along a dimension or not, and each output along its first.

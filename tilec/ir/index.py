@@ -286,13 +286,14 @@ def _remainder(form: Affine, modulus: Affine) -> int | None:
 
 
 def _without_modulo(form: Affine, modulus: Expr) -> Affine:
-    """A form that is taken modulo `modulus` anyway, without the same modulo of its terms, with the least constant."""
+    """A form that is taken modulo `modulus` anyway, without the same modulo of its terms, which may keep sums with
+    elements to 64 bits, with the least constant."""
     total = Affine((), form.constant)
     for atom, c in form.terms:
         inner = Affine(((atom, c),))
         if isinstance(atom, Call) and atom.function == "mod" and atom.args[1] == modulus and c.denominator == 1:
             argument = linear(atom.args[0])
-            inner = argument * c if argument.is_integral else inner
+            inner = argument * c if argument.is_integral and argument.is_affine else inner
         total += inner
     return total + (least_remainder(total.constant, getattr(modulus, "value", 0)) - total.constant)
 

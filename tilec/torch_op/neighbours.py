@@ -4,7 +4,9 @@ A pass over the graphs that Inductor compiles, forward and backward ones. Around
 
 - an operation that makes an input, and that nothing else reads, becomes a statement before the program's own;
 - operations on outputs become statements after them, as long as each is elementwise over the output's shape; what else
-  reads an output or an intermediate goes on to, since the program may have several outputs.
+  reads an output or an intermediate goes on to, since the program may have several outputs;
+- a view between such an operation and the call trades places with it, where all that the operation reads is contiguous
+  and of one shape: the cast of a reshaped output is the reshaped cast of the output.
 
 Everything is checked on the result: its outputs must have the shapes and element types that torch gave the operations,
 and it must launch no more kernels than the call did alone; else what is before, or after, or all of it stays as it is.
@@ -14,7 +16,7 @@ Reductions, views, random numbers and other calls are torch's.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -26,13 +28,12 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from tilec import knobs
-from tilec.arguments import DTYPE_NAMES
 from tilec.backends import choose_backend
 from tilec.errors import TileError
 from tilec.ir.program import Expr, Input, Name, Program, Statement, node_count
 from tilec.specialise import Specialiser
 from tilec.torch_op import symbolic
-from tilec.torch_op.aten import ATEN_FUNCTIONS, BOOLEAN_ONLY, NotTile, expression, is_known, number_in
+from tilec.torch_op.aten import NotTile, elementwise, expression, operands
 from tilec.torch_op.text import function_of, text_of
 from tilec.transforms.util.naming import Names
 
@@ -72,6 +73,7 @@ def install() -> None:
 
 
 def _fuse(graph: Graph, call: Node, devices: Sequence[str]) -> None:
+    _move_views(graph, call)
     region = _Region.around(graph, call)
     if region is None or region.device not in devices:
         return
@@ -139,19 +141,19 @@ class _Region:
         waiting = [n for name, n in self.inputs.items() if name not in scalars and counts.count(n) == 1]
         while waiting and len(self.before) < _MOST:
             node = waiting.pop()
-            if not self._elementwise(node) or node in self.before:
+            if not elementwise(node) or node in self.before:
                 continue
             if all(u is self.call or u in self.before for u in node.users):
                 self.before.append(node)
-                waiting += _operands(node)
+                waiting += operands(node)
 
     def take_after(self) -> None:
         """Take operations on outputs and on what was taken, where the rest of what they read is there before."""
         inside = set(self.outputs.values())
         start = self.place[self.call]
         for node in list(self.graph.nodes)[start:]:
-            read = _operands(node)
-            if len(self.after) >= _MOST or not inside.intersection(read) or not self._elementwise(node):
+            read = operands(node)
+            if len(self.after) >= _MOST or not inside.intersection(read) or not elementwise(node):
                 continue
             shape = node.meta["val"].shape
             own = [n for n in read if n in inside]
@@ -162,29 +164,14 @@ class _Region:
     def take_beside(self) -> None:
         """Take operations that make what the ones after the call read, as long as nothing else does."""
         taken = [*self.outputs.values(), *self.after]
-        waiting = [n for node in self.after for n in _operands(node)]
+        waiting = [n for node in self.after for n in operands(node)]
         while waiting and len(self.after) < _MOST:
             node = waiting.pop()
-            if node not in taken and self._elementwise(node) and all(u in self.after for u in node.users):
+            if node not in taken and elementwise(node) and all(u in self.after for u in node.users):
                 taken.append(node)
                 self.after.append(node)
-                waiting += _operands(node)
+                waiting += operands(node)
         self.after.sort(key=self.place.__getitem__)
-
-    def _elementwise(self, node: Node) -> bool:
-        """Is this an operation of Tile's on tensors of this device, whose results are floating, or bool in between?"""
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dtype not in DTYPE_NAMES:
-            return False
-        if any(u.target in (aten.as_strided.default, aten.set_.source_Tensor) for u in node.users):
-            return False
-        operands = _operands(node)
-        kinds = [n.meta["val"] for n in operands]
-        if not kinds or any(v.dtype not in DTYPE_NAMES or v.device != value.device for v in kinds):
-            return False
-        if ATEN_FUNCTIONS.get(node.target) in BOOLEAN_ONLY:
-            return all(v.dtype is torch.bool for v in kinds)
-        return value.dtype.is_floating_point or value.dtype is torch.bool and node.target in ATEN_FUNCTIONS
 
     def replace(self) -> bool:
         """Put one call in the place of all, if it gives what they gave; else the graph stays as it is."""
@@ -279,7 +266,7 @@ class _Region:
         """Have a new input of the same shape, from which an input was made, bind the dimensions of that one."""
         waiting, shape = [made], made.meta["val"].shape
         while waiting:
-            for n in _operands(waiting.pop()):
+            for n in operands(waiting.pop()):
                 if n in self.before:
                     waiting.append(n)
                 for name in [name for name, node in new if node is n and _same(n, shape)]:
@@ -287,6 +274,81 @@ class _Region:
                         declared[name] = dims
                         return True
         return False
+
+
+def _move_views(graph: Graph, call: Node) -> None:
+    """Have views and elementwise operations trade places, so that operations stand beside the call."""
+    inputs = [n for n in cast(Any, call.args[1]) if isinstance(n, Node)]
+    while inputs:
+        inputs += _before_operation(graph, inputs.pop())
+    outputs = list(call.users)
+    while outputs:
+        result = outputs.pop()
+        for view in [v for v in result.users if v.target is aten.view.default]:
+            made: dict[object, Node] = {}  # an operation that stands there twice is done once
+            for operation in [u for u in view.users if _flat(u)]:
+                key = operation.target, operation.args, tuple(operation.kwargs.items())
+                if key not in made:
+                    made[key] = _after_operation(graph, result, view, operation)
+                    outputs.append(cast(Node, made[key].args[0]))
+                _replace(graph, operation, made[key])
+            if not view.users:
+                graph.erase_node(view)
+
+
+def _before_operation(graph: Graph, view: Node) -> list[Node]:
+    """Views of what an operation reads in the place of the view of its result, which nothing else reads."""
+    operation = view.args[0] if view.target is aten.view.default else None
+    if not isinstance(operation, Node) or len(operation.users) > 1 or len(view.users) > 1 or not _flat(operation):
+        return []
+    with graph.inserting_before(view):
+        views = {n: _viewed(graph, n, view.meta["val"].shape) for n in operands(operation)}
+        _replace(graph, view, _made_of(graph, operation, views))
+    graph.erase_node(operation)
+    return list(views.values())
+
+
+def _after_operation(graph: Graph, result: Node, view: Node, operation: Node) -> Node:
+    """The view of an operation on a result for the operation on its view."""
+    with graph.inserting_before(operation):
+        others = [n for n in operands(operation) if n is not view]
+        views = {n: _viewed(graph, n, result.meta["val"].shape) for n in others}
+        return _viewed(graph, _made_of(graph, operation, {view: result, **views}), operation.meta["val"].shape)
+
+
+def _replace(graph: Graph, node: Node, other: Node) -> None:
+    node.replace_all_uses_with(other)
+    graph.erase_node(node)
+
+
+def _viewed(graph: Graph, node: Node, shape: Sequence[int]) -> Node:
+    """A tensor in another shape; what it is a view of where that has it."""
+    origin = node.args[0] if node.target is aten.view.default else None
+    if isinstance(origin, Node) and origin.meta["val"].shape == shape:
+        return origin
+    return _made(graph, aten.view.default, (node, list(shape)), {})
+
+
+def _flat(node: Node) -> bool:
+    """Is this an elementwise operation on contiguous tensors of its shape, which is known?"""
+    values = [n.meta["val"] for n in (node, *operands(node))] if elementwise(node) else []
+    known = all(isinstance(n, int) for v in values for n in (*v.shape, *v.stride()))
+    return bool(values) and known and all(v.shape == values[0].shape and v.is_contiguous() for v in values)
+
+
+def _made(graph: Graph, target: Any, args: Any, kwargs: Any) -> Node:
+    node = graph.call_function(target, args, kwargs)
+    given, named = map_arg((args, kwargs), lambda n: n.meta["val"])
+    mode = detect_fake_mode([n.meta["val"] for n in node.all_input_nodes])
+    with mode if mode is not None else torch.no_grad():
+        node.meta["val"] = target(*given, **named)
+    return node
+
+
+def _made_of(graph: Graph, operation: Node, given: Mapping[Node, Node]) -> Node:
+    """The operation on others."""
+    args, kwargs = map_arg((operation.args, operation.kwargs), lambda n: given.get(n, n))
+    return _made(graph, operation.target, args, kwargs)
 
 
 def _plain(function: Specialiser, values: Sequence[torch.Tensor]) -> Specialiser | None:
@@ -298,13 +360,6 @@ def _plain(function: Specialiser, values: Sequence[torch.Tensor]) -> Specialiser
     if not all(there):
         return None
     return function.made(function.program)
-
-
-def _operands(node: Node) -> list[Node]:
-    """The tensors that an operation of Tile's reads."""
-    if not is_known(node):
-        return []
-    return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor) and number_in(n) is None]
 
 
 def _launches(function: Specialiser, tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> int:

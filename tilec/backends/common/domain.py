@@ -10,7 +10,7 @@ from tilec.backends.common.code import slice_text, tuple_text
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import once
-from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, accesses_in, index_variables
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import Types, shapes_in
 from tilec.lattice.questions import InRange
@@ -154,6 +154,14 @@ def whole_arguments(indices: Sequence[Expr]) -> Iterator[Condition]:
                     if n > 1:
                         rest = Call("mod", ((form * n).to_expr(), Int(n)))
                         yield Condition(Affine.of([(rest, 1)]), 1)
+
+
+def may_wrap(form: Affine, types: Types, ends: Iterable[float | Fraction]) -> bool:
+    """Whether a form, whose values are between these ends, may take more than 64 bits: it then turns round, to beyond a
+    bound that it is known not to pass."""
+    alone = len(form.terms) == 1 and form.terms[0][1] == 1 and isinstance(form.terms[0][0], Access)
+    holds_elements = any(types[a.tensor].dtype == "int64" for a in accesses_in(*form.atoms()))
+    return not alone and holds_elements and any(abs(end) == math.inf for end in ends)
 
 
 def access_conditions(access: Access, types: Types) -> tuple[Condition, ...]:

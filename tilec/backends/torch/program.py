@@ -20,6 +20,7 @@ from tilec.backends.common.tiled_program import RESERVED_NAMES
 from tilec.backends.torch.axis_tiling import TiledStep, in_slabs, slab_lines
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.library.calls import LibraryCall, Part, call_lines, library_parts
+from tilec.backends.torch.library.wide_inputs import WIDE, with_wide_inputs
 from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
 from tilec.ir.at_sizes import NAMESPACE
 from tilec.ir.program import Program, Statement, reads
@@ -102,21 +103,25 @@ def _let_memory_stay() -> None:
 def build_program(lowering: Lowering, options: Options) -> TorchProgram:
     """The executable of a lowered program."""
     _let_memory_stay()
+    lowering, wide = with_wide_inputs(lowering) if options.library else (lowering, ())
     flat = lowering.stages["flat"]
     name = python_name(flat.name) if flat.name and flat.name not in RESERVED_IN_TORCH else "program"
-    functions = _functions(name, lowering, options)
+    functions = _functions(name, lowering, options, wide=wide)
     body = "\n\n\n".join(functions)
     text = ("import numpy as np\n" if "np." in body else "") + TORCH_IMPORTS + "\n\n" + body + "\n"
     return TorchProgram(name, text, tuple(s.output for s in flat.statements), TensorMemory(flat, lowering.types))
 
 
-def _functions(name: str, lowering: Lowering, options: Options, taken: Sequence[str] = ()) -> list[str]:
-    """The text of a program as a function, after those of the slabs that it is cut into."""
+def _functions(
+    name: str, lowering: Lowering, options: Options, taken: Sequence[str] = (), wide: Sequence[str] = ()
+) -> list[str]:
+    """The text of a program as a function, after those of the slabs that it is cut into; inputs `wide` are cast."""
     flat, types = lowering.stages["flat"], lowering.types
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     names = FreshNames((*RESERVED_IN_TORCH, *taken, name, *lowering.symbols))
     local = {t: names.fresh(python_name(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
     body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
+    body += [f"{local[i]} = {local[i]}.to(torch.{WIDE})" for i in wide]
     functions: list[str] = []
     hidden: set[str] = set()  # what exists in slabs alone
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tilec.backends.torch.expr.general import general
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.fused import fused
-from tilec.backends.torch.matmul.convolution import convolution_lines
+from tilec.backends.torch.matmul.convolution_call import convolution_lines
 from tilec.backends.torch.matmul.exponentials import exponentials
 from tilec.backends.torch.matmul.keyed import keyed_products
 from tilec.backends.torch.matmul.product import product_lines

@@ -327,6 +327,21 @@ def convolution_kernel(
     return _backward(g, x, _empty(shape, x), stride, padding, dilation, groups, 1)
 
 
+def convolution_gradients(
+    g: Tensor, x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int, transposed: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `convolution` by x and by k; `transposed`: those of `convolution_input`, of x and g's shape."""
+    if _widen(g, x):
+        by = convolution_gradients(g.float(), x.float(), k.float(), stride, padding, dilation, groups, transposed)
+        return by[0].to(g.dtype), by[1].to(g.dtype)
+    left = [0] * len(stride)  # of g's elements, behind those that the last window reaches
+    if transposed:
+        spatial = zip(g.shape[2:], x.shape[2:], k.shape[2:], stride, padding, dilation, strict=True)
+        left = [n + 2 * p - d * (w - 1) - 1 - s * (m - 1) for n, m, w, s, p, d in spatial]
+    backward, wanted = torch.ops.aten.convolution_backward, [True, True, False]
+    return backward(g, x, _beside(x, k), None, stride, padding, dilation, transposed, left, groups, wanted)[:2]
+
+
 def _backward(g, x, k, stride, padding, dilation, groups, which):
     zero, mask = [0] * len(stride), [which == 0, which == 1, False]
     backward = torch.ops.aten.convolution_backward

@@ -265,6 +265,17 @@ class Sites(Memory):
             good = good & (total >= 0) & (total < f.extent)
         return total, good
 
+    def remainder(self, f: LinearForm, n: np.ndarray, at: Points) -> tuple[np.ndarray, np.ndarray]:
+        """The form modulo n, of its terms' remainders: the form itself may take more than 64 bits."""
+        if f.denominator != 1 or np.any(abs(n) >= 2**31):
+            x, good = self.form_value(f, at)
+            return np.mod(x, n), np.asarray(good)
+        total, sound = np.mod(f.constant, n), np.asarray(True)
+        for key, c in f.terms:
+            x, good = (at.columns[key], True) if isinstance(key, str) else self.atom(key, at)
+            total, sound = np.mod(total + np.mod(c, n) * np.mod(x, n), n), sound & good
+        return total, sound
+
     def atom(self, e: Expr, at: Points) -> tuple[np.ndarray, np.ndarray | bool]:
         match e:
             case Access() if e.tensor != self.own:
@@ -274,7 +285,12 @@ class Sites(Memory):
                 value = self.value(e, at)
                 require_integers(value.type, e.span)
                 return value.data, True
-            case Call("mod" | "clamp" | "max" | "min" | "abs", args):
+            case Call("mod", (a, n)):
+                divisor, sound = self.form_value(form(n, None, self.size), at)
+                nonzero = np.asarray(divisor) != 0
+                remainder, whole = self.remainder(form(a, None, self.size), np.where(nonzero, divisor, 1), at)
+                return remainder, whole & sound & nonzero
+            case Call("clamp" | "max" | "min" | "abs", args):
                 parts = [self.form_value(form(a, None, self.size), at) for a in args]
                 x, *rest = (value for value, _ in parts)
                 good = True
@@ -289,8 +305,6 @@ class Sites(Memory):
                         return np.minimum(x, rest[0]), good
                     case "clamp":
                         return np.minimum(np.maximum(x, rest[0]), rest[1]), good
-                divisor = np.asarray(rest[0])
-                return np.mod(x, np.where(divisor == 0, 1, divisor)), good & (divisor != 0)
         raise TypeMistake("an index holds integers", e.span)
 
     def locate(self, access: Access, at: Points) -> tuple[tuple, np.ndarray | bool]:

@@ -8,9 +8,10 @@ P[i, i - j + c]` reads what it needs of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.chains.values import Apart
 from tilec.backends.common.pairs import LEAST, with_access
 from tilec.ir.functions import without_casts
 from tilec.ir.index import Affine, distinct_variables, linear
@@ -39,28 +40,26 @@ _ALIGNED = 8  # elements of a row, in multiples of which products are stored: li
 _MOST_WIDER = 2  # times as many products as terms, at most
 
 
-@dataclass(frozen=True)
-class Sheared:
-    """`program` with such sums written so, `types` of what it names; `rewritten`: outputs of statements that are not
-    the given program's."""
-
-    program: Program
-    types: Types
-    rewritten: frozenset[str] = frozenset()
+_Step = Callable[[Statement, Types, Names], "list[Statement] | None"]
 
 
-def with_sheared_products(program: Program, types: Types) -> Sheared:
-    """A program with sizes; `types`: of all that it names."""
+def with_sheared_products(program: Program, types: Types) -> Apart:
+    """A program with sizes, with such sums written so; `types`: of all that it names."""
+    return in_parts(program, types, sheared)
+
+
+def in_parts(program: Program, types: Types, step: _Step) -> Apart:
+    """The program with the statements that a step makes of one in its place, where it makes some."""
     names, known = Names.of(program), dict(types)
     statements: list[Statement] = []
     rewritten: set[str] = set()
     for s in program.statements:
-        parts = sheared(s, known, names) or [s]
+        parts = step(s, known, names) or [s]
         if len(parts) > 1:
             rewritten |= {p.output for p in parts}
             known.update((p.output, statement_type(p, known)) for p in parts if p.output != s.output)
         statements += parts
-    return Sheared(replace(program, statements=tuple(statements)), known, frozenset(rewritten))
+    return Apart(replace(program, statements=tuple(statements)), known, frozenset(rewritten))
 
 
 def is_aslant(e: Expr) -> bool:

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.backends.common.chains.sheared import is_aslant, written_out_terms
+from tilec.backends.common.chains.sheared import in_parts, is_aslant, written_out_terms
+from tilec.backends.common.chains.values import Apart
 from tilec.backends.common.pairs import LEAST, with_access
 from tilec.ir.functions import call
 from tilec.ir.index import distinct_variables, linear
@@ -42,18 +43,14 @@ from tilec.transforms.util.ranges import axis_places, ranges_of
 _MOST_PLACES = 2  # places of such an operand for each term that is summed, at most
 
 
-def with_spread_weights(program: Program, types: Types) -> tuple[Program, Types]:
-    """A flat program with such sums written so, and types of it; itself where it has none."""
-    names, known = Names.of(program), dict(types)
-    statements: list[Statement] = []
-    for s in program.statements:
-        parts = spread(s, known, names) or [s]
-        known.update((p.output, statement_type(p, known)) for p in parts if p.output != s.output)
-        statements += parts
-    if len(statements) == len(program.statements):
-        return program, types
-    made = split_clamps(replace(program, statements=tuple(statements)), types)
-    return made, {**known, **infer(made, types)}
+def with_spread_weights(program: Program, types: Types) -> Apart:
+    """A flat program with such sums written so."""
+    found = in_parts(program, types, spread)
+    if not found.rewritten:
+        return found
+    made = split_clamps(found.program, types)
+    changed = frozenset(s.output for s in made.statements if s not in program.statements)
+    return Apart(made, {**found.types, **infer(made, types)}, changed)
 
 
 def spread(s: Statement, types: Types, names: Names) -> list[Statement] | None:

@@ -16,6 +16,7 @@ from tilec.backends.common.domain import (
     access_conditions,
     all_conditions,
     free,
+    may_wrap,
     row_major,
 )
 from tilec.backends.torch.expr.lookups import by_axes, whole_rows
@@ -313,9 +314,10 @@ class TensorFrame:
         scale = form.denominator
         code = self.assign("at", self.index(form * scale))
         low, high = self.domain.interval(form)
-        if low < 0:
+        wraps = may_wrap(form, self.types, (low, high))
+        if low < 0 or wraps:
             tests.append(f"({code} >= 0)")
-        if high >= condition.bound:
+        if high >= condition.bound or wraps:
             tests.append(f"({code} < {condition.bound * scale})")
         if scale != 1:
             tests.append(f"({code} % {scale} == 0)")

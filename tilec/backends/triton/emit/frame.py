@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from tilec.backends.common.code import parenthesised, python_name
-from tilec.backends.common.domain import Condition, access_conditions, all_conditions, free
+from tilec.backends.common.domain import Condition, access_conditions, all_conditions, free, may_wrap
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.kernel import Kernel, all_text, triton_type
 from tilec.backends.triton.emit.magnitudes import parts_of_lower_bound
@@ -57,11 +57,13 @@ class Frame(PositionText):
             below = all(high < c.bound for _, high in spans)
             if above and below and scale == 1:
                 continue
-            if not above:
-                for part in parts_of_lower_bound(form):
-                    if part.is_integral and all(b.interval(part)[0] >= 0 for b in boxes):
+            wraps = may_wrap(form, self.types, [end for span in spans for end in span])
+            if not above or wraps:
+                for part in (form,) if wraps else parts_of_lower_bound(form):
+                    if not wraps and part.is_integral and all(b.interval(part)[0] >= 0 for b in boxes):
                         continue
                     found.append(f"({self.assign('at', self.index(part * scale), free(part))} >= 0)")
+            below = below and not wraps
             if below and scale == 1:
                 continue
             code = self.assign("at", self.index(form * scale), free(form))

@@ -109,6 +109,8 @@ class Kernel(LineBuilder):
         """A run-time integer. Not `specialized`: one compiled kernel serves whatever it is divisible by."""
         if key not in self._by_stem:
             name = self.names.fresh(stem)
+            if type(value) is int:
+                value = (value + 2**63) % 2**64 - 2**63  # as positions, of which more says no more
             power = gcd(value, 16) if self.powers and specialized and value else 1
             factor = power if power < 16 else 1
             self.parameters[name] = value // factor

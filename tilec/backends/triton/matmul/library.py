@@ -15,14 +15,8 @@ from tilec.backends.base import Options
 from tilec.backends.common.code import FreshNames, have_own_names, python_name, tuple_text
 from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS
 from tilec.backends.torch.expr.task import Task
-from tilec.backends.torch.matmul.convolution import (
-    INPUT,
-    KERNEL,
-    Convolution,
-    Spatial,
-    library_lines,
-    recognise_convolution,
-)
+from tilec.backends.torch.matmul.convolution import INPUT, KERNEL, Convolution, Spatial, recognise_convolution
+from tilec.backends.torch.matmul.convolution_call import ConvolutionCall, both_gradients, library_call
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
 from tilec.backends.triton.iteration.coalesce import coalesce
@@ -64,20 +58,48 @@ def library_steps(
             return None  # a product of matrices that reads a part of an axis
         if _slow(c, task.type.dtype):
             return None
-        lines, checked = library_lines(task, c)
-        own_precision = task.type.dtype == "float32"
-        if own_precision:
-            lines = [*lines[:-1], "with rt.own_precision():", f"    {lines[-1]}"]
-        lines = [*lines, f"{task.out} = {task.out}.contiguous()"]
-        first: Step = _step(task, lines, own_precision)
-        return [first, *repair_steps(product, flat)] if checked else [first]
+        call, own_precision = library_call(task, c), task.type.dtype == "float32"
+        *operands, made = call.lines
+        lines = [*operands, *_in_own_precision(made, own_precision), *_stored(task.out)]
+        first = replace(_step(task, lines, own_precision), gradient=call)
+        return [first, *repair_steps(product, flat)] if call.checked else [first]
     sides = product.dot.left, product.dot.right
     if not product.is_plain or not all(len(side) == 1 and isinstance(side[0], Access) for side in sides):
         return None
     found = product_lines(task)
     if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
         return None
-    return [_step(task, [*found, f"{task.out} = {task.out}.contiguous()"])]
+    return [_step(task, [*found, *_stored(task.out)])]
+
+
+def joint_gradients(a: TorchLines, b: TorchLines) -> TorchLines | None:
+    """One step for two by torch: the gradients of one convolution, which torch makes with one call."""
+    if not isinstance(a.gradient, ConvolutionCall) or not isinstance(b.gradient, ConvolutionCall):
+        return None
+    by_kernel = b.gradient.written == KERNEL
+    one, other = (a.gradient, b.gradient) if by_kernel else (b.gradient, a.gradient)
+    reads, writes = tuple(dict.fromkeys((*a.reads, *b.reads))), (*a.writes, *b.writes)
+    names = FreshNames((*RESERVED_IN_TORCH, *one.names, *map(python_name, (*reads, *writes))))
+    made = names.fresh("gradient"), names.fresh("by_kernel")
+    found = both_gradients(one, other, made)
+    if found is None:
+        return None
+    operands, call = found
+    lines = [*operands, *_in_own_precision(call, a.own_precision)]
+    for of, name in zip((one, other), made, strict=True):
+        lines += [f"{of.out} = {of.back(name)}", *_stored(of.out)]
+    statements, dtypes = (*a.statements, *b.statements), (*a.dtypes, *b.dtypes)
+    numbers = tuple(dict((*a.numbers, *b.numbers)).items())
+    return TorchLines(tuple(lines), reads, writes, statements, dtypes, numbers, a.own_precision)
+
+
+def _in_own_precision(line: str, asked: bool) -> list[str]:
+    return ["with rt.own_precision():", f"    {line}"] if asked else [line]
+
+
+def _stored(out: str) -> list[str]:
+    """Lines that make a result of torch's lie as kernels take it."""
+    return [f"{out} = {out}.contiguous()"]
 
 
 def biased_steps(s: Statement, epilogue: Sequence[Statement], types: Types, strides: Strides) -> list[Step] | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.matmul.blocks import Config, choose_config
 from tilec.backends.triton.matmul.dot import LEAST, MatrixProduct, dot_is_whole
 from tilec.backends.triton.matmul.kernel import PRECISION, REPAIRED, DotTask, DotWriter, RepairWriter
-from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
+from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
 from tilec.ir.program import Statement
@@ -61,4 +62,5 @@ def repair_steps(product: MatrixProduct, flat: Statement) -> list[Step]:
     rows, columns, _ = product.counts
     bn = min(64, power_of_two(columns))
     bm = min(REPAIRED // bn, power_of_two(rows))
-    return launched(RepairWriter(DotTask(product, "ieee", Config(bm, bn, LEAST, 4, 1))), flat)
+    steps = launched(RepairWriter(DotTask(product, "ieee", Config(bm, bn, LEAST, 4, 1))), flat)
+    return [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in steps]

@@ -2,30 +2,34 @@
 
 In `DK[j, i, c] = +(D[n, y, x, c] * I[n, y + j, x + i, c])` taps that differ in i read the same elements a place apart.
 A program takes all taps along i, or eight of them or so, and a share of the places, eight neighbours along x at once,
-in which each element of D and I is read, and converted, one time. The shares are combined in order by a second launch.
+in which each element of D and I is read, and converted, one time. Where memory runs along x (`D[n, c, y, x]`), a block
+has many of these places side by side, and each tap its sums in each of them. The shares are combined in order by a
+second launch.
 
 Zeros that are read outside are treated as in `windows.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import access_conditions, point_conditions
+from tilec.backends.triton.emit.contiguity import moved_least
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, all_text
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch
+from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, inside_tile, tiled
 from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, reads_rows, window_axes, zero_factors
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Statement, index_variables
+from tilec.ir.program import Access, Statement, index_variables, value_accesses
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
@@ -34,16 +38,23 @@ PLACES_AT_ONCE = (8, 7, 6, 5, 4)  # neighbours that are written out
 MOST_TAPS_AT_ONCE = 8
 LEAST_PLACES = 2**13  # fewer are soon added up as they are
 TAP_ROWS, TAP_COLUMNS = 16, 32  # of a block
+LEAST_PLACES_ALONG, MOST_PLACES_ALONG, ALONG_BLOCK = (
+    16,
+    128,
+    512,
+)  # places along memory; of a block; those of a block's rows
+LEAST_TAP_POINTS = 2**20  # points of such sums
 
 
 @dataclass(frozen=True)
 class TapSums:
     """`count` neighbours along the summed variable `across`, `taps` values of the output variable `tap` together, in
-    `groups` if there are more; blocks along the output variable `column`; `parts` shares of the places."""
+    `groups` if there are more; blocks along the output variable `column`, or else of those `count` neighbours; `parts`
+    shares of the places."""
 
     across: str
     tap: str
-    column: str
+    column: str | None
     count: int
     taps: int
     groups: int
@@ -58,8 +69,10 @@ def tap_sums(space: Space, view: StridedView) -> TapSums | None:
     outputs, reductions = axes
     places = space.count(tuple(reductions))
     forms = index_forms(space)
-    if forms is None or places < LEAST_PLACES or not space.covers:
+    if forms is None or not space.covers:
         return None
+    if places < LEAST_PLACES:
+        return _sums_along(space, view, forms)
     long = [v for v in reversed(outputs) if space.largest(v) >= TAP_COLUMNS]
     rows = [v for v in long if reads_rows(space, view, v)]
     last = [v for v in long if v == outputs[-1]]
@@ -79,7 +92,37 @@ def tap_sums(space: Space, view: StridedView) -> TapSums | None:
                 steps = places // n * -(-n // counts[0])
                 parts = max(1, min(8 * MULTIPROCESSORS // max(across, 1), -(-steps // (2 * TAP_ROWS))))
                 return TapSums(v, found[-1], column, counts[0], -(-many // groups), groups, parts)
-    return None
+    return _sums_along(space, view, forms)
+
+
+def _sums_along(space: Space, view: StridedView, forms: Sequence[Affine]) -> TapSums | None:
+    """The same of sums along memory, of enough points."""
+    outputs, reductions = window_axes(space) or ((), ())
+    places, count = space.count(tuple(reductions)), space.count(tuple(outputs))
+    v = next((v for v in reductions if _runs_along(v, space, view)), None)
+    if (
+        v is None
+        or is_symbolic(space.largest(v))
+        or space.largest(v) < LEAST_PLACES_ALONG
+        or places * count < LEAST_TAP_POINTS
+    ):
+        return None
+    taps = [w for f in forms if v in f.variables() for w in f.variables() if w in outputs]
+    if not taps or any(is_symbolic(space.largest(w)) for w in taps):
+        return None
+    n, many = space.largest(v), space.largest(taps[-1])
+    groups, lanes = -(-many // MOST_TAPS_AT_ONCE), min(power_of_two(n), MOST_PLACES_ALONG)
+    tiles = groups * count // many
+    steps = -(-places // n * -(-n // lanes) * lanes // ALONG_BLOCK)
+    parts = max(1, min(8 * MULTIPROCESSORS // max(tiles, 1), steps // 2))
+    return TapSums(v, taps[-1], None, lanes, -(-many // groups), groups, parts)
+
+
+def _runs_along(v: str, space: Space, view: StridedView) -> bool:
+    """Whether all that is read along a summed variable lies so in memory, two tensors or more."""
+    read = {a for a in value_accesses(space.statement) if v in index_variables(*a.index)}
+    moved = [moved_least(a, view.strides[a.tensor], space.largest) for a in read]
+    return len(read) > 1 and all(found is not None and v in index_variables(found[0]) for found in moved)
 
 
 class TapWriter(UnrolledKernel):
@@ -99,21 +142,30 @@ class TapWriter(UnrolledKernel):
     def launch(self, flat: Statement, target: str) -> Launch:
         """Partial results go to the tensor `target`, one share after the other."""
         k, how = self.k, self.how
-        k.constants = {"BM": TAP_ROWS, "BN": TAP_COLUMNS}
         many = tuple(v for v in self.space.outputs if self.space.largest(v) > 1)
-        down, columns = tuple(v for v in many if v not in (how.tap, how.column)), (how.column,)
+        down = tuple(v for v in many if v not in (how.tap, how.column))
         self.rows = tuple(v for v in self.space.reductions if self.space.largest(v) > 1)
-        k.assign("across", f"tl.cdiv({k.count(columns)}, BN)")
-        k.assign("down", f"{PROGRAM[0]} // across")
-        k.decode(Axis("down", down, None))
-        self.axis("col", f"({PROGRAM[0]} % across) * BN", columns, "BN")
+        tiles = self.space.count(down)
+        if how.column is None:
+            rows = min(power_of_two(self.space.count(self.rows)), ALONG_BLOCK // how.count)
+            k.constants = {"BM": rows, "BN": how.count}
+            k.assign("down", PROGRAM[0])
+            k.decode(Axis("down", down, None))
+            self.axis("col", "0", (how.across,), "BN")
+        else:
+            columns = (how.column,)
+            k.constants = {"BM": TAP_ROWS, "BN": TAP_COLUMNS}
+            k.assign("across", f"tl.cdiv({k.count(columns)}, BN)")
+            k.assign("down", f"{PROGRAM[0]} // across")
+            k.decode(Axis("down", down, None))
+            self.axis("col", f"({PROGRAM[0]} % across) * BN", columns, "BN")
+            tiles *= -(-self.space.count(columns) // TAP_COLUMNS)
         self.bind_single(v for v in (*self.space.outputs, *self.space.reductions) if v != how.tap)
         part = k.number("part", "part_size", -(-self.space.count(self.rows) // how.parts))
         k.assign("start", f"{k.program(2)} * {part}")
         k.assign("end", f"tl.minimum(start + {part}, {k.count(self.rows)})")
         self.combine()
         self._store(target)
-        tiles = self.space.count(down) * -(-self.space.count(columns) // TAP_COLUMNS)
         return k.launch((tiles, 1, how.parts), 4, 2, flat)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
@@ -121,7 +173,7 @@ class TapWriter(UnrolledKernel):
         k.scopes.append(Scope())
         self.axis("row", "first", self.rows, "BM", "end")
         yield "first", "range(start, end, BM)", frozenset((*self.rows, "row"))
-        if not unrolled:
+        if not unrolled and self.how.column is not None:
             k.scopes.append(Scope())
             k.assign("step", "tl.full((), 0, tl.int32) + at_step")
             k.value_of[across] = "step"
@@ -131,7 +183,7 @@ class TapWriter(UnrolledKernel):
     def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
         how = self.how
         tile = Affine.variable(self.tile, how.count) + self.whole.low[0][how.across]
-        for u in range(how.count) if unrolled else (None,):
+        for u in range(how.count) if unrolled and how.column is not None else (None,):
             place = tile + u if u is not None else tile + Affine.variable(how.across)
             for n in range(how.taps):
                 yield n, substitute_affine(self.whole.statement, {how.across: place, how.tap: self._tap(n)})
@@ -146,16 +198,17 @@ class TapWriter(UnrolledKernel):
 
     def _store(self, target: str) -> None:
         k, s, how = self.k, self.whole.statement, self.how
-        frame = Frame(k, ["col"], {"col": "col_in"})
+        axes = {} if how.column is None else {"col": "col_in"}
+        frame = Frame(k, [*axes], axes)
         for n, a in enumerate(self.sums):
-            k.scopes[0].lines += a.reduce(0)
+            k.scopes[0].lines += [*(a.reduce(1) if how.column is None else ()), *a.reduce(0)]
             forms = [frame.form(linear(e).substitute({how.tap: self._tap(n)}).to_expr()) for e in s.index or ()]
             address = frame.part_address(s.output, target, forms, frozenset(frame.axes))
             inside = []
             if self.group is not None:
                 limit = inside_tile(self.group, how.taps, n, self.whole.extent[0][how.tap])
                 inside = frame.tests(point_conditions((), (limit,), self.view.types))
-            k.store(address, a.result(), all_text(["col_in", *inside]))
+            k.store(address, a.result(), all_text([*axes.values(), *inside]) or None)
 
 
 def _reads_zeros(space: Space, types: Types, across: str, rows: Collection[str]) -> bool:

@@ -11,7 +11,7 @@ from tilec.backends.common.chains.chain import ChainKernel, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
-from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_launches
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_gradients, join_launches
 from tilec.backends.triton.matmul.pack import rows_of_vectors, source_of_rows
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -36,7 +36,7 @@ from tilec.backends.triton.schedule.families import fused_steps, statement_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
 from tilec.backends.triton.schedule.problem import Unit, needs_int64_index, problem_of
 from tilec.backends.triton.schedule.product_sums import product_sum_steps, product_sums
-from tilec.backends.triton.schedule.reshape import over_sources, reshape_steps, reshaped_inputs
+from tilec.backends.triton.schedule.reshape import over_sources, reshape_steps, reshape_view, reshaped_inputs
 from tilec.backends.triton.schedule.scatter_sums import ScatterOver, ScatterSum, scatter_sums, scatters_over, sum_steps
 from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads, reads_itself
@@ -57,8 +57,10 @@ def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int
         if not any(isinstance(step, TorchLines) and padded & {*step.reads} for u in found for step in u.steps):
             planner, units = other, found
     steps = resolve_requests(made_once(_with_releases(units, grouping.program)))
-    steps = _without_overwritten([*over_sources(steps, planner.sources, planner.types)])
-    steps = join_launches(steps, setting.device.multiprocessors)
+    types = planner.types
+    given = over_sources(steps, planner.sources, lambda name, source: reshape_view(name, source, types[name]))
+    steps = _without_overwritten([*given])
+    steps = join_launches(join_gradients(steps), setting.device.multiprocessors)
     return Plan(tuple(s for step in steps for s in _launchable(step)), grouping.program.outputs)
 
 
