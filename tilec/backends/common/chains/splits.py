@@ -24,7 +24,7 @@ from tilec.backends.common.pairs import PRODUCTS
 from tilec.cost import H200
 from tilec.ir.functions import call
 from tilec.ir.index import Affine
-from tilec.ir.program import Access, Expr, Index, Int, Program, Statement
+from tilec.ir.program import Access, Expr, Index, Int, Program, Statement, walk
 from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names, fresh_variable
 
@@ -240,6 +240,25 @@ def _in_parts(kernel: ChainKernel, shared: Mapping[str, int], types: Types) -> S
     return Split(
         replace(made, dealt=dealt), total, fresh_variable("part", names), stored(total), stored(*counts.values())
     )
+
+
+def sums_of_parts(kernel: ChainKernel, types: Types) -> list[Statement]:
+    """The statements that put parts together, where these are sums, times numbers; none where a statistic or a factor
+    of each row is to be met. `types`: with the parts'."""
+    targets = [(r.target.output, r) for r in kernel.targets]
+    if any(r.target.aggregation != "sum" or r.anchor is not None for _, r in targets):
+        return []
+    if any(isinstance(e, Access | Index) for _, r in targets for f in r.outer for e in walk(f.value)):
+        return []
+    found: list[Statement] = []
+    for output, r in targets:
+        parts = f"{output}{_SUFFIX}"
+        names = tuple(Index(f"i{axis}") for axis, _ in enumerate(types[parts].shape))
+        body: Expr = Access(parts, names)
+        for f in r.outer:
+            body = call("div" if f.divides else "mul", body, f.value)
+        found.append(Statement(output, names[1:], tuple(map(Int, types[output].shape)), body, "sum"))
+    return found
 
 
 def build_together(name: str, split: Split, kernel: ChainKernel, types: Types) -> BlockProgram:
