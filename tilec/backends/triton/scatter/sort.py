@@ -40,9 +40,7 @@ FEWEST_BITS, MOST_BITS = 8, 11  # of a digit: with more, a block has more digits
 FEW_OF_A_WARP, MANY_OF_A_WARP = 128, 256  # points that are moved; that are counted where not all programs run at once
 BLOCKS_AT_ONCE, DIGITS_BESIDE = 256, 8  # counts that a program adds up at a time: 32 bytes of each block's
 COUNTS_AT_ONCE = 2**14  # that each program adds up again, of all blocks, where keys are one digit
-SEARCHED = 1024  # keys that a program reads at a time, to find the first points of as many positions by their ways
-MOST_WAYS, LEAST_WAYS = 16, 4  # parts of which a step of a search finds one
-MOST_BY_MOST_WAYS = 2**16  # positions that are looked for by the most ways: more keep the device busy in any case
+SEARCHED = 256  # positions whose first points a program looks for
 
 
 @dataclass(frozen=True)
@@ -150,15 +148,15 @@ def _by_comparing(sort: Sort) -> list[Step]:
 
 def _search(sort: Sort) -> Launch:
     tensors = {"placed": sort.moved[0], "starts": sort.starts}
-    wanted = 2 * sort.points if sort.sparse else sort.count + 1
-    ways = MOST_WAYS if wanted <= MOST_BY_MOST_WAYS else LEAST_WAYS
-    steps = -(-sort.points.bit_length() // (ways.bit_length() - 1))
-    numbers = {"points": sort.points, "steps": steps}
-    if not sort.sparse:
-        numbers = {"points": sort.points, "count": sort.count, "steps": steps}
-    constants = {"SEARCHED": SEARCHED // ways, "WAYS": ways}
-    name, text = ("sort_runs", runs_of_points) if sort.sparse else ("sort_starts", first_places)
-    return _launch(sort, name, text, tensors, numbers, constants, (-(-wanted // (SEARCHED // ways)), 1, 1), 4)
+    if sort.sparse:
+        numbers, grid = (
+            {"points": sort.points, "steps": sort.points.bit_length()},
+            (-(-2 * sort.points // SEARCHED), 1, 1),
+        )
+        return _launch(sort, "sort_runs", runs_of_points, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
+    numbers = {"points": sort.points, "count": sort.count, "steps": sort.points.bit_length()}
+    grid = (-(-(sort.count + 1) // SEARCHED), 1, 1)
+    return _launch(sort, "sort_starts", first_places, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
 
 
 def _named(moved: Sequence[str]) -> dict[str, str]:
