@@ -1,5 +1,6 @@
 """Elementwise statements that a recurrence alone reads are written into it: what gradients weigh and gate a step with
-is then computed where it is used, beside the loads of coming steps, and never stored.
+is then computed where it is used, beside the loads of coming steps, and never stored. So are those that write one slice,
+as the gradient of a last state does (`DH[T - 1, n : T, N] = +(DY[n])`): zeros of all other steps are not stored.
 
 A point that is not valid makes an element 0. Written out, every access is padded and the value selected where all of
 them are inside.
@@ -20,6 +21,7 @@ from tilec.ir.program import (
     Call,
     Constraint,
     Expr,
+    Index,
     Inside,
     Int,
     Pad,
@@ -35,6 +37,7 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.simplify.keep_variables import as_conditions
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
+from tilec.transforms.util.naming import all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure
 
 MOST_PLACES = 2  # at which a recurrence may read what is computed at each of them anew
@@ -56,14 +59,29 @@ def fuse_step_inputs(flat: Program, types: Types) -> Program:
 
 def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, Statement, Statement]]:
     """A producer, the recurrence that it can be written into, and what that becomes."""
-    for s in flat.statements:
+    for given in flat.statements:
+        s = _of_a_slice(given)
         if not _simple(s) or s.output in flat.outputs:
             continue
         readers = flat.readers(s.output)
         if len(readers) == 1 and reads_itself(readers[0]):
             combined = _combined(s, readers[0], types)
             if combined is not None:
-                yield s, readers[0], combined
+                yield given, readers[0], combined
+
+
+def _of_a_slice(s: Statement) -> Statement:
+    """A statement with at most one term for each element, at numbers along some axes, as an assignment for all elements
+    under the condition that they are there; others as they are."""
+    numbers = [e for e in s.index or () if isinstance(e, Int)]
+    plain = distinct_variables([e for e in s.index or () if not isinstance(e, Int)])
+    if not numbers or not plain or s.aggregation not in ("assign", "sum") or s.default is not None:
+        return s
+    used = all_variables(s)
+    index = tuple(Index(fresh_variable("at", used)) if isinstance(e, Int) else e for e in s.index or ())
+    there = [Call("eq", (v, e)) for v, e in zip(index, s.index or (), strict=True) if isinstance(e, Int)]
+    guard = all_of((*there, *(() if s.guard is None else (Call("ne", (s.guard, ZERO)),))))
+    return replace(s, index=index, guard=guard, aggregation="assign")
 
 
 def _simple(s: Statement) -> bool:
@@ -102,6 +120,13 @@ def _combined(s: Statement, into: Statement, types: Types) -> Statement | None:
     def visit(e: Expr) -> Expr:
         if isinstance(e, Pad) and e.access in values:
             return values[e.access]
+        if isinstance(e, Inside) and e.access in values:
+            return ONE
+        if isinstance(e, Pad) and isinstance(e.access, Inside):
+            return ONE if e.access.access in values else rebuild(e, visit)
+        if isinstance(e, Call):
+            made = rebuild(e, visit)
+            return made if made is e else fold(made)
         return values[e] if e in values else rebuild(e, visit)
 
     combined = replace(map_values(into, visit), constraints=(*into.constraints, *bounds))
@@ -124,9 +149,11 @@ def _places(e: Expr, tensor: str) -> Iterator[tuple[Access, type]]:
                 gathers = any(accesses_in(*e.index))
                 yield e, Aggregate if gathers else Call
             yield from ((x, Aggregate) for x in accesses_in(*e.index) if x.tensor == tensor)
-        case Pad() if isinstance(e.access, Access) and e.access.tensor == tensor:
-            yield e.access, Pad
+        case Pad(Access() as access) | Pad(Inside(access)) if access.tensor == tensor:
+            yield access, Pad
             yield from _places(e.value, tensor)
+        case Inside(access) if access.tensor == tensor:
+            yield access, Pad
         case Call():
             for x in e.args:
                 yield from _places(x, tensor)
