@@ -265,12 +265,12 @@ class Sites(Memory):
             good = good & (total >= 0) & (total < f.extent)
         return total, good
 
-    def remainder(self, f: LinearForm, n: np.ndarray, at: Points) -> tuple[np.ndarray | int, np.ndarray | bool]:
+    def remainder(self, f: LinearForm, n: np.ndarray, at: Points) -> tuple[np.ndarray, np.ndarray]:
         """The form modulo n, of its terms' remainders: the form itself may take more than 64 bits."""
         if f.denominator != 1 or np.any(abs(n) >= 2**31):
             x, good = self.form_value(f, at)
-            return np.mod(x, n), good
-        total, sound = np.mod(f.constant, n), True
+            return np.mod(x, n), np.asarray(good)
+        total, sound = np.mod(f.constant, n), np.asarray(True)
         for key, c in f.terms:
             x, good = (at.columns[key], True) if isinstance(key, str) else self.atom(key, at)
             total, sound = np.mod(total + np.mod(c, n) * np.mod(x, n), n), sound & good
@@ -288,8 +288,8 @@ class Sites(Memory):
             case Call("mod", (a, n)):
                 divisor, sound = self.form_value(form(n, None, self.size), at)
                 nonzero = np.asarray(divisor) != 0
-                x, good = self.remainder(form(a, None, self.size), np.where(nonzero, divisor, 1), at)
-                return x, good & sound & nonzero
+                remainder, whole = self.remainder(form(a, None, self.size), np.where(nonzero, divisor, 1), at)
+                return remainder, whole & sound & nonzero
             case Call("clamp" | "max" | "min" | "abs", args):
                 parts = [self.form_value(form(a, None, self.size), at) for a in args]
                 x, *rest = (value for value, _ in parts)

@@ -58,7 +58,7 @@ def _term_by_term(form: Affine, n: int, types: Types) -> Affine:
         return form
     if not any(_may_be_any(a, types) for a, _ in form.terms):
         return form
-    terms = []
+    terms: list[tuple[Expr, int]] = []
     for atom, c in form.terms:
         if _may_be_any(atom, types):
             factor = as_int(c) % n
