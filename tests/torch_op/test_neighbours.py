@@ -299,3 +299,14 @@ def test_casts_that_stay() -> None:
     a, b = torch.randn(6, 6).bfloat16(), torch.randn(6, 6, requires_grad=True)
     torch.compile(f, backend=graphs.backend, fullgraph=True)(a, b).sum().backward()
     assert all("float32(A[" not in show(p.program) for k in (0, 1) for p in graphs.programs(k))
+
+
+def test_what_would_lie_otherwise_stays():
+    """A sum lies as its first operand, which is row-major; a call's result of both would lie channels last."""
+    f = tilec.compile("function (X[N, C, H, W]) -> (Y) { Y[n, c, y, x : N, C, H, W] = X[n, c, y, x] * c; }")
+    x, z = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(2, 3, 4, 5)
+    for operation, left in ((lambda x, z: z + f(x), ["aten.add.Tensor"]), (lambda x, z: f(x).exp(), [])):
+        graphs = Graphs()
+        found, wanted = torch.compile(operation, fullgraph=True, backend=graphs.backend)(x, z), operation(x, z)
+        assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+        assert graphs.left() == left

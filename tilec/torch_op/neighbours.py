@@ -195,7 +195,7 @@ class _Region:
         except Exception:  # whatever it is, the graph is right as it stands
             return False
         for node, value in zip(kept, found, strict=True):
-            if value.dtype != node.meta["val"].dtype or not _same(node, value.shape):
+            if not _same(node, value.shape) or not _of_one_kind(node.meta["val"], value):
                 return False
         before = [self.inputs[n].meta["val"] for n in self.function.inputs]
         if launch_count(function, values[1], values[2:]) > launch_count(
@@ -299,6 +299,10 @@ def _same(node: Node, shape: Sequence[Any]) -> bool:
 
     own = node.meta["val"].shape
     return len(own) == len(shape) and all(statically_known_true(a == b) for a, b in zip(own, shape, strict=True))
+
+
+def _of_one_kind(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and symbolic.lying_order(a) == symbolic.lying_order(b)
 
 
 def _values(arguments: Sequence[Any]) -> list[Any]:
