@@ -126,9 +126,3 @@ SEMIRINGS: dict[str, Semiring] = {
         Semiring("boolean", "any", "and", "or", False, True, Kind.BOOL),
     )
 }
-
-
-def semirings(plus: str | None = None, times: str | None = None, add: str | None = None) -> tuple[Semiring, ...]:
-    """Those with this aggregation, this scalar function and this sum of two, as far as given."""
-    wanted = {"plus": plus, "times": times, "add": add}
-    return tuple(s for s in SEMIRINGS.values() if all(x in (None, getattr(s, k)) for k, x in wanted.items()))
