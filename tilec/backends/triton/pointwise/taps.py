@@ -23,14 +23,13 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, inside_tile, tiled
-from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, reads_rows, window_axes, zero_factors
+from tilec.backends.triton.pointwise.windows import index_forms, neighbour_counts, reads_rows, window_axes, zero_factors
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement, index_variables
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
-PLACES_AT_ONCE = (8, 7, 6, 5, 4)  # neighbours that are written out
 MOST_TAPS_AT_ONCE = 8
 LEAST_PLACES = 2**13  # fewer are soon added up as they are
 TAP_ROWS, TAP_COLUMNS = 16, 32  # of a block
@@ -70,7 +69,7 @@ def tap_sums(space: Space, view: StridedView) -> TapSums | None:
             if most > MOST_TAPS_AT_ONCE and any(is_symbolic(space.largest(w)) for w in found):
                 continue  # groups are written out
             n = space.largest(v)
-            counts = [c for c in PLACES_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
+            counts = neighbour_counts(n)
             if found and counts:
                 many = space.largest(found[-1])
                 groups = -(-many // MOST_TAPS_AT_ONCE)
