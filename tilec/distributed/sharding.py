@@ -38,15 +38,7 @@ from tilec.distributed.steps import composes, depth_along
 from tilec.errors import InputMistake, NameMistake, Unsupported, listed
 from tilec.ir.functions import INFINITY, call
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import (
-    Access,
-    Float,
-    Index,
-    Program,
-    Statement,
-    reads_itself,
-    self_reads,
-)
+from tilec.ir.program import Access, Float, Index, Program, Statement, reads_itself, self_reads
 from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, shapes_in
 from tilec.language import show_expr
 from tilec.lattice.sets import depends_on_data
