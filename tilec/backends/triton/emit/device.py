@@ -152,12 +152,12 @@ def add_four_(a, b, c, d, e, f, g, h):
 
 
 @triton.jit
-def either_(a, b):
+def or_(a, b):
     return a | b
 
 
 @triton.jit
-def both_(a, b):
+def and_(a, b):
     return a & b
 
 

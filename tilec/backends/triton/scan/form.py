@@ -94,7 +94,7 @@ class Scan:
 
 
 THEN = {
-    "sum": "add_", "prod": "multiply_", "max": "maximum_", "min": "minimum_", "any": "either_", "all": "both_",
+    "sum": "add_", "prod": "multiply_", "max": "maximum_", "min": "minimum_", "any": "or_", "all": "and_",
     "logsumexp": "join_logs_",
 }  # fmt: skip
 
