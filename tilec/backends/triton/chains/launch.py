@@ -77,7 +77,8 @@ FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows of su
 MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
-SMALL_KERNEL_TILING = Tiling(warps=4, stages=1)  # of kernels that make lists or put parts together
+LISTS = Tiling(warps=4, stages=1)
+PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that put parts together
 
 
 def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> Tiling:
@@ -273,7 +274,7 @@ class _ChainPlanner:
             return None if launch is None else [launch]
         made = build_lists(f"{self._name}_blocks", visits, self.kernel, planner.types, tiling)
         steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in lists.items()]
-        return [*steps, planner._launched(made, SMALL_KERNEL_TILING, {}, {}), launch, Release(tuple(lists))]
+        return [*steps, planner._launched(made, LISTS, {}, {}), launch, Release(tuple(lists))]
 
     def _in_parts(self, split: Split) -> list[Step]:
         """The steps of a kernel whose programs walk parts of the columns, which are put together then."""
@@ -281,7 +282,7 @@ class _ChainPlanner:
         steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in split.types.items()]
         steps += replace(self._beside(split.stored), kernel=split.kernel)._walk()
         made = build_together(f"{self._name}_together", split, self.kernel, planner.types)
-        return [*steps, planner._launched(made, SMALL_KERNEL_TILING, {}, {}), Release(tuple(split.types))]
+        return [*steps, planner._launched(made, PARTS_TILING, {}, {}), Release(tuple(split.types))]
 
     def _whole(self, tiling: Tiling, visits: Visits | None) -> Launch:
         """`visits`: lists that are there."""
