@@ -22,10 +22,13 @@ from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.library.calls import LibraryCall, Part, call_lines, library_parts
 from tilec.backends.torch.library.cast_inputs import with_cast_inputs
 from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
+from tilec.backends.torch.sharing import reuse
 from tilec.ir.at_sizes import NAMESPACE
 from tilec.ir.program import Program, Statement, reads
 from tilec.ir.types import Types
 from tilec.language.show import show_statement
+from tilec.transforms.lower.defract import defract
+from tilec.transforms.lower.reduce import reduce
 
 RESERVED_IN_TORCH = (*RESERVED_NAMES, "np", "rt", "part", "min", "float", "True", "False", "None")
 TORCH_IMPORTS = "import torch\n\nimport tilec.backends.torch.runtime as rt\n"
@@ -103,6 +106,7 @@ def _let_memory_stay() -> None:
 def build_program(lowering: Lowering, options: Options) -> TorchProgram:
     """The executable of a lowered program."""
     _let_memory_stay()
+    lowering = _reusing(lowering)
     lowering, cast = with_cast_inputs(lowering) if options.library else (lowering, ())
     flat = lowering.stages["flat"]
     name = python_name(flat.name) if flat.name and flat.name not in RESERVED_IN_TORCH else "program"
@@ -110,6 +114,18 @@ def build_program(lowering: Lowering, options: Options) -> TorchProgram:
     body = "\n\n\n".join(functions)
     text = ("import numpy as np\n" if "np." in body else "") + TORCH_IMPORTS + "\n\n" + body + "\n"
     return TorchProgram(name, text, tuple(s.output for s in flat.statements), TensorMemory(flat, lowering.types))
+
+
+def _reusing(lowering: Lowering) -> Lowering:
+    """With what statements store read where others would compute it again."""
+    before = lowering.stages["flat"]
+    flat = reuse(before, lowering.types)
+    if flat is before:
+        return lowering
+    reduced = reduce(flat)
+    return replace(
+        lowering, stages={**lowering.stages, "flat": flat, "reduced": reduced, "defracted": defract(reduced)}
+    )
 
 
 def _functions(
@@ -136,12 +152,13 @@ def _functions(
 
     def task(s: Statement) -> Task:
         kept = s.output in flat.outputs
-        return Task(s, defracted[s.output], types, local, names, options, kept, fresh=fresh)
+        return Task(s, defracted[s.output], types, local, names, options, kept, fresh, once)
 
     steps = _steps(flat, types, options)
     readers = Counter(t for s in flat.statements for t in dict.fromkeys(reads(s)))
     given = {s.output for step in steps if isinstance(step, LibraryCall) for s in step.results}
-    fresh = frozenset(t for t in given if t not in flat.outputs and readers[t] == 1)
+    once = frozenset(t for t, n in readers.items() if n == 1 and t not in (*flat.outputs, *flat.input_names()))
+    fresh = once & given
     dead = _last_reads(replace(flat, statements=tuple(s for step in steps for s in step.members)))
     while steps:
         first = steps[0]
@@ -155,7 +172,8 @@ def _functions(
             hidden |= {s.output for s in group} - set(cut.wanted)
         else:
             alone = list(itertools.takewhile(_alone, steps[:MOST_TOGETHER]))
-            count, lines = lines_of_first([task(s) for step in alone for s in step.members])
+            count, lines, unmade = lines_of_first([task(s) for step in alone for s in step.members])
+            hidden |= unmade
             group, steps = tuple(s for step in steps[:count] for s in step.members), steps[count:]
         comments = [f"# {line}" for s in group for line in show_statement(s).splitlines()]
         body += ["", *comments, *lines]
