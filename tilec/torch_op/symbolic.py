@@ -217,6 +217,11 @@ def named_strides(function: Specialiser, tensors: Sequence[torch.Tensor]) -> dic
     return {name: t.stride() for name, t in zip(function.inputs, tensors, strict=True)}
 
 
+def lying_order(t: torch.Tensor) -> AxisOrder | None:
+    """The order in which a tensor's axes lie, for the sizes that stand for the class."""
+    return axis_order([example(n) for n in t.shape], [example(n) for n in t.stride()])
+
+
 def empty_in_order(
     shape: Sequence[Any], order: AxisOrder | None, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:

@@ -65,8 +65,9 @@ def axis_order(shape: Sequence[int], strides: Sequence[int]) -> AxisOrder | None
 
 def axis_orders(program: Program, given: AxisOrders) -> dict[str, AxisOrder]:
     """Of the inputs, as given, and of what a bound program computes: the order of the first tensor that a statement
-    reads at its own element's variables and that has one. One axis may be the statement's own: a convolution's
-    channels stand where its input's do. Recurrences and writes at computed positions are row-major."""
+    reads at its own element's variables and that has one. One axis may be the statement's own, in the place of one that
+    is summed: the first (a kernel's gradient) or channels, as a convolution's stand where its input's do. Recurrences
+    and writes at computed positions are row-major."""
     found = dict(given)
     for s in program.statements if found else ():
         orders = (_order_like(s, a, found[a.tensor]) for a in value_accesses(s) if a.tensor in found)
@@ -76,21 +77,30 @@ def axis_orders(program: Program, given: AxisOrders) -> dict[str, AxisOrder]:
 
 
 def lowered_axis_orders(program: Program, given: AxisOrders, outputs: AxisOrders) -> dict[str, AxisOrder]:
-    """The same of a lowered program whose outputs have these orders: what it computes in between takes that of what it
-    is made of, or else of what is made of it."""
-    found = axis_orders(program, given)
-    found = {n: o for n, o in found.items() if n not in program.outputs} | dict(outputs)
-    made = {s.output: s for s in program.statements if may_have_order(s) and s.output not in program.outputs}
+    """The same of a lowered program whose outputs have these orders. What it computes in between takes that of what is
+    made of it; where this has fewer axes, that of what it is made of itself."""
+    found, made_of = {**given, **outputs}, axis_orders(program, given)
+    over = {s.default: s.output for s in program.statements if s.default is not None}
     for s in reversed(program.statements):
-        written = Access(s.output, s.index or ())
-        for a in value_accesses(s) if s.output in found else ():
-            if a.tensor in made and a.tensor not in found:
-                order = _order_like(replace(made[a.tensor], index=a.index), written, found[s.output])
-                found |= {} if order is None else {a.tensor: order}
-        if s.default is not None and s.default not in program.outputs and found.get(s.default) != found.get(s.output):
-            found.pop(s.default, None)
-            found |= {s.default: found[s.output]} if s.output in found else {}
+        if s.output not in program.outputs and may_have_order(s):
+            order = _order_of_readers(s, program, found, made_of.get(s.output))
+            found |= {} if order is None else {s.output: order}
+    for name, output in over.items():
+        if name not in program.outputs:
+            found.pop(name, None)
+            found |= {name: found[output]} if output in found else {}
     return found
+
+
+def _order_of_readers(s: Statement, program: Program, known: AxisOrders, own: AxisOrder | None) -> AxisOrder | None:
+    readers = program.readers(s.output)
+    for r in (r for r in readers if r.output in known):
+        written = Access(r.output, r.index or ())
+        places = (a.index for a in value_accesses(r) if a.tensor == s.output)
+        orders = (_order_like(replace(s, index=place), written, known[r.output]) for place in places)
+        if (order := next((o for o in orders if o), None)) is not None:
+            return order
+    return own if all(len(r.index or ()) < LEAST_RANK for r in readers) else None
 
 
 def may_have_order(s: Statement) -> bool:
@@ -102,12 +112,12 @@ def _order_like(s: Statement, a: Access, order: AxisOrder) -> AxisOrder | None:
     where that is no order that counts."""
     own = [set(index_variables(e)) for e in s.index or ()]
     read = [set(index_variables(e)) for e in a.index]
-    strange = [not any(v & r for v in own) for r in read]
+    summed = [bool(r) and not any(v & r for v in own) for r in read]
     places, matched = [], 0
     for k, variables in enumerate(own):
         at = [order.index(axis) for axis, r in enumerate(read) if variables & r]
         matched += bool(at)
-        if not at and len(own) == len(read) and strange[k]:
+        if not at and len(own) == len(read) and summed[k] and (k == 0 or order.index(k) > order.index(len(own) - 1)):
             at = [order.index(k)]
         if not at:
             return None

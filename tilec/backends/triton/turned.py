@@ -77,13 +77,16 @@ def orders_given(lowering: Lowering, strides: Sequence[tuple[int, ...]]) -> dict
 
 
 def turned_lowering(lowering: Lowering, given: AxisOrders) -> Turned | None:
-    """The program over tensors as memory holds them, for inputs of these orders; None where there is none."""
+    """The program over tensors as memory holds them, for inputs of these orders; None where there is none, and
+    where no output has an order: kernels read tensors of any strides."""
     flat, bound = lowering.stages["flat"], lowering.stages["bound"]
     if not given or not all(_may_be_turned(lowering.stages[stage]) for stage in TURNED_STAGES):
         return None
     outputs = {name: order for name, order in axis_orders(bound, given).items() if name in bound.outputs}
     orders = lowered_axis_orders(flat, given, outputs)
-    if any(orders.get(s.default) != orders.get(s.output) for s in flat.statements if s.default is not None):
+    if not outputs or any(
+        orders.get(s.default) != orders.get(s.output) for s in flat.statements if s.default is not None
+    ):
         return None
     fresh = Names.of(flat)
     names = {name: fresh.fresh(f"{name}_laid") for name in (*flat.input_names(), *flat.outputs) if name in orders}
