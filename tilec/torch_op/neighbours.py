@@ -32,6 +32,7 @@ from tilec.backends import choose_backend
 from tilec.errors import TileError
 from tilec.ir.program import Expr, Input, Name, Program, Statement, node_count
 from tilec.specialise import Specialiser
+from tilec.torch_op import symbolic
 from tilec.torch_op.graphs.aten import NotTile, expression, is_tile_operation, tensor_operands
 from tilec.torch_op.graphs.casts import TakeCasts
 from tilec.torch_op.graphs.launches import launch_count

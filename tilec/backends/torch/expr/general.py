@@ -13,6 +13,7 @@ from tilec.backends.common.code import assignable, indented, part_text, tuple_te
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import accumulation_dtype
+from tilec.backends.common.tiled_program import COMBINED
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.assured import assured, either
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
@@ -23,7 +24,6 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Int, accesses_in, reads, walk
 from tilec.lattice.conditions import bound_of
 
-COMBINE = {a.name: a.torch.combine for a in AGGREGATIONS.values() if a.torch}
 REDUCE = {a.name: a.torch.reduce for a in AGGREGATIONS.values() if a.torch}
 
 OF_A_DRAW = 10  # 8-byte temporaries that a random number takes, where it is alone in its block
@@ -271,7 +271,7 @@ class _Body:
         total = self.task.names.fresh("total")
         body = [*frame.lines]
         starts = [f"{total} = None"]
-        step = COMBINE[aggregation].format(total, "part")
+        step = COMBINED[aggregation].format(total, "part")
         body += [f"part = {part}", f"{total} = part if {total} is None else {step}"]
         if seen is not None:
             found = self.task.names.fresh("reached")

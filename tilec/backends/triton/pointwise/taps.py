@@ -27,14 +27,13 @@ from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import filled_block, power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, inside_tile, tiled
-from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, reads_rows, window_axes, zero_factors
+from tilec.backends.triton.pointwise.windows import index_forms, neighbour_counts, reads_rows, window_axes, zero_factors
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement, index_variables, value_accesses
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
-PLACES_AT_ONCE = (8, 7, 6, 5, 4)  # neighbours that are written out
 MOST_TAPS_AT_ONCE = 8
 LEAST_PLACES = 2**13  # fewer are soon added up as they are
 TAP_ROWS, TAP_COLUMNS = 16, 32  # of a block
@@ -89,7 +88,7 @@ def tap_sums(space: Space, view: StridedView) -> TapSums | None:
             if most > MOST_TAPS_AT_ONCE and any(is_symbolic(space.largest(w)) for w in found):
                 continue  # groups are written out
             n = space.largest(v)
-            counts = [c for c in PLACES_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
+            counts = neighbour_counts(n)
             if found and counts:
                 many = space.largest(found[-1])
                 groups = -(-many // MOST_TAPS_AT_ONCE)
@@ -114,7 +113,7 @@ def _sums_along(space: Space, view: StridedView, forms: Sequence[Affine]) -> Tap
     for v in [*(v for v in reversed(reductions) if v != along), along]:
         taps = [w for f in forms if v in f.variables() for w in f.variables() if w in outputs and space.largest(w) > 1]
         n = space.largest(v)
-        counts = [lanes] if v == along else [c for c in PLACES_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
+        counts = [lanes] if v == along else neighbour_counts(n)
         if not taps or not counts or space.largest(taps[-1]) > MOST_TAPS_ALONG:
             continue
         many, rows = space.largest(taps[-1]), 1 if v == along else -(-n // counts[0])
