@@ -11,6 +11,7 @@ from tilec.backends.triton.emit.kernel import Scope, triton_type
 from tilec.backends.triton.matmul.blocks import Config, choose_config
 from tilec.backends.triton.matmul.dot import LEAST, MatrixProduct, dot_is_whole
 from tilec.backends.triton.matmul.kernel import PRECISION, SOME_NOT_FINITE, WITHIN, DotTask, DotWriter
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -18,7 +19,8 @@ from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
 from tilec.ir.program import Statement
 from tilec.ir.symbolic import is_symbolic
 
-REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
+REPAIRED, FEWEST_REPAIRED = 4096, 1024  # elements of a block that is looked through for values that are not finite
+FOUR_A_MULTIPROCESSOR = 4 * MULTIPROCESSORS  # programs, with fewer of which blocks are smaller
 MOST_OF_A_CAUSE = 2 * REPAIRED  # elements of a factor that every program looks at instead of at its block
 
 
@@ -67,9 +69,12 @@ def repair_steps(product: MatrixProduct, flat: Statement, causes: Sequence[str] 
     """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite. `causes`:
     all tensors that could be what made them so wrongly, if these are known."""
     rows, columns, _ = product.counts
+    elements, block = rows * columns * product.repeated, REPAIRED
+    while not is_symbolic(elements) and block > FEWEST_REPAIRED and elements < FOUR_A_MULTIPROCESSOR * block:
+        block //= 2
     bn = min(64, power_of_two(columns))
-    bm = min(REPAIRED // bn, power_of_two(rows))
-    bn = min(REPAIRED // bm, power_of_two(columns))
+    bm = min(block // bn, power_of_two(rows))
+    bn = min(block // bm, power_of_two(columns))
     steps = launched(RepairWriter(DotTask(product, "ieee", Config(bm, bn, LEAST, 4, 1)), causes), flat)
     return [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in steps]
 

@@ -40,6 +40,7 @@ TAP_ROWS, TAP_COLUMNS = 16, 32  # of a block
 LEAST_PLACES_ALONG, MOST_PLACES_ALONG = 16, 128  # along memory; of a block
 ALONG_BLOCK = 256  # places of a block of rows along memory, beside those that are written out
 ALONG_PROGRAMS = 16 * MULTIPROCESSORS  # registers leave room for a fourth of them at a time
+MOST_TAPS_ALONG = 32  # more are columns of a product
 LEAST_TAP_POINTS = 2**20  # points of such sums
 
 
@@ -113,7 +114,7 @@ def _sums_along(space: Space, view: StridedView, forms: Sequence[Affine]) -> Tap
         taps = [w for f in forms if v in f.variables() for w in f.variables() if w in outputs and space.largest(w) > 1]
         n = space.largest(v)
         counts = [lanes] if v == along else neighbour_counts(n)
-        if not taps or not counts:
+        if not taps or not counts or space.largest(taps[-1]) > MOST_TAPS_ALONG:
             continue
         many, rows = space.largest(taps[-1]), 1 if v == along else -(-n // counts[0])
         groups = -(-many // MOST_TAPS_AT_ONCE)
