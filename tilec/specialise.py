@@ -342,7 +342,7 @@ class Specialiser:
 
     def grad(self, names: tuple[str, ...]) -> Specialiser:
         """The gradient by inputs: (inputs..., d_outputs...) -> (d_inputs...)."""
-        return self._derive("grad", names, lambda: self._gradient(names))
+        return self.derive("grad", names, lambda: self._gradient(names))
 
     def _gradient(self, names: tuple[str, ...]) -> Specialiser:
         program = grad(self.program, names)
@@ -351,7 +351,7 @@ class Specialiser:
 
     def jvp(self, names: tuple[str, ...]) -> Specialiser:
         """The outputs' tangents: (inputs..., tangents of the inputs `names`...) -> (tangents...)."""
-        return self._derive("jvp", names, lambda: self.derived(self._tangents(names)))
+        return self.derive("jvp", names, lambda: self.derived(self._tangents(names)))
 
     def _tangents(self, names: tuple[str, ...]) -> Program:
         program = jvp(self.program, names)
@@ -366,9 +366,9 @@ class Specialiser:
             named = dict(zip(self.inputs, ranks, strict=True))
             return self.derived(vmap(self.program, dims, first, randomness, named), dims)
 
-        return self._derive("vmap", (dims, ranks, randomness), make)
+        return self.derive("vmap", (dims, ranks, randomness), make)
 
-    def _derive(self, kind: str, key: tuple, make: Callable[[], Specialiser]) -> Specialiser:
+    def derive(self, kind: str, key: tuple, make: Callable[[], Specialiser]) -> Specialiser:
         if (kind, key) not in self._derived:
             try:
                 self._derived[kind, key] = make()

@@ -11,8 +11,8 @@ from support.gluon import run
 import tilec
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.matmul import columns as module
-from tilec.backends.triton.matmul.columns import WindowRows, columns
-from tilec.backends.triton.matmul.dot import product_over
+from tilec.backends.triton.matmul.columns import columns
+from tilec.backends.triton.matmul.dot import StagedProduct, product_over
 from tilec.backends.triton.plan.device_info import DEVICES
 from tilec.backends.triton.plan.plan import Launch, Setting
 from tilec.backends.triton.plan.sizes import contiguous
@@ -69,7 +69,7 @@ def lowered(text: str, sizes: dict[str, int]):
     return lower(program, {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
 
 
-def made(lowering) -> WindowRows | None:
+def made(lowering) -> StagedProduct | None:
     (defracted,) = lowering.stages["defracted"].statements
     types = dict(lowering.types)
     over = coalesce(StridedView(defracted, types, {n: contiguous(t.shape) for n, t in types.items()}))

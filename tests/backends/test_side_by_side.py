@@ -9,8 +9,8 @@ from support.gluon import run
 import tilec
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.matmul import side_by_side as module
-from tilec.backends.triton.matmul.dot import product_over
-from tilec.backends.triton.matmul.side_by_side import SideBySide, side_by_side
+from tilec.backends.triton.matmul.dot import StagedProduct, product_over
+from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.plan.device_info import DEVICES
 from tilec.backends.triton.plan.plan import Launch, Setting
 from tilec.backends.triton.plan.sizes import contiguous
@@ -47,7 +47,7 @@ def anywhere(monkeypatch):
     monkeypatch.setattr(module, "hopper_steps", lambda *args, **named: [])
 
 
-def made(name: str, **sizes: int) -> tuple[SideBySide | None, dict[str, tuple[int, ...]], Statement]:
+def made(name: str, **sizes: int) -> tuple[StagedProduct | None, dict[str, tuple[int, ...]], Statement]:
     inputs, statement = CASES[name]
     program = parse(f"function ({inputs}) -> (O) {{ {statement}; }}")
     known = {**SIZES, **sizes}
@@ -88,9 +88,8 @@ def test_the_statements(name, anywhere):
     assert found is not None
     arrays = drawn(shapes)
     want = exact(statement, shapes, arrays)
-    order = (found.blocks, found.product) if found.first else (found.product, found.blocks)
-    for s in order:
-        arrays[s.output] = value_of(s, found.types, arrays)
+    for v in (*found.before, found.product, *found.after):
+        arrays[v.statement.output] = value_of(v.statement, v.types, arrays)
     np.testing.assert_array_equal(arrays["O"].reshape(want.shape), want)
 
 
@@ -99,9 +98,9 @@ def test_the_product():
     found, shapes, _ = made("convolution", **LARGE)
     assert found is not None
     arrays = drawn(shapes)
-    s = found.product
-    arrays[found.grown] = value_of(found.blocks, found.types, arrays)
-    want = value_of(s, found.types, arrays)
+    s, (blocks,) = found.product.statement, found.before
+    arrays[blocks.statement.output] = value_of(blocks.statement, blocks.types, arrays)
+    want = value_of(s, found.product.types, arrays)
     memory = {n: arrays[n].reshape(-1).copy() for n in reads(s)} | {s.output: np.full(want.size, np.nan)}
     run([x for x in found.steps if isinstance(x, Launch)], memory, dict.fromkeys(memory, "bfloat16"))
     np.testing.assert_array_equal(memory[s.output].reshape(want.shape), want)
@@ -116,7 +115,7 @@ def test_how_many(sizes, count, anywhere):
     """As many groups as make 64 channels of the wider side, and divide their number."""
     found, *_ = made("convolution", **sizes)
     assert found is not None
-    assert found.types["K"].shape[1] == count
+    assert found.product.types["K"].shape[1] == count
 
 
 @pytest.mark.parametrize("sizes", [{"G": 3}, {"G": 4, "C": 64, "D": 64}, {"C": 2, "D": 2}], ids=str)
@@ -129,14 +128,15 @@ def test_left_alone(sizes, anywhere):
 def test_what_is_infinite_stays_in_its_group(name):
     """Zeros times another group's infinity are no part of the sum, whichever operand of the kernel it is in."""
     found, shapes, statement = made(name, **LARGE)
-    assert found is not None and found.first
+    assert found is not None and found.before
+    (blocks,), (grown,) = found.before, found.made
     arrays = drawn(shapes)
     image = next(n for n in arrays if n != "K")
     arrays[image][0, 0, 2, 3, 1], arrays[image][0, 2, 3, 0, 0], arrays["K"].flat[5] = np.inf, np.nan, -np.inf
     with np.errstate(all="ignore"):
         want = exact(statement, shapes, arrays)
-    arrays[found.grown] = value_of(found.blocks, found.types, arrays)
-    memory = {n: arrays[n].reshape(-1).copy() for n in (image, found.grown)} | {"O": np.full(want.size, 7.0)}
+    arrays[grown] = value_of(blocks.statement, blocks.types, arrays)
+    memory = {n: arrays[n].reshape(-1).copy() for n in (image, grown)} | {"O": np.full(want.size, 7.0)}
     run([x for x in found.steps if isinstance(x, Launch)], memory, dict.fromkeys(memory, "bfloat16"))
     np.testing.assert_array_equal(memory["O"].reshape(want.shape), want)
 

@@ -51,6 +51,21 @@ def test_two_products_share_a_copy() -> None:
     assert copies(both) == ["(2048, 32008)"]
 
 
+LOSS = "E[i, v : N, V] = exp(D[i, v] - L[i]) * C[i]; G[i, h : N, H] = +(E[i, v] * W[v, h]);"
+
+
+def test_what_a_group_stores_has_rows_of_vectors_at_once() -> None:
+    """An intermediate that products alone would copy."""
+    head, other = "D[N, V], L[N], C[N], W[V, H], X[N, H]", ((32003, 512), (2048, 512))
+    across = ACROSS.replace("D[", "E[").replace("G[", "K[")
+    ours = source(f"{head}) -> (G, K", LOSS + across, (2048, 32003), (2048,), (2048,), *other)
+    assert "E = torch.empty((2048, 32008)" in ours and "gluon_map(E" in ours and "_E_" not in ours
+    assert "tl.multiple_of(" in ours  # rows of D begin anywhere: no thread has neighbours
+    kept = source(f"{head}) -> (E, G", LOSS, (2048, 32003), (2048,), (2048,), *other)
+    assert "(2048, 32003)" in kept and "_E_1 = torch.empty((2048, 32008)" in kept
+    assert "tl.multiple_of(" in kept
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -64,3 +79,12 @@ def test_on_a_device(dtype: torch.dtype) -> None:
         exact = [(a.double() @ b.double()) for a, b in ((x, w.mT), (d, w), (d.mT, x))]
         for got, wanted in zip((y, x.grad, w.grad), exact, strict=True):
             assert (got.double() - wanted).abs().max() <= 1e-2 * wanted.abs().max()
+    head = "D[N, V], L[N], C[N], W[V, H], X[N, H]"
+    across = ACROSS.replace("D[", "E[").replace("G[", "K[")
+    f = tilec.compile(f"function ({head}) -> (G, K) {{ {LOSS}{across} }}")
+    for n, v, h in ((1031, 8003, 264), (2048, 32003, 512)):
+        d, w, x = (torch.randn(*shape, device="cuda", dtype=dtype) for shape in ((n, v), (v, h), (n, h)))
+        lengths, c = d.float().logsumexp(1).to(dtype), torch.randn(n, device="cuda", dtype=dtype)
+        e = ((d.double() - lengths.double()[:, None]).exp() * c.double()[:, None]).to(dtype).double()
+        for got, wanted in zip(f(d, lengths, c, w, x), (e @ w.double(), e.mT @ x.double()), strict=True):
+            assert (got.double() - wanted).abs().max() <= 2e-2 * wanted.abs().max()

@@ -250,6 +250,30 @@ def test_wide_kernels_fill_the_device(width, counts):
     assert [s and s.count for s in parts] == counts
 
 
+@pytest.mark.parametrize(
+    ("guard", "heads", "count"),
+    [
+        ("j <= i ? ", (2, 4, 5), 4),  # 256 programs at once, the longest of which walks twice as much as the mean one
+        ("j <= i & i - j < 300 ? ", (2, 4, 5), None),
+        ("", (2, 4, 5), None),  # one round
+        ("", (1, 4, 6), 2),  # half a round
+        ("j <= i ? ", (8, 8, 5), None),  # rounds enough
+    ],
+    ids=["triangle", "window", "even", "half a round", "many"],
+)
+def test_long_walks_of_programs_enough_are_evened(guard, heads, count):
+    text = f"""function (Q[B, G, R, N, E], K[B, G, M, E], L[B, G, R, N], D[B, G, R, N, E]) -> (O) {{
+        S[b, g, r, i, j : B, G, R, N, M] = sum(Q[b, g, r, i, e] * K[b, g, j, e]);
+        O[b, g, j, e : B, G, M, E] = sum({guard}exp(S[b, g, r, i, j] - L[b, g, r, i]) * D[b, g, r, i, e]);
+    }}"""
+    rows = (*heads, 2000)
+    shapes = {"Q": (*rows, 80), "K": (*heads[:2], 2000, 80), "L": rows, "D": (*rows, 80)}
+    made = lower(parse(text), {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
+    found = chained(made.stages["flat"], made.types)
+    split = split_of(found.kernels["O"], found.types)
+    assert (split and split.count) == count
+
+
 @interpreted
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("guard", ["", "j < Length[i] ? "])
@@ -269,3 +293,35 @@ def test_more_rows_than_operands_have(monkeypatch, guard, parts):
     torch.testing.assert_close(
         ours(*given, length).double(), theirs(*(x.double() for x in given), length), rtol=1e-4, atol=1e-4
     )
+
+
+POINTS = {
+    "sum": "E[i : N] = sum(i == j ? 0.0 : exp(-S[i, j]));",
+    "masked": "E[i : N] = W[i] * sum(j < i ? exp(-S[i, j]) * W[j]);",
+    "logsumexp": "E[i : N] = logsumexp(W[j] - S[i, j]);",
+    "max": "E[i : N] = max(W[j] - S[i, j]);",
+}
+
+
+@interpreted
+@pytest.mark.parametrize("form", POINTS)
+def test_walks_of_points_are_divided(monkeypatch, form):
+    """Kernels without products, whose programs are few."""
+    monkeypatch.setattr(splits, "FEWEST_COLUMNS", 16)
+    for name in ("LARGE", "FAR", "_FEWEST", "_LEAST_GAIN"):
+        monkeypatch.setattr(cost, name, 0)
+    text = f"""function (X[N, 3], W[N]) -> (E) {{
+        S[i, j : N, N] = sum((X[i, d] - X[j, d]) * (X[i, d] - X[j, d])); {POINTS[form]} }}"""
+    torch.manual_seed(0)
+    given = torch.randn(70, 3), torch.randn(70)
+    ours, theirs = (tilec.compile(text, backend=b) for b in ("triton", "torch"))
+    assert any("parts" in k.name for k in ours.lower(*given).kernels)
+    torch.testing.assert_close(ours(*given).double(), theirs(*(x.double() for x in given)), rtol=1e-5, atol=1e-5)
+
+
+def test_few_rows_of_queries_have_two_programs_a_multiprocessor():
+    f = tilec.compile(SOURCE)
+    for heads, divided in ((128, True), (140, False)):
+        shapes = [(heads, n, 64) for n in (8, 4096, 4096)]
+        kernels = f.lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90").kernels
+        assert any("parts" in k.name for k in kernels) == divided

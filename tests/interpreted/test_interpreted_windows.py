@@ -162,6 +162,31 @@ def test_all_taps_from_what_they_share(monkeypatch: pytest.MonkeyPatch, name: st
     assert f.lower(i, d).kernels[0].name in ("G_taps", "G_turned_taps")
 
 
+TAPS_ALONG = {  # the same where memory runs along the places
+    "same": "G[c, j, i : C, 3, 3] = +(D[n, c, y, x] * I[n, c, y + j - 1, x + i - 1]);",
+    "stride 2": "G[c, j, i : C, 5, 5] = +(D[n, c, y, x] * I[n, c, 2*y + j - 2, 2*x + i - 2]);",
+    "many taps": "G[i, c : 11, C] = +(D[n, c, y, x] * I[n, c, y, x + i - 5]);",
+    "a guard": "G[c, i : C, 3] = +(x != y ? D[n, c, y, x] - I[n, c, y, x + i - 1]);",
+    "greatest": "G[c, i : C, 13] = >(D[n, c, y, x] - I[n, c, y, x + i - 6]), x < 47;",
+}
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", TAPS_ALONG)
+@pytest.mark.one_in(2)
+def test_all_taps_along_memory(monkeypatch: pytest.MonkeyPatch, name: str, special: bool) -> None:
+    monkeypatch.setattr(taps, "LEAST_TAP_POINTS", 1)
+    monkeypatch.setattr(taps, "MOST_PLACES_ALONG", 32)
+    source = f"function (I[N, C, H, W], D[N, C, P, Q]) -> (G) {{ {TAPS_ALONG[name]} }}"
+    i, d = image((2, 3, 9, 49)), image((2, 3, 5, 25) if name == "stride 2" else (2, 3, 9, 49))
+    if special:
+        d[0, 0, 0, 3], i[1, 2, 3, 5] = float("inf"), float("nan")
+    f = tilec.compile(source, backend="triton")
+    wanted = tilec.compile(source, backend="torch")(i.double(), d.double())
+    torch.testing.assert_close(f(i, d).double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert "_taps" in f.lower(i, d).kernels[0].name
+
+
 def test_points_that_no_factor_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conditions of what a gradient does not read."""
     monkeypatch.setattr(windows, "LEAST_OUTPUTS", 2**20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilec
 from tests.support.torch_programs import EXAMPLES, compiled
@@ -103,3 +104,86 @@ def test_under_compile() -> None:
         eager = f(*x)
         assert torch.equal(torch.compile(lambda *t: f(*t), backend="aot_eager", fullgraph=True)(*x), eager)
     assert eager.dtype is torch.bfloat16
+
+
+NORM = """
+function (X[R, C], W[C]) -> (Y) { S[r : R] = +(X[r, c] * X[r, c]); Y[r, c : R, C] = X[r, c] * rsqrt(S[r]) * W[c]; }
+"""
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts that torch is asked for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
+        return function(*args, **(kwargs or {}))
+
+
+def halves() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = (3, 4), (4,)
+    return [torch.randn(s, generator=generator).to(torch.bfloat16).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_halves_are_cast_within_the_call(within: bool) -> None:
+    """No cast beside the call, forward or backward; values and gradients are those of casts before it."""
+    f, found = tilec.compile(NORM), []
+    for call in (f, lambda x, w: f(x.float(), w.float())):
+        inputs, casts = halves(), Casts()
+        with casts:
+            with torch.autocast("cpu", torch.bfloat16):
+                y = call(*inputs)
+                gradients = torch.autograd.grad(y, inputs, torch.ones_like(y)) if within else None
+            gradients = gradients or torch.autograd.grad(y, inputs, torch.ones_like(y))
+        found.append((casts.count, y, *gradients))
+    ours, cast = found
+    assert ours[0] == 0 and cast[0] > 0
+    assert ours[1].dtype is torch.float32 and ours[2].dtype is ours[3].dtype is torch.bfloat16
+    assert all(map(torch.equal, ours[1:], cast[1:]))
+
+
+def second(f, x, w):
+    y = f(x, w)
+    (d,) = torch.autograd.grad((y * y).sum(), w, create_graph=True)
+    return torch.autograd.grad(d.float().sum(), x)
+
+
+WAYS = {
+    "gradient of a gradient": second,
+    "vmap": lambda f, x, w: torch.vmap(f, (0, None))(torch.stack([x, 2 * x]), w),
+    "vmap of grad": lambda f, x, w: torch.vmap(torch.func.grad(lambda a, b: f(a, b).sum()), (0, None))(x[:, None], w),
+    "jvp": lambda f, x, w: torch.func.jvp(f, (x, w), (w.expand(3, 4).contiguous(), w)),
+    "vjp": lambda f, x, w: torch.func.vjp(f, x, w)[1](torch.ones(3, 4)),
+    "jacrev": lambda f, x, w: torch.func.jacrev(f, 1)(x, w),
+    "no_grad": lambda f, x, w: torch.no_grad()(f)(x, w),
+    "compiled": lambda f, x, w: torch.compile(lambda a, b: f(a, b), backend="aot_eager", fullgraph=True)(x, w),
+    "exported": lambda f, x, w: torch.export.export(Called(f), (x, w)).module()(x, w),
+}
+
+
+class Called(torch.nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+
+    def forward(self, x, w):
+        return self.f(x, w)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_halves_every_way(way: str) -> None:
+    torch._dynamo.reset()
+    f = tilec.compile(NORM)
+    found = []
+    for call in (f, lambda x, w: f(x.float(), w.float())):
+        x, w = halves()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = WAYS[way](call, x, w)
+        found.append(y if isinstance(y, tuple) else (y,))
+    for a, b in zip(*found, strict=True):
+        assert a.dtype is b.dtype
+        torch.testing.assert_close(a, b, rtol=2**-7, atol=1e-6)

@@ -42,6 +42,18 @@ def test_table(name: str) -> None:
     check(function.grad(wrt)._specialiser, [*given, torch.randn_like(function(*given))])
 
 
+def test_channels_last() -> None:
+    """A traced result lies as the computed one, by a rule over the program alone."""
+    source = """function (X[N, C, H, W]) -> (Y, Z) {
+        Y[n, c, y, x : N, C, H / 2, W / 2] = >(X[n, c, 2*y + j, 2*x + i]), j < 2, i < 2;
+        Z[n, y, x, c : N, H, W, C] = X[n, c, y, x]; }"""
+    function = tilec.compile(source)._specialiser
+    x = torch.randn(2, 6, 4, 8).to(memory_format=torch.channels_last)
+    check(function, [x])
+    y, z = torch.ops.tilec.call(text_of(function), [x], [], [])
+    assert y.is_contiguous(memory_format=torch.channels_last) and z.is_contiguous()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
 def test_scripts(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """The backward pass of a first recorded call, lowered and compiled beside the forward pass.
 
-What it will be given is guessed: cotangents of all floating outputs, contiguous and aligned. Where it is given others,
-or is never asked for, other processors have worked for nothing, and no result is another.
+What it will be given is guessed: cotangents of all floating outputs, which lie as these do, aligned. Where it is
+given others, or is never asked for, other processors have worked for nothing, and no result is another.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tilec.ir.types import TensorType, is_floating
 from tilec.specialise import Specialiser
 from tilec.torch_op.dispatch import SizeValues, Weak
 from tilec.torch_op.recorded import Recorded, record
+from tilec.torch_op.symbolic import empty_in_order, output_orders
+from tilec.transforms.axis_orders import AxisOrder
 
 FEWEST_PROCESSORS = 4  # with fewer the forward pass would wait
 LONGEST_LOWERING = 1.5  # seconds: of a larger program both passes would take turns at Python's lock
@@ -83,14 +85,22 @@ def make(
     how = backward.run
     if how is None or backward.replaced:
         return
+    values = recorded.values if recorded.forward is function else ()
+    orders = output_orders(recorded.forward, strides, types, values)
+    lying = dict(zip(recorded.forward.outputs, orders, strict=True))
+    lying |= dict(zip(parts.backward.cotangents, orders, strict=False))
     given: list[Any] = []
     placed: list[tuple[int, ...]] = []
     for name, source in zip(how.function.inputs, backward.sources, strict=True):
         t = parts.backward.types[name]
         given.append(Awaited(t.shape, getattr(torch, t.dtype), device))
         own = (0,) * len(t.shape) if isinstance(source, TensorType) else strides.get(name)
-        placed.append(torch.empty(t.shape, device="meta").stride() if own is None else own)
+        placed.append(_like(t.shape, lying.get(name)).stride() if own is None else own)
     prepared = how.function.prepared(given, how.weak, how.values)
     assemble = getattr(prepared.executable, "assemble", None)
     if assemble is not None and prepared.plain:
         assemble(device, placed)
+
+
+def _like(shape: tuple[int, ...], order: AxisOrder | None) -> torch.Tensor:
+    return empty_in_order(shape, order, torch.float32, torch.device("meta"))

@@ -17,7 +17,7 @@ from tilec.native import expected, native
 from tilec.prepare.prepared import CACHED_CALLS
 from tilec.specialise import Specialiser
 from tilec.torch_op import operator as operator
-from tilec.torch_op.autocast import autocast_inputs
+from tilec.torch_op.autocast import autocast_call
 from tilec.torch_op.recorded import record, recorded_call
 from tilec.torch_op.state import PLAIN, autocasting, grad_mode, ordinary, recording, untouched, untouched_once_cast
 
@@ -29,6 +29,7 @@ class CallCache:
         self._function = function
         self._runs: dict[object, Callable[..., tuple]] = {}
         self.native: Any | None = None  # the same in C++, which gives itself back where a call is new
+        self._casting: dict[Specialiser, CallCache] = {}  # of what autocast makes of the function
         self._waiting = False  # do runs serve only until the library is built?
 
     def __call__(self, inputs: Sequence[object]):
@@ -54,10 +55,13 @@ class CallCache:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _cast(self, inputs: Sequence[Any]):
-        """A call within autocast: one of inputs in the types that it wants, which are cast each time, outside of it."""
-        given = autocast_inputs(self._function, inputs, [type(t) in NUMBERS for t in inputs])
+        """A call within autocast: what that makes of function and inputs, called outside of it."""
+        function, given = autocast_call(self._function, inputs, [type(t) in NUMBERS for t in inputs])
+        calls = self
+        if function is not self._function:
+            calls = self._casting.get(function) or self._casting.setdefault(function, CallCache(function))
         with torch._C._DisableAutocast():
-            return self(tuple(given))
+            return calls(tuple(given))
 
     def _first(self, signature: tuple | None, inputs: Sequence[object]):
         """A call whose arguments are to be looked at, or to be compiled for."""
@@ -65,7 +69,8 @@ class CallCache:
         arguments = to_tensors(function.inputs, inputs, function.seeds)
         tensors, weak = arguments.tensors, arguments.weak
         if autocasting():
-            tensors = tuple(autocast_inputs(function, tensors, weak))
+            function, given = autocast_call(function, tensors, weak)
+            tensors = tuple(given)
         values = tuple([_size(function.inputs[p], inputs[p], tensors[p]) for p in function.size_positions])
         if signature and recording(tensors) and ordinary(tensors):
             beside.begin_backward_pass(function, tensors, weak, values)

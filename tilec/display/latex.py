@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import COMPARISONS, FUNCTIONS
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -49,7 +49,6 @@ LATEX_NAMES = {
     "sign": r"\operatorname{sgn}",
     "sigmoid": r"\sigma",
 }
-COMPARISONS = frozenset(("eq", "ne", "lt", "gt", "le", "ge"))
 OF_ONE = frozenset(("assign", "sum", "prod", "max", "min", "logsumexp"))  # of one value: that value
 COMMA = r",\; "
 LOOSEST_LATEX, TIGHTEST_LATEX = 0, 99

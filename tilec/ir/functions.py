@@ -12,10 +12,12 @@ condition (`c ? g : 0`) where the derivative is zero whatever else is infinite.
 from __future__ import annotations
 
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -300,6 +302,9 @@ _row("rand", (1, 2), "random", philox.uniform, "rt.philox.uniform({0}, {1})", tr
 _row("randn", (1, 2), "random", philox.normal, "rt.philox.normal({0}, {1})", triton="randn_({0}, {1})")
 
 OPERATORS = {(f.symbol, f.arity[1]): f.name for f in FUNCTIONS.values() if f.symbol}
+COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    name: getattr(operator, name) for name in ("eq", "ne", "lt", "gt", "le", "ge")
+}
 ROUNDING = ("floor", "ceil", "round")  # leave an integer as it is
 STRUCTURAL = ("reshape", "gather", "scatter", "simple_reduce")
 RANDOM = ("rand", "randn")

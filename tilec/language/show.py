@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tilec.errors import InternalMistake, Span
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import FUNCTIONS, NAMED_LITERALS
+from tilec.ir.functions import COMPARISONS, FUNCTIONS, NAMED_LITERALS
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -36,7 +36,6 @@ from tilec.ir.program import (
 
 TIGHT = frozenset(("mul", "div", "mod"))
 SELECT = FUNCTIONS["select"].precedence
-DOES_NOT_CHAIN = frozenset(("eq", "ne", "lt", "gt", "le", "ge"))
 
 
 def show(program: Program) -> str:
@@ -224,7 +223,7 @@ def _call(e: Call, least: int, tight: bool) -> str:
         text = f"{function.symbol}{_text(e.args[0], own, tight)}"
     else:
         a, b = e.args
-        left = _text(a, own + (e.function in DOES_NOT_CHAIN), tight)
+        left = _text(a, own + (e.function in COMPARISONS), tight)
         space = "" if tight and e.function in TIGHT and e.function != "mod" else " "
         text = f"{left}{space}{function.symbol}{space}{_text(b, own + 1, tight)}"
     return f"({text})" if own < least else text

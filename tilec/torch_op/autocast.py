@@ -6,14 +6,16 @@
   take 16-bit inputs in float32, as torch's do.
 - Anything else takes what it is given.
 
-float64 and Python numbers stay what they are. Inputs are cast before the call, which torch records; within it autocast
-is off, in the backward pass too.
+float64 and Python numbers stay what they are. A product's inputs are cast before the call, which torch records. What
+takes 16-bit inputs in float32 reads them as they are: it becomes a program that casts each element, whose gradients
+are rounded where they are written. Within the call autocast is off, in the backward pass too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import compress
 
 import torch
 
@@ -30,6 +32,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.specialise import Specialiser
+from tilec.transforms.in_float32 import in_float32
 
 SENSITIVE = frozenset(
     "exp expm1 log log1p logaddexp pow rsqrt recip tan asin acos sinh cosh softplus".split()  # torch's, by name
@@ -38,21 +41,35 @@ ADDING = frozenset(("sum", "prod", "mean", "logsumexp"))
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
-def autocast_inputs(
+def autocast_call(
     function: Specialiser, tensors: Sequence[torch.Tensor], weak: Sequence[bool]
-) -> Sequence[torch.Tensor]:
-    """The inputs as autocast wants them; where `weak` says so, numbers that are no tensors yet."""
+) -> tuple[Specialiser, Sequence[torch.Tensor]]:
+    """The function and the inputs by which autocast has a call done; where `weak` says so, numbers that are no tensors
+    yet."""
     device = next((t.device.type for t, w in zip(tensors, weak, strict=True) if not w), "cpu")
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):  # meta has none
-        return tensors
+        return function, tensors
+    how = _kind_of(function)
+    if how == "as given":
+        return function, tensors
+    taken = (torch.float32, *HALF_DTYPES) if how == "product" else HALF_DTYPES
+    mine = [not w and t.dtype in taken for t, w in zip(tensors, weak, strict=True)]
+    if how == "float32" and function.gradient is None:
+        return computed_in_float32(function, tuple(compress(function.inputs, mine))), tensors
+    wanted = torch.get_autocast_dtype(device) if how == "product" else torch.float32
+    return function, [t.to(wanted) if m else t for t, m in zip(tensors, mine, strict=True)]
+
+
+def computed_in_float32(function: Specialiser, names: tuple[str, ...]) -> Specialiser:
+    """The function of 16-bit inputs `names`, computed with their float32 values."""
+    make = lambda: function.derived(in_float32(function.program, names))  # noqa: E731
+    return function.derive("float32", names, make) if names else function
+
+
+def _kind_of(function: Specialiser) -> str:
     while function.gradient is not None:
         function = function.gradient.forward
-    how = autocast_kind(function.program)
-    if how == "as given":
-        return tensors
-    wanted = torch.get_autocast_dtype(device) if how == "product" else torch.float32
-    taken = (torch.float32, *HALF_DTYPES) if how == "product" else HALF_DTYPES
-    return [t.to(wanted) if not w and t.dtype in taken else t for t, w in zip(tensors, weak, strict=True)]
+    return autocast_kind(function.program)
 
 
 @cache

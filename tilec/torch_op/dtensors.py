@@ -118,7 +118,10 @@ def run_placed(
     _run_stages(share, env)
     from torch.distributed.tensor import DTensor
 
-    results = [None if w is None else DTensor(env[w[0]], w[1], requires_grad=False) for w in share.wrappings]  # type: ignore[call-arg]
+    results = [
+        None if w is None else DTensor(env[w[0]].contiguous(), w[1], requires_grad=False)  # type: ignore[call-arg]
+        for w in share.wrappings
+    ]
     return tuple(results)
 
 

@@ -4,7 +4,9 @@ A pass over the graphs that Inductor compiles, forward and backward ones. Around
 
 - an operation that makes an input, and that nothing else reads, becomes a statement before the program's own;
 - operations on outputs become statements after them, as long as each is elementwise over the output's shape; what else
-  reads an output or an intermediate goes on to, since the program may have several outputs.
+  reads an output or an intermediate goes on to, since the program may have several outputs;
+- a view between such an operation and the call trades places with it, where all that the operation reads is contiguous
+  and of one shape: the cast of a reshaped output is the reshaped cast of the output.
 
 Everything is checked on the result: its outputs must have the shapes and element types that torch gave the operations,
 and it must launch no more kernels than the call did alone; else what is before, or after, or all of it stays as it is.
@@ -26,13 +28,15 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from tilec import knobs
-from tilec.arguments import DTYPE_NAMES
 from tilec.backends import choose_backend
 from tilec.errors import TileError
 from tilec.ir.program import Expr, Input, Name, Program, Statement, node_count
 from tilec.specialise import Specialiser
 from tilec.torch_op import symbolic
-from tilec.torch_op.aten import ATEN_FUNCTIONS, BOOLEAN_ONLY, NotTile, expression, is_known, number_in
+from tilec.torch_op.graphs.aten import NotTile, expression, is_tile_operation, tensor_operands
+from tilec.torch_op.graphs.casts import TakeCasts
+from tilec.torch_op.graphs.launches import launch_count
+from tilec.torch_op.graphs.views import move_views
 from tilec.torch_op.text import function_of, text_of
 from tilec.transforms.util.naming import Names
 
@@ -65,13 +69,16 @@ class FuseNeighbours(CustomGraphPass):
 
 
 def install() -> None:
-    """Have Inductor run the pass, after one that is there already if graphs with that are told from others."""
+    """Have Inductor run the passes, each after one that is there already if graphs with that are told from others."""
     present = config.post_grad_custom_pre_pass
     if present is None or isinstance(present, CustomGraphPass) and not isinstance(present, FuseNeighbours):
         config.post_grad_custom_pre_pass = FuseNeighbours(before=present)
+    if config.joint_custom_post_pass is None:
+        config.joint_custom_post_pass = TakeCasts()
 
 
 def _fuse(graph: Graph, call: Node, devices: Sequence[str]) -> None:
+    move_views(graph, call)
     region = _Region.around(graph, call)
     if region is None or region.device not in devices:
         return
@@ -139,19 +146,19 @@ class _Region:
         waiting = [n for name, n in self.inputs.items() if name not in scalars and counts.count(n) == 1]
         while waiting and len(self.before) < _MOST:
             node = waiting.pop()
-            if not self._elementwise(node) or node in self.before:
+            if not is_tile_operation(node) or node in self.before:
                 continue
             if all(u is self.call or u in self.before for u in node.users):
                 self.before.append(node)
-                waiting += _operands(node)
+                waiting += tensor_operands(node)
 
     def take_after(self) -> None:
         """Take operations on outputs and on what was taken, where the rest of what they read is there before."""
         inside = set(self.outputs.values())
         start = self.place[self.call]
         for node in list(self.graph.nodes)[start:]:
-            read = _operands(node)
-            if len(self.after) >= _MOST or not inside.intersection(read) or not self._elementwise(node):
+            read = tensor_operands(node)
+            if len(self.after) >= _MOST or not inside.intersection(read) or not is_tile_operation(node):
                 continue
             shape = node.meta["val"].shape
             own = [n for n in read if n in inside]
@@ -162,29 +169,14 @@ class _Region:
     def take_beside(self) -> None:
         """Take operations that make what the ones after the call read, as long as nothing else does."""
         taken = [*self.outputs.values(), *self.after]
-        waiting = [n for node in self.after for n in _operands(node)]
+        waiting = [n for node in self.after for n in tensor_operands(node)]
         while waiting and len(self.after) < _MOST:
             node = waiting.pop()
-            if node not in taken and self._elementwise(node) and all(u in self.after for u in node.users):
+            if node not in taken and is_tile_operation(node) and all(u in self.after for u in node.users):
                 taken.append(node)
                 self.after.append(node)
-                waiting += _operands(node)
+                waiting += tensor_operands(node)
         self.after.sort(key=self.place.__getitem__)
-
-    def _elementwise(self, node: Node) -> bool:
-        """Is this an operation of Tile's on tensors of this device, whose results are floating, or bool in between?"""
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dtype not in DTYPE_NAMES:
-            return False
-        if any(u.target in (aten.as_strided.default, aten.set_.source_Tensor) for u in node.users):
-            return False
-        operands = _operands(node)
-        kinds = [n.meta["val"] for n in operands]
-        if not kinds or any(v.dtype not in DTYPE_NAMES or v.device != value.device for v in kinds):
-            return False
-        if ATEN_FUNCTIONS.get(node.target) in BOOLEAN_ONLY:
-            return all(v.dtype is torch.bool for v in kinds)
-        return value.dtype.is_floating_point or value.dtype is torch.bool and node.target in ATEN_FUNCTIONS
 
     def replace(self) -> bool:
         """Put one call in the place of all, if it gives what they gave; else the graph stays as it is."""
@@ -204,10 +196,12 @@ class _Region:
         except Exception:  # whatever it is, the graph is right as it stands
             return False
         for node, value in zip(kept, found, strict=True):
-            if value.dtype != node.meta["val"].dtype or not _same(node, value.shape):
+            if not _same(node, value.shape) or not _of_one_kind(node.meta["val"], value):
                 return False
         before = [self.inputs[n].meta["val"] for n in self.function.inputs]
-        if _launches(function, values[1], values[2:]) > _launches(self.function, before, _values(self.call.args[2:])):
+        if launch_count(function, values[1], values[2:]) > launch_count(
+            self.function, before, _values(self.call.args[2:])
+        ):
             return False
         with self.graph.inserting_before(self.call):
             whole = self.graph.call_function(torch.ops.tilec.call.default, arguments)
@@ -279,7 +273,7 @@ class _Region:
         """Have a new input of the same shape, from which an input was made, bind the dimensions of that one."""
         waiting, shape = [made], made.meta["val"].shape
         while waiting:
-            for n in _operands(waiting.pop()):
+            for n in tensor_operands(waiting.pop()):
                 if n in self.before:
                     waiting.append(n)
                 for name in [name for name, node in new if node is n and _same(n, shape)]:
@@ -300,29 +294,16 @@ def _plain(function: Specialiser, values: Sequence[torch.Tensor]) -> Specialiser
     return function.made(function.program)
 
 
-def _operands(node: Node) -> list[Node]:
-    """The tensors that an operation of Tile's reads."""
-    if not is_known(node):
-        return []
-    return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor) and number_in(n) is None]
-
-
-def _launches(function: Specialiser, tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> int:
-    """Kernels of a call, for the sizes that stand for the class. The torch backend's have one."""
-    numbers, sizes = scalars
-    weak = [p in numbers for p in range(len(tensors))]
-    types = symbolic.example_types(function, tensors, weak)
-    values = dict(zip(function.sizes, map(symbolic.example, sizes), strict=True))
-    _, prepared = function.lower(types, values, function.backend, tensors[0].device.type, None, False)
-    return len(prepared.executable.kernels)
-
-
 def _same(node: Node, shape: Sequence[Any]) -> bool:
     """Has a node this shape for all sizes?"""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     own = node.meta["val"].shape
     return len(own) == len(shape) and all(statically_known_true(a == b) for a, b in zip(own, shape, strict=True))
+
+
+def _of_one_kind(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and symbolic.lying_order(a) == symbolic.lying_order(b)
 
 
 def _values(arguments: Sequence[Any]) -> list[Any]:

@@ -22,7 +22,9 @@ from tilec.late import when_imported
 from tilec.torch_op import symbolic
 from tilec.torch_op.recorded import recorded_call, unrecorded
 from tilec.torch_op.state import included, known_tangents, recording
+from tilec.torch_op.symbolic import empty_in_order, lies_in_order, named_strides, output_orders
 from tilec.torch_op.text import function_of
+from tilec.transforms.axis_orders import AxisOrder
 
 SCHEMA = "call(str program, Tensor[] inputs, int[] numbers, SymInt[] sizes) -> Tensor[]"
 TORCH_LIBRARY = torch.library.Library("tilec", "DEF")
@@ -35,16 +37,19 @@ TensorList = list[torch.Tensor]
 
 def _carried_out(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """The outputs: tensors of their own, laid out as the fake ones are."""
-    function = function_of(program)
+    function, weak = function_of(program), weak_of(inputs, numbers)
     memory = {t.untyped_storage().data_ptr() for t in inputs}
+    orders: Sequence[AxisOrder | None] = ()
+    if not all([t.is_contiguous() for t in inputs]):
+        orders = output_orders(function, named_strides(function, inputs), function.types(inputs, weak), sizes or ())
     results = []
-    for r in function.prepared(inputs, weak_of(inputs, numbers), tuple(sizes or ()))(inputs):
+    for r, order in itertools.zip_longest(function.prepared(inputs, weak, tuple(sizes or ()))(inputs), orders):
         if r is None:
             continue
         storage = r.untyped_storage()
         shared = storage.data_ptr() in memory or storage.nbytes() != r.numel() * r.element_size()
-        if shared or not r.is_contiguous():
-            r = r.clone(memory_format=torch.contiguous_format)
+        if shared or not lies_in_order(r, order):
+            r = empty_in_order(r.shape, order, r.dtype, r.device).copy_(r)
         memory.add(r.untyped_storage().data_ptr())
         results.append(r)
     return results
@@ -57,15 +62,17 @@ def weak_of(inputs: TensorList, numbers: Sequence[int] | None) -> tuple[bool, ..
 
 def _fake(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """Tensors of the outputs' shapes and types."""
-    function = function_of(program)
+    function, weak = function_of(program), weak_of(inputs, numbers)
     device = inputs[0].device if inputs else torch.device("cpu")
     if symbolic.is_open(inputs, sizes):
-        results = symbolic.result_types(function, inputs, weak_of(inputs, numbers), sizes)
+        types = symbolic.example_types(function, inputs, weak)
+        results = symbolic.result_types(function, inputs, weak, sizes)
     else:
-        results = function.results(
-            function.types(inputs, weak_of(inputs, numbers)), dict(zip(function.sizes, sizes, strict=True))
-        )
-    return [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device) for t in results if t is not None]
+        types = function.types(inputs, weak)
+        results = function.results(types, dict(zip(function.sizes, sizes, strict=True)))
+    orders = output_orders(function, named_strides(function, inputs), types, sizes)
+    found = zip(results, orders, strict=True)
+    return [empty_in_order(t.shape, o, getattr(torch, t.dtype), device) for t, o in found if t is not None]
 
 
 def _recorded(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:

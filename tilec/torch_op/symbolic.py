@@ -3,6 +3,9 @@
 Element types, ranks and which operand of an operation broadcasts do not depend on sizes, as far as a compiled graph
 holds: it takes 0 and 1 for themselves. They come from the sizes that stand for the class. A program whose shapes cannot
 be followed is compiled for these sizes alone.
+
+The order in which memory holds a result's axes is a rule over the program and the inputs' strides, as torch's own
+operations have one: what traces and what computes share it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -19,6 +23,8 @@ from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Program, Statement, accesses_in, expressions
 from tilec.ir.types import TensorType
 from tilec.specialise import Specialiser
+from tilec.transforms.axis_orders import AxisOrder, axes_back, axis_order, axis_orders, in_order
+from tilec.transforms.bind.bind import bind
 from tilec.transforms.bind.sizes import SIZE_FUNCTIONS, as_number, promoting
 from tilec.transforms.bind.value_inputs import size_inputs
 
@@ -176,3 +182,54 @@ def is_open(tensors: Sequence[torch.Tensor], values: Sequence[OpenSize]) -> bool
     return any([not isinstance(n, int) for t in tensors for n in t.shape]) or any(
         not isinstance(n, int) for n in values
     )
+
+
+MOST_ORDERS = 256  # kinds of calls of a function
+
+_known: WeakKeyDictionary[Specialiser, dict[object, tuple[AxisOrder | None, ...]]] = WeakKeyDictionary()
+
+
+def output_orders(
+    function: Specialiser, strides: Mapping[str, Sequence[Any]], types: Mapping[str, TensorType], values: Sequence[Any]
+) -> tuple[AxisOrder | None, ...]:
+    """Of each output, None for a row-major one. `strides` and `types`: of the inputs."""
+    given: dict[str, AxisOrder] = {}
+    for name, steps in strides.items():
+        order = axis_order(types[name].shape, [example(n, name) for n in steps])
+        given |= {} if order is None else {name: order}
+    if not given:
+        return (None,) * len(function.outputs)
+    sizes = tuple(map(example, values))
+    key = tuple(given.items()), tuple(types.values()), sizes
+    known = _known.setdefault(function, {})
+    if key not in known:
+        if len(known) >= MOST_ORDERS:
+            known.clear()
+        by_name = dict(zip(function.sizes, sizes, strict=True))
+        special = function.specialised(dict(types), by_name)
+        found = axis_orders(bind(special.program, special.types, by_name), given)
+        known[key] = tuple([None if n is None else found.get(n) for n in special.result_names])
+    return known[key]
+
+
+def named_strides(function: Specialiser, tensors: Sequence[torch.Tensor]) -> dict[str, Sequence[Any]]:
+    """The strides of a call's inputs, by name."""
+    return {name: t.stride() for name, t in zip(function.inputs, tensors, strict=True)}
+
+
+def lying_order(t: torch.Tensor) -> AxisOrder | None:
+    """The order in which a tensor's axes lie, for the sizes that stand for the class."""
+    return axis_order([example(n) for n in t.shape], [example(n) for n in t.stride()])
+
+
+def empty_in_order(
+    shape: Sequence[Any], order: AxisOrder | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A new tensor whose axes stand so in memory."""
+    made = torch.empty(in_order(shape, order), dtype=dtype, device=device)
+    return made if order is None else made.permute(axes_back(order))
+
+
+def lies_in_order(t: torch.Tensor, order: AxisOrder | None) -> bool:
+    """Is that how a tensor lies, without gaps?"""
+    return (t if order is None else t.permute(order)).is_contiguous()

@@ -118,3 +118,11 @@ def test_few_gathered_elements_are_spread(rows, programs):
     f = tilec.compile("function (X[N, D], T[N]) -> (Y) { Y[i : N] = X[i, T[i]]; }", backend="triton")
     text = f.lower(tilec.spec((rows, 64)), tilec.spec((rows,), "int64"), target="sm_90").source()
     assert f"Y_kernel[({programs}, 1, 1)]" in text
+
+
+def test_many_sums_over_rows_along_which_memory_runs_stay_in_registers():
+    sums = [f"S{k}[c : C] = +(D[c, n] * max(X[n, c], {k}.0));" for k in range(4)]
+    f = tilec.compile(f"function (D[C, N], X[N, C]) -> (S0, S1, S2, S3) {{ {' '.join(sums)} }}", backend="triton")
+    text = f.lower(*(tilec.spec(shape, "float16") for shape in ((96, 16245), (16245, 96))), target="sm_90").source()
+    found = re.findall(r"S3_rows.*BM=(\d+), BN=(\d+), num_warps=(\d+)", text)
+    assert all(4 * int(down) * int(wide) <= 96 * 32 * int(warps) for down, wide, warps in found) and found, text

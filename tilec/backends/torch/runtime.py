@@ -32,6 +32,8 @@ from tilec.backends.torch.library.runtime import group_norm_and_statistics as gr
 from tilec.backends.torch.library.runtime import group_norm_gradient as group_norm_gradient
 from tilec.backends.torch.library.runtime import layer_norm_and_statistics as layer_norm_and_statistics
 from tilec.backends.torch.library.runtime import layer_norm_gradient as layer_norm_gradient
+from tilec.backends.torch.library.runtime import log_softmax_and_logarithms as log_softmax_and_logarithms
+from tilec.backends.torch.library.runtime import log_softmax_gradient as log_softmax_gradient
 from tilec.backends.torch.library.runtime import softmax_and_statistics as softmax_and_statistics
 from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gradient
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
@@ -246,6 +248,23 @@ def prod(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
     return x.flatten(dims[0], dims[-1]).prod(dims[0], dtype=dtype)
 
 
+def product_of_others(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Along a dimension, of all elements but the one at each place: the product of all by the element, where that is
+    neither zero nor infinite anywhere, else that of those before and those after."""
+    x = x.to(dtype)
+    if dtype.is_floating_point and x.numel() and askable(x):
+        total = x.prod(dim, keepdim=True)
+        least, most = torch.aminmax(total.abs())
+        if least >= torch.finfo(dtype).tiny and most < math.inf:
+            return total / x
+    one = torch.ones_like(x.narrow(dim, 0, min(1, x.shape[dim])))
+    before, after = (
+        torch.cat((one, t.narrow(dim, 0, max(0, x.shape[dim] - 1))), dim).cumprod(dim, dtype=dtype)
+        for t in (x, x.flip(dim))
+    )
+    return before * after.flip(dim)
+
+
 class _Switch:
     """A switch of torch's, which all threads share: set by the first of several at a time, and back by the last."""
 
@@ -325,6 +344,21 @@ def convolution_kernel(
     if _widen(g, x):
         return convolution_kernel(g.float(), x.float(), shape, stride, padding, dilation, groups).to(g.dtype)
     return _backward(g, x, _empty(shape, x), stride, padding, dilation, groups, 1)
+
+
+def convolution_gradients(
+    g: Tensor, x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int, transposed: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `convolution` by x and by k; `transposed`: those of `convolution_input`, of x and g's shape."""
+    if _widen(g, x):
+        by = convolution_gradients(g.float(), x.float(), k.float(), stride, padding, dilation, groups, transposed)
+        return by[0].to(g.dtype), by[1].to(g.dtype)
+    left = [0] * len(stride)  # of g's elements, behind those that the last window reaches
+    if transposed:
+        spatial = zip(g.shape[2:], x.shape[2:], k.shape[2:], stride, padding, dilation, strict=True)
+        left = [n + 2 * p - d * (w - 1) - 1 - s * (m - 1) for n, m, w, s, p, d in spatial]
+    backward, wanted = torch.ops.aten.convolution_backward, [True, True, False]
+    return backward(g, x, _beside(x, k), None, stride, padding, dilation, transposed, left, groups, wanted)[:2]
 
 
 def _backward(g, x, k, stride, padding, dilation, groups, which):

@@ -22,6 +22,7 @@ from tilec.backends.triton.runtime.wrapper import wrapper
 from tilec.backends.triton.schedule.axis_tiling import budget_of, planned, slab_budget, within
 from tilec.backends.triton.tuning.store import default_store
 from tilec.backends.triton.tuning.tuner import known_choice, tune_products
+from tilec.backends.triton.turned import Turned, orders_given, turned_lowering
 from tilec.language.show import show_statement
 
 
@@ -62,7 +63,30 @@ class TritonBackend:
         )
 
     def _planner(self, lowering: Lowering, chosen: Options, grouping: Grouped | None = None) -> MakePlan:
-        """What makes plans of a lowered program for strides and a setting."""
+        """What makes plans of a lowered program for strides and a setting: over tensors whose axes stand as memory
+        holds them."""
+        flat = lowering.stages["flat"]
+        plain = self._plain_planner(lowering, chosen, grouping)
+        known: dict[tuple, tuple[Turned, MakePlan] | None] = {}
+
+        def plan(
+            strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping[str, torch.Tensor] | None = None
+        ) -> Plan:
+            given = orders_given(lowering, strides)
+            key = tuple(given.items())
+            if key not in known:
+                made = turned_lowering(lowering, given)
+                known[key] = None if made is None else (made, self._plain_planner(made.lowering, chosen))
+            if (found := known[key]) is None:
+                return plain(strides, setting, inputs)
+            turned, inner = found
+            tensors = None if inputs is None else turned.tensors(inputs)
+            return turned.plan(inner(turned.strides(strides), turned.setting(setting), tensors), flat.outputs)
+
+        return plan
+
+    def _plain_planner(self, lowering: Lowering, chosen: Options, grouping: Grouped | None = None) -> MakePlan:
+        """The same over tensors as they are."""
         flat = lowering.stages["flat"]
         names = flat.input_names()
         known: dict[tuple, Grouped] = {} if grouping is None else {(): grouping}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.constraining import always, conditional, demands
-from tilec.ir.functions import RANDOM, STRUCTURAL, is_zero
+from tilec.ir.functions import COMPARISONS, RANDOM, STRUCTURAL, is_zero
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -293,5 +293,5 @@ _RULES: dict[str, Callable[..., Shift]] = {
     "min": _same_sums,
     "logaddexp": _same_sums,
     "select": _select,
-    **dict.fromkeys(("eq", "ne", "lt", "gt", "le", "ge"), _compared),
+    **dict.fromkeys(COMPARISONS, _compared),
 }

@@ -57,6 +57,7 @@ from tilec.transforms.util.factors import (
     is_number,
     quotient_of,
     terms_of,
+    unwidened,
 )
 from tilec.transforms.util.naming import Names
 
@@ -119,7 +120,7 @@ def _of_both(
         return None
     (outputs, extent), (left, others) = plain, other
     factors = [factors_of(m.body, types) for m in (p, q)]
-    if any(len(fs) != 2 or any(f.divides or not isinstance(f.value, Access) for f in fs) for fs in factors):
+    if any(len(fs) != 2 or any(f.divides or not _is_element(f.value, types) for f in fs) for fs in factors):
         return None
     sides = [[f.value for f in fs] for fs in factors]
     summed, moved = [v for v in extent if v not in outputs], [v for v in others if v not in left]
@@ -138,7 +139,7 @@ def _of_both(
         points = math.prod(extent[v] for v in kept)
         deep = math.prod(extent[v] for v in columns - rows)
         larger = points > math.prod(types[p.output].shape)
-        given = isinstance(one, Access) and isinstance(two, Access) and {one.tensor, two.tensor} <= inputs
+        given = {a.tensor for a in accesses_in(one, two)} <= inputs
         if deep < _LEAST_SHARED * (_LEAST_SHARED if larger else 1) or (larger and not given and deep <= _WIDEST):
             return None  # what is computed need not be stored as it is
         index, sizes = tuple(map(Index, kept)), tuple(Int(extent[v]) for v in kept)
@@ -148,6 +149,10 @@ def _of_both(
         both = Statement(names.fresh(f"{p.output}_both"), index, sizes, body, "assign", None, span=p.span)
         return both, replace(p, body=call("mul", Access(both.output, index), shared))
     return None
+
+
+def _is_element(e: Expr, types: Types) -> bool:
+    return isinstance(unwidened(e, types), Access)
 
 
 @dataclass(frozen=True)

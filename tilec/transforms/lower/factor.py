@@ -42,7 +42,16 @@ from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, Types, is_floating, shapes_in
 from tilec.lattice.sets import InRange, bounds_of, depends_on_data, domain
 from tilec.transforms.lower.decompose import in_type, points_per_element
-from tilec.transforms.util.factors import Factor, added, as_accumulated, factors_of, is_number, quotient_of, terms_of
+from tilec.transforms.util.factors import (
+    Factor,
+    added,
+    as_accumulated,
+    factors_of,
+    is_number,
+    quotient_of,
+    terms_of,
+    unwidened,
+)
 from tilec.transforms.util.means import total_of_mean
 from tilec.transforms.util.naming import Names
 
@@ -369,9 +378,9 @@ def _balanced(s: Statement, types: Types, known: Mapping[str, Statement]) -> Sta
     if all(f is moving[0] or is_number(f.value) for f in factors):
         return None  # somebody asks for the rounding of the mean: the corrected variance in docs/numerics.md does
     match moving[0].value:
-        case Call("sub", (Access() as x, Access() as mean)) if not set(index_variables(mean)) - outputs:
-            n = points_per_element(s, types)
-            if n is None or total_of_mean(x, mean, n, known, types) is None:
+        case Call("sub", (term, Access() as mean)) if not set(index_variables(mean)) - outputs:
+            x, n = unwidened(term, types), points_per_element(s, types)
+            if n is None or not isinstance(x, Access) or total_of_mean(x, mean, n, known, types) is None:
                 return None
         case _:
             return None

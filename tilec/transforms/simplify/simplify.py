@@ -9,10 +9,11 @@ integer wraps in its own type, and `x + 0` is x where x is an integer, since -0.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import ONE, ZERO
+from tilec.ir.functions import COMPARISONS, ONE, ZERO
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -36,17 +37,7 @@ from tilec.transforms.util.kinds import BOOL, FLOATING, INTEGER, TensorKinds, ki
 Literal = int | float
 NOTHING_KNOWN: TensorKinds = {}
 _ARITHMETIC: dict[str, Callable[[Literal, Literal], Literal]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-}
-_COMPARISONS: dict[str, Callable[[Literal, Literal], bool]] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "gt": lambda a, b: a > b,
-    "le": lambda a, b: a <= b,
-    "ge": lambda a, b: a >= b,
+    name: getattr(operator, name) for name in ("add", "sub", "mul")
 }
 
 
@@ -182,13 +173,13 @@ def truth(e: Expr) -> bool | None:
         known = [truth(a) if is_bool(a) else None for a in e.args]
         deciding = e.function == "or"
         return deciding if deciding in known else None if None in known else not deciding
-    if e.function in _COMPARISONS:
+    if e.function in COMPARISONS:
         a, b = ((int(t) if (t := truth(x)) is not None and is_bool(x) else _literal(x)) for x in e.args)
         if a is None or b is None:
             return None
         if isinstance(a, float) or isinstance(b, float):
             a, b = float(a), float(b)  # they meet in float64, as everywhere: Python alone would compare exactly
-        return _COMPARISONS[e.function](a, b)
+        return COMPARISONS[e.function](a, b)
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -9,7 +10,6 @@ from functools import lru_cache
 import numpy as np
 
 from tilec.backends.common.blocks.ir import (
-    COMPARED,
     EXTRA,
     Apply,
     BlockType,
@@ -29,7 +29,7 @@ from tilec.backends.common.blocks.ir import (
     Value,
     operands,
 )
-from tilec.ir.functions import FUNCTIONS
+from tilec.ir.functions import COMPARISONS, FUNCTIONS
 
 INDEX_TYPE, INT64 = "int32", "int64"
 
@@ -98,7 +98,7 @@ class Builder:
         folded = self._folded(function, args)
         if folded is not None:
             return folded
-        dtype = "bool" if function in COMPARED else args[-1].type.dtype
+        dtype = "bool" if function in COMPARISONS else args[-1].type.dtype
         return self._add(Apply, (function, args), args, dtype, hint)
 
     def together(self, function: str, *args: Value | float) -> Value:
@@ -247,18 +247,8 @@ class Builder:
 
 NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "floordiv": 1}
 FOLDED: Mapping[str, Callable[[int, int], int | bool]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "floordiv": lambda a, b: a // b,
-    "rest": lambda a, b: a % b,
-    "larger": max,
-    "smaller": min,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
+    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv},
+    **{"rest": operator.mod, "larger": max, "smaller": min, **COMPARISONS},
 }
 
 

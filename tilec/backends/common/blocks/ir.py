@@ -197,7 +197,6 @@ Op = (
 
 # beside the rows of the table of scalar functions: powers and logarithms to base 2, quotients of integers that are not
 # negative and what these leave, extremes that need not propagate NaN, quotients within two units in the last place
-COMPARED = ("eq", "ne", "lt", "gt", "le", "ge")
 MIRRORED = {"ge": "le", "gt": "lt", "lt": "gt", "le": "ge", "eq": "eq", "ne": "ne"}  # with their sides exchanged
 EXTRA: Mapping[str, int] = {"quotient": 2, "exp2": 1, "log2": 1, "floordiv": 2, "rest": 2, "larger": 2, "smaller": 2}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.backends.common.blocks.ir import (
-    COMPARED,
     Apply,
     BlockProgram,
     Cast,
@@ -22,6 +21,7 @@ from tilec.backends.common.blocks.ir import (
     results,
 )
 from tilec.errors import InternalMistake
+from tilec.ir.functions import COMPARISONS
 from tilec.knobs import VERIFY
 
 INDEX_TYPES = ("int32", "int64")
@@ -74,7 +74,7 @@ def _check(op: Op, kernel: BlockProgram) -> None:
             typed = args[1:] if function == "select" else args
             _expect(len({v.type.dtype for v in typed}) == 1, op, "operands of different types")
             _expect((out.type.dtype == "bool") or out.type.dtype == typed[0].type.dtype, op, "result's type")
-            _expect(function not in COMPARED or out.type.dtype == "bool", op, "a comparison is a bool")
+            _expect(function not in COMPARISONS or out.type.dtype == "bool", op, "a comparison is a bool")
             _expect(function != "select" or args[0].type.dtype == "bool", op, "a condition is a bool")
         case Cast(out, value):
             _expect(out.type.axes == value.type.axes, op, "a cast keeps axes")

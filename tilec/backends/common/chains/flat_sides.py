@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.rewrites import Apart
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
     LONGEST_INNER,
+    Apart,
     extents_of,
     is_elementwise,
     open_conditions,

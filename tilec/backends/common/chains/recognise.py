@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target, mixes, with_products
 from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import has_short_sides, with_flat_sides
 from tilec.backends.common.chains.in_place import with_reads_in_place
-from tilec.backends.common.chains.rewrites import Apart, by_rows, by_terms, with_gathers_apart, with_shared_value
+from tilec.backends.common.chains.rewrites import by_rows, by_terms, with_gathers_apart, with_shared_value
 from tilec.backends.common.chains.rows import order_of, with_rows
 from tilec.backends.common.chains.sheared import with_sheared_products
 from tilec.backends.common.chains.splits import with_walks_apart
@@ -30,10 +31,9 @@ from tilec.backends.common.chains.targets import (
     renamed_target,
     targets_of,
 )
-from tilec.backends.common.chains.values import LONGEST_INNER, as_inner, extents_of
+from tilec.backends.common.chains.values import LONGEST_INNER, Apart, as_inner, extents_of
 from tilec.backends.common.chains.window_scores import asked_by_readers, with_scores_by_columns
 from tilec.ir.index import linear
-from tilec.ir.infer import infer
 from tilec.ir.program import Access, Call, Program, accesses_in, index_variables, reads
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.factors import Factor, factors_of
@@ -86,37 +86,18 @@ def _sought(program: Program, types: Types) -> Chained:
     if found.kernels:
         return found
     aslant = with_sheared_products(program, types)
-    made, known = with_spread_weights(aslant.program, aslant.types)
-    changed = frozenset(s.output for s in made.statements if s not in program.statements)
-    return Chained(made, known, {}, changed) if changed else found
+    spread = with_spread_weights(aslant.program, aslant.types)
+    changed = aslant.rewritten | spread.rewritten
+    return Chained(spread.program, spread.types, {}, changed) if changed else found
 
 
 def _in_some_form(program: Program, types: Types) -> Chained:
     """The program with its chains, in the first form in which it has some that pay."""
     matrices = matrices_of(program, types)
-    parted, known, rewritten = by_rows(program, types, matrices)
-    if rewritten:
-        found = _chained(parted, known)
-        if found.kernels:
-            return replace(found, rewritten=rewritten | found.rewritten)
-    by_columns, changed = with_scores_by_columns(program, types)
-    if changed:
-        known = {**types, **infer(by_columns, types)}
-        found = _chained(by_columns, known)
-        if found.kernels:
-            return replace(found, rewritten=changed | found.rewritten)
-    aslant = with_sheared_products(program, types)
-    if aslant.rewritten:
-        found = _chained(aslant.program, aslant.types)
-        if found.kernels:
-            return replace(found, rewritten=aslant.rewritten | found.rewritten)
-    spread_out, known = with_spread_weights(program, types)
-    if spread_out is not program:
-        apart = with_gathers_apart(spread_out, known)
-        found = _chained(apart.program, apart.types, apart.summed)
-        if found.kernels:
-            other = frozenset(s.output for s in spread_out.statements if s not in program.statements)
-            return replace(found, rewritten=other | apart.rewritten | found.rewritten)
+    rewrites = (partial(by_rows, matrices=matrices), with_scores_by_columns, with_sheared_products, _spread_out)
+    first = next(filter(None, (_rewritten(rewrite, program, types) for rewrite in rewrites)), None)
+    if first is not None:
+        return first
     found = _chained(program, types, matrices=matrices)
     if found.kernels:
         return has_short_sides(found.kernels.values()) and _rewritten(with_flat_sides, program, types) or found
@@ -124,6 +105,13 @@ def _in_some_form(program: Program, types: Types) -> Chained:
     if small and (beside := _chained(program, types, small)).kernels:
         return beside
     return _gathered(program, types) or _rewritten(with_flat_sides, program, types) or found
+
+
+def _spread_out(program: Program, types: Types) -> Apart:
+    """The program with weights at the places of an operand, which are brought there by statements of their own."""
+    spread = with_spread_weights(program, types)
+    apart = with_gathers_apart(spread.program, spread.types) if spread.rewritten else spread
+    return replace(apart, rewritten=spread.rewritten | apart.rewritten)
 
 
 def _gathered(program: Program, types: Types) -> Chained | None:

@@ -14,6 +14,7 @@ from tilec.backends.common.chains.sheared import is_aslant
 from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
+    Apart,
     extents_of,
     plain_index,
     rebuilt,
@@ -52,9 +53,8 @@ BY_TERMS_BYTES = 64
 MOST_TIMES_MADE = 3  # kernels that make the same values of two products sooner than one stores them
 
 
-def by_rows(program: Program, types: Types, matrices: Matrices) -> tuple[Program, Types, frozenset[str]]:
-    """The program with aggregations over both sides of a matrix in two steps, types of it, and the outputs of the
-    statements that are not the old ones. What a row gives is held in float32."""
+def by_rows(program: Program, types: Types, matrices: Matrices) -> Apart:
+    """The program with aggregations over both sides of a matrix in two steps. What a row gives is held in float32."""
     names = Names.of(program)
     known = dict(types)
     made: list[Statement] = []
@@ -81,18 +81,7 @@ def by_rows(program: Program, types: Types, matrices: Matrices) -> tuple[Program
             )
         )
         changed |= {name, s.output}
-    return replace(program, statements=tuple(made)), known, frozenset(changed)
-
-
-@dataclass(frozen=True)
-class Apart:
-    """`rewritten`: outputs of statements that are not the given program's, of which `summed` are the sums that
-    scatters read."""
-
-    program: Program
-    types: Types
-    rewritten: frozenset[str] = frozenset()
-    summed: frozenset[str] = frozenset()
+    return Apart(replace(program, statements=tuple(made)), known, frozenset(changed))
 
 
 def with_gathers_apart(program: Program, types: Types) -> Apart:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from tilec.backends.common.chains.chain import Inner
@@ -20,6 +20,7 @@ from tilec.ir.program import (
     Index,
     Inside,
     Pad,
+    Program,
     Statement,
     accesses_in,
     children,
@@ -43,6 +44,17 @@ LONGEST_INNER = 256  # terms of an inner product, at most
 UNROLLED = 16  # terms of an inner sum that is no product, at most
 SHORT = 8  # terms of a product of float32 that are added up one by one, at most
 DOT_DTYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A program that is written otherwise, and types of all that it names. `rewritten`: outputs of statements that are
+    not the given program's, of which `summed` are the sums that scatters read."""
+
+    program: Program
+    types: Types
+    rewritten: frozenset[str] = frozenset()
+    summed: frozenset[str] = frozenset()
 
 
 def plain_index(s: Statement) -> tuple[str, ...] | None:

@@ -8,9 +8,10 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.chains.values import plain_index, reduction_variables
+from tilec.backends.common.chains.values import Apart, plain_index, reduction_variables
 from tilec.ir.functions import operands_of
 from tilec.ir.index import Affine, linear, substitute_affine
+from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -54,15 +55,16 @@ class _Window:
     places: int
 
 
-def with_scores_by_columns(program: Program, types: Types) -> tuple[Program, frozenset[str]]:
-    """A flat program, and the outputs of the statements that are other ones; scores keep their names."""
+def with_scores_by_columns(program: Program, types: Types) -> Apart:
+    """A flat program with scores by columns, which keep their names."""
     for s in program.statements:
         window = _window(s, types)
         if window is not None and (made := _rewritten(program, s, window, types)) is not None:
             changed = {m.output: m for m in made}
             statements = tuple(changed.get(t.output, t) for t in program.statements)
-            return replace(program, statements=statements), frozenset(changed)
-    return program, frozenset()
+            program = replace(program, statements=statements)
+            return Apart(program, {**types, **infer(program, types)}, frozenset(changed))
+    return Apart(program, types)
 
 
 def _window(s: Statement, types: Types) -> _Window | None:

@@ -14,13 +14,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec.backends.common.chains.recognise import chained
-from tilec.backends.common.chains.sheared import is_aslant, sheared
-from tilec.backends.common.chains.spread import ends_of, spread
+from tilec.backends.common.chains.sheared import ends_of, is_aslant, sheared
+from tilec.backends.common.chains.spread import spread
+from tilec.backends.common.chains.values import Apart
 from tilec.backends.common.chains.window_scores import with_scores_by_columns
 from tilec.backends.common.operands.orders import better_orders
 from tilec.backends.common.operands.shared_operands import with_shared_operands
@@ -59,8 +60,6 @@ _FEWEST_READS = 2**20  # elements of what is made of reads at computed places
 _LEAST_TENSOR = 2**14  # elements of the largest tensor of a program that is looked through
 _LEAST_REUSE = 16  # times that an operand is used
 
-_Step = Callable[[Statement, Types, Names], "list[Statement] | None"]
-
 
 def before_gradient(
     program: Program, bound: Program, types: Types, values: Mapping[str, int]
@@ -77,11 +76,10 @@ def before_gradient(
     lifted = orders.applied(lifted)
     flat = flatten(sized, types) if any(map(_nests, sized.statements)) else sized
     known = infer(flat, types)
-    by_columns, changed = with_scores_by_columns(flat, known)
-    if changed and chained(by_columns, columns := infer(by_columns, types)).kernels:
-        flat, known = by_columns, columns
-    else:
-        changed = frozenset()
+    scores = with_scores_by_columns(flat, known)
+    if not scores.rewritten or not chained(scores.program, scores.types).kernels:
+        scores = Apart(flat, known)
+    flat, known, changed = scores.program, dict(scores.types), scores.rewritten
     names = Names.of(flat)
     there = {*program.input_names(), *(s.output for s in lifted.statements)}
     statistics = _statistics(flat)

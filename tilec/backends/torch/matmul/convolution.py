@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.code import indented, literal, permuted, tuple_text
 from tilec.backends.common.domain import build_domain, conditions_of
 from tilec.backends.common.terms import split_factors
 from tilec.backends.torch.expr.task import Task
@@ -62,32 +60,6 @@ class Convolution:
     scale: float | int
 
 
-@dataclass(frozen=True)
-class SpatialExtent:
-    """One spatial dimension as torch takes it: the input's elements low..high, padded by `padding` on both sides, give
-    `computed` outputs, of which the first ones are wanted."""
-
-    low: int
-    high: int
-    padding: int
-    computed: int
-
-
-def convolution_lines(task: Task, exact: Callable[[Task], list[str]]) -> list[str] | None:
-    """Lines that compute the output, where the statement is a convolution that torch has, or a gradient of one. Where
-    what padding multiplies is not finite, the lines that `exact` gives run instead."""
-    if not task.options.library or task.flat.default is not None:
-        return None
-    c = recognise_convolution(task)
-    if c is None:
-        return None
-    lines, checked = library_lines(task, c)
-    if not checked:
-        return lines
-    test = f"if rt.finite({', '.join(task.local[t] for t in checked)}):"
-    return [test, *indented(lines), "else:", *indented(exact(task))]
-
-
 def recognise_convolution(task: Task) -> Convolution | None:
     s = task.flat
     if s.aggregation != "sum" or s.guard is not None or s.index is None or not is_floating(task.type.dtype):
@@ -131,7 +103,7 @@ def _says_nothing_more(s: Statement, bare: Statement, task: Task) -> bool:
     return all(map(domain.holds, further))
 
 
-def _present(axes: tuple[int | None, ...]) -> tuple[bool, bool, bool]:
+def stands_in(axes: tuple[int | None, ...]) -> tuple[bool, bool, bool]:
     """In which roles a variable stands."""
     a, b, c = (axis is not None for axis in axes)
     return a, b, c
@@ -141,7 +113,7 @@ def _likeliness(c: Convolution) -> tuple[int, bool, int, bool]:
     """Where several roles fit: the smallest kernel, then no kernel's gradient of one output channel by several input
     channels, then a kernel that need not be flipped, then the convolution itself."""
     o = c.operands[KERNEL]
-    size = math.prod(_size(o, s.axes[KERNEL]) for s in c.spatial)
+    size = math.prod(axis_size(o, s.axes[KERNEL]) for s in c.spatial)
     return size, _has_lone_output(c), sum(s.step < 0 for s in c.spatial), c.written != OUTPUT
 
 
@@ -154,7 +126,7 @@ def _has_lone_output(c: Convolution) -> bool:
 
 def _channels(c: Convolution, kind: str) -> int:
     o = c.operands[KERNEL]
-    return math.prod(_size(o, axes[KERNEL]) for axes in c.bare.values() if GROUPS[_present(axes)] == kind)
+    return math.prod(axis_size(o, axes[KERNEL]) for axes in c.bare.values() if GROUPS[stands_in(axes)] == kind)
 
 
 def _with_roles(operands, written: int, scale: float | int) -> Convolution | None:
@@ -175,7 +147,7 @@ def _with_roles(operands, written: int, scale: float | int) -> Convolution | Non
         present = [(o, a) for o, a in zip(operands, axes, strict=True) if a is not None]
         sizes = {o.shape[a] for o, a in present}
         if all(o.rows[a].bare == v for o, a in present) and len(sizes) == 1:
-            if _present(axes) not in GROUPS:
+            if stands_in(axes) not in GROUPS:
                 return None
             bare[v] = axes
         else:
@@ -253,142 +225,6 @@ def _solve(rows: list[Affine], variables: tuple[str, ...]) -> tuple[int, int, in
     return as_int(numbers[0]), as_int(numbers[1]), as_int(numbers[2])
 
 
-def _extent(s: Spatial, inputs: int, outputs: int, kernel: int) -> SpatialExtent:
-    step = abs(s.step)
-    offset = s.offset + (s.step * (kernel - 1) if s.step < 0 else 0)
-    last = offset + s.stride * (outputs - 1) + step * (kernel - 1)
-    padding = max(-offset, 0)
-
-    def computed(length: int) -> int:
-        return (length + 2 * padding - step * (kernel - 1) - 1) // s.stride + 1
-
-    low, high = max(offset, 0), inputs - 1
-    if computed(high - low + 1) != outputs:
-        high = min(high, last)
-
-    if high < low or computed(high - low + 1) < outputs:
-        return _unpadded(s, outputs, kernel)
-    return SpatialExtent(low, high, padding, computed(high - low + 1))
-
-
-def _unpadded(s: Spatial, outputs: int, kernel: int) -> SpatialExtent:
-    """The input's elements that the wanted outputs read, those outside of it among them, with no padding."""
-    ends = (0, s.step * (kernel - 1))
-    low, high = s.offset + min(ends), s.offset + max(ends) + s.stride * (outputs - 1)
-    return SpatialExtent(low, high, 0, outputs)
-
-
-def _size(o: ConvolutionOperand, axis: int | None) -> int:
+def axis_size(o: ConvolutionOperand, axis: int | None) -> int:
     """Size of an axis; 1 of one that the operand lacks."""
     return 1 if axis is None else o.shape[axis]
-
-
-def library_lines(task: Task, c: Convolution) -> tuple[list[str], list[str]]:
-    """Lines, and the tensors that must be finite for them to hold."""
-    sizes = [tuple(map(_size, c.operands, s.axes)) for s in c.spatial]
-    extents = [_extent(s, *n) for s, n in zip(c.spatial, sizes, strict=True)]
-    if c.written == KERNEL and math.prod(c.operands[INPUT].shape) < math.prod(c.operands[OUTPUT].shape):
-        # zeros on one side alone: the input is copied, which is smaller than the output with zeros for further elements
-        exact = [_unpadded(s, o, k) for s, (_, o, k) in zip(c.spatial, sizes, strict=True)]
-        extents = [x if e.computed > x.computed else e for e, x in zip(extents, exact, strict=True)]
-    view = _Views(task, c)
-    groups = math.prod(view.size(INPUT, v) for v in view.of("group"))
-    numbers = ([s.stride for s in c.spatial], [e.padding for e in extents], [abs(s.step) for s in c.spatial])
-    settings = f"{', '.join(map(tuple_text, numbers))}, {groups}"
-    x, y, k = (task.names.fresh(n) for n in ("x", "y", "k"))
-    cropped = [(e.low, e.high) != (0, n - 1) for e, (n, _, _) in zip(extents, sizes, strict=True)]
-    flipped = [2 + d for d, s in enumerate(c.spatial) if s.step < 0]
-    scale = "" if c.scale == 1 else f" * {literal(c.scale)}"
-    padded = any(e.padding or e.low < 0 or e.high >= n for e, (n, _, _) in zip(extents, sizes, strict=True))
-    exceeding = any(e.computed > o for e, (_, o, _) in zip(extents, sizes, strict=True))
-    flip = f".flip({tuple_text(flipped)})" if flipped else ""
-    reach = view.reach(extents)
-    lines = []
-    if c.written != INPUT:
-        lines.append(f"{x} = {view.text(INPUT)}")
-        if any(cropped):
-            lines.append(f"{x} = rt.extend({x}, {reach})")
-    if c.written != KERNEL:
-        lines.append(f"{k} = {view.text(KERNEL)}{flip}")
-    if c.written != OUTPUT:
-        lines.append(f"{y} = {view.text(OUTPUT)}")
-        if exceeding:
-            low, high = [0] * (2 + len(sizes)), [*view.leading(OUTPUT), *(e.computed for e in extents)]
-            lines.append(f"{y} = rt.extend({y}, {tuple_text(low)}, {tuple_text([n - 1 for n in high])}, 0)")
-    if c.written == OUTPUT:
-        wanted = [f":{n}" if e.computed > n else ":" for e, (_, n, _) in zip(extents, sizes, strict=True)]
-        narrow = f"[:, :, {', '.join(wanted)}]" if exceeding else ""
-        lines.append(f"{task.out} = {view.back(OUTPUT, f'rt.convolution({x}, {k}, {settings}){narrow}')}{scale}")
-        return lines, [c.operands[KERNEL].tensor] if padded else []
-    if c.written == KERNEL:
-        shape = [*view.leading(KERNEL), *(n for _, _, n in sizes)]
-        result = f"rt.convolution_kernel({y}, {x}, {tuple_text(shape)}, {settings}){flip}"
-        lines.append(f"{task.out} = {view.back(KERNEL, result)}{scale}")
-        return lines, [c.operands[OUTPUT].tensor] * padded + [c.operands[INPUT].tensor] * exceeding
-    shape = [*view.leading(INPUT), *(e.high - e.low + 1 for e in extents)]
-    result = f"rt.convolution_input({y}, {tuple_text(shape)}, {k}, {settings})"
-    if any(cropped):
-        back_low = [0, 0, *(-e.low for e in extents)]
-        leading = [n - 1 for n in view.leading(INPUT)]
-        back_high = [*leading, *(n - 1 - e.low for e, (n, _, _) in zip(extents, sizes, strict=True))]
-        result = f"rt.extend({result}, {tuple_text(back_low)}, {tuple_text(back_high)}, 0)"
-    lines.append(f"{task.out} = {view.back(INPUT, result)}{scale}")
-    return lines, [c.operands[KERNEL].tensor]
-
-
-class _Views:
-    """Each role's tensor as torch's [batch, group*channels, ...] or [group*out, in, ...], and back."""
-
-    LAYOUT = {
-        INPUT: (("batch",), ("group", "in")),
-        OUTPUT: (("batch",), ("group", "out")),
-        KERNEL: (("group", "out"), ("in",)),
-    }
-
-    def __init__(self, task: Task, c: Convolution):
-        self.task, self.c = task, c
-
-    def of(self, group: str) -> list[str]:
-        """Bare variables of a kind; channels and groups in the order of the operands' own axes."""
-        names = [v for v, axes in self.c.bare.items() if GROUPS[_present(axes)] == group]
-        return sorted(names, key=lambda v: [a for a in self.c.bare[v] if a is not None])
-
-    def size(self, role: int, v: str) -> int:
-        return _size(self.c.operands[role], self.c.bare[v][role])
-
-    def leading(self, role: int) -> list[int]:
-        return [math.prod(self.size(role, v) for g in part for v in self.of(g)) for part in self.LAYOUT[role]]
-
-    def reach(self, extents: list[SpatialExtent]) -> str:
-        leading = self.leading(INPUT)
-        low = [0, 0, *(e.low for e in extents)]
-        high = [*(n - 1 for n in leading), *(e.high for e in extents)]
-        return f"{tuple_text(low)}, {tuple_text(high)}, 0"
-
-    def _parts(self, role: int) -> list[list[int]]:
-        """Axes of the tensor that make up each of torch's dimensions."""
-        parts = []
-        for part in self.LAYOUT[role]:
-            axes = [self.c.bare[v][role] for g in part for v in self.of(g)]
-            parts.append([a for a in axes if a is not None])
-        spatial = (s.axes[role] for s in self.c.spatial)
-        return [*parts, *([] if axis is None else [axis] for axis in spatial)]
-
-    def _order(self, role: int) -> tuple[list[int], bool]:
-        """Axes of the tensor in torch's order, and whether they are torch's dimensions as they are."""
-        parts = self._parts(role)
-        axes = [a for part in parts for a in part]
-        dropped = [a for a in range(len(self.c.operands[role].shape)) if a not in axes]
-        return [*axes, *dropped], all(len(part) == 1 for part in parts) and not dropped
-
-    def text(self, role: int) -> str:
-        shape, (order, plain) = self.c.operands[role].shape, self._order(role)
-        code = permuted(self.task.local[self.c.operands[role].tensor], order)
-        sizes = [math.prod(shape[a] for a in part) for part in self._parts(role)]
-        return code if plain else f"{code}.reshape({tuple_text(sizes)})"
-
-    def back(self, role: int, code: str) -> str:
-        """The inverse of `text`, on a result."""
-        shape, (order, plain) = self.c.operands[role].shape, self._order(role)
-        code = code if plain else f"{code}.reshape({tuple_text([shape[a] for a in order])})"
-        return permuted(code, [order.index(a) for a in range(len(order))])

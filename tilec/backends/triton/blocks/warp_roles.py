@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.blocks.ir import (
-    COMPARED,
     Apply,
     BlockProgram,
     Cast,
@@ -29,13 +28,14 @@ from tilec.backends.common.blocks.ir import (
 )
 from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.blocks.text import TRITON_FUNCTIONS
+from tilec.ir.functions import COMPARISONS
 from tilec.ir.types import NARROW
 
 GROUPS_OF_WARPS = 2  # groups of warps that multiply
 GROUP_ROWS = 64  # of each: what a group's wgmma has
 # functions of blocks that a group of warps computes
 GLUON_FUNCTIONS = (
-    "add", "sub", "mul", "neg", "div", "select", "and", "or", "not", *COMPARED, *TRITON_FUNCTIONS,
+    "add", "sub", "mul", "neg", "div", "select", "and", "or", "not", *COMPARISONS, *TRITON_FUNCTIONS,
 )  # fmt: skip
 GLUON_REDUCTIONS = ("sum", "max")
 

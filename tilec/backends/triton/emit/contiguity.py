@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -12,7 +12,9 @@ from tilec.ir.constraining import constraining
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, accesses_in, index_variables, value_accesses
 from tilec.ir.rational import Fraction
+from tilec.ir.types import ITEM_BYTES, TensorType, Types
 
+VECTOR = 16  # bytes
 LARGEST_WINDOW = 64  # points of a window that is walked point by point
 LARGEST_OF_MANY, LONGEST_SIDE = 4096, 16  # of windows of so many outputs that they fill a device by themselves
 MANY_WINDOWS = 2**20
@@ -163,3 +165,26 @@ def _moves(a: Access, view: StridedView) -> list[tuple[str, int]]:
     """Variables, and the elements that one of each moves on along an axis."""
     axes = zip(map(linear, a.index), view.strides[a.tensor], strict=True)
     return [(v, form.coefficient(v) * stride) for form, stride in axes for v in form.variables()]
+
+
+def bytes_at_once(t: TensorType, strides: Sequence[int]) -> int:
+    """How many bytes of a tensor's rows a thread reads or writes at once, at most; one element of those that are not
+    contiguous, whose rows begin anywhere, or of which there is one."""
+    element = ITEM_BYTES[t.dtype]
+    steps = [step for step, n in zip(strides, t.shape, strict=True) if n > 1 and step != 1]
+    fits = (n for n in (16, 8, 4, 2) if n * element <= VECTOR and all(step % n == 0 for step in steps))
+    return next(fits, 1) * element if steps else element
+
+
+def mixes_vectors(
+    written: Sequence[Access], read: Sequence[Access], types: Types, strides: Mapping[str, Sequence[int]]
+) -> bool:
+    """Whether rows that are read begin anywhere, and others at vectors: Triton then has a thread load neighbours of the
+    first one by one, each a vector from those of the next thread."""
+
+    def elements(a: Access) -> int:
+        return bytes_at_once(types[a.tensor], strides[a.tensor]) // ITEM_BYTES[types[a.tensor].dtype]
+
+    rows = [a for a in read if {1} < {*strides[a.tensor]}]
+    single = any(elements(a) == 1 for a in rows)
+    return single and any(elements(a) > 1 for a in (*written, *rows) if 1 in strides[a.tensor])

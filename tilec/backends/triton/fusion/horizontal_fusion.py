@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilec.backends.triton.emit.device_text import kernel_file
+from tilec.backends.triton.matmul.library import joint_gradients
 from tilec.backends.triton.plan.lines import (
     CodeLine,
     Effect,
@@ -81,6 +82,28 @@ def join_launches(steps: Sequence[Step], processors: int) -> list[Step]:
         own = [p for p in after if isinstance(p.steps[0], Allocate) and p.writes <= place.writes]
         places = [*before, *own, *(p for p in after if p not in own)]
     return [s for place in places for s in _as_one(place)]
+
+
+def join_gradients(steps: Sequence[Step]) -> list[Step]:
+    """The steps with both gradients of a convolution as one call of torch, where the first of them stands, if what the
+    second reads is there."""
+    places: list[_Place] = []
+    made = {name for step in steps for name in made_by(step)}
+    for step in steps:
+        place = _place(step, made, 0)
+        places.append(place)
+        if not isinstance(step, TorchLines) or step.gradient is None:
+            continue
+        for k in range(len(places) - 2, -1, -1):
+            (other,) = places[k].steps
+            joint = joint_gradients(other, step) if isinstance(other, TorchLines) else None
+            if joint is not None:
+                places[k : k + 1] = [_place(joint, made, 0)]
+                places.pop()
+                break
+            if place.needs(places[k]):
+                break
+    return [step for place in places for step in place.steps]
 
 
 def _as_one(place: _Place) -> Sequence[Step]:

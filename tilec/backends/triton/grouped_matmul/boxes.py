@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Kernel, triton_type
-from tilec.backends.triton.grouped_matmul.copies import SortedCopy, SortedWriter, aligned_rows
+from tilec.backends.triton.grouped_matmul.copies import SortedCopy, SortedWriter
 from tilec.backends.triton.grouped_matmul.products import GroupedProduct
 from tilec.backends.triton.matmul.blocks import Config, output_tiles
 from tilec.backends.triton.matmul.hopper.configs import TileWork, predicted_time
@@ -21,10 +21,11 @@ from tilec.backends.triton.matmul.hopper.form import HopperConfig
 from tilec.backends.triton.matmul.hopper.steps import lone_access
 from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT, MAX_RANK
 from tilec.backends.triton.matmul.kernel import BLOCK_ACROSS, BLOCK_DOWN, DotTask
+from tilec.backends.triton.matmul.pack import rows_aligned
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Once, Setting, Step
-from tilec.backends.triton.plan.sizes import contiguous, power_of_two
+from tilec.backends.triton.plan.sizes import contiguous, power_of_two, rounded_up
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.ir.index import linear
@@ -76,7 +77,7 @@ def _copying(found: GroupedProduct, elements: int) -> float:
 def _aligned(found: GroupedProduct, setting: Setting, *sides: tuple[Expr, ...]) -> bool:
     """Whether lone elements are read in whole vectors."""
     lone = [a for side in sides if (a := lone_access(side, found.dot.dtype, found.view)) is not None]
-    return all(aligned_rows(found, a, setting) for a in lone)
+    return all(rows_aligned(a.tensor, found.view, setting) for a in lone)
 
 
 def boxes_fit(config: Config, setting: Setting) -> bool:
@@ -137,8 +138,7 @@ def padded_matrix(found: GroupedProduct, sort: Sort, carry: Callable[..., list[S
     if a is None:
         return None
     t = found.view.types[a.tensor]
-    aligned = DESCRIPTOR_ALIGNMENT // ITEM_BYTES[t.dtype]
-    shape = (*t.shape[:-1], -(-t.shape[-1] // aligned) * aligned)
+    shape = (*t.shape[:-1], rounded_up(t.shape[-1], DESCRIPTOR_ALIGNMENT // ITEM_BYTES[t.dtype]))
     name, places = sort.name(f"{python_name(a.tensor)}_padded"), tuple(Index(f"i{k}") for k in range(len(shape)))
     copied = Statement(name, places, tuple(map(Int, t.shape)), Access(a.tensor, places), "assign")
     types, strides = {**found.view.types, name: t}, {**found.view.strides, name: contiguous(shape)}

@@ -13,11 +13,12 @@ from tilec.backends.triton.matmul.dot import operand_accesses
 from tilec.backends.triton.matmul.hopper.steps import lone_access
 from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT
 from tilec.backends.triton.matmul.kernel import WITHIN, DotTask, DotWriter
+from tilec.backends.triton.matmul.pack import rows_aligned
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Once, Setting
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.sizes import power_of_two, rounded_up
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Expr, Index, Int, substitute
+from tilec.ir.program import Expr, Index, Int, substitute
 from tilec.ir.types import ITEM_BYTES
 
 COPIED = Config(16, 256, 16, 4, 1)  # rows and columns of a program that copies
@@ -67,27 +68,17 @@ def rows_in_place(found: GroupedProduct, setting: Setting) -> bool:
     """Whether rows are read where they are as fast as from a copy: lone elements, in whole vectors along what is
     summed."""
     a = lone_access(found.dot.left, found.dot.dtype, found.view)
-    if a is None or not aligned_rows(found, a, setting):
+    if a is None or not rows_aligned(a.tensor, found.view, setting):
         return False
     last, strides = found.dot.summed[-1], found.view.strides[a.tensor]
     return any(linear(e).bare == last and step == 1 for e, step in zip(a.index, strides, strict=True))
-
-
-def aligned_rows(found: GroupedProduct, a: Access, setting: Setting) -> bool:
-    """Whether rows of a tensor begin where vectors do."""
-    shape, strides = found.view.types[a.tensor].shape, found.view.strides[a.tensor]
-    apart = (step for n, step in zip(shape, strides, strict=True) if n > 1 and step != 1)
-    return a.tensor not in setting.misaligned and all(
-        step * ITEM_BYTES[found.dot.dtype] % DESCRIPTOR_ALIGNMENT == 0 for step in apart
-    )
 
 
 def sorted_copy(found: GroupedProduct, sort: Sort, ordered: Once, operand: SortedOperand) -> SortedCopy:
     """A copy of an operand with the points, sorted, as rows; others that want the same one share it."""
     dtype = found.dot.dtype
     rows, width = found.space.count(operand.points), found.space.count(operand.columns)
-    aligned = DESCRIPTOR_ALIGNMENT // ITEM_BYTES[dtype]
-    stride = -(-width // aligned) * aligned
+    stride = rounded_up(width, DESCRIPTOR_ALIGNMENT // ITEM_BYTES[dtype])
     name = sort.name(f"{operand.label}_sorted")
     writer = CopyWriter(found, sort, DotTask(found, "ieee", COPIED), operand)
     launch = writer.launch(name, stride)

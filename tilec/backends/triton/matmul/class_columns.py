@@ -12,8 +12,8 @@ import math
 from dataclasses import replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.matmul.columns import ROW_MULTIPLE, WindowRows
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, product_over
+from tilec.backends.triton.matmul.columns import ROW_MULTIPLE
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, StagedProduct, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
@@ -27,7 +27,7 @@ from tilec.ir.types import Types
 MOST_COLUMNS = 64  # of a product for few channels
 
 
-def class_columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
+def class_columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     """The statement as such a product; None where it is of another form, or multiplies as much as it is."""
     dot, space, view = given.dot, given.space, given.view
     s = view.statement
@@ -92,9 +92,9 @@ def class_columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
         steps = dot_steps(over, product, setting)
     if steps is None:
         return None
-    views = [StridedView(x, types, strides) for x in (made, product, placed)]
+    first, view, last = (StridedView(x, types, strides) for x in (made, product, placed))
     shapes = {a.tensor: types[a.tensor].shape for a in (copy, result)}
-    return WindowRows((views[0],), views[1], steps, (views[2],), repair_steps(given, s), shapes)
+    return StagedProduct(view, shapes, (first,), (last,), steps, repair_steps(given, s))
 
 
 def _fits(columns: int) -> bool:

@@ -11,17 +11,17 @@ by the image is such a product too, written to a tensor of rows and then to wher
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import MOST_STORED
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, operand_accesses, product_over
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, StagedProduct, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import repair_steps
-from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.plan.sizes import contiguous, rounded_up
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
@@ -31,28 +31,7 @@ ROW_MULTIPLE = 8  # 16-bit elements of 16 bytes
 SAME = 1.25  # elements of a copy over those of the tensor, where windows do not overlap
 
 
-@dataclass(frozen=True)
-class WindowRows:
-    """Statements over views: those that copy `before` the product's `steps`, and `after`. `repairs` look for what
-    zeros outside of the tensors made of elements that are not finite. `made`: shapes in memory of tensors between."""
-
-    before: tuple[StridedView, ...]
-    product: StridedView
-    steps: list[Step]
-    after: tuple[StridedView, ...]
-    repairs: list[Step]
-    made: Mapping[str, tuple[int, ...]]
-
-    def carried_out(self, lower: Callable[[StridedView], list[Step]]) -> list[Step]:
-        """All steps; `lower` gives those of a statement."""
-        types = self.product.types
-        steps: list[Step] = [Allocate(name, shape, types[name].dtype) for name, shape in self.made.items()]
-        steps += [step for v in self.before for step in lower(v)]
-        steps += [*self.steps, *(step for v in self.after for step in lower(v))]
-        return [*steps, Release(tuple(self.made)), *self.repairs]
-
-
-def columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
+def columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     """The statement as a product over such copies; None where it is a plain product, or no better off."""
     dot, space, view = given.dot, given.space, given.view
     extent = _extents(space)
@@ -84,7 +63,7 @@ def columns(given: MatrixProduct, setting: Setting) -> WindowRows | None:
         return None
     outside = dot.zero_left or dot.zero_right
     repairs = repair_steps(given, view.statement) if outside else []
-    return WindowRows(tuple(build.before), made, steps, tuple(build.after), repairs, build.made)
+    return StagedProduct(made, build.made, tuple(build.before), tuple(build.after), steps, repairs)
 
 
 def _extents(space: Space) -> dict[str, int] | None:
@@ -184,43 +163,18 @@ class _Build:
         access = self.tensor(f"{a.tensor}.columns", self.types[a.tensor], outer, inner)
         if access is None:
             return None
-        types, strides = dict(self.types), dict(self.strides)
         apart = self.split(a)
-        source, target = a, access
-        if apart is not None:
-            source = apart[0]
-            types, strides = {**types, **apart[1]}, {**strides, **apart[2]}
-        elif len(inner) > 1 and self.runs_on(a, inner[-2], inner[-1]):
-            source, target = self.run(a, access, inner[-2], inner[-1], types, strides)
-        sizes = tuple(map(Int, types[target.tensor].shape))
-        self.before.append(StridedView(Statement(target.tensor, target.index, sizes, source, "sum"), types, strides))
+        source, types, strides = (a, {}, {}) if apart is None else apart
+        sizes = tuple(map(Int, self.types[access.tensor].shape))
+        copy = Statement(access.tensor, access.index, sizes, source, "sum")
+        self.before.append(StridedView(copy, {**self.types, **types}, {**self.strides, **strides}))
         return access
-
-    def runs_on(self, a: Access, before: str, last: str) -> bool:
-        """Whether the access's last two axes are one for the run of these variables."""
-        *_, outer, inner = map(linear, a.index)
-        (*_, n), (*_, far, near) = self.types[a.tensor].shape, self.strides[a.tensor]
-        if inner.bare != last or self.extent[last] != n or far != n * near:
-            return False
-        return outer.coefficient(before) == 1 and sum(before in linear(e).variables() for e in a.index) == 1
-
-    def run(self, a: Access, copy: Access, before: str, last: str, types: dict, strides: dict) -> tuple[Access, Access]:
-        """Both with the two variables as one, called `last`: n values of it follow each other, window after window."""
-        n = self.extent[last]
-        rest = linear(a.index[-2]) - Affine.variable(before)
-        source = replace(a, index=(*a.index[:-2], (rest * n + Affine.variable(last)).to_expr()))
-        target = replace(copy, index=(*copy.index[:-2], copy.index[-1]))
-        for t in (a.tensor, copy.tensor):
-            shape = types[t].shape
-            types[t] = replace(types[t], shape=(*shape[:-2], shape[-2] * shape[-1]))
-            strides[t] = (*strides[t][:-2], strides[t][-1])
-        return source, target
 
     def tensor(self, name: str, like: TensorType, outer: list[str], inner: list[str]) -> Access | None:
         """A tensor with a row, padded to whole vectors, of all values of `inner` for each of `outer`."""
         shape = tuple(self.extent[v] for v in (*outer, *inner))
         row = math.prod(self.extent[v] for v in inner)
-        width = -(-row // ROW_MULTIPLE) * ROW_MULTIPLE
+        width = rounded_up(row, ROW_MULTIPLE)
         rows = math.prod(self.extent[v] for v in outer)
         if 2 * rows * width > MOST_STORED:
             return None

@@ -7,7 +7,7 @@ condition on the points zeroes an operand, or the result where it concerns outpu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, free
@@ -16,7 +16,7 @@ from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.plan.plan import Step
+from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.functions import ZERO
 from tilec.ir.infer import expression_type
@@ -99,6 +99,27 @@ class OperandRewrite:
 
     def around(self, steps: Iterable[Step]) -> list[Step]:
         return [*self.before, *steps, *self.after]
+
+
+@dataclass(frozen=True)
+class StagedProduct:
+    """A statement as a product, which `steps` carry out where these are given, and what comes `before` and `after`:
+    steps, and statements over views. `made`: shapes in memory of tensors between. `repairs` look for what zeros outside
+    of the tensors made of elements that are not finite."""
+
+    product: StridedView
+    made: Mapping[str, tuple[int, ...]]
+    before: tuple[StridedView | Step, ...] = ()
+    after: tuple[StridedView | Step, ...] = ()
+    steps: Sequence[Step] | None = None
+    repairs: Sequence[Step] = ()
+
+    def carried_out(self, lower: Callable[[StridedView], list[Step]]) -> list[Step]:
+        """All steps; `lower` gives those of a statement."""
+        steps: list[Step] = [Allocate(n, shape, self.product.types[n].dtype) for n, shape in self.made.items()]
+        for x in (*self.before, *((self.product,) if self.steps is None else self.steps), *self.after):
+            steps += lower(x) if isinstance(x, StridedView) else (x,)
+        return [*steps, *([Release(tuple(self.made))] if self.made else ()), *self.repairs]
 
 
 def product_over(view: StridedView) -> MatrixProduct | None:

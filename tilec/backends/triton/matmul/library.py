@@ -18,11 +18,13 @@ from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.convolution import (
     INPUT,
     KERNEL,
+    OUTPUT,
     Convolution,
     Spatial,
-    library_lines,
+    axis_size,
     recognise_convolution,
 )
+from tilec.backends.torch.matmul.convolution_call import ConvolutionCall, both_gradients, library_call
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
 from tilec.backends.triton.iteration.coalesce import coalesce
@@ -62,22 +64,50 @@ def library_steps(
     if c is not None:
         if all(x.axes[2] is None and x.stride == 1 for x in c.spatial):
             return None  # a product of matrices that reads a part of an axis
-        if _slow(c, task.type.dtype):
+        if _slow(c, task.type.dtype) or _has_few_terms(c, task.type.dtype):
             return None
-        lines, checked = library_lines(task, c)
-        own_precision = task.type.dtype == "float32"
-        if own_precision:
-            lines = [*lines[:-1], "with rt.own_precision():", f"    {lines[-1]}"]
-        lines = [*lines, f"{task.out} = {task.out}.contiguous()"]
-        first: Step = _step(task, lines, own_precision)
-        return [first, *repair_steps(product, flat)] if checked else [first]
+        call, own_precision = library_call(task, c), task.type.dtype == "float32"
+        *operands, made = call.lines
+        lines = [*operands, *_in_own_precision(made, own_precision), *_stored(task.out)]
+        first = replace(_step(task, lines, own_precision), gradient=call)
+        return [first, *repair_steps(product, flat, call.checked)] if call.checked else [first]
     sides = product.dot.left, product.dot.right
     if not product.is_plain or not all(len(side) == 1 and isinstance(side[0], Access) for side in sides):
         return None
     found = product_lines(task)
     if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
         return None
-    return [_step(task, [*found, f"{task.out} = {task.out}.contiguous()"])]
+    return [_step(task, [*found, *_stored(task.out)])]
+
+
+def joint_gradients(a: TorchLines, b: TorchLines) -> TorchLines | None:
+    """One step for two by torch: the gradients of one convolution, which torch makes with one call."""
+    if not isinstance(a.gradient, ConvolutionCall) or not isinstance(b.gradient, ConvolutionCall):
+        return None
+    by_kernel = b.gradient.written == KERNEL
+    one, other = (a.gradient, b.gradient) if by_kernel else (b.gradient, a.gradient)
+    reads, writes = tuple(dict.fromkeys((*a.reads, *b.reads))), (*a.writes, *b.writes)
+    names = FreshNames((*RESERVED_IN_TORCH, *one.names, *map(python_name, (*reads, *writes))))
+    made = names.fresh("gradient"), names.fresh("by_kernel")
+    found = both_gradients(one, other, made)
+    if found is None:
+        return None
+    operands, call = found
+    lines = [*operands, *_in_own_precision(call, a.own_precision)]
+    for of, name in zip((one, other), made, strict=True):
+        lines += [f"{of.out} = {of.back(name)}", *_stored(of.out)]
+    statements, dtypes = (*a.statements, *b.statements), (*a.dtypes, *b.dtypes)
+    numbers = tuple(dict((*a.numbers, *b.numbers)).items())
+    return TorchLines(tuple(lines), reads, writes, statements, dtypes, numbers, a.own_precision)
+
+
+def _in_own_precision(line: str, asked: bool) -> list[str]:
+    return ["with rt.own_precision():", f"    {line}"] if asked else [line]
+
+
+def _stored(out: str) -> list[str]:
+    """Lines that make a result of torch's lie as kernels take it."""
+    return [f"{out} = {out}.contiguous()"]
 
 
 def biased_steps(s: Statement, epilogue: Sequence[Statement], types: Types, strides: Strides) -> list[Step] | None:
@@ -226,6 +256,7 @@ def _is_reordered(product: MatrixProduct) -> bool:
 
 
 LONGEST_WINDOW = 256  # of a library's window whose input's gradient is asked for
+FEW_PRODUCTS = 16  # of an element of a library's convolution, up to which ours are faster
 LONGEST_APART = 9  # of a library's windows that do not meet
 
 
@@ -247,6 +278,18 @@ def _slow(c: Convolution, dtype: str) -> bool:
     apart = places > LONGEST_APART and all(stride >= n for stride, n in extents)
     rows_last = len(c.operands[INPUT].shape) - 1 in [s.axes[INPUT] for s in c.spatial]
     return apart or grouped or not rows_last or dtype not in NARROW
+
+
+def _has_few_terms(c: Convolution, dtype: str) -> bool:
+    """Whether an element of the output is so few products that memory takes longer than these do, one by one: a filter
+    of one channel, where cuDNN takes four times as long as the output does. So does a float32 kernel's gradient of as
+    many elements a channel."""
+    kernel, spatial = c.operands[KERNEL], [s.axes[KERNEL] for s in c.spatial]
+    if c.written == INPUT or (c.written == KERNEL and dtype in NARROW):
+        return False
+    terms = [axes[KERNEL] for axes in c.bare.values() if axes[INPUT] is not None and axes[OUTPUT] is None]
+    rows_last = len(c.operands[INPUT].shape) - 1 in [s.axes[INPUT] for s in c.spatial]
+    return rows_last and math.prod(axis_size(kernel, axis) for axis in (*terms, *spatial)) <= FEW_PRODUCTS
 
 
 def _extent(c: Convolution, s: Spatial) -> int:

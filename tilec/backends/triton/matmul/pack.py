@@ -29,6 +29,7 @@ from tilec.backends.triton.matmul.dot import (
     product_over,
 )
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
+from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous, rounded_up
 from tilec.backends.triton.pointwise.pointwise import pointwise
@@ -36,7 +37,7 @@ from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.cost import size_in_bytes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, map_values, value_accesses
-from tilec.ir.types import CASTS, NARROW, TensorType
+from tilec.ir.types import CASTS, ITEM_BYTES, NARROW, TensorType
 from tilec.transforms.util.rewrite import with_parts
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
@@ -285,16 +286,28 @@ def _with_copy(name: str, tensor: str, order: Sequence[int], view: StridedView) 
 
 def _memory(t: TensorType, order: Sequence[int]) -> tuple[int, ...]:
     """The shape of a copy with axes in that order in memory: rows of 16 bits begin at whole vectors."""
-    *outer, row = (t.shape[a] for a in order)
-    return (*outer, rounded_up(row, WHOLE_VECTOR) if outer and t.dtype in NARROW else row)
+    return rows_of_vectors(replace(t, shape=tuple(t.shape[a] for a in order)))
+
+
+def rows_of_vectors(t: TensorType) -> tuple[int, ...]:
+    """The shape of memory whose rows of 16 bits begin at whole vectors."""
+    *outer, row = t.shape or (1,)
+    return (*outer, rounded_up(row, WHOLE_VECTOR)) if outer and t.dtype in NARROW else t.shape
+
+
+def source_of_rows(step: Step) -> str | None:
+    """The tensor of which the step makes a copy that differs from it in where rows begin alone."""
+    match step:
+        case Once(key=("apart", str(tensor), tuple(shape), tuple(strides), int(axis))) if axis == len(shape) - 1:
+            return tensor if strides == contiguous(shape) else None
+    return None
 
 
 def rows_aligned(tensor: str, view: StridedView, setting: Setting) -> bool:
-    """Whether rows of 16-bit elements begin where vectors do."""
-    steps = zip(view.types[tensor].shape, view.strides[tensor], strict=True)
-    return tensor not in setting.misaligned and all(
-        step % WHOLE_VECTOR == 0 for n, step in steps if n > 1 and step != 1
-    )
+    """Whether rows of a tensor begin where vectors do, which maps of it ask for too."""
+    t, whole = view.types[tensor], DESCRIPTOR_ALIGNMENT
+    apart = (step for n, step in zip(t.shape, view.strides[tensor], strict=True) if n > 1 and step != 1)
+    return tensor not in setting.misaligned and all(step * ITEM_BYTES[t.dtype] % whole == 0 for step in apart)
 
 
 def _axis(access: Access, v: str) -> int | None:

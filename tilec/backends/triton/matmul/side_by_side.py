@@ -10,13 +10,13 @@ groups' elements, so that results which are not finite are computed again withou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.matmul.dot import NARROW, MatrixProduct, operand_accesses, product_over
+from tilec.backends.triton.matmul.dot import NARROW, MatrixProduct, StagedProduct, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
+from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.functions import ZERO, call
 from tilec.ir.index import linear
@@ -29,31 +29,9 @@ WIDTH_TOGETHER = 64  # rows or columns of a product of groups side by side, at m
 LEAST_GROUP = 4  # of a group itself
 
 
-@dataclass(frozen=True)
-class SideBySide:
-    """`blocks`: the statement that makes an operand block diagonal, or takes the output's diagonal, where it is not
-    `first`. `product`: what stands between, and its `steps`. `grown`: the tensor between; `types` and `strides` of all
-    tensors as they are indexed here."""
-
-    blocks: Statement
-    product: Statement
-    first: bool
-    steps: list[Step]
-    types: Mapping[str, TensorType]
-    strides: Mapping[str, tuple[int, ...]]
-    grown: str
-
-    def carried_out(self, lower: Callable[[StridedView], list[Step]]) -> list[Step]:
-        """All steps; `lower` gives those of a statement."""
-        t = self.types[self.grown]
-        blocks = lower(StridedView(self.blocks, self.types, self.strides))
-        steps: list[Step] = [Allocate(self.grown, t.shape, t.dtype)]
-        steps += [*blocks, *self.steps] if self.first else [*self.steps, *blocks]
-        return [*steps, Release((self.grown,))]
-
-
-def side_by_side(given: MatrixProduct, setting: Setting) -> SideBySide | None:
-    """The statement in two, None where groups fill a tile as they are or Hopper's kernels do not take the product."""
+def side_by_side(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
+    """The product, and before it the statement that makes an operand block diagonal, or after it the one that takes the
+    output's diagonal. None where groups fill a tile as they are or Hopper's kernels do not take the product."""
     dot, space, view = given.dot, given.space, given.view
     s = view.statement
     plain = len(space.classes) == 1 and s.guard is None and not s.constraints and dot.dtype in NARROW
@@ -101,7 +79,7 @@ def _groups(extent: int, width: int) -> int:
 
 def _apart(
     s: Statement, accesses: tuple[Access, ...], small: Access, g: str, count: int, view: StridedView, setting: Setting
-) -> SideBySide | None:
+) -> StagedProduct | None:
     taken = set(index_variables(*(e for a in accesses for e in a.index)))
     q = fresh_variable(f"{g}_q", taken)
     r = fresh_variable(f"{g}_r", taken | {q})
@@ -150,7 +128,11 @@ def _apart(
         return None
     same = (_merged_into(q, as_it_is, over.view), _merged_into(r, as_it_is, over.view)) if first else None
     steps = hopper_steps(over, setting, same=same)
-    return None if steps is None else SideBySide(blocks, product, first, steps, types, strides, grown)
+    if steps is None:
+        return None
+    apart = (replace(as_it_is, statement=blocks),)
+    before, after = (apart, ()) if first else ((), apart)
+    return StagedProduct(as_it_is, {grown: shape}, before, after, steps)
 
 
 def _merged_into(group: str, view: StridedView, merged: StridedView) -> tuple[str, int]:

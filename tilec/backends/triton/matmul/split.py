@@ -43,6 +43,7 @@ FEWEST_USES = 128  # of each element that is read through windows
 MOST_PARTS = 2**28  # bytes of parts that such a product may take
 BOTH_WINDOW_COLUMNS = 64  # the same of a convolution
 BOTH_COLUMNS = 1024  # from which both operands' parts are made before, if they may take so much
+MOST_FILLED, MOST_WINDOW_FILLED = 1.25, 1.5  # columns of blocks over those that there are; of a convolution
 PART_VECTOR = 8  # elements of a part that are read at once
 SPLIT_BYTES = 2 * COUNT  # of a term
 SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
@@ -348,10 +349,10 @@ def split_steps(
     if space.count(dot.rows) < space.count(dot.columns):
         dot = _swapped(dot)
     columns = space.count(dot.columns)
-    filled = 4 * ONE_SPLIT_BLOCK.config.bn * -(-columns // ONE_SPLIT_BLOCK.config.bn) <= 5 * columns
-    if columns < LEAST_REUSE or not filled:
-        return None
     whole = not product.is_plain or bool(_windowed(dot)) or len(space.classes) > 1
+    filled = ONE_SPLIT_BLOCK.config.bn * -(-columns // ONE_SPLIT_BLOCK.config.bn)
+    if columns < LEAST_REUSE or filled > (MOST_WINDOW_FILLED if whole else MOST_FILLED) * columns:
+        return None
     pays = _windows_pay if whole else _matrices_pay
     product = replace(product, dot=dot)
     if whole:

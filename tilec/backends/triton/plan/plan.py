@@ -135,7 +135,8 @@ class Table:
 class TorchLines:
     """Python lines over torch: `reads` and `writes` name the tensors, which are local variables of the lines as are
     `device` and `numbers`, sizes that are left open; `dtypes`: of `writes`; `statements`: outputs of those carried out.
-    `own_precision`: they run with cuDNN in the precision of matrix products, which torch keeps for all."""
+    `own_precision`: they run with cuDNN in the precision of matrix products, which torch keeps for all; `gradient`: the
+    convolution's call that they are, which another may be part of."""
 
     lines: tuple[str, ...]
     reads: tuple[str, ...]
@@ -144,6 +145,7 @@ class TorchLines:
     dtypes: tuple[str, ...]
     numbers: tuple[tuple[str, int], ...] = ()
     own_precision: bool = False
+    gradient: object = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.contiguity import mixes_vectors
 from tilec.backends.triton.emit.epilogue import as_read, finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, all_text, triton_type
@@ -50,7 +51,7 @@ from tilec.backends.triton.pointwise.windows import (
     choose_register_block,
     registers_of,
 )
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables, value_accesses
 from tilec.ir.types import TensorType, Types
 
 STATE = ("acc", "top", "total", "new_top", "highest", "scaled")  # names of running values
@@ -207,7 +208,8 @@ class _Writer:
             start = place if place == tile else f"({place})"
             if size >= 4:
                 k.quarters[axis.name] = f"{start} * ({axis.block} // 4) + tl.arange(0, {axis.block} // 4)"
-            k.assign(axis.name, f"{start} * {axis.block} + tl.arange(0, {axis.block})")
+            along = f"{start} * {axis.block} + tl.arange(0, {axis.block})"
+            k.assign(axis.name, f"tl.multiple_of({along}, 1)" if axis is axes[-1] and self._mixes_vectors() else along)
             count = k.count([v for v in axis.variables if k.space.largest(v) > 1])
             k.assign(f"{axis.name}_in", f"{axis.name} < {count}")
             k.starts[axis.name] = f"{start} * {axis.block}", count, axis.block or ""
@@ -218,6 +220,15 @@ class _Writer:
             if v not in k.value_of:
                 k.value_of[v] = k.low(v)
         return axes
+
+    def _mixes_vectors(self) -> bool:
+        """Whether each thread of a map of rows should have single elements, and those of a warp stand side by side."""
+        if len(self.tiling.axes) != 2 or any(not self.space.single(v) for v in self.space.reductions):
+            return False
+        statements = [r.space.statement for r in self.results]
+        many = {v for v in self.space.outputs if self.space.largest(v) > 1}
+        read = [a for s in statements for a in value_accesses(s) if many <= {*index_variables(*a.index)}]
+        return mixes_vectors([Access(s.output, s.index or ()) for s in statements], read, self.types, self.k.strides)
 
     def _direct(self, space: Space, accumulator: Accumulator) -> tuple[str, str, str | None]:
         """A statement without reduction: its value where the point is valid."""
@@ -270,7 +281,7 @@ class _Writer:
             body += accumulator.reduce(1) if lanes is not None else ()
             body += accumulator.reduce(len(axes)) if tiled else ()
         if tiled and wants_reached:
-            body.append(assign("reached", f"tl.reduce(reached, {len(axes)}, either_)"))
+            body.append(assign("reached", f"tl.reduce(reached, {len(axes)}, or_)"))
         return "reached" if wants_reached else None
 
     def _first_place(self) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tilec.backends.common.code import python_name
+from tilec.backends.triton.emit.contiguity import VECTOR
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Kernel
 from tilec.backends.triton.fusion.groups import Group
@@ -28,8 +29,6 @@ from tilec.ir.functions import draws
 from tilec.ir.index import linear
 from tilec.ir.program import Access, value_accesses
 from tilec.ir.types import TensorType, Types
-
-VECTOR = 16  # bytes
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec import knobs
-from tilec.backends.triton.emit.contiguity import moved_least
+from tilec.backends.triton.emit.contiguity import bytes_at_once, mixes_vectors, moved_least
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.members import ON_CHIP
 from tilec.backends.triton.fusion.memory_order import NEIGHBOURS
@@ -21,7 +21,7 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 
 FEW_LONG_ROWS = 8 * MULTIPROCESSORS  # rows that are walked, up to which a program holds more of one
-ROWS_TO_COMBINE = 16  # rows of a block where memory runs along them and there are few
+ROWS_TO_COMBINE = 16  # rows of a block where memory runs along them and there are few, or many sums
 STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported device has of shared memory
 ACROSS = 32  # rows of a block that holds their columns where memory runs along the rows, at least
 # functions that take exponentials
@@ -34,6 +34,7 @@ RUNNING_SUMS = 96  # over rows, that a thread keeps, at most
 MOST_LOADED = 128  # elements from outside that a thread has at once, so that registers hold what is made of them
 FEW_LOADED, MOST_BESIDE = 3, 32  # elements of a point that any block may load; of a thread that loads more, at most
 LEAST_TILED = 512  # elements of a block: four of a thread, which it reads at once
+LEAST_OF_FEW, FEW_OF_ROWS = 1024, 4 * MULTIPROCESSORS  # elements that a program holds, where programs are fewer
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -58,6 +59,15 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     where a program reads several tensors at each point; partial sums of two programs a multiprocessor, loads of the
     next rows under way, or of one where rows are long."""
     together = rows_together(group, strides)
+    tiling = _first_guess(group, together, strides, types)
+    written, read = _at_each_point(group)
+    many = {v for v, n in group.extent.items() if n > 1}
+    written = [a for a in written if many <= {*index_variables(*a.index)}]
+    mixed = together <= 1 and mixes_vectors(written, read, types, strides)
+    return replace(tiling, vectors=tiling.vectors and not mixed)
+
+
+def _first_guess(group: Group, together: int, strides: Strides, types: Types) -> RowTiling:
     if not group.scans and all(s.output in group.sums or not group.reductions(s) for s in group.statements):
         return _total_tiling(group) if group.totals else _tiled(group, together, strides, types)
     rows, columns = group.count(group.rows), group.count(group.columns)
@@ -88,8 +98,9 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     down = min(power_of_two(rows), max(together, 2048 // block, 1))
     if group.sums:
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // -(-columns // block))
+        down, warps = _with_room(group, down, block, together)
         stages = _stages(group, types, down * block, STAGED // 4)  # of four programs a multiprocessor
-        return RowTiling("tiled", down, block, min(-(-rows // down), programs), 4, stages)
+        return RowTiling("tiled", down, block, min(-(-rows // down), programs), warps, stages)
     while down * block > 256 and -(-rows // down) * -(-columns // block) < 4 * MULTIPROCESSORS:
         if down > together:
             down //= 2
@@ -105,6 +116,21 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     return _of_one_warp(tiling, together, group, strides, types) if vectors else tiling
 
 
+def _with_room(group: Group, down: int, block: int, together: int) -> tuple[int, int]:
+    """Rows of a block and warps of a program so that registers hold its sums: the fewest warps that do, then rows in
+    runs that memory moves at once."""
+    warps = 4
+
+    def crowded() -> bool:
+        return len(group.sums) * down * block > RUNNING_SUMS * 32 * warps
+
+    while crowded() and (down > together or warps < 8):
+        down, warps = (down // 2, warps) if down > together else (down, 2 * warps)
+    while crowded() and (down > ROWS_TO_COMBINE or warps < 16):
+        down, warps = (down // 2, warps) if down > ROWS_TO_COMBINE else (down, 2 * warps)
+    return down, warps
+
+
 def _whole(group: Group, together: int, strides: Strides, types: Types) -> RowTiling:
     """Of rows that a program holds at once, `together` of them in a block at least."""
     rows, needed = group.count(group.rows), power_of_two(group.count(group.columns))
@@ -113,7 +139,11 @@ def _whole(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     halves = all(types[name].dtype in NARROW for name in full if name in types)
     elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
     down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
+    while not group.sums and down > together and down * needed > LEAST_OF_FEW and rows < FEW_OF_ROWS * down:
+        down //= 2
     few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then
+    if few and 1 < together:
+        down = min(down, max(ROWS_TO_COMBINE, elements // needed))
     each = 1024 if deep or together == 1 else 2048  # elements of a warp; what only adds up rows needs few
     each = 512 if heavy and _calls(group) & EXPONENTIALS else each  # which take instructions and registers
     warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
@@ -173,14 +203,15 @@ def _of_one_warp(tiling: RowTiling, together: int, group: Group, strides: Stride
 
 def _bytes_at_once(group: Group, strides: Strides, types: Types) -> int:
     """How many bytes of a row a thread reads or writes at once, of the tensor with the most."""
-    written = (Access(s.output, s.index or ()) for s in group.statements if s.output in group.stored)
-    full, most = _full_reads(group), 1
-    for a in (*written, *(a for s in group.statements for a in value_accesses(s) if a.tensor in full)):
-        sizes, element = types[a.tensor].shape, size_in_bytes(replace(types[a.tensor], shape=()))
-        steps = [step for step, n in zip(strides[a.tensor], sizes, strict=True) if n > 1 and step != 1]
-        fits = (n for n in (16, 8, 4, 2) if n * element <= 16 and all(step % n == 0 for step in steps))
-        most = max(most, next(fits, 1) * element) if steps else most
-    return most
+    written, read = _at_each_point(group)
+    return max([1, *(bytes_at_once(types[a.tensor], strides[a.tensor]) for a in (*written, *read))])
+
+
+def _at_each_point(group: Group) -> tuple[list[Access], list[Access]]:
+    """What a group stores, and what it reads of tensors from outside that have an element for each point."""
+    written = [Access(s.output, s.index or ()) for s in group.statements if s.output in group.stored]
+    full = _full_reads(group)
+    return written, [a for s in group.statements for a in value_accesses(s) if a.tensor in full]
 
 
 def _total_tiling(group: Group) -> RowTiling:

@@ -7,12 +7,12 @@ c] * G[u, c])`, in less time than those few take term by term. The result reads 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilec.backends.common.pairs import PRODUCTS
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
-from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, MEMORY_BYTES, POINTERS
+from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, MEMORY_BYTES, POINTERS, StagedProduct
 from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import ZERO
@@ -27,20 +27,9 @@ TERMS_OF_BANDS = 1e12  # points a second, term by term, as measured on an H100
 MOST_PRODUCTS = 2**28  # bytes of all products
 
 
-@dataclass(frozen=True)
-class Banded:
-    """All products of rows and columns, which `view` knows too, and the statement that reads the band."""
-
-    band: Statement
-    view: StridedView
-
-    @property
-    def products(self) -> Statement:
-        return self.view.statement
-
-
-def recognise_banded(s: Statement, types: Types, strides: Strides) -> Banded | None:
-    """The statement as a band of fewest products; None where it is none, or takes less time term by term."""
+def recognise_banded(s: Statement, types: Types, strides: Strides) -> StagedProduct | None:
+    """The statement as all products of rows and columns, the fewest, and a band of them; None where it is none,
+    or takes less time term by term."""
     space = build_space(s, types)
     outputs = distinct_variables(s.index)
     if space is None or outputs is None or not is_plain_sum(s) or len(space.classes) != 1 or not space.covers:
@@ -54,10 +43,10 @@ def recognise_banded(s: Statement, types: Types, strides: Strides) -> Banded | N
         case _:
             return None
     summed = math.prod(space.extent[0][v] for v in space.reductions)
-    best = min(found, key=lambda f: math.prod(f.view.types[f.products.output].shape), default=None)
+    best = min(found, key=lambda f: math.prod(_result(f).shape), default=None)
     if best is None or not summed:
         return None
-    stored = best.view.types[best.products.output]
+    stored = _result(best)
     points = math.prod(stored.shape) * summed
     moved = 2 * size_in_bytes(stored) / MEMORY_BYTES + 2 * LAUNCH_SECONDS
     takes = points / (POINTERS * PRODUCTS[t.dtype]) + moved
@@ -65,9 +54,13 @@ def recognise_banded(s: Statement, types: Types, strides: Strides) -> Banded | N
     return best if pays and size_in_bytes(stored) <= MOST_PRODUCTS else None
 
 
+def _result(found: StagedProduct) -> TensorType:
+    return found.product.types[found.product.statement.output]
+
+
 def _bands(
     s: Statement, rows: Access, columns: Access, outputs: tuple[str, ...], types: Types, strides: Strides
-) -> list[Banded]:
+) -> list[StagedProduct]:
     """For each index of `columns` that is computed of output variables, it as a variable of its own."""
     found = []
     sizes = dict(zip(outputs, types[s.output].shape, strict=True))
@@ -89,5 +82,6 @@ def _bands(
         there: tuple[Expr, ...] = (*map(Index, kept), e)
         band = replace(s, body=Pad(Access(name, there), ZERO), aggregation="assign")
         known = {**types, name: TensorType(shape, types[s.output].dtype)}
-        found.append(Banded(band, StridedView(products, known, {**strides, name: contiguous(shape)})))
+        view = StridedView(products, known, {**strides, name: contiguous(shape)})
+        found.append(StagedProduct(view, {name: shape}, after=(replace(view, statement=band),)))
     return found

@@ -20,6 +20,7 @@ from tilec.backends.triton.matmul.distances import Distances, distance_steps, re
 from tilec.backends.triton.matmul.dot import (
     MatrixProduct,
     OperandRewrite,
+    StagedProduct,
     pairwise,
     product_over,
     recognise_dot,
@@ -43,7 +44,7 @@ from tilec.backends.triton.pointwise.pointwise import fill, pointwise
 from tilec.backends.triton.scan.form import recognise_scan, terms_first
 from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
 from tilec.backends.triton.scatter.scatter import ScatterContext, scattered
-from tilec.backends.triton.schedule.banded import Banded, recognise_banded
+from tilec.backends.triton.schedule.banded import recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.exponential_products import exponential_steps
 from tilec.backends.triton.schedule.on_sums import on_sums
@@ -261,19 +262,14 @@ def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     return _pointwise(p, p.space) if own is None else own
 
 
-def _banded(p: Problem) -> Banded | None:
+def _banded(p: Problem) -> StagedProduct | None:
     found = None if p.product is not None else recognise_banded(p.defracted, p.types, p.strides)
     if found is None:
         return None
-    own = problem_of(found.products, found.products, found.view.types, found.view.strides, p.setting)
+    s, view = found.product.statement, found.product
+    own = problem_of(s, s, view.types, view.strides, p.setting)
     product = None if own is None else own.product
     return found if product is not None and worthwhile(product.dot, product.space) else None
-
-
-def _of_band(p: Problem, found: Banded) -> list[Step]:
-    made = _allocated_steps(found.products, found.view, p.setting)
-    band = statement_steps(found.band, found.band, found.view.types, found.view.strides, p.setting)
-    return [*made, *band, Release((found.products.output,))]
 
 
 def _pointwise(p: Problem, space: Space) -> list[Step] | None:
@@ -356,7 +352,9 @@ FAMILIES = (
         lambda p, found: exponential_steps(p, found, _allocated_steps),
     ),
     Family("distances", lambda p: recognise_distances(p.space, p.view), _of_distances),
-    Family("band of products", _plain(_banded), _of_band),
+    Family(
+        "band of products", _plain(_banded), lambda p, found: found.carried_out(partial(_over_views, setting=p.setting))
+    ),
     Family("pointwise", lambda p: p.space, _pointwise),
 )
 

@@ -11,7 +11,8 @@ from tilec.backends.common.chains.chain import ChainKernel, with_reads
 from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
-from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_launches
+from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_gradients, join_launches
+from tilec.backends.triton.matmul.pack import rows_of_vectors, source_of_rows
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Launch,
@@ -25,7 +26,7 @@ from tilec.backends.triton.plan.plan import (
     TorchLines,
     made_by,
 )
-from tilec.backends.triton.plan.sizes import contiguous_strides
+from tilec.backends.triton.plan.sizes import contiguous, contiguous_strides
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
@@ -35,10 +36,10 @@ from tilec.backends.triton.schedule.families import fused_steps, statement_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
 from tilec.backends.triton.schedule.problem import Unit, needs_int64_index, problem_of
 from tilec.backends.triton.schedule.product_sums import product_sum_steps, product_sums
-from tilec.backends.triton.schedule.reshape import over_sources, reshape_steps, reshaped_inputs
+from tilec.backends.triton.schedule.reshape import over_sources, reshape_steps, reshape_view, reshaped_inputs
 from tilec.backends.triton.schedule.scatter_sums import ScatterOver, ScatterSum, scatter_sums, scatters_over, sum_steps
 from tilec.backends.triton.schedule.shared_reads import SharedReads
-from tilec.ir.program import Program, Statement, reads_itself
+from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import shapes_in
 from tilec.transforms.lower.defract import defracted_form
@@ -49,20 +50,34 @@ MOST_DOWN = 65_535  # programs along the second and third axis of a grid
 def make_plan(lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int, ...]], setting: Setting) -> Plan:
     """The plan of a lowered program, whose statements are in groups, for inputs of these strides (elements)."""
     planner = _Planner(lowering, grouping, strides, setting)
-    steps = resolve_requests(made_once(_with_releases(planner.units(), grouping.program)))
-    steps = _without_overwritten([*over_sources(steps, planner.sources, planner.types)])
-    steps = join_launches(steps, setting.device.multiprocessors)
+    units = planner.units()
+    if padded := planner.copied_rows(units):
+        other = _Planner(lowering, grouping, strides, setting, padded)
+        found = other.units()
+        if not any(isinstance(step, TorchLines) and padded & {*step.reads} for u in found for step in u.steps):
+            planner, units = other, found
+    steps = resolve_requests(made_once(_with_releases(units, grouping.program)))
+    types = planner.types
+    given = over_sources(steps, planner.sources, lambda name, source: reshape_view(name, source, types[name]))
+    steps = _without_overwritten([*given])
+    steps = join_launches(join_gradients(steps), setting.device.multiprocessors)
     return Plan(tuple(s for step in steps for s in _launchable(step)), grouping.program.outputs)
 
 
 class _Planner:
     """Carries out the statements of a lowered program, those together that have one kernel. `strides`: of all tensors,
-    contiguous ones where they are computed; `sources`: inputs that kernels read in another shape, by its name."""
+    contiguous ones where they are computed, the rows of those `padded` at whole vectors; `sources`: inputs that kernels
+    read in another shape, by its name."""
 
     def __init__(
-        self, lowering: Lowering, grouping: Grouped, strides: Sequence[tuple[int, ...]], setting: Setting
+        self,
+        lowering: Lowering,
+        grouping: Grouped,
+        strides: Sequence[tuple[int, ...]],
+        setting: Setting,
+        padded: frozenset[str] = frozenset(),
     ) -> None:
-        self.grouping, self.flat, self.types = grouping, grouping.program, dict(grouping.types)
+        self.padded, self.grouping, self.flat, self.types = padded, grouping, grouping.program, dict(grouping.types)
         flat, types = self.flat, self.types
         self.kept = with_reads(flat, grouping.chains.values())
         self.defracted = {s.output: s for s in lowering.stages["defracted"].statements}
@@ -70,9 +85,9 @@ class _Planner:
         rewritten = (s for s in flat.statements if s.output in grouping.rewritten)
         self.defracted |= {s.output: s if reads_itself(s) else defracted_form(s, shapes) for s in rewritten}
         chained = {s.output for kernel in grouping.chains.values() for s in kernel.statements}
-        grouped = {s.output for g in grouping.groups.values() for s in (*g.statements, *g.after)}
+        self.grouped = grouped = {s.output for g in grouping.groups.values() for s in (*g.statements, *g.after)}
         self.members = grouped | chained
-        self.strides = contiguous_strides(types)
+        self.strides = contiguous_strides(types) | {name: contiguous(rows_of_vectors(types[name])) for name in padded}
         self.strides |= {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
         reshaped = reshaped_inputs(flat, types, self.strides, grouped, chained)
         self.strides |= {name: steps for name, (_, steps) in reshaped.items()}
@@ -128,8 +143,21 @@ class _Planner:
         alone = [self._single_unit(m) for m in self.sums[s.output].members[:-1]]
         return [*alone, self._single_unit(s, find_epilogue(self.kept, place, self.types, self.members))]
 
+    def copied_rows(self, units: Sequence[Unit]) -> frozenset[str]:
+        """Intermediates that products copy so that rows begin at whole vectors, and that no kernels touch beside these
+        copies but those of groups and maps, which may write them so at once."""
+        copied = {name for unit in units for step in unit.steps if (name := source_of_rows(step)) is not None}
+        for unit in units:
+            mapped = all(s.aggregation == "assign" and not reads_itself(s) for s in unit.statements)
+            launched = all(isinstance(step, Allocate | Launch) for step in unit.steps)
+            if not (mapped and launched) and not {s.output for s in unit.statements} <= self.grouped:
+                read = {n for step in unit.steps if source_of_rows(step) is None for n in _given(step)}
+                copied -= read | {s.output for s in unit.statements}
+        return frozenset(copied - {*self.flat.outputs, *self.flat.input_names()})
+
     def _allocated(self, output: str) -> Allocate:
-        return Allocate(output, self.types[output].shape, self.types[output].dtype)
+        t = self.types[output]
+        return Allocate(output, rows_of_vectors(t) if output in self.padded else t.shape, t.dtype)
 
     def _has_elements(self, output: str) -> bool:
         return bool(math.prod(self.types[output].shape))
@@ -142,7 +170,8 @@ class _Planner:
 
     def _single_unit(self, s: Statement, epilogue: Sequence[Statement] = ()) -> Unit:
         """A statement, in one launch with its epilogue where that has a form; otherwise without."""
-        how = self.types, self.strides, self.setting
+        library = self.setting.library and self.padded.isdisjoint(reads(s))  # which knows of no padding
+        how = self.types, self.strides, replace(self.setting, library=library)
         defracted = self.defracted[s.output]
         made: list[Step] | None = None
         if epilogue and self._has_elements(s.output):

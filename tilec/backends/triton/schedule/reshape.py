@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.triton.fusion.read_through import is_reshape, keeps_order
-from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer, Repeat, Step, TorchLines
+from tilec.backends.triton.plan.plan import (
+    Allocate,
+    Descriptor,
+    Launch,
+    Pointer,
+    Repeat,
+    Step,
+    SubPlan,
+    TiledLoop,
+    TorchLines,
+)
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Program, Statement, reads
 from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType
+from tilec.transforms.util.tiled import Start
 
 
 def reshape_steps(s: Statement, flat: Program, types: Mapping[str, TensorType]) -> list[Step] | None:
@@ -21,10 +32,10 @@ def reshape_steps(s: Statement, flat: Program, types: Mapping[str, TensorType]) 
     if not is_reshape(s, flat, types):
         return None
     assert isinstance(s.body, Access)
-    return [_view(s.output, s.body.tensor, types[s.output])]
+    return [reshape_view(s.output, s.body.tensor, types[s.output])]
 
 
-def _view(output: str, source: str, wanted: TensorType) -> TorchLines:
+def reshape_view(output: str, source: str, wanted: TensorType) -> TorchLines:
     line = f"{python_name(output)} = {python_name(source)}.view({tuple_text([str(n) for n in wanted.shape])})"
     return TorchLines((line,), (source,), (output,), (output,), (wanted.dtype,), named_sizes(wanted.shape))
 
@@ -57,23 +68,37 @@ def reshaped_inputs(
     return found
 
 
-def over_sources(steps: Iterable[Step], sources: Mapping[str, str], types: Mapping[str, TensorType]) -> Iterator[Step]:
+def over_sources(
+    steps: Iterable[Step], sources: Mapping[str, str], view: Callable[[str, str], TorchLines]
+) -> Iterator[Step]:
     """The steps, whose kernels are given inputs in the place of what has their elements in another shape (`sources`);
-    lines of torch are given views."""
-    given_views: set[str] = set()
+    all else is given a `view`, which is made where it is first read."""
+    there: set[str] = set()
     for step in steps:
         match step:
             case Launch():
                 yield _given(step, sources)
+                continue
             case Repeat(launch=launch):
                 yield replace(step, launch=_given(launch, sources))
-            case TorchLines(reads=read):
-                for name in [n for n in read if n in sources and n not in given_views]:
-                    given_views.add(name)
-                    yield _view(name, sources[name], types[name])
-                yield step
-            case _:
-                yield step
+                continue
+        for name in [n for n in _read_as_tensors(step) if n in sources and n not in there]:
+            there.add(name)
+            yield view(name, sources[name])
+        yield step
+
+
+def _read_as_tensors(step: Step) -> tuple[str, ...]:
+    match step:
+        case TorchLines(reads=read):
+            return read
+        case Allocate(fill=str() as content):
+            return (content,)
+        case SubPlan(inputs=inputs):
+            return inputs
+        case TiledLoop(calls=calls):
+            return tuple([x.tensor for call in calls for x in call.sources if not isinstance(x, Start)])
+    return ()
 
 
 def _given(launch: Launch, sources: Mapping[str, str]) -> Launch:

@@ -9,7 +9,7 @@ block of 64 outputs and L taps has L + 63 places w for each of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import PRODUCTS
@@ -20,17 +20,17 @@ from tilec.backends.triton.matmul.dot import (
     LAUNCH_SECONDS,
     MEMORY_BYTES,
     POINTERS,
+    StagedProduct,
     product_over,
     worthwhile,
 )
 from tilec.backends.triton.matmul.pack import with_axes_last
-from tilec.backends.triton.plan.plan import Allocate, Release, Step
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import contiguous, rounded_up
 from tilec.backends.triton.pointwise.taps import tap_sums
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.infer import statement_type
-from tilec.ir.program import Access, Constraint, Expr, Index, Int, index_variables, reads
+from tilec.ir.program import Access, Constraint, Expr, Index, Int, index_variables
 from tilec.ir.types import Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
@@ -38,27 +38,6 @@ _TERMS_OF_FILTERS = 1e12  # points a second, term by term, as measured on an H10
 _ACROSS = 64  # outputs that are columns
 _FEWEST_TAPS = 32
 _GAIN = 1.5  # what is gained at least
-
-
-@dataclass(frozen=True)
-class Sliding:
-    """The product, into a view of the result; or, where that is no whole number of blocks, into a tensor of its own,
-    from which `last` takes the result. `shape`: that tensor's, in memory. `before`, `after`: steps around it."""
-
-    product: StridedView
-    shape: tuple[int, ...] = ()
-    last: StridedView | None = None
-    before: tuple[Step, ...] = ()
-    after: tuple[Step, ...] = ()
-
-    def carried_out(self, lower: Callable[[StridedView], list[Step]]) -> list[Step]:
-        """All steps; `lower` gives those of a statement."""
-        steps = [*self.before, *lower(self.product), *self.after]
-        if self.last is None:
-            return steps
-        name = next(n for n in reads(self.last.statement))
-        made = Allocate(name, self.shape, self.product.types[name].dtype)
-        return [made, *steps, *lower(self.last), Release((name,))]
 
 
 @dataclass(frozen=True)
@@ -73,7 +52,7 @@ class _Slide:
     along: int
 
 
-def recognise_sliding(view: StridedView) -> Sliding | None:
+def recognise_sliding(view: StridedView) -> StagedProduct | None:
     """The statement as such a product; None where it is none, or takes less time term by term."""
     s, types = view.statement, view.types
     outputs = distinct_variables(s.index)
@@ -115,7 +94,7 @@ def _slides(moved: Access, other: Access, space: Space) -> Iterator[_Slide]:
             yield _Slide(moved, other, v, tap, *steps)
 
 
-def _batches_apart(found: Sliding, x: _Slide, space: Space) -> Sliding:
+def _batches_apart(found: StagedProduct, x: _Slide, space: Space) -> StagedProduct:
     """The product over copies, where elements of other batches (what both tensors know and each output has of its own)
     are neighbours: of tensors along the filter, of the result along its blocks."""
     product = product_over(found.product)
@@ -130,7 +109,9 @@ def _batches_apart(found: Sliding, x: _Slide, space: Space) -> Sliding:
         own = [d for d, e in enumerate(a.index) if not batch & {*index_variables(e)}]
         axes[a] = min(own, key=lambda d: strides[d], default=None) if inside else None
     over = with_axes_last(product, axes)
-    return found if over is None else replace(found, product=over.view, before=over.before, after=over.after)
+    if over is None:
+        return found
+    return replace(found, product=over.view, before=over.before, after=(*over.after, *found.after))
 
 
 def _pays(x: _Slide, space: Space, types: Types) -> bool:
@@ -139,12 +120,14 @@ def _pays(x: _Slide, space: Space, types: Types) -> bool:
     tensors = (space.statement.output, x.moved.tensor, x.other.tensor)
     moved = sum(size_in_bytes(types[name]) for name in tensors) / MEMORY_BYTES + LAUNCH_SECONDS
     rate = POINTERS * PRODUCTS[types[space.statement.output].dtype]
-    blocks = -(-extent[x.v] // _ACROSS) * _ACROSS / extent[x.v]
+    blocks = rounded_up(extent[x.v], _ACROSS) / extent[x.v]
     takes = blocks * points * (taps + _ACROSS - 1) / max(taps, 1) / rate
     return taps >= _FEWEST_TAPS and points / _TERMS_OF_FILTERS > _GAIN * (takes + 2 * moved)
 
 
-def _in_blocks(view: StridedView, x: _Slide, space: Space) -> Sliding:
+def _in_blocks(view: StridedView, x: _Slide, space: Space) -> StagedProduct:
+    """The product, into a view of the result; or, where that is no whole number of blocks, into a tensor of its own,
+    from which the result is taken."""
     s, types, strides = view.statement, view.types, view.strides
     known = set(all_variables(s))
     u = fresh_variable("u", known)
@@ -171,6 +154,7 @@ def _in_blocks(view: StridedView, x: _Slide, space: Space) -> Sliding:
     )
     made = replace(view, statement=product).with_tensor(name, replace(types[s.output], shape=sizes), own)
     if whole:
-        return Sliding(made)
+        return StagedProduct(made, {})
     last = replace(s, body=Access(name, s.index or ()), aggregation="assign")
-    return Sliding(made, filled, replace(view, statement=last).with_tensor(name, types[s.output], steps))
+    apart = replace(view, statement=last).with_tensor(name, types[s.output], steps)
+    return StagedProduct(made, {name: filled}, after=(apart,))

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from functools import cache, reduce
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
-from tilec.backends.common.blocks.ir import COMPARED, Value
+from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ReadInPlace
 from tilec.backends.common.chains.in_place import quotients_of
 from tilec.backends.common.scalars import fit, fold_literals
-from tilec.ir.functions import FUNCTIONS, SMALL_POWERS, ZERO
+from tilec.ir.functions import COMPARISONS, FUNCTIONS, SMALL_POWERS, ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_types
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement, index_variables
@@ -242,7 +242,7 @@ class Emitter:
         b, f = self.b, e.function
         result = self.type_of(e)
         compute_dtype = _compute_dtype_of(result)
-        if f in COMPARED:
+        if f in COMPARISONS:
             return b.apply(f, *self.alike(e.args))
         if f == "select":
             return b.apply("select", self.condition(e.args[0]), *(self.value(a, compute_dtype) for a in e.args[1:]))

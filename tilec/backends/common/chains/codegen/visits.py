@@ -11,12 +11,13 @@ import math
 from dataclasses import dataclass
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE, INT64, Builder
-from tilec.backends.common.blocks.ir import COMPARED, BlockProgram, Tensor, Value
+from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.codegen.places import Tiling, size_name
 from tilec.backends.common.code import python_name
 from tilec.ir.at_sizes import fixed_value
+from tilec.ir.functions import COMPARISONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_variables
@@ -76,7 +77,7 @@ def _is_telling(e: Expr, sides: tuple[str, str], types: Types) -> bool:
     match e:
         case Call("and" | "or" | "not", args):
             return any(_is_telling(a, sides, types) for a in args)
-        case Call(function, (x, y)) if function in COMPARED:
+        case Call(function, (x, y)) if function in COMPARISONS:
             return _has_bounds(x, sides, types) and _has_bounds(y, sides, types)
     return isinstance(e, Access) and _has_bounds(e, sides, types)
 
