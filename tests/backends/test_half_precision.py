@@ -96,3 +96,26 @@ def test_a_gradient_takes_its_exponentials_of_unrounded_logarithms(source):
     for v in results if isinstance(results, tuple) else (results,):
         v.backward(torch.ones_like(v), retain_graph=True)
     torch.testing.assert_close(recorded.grad.double(), exact, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("text", "factor"),
+    [
+        ("Y = X * C", 80_000),
+        ("Y = X / C", 1 / 80_000),
+        ("Y[i] = X[i] * (i - i + 80000)", 80_000),
+        ("Y[i] = sum(X[i] * M[i, j] * C[j]) / 4", 80_000),
+    ],
+)
+def test_integers_that_a_float16_does_not_hold(text: str, factor: float) -> None:
+    x, c, m = torch.rand(4).half() / 1000, torch.full((4,), 80_000), torch.ones(4, 4).half()
+    f = tilec.compile(text)
+    y = f(**{n: t for n, t in {"X": x, "C": c, "M": m}.items() if n in f.inputs})
+    torch.testing.assert_close(y.double(), x.double() * factor, rtol=2**-10, atol=2**-24)
+
+
+def test_the_gradient_of_a_mean_of_more_points_than_a_float16_counts() -> None:
+    x = torch.rand(70_001).half().requires_grad_()
+    f = tilec.compile("function (X[N]) -> (M) { M[] = mean(i > 3 ? X[i]); }")
+    (found,) = torch.autograd.grad(f(x), x)
+    assert found[4].item() == pytest.approx(1 / 69_997, rel=1e-2) and not found[:4].any()

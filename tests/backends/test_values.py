@@ -5,6 +5,7 @@ import torch
 from conformance.programs import CONTRACTIONS, CONVOLUTIONS, GENERAL, LOGS
 from support.agreement import agree, run, tensors
 
+import tilec
 from tilec.backends.base import Options
 
 
@@ -135,3 +136,19 @@ def test_what_meets_the_zeros_outside_in_one_operand(text):
     values, _ = run(text, [a, b, c])
     assert torch.isfinite(values[0]).all()
     agree(text, a, b, c)
+
+
+@pytest.mark.parametrize("body", ["S[k]", "S[k] * S[k]", "S[0]", "2.0"])
+@pytest.mark.parametrize("sign", ["+", ">"])
+def test_each_value_of_a_window_is_one_for_all_elements(body: str, sign: str) -> None:
+    """`torch.add(a, b, out=c)` of two tensors with fewer elements than `c` makes `c` smaller."""
+    source = f"function (S[2]) -> (Y) {{ Y[i + k : N] = {sign}({body}), i + 1 < N + 2, k < 2; }}".replace("N", "300")
+    f, s = tilec.compile(source), torch.tensor([2.0, 3.0], dtype=torch.float64)
+    wanted = tilec.interpret(source, s.numpy())
+    torch.testing.assert_close(f(s), torch.as_tensor(wanted).to(f(s).dtype))
+
+
+def test_the_gradient_of_two_means_of_the_same_elements() -> None:
+    x = torch.rand(4097, dtype=torch.float64, requires_grad=True)
+    y = tilec.compile("function (X[N]) -> (M) { M[k : 2] = mean(X[i + k]); }")(x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], torch.full_like(x, 2 / 4097))

@@ -100,7 +100,7 @@ def _even(size: int, rows: int) -> int:
 
 def _rows_for_cache(run: TileRegion, types: Types, options: Options) -> int | None:
     """As many rows of the largest tensor as a block has elements."""
-    largest = max(math.prod(types[t].shape) for t in run.hints) // run.size
+    largest = max(1, max(math.prod(types[t].shape) for t in run.hints) // run.size)
     return options.block // largest or None
 
 

@@ -96,12 +96,14 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
     loops = Loops(task, d, shared, blocks([(v, d.extent[v]) for v in shared], limit))
     prologue: list[str] = []
     lines: list[str] = []
+    moving = {v for v in order if d.extent[v] > 1}
     first = ""  # the value that the next one is combined with, where no element has one yet
     for n, part in enumerate(parts):
         frame = TensorFrame(part, order, task.types, task.local, task.names, loops.ends)
         evaluator = TorchScalars(frame, *part.statement.roots)
         value = evaluator.value(part.statement.body)
         code = evaluator.tensor(value, task.type.dtype)
+        whole = moving <= value.variables and bool(value.variables or not order)
         if part.statement.guard is not None:
             test = evaluator.condition(evaluator.value(part.statement.guard))
             code = f"rt.choose({test}, {code}, {task.identity})"
@@ -110,7 +112,7 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
         lines += frame.lines
         combine = f"torch.{_COMBINED.get(task.flat.aggregation)}"
         if n == 0 and (covered or task.flat.aggregation == "assign"):
-            if len(parts) > 1 and _same_box(part, parts[1]):
+            if len(parts) > 1 and whole and _same_box(part, parts[1]):  # torch makes `out` smaller where both are
                 first = code
                 continue
             lines.append(f"{assignable(target)} = {code}")

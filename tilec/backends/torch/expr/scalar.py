@@ -8,7 +8,7 @@ where they are compared, cast or returned.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilec.backends.common.code import literal, tuple_text
@@ -21,7 +21,7 @@ from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Index, Pad, walk
 from tilec.ir.rational import as_int
-from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, promote
+from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, Types, is_floating, promote
 from tilec.lattice.conditions import bound_of
 
 NUMBERS_TOO = ("mod", "pow")  # functions of torch that take a Python number for either of two arguments
@@ -43,7 +43,7 @@ class TorchScalars(ScalarWriter):
     def __init__(self, frame: TensorFrame, *roots: Expr):
         super().__init__(*roots)
         self.frame = frame
-        self.widens = sum(isinstance(e, Call) for e in self._uses) > 1
+        self.widens = has_large_integers(self._uses, frame.types) or sum(isinstance(e, Call) for e in self._uses) > 1
 
     def compute_dtype_of(self, dtype: str) -> str:
         return "float32" if self.widens and dtype in NARROW else dtype
@@ -334,6 +334,13 @@ class TorchScalars(ScalarWriter):
         if points >= MANY:
             return f"rt.compared(torch.{function}, {', '.join(operands)})"
         return (FUNCTIONS[function].torch or "").format(*operands)
+
+
+def has_large_integers(parts: Iterable[Expr], types: Types) -> bool:
+    """Are there integers among the parts that a float16 would hold as infinity?"""
+    return any(
+        isinstance(e, Index) or isinstance(e, Access) and types[e.tensor].dtype in ("int32", "int64") for e in parts
+    )
 
 
 def _tensors_only(function: str) -> bool:

@@ -18,7 +18,9 @@ import opt_einsum
 
 from tilec.backends.common.code import assignable, indented, literal, tuple_text
 from tilec.backends.common.domain import Domain
+from tilec.backends.common.scalars import count_uses
 from tilec.backends.torch.expr.general import Loops, general
+from tilec.backends.torch.expr.scalar import has_large_integers
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.matmul.factors import (
     LOG,
@@ -100,7 +102,8 @@ def class_product(task: Task, domain: Domain, semiring: TorchSemiring) -> Produc
 def _operand_dtype(task: Task, domain: Domain, semiring: TorchSemiring) -> str:
     """The dtype in which factors are computed and multiplied."""
     dtype = expression_type(domain.statement.body, task.types).dtype
-    return "float32" if semiring is LOG and dtype in NARROW else dtype
+    wide = semiring is LOG or has_large_integers(count_uses((domain.statement.body,)), task.types)
+    return "float32" if wide and dtype in NARROW else dtype
 
 
 def _fits(task: Task, domain: Domain, p: Product) -> bool:
