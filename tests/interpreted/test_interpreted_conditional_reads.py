@@ -1,6 +1,7 @@
 """Reads under conditions on positions, interpreted: the same values as on the torch backend, with their gradients."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -48,3 +49,15 @@ def test_what_is_not_read_may_be_anything() -> None:
     x[:, 32:], z[:, :32] = torch.nan, torch.inf
     y = tilec.compile(source, backend="triton")(x, z)
     assert (y[:, :32] == 2).all() and (y[:, 32:] == 1).all()
+
+
+def test_padding_reads_no_row() -> None:
+    source = "function (W[V, D], T[B, L]) -> (S) { S[b, d : B, D] = sum(T[b, l] > 0 ? W[T[b, l], d] : 0); }"
+    given = tilec.spec((300, 72)), tilec.spec((500, 17), "int64")
+    text = tilec.compile(source).lower(*given, backend="triton", target="sm_90").source()
+    (mask,) = re.findall(r"= tl\.load\(W \+ .*mask=(.*), other", text)
+    (condition,) = re.findall(r"(\w+) = \(t > tl\.full\(\(\), 0", text)
+    assert f" & {condition} & " in mask
+    w, t = torch.rand(9, 5), torch.tensor([[0, 3, 8, -1, 0], [-4, 0, 0, 0, 0], [1, 1, 9, 2, 4]])
+    found, wanted = (tilec.compile(source, backend=b)(w, t) for b in ("triton", "torch"))
+    torch.testing.assert_close(found, wanted)

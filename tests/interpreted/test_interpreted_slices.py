@@ -31,7 +31,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "a number"])  # that one keeps its one element
 def test_no_zeros_are_stored(name):
     source, *shapes = CASES[name]
     output = tilec.interpret(source, *map(torch.ones, shapes))

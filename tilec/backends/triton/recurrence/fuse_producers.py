@@ -8,7 +8,7 @@ them are inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
@@ -67,7 +67,10 @@ def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, tuple[State
         left, s = _of_a_slice(given, types)
         if _simple(s):
             known = {**types, **{t.output: _without_numbers(given, types) for t in left}}
-            combined = _combined(s, _asked_of_others(readers[0], s.output, types), known)
+            into = readers[0] if s is given else _asked_of_inputs(readers[0], s.output, flat.input_names(), types)
+            if s is given and any(isinstance(e, Inside) and e.access.tensor == s.output for e in walk(*into.roots)):
+                continue  # a value of each step, which takes less time in a kernel of its own
+            combined = _combined(s, into, known)
             if combined is not None:
                 yield given, left, readers[0], combined
 
@@ -100,14 +103,16 @@ def _without_numbers(s: Statement, types: Types) -> TensorType:
     return replace(t, shape=tuple(n for e, n in zip(s.index or (), t.shape, strict=True) if not isinstance(e, Int)))
 
 
-def _asked_of_others(s: Statement, tensor: str, types: Types) -> Statement:
-    """A recurrence that asks whether a place is inside of another tensor of this shape that it reads there."""
-    read = [a for a in accesses_in(*s.roots) if a.tensor not in (tensor, s.output)]
-    others = {a.index: a for a in read if types[a.tensor].shape == types[tensor].shape}
+def _asked_of_inputs(s: Statement, tensor: str, inputs: Collection[str], types: Types) -> Statement:
+    """A recurrence that asks whether places are inside of an input of this tensor's shape that it reads or asks there,
+    where they are not all inside."""
+    shape = types[tensor].shape
+    found = [a for a in accesses_in(*s.roots) if a.tensor in inputs and types[a.tensor].shape == shape]
+    others = {a.index: a for a in found}
 
     def visit(e: Expr) -> Expr:
-        if isinstance(e, Inside) and e.access.tensor == tensor and e.access.index in others:
-            return Inside(others[e.access.index])
+        if isinstance(e, Inside) and e.access.tensor == tensor and not _is_whole(e.access, s, types):
+            return Inside(others.get(e.access.index, e.access))
         return rebuild(e, visit)
 
     return map_values(s, visit)
@@ -153,12 +158,11 @@ def _combined(s: Statement, into: Statement, types: Types) -> Statement | None:
             return ONE
         if isinstance(e, Pad) and isinstance(e.access, Inside):
             return ONE if e.access.access in values else rebuild(e, visit)
-        if isinstance(e, Call):
-            made = rebuild(e, visit)
-            return made if made is e else fold(made)
         return values[e] if e in values else rebuild(e, visit)
 
     combined = replace(map_values(into, visit), constraints=(*into.constraints, *bounds))
+    asked = any(isinstance(e, Inside) and e.access in values for e in walk(*into.roots))
+    combined = map_values(combined, fold) if asked else combined
     operators = set(walk(*combined.roots))
     return combined if sum(isinstance(e, Call | Pad) for e in operators) <= MOST_OPERATORS else None
 
