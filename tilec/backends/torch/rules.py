@@ -16,7 +16,7 @@ from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.recurrence.recurrence import recurrence
 from tilec.backends.torch.scan import of_others, scan
 from tilec.backends.torch.scatter import in_digits, scatter_lines
-from tilec.backends.torch.windows import one_by_one
+from tilec.backends.torch.windows import one_by_one, tested_one_by_one
 from tilec.errors import InternalMistake
 
 StatementRule = Callable[[Task], list[str] | None]
@@ -35,6 +35,16 @@ def scatter_rule(task: Task) -> list[str] | None:
 def split_output(task: Task) -> list[str] | None:
     """A view of an output with more axes."""
     return in_digits(task, lines_for)
+
+
+def tested_windows(task: Task) -> list[str] | None:
+    """Terms of a window that tests of values choose."""
+    return tested_one_by_one(task, lines_for)
+
+
+def window_by_value(task: Task) -> list[str] | None:
+    """The values of a window."""
+    return one_by_one(task, lines_for)
 
 
 def library(task: Task) -> list[str] | None:
@@ -60,9 +70,10 @@ SPECIAL: tuple[StatementRule, ...] = (
     shifted_exponentials,
     library,
     keyed_products,
+    tested_windows,
     product_lines,
     split_output,
-    one_by_one,
+    window_by_value,
 )
 MOST_TOGETHER = 16  # statements in one group of loops
 

@@ -42,9 +42,12 @@ from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gra
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
 from tilec.backends.torch.selection import all_within as all_within
 from tilec.backends.torch.selection import choose as choose
+from tilec.backends.torch.selection import chosen_by as chosen_by
 from tilec.backends.torch.selection import compared as compared
 from tilec.backends.torch.selection import elements_at as elements_at
+from tilec.backends.torch.selection import product_of_others as product_of_others
 from tilec.backends.torch.selection import taken as taken
+from tilec.backends.torch.selection import weighed_tests as weighed_tests
 
 Tensor = torch.Tensor
 
@@ -249,23 +252,6 @@ def _both(a: Tensor | int, b: Tensor | int) -> tuple[Tensor, Tensor]:
 def prod(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Product over several dimensions that follow each other."""
     return x.flatten(dims[0], dims[-1]).prod(dims[0], dtype=dtype)
-
-
-def product_of_others(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Along a dimension, of all elements but the one at each place: the product of all by the element, where that is
-    neither zero nor infinite anywhere, else that of those before and those after."""
-    x = x.to(dtype)
-    if dtype.is_floating_point and x.numel() and askable(x):
-        total = x.prod(dim, keepdim=True)
-        least, most = torch.aminmax(total.abs())
-        if least >= torch.finfo(dtype).tiny and most < math.inf:
-            return total / x
-    one = torch.ones_like(x.narrow(dim, 0, min(1, x.shape[dim])))
-    before, after = (
-        torch.cat((one, t.narrow(dim, 0, max(0, x.shape[dim] - 1))), dim).cumprod(dim, dtype=dtype)
-        for t in (x, x.flip(dim))
-    )
-    return before * after.flip(dim)
 
 
 class _Switch:

@@ -1,10 +1,13 @@
-"""Values chosen by tests and by indices, as generated programs call it."""
+"""Values chosen by tests and by indices, as generated programs call it; all but one of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
+
+from tilec.backends.torch.certainty import askable
 
 Tensor = torch.Tensor
 _BITS = {
@@ -13,8 +16,8 @@ _BITS = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
 }
+_BLENDED = (torch.float32, torch.float64)
 _COMPARED = (torch.float32, torch.float64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_FEW = 16  # results for each test, from which on the tests are looked at first
 _FEWEST = 8192  # elements from which on it pays
 
 
@@ -31,6 +34,17 @@ def compared(test: Callable[..., Tensor], a: Tensor, b: Tensor | float) -> Tenso
     return found.view(torch.bool) if found.element_size() == 1 else found.to(torch.bool)
 
 
+def weighed_tests(dtype: torch.dtype, *tests: tuple[Callable[..., Tensor], Tensor, Tensor, int]) -> Tensor:
+    """The sum of `test(a, b)` times a number, for each; all sums are numbers that float32 has."""
+    shape = torch.broadcast_shapes(*(t.shape for _, a, b, _ in tests for t in (a, b)))
+    total, room = (tests[0][1].new_zeros(shape, dtype=torch.float32) for _ in range(2))
+    for test, a, b, n in tests:
+        # several at a time where the result is of the operands' type
+        fits = a.dtype == room.dtype and torch.broadcast_shapes(a.shape, b.shape) == shape
+        total.add_(test(a, b, out=room) if fits else test(a, b), alpha=n)
+    return total.to(torch.int16).to(torch.int8).view(dtype) if dtype == torch.uint8 else total.to(dtype)
+
+
 def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | None = None) -> Tensor:
     """`torch.where(condition, a, b)`, bit for bit; one of `a` and `b` is a tensor of the result's type. On a CPU torch
     branches at each element; operations on bits do not."""
@@ -40,29 +54,63 @@ def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor 
     most = max(t.numel() for t in (condition, a, b) if isinstance(t, Tensor))
     if bits is None or like.device.type != "cpu" or most < _FEWEST:
         return torch.where(condition, a, b, **({} if out is None else {"out": out}))  # type: ignore[arg-type]
-    if condition.numel() * _FEW <= most and condition.all():
-        whole = isinstance(a, Tensor) and out is None and a.numel() == most
-        if whole and a.shape == torch.broadcast_shapes(a.shape, condition.shape):  # type: ignore[union-attr]
-            return a  # type: ignore[return-value]
-    if like is b:
-        condition, a, b = ~condition, b, a
-    chosen = condition.view(torch.int8).neg().to(bits)  # all bits, or none
-    x, y = like.resolve_neg().view(bits), _bits(b, like.dtype, bits)
-    if y is None:
-        result = x & chosen
-    else:
-        result = x ^ y
-        spread = torch.broadcast_shapes(result.shape, chosen.shape) != result.shape
-        result = (result & chosen if spread else result.bitwise_and_(chosen)).bitwise_xor_(y)
-    result = result.view(like.dtype)
+    mask = condition.view(torch.int8)
+    if like.dtype in _BLENDED:
+        return _blended(mask.to(like.dtype), a, b, out)
+    x, y = (torch.as_tensor(t, dtype=like.dtype).resolve_neg().view(bits) for t in (a, b))
+    result = ((x ^ y) & mask.neg().to(bits)).bitwise_xor_(y).view(like.dtype)
     return result if out is None else out.copy_(result)
 
 
-def _bits(x: Tensor | float, dtype: torch.dtype, bits: torch.dtype) -> Tensor | int | None:
-    """The bits of a value; None where all are zero."""
-    if isinstance(x, Tensor):
-        return x.resolve_neg().view(bits)
-    return int(torch.tensor(x, dtype=dtype).view(bits)) or None
+def chosen_by(
+    test: Callable[..., Tensor],
+    x: Tensor,
+    y: Tensor | float,
+    a: Tensor | float,
+    b: Tensor | float,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`choose(test(x, y), a, b)`, without a tensor of truths where all are of one type."""
+    like = a if isinstance(a, Tensor) else b
+    assert isinstance(like, Tensor)
+    small = max(t.numel() for t in (like, x, y) if isinstance(t, Tensor)) < _FEWEST
+    if x.dtype != like.dtype or x.dtype not in _BLENDED or like.device.type != "cpu" or small:
+        return choose(compared(test, x, y), a, b, out)
+    laid, shape = x, x.shape
+    if isinstance(y, Tensor) and x.shape != y.shape:
+        laid, shape = x if x.numel() > y.numel() else y, torch.broadcast_shapes(x.shape, y.shape)
+    room = torch.empty_like(laid) if laid.shape == shape else x.new_empty(shape)
+    return _blended(test(x, y, out=room), a, b, out)
+
+
+def _blended(mask: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | None) -> Tensor:
+    """`a` where a mask of zeros and ones is 1, else `b`, bit for bit: torch's threshold has no branches. The mask is
+    written over."""
+    bits = _BITS[mask.dtype]
+    first, other = (x if isinstance(x, Tensor) else _filled(x, mask.dtype) for x in (a, b))
+    if first is None and other is None:
+        first = torch.zeros((), dtype=mask.dtype)
+    kept = torch.ops.aten.threshold_backward
+    if first is None or other is None:
+        one = other if first is None else first
+        mask = torch.eq(mask, 0, out=mask) if first is None else mask
+        assert one is not None
+        return kept(one, mask, 0.5) if out is None else kept(one, mask, 0.5, grad_input=out)
+    found = kept(first, mask, 0.5)
+    torch.eq(mask, 0, out=mask)
+    same = mask.shape == other.shape or not other.dim()
+    rest = kept(other, mask, 0.5, grad_input=mask) if same else kept(other, mask, 0.5)
+    x, y = found.view(bits), rest.view(bits)
+    if out is not None and out.dtype == mask.dtype:
+        torch.bitwise_or(x, y, out=out.view(bits))
+        return out
+    whole = x.shape == y.shape or x.numel() > y.numel() and x.shape == torch.broadcast_shapes(x.shape, y.shape)
+    return (x.bitwise_or_(y) if whole else x | y).view(mask.dtype)
+
+
+def _filled(x: float, dtype: torch.dtype) -> Tensor | None:
+    """A number as a tensor; None for a zero without a sign."""
+    return None if x == 0 and math.copysign(1, x) == 1 else torch.full((), x, dtype=dtype)
 
 
 def elements_at(t: Tensor, *index: Tensor | int) -> Tensor:
@@ -104,3 +152,20 @@ def all_within(*tests: tuple[Tensor, int, int]) -> bool:
             if least.item() < first or most.item() > last:
                 return False
     return True
+
+
+def product_of_others(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Along a dimension, of all elements but the one at each place: the product of all by the element, where that is
+    neither zero nor infinite anywhere, else that of those before and those after."""
+    x = x.to(dtype)
+    if dtype.is_floating_point and x.numel() and askable(x):
+        total = x.prod(dim, keepdim=True)
+        least, most = torch.aminmax(total.abs())
+        if least >= torch.finfo(dtype).tiny and most < math.inf:
+            return total / x
+    one = torch.ones_like(x.narrow(dim, 0, min(1, x.shape[dim])))
+    before, after = (
+        torch.cat((one, t.narrow(dim, 0, max(0, x.shape[dim] - 1))), dim).cumprod(dim, dtype=dtype)
+        for t in (x, x.flip(dim))
+    )
+    return before * after.flip(dim)

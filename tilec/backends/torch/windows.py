@@ -10,26 +10,57 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tilec.backends.common.code import assignable
 from tilec.backends.common.domain import Domain, build_domain
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
-from tilec.backends.torch.expr.scalar import TorchScalars
+from tilec.backends.torch.expr.scalar import TorchScalars, choice_text
 from tilec.backends.torch.expr.task import Task
+from tilec.backends.torch.sharing import EXACT
+from tilec.ir.functions import draws
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import accesses_in
+from tilec.ir.infer import expression_type
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Float,
+    Index,
+    Input,
+    Int,
+    Program,
+    Statement,
+    accesses_in,
+    children,
+    index_variables,
+    reads,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import TensorType
+from tilec.transforms.lower.defract import defract
+from tilec.transforms.lower.reduce import reduce
+from tilec.transforms.util.naming import unlike
 
 _MOST_VALUES = 32  # of all classes together: each has lines of its own
 _MOST_BROADCAST = 4  # where nothing is gained but that no tensor of all values is made
+_FEWEST_SHARED = 2  # functions of what is computed once for several values
 _FEWEST_ELEMENTS = 64  # of the output for one of these values
 _COMBINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
-def one_by_one(task: Task) -> list[str] | None:
-    """Lines that compute the output."""
+def tested_one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
+    """The same for terms that count where a test of values says so: no product, though tests are factors too."""
+    guard = task.flat.guard
+    return one_by_one(task, lines_for) if guard is not None and [*accesses_in(guard)] else None
+
+
+def one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
+    """Lines that compute the output; `lines_for` carries out a statement of what all values have in common."""
     s = task.flat
     dtype = accumulation_dtype(s.aggregation, task.type.dtype)
     known = s.aggregation in (*_COMBINED, "assign") and dtype == task.type.dtype
@@ -45,10 +76,60 @@ def one_by_one(task: Task) -> list[str] | None:
     if any(p is None for one in parts for p in one):
         return None
     covered = task.covered and all(_same_box(d, one[0]) for d, one in zip(task.classes, parts, strict=True))
+    made = _computed_once(task) if values > 1 else None
+    if made is not None:
+        before, rest = made
+        return [*(line for t in before for line in lines_for(t)), *(one_by_one(rest, lines_for) or lines_for(rest))]
     lines = [f"{task.out} = {task.allocation(filled=not covered)}"]
     for d, one in zip(task.classes, parts, strict=True):
         lines += _class_lines(task, d, [p for p in one if p is not None], covered)
     return lines
+
+
+def _computed_once(task: Task) -> tuple[list[Task], Task] | None:
+    """Statements of what is the same for several values of an element, and the rest, which reads them."""
+    s, domain = task.flat, task.flat_domain
+    if domain is None or any(domain.low.values()):
+        return None
+    points = math.prod(domain.extent.values())
+    found: list[Expr] = []
+    stack = [s.body]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Access) or not children(e):
+            continue
+        own = index_variables(e)
+        few = 2 * math.prod(domain.extent[v] for v in own) <= points
+        costly = sum(isinstance(x, Call) for x in walk(e)) >= _FEWEST_SHARED
+        inside = all(isinstance(x, Access | Call | Int | Float | Index) for x in walk(e))
+        inside = inside and all(domain.inside(x, task.types) for x in accesses_in(e)) and not draws(e)
+        if few and costly and own and inside and expression_type(e, task.types).dtype in EXACT:
+            found.append(e)
+        else:
+            stack += children(e)
+    tasks: list[Task] = []
+    known: dict[Expr, Expr] = {}
+    types = dict(task.types)
+    local = dict(task.local)
+    for e in dict.fromkeys(found):
+        own = index_variables(e)
+        sizes = tuple(domain.extent[v] for v in own)
+        name = unlike(task.flat.output + "_shared", types)
+        made = Statement(name, tuple(map(Index, own)), tuple(map(Int, sizes)), e, span=s.span)
+        part = task.before(made, TensorType(sizes, expression_type(e, task.types).dtype), "_shared")
+        types[name], local[name] = part.types[name], part.local[name]
+        tasks.append(part)
+        known[e] = Access(name, made.index or ())
+    if not tasks:
+        return None
+
+    def visit(e: Expr) -> Expr:
+        return known[e] if e in known else rebuild(e, visit) if children(e) and not isinstance(e, Access) else e
+
+    rest = replace(s, body=visit(s.body))
+    inputs = tuple(Input(t, types[t].shape) for t in dict.fromkeys(reads(rest)))
+    (defracted,) = defract(reduce(Program(None, inputs, (s.output,), (rest,)))).statements
+    return tasks, replace(task, flat=rest, defracted=defracted, types=types, local=local)
 
 
 def _most_values(d: Domain) -> int:
@@ -106,7 +187,7 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
         whole = moving <= value.variables and bool(value.variables or not order)
         if part.statement.guard is not None:
             test = evaluator.condition(evaluator.value(part.statement.guard))
-            code = f"rt.choose({test}, {code}, {task.identity})"
+            code = choice_text(test, code, task.identity)
         target = loops.part(task.part(part), order)
         prologue += frame.prologue
         lines += frame.lines

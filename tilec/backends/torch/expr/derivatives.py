@@ -1,4 +1,4 @@
-"""Products with derivatives that torch computes in one pass."""
+"""Expressions that a call computes in fewer passes: products with derivatives, sums of tests by numbers."""
 
 from __future__ import annotations
 
@@ -31,6 +31,29 @@ def by_derivative(e: Expr) -> tuple[str, Expr, Expr] | None:
             if argument is not None:
                 return function, outer, argument
     return None
+
+
+_TESTS, _COUNTED = ("eq", "ne", "lt", "le", "gt", "ge"), ("uint8", "int16", "int32", "int64")
+MOST_COUNTED = 2**24  # up to which float32 has all integers
+
+
+def tests_by_numbers(e: Expr) -> list[tuple[Call, int]] | None:
+    """Comparisons and numbers of which `int16(a == b) * int16(3) + ...` is the sum of products, where all sums are
+    numbers that float32 has."""
+    found: list[tuple[Call, int]] = []
+    stack = [e]
+    while stack:
+        match stack.pop():
+            case Call("add", (a, b)):
+                stack += [b, a]
+            case Call("mul", (Call(cast, (Call(function) as test,)), n)) if cast in _COUNTED and function in _TESTS:
+                n = n.args[0] if isinstance(n, Call) and n.function == cast else n
+                if not isinstance(n, Int) or n.value < 0:
+                    return None
+                found.append((test, n.value))
+            case _:
+                return None
+    return found if len(found) > 1 and sum(n for _, n in found) < MOST_COUNTED else None
 
 
 def _matched(p: Expr, e: Expr, argument: Expr | None) -> Expr | None:

@@ -16,7 +16,7 @@ from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.common.tiled_program import COMBINED
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.assured import assured, either
-from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
+from tilec.backends.torch.expr.scalar import TorchScalars, choice_text, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.functions import RANDOM
@@ -240,7 +240,7 @@ class _Body:
         if value.number is not None:
             identity = f"torch.full((), {identity}, dtype=torch.{before}, device=device)"
         if self.aggregation == "sum" and value.number is None and tested < value.variables:
-            return f"rt.choose({mask}, {code}, {identity})"  # a few tests spread out, and a zero: one pass over bits
+            return choice_text(mask, code, identity)  # a few tests spread out, and a zero: one pass over bits
         return f"torch.where({mask}, {code}, {identity})"
 
     def _fill(self) -> str:

@@ -15,10 +15,11 @@ from tilec.backends.common.code import literal, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
 from tilec.backends.common.scalars import fit, identity
 from tilec.backends.torch.expr.access import TensorFrame
-from tilec.backends.torch.expr.derivatives import by_derivative
+from tilec.backends.torch.expr.derivatives import by_derivative, tests_by_numbers
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
+from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Pad, walk
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, Types, is_floating, promote
@@ -49,11 +50,31 @@ class TorchScalars(ScalarWriter):
         return "float32" if self.widens and dtype in NARROW else dtype
 
     def _operands(self, e: Expr) -> Sequence[Expr]:
-        found = by_derivative(e)
+        found, tests = by_derivative(e), tests_by_numbers(e)
+        if tests is not None and not self._uses_twice(tests):
+            return [x for test, _ in tests for x in test.args]
         return super()._operands(e) if found is None else found[1:]
 
+    def _uses_twice(self, tests: list[tuple[Call, int]]) -> bool:
+        """Is one of these values read elsewhere too?"""
+        return any(self._uses[test] > 1 for test, _ in tests)
+
+    def _weighed(self, e: Expr, tests: list[tuple[Call, int]]) -> ScalarValue:
+        """A sum of tests by numbers, several elements at a time."""
+        t = expression_type(e, self.frame.types)
+        parts, variables = list[str](), frozenset[str]()
+        for test, n in tests:
+            args = [self._values[a] for a in test.args]
+            common = promote(*(a.type for a in args)).dtype
+            operands = ", ".join(self.tensor(a, common) for a in args)
+            parts.append(f"(torch.{test.function}, {operands}, {n})")
+            variables |= frozenset().union(*(a.variables for a in args))
+        return ScalarValue(f"rt.weighed_tests(torch.{t.dtype}, {', '.join(parts)})", t, t.dtype, variables)
+
     def _make(self, e: Expr) -> ScalarValue:
-        found = by_derivative(e)
+        found, tests = by_derivative(e), tests_by_numbers(e)
+        if tests is not None and not self._uses_twice(tests):
+            return self._weighed(e, tests)
         if found is not None:
             function, outer, inner = found[0], self._values[found[1]], self._values[found[2]]
             dtype = self.compute_dtype_of(promote(outer.type, inner.type).dtype)
@@ -142,10 +163,8 @@ class TorchScalars(ScalarWriter):
             code, compute_dtype = self._text(
                 e.function, args, result, self._counters(e) if e.function in RANDOM else None
             )
-            if e.function == "select":
-                code = self._triangle(e, args, compute_dtype) or code
-            if code.startswith("torch.where") and any(isinstance(x, Access) and x.index for x in walk(e.args[0])):
-                code = code.replace("torch.where", "rt.choose", 1)  # a test of values, which no branch foresees
+            if e.function == "select" and code.startswith("torch.where"):
+                code = self._triangle(e, args, compute_dtype) or self._choice(e, args, compute_dtype) or code
             call = self._writing(e.function, args, code, compute_dtype)
         own = call is not None and is_floating(compute_dtype)
         if own:
@@ -213,6 +232,14 @@ class TorchScalars(ScalarWriter):
             if v in self.frame.loops
         ]
         return f"torch.tri{'l' if sign == 1 else 'u'}({self.cast(args[1], compute_dtype)}, {offset}{''.join(starts)})"
+
+    def _choice(self, e: Call, args: list[ScalarValue], compute_dtype: str) -> str | None:
+        """One of two values by a test of elements of tensors, which no branch foresees."""
+        if not any(isinstance(x, Access) and x.index for x in walk(e.args[0])):
+            return None
+        write = self.tensor if _all_numbers(args[1:]) else self.cast
+        a, b = (write(x, compute_dtype) for x in args[1:])
+        return choice_text(self.condition(args[0]), a, b)
 
     def _inline_product(self, e: Expr, compute_dtype: str) -> bool:
         """Whether an expression is a product whose text may be left out: used once, and written inline."""
@@ -332,7 +359,7 @@ class TorchScalars(ScalarWriter):
             operands[0] = self.tensor(args[0], common)
         points = math.prod(self.frame.domain.extent[v] for v in frozenset().union(*(a.variables for a in args)))
         if points >= MANY:
-            return f"rt.compared(torch.{function}, {', '.join(operands)})"
+            return f"{_COMPARED}torch.{function}, {', '.join(operands)})"
         return (FUNCTIONS[function].torch or "").format(*operands)
 
 
@@ -341,6 +368,16 @@ def has_large_integers(parts: Iterable[Expr], types: Types) -> bool:
     return any(
         isinstance(e, Index) or isinstance(e, Access) and types[e.tensor].dtype in ("int32", "int64") for e in parts
     )
+
+
+_COMPARED = "rt.compared("
+
+
+def choice_text(test: str, a: str, b: str) -> str:
+    """Text of one of two values, one of them a tensor of the result's type, by a test of many elements."""
+    if test.startswith(_COMPARED):
+        return f"rt.chosen_by({test[len(_COMPARED) : -1]}, {a}, {b})"
+    return f"rt.choose({test}, {a}, {b})"
 
 
 def _tensors_only(function: str) -> bool:
