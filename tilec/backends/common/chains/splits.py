@@ -31,7 +31,7 @@ from tilec.transforms.util.naming import Names, fresh_variable
 MOST_PROGRAMS = 264  # programs, at most
 MOST_PROGRAMS_OF_POINTS = 1056  # of kernels without products, which have fewer registers
 ENOUGH_PROGRAMS = 100  # programs that are left alone
-FEWEST_ROWS, ROWS_OF_A_PROGRAM = 16, 64  # of a program, those of few rows, or without products, and others
+ROWS_OF_A_SMALL_PROGRAM, ROWS_OF_A_PROGRAM = 16, 64  # of a program, those of few rows, or without products, and others
 # where one 16-bit product and at most one mixture have operands of more columns than that, a program has twice the rows
 # and a multiprocessor to itself, so many of which there are; as much of them should be busy
 COLUMNS_OF_A_SMALL_PROGRAM, ROWS_OF_A_LARGE_PROGRAM = 128, 128
@@ -104,8 +104,8 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     if masked and any(tensors_of(f.value) for r in kernel.targets if r.anchor is None for f in r.outer):
         return None
     large = _is_large(kernel)
-    few = kernel.elementwise or kernel.extent[kernel.blocked[0]] <= FEWEST_ROWS
-    rows = FEWEST_ROWS if few else ROWS_OF_A_LARGE_PROGRAM if large else ROWS_OF_A_PROGRAM
+    few = kernel.elementwise or kernel.extent[kernel.blocked[0]] <= ROWS_OF_A_SMALL_PROGRAM
+    rows = ROWS_OF_A_SMALL_PROGRAM if few else ROWS_OF_A_LARGE_PROGRAM if large else ROWS_OF_A_PROGRAM
     programs = math.prod(kernel.extent[v] for v in kernel.batch) * -(-kernel.extent[kernel.blocked[0]] // rows)
     if kernel.elementwise:
         long = not kernel.walked and kernel.extent[kernel.looped] >= 4 * FEWEST_COLUMNS
