@@ -37,16 +37,7 @@ from tilec.backends.common.pairs import in_pairs
 from tilec.cost import operations, size_in_bytes
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.infer import infer
-from tilec.ir.program import (
-    Access,
-    Expr,
-    Input,
-    Program,
-    Statement,
-    accesses_in,
-    reads,
-    reads_itself,
-)
+from tilec.ir.program import Access, Expr, Input, Program, Statement, accesses_in, reads, reads_itself
 from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
 from tilec.pipeline import bind_flat
 from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs

@@ -34,7 +34,6 @@ from tilec.transforms.bind.bind import bind, size_inputs
 from tilec.transforms.bind.value_inputs import seed_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
 from tilec.transforms.checkpoint.chunks import Chunks
-from tilec.transforms.in_float32 import in_float32
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.util.tiled import Calls
 
@@ -343,7 +342,7 @@ class Specialiser:
 
     def grad(self, names: tuple[str, ...]) -> Specialiser:
         """The gradient by inputs: (inputs..., d_outputs...) -> (d_inputs...)."""
-        return self._derive("grad", names, lambda: self._gradient(names))
+        return self.derive("grad", names, lambda: self._gradient(names))
 
     def _gradient(self, names: tuple[str, ...]) -> Specialiser:
         program = grad(self.program, names)
@@ -352,17 +351,11 @@ class Specialiser:
 
     def jvp(self, names: tuple[str, ...]) -> Specialiser:
         """The outputs' tangents: (inputs..., tangents of the inputs `names`...) -> (tangents...)."""
-        return self._derive("jvp", names, lambda: self.derived(self._tangents(names)))
+        return self.derive("jvp", names, lambda: self.derived(self._tangents(names)))
 
     def _tangents(self, names: tuple[str, ...]) -> Program:
         program = jvp(self.program, names)
         return simplify(program, program.outputs[len(self.outputs) :])
-
-    def in_float32(self, names: tuple[str, ...]) -> Specialiser:
-        """The same of 16-bit inputs `names`, computed with their float32 values."""
-        if not names:
-            return self
-        return self._derive("float32", names, lambda: self.derived(in_float32(self.program, names)))
 
     def vmap(self, dims: tuple[int | None, ...], ranks: tuple[int, ...], randomness: str) -> Specialiser:
         """The program over a batch, which each input has along a dimension or not, and each output along its first.
@@ -373,9 +366,9 @@ class Specialiser:
             named = dict(zip(self.inputs, ranks, strict=True))
             return self.derived(vmap(self.program, dims, first, randomness, named), dims)
 
-        return self._derive("vmap", (dims, ranks, randomness), make)
+        return self.derive("vmap", (dims, ranks, randomness), make)
 
-    def _derive(self, kind: str, key: tuple, make: Callable[[], Specialiser]) -> Specialiser:
+    def derive(self, kind: str, key: tuple, make: Callable[[], Specialiser]) -> Specialiser:
         if (kind, key) not in self._derived:
             try:
                 self._derived[kind, key] = make()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.block_interpreter import run_kernel
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE, INT64, Builder
-from tilec.backends.common.blocks.interpret import run_kernel
 from tilec.backends.common.blocks.ir import Apply, BlockProgram, Number, Tensor, every_operation, operands
 from tilec.backends.common.blocks.verify import verify_kernel
 

@@ -56,3 +56,15 @@ def test_patches_are_not_torchs():
     f = tilec.compile(ROWS_LAST.replace("2*", "4*").replace("H - 1)/2", "H)/4").replace("W - 1)/2", "W)/4")).grad("I")
     given = [tilec.spec(s, "float16") for s in ((2, 8, 32, 32), (16, 8, 4, 4), (2, 16, 8, 8))]
     assert "convolution_input" not in f.lower(*given, target="sm_90").source()
+
+
+@pytest.mark.parametrize(
+    "channels, dtype, wrt, ours",
+    [(1, "float16", "", True), (2, "float32", "", False), (1, "float32", "K", True), (1, "float16", "K", False)],
+)
+def test_filters_of_few_terms_are_not_torchs(channels, dtype, wrt, ours):
+    f = tilec.compile(ROWS_LAST.replace("2*", ""))
+    shapes = [(2, channels, 33, 33), (16, channels, 3, 3), (2, 16, 16, 16)]
+    given = [tilec.spec(s, dtype) for s in (shapes if wrt else shapes[:2])]
+    found = (f.grad(wrt) if wrt else f).lower(*given, target="sm_90")
+    assert ("rt.convolution" not in found.source()) == ours

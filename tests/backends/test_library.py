@@ -15,6 +15,7 @@ from tilec.language import parse
 from tilec.pipeline import lower
 
 SOFTMAX = "Y[i,j] = exp(X[i,j] - max(X[i,k])) / sum(exp(X[i,k] - max(X[i,l])))"
+LOG_SOFTMAX = "function (X[N, D]) -> (Y) { L[i] = logsumexp(X[i,j]); Y[i,j : N,D] = X[i,j] - L[i]; }"
 FIRST = "Y[i,j] = exp(X[i,j] - max(X[k,j])) / sum(exp(X[k,j] - max(X[l,j])))"
 NORM = """function (X[N, D], G[D], B[D]) -> (Y) { M[n] = mean(X[n,d]); V[n] = mean((X[n,d] - M[n]) * (X[n,d] - M[n]));
     Y[n, d : N, D] = B[d] + G[d] * ((X[n,d] - M[n]) * rsqrt(0.00001 + V[n])); }"""
@@ -35,6 +36,7 @@ WINDOW = ATTENTION.format("i >= j & i - j < 9 ?")
 SHAPES = ((1, 2, 1, 17, 4), (1, 2, 17, 4), (1, 2, 17, 4))
 ROUTINES = {
     "softmax of rows": (SOFTMAX, ((5, 7),), "softmax"),
+    "log-softmax of rows": (LOG_SOFTMAX, ((5, 7),), "log_softmax"),
     "norm of rows": (NORM, ((5, 7), (7,), (7,)), "layer_norm"),
     "norm of images": (PIXELS, ((2, 3, 4, 5),), "layer_norm"),
     "norm of groups": (GROUPS, ((2, 6, 3, 4), (3, 2), (3, 2)), "group_norm"),
@@ -246,7 +248,7 @@ def test_sixteen_bits_are_left() -> None:
     assert "softmax" not in executables(SOFTMAX, inputs(((5, 7),), torch.bfloat16))[0].source()
 
 
-@pytest.mark.parametrize("name", ["softmax of rows", "norm of rows"])
+@pytest.mark.parametrize("name", ["softmax of rows", "log-softmax of rows", "norm of rows"])
 def test_threads_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = inputs([(300, 333), (333,), (333,)][: len(ROUTINES[name][1])], torch.float32)
     threads = torch.get_num_threads()

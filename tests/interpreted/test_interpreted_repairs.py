@@ -52,6 +52,30 @@ def test_exact_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(found.nan_to_num(7.0), exact.nan_to_num(7.0))
 
 
+@pytest.mark.parametrize("special", [False, True])
+def test_a_small_factor_is_looked_at_first(special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it cannot have made wrong is left as it is."""
+
+    def repaired(p, product):
+        t = product.view.types[p.flat.output]
+        return [
+            Allocate(p.flat.output, t.shape, t.dtype, float("nan")),
+            *repair_steps(product, p.flat, ("K", "K")),
+        ]
+
+    monkeypatch.setattr(families, "_product_steps", repaired)
+    generator = torch.Generator().manual_seed(0)
+    x, k = (torch.randint(-3, 4, s, generator=generator).float() for s in ((1, 4, 5, 16), (16, 3, 3, 16)))
+    if special:
+        k.view(-1)[17] = torch.inf
+    found = tilec.compile(f"{CONVOLUTION}// {special}", backend="triton")(x, k).double()
+    if not special:
+        assert found.isnan().all()
+        return
+    exact = tilec.compile(CONVOLUTION, backend="torch")(x.double(), k.double())
+    assert torch.equal(found.nan_to_num(7.0), exact.nan_to_num(7.0))
+
+
 EDGES = """function (X[N, C], I[N, K], W[C, O]) -> (Y) {
     Y[n, k, o : N, K, O] = +((X[I[n, k], c] - X[n, c]) * W[c, o]);
 }"""

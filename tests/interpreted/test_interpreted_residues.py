@@ -359,13 +359,15 @@ SUMMED = {  # statement over X[N, W] and K[J], shapes, whether neighbours are jo
     "a transposed convolution": ("Y[n, 2*x + j : N, 2*W] = +(X[n, x] * K[j]);", 4, True),
     "by four": ("Y[n, 4*x + j - 1 : N, 4*W] = +(X[n, x] * K[j]);", 6, True),
     "by three": ("Y[n, 3*x + j : N, 3*W] = +(X[n, x] * K[j]);", 4, False),
-    "one place more": ("Y[n, 2*x + j : N, 2*W + 1] = +(X[n, x] * K[j]);", 3, False),
+    "one place more": ("Y[n, 2*x + j : N, 2*W + 1] = +(X[n, x] * K[j]);", 3, True),
+    "two places less, by four": ("Y[n, 4*x + j - 1 : N, 4*W - 2] = +(X[n, x] * K[j]);", 6, True),
+    "odd both ways": ("Y[2*n + i - 1, 2*x + j - 1 : 2*N - 1, 2*W - 1] = +(X[n, x] * K[j] * K[i]);", 3, True),
 }
 
 
 @pytest.mark.parametrize("name", SUMMED)
 def test_sums_of_neighbouring_classes_are_stored_together(name: str) -> None:
-    """Where all classes have as many elements: else those a step apart are other programs'."""
+    """Where all classes have as many elements, or the last ones one less."""
     statement, taps, joined = SUMMED[name]
     source = f"function (X[N, W], K[J]) -> (Y) {{ {statement} }}"
     for dtype in (torch.float32, torch.bfloat16):

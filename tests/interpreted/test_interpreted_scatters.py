@@ -393,6 +393,7 @@ def test_the_sort_is_stable_in_any_number_of_passes(
         "MOST_BITS": 5,
         "COUNTS_AT_ONCE": at_once,
         "MOVED_TOGETHER": 32,
+        "MOST_MOVED_TOGETHER": 32,
         "BLOCKS_AT_ONCE": 4,
         "MOST_COMPARED": 10000,
     }.items():

@@ -293,3 +293,35 @@ def test_more_rows_than_operands_have(monkeypatch, guard, parts):
     torch.testing.assert_close(
         ours(*given, length).double(), theirs(*(x.double() for x in given), length), rtol=1e-4, atol=1e-4
     )
+
+
+POINTS = {
+    "sum": "E[i : N] = sum(i == j ? 0.0 : exp(-S[i, j]));",
+    "masked": "E[i : N] = W[i] * sum(j < i ? exp(-S[i, j]) * W[j]);",
+    "logsumexp": "E[i : N] = logsumexp(W[j] - S[i, j]);",
+    "max": "E[i : N] = max(W[j] - S[i, j]);",
+}
+
+
+@interpreted
+@pytest.mark.parametrize("form", POINTS)
+def test_walks_of_points_are_divided(monkeypatch, form):
+    """Kernels without products, whose programs are few."""
+    monkeypatch.setattr(splits, "FEWEST_COLUMNS", 16)
+    for name in ("LARGE", "FAR", "_FEWEST", "_LEAST_GAIN"):
+        monkeypatch.setattr(cost, name, 0)
+    text = f"""function (X[N, 3], W[N]) -> (E) {{
+        S[i, j : N, N] = sum((X[i, d] - X[j, d]) * (X[i, d] - X[j, d])); {POINTS[form]} }}"""
+    torch.manual_seed(0)
+    given = torch.randn(70, 3), torch.randn(70)
+    ours, theirs = (tilec.compile(text, backend=b) for b in ("triton", "torch"))
+    assert any("parts" in k.name for k in ours.lower(*given).kernels)
+    torch.testing.assert_close(ours(*given).double(), theirs(*(x.double() for x in given)), rtol=1e-5, atol=1e-5)
+
+
+def test_few_rows_of_queries_have_two_programs_a_multiprocessor():
+    f = tilec.compile(SOURCE)
+    for heads, divided in ((128, True), (140, False)):
+        shapes = [(heads, n, 64) for n in (8, 4096, 4096)]
+        kernels = f.lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90").kernels
+        assert any("parts" in k.name for k in kernels) == divided

@@ -9,7 +9,7 @@ import pytest
 
 from tilec.backends.common.scalars import identity
 from tilec.errors import TypeMistake
-from tilec.ir.aggregations import AGGREGATIONS, SEMIRINGS, SPLITTABLE, Aggregation, semirings
+from tilec.ir.aggregations import AGGREGATIONS, SEMIRINGS, SPLITTABLE, Aggregation
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.infer import aggregate_type
 from tilec.ir.oracle.accumulate import COMBINE_VALUES, empty_value
@@ -46,9 +46,7 @@ def test_the_tables_agree():
     for s in SEMIRINGS.values():
         assert AGGREGATIONS[s.plus].times == s.times
         assert AGGREGATIONS[s.plus].identity == s.zero
-    assert all(semirings(plus, times) for plus, times in (("max", "add"), ("sum", "mul"), ("any", "and")))
-    assert not semirings("max", "mul") and not semirings("sum", "add")
-    assert [s.name for s in semirings(add="logaddexp", times="add")] == ["log"]
+    assert {(s.plus, s.times) for s in SEMIRINGS.values()} >= {("max", "add"), ("sum", "mul"), ("any", "and")}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import tilec.backends.torch.runtime as rt
+from tilec.backends.triton.plan.plan import Table
 from tilec.backends.triton.runtime.aten_calls import AtenStep
+from tilec.backends.triton.runtime.bound import operation_of
 
 
 class Counted:
@@ -230,7 +232,9 @@ ALONE = """
 import sys
 import torch
 import tilec
+from tilec.backends.triton.plan.plan import Table
 from tilec.backends.triton.runtime.aten_calls import AtenStep
+from tilec.backends.triton.runtime.bound import operation_of
 
 step = AtenStep(lambda a, b: (torch.mm(a, b),), ("a", "b"), ("out",))
 for _ in range(2):
@@ -273,3 +277,14 @@ def test_threads_of_torch_give_tensors_up_while_python_ends(library, tmp_path: P
         command = [sys.executable, "-W", "ignore", str(tmp_path / "ending.py")]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_constant_is_made_once(library) -> None:
+    """A step that makes the same tensor each time is left to Python once."""
+    step = Table("classes", ((1, 2), (3, 4)))
+    plan = library.plan(
+        torch.empty(0), 0, 1, [("python", operation_of(step, torch.device("cpu")), [], [("classes", 0)])], [0]
+    )
+    first = plan()
+    assert first[0].tolist() == [[1, 2], [3, 4]] and not plan.in_python()
+    assert plan()[0].data_ptr() == first[0].data_ptr()

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from support.block_interpreter import rounded, run_kernel
 
 import tilec
-from tilec.backends.common.blocks.interpret import rounded, run_kernel
 from tilec.backends.common.chains.codegen.build import build_kernel
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.common.chains.codegen.visits import block_shapes, build_lists, visits_of

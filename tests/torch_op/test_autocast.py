@@ -106,7 +106,9 @@ def test_under_compile() -> None:
     assert eager.dtype is torch.bfloat16
 
 
-NORM = "function (X[R, C], W[C]) -> (Y) { S[r : R] = +(X[r, c] * X[r, c]); Y[r, c : R, C] = X[r, c] * rsqrt(S[r]) * W[c]; }"
+NORM = """
+function (X[R, C], W[C]) -> (Y) { S[r : R] = +(X[r, c] * X[r, c]); Y[r, c : R, C] = X[r, c] * rsqrt(S[r]) * W[c]; }
+"""
 
 
 class Casts(TorchDispatchMode):

@@ -7,12 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import config
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 
 import tilec
 from tests.support.torch_programs import EXAMPLES, compiled
 from tilec.language import show
+from tilec.torch_op.graphs.casts import TakeCasts
 from tilec.torch_op.neighbours import FuseNeighbours
 from tilec.torch_op.text import function_of
 
@@ -25,6 +28,7 @@ class Graphs(list):
 
     def __init__(self, fused: bool = True):
         def compiler(module, inputs):
+            view_to_reshape(module)  # as Inductor does
             if fused:
                 FuseNeighbours(("cpu",))(module.graph)
             module.graph.lint()
@@ -32,7 +36,13 @@ class Graphs(list):
             self.append(module.graph)
             return make_boxed_func(module)
 
-        self.backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table())
+        def partition(module, inputs, **how):
+            if fused:
+                TakeCasts(("cpu",))(module.graph)
+            return min_cut_rematerialization_partition(module, inputs, **how)
+
+        how = {"decompositions": select_decomp_table(), "partition_fn": partition}
+        self.backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, **how)
 
     def left(self, graph: int = 0) -> list[str]:
         """What is not a call of Tile."""
@@ -228,6 +238,67 @@ def test_beside_every_example(name: str) -> None:
     for ours, theirs in zip(found, [y, *torch.autograd.grad(total(y), inputs)], strict=True):
         torch.testing.assert_close(ours, theirs)
     assert not [t for t in graphs.left() if "relu" in t], "what follows the call is part of it"
+
+
+def reshaped(x, w, b):
+    rows = torch.relu(x + 1).reshape(-1, 5)
+    y = NORM(rows, w, b).reshape(x.shape)
+    return y.to(torch.float32) * 2, y.to(torch.float32) + x
+
+
+def test_views_trade_places() -> None:
+    """The operations on both sides are taken, each once, and nothing but views is left."""
+    graphs, inputs = Graphs(), [t.detach() for t in given(((2, 3, 5), (5,), (5,)))]
+    torch.testing.assert_close(
+        torch.compile(reshaped, backend=graphs.backend, fullgraph=True)(*inputs), reshaped(*inputs)
+    )
+    assert set(graphs.left()) == {"aten.reshape.default"}
+    (program,) = graphs.programs()
+    assert len(program.outputs) == 2 and show(program.program).count("relu") == 1
+
+
+def test_views_that_stay() -> None:
+    """Of what is not contiguous, or has another shape."""
+
+    def f(x, w, b, other):
+        y = NORM(x, w, b).reshape(2, 3, 5)
+        return y + other.transpose(0, 1), y * other[0, 0, 0], NORM((x * other.sum((0, 1))).reshape(6, 5), w, b)
+
+    graphs, inputs = Graphs(), [t.detach() for t in given(((6, 5), (5,), (5,), (3, 2, 5)))]
+    torch.testing.assert_close(torch.compile(f, backend=graphs.backend, fullgraph=True)(*inputs), f(*inputs))
+    assert "aten.add.Tensor" in graphs.left()
+
+
+LOSS = tilec.compile("""
+function (X[R, V], T[R]) -> (Y) {
+    L[r : R] = logsumexp(X[r, v]);
+    P[r : R] = +(X[r, T[r]]);
+    Y[] = +(L[r] - P[r]);
+}""")
+
+
+def test_what_is_widened_is_kept_in_16_bits() -> None:
+    """The cast that a loss and its gradient read is part of both."""
+    f = lambda x, w, t: LOSS((x @ w).float(), t)  # noqa: E731
+    graphs = Graphs()
+    given = [torch.randn(6, 4).bfloat16(), torch.randn(4, 9).bfloat16().requires_grad_(), torch.arange(6)]
+    y = torch.compile(f, backend=graphs.backend, fullgraph=True)(*given)
+    expected = f(*given)
+    torch.testing.assert_close(y, expected)
+    for a, b in zip(*(torch.autograd.grad(z, given[1:2]) for z in (y, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+    assert not [t for t in graphs.left() if "convert" in t]
+    assert not [t for t in graphs.left(1) if "convert" in t]
+    assert all("float32(X[" in show(p.program) for k in (0, 1) for p in graphs.programs(k))
+
+
+def test_casts_that_stay() -> None:
+    """Those of a product of matrices."""
+    graphs = Graphs()
+    f = lambda a, b: PRODUCT(torch.sin(a).float(), b) + F.softmax(b, 1)  # noqa: E731
+    a, b = torch.randn(6, 6).bfloat16(), torch.randn(6, 6, requires_grad=True)
+    torch.compile(f, backend=graphs.backend, fullgraph=True)(a, b).sum().backward()
+    assert all("float32(A[" not in show(p.program) for k in (0, 1) for p in graphs.programs(k))
 
 
 def test_what_would_lie_otherwise_stays():

@@ -8,6 +8,7 @@ import torch
 import tilec
 from tilec.function import Function
 from tilec.language import parse, show
+from tilec.torch_op.autocast import computed_in_float32
 from tilec.transforms.in_float32 import in_float32
 
 PROGRAMS = {
@@ -30,7 +31,7 @@ PROGRAMS = {
 def test_as_casts_before_the_call(name: str) -> None:
     text, shapes = PROGRAMS[name]
     f = tilec.compile(text)
-    inside = Function.of(f.specialiser.in_float32(("X", "B")))
+    inside = Function.of(computed_in_float32(f.specialiser, ("X", "B")))
     generator = torch.Generator().manual_seed(0)
     given = [torch.rand(s, generator=generator).add(0.5).to(torch.bfloat16) for s in shapes]
     given += [torch.tensor([2, 0])] * (len(f.inputs) - len(given))

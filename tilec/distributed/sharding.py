@@ -38,22 +38,13 @@ from tilec.distributed.steps import composes, depth_along
 from tilec.errors import InputMistake, NameMistake, Unsupported, listed
 from tilec.ir.functions import INFINITY, call
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import (
-    Access,
-    Float,
-    Index,
-    Program,
-    Statement,
-    reads_itself,
-    self_reads,
-)
-from tilec.ir.types import ITEM_BYTES, TensorType, shapes_in
+from tilec.ir.program import Access, Float, Index, Program, Statement, reads_itself, self_reads
+from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, shapes_in
 from tilec.language import show_expr
 from tilec.lattice.sets import depends_on_data
 
 # Aggregations whose parts are put together again, and by which reduction.
 REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "product", "any": "max", "all": "min", "assign": "sum"}
-_HALVES = ("float16", "bfloat16")
 _ROUNDS = 3  # of looking for a better way along each dimension of a mesh
 
 
@@ -181,7 +172,7 @@ class _Planner(Copies):
         index = tuple(Index(f"o{k}") for k in range(len(index)))
         top, below, total = (self.names.fresh(f"{s.output}_{n}") for n in ("max", "finite", "sum"))
         t = self.types[s.output]
-        half = t.dtype in _HALVES
+        half = t.dtype in NARROW
         wide = replace(t, dtype="float32") if half else t
         self.types.update({top: wide, below: wide, total: wide})
         body = call("float32", s.body) if half else s.body

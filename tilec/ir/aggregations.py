@@ -80,12 +80,12 @@ AGGREGATIONS: dict[str, Aggregation] = {
         Aggregation(
             "any", None, False, "bool", "and", False,
             Code("{0} | {1}", "torch.any({0}, {1})", "{0}.logical_or_({1})"),
-            Code("{0} | {1}", "tl.reduce({0}, {1}, either_)"),
+            Code("{0} | {1}", "tl.reduce({0}, {1}, or_)"),
         ),
         Aggregation(
             "all", None, True, "bool", "or", False,
             Code("{0} & {1}", "torch.all({0}, {1})", "{0}.logical_and_({1})"),
-            Code("{0} & {1}", "tl.reduce({0}, {1}, both_)"),
+            Code("{0} & {1}", "tl.reduce({0}, {1}, and_)"),
         ),
         Aggregation("argmax", None, -1, "int64"),
         Aggregation("argmin", None, -1, "int64"),
@@ -126,9 +126,3 @@ SEMIRINGS: dict[str, Semiring] = {
         Semiring("boolean", "any", "and", "or", False, True, Kind.BOOL),
     )
 }
-
-
-def semirings(plus: str | None = None, times: str | None = None, add: str | None = None) -> tuple[Semiring, ...]:
-    """Those with this aggregation, this scalar function and this sum of two, as far as given."""
-    wanted = {"plus": plus, "times": times, "add": add}
-    return tuple(s for s in SEMIRINGS.values() if all(x in (None, getattr(s, k)) for k, x in wanted.items()))

@@ -16,18 +16,7 @@ from lark import Token
 from tilec.errors import ArityMistake, Span, SyntaxMistake
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import FUNCTIONS, NAMED_LITERALS, OPERATORS
-from tilec.ir.program import (
-    Access,
-    Aggregate,
-    Attribute,
-    Call,
-    Expr,
-    Float,
-    Index,
-    Int,
-    Name,
-    children,
-)
+from tilec.ir.program import Access, Aggregate, Attribute, Call, Expr, Float, Index, Int, Name, children
 
 MAX_DEPTH = 256
 LARGEST_LITERAL = 2**63

@@ -15,17 +15,7 @@ from typing import Any
 from tilec.errors import InternalMistake, UnboundIndex
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import (
-    Access,
-    Constraint,
-    Expr,
-    Int,
-    Program,
-    Statement,
-    expressions,
-    index_variables,
-    walk,
-)
+from tilec.ir.program import Access, Constraint, Expr, Int, Program, Statement, expressions, index_variables, walk
 from tilec.ir.rational import Fraction
 from tilec.lattice import projection
 from tilec.lattice.hermite import rank

@@ -182,18 +182,25 @@ struct Argument {
   TensorMap map{};       // over another address
 };
 
-// A function of a dictionary of tensors, and of the stream; what it calls of torch's operators, once it says so.
+// A function of a dictionary of tensors, and of the stream; what it calls of torch's operators, or the tensor that it
+// always makes, once it says so.
 struct Function {
   explicit Function(PyObject* function) : function(function) {}
-  ~Function() { delete calls.load(); }
+  ~Function() {
+    delete calls.load();
+    delete constant.load();
+  }
   Ref function;
   std::atomic<const AtenCalls*> calls{nullptr};
+  std::atomic<const Tensor*> constant{nullptr};
 
   // With Python's lock.
   void look() {
-    if (calls.load()) return;
+    if (calls.load() || constant.load()) return;
     py::object found = py::getattr(py::handle(function.get()), "calls", py::none());
     if (!found.is_none()) calls = new AtenCalls(found);
+    py::object made = py::getattr(py::handle(function.get()), "constant", py::none());
+    if (!made.is_none()) constant = new Tensor(THPVariable_Unpack(made.ptr()));
   }
 };
 
@@ -296,7 +303,8 @@ class Plan final : public Run {
 
   // How many steps are left to Python.
   size_t in_python() const {
-    return std::count_if(functions_.begin(), functions_.end(), [](const auto& f) { return !f->calls.load(); });
+    return std::count_if(
+        functions_.begin(), functions_.end(), [](const auto& f) { return !f->calls.load() && !f->constant.load(); });
   }
 
   Tensors operator()(const Tensors& inputs) const override {
@@ -320,7 +328,7 @@ class Plan final : public Run {
           launch(step, tensors, base, stream);
           break;
         case Step::PYTHON:
-          if (!aten(step, tensors)) python(step, tensors, stream);
+          if (!constant(step, tensors, stream) && !aten(step, tensors)) python(step, tensors, stream);
           break;
         case Step::FREE:
           for (int slot : step.slots) tensors[slot].reset();
@@ -380,6 +388,15 @@ class Plan final : public Run {
       driver.name_of(code, &name);
       TORCH_CHECK(false, "a kernel was not launched: ", name);
     }
+  }
+
+  // Where a call is captured, Python keeps what its graph reads.
+  bool constant(const Step& step, Tensors& tensors, void* stream) const {
+    const Tensor* made = functions_[step.function]->constant;
+    int capturing = 0;
+    if (!made || (made->is_cuda() && (Driver::get().capturing(stream, &capturing) || capturing))) return false;
+    tensors[step.writes[0].second] = *made;
+    return true;
   }
 
   bool aten(const Step& step, Tensors& tensors) const {

@@ -32,6 +32,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.specialise import Specialiser
+from tilec.transforms.in_float32 import in_float32
 
 SENSITIVE = frozenset(
     "exp expm1 log log1p logaddexp pow rsqrt recip tan asin acos sinh cosh softplus".split()  # torch's, by name
@@ -54,9 +55,15 @@ def autocast_call(
     taken = (torch.float32, *HALF_DTYPES) if how == "product" else HALF_DTYPES
     mine = [not w and t.dtype in taken for t, w in zip(tensors, weak, strict=True)]
     if how == "float32" and function.gradient is None:
-        return function.in_float32(tuple(compress(function.inputs, mine))), tensors
+        return computed_in_float32(function, tuple(compress(function.inputs, mine))), tensors
     wanted = torch.get_autocast_dtype(device) if how == "product" else torch.float32
     return function, [t.to(wanted) if m else t for t, m in zip(tensors, mine, strict=True)]
+
+
+def computed_in_float32(function: Specialiser, names: tuple[str, ...]) -> Specialiser:
+    """The function of 16-bit inputs `names`, computed with their float32 values."""
+    make = lambda: function.derived(in_float32(function.program, names))  # noqa: E731
+    return function.derive("float32", names, make) if names else function
 
 
 def _kind_of(function: Specialiser) -> str:

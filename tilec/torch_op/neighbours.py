@@ -16,7 +16,7 @@ Reductions, views, random numbers and other calls are torch's.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -33,7 +33,10 @@ from tilec.errors import TileError
 from tilec.ir.program import Expr, Input, Name, Program, Statement, node_count
 from tilec.specialise import Specialiser
 from tilec.torch_op import symbolic
-from tilec.torch_op.aten import NotTile, elementwise, expression, operands
+from tilec.torch_op.graphs.aten import NotTile, expression, is_tile_operation, tensor_operands
+from tilec.torch_op.graphs.casts import TakeCasts
+from tilec.torch_op.graphs.launches import launch_count
+from tilec.torch_op.graphs.views import move_views
 from tilec.torch_op.text import function_of, text_of
 from tilec.transforms.util.naming import Names
 
@@ -66,14 +69,16 @@ class FuseNeighbours(CustomGraphPass):
 
 
 def install() -> None:
-    """Have Inductor run the pass, after one that is there already if graphs with that are told from others."""
+    """Have Inductor run the passes, each after one that is there already if graphs with that are told from others."""
     present = config.post_grad_custom_pre_pass
     if present is None or isinstance(present, CustomGraphPass) and not isinstance(present, FuseNeighbours):
         config.post_grad_custom_pre_pass = FuseNeighbours(before=present)
+    if config.joint_custom_post_pass is None:
+        config.joint_custom_post_pass = TakeCasts()
 
 
 def _fuse(graph: Graph, call: Node, devices: Sequence[str]) -> None:
-    _move_views(graph, call)
+    move_views(graph, call)
     region = _Region.around(graph, call)
     if region is None or region.device not in devices:
         return
@@ -141,19 +146,19 @@ class _Region:
         waiting = [n for name, n in self.inputs.items() if name not in scalars and counts.count(n) == 1]
         while waiting and len(self.before) < _MOST:
             node = waiting.pop()
-            if not elementwise(node) or node in self.before:
+            if not is_tile_operation(node) or node in self.before:
                 continue
             if all(u is self.call or u in self.before for u in node.users):
                 self.before.append(node)
-                waiting += operands(node)
+                waiting += tensor_operands(node)
 
     def take_after(self) -> None:
         """Take operations on outputs and on what was taken, where the rest of what they read is there before."""
         inside = set(self.outputs.values())
         start = self.place[self.call]
         for node in list(self.graph.nodes)[start:]:
-            read = operands(node)
-            if len(self.after) >= _MOST or not inside.intersection(read) or not elementwise(node):
+            read = tensor_operands(node)
+            if len(self.after) >= _MOST or not inside.intersection(read) or not is_tile_operation(node):
                 continue
             shape = node.meta["val"].shape
             own = [n for n in read if n in inside]
@@ -164,13 +169,13 @@ class _Region:
     def take_beside(self) -> None:
         """Take operations that make what the ones after the call read, as long as nothing else does."""
         taken = [*self.outputs.values(), *self.after]
-        waiting = [n for node in self.after for n in operands(node)]
+        waiting = [n for node in self.after for n in tensor_operands(node)]
         while waiting and len(self.after) < _MOST:
             node = waiting.pop()
-            if node not in taken and elementwise(node) and all(u in self.after for u in node.users):
+            if node not in taken and is_tile_operation(node) and all(u in self.after for u in node.users):
                 taken.append(node)
                 self.after.append(node)
-                waiting += operands(node)
+                waiting += tensor_operands(node)
         self.after.sort(key=self.place.__getitem__)
 
     def replace(self) -> bool:
@@ -194,7 +199,9 @@ class _Region:
             if not _same(node, value.shape) or not _of_one_kind(node.meta["val"], value):
                 return False
         before = [self.inputs[n].meta["val"] for n in self.function.inputs]
-        if _launches(function, values[1], values[2:]) > _launches(self.function, before, _values(self.call.args[2:])):
+        if launch_count(function, values[1], values[2:]) > launch_count(
+            self.function, before, _values(self.call.args[2:])
+        ):
             return False
         with self.graph.inserting_before(self.call):
             whole = self.graph.call_function(torch.ops.tilec.call.default, arguments)
@@ -266,7 +273,7 @@ class _Region:
         """Have a new input of the same shape, from which an input was made, bind the dimensions of that one."""
         waiting, shape = [made], made.meta["val"].shape
         while waiting:
-            for n in operands(waiting.pop()):
+            for n in tensor_operands(waiting.pop()):
                 if n in self.before:
                     waiting.append(n)
                 for name in [name for name, node in new if node is n and _same(n, shape)]:
@@ -274,81 +281,6 @@ class _Region:
                         declared[name] = dims
                         return True
         return False
-
-
-def _move_views(graph: Graph, call: Node) -> None:
-    """Have views and elementwise operations trade places, so that operations stand beside the call."""
-    inputs = [n for n in cast(Any, call.args[1]) if isinstance(n, Node)]
-    while inputs:
-        inputs += _before_operation(graph, inputs.pop())
-    outputs = list(call.users)
-    while outputs:
-        result = outputs.pop()
-        for view in [v for v in result.users if v.target is aten.view.default]:
-            made: dict[object, Node] = {}  # an operation that stands there twice is done once
-            for operation in [u for u in view.users if _flat(u)]:
-                key = operation.target, operation.args, tuple(operation.kwargs.items())
-                if key not in made:
-                    made[key] = _after_operation(graph, result, view, operation)
-                    outputs.append(cast(Node, made[key].args[0]))
-                _replace(graph, operation, made[key])
-            if not view.users:
-                graph.erase_node(view)
-
-
-def _before_operation(graph: Graph, view: Node) -> list[Node]:
-    """Views of what an operation reads in the place of the view of its result, which nothing else reads."""
-    operation = view.args[0] if view.target is aten.view.default else None
-    if not isinstance(operation, Node) or len(operation.users) > 1 or len(view.users) > 1 or not _flat(operation):
-        return []
-    with graph.inserting_before(view):
-        views = {n: _viewed(graph, n, view.meta["val"].shape) for n in operands(operation)}
-        _replace(graph, view, _made_of(graph, operation, views))
-    graph.erase_node(operation)
-    return list(views.values())
-
-
-def _after_operation(graph: Graph, result: Node, view: Node, operation: Node) -> Node:
-    """The view of an operation on a result for the operation on its view."""
-    with graph.inserting_before(operation):
-        others = [n for n in operands(operation) if n is not view]
-        views = {n: _viewed(graph, n, result.meta["val"].shape) for n in others}
-        return _viewed(graph, _made_of(graph, operation, {view: result, **views}), operation.meta["val"].shape)
-
-
-def _replace(graph: Graph, node: Node, other: Node) -> None:
-    node.replace_all_uses_with(other)
-    graph.erase_node(node)
-
-
-def _viewed(graph: Graph, node: Node, shape: Sequence[int]) -> Node:
-    """A tensor in another shape; what it is a view of where that has it."""
-    origin = node.args[0] if node.target is aten.view.default else None
-    if isinstance(origin, Node) and origin.meta["val"].shape == shape:
-        return origin
-    return _made(graph, aten.view.default, (node, list(shape)), {})
-
-
-def _flat(node: Node) -> bool:
-    """Is this an elementwise operation on contiguous tensors of its shape, which is known?"""
-    values = [n.meta["val"] for n in (node, *operands(node))] if elementwise(node) else []
-    known = all(isinstance(n, int) for v in values for n in (*v.shape, *v.stride()))
-    return bool(values) and known and all(v.shape == values[0].shape and v.is_contiguous() for v in values)
-
-
-def _made(graph: Graph, target: Any, args: Any, kwargs: Any) -> Node:
-    node = graph.call_function(target, args, kwargs)
-    given, named = map_arg((args, kwargs), lambda n: n.meta["val"])
-    mode = detect_fake_mode([n.meta["val"] for n in node.all_input_nodes])
-    with mode if mode is not None else torch.no_grad():
-        node.meta["val"] = target(*given, **named)
-    return node
-
-
-def _made_of(graph: Graph, operation: Node, given: Mapping[Node, Node]) -> Node:
-    """The operation on others."""
-    args, kwargs = map_arg((operation.args, operation.kwargs), lambda n: given.get(n, n))
-    return _made(graph, operation.target, args, kwargs)
 
 
 def _plain(function: Specialiser, values: Sequence[torch.Tensor]) -> Specialiser | None:
@@ -360,16 +292,6 @@ def _plain(function: Specialiser, values: Sequence[torch.Tensor]) -> Specialiser
     if not all(there):
         return None
     return function.made(function.program)
-
-
-def _launches(function: Specialiser, tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> int:
-    """Kernels of a call, for the sizes that stand for the class. The torch backend's have one."""
-    numbers, sizes = scalars
-    weak = [p in numbers for p in range(len(tensors))]
-    types = symbolic.example_types(function, tensors, weak)
-    values = dict(zip(function.sizes, map(symbolic.example, sizes), strict=True))
-    _, prepared = function.lower(types, values, function.backend, tensors[0].device.type, None, False)
-    return len(prepared.executable.kernels)
 
 
 def _same(node: Node, shape: Sequence[Any]) -> bool:

@@ -23,7 +23,6 @@ from tilec.ir.program import (
 )
 from tilec.transforms.util.naming import Names
 
-WIDE = "float32"
 MOST_EXACT = 2**8  # integers up to this one are numbers of every floating type
 
 
@@ -37,7 +36,7 @@ def in_float32(program: Program, inputs: Collection[str]) -> Program:
     widening = _Widening(inputs, Names.of(program))
     statements = [widening.statement(s) for s in program.statements]
     outputs = tuple([widening.copy(o) if o in inputs else o for o in program.outputs])
-    copies = [Statement(copy, None, None, Call(WIDE, (Name(name),))) for name, copy in widening.copies.items()]
+    copies = [Statement(copy, None, None, Call("float32", (Name(name),))) for name, copy in widening.copies.items()]
     return replace(program, outputs=outputs, statements=(*copies, *statements))
 
 
@@ -53,30 +52,33 @@ class _Widening:
         return self.copies[name]
 
     def statement(self, s: Statement) -> Statement:
-        default = self.copy(s.default) if s.default in self.inputs else s.default
-        return replace(map_expressions(s, self.expression), default=default)
+        s = map_expressions(s, self.expression)
+        return s if s.default is None or s.default not in self.inputs else replace(s, default=self.copy(s.default))
 
     def expression(self, e: Expr) -> Expr:
         match e:
             case Access(name) | Name(name) if name in self.inputs:
-                return Call(WIDE, (rebuild(e, self.expression),), span=e.span)
+                return Call("float32", (self._place(e) if isinstance(e, Access) else e,), span=e.span)
             case Call("shape" | "index"):  # which read no element
                 return e
             case Call("as_type", (x, Name(like))) if like in self.inputs:
-                return Call(WIDE, (self.expression(x),), span=e.span)
+                return Call("float32", (self.expression(x),), span=e.span)
             case Call(function, (Name(name), *others)) if function in STRUCTURAL:
                 first = Name(self.copy(name)) if name in self.inputs else e.args[0]
                 return replace(e, args=(first, *others))
             case Inside():
-                return replace(e, access=rebuild(e.access, self.expression))
+                return replace(e, access=self._place(e.access))
             case Pad(Access(name) as access, value) if name in self.inputs:
-                access = rebuild(access, self.expression)
                 if _in_every_type(value):
-                    return Call(WIDE, (replace(e, access=access),), span=e.span)
-                return replace(e, access=replace(access, tensor=self.copy(name)), value=self.expression(value))
-            case Pad():
-                return replace(e, access=rebuild(e.access, self.expression), value=self.expression(e.value))
+                    return Call("float32", (replace(e, access=self._place(access)),), span=e.span)
+                access = replace(self._place(access), tensor=self.copy(name))
+                return replace(e, access=access, value=self.expression(value))
+            case Pad(Access() as access, value):
+                return replace(e, access=self._place(access), value=self.expression(value))
         return rebuild(e, self.expression)
+
+    def _place(self, a: Access) -> Access:
+        return replace(a, index=tuple(map(self.expression, a.index)))
 
 
 def _in_every_type(e: Expr) -> bool:

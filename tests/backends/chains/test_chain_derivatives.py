@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 from support.allocated import allocated, shapes
+from support.block_interpreter import rounded
 from support.chains import COSINE, run
 
 import tilec
-from tilec.backends.common.blocks.interpret import rounded
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.triton.fusion.groups import grouped
 from tilec.ir.types import TensorType

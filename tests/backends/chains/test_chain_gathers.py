@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from support.block_interpreter import rounded
 from support.chains import run
 from support.kernel_cases import BUCKETS
 
 import tilec
-from tilec.backends.common.blocks.interpret import rounded
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.common.chains.recognise import chained
 from tilec.ir.types import TensorType

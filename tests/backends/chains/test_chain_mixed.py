@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.block_interpreter import rounded
 from support.chains import run
 
 import tilec
-from tilec.backends.common.blocks.interpret import rounded
 from tilec.backends.common.blocks.ir import DotOp, Loop
 from tilec.backends.common.chains.codegen.build import build_kernel
 from tilec.backends.common.chains.codegen.places import Tiling

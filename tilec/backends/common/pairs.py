@@ -39,7 +39,7 @@ from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types, is_flo
 from tilec.lattice.sets import covers
 from tilec.transforms.lower.stack_operands import full_extents
 from tilec.transforms.util.naming import Names
-from tilec.transforms.util.plain import is_plain_sum, is_pure
+from tilec.transforms.util.plain import is_elementary, is_plain_sum, is_pure
 
 LEAST = 16  # rows, columns and points of a reduction that a tensor core takes at once
 # points a second, as measured on an H200: of a sum term by term; of a product on tensor cores.
@@ -230,7 +230,7 @@ def factor_space(s: Statement, types: Types) -> FactorSpace | None:
     """A sum of products of elements at bare variables, each of which runs over whole axes; None for any other."""
     outputs = distinct_variables(s.index)
     extent = full_extents(s, types) if is_plain_sum(s) and outputs is not None else None
-    if outputs is None or extent is None or not all(isinstance(e, _NODES) for e in walk(s.body)):
+    if outputs is None or extent is None or not is_elementary(walk(s.body)):
         return None
     if types[s.output].dtype not in FLOATS or expression_type(s.body, types).dtype not in FLOATS:
         return None
@@ -250,7 +250,7 @@ def _joined(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     of such tensors."""
     if s.aggregation != "sum" or s.guard is not None or not is_pure(s) or s.index is None:
         return None
-    split = split_factors(s.body, types) if all(isinstance(e, _NODES) for e in walk(s.body)) else None
+    split = split_factors(s.body, types) if is_elementary(walk(s.body)) else None
     if split is None or len(split[0]) < 3 or not all(is_floating(expression_type(f, types).dtype) for f in split[0]):
         return None
     factors = split[0]
@@ -335,6 +335,3 @@ def _is_computed_of(e: Expr) -> bool:
 def with_access(e: Expr, a: Access) -> Expr:
     """An expression of one element, of another one."""
     return a if isinstance(e, Access) else rebuild(e, lambda x: with_access(x, a))
-
-
-_NODES = (Access, Call, Index, Int, Float)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ class ScalarValue:
     """`code`: text of a tensor of dtype `compute_dtype`, or, where that is None, of the number `number`. `depth`:
     operators nested in it. `exact`: a 16-bit value that is held in float32 has been rounded. `call`: a statement that
     writes the value into an existing tensor, `{0}`. `single`: the function and the arguments that give in float32 what
-    this value is when rounded to float32."""
+    this value is when rounded to float32. `own`: a tensor that nothing else has, as large as its variables say."""
 
     code: str
     type: ElementType
@@ -29,6 +30,7 @@ class ScalarValue:
     exact: bool = False
     call: str | None = None
     single: tuple[str, tuple[ScalarValue, ...]] | None = None
+    own: bool = False
 
 
 def number_value(n: bool | int | float, t: ElementType | None = None) -> ScalarValue:
@@ -65,7 +67,7 @@ class ScalarWriter(ABC):
         stack = [root]
         while stack:
             e = stack[-1]
-            missing = [] if e in self._values else [c for c in value_children(e) if c not in self._values]
+            missing = [] if e in self._values else [c for c in self._operands(e) if c not in self._values]
             if missing:
                 stack.extend(missing)
                 continue
@@ -78,6 +80,10 @@ class ScalarWriter(ABC):
                 v = ScalarValue(self._assigned(v), v.type, v.compute_dtype, v.variables, exact=v.exact)
             self._values[e] = v
         return self._values[root]
+
+    def _operands(self, e: Expr) -> Sequence[Expr]:
+        """Expressions whose values that of `e` is made of."""
+        return value_children(e)
 
     def _make(self, e: Expr) -> ScalarValue:
         match e:

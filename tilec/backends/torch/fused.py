@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from tilec.backends.common.code import assignable, permuted, tuple_text
 from tilec.backends.common.domain import Domain
 from tilec.backends.common.scalars import accumulation_dtype
+from tilec.backends.common.tiled_program import COMBINED
 from tilec.backends.torch.expr.access import TensorFrame
-from tilec.backends.torch.expr.general import COMBINE, REDUCE, Loops, block_limit, blocks
+from tilec.backends.torch.expr.general import REDUCE, Loops, block_limit, blocks
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import LOGICAL
@@ -155,7 +156,7 @@ def _write(
     for part in [dims] if aggregation != "prod" else [[d] for d in reversed(dims)]:
         code = REDUCE[aggregation].format(code, tuple_text(part), dtype)
     if partial:
-        code = COMBINE[aggregation].format(target, code)
+        code = COMBINED[aggregation].format(target, code)
     frame.lines.append(f"{target} = {code}")
     if dtype != result:
         after.append(f"{task.out} = {task.out}.to(torch.{result})")

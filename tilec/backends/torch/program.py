@@ -20,12 +20,15 @@ from tilec.backends.common.tiled_program import RESERVED_NAMES
 from tilec.backends.torch.axis_tiling import TiledStep, in_slabs, slab_lines
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.library.calls import LibraryCall, Part, call_lines, library_parts
-from tilec.backends.torch.library.wide_inputs import WIDE, with_wide_inputs
+from tilec.backends.torch.library.cast_inputs import with_cast_inputs
 from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
+from tilec.backends.torch.sharing import reuse
 from tilec.ir.at_sizes import NAMESPACE
 from tilec.ir.program import Program, Statement, reads
 from tilec.ir.types import Types
 from tilec.language.show import show_statement
+from tilec.transforms.lower.defract import defract
+from tilec.transforms.lower.reduce import reduce
 
 RESERVED_IN_TORCH = (*RESERVED_NAMES, "np", "rt", "part", "min", "float", "True", "False", "None")
 TORCH_IMPORTS = "import torch\n\nimport tilec.backends.torch.runtime as rt\n"
@@ -103,25 +106,39 @@ def _let_memory_stay() -> None:
 def build_program(lowering: Lowering, options: Options) -> TorchProgram:
     """The executable of a lowered program."""
     _let_memory_stay()
-    lowering, wide = with_wide_inputs(lowering) if options.library else (lowering, ())
+    lowering = _reusing(lowering)
+    lowering, cast = with_cast_inputs(lowering) if options.library else (lowering, ())
     flat = lowering.stages["flat"]
     name = python_name(flat.name) if flat.name and flat.name not in RESERVED_IN_TORCH else "program"
-    functions = _functions(name, lowering, options, wide=wide)
+    functions = _functions(name, lowering, options, cast=cast)
     body = "\n\n\n".join(functions)
     text = ("import numpy as np\n" if "np." in body else "") + TORCH_IMPORTS + "\n\n" + body + "\n"
     return TorchProgram(name, text, tuple(s.output for s in flat.statements), TensorMemory(flat, lowering.types))
 
 
+def _reusing(lowering: Lowering) -> Lowering:
+    """With what statements store read where others would compute it again."""
+    before = lowering.stages["flat"]
+    flat = reuse(before, lowering.types)
+    if flat is before:
+        return lowering
+    reduced = reduce(flat)
+    return replace(
+        lowering, stages={**lowering.stages, "flat": flat, "reduced": reduced, "defracted": defract(reduced)}
+    )
+
+
 def _functions(
-    name: str, lowering: Lowering, options: Options, taken: Sequence[str] = (), wide: Sequence[str] = ()
+    name: str, lowering: Lowering, options: Options, taken: Sequence[str] = (), cast: Sequence[str] = ()
 ) -> list[str]:
-    """The text of a program as a function, after those of the slabs that it is cut into; inputs `wide` are cast."""
+    """The text of a program as a function, after those of the slabs that it is cut into. `cast`: inputs that it casts
+    to float32 first."""
     flat, types = lowering.stages["flat"], lowering.types
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     names = FreshNames((*RESERVED_IN_TORCH, *taken, name, *lowering.symbols))
     local = {t: names.fresh(python_name(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
     body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
-    body += [f"{local[i]} = {local[i]}.to(torch.{WIDE})" for i in wide]
+    body += [f"{local[i]} = {local[i]}.to(torch.float32)" for i in cast]
     functions: list[str] = []
     hidden: set[str] = set()  # what exists in slabs alone
 
@@ -135,12 +152,13 @@ def _functions(
 
     def task(s: Statement) -> Task:
         kept = s.output in flat.outputs
-        return Task(s, defracted[s.output], types, local, names, options, kept, fresh=fresh)
+        return Task(s, defracted[s.output], types, local, names, options, kept, fresh, once)
 
     steps = _steps(flat, types, options)
     readers = Counter(t for s in flat.statements for t in dict.fromkeys(reads(s)))
     given = {s.output for step in steps if isinstance(step, LibraryCall) for s in step.results}
-    fresh = frozenset(t for t in given if t not in flat.outputs and readers[t] == 1)
+    once = frozenset(t for t, n in readers.items() if n == 1 and t not in (*flat.outputs, *flat.input_names()))
+    fresh = once & given
     dead = _last_reads(replace(flat, statements=tuple(s for step in steps for s in step.members)))
     while steps:
         first = steps[0]
@@ -154,7 +172,8 @@ def _functions(
             hidden |= {s.output for s in group} - set(cut.wanted)
         else:
             alone = list(itertools.takewhile(_alone, steps[:MOST_TOGETHER]))
-            count, lines = lines_of_first([task(s) for step in alone for s in step.members])
+            count, lines, unmade = lines_of_first([task(s) for step in alone for s in step.members])
+            hidden |= unmade
             group, steps = tuple(s for step in steps[:count] for s in step.members), steps[count:]
         comments = [f"# {line}" for s in group for line in show_statement(s).splitlines()]
         body += ["", *comments, *lines]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+from tilec.backends.torch.accumulated import accumulated
 from tilec.backends.torch.expr.general import general
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.fused import fused
@@ -13,8 +14,8 @@ from tilec.backends.torch.matmul.exponentials import exponentials
 from tilec.backends.torch.matmul.keyed import keyed_products
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.recurrence.recurrence import recurrence
-from tilec.backends.torch.scan import scan
-from tilec.backends.torch.scatter import scatter_lines
+from tilec.backends.torch.scan import of_others, scan
+from tilec.backends.torch.scatter import in_digits, scatter_lines
 from tilec.backends.torch.windows import one_by_one
 from tilec.errors import InternalMistake
 
@@ -31,14 +32,19 @@ def scatter_rule(task: Task) -> list[str] | None:
     return scatter_lines(task, lines_for)
 
 
+def split_output(task: Task) -> list[str] | None:
+    """A view of an output with more axes."""
+    return in_digits(task, lines_for)
+
+
 def library(task: Task) -> list[str] | None:
     """A convolution that torch has."""
     return convolution_lines(task, exact_lines)
 
 
 def cumulative(task: Task) -> list[str] | None:
-    """An aggregation over everything before, or after, each element."""
-    return scan(task, lines_for)
+    """An aggregation over everything before, or after, each element, or but it."""
+    return scan(task, lines_for) or of_others(task, lines_for)
 
 
 def shifted_exponentials(task: Task) -> list[str] | None:
@@ -55,19 +61,24 @@ SPECIAL: tuple[StatementRule, ...] = (
     library,
     keyed_products,
     product_lines,
+    split_output,
     one_by_one,
 )
-MOST_TOGETHER = 8  # statements in one group of loops
+MOST_TOGETHER = 16  # statements in one group of loops
 
 
-def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str]]:
-    """How many statements, from the first on, are carried out together, and the lines that do it."""
+def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str], frozenset[str]]:
+    """How many statements, from the first on, are carried out together, the lines that do it, and outputs that get no
+    tensor."""
+    summed = accumulated(tasks, lines_for, lambda task: _try(task, SPECIAL) is not None) if len(tasks) > 1 else None
+    if summed:
+        return summed
     special = _try(tasks[0], SPECIAL)
     if special is not None:
-        return 1, special
+        return 1, special, frozenset()
     alike = list(itertools.takewhile(lambda task: _try(task, SPECIAL) is None, tasks[:MOST_TOGETHER]))
     together = fused(alike) if len(alike) > 1 else None
-    return together or (1, _first(tasks[0], EXACT_RULES))
+    return (*(together or (1, _first(tasks[0], EXACT_RULES))), frozenset())
 
 
 def lines_for(task: Task) -> list[str]:

@@ -32,6 +32,8 @@ from tilec.backends.torch.library.runtime import group_norm_and_statistics as gr
 from tilec.backends.torch.library.runtime import group_norm_gradient as group_norm_gradient
 from tilec.backends.torch.library.runtime import layer_norm_and_statistics as layer_norm_and_statistics
 from tilec.backends.torch.library.runtime import layer_norm_gradient as layer_norm_gradient
+from tilec.backends.torch.library.runtime import log_softmax_and_logarithms as log_softmax_and_logarithms
+from tilec.backends.torch.library.runtime import log_softmax_gradient as log_softmax_gradient
 from tilec.backends.torch.library.runtime import softmax_and_statistics as softmax_and_statistics
 from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gradient
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
@@ -244,6 +246,23 @@ def _both(a: Tensor | int, b: Tensor | int) -> tuple[Tensor, Tensor]:
 def prod(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Product over several dimensions that follow each other."""
     return x.flatten(dims[0], dims[-1]).prod(dims[0], dtype=dtype)
+
+
+def product_of_others(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Along a dimension, of all elements but the one at each place: the product of all by the element, where that is
+    neither zero nor infinite anywhere, else that of those before and those after."""
+    x = x.to(dtype)
+    if dtype.is_floating_point and x.numel() and askable(x):
+        total = x.prod(dim, keepdim=True)
+        least, most = torch.aminmax(total.abs())
+        if least >= torch.finfo(dtype).tiny and most < math.inf:
+            return total / x
+    one = torch.ones_like(x.narrow(dim, 0, min(1, x.shape[dim])))
+    before, after = (
+        torch.cat((one, t.narrow(dim, 0, max(0, x.shape[dim] - 1))), dim).cumprod(dim, dtype=dtype)
+        for t in (x, x.flip(dim))
+    )
+    return before * after.flip(dim)
 
 
 class _Switch:

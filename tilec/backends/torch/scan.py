@@ -1,4 +1,5 @@
-"""Rule: aggregations over all k up to i (or from i on), written with a constraint, as torch's cumulative functions.
+"""Rules: aggregations over all k up to i (or from i on), written with a constraint, as torch's cumulative functions,
+and products over all k but i.
 
 `O[i : N] = +(X[k]), i - k < N` has N^2 points and N different values to add up. It applies where the body does not
 depend on i, and i and one summed variable are held together by a single one-sided condition.
@@ -15,7 +16,7 @@ from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.index import Affine, distinct_variables
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Index, Int, Statement, index_variables
+from tilec.ir.program import Call, Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.sets import bounds, sizes_of
 
@@ -38,7 +39,7 @@ def scan(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None
     found = _scan(s, domain)
     if found is None:
         return None
-    terms = _terms(task, s, domain, found)
+    terms = _terms(task, s, domain, found.summed, found.output)
     lines = lines_for(terms)
     axis = next(a for a, e in enumerate(s.index or ()) if e == Index(found.output))
     name = terms.out
@@ -83,16 +84,36 @@ def _reached(domain: Domain, found: ScanCondition, size: int) -> tuple[int, int]
     return (max(first, 0), size) if found.rising else (0, min(last + 1, size))
 
 
-def _terms(task: Task, s: Statement, domain: Domain, found: ScanCondition) -> Task:
+def of_others(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
+    """Lines that compute `O[i : N] = *(k != i ? X[k])`, which has N^2 points too."""
+    s, domain = task.flat, task.flat_domain
+    index = distinct_variables(s.index)
+    if s.aggregation != "prod" or s.default is not None or s.constraints or domain is None or index is None:
+        return None
+    match s.guard:
+        case Call("ne", (Index(a), Index(b))) if (a in index) != (b in index):
+            k, i = (b, a) if a in index else (a, b)
+        case _:
+            return None
+    sizes = dict(zip(index, task.type.shape, strict=True))
+    summed = [v for v, n in domain.extent.items() if v not in index and n > 1]
+    whole = all((domain.low[v], domain.extent[v]) == (0, n) for v, n in {**sizes, k: sizes[i]}.items())
+    if summed != [k] or domain.conditions or not whole or i in index_variables(s.body):
+        return None
+    terms = _terms(task, replace(s, guard=None), domain, k, i)
+    dtype = accumulation_dtype(s.aggregation, task.type.dtype)
+    text = f"rt.product_of_others({terms.out}, {index.index(i)}, torch.{dtype})"
+    return [*lines_for(terms), f"{task.out} = {text}" + f".to(torch.{task.type.dtype})" * (dtype != task.type.dtype)]
+
+
+def _terms(task: Task, s: Statement, domain: Domain, k: str, i: str) -> Task:
     """The statement of what is accumulated, over k in the place of i; points that do not count hold the identity."""
-    k, low, count = found.summed, domain.low[found.summed], domain.extent[found.summed]
+    low, count = domain.low[k], domain.extent[k]
     place = (Affine.variable(k) - low).to_expr()
-    index = tuple(place if e == Index(found.output) else e for e in s.index or ())
-    sizes = tuple(
-        Int(count) if e == Index(found.output) else n for e, n in zip(s.index or (), s.sizes or (), strict=True)
-    )
+    index = tuple(place if e == Index(i) else e for e in s.index or ())
+    sizes = tuple(Int(count) if e == Index(i) else n for e, n in zip(s.index or (), s.sizes or (), strict=True))
     # what is said of the output variable is either the scan's own condition or true of the whole box
-    kept = tuple(c for c in s.constraints if found.output not in index_variables(c.expr))
+    kept = tuple(c for c in s.constraints if i not in index_variables(c.expr))
     element = expression_type(s.body, task.types)
     dtype = element.dtype if s.aggregation in ("max", "min") else task.type.dtype
     name = task.unused("_terms")

@@ -20,10 +20,12 @@ from tilec.backends.torch.expr.general import Loops, block_limit, blocks
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Int, Statement
+from tilec.ir.program import Access, Index, Int, Statement
 from tilec.ir.types import TensorType
 
 HOW = {"max": "amax", "min": "amin", "prod": "prod", "any": "amax", "all": "amin", "logsumexp": "amax"}
+
+_FEWEST_BESIDE = 8  # elements of a row, below which a pass for each class is faster
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,37 @@ def scatter_lines(task: Task, lines_for: Callable[[Task], list[str]]) -> list[st
     if reduced and 8 * count <= task.options.memory_budget:
         return _reduced_first(task, domain, tuple(v for v in domain.low if v in written), lines_for)
     return _scatter_lines(task, domain, positions)
+
+
+def in_digits(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
+    """Lines where output axes are numbers with variables as digits, `Y[K*i + k, L*j + l]`: an output with an axis for
+    each, of which that is a view. Where the classes of residues are few, for copies of rows alone."""
+    s, domain = task.flat, task.flat_domain
+    if s.default is not None or domain is None or domain.conditions or not task.elements:
+        return None
+    digits = [_digits(linear(e), n, domain) for e, n in zip(s.index or (), task.type.shape, strict=True)]
+    found = [v for some in digits for v in some or ("",)]
+    if None in digits or len({*found}) < len(found) or len(found) == len(digits):
+        return None
+    rows = isinstance(s.body, Access) and s.index and s.body.index[-1:] == s.index[-1:]
+    if task.classes is not None and not (rows and task.type.shape[-1] >= _FEWEST_BESIDE):
+        return None
+    sizes = tuple(domain.extent[v] for v in found)
+    name = task.unused("_digits")
+    split = replace(s, output=name, index=tuple(map(Index, found)), sizes=tuple(map(Int, sizes)), attributes=())
+    part = replace(task.before(split, TensorType(sizes, task.type.dtype), "_digits"), returned=True)
+    return [*lines_for(part), f"{task.out} = {part.out}.view({tuple_text(task.type.shape)})"]
+
+
+def _digits(form: Affine, size: int, domain: Domain) -> tuple[str, ...] | None:
+    """The variables that a number below `size` has as digits, the highest first."""
+    if not form.is_affine or not form.is_integral or form.constant:
+        return None
+    terms = sorted(((int(c), v) for v in form.variables() if (c := form.coefficient(v)) > 0), reverse=True)
+    whole = [c * domain.extent[v] for c, v in terms]
+    places = [size, *(c for c, _ in terms)]
+    zero = all(domain.low[v] == 0 for _, v in terms)
+    return tuple(v for _, v in terms) if zero and len(terms) == len(form.terms) and [*whole, 1] == places else None
 
 
 def _reaches_alike(s: Statement, domain: Domain, positions: ScatterPositions) -> bool:
@@ -95,16 +128,23 @@ def _reduced_first(
     return [*lines_for(part), *_scatter_lines(whole, rest, _positions(second, rest)), f"del {part.out}"]
 
 
-def _scatter_lines(task: Task, domain: Domain, positions: ScatterPositions) -> list[str]:
+def _scatter_lines(task: Task, domain: Domain, positions: ScatterPositions, into: bool = False) -> list[str]:
     certified = assured(domain, task.types, task.local)
     if certified is None:
-        return _tested_lines(task, domain, positions)
+        return _tested_lines(task, domain, positions, into)
     test, inside = certified
-    fast = _tested_lines(task, inside, _positions(inside.statement, inside))
-    return either(test, fast, _tested_lines(task, domain, positions))
+    fast = _tested_lines(task, inside, _positions(inside.statement, inside), into)
+    return either(test, fast, _tested_lines(task, domain, positions, into))
 
 
-def _tested_lines(task: Task, domain: Domain, positions: ScatterPositions) -> list[str]:
+def added_lines(task: Task) -> list[str]:
+    """Lines that add the values of a sum to what its contiguous output holds."""
+    domain = task.flat_domain
+    assert domain is not None
+    return _scatter_lines(task, domain, _positions(task.flat, domain), into=True)
+
+
+def _tested_lines(task: Task, domain: Domain, positions: ScatterPositions, into: bool = False) -> list[str]:
     s = domain.statement
     shape = task.type.shape
     plain_variables = tuple(positions.rows[a].variables()[0] for a in positions.plain)
@@ -119,7 +159,10 @@ def _tested_lines(task: Task, domain: Domain, positions: ScatterPositions) -> li
     initial = (
         int(identity_text(aggregation, "bool") == "True") if dtype == "bool" else identity_text(aggregation, dtype)
     )
-    lines = [f"{buffer} = torch.full({buffer_shape}, {initial}, dtype=torch.{compute_dtype}, device=device)"]
+    axes = (*positions.rest, *positions.plain)
+    direct = into and rows == count and axes == tuple(range(len(shape)))
+    made = f"torch.full({buffer_shape}, {initial}, dtype=torch.{compute_dtype}, device=device)"
+    lines = [f"{buffer} = " + (f"{task.out}.view({buffer_shape})" if direct else made)]
     seen = None
     if s.default is not None:
         seen = task.names.fresh("reached")
@@ -133,7 +176,6 @@ def _tested_lines(task: Task, domain: Domain, positions: ScatterPositions) -> li
         lines += part.lines(total, "sum", None, shift=buffer)
         infinite = f"torch.isinf({buffer})"
         lines.append(f"{buffer} = torch.where({infinite}, {buffer}, {buffer} + torch.log({total}))")
-    axes = (*positions.rest, *positions.plain)
 
     def in_order(rows_of: str) -> str:
         """The rows that stand for elements, as the output."""
@@ -141,7 +183,11 @@ def _tested_lines(task: Task, domain: Domain, positions: ScatterPositions) -> li
         view = f"{kept}.view({tuple_text([shape[a] for a in axes])})"
         return permuted(view, [axes.index(a) for a in range(len(shape))])
 
+    if direct:
+        return lines
     result = in_order(buffer)
+    if into:
+        return [*lines, f"{task.out} += {result}"]
     if compute_dtype != task.type.dtype:
         result += f".to(torch.{task.type.dtype})"
     if s.default is not None and seen is not None:

@@ -14,6 +14,7 @@ _BITS = {
     torch.bfloat16: torch.int16,
 }
 _COMPARED = (torch.float32, torch.float64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_FEW = 16  # results for each test, from which on the tests are looked at first
 _FEWEST = 8192  # elements from which on it pays
 
 
@@ -39,6 +40,10 @@ def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor 
     most = max(t.numel() for t in (condition, a, b) if isinstance(t, Tensor))
     if bits is None or like.device.type != "cpu" or most < _FEWEST:
         return torch.where(condition, a, b, **({} if out is None else {"out": out}))  # type: ignore[arg-type]
+    if condition.numel() * _FEW <= most and condition.all():
+        whole = isinstance(a, Tensor) and out is None and a.numel() == most
+        if whole and a.shape == torch.broadcast_shapes(a.shape, condition.shape):  # type: ignore[union-attr]
+            return a  # type: ignore[return-value]
     if like is b:
         condition, a, b = ~condition, b, a
     chosen = condition.view(torch.int8).neg().to(bits)  # all bits, or none

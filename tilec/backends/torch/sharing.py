@@ -1,4 +1,5 @@
-"""What several statements of a slab compute is computed once: a statement of its own, which stays in cache."""
+"""What several statements of a slab compute is computed once: a statement of its own, which stays in cache. What a
+statement of the whole program computes is read where others have it."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.functions import draws
+from tilec.ir.index import distinct_variables
 from tilec.ir.infer import expression_type, statement_type
 from tilec.ir.program import (
     Access,
@@ -45,6 +47,66 @@ def share(program: Program, types: Types) -> Program:
         statements = [_using(s, key, made, keys) for s in statements]
         statements.insert(first, made)
     return replace(program, statements=tuple(statements))
+
+
+_FEWEST_REUSED = 3  # functions of a body that is worth a read
+
+
+def reuse(program: Program, types: Types) -> Program:
+    """The same flat program; what a statement stores is read by later ones that would compute it again."""
+    statements, keys = list(program.statements), _Keys()
+    for n, s in enumerate(statements):
+        key, index = _stored(s, types, keys)
+        if key is not None:
+            statements[n + 1 :] = [_reading(t, key, s.output, index, keys) for t in statements[n + 1 :]]
+    same = all(a is b for a, b in zip(statements, program.statements, strict=True))
+    return program if same else replace(program, statements=tuple(statements))
+
+
+def _stored(s: Statement, types: Types, keys: _Keys) -> tuple[Expr | None, tuple[int, ...]]:
+    """The canonical form of a statement's elements, and which of its variables each axis is."""
+    value, variables = or_zero(s), distinct_variables(s.index)
+    plain = s.aggregation in ("assign", "sum") and s.default is None and not s.constraints
+    calls = {x.function for x in walk(value) if isinstance(x, Call)}
+    counted = sum(isinstance(x, Call) for x in walk(value)) >= _FEWEST_REUSED and not calls <= {"mul", "neg"}
+    if not plain or not counted or variables is None or types[s.output].dtype not in EXACT or draws(value):
+        return None, ()
+    order = index_variables(value)
+    key = keys.of(value)
+    found = _extents(key, types) if key is not None else None
+    if (
+        key is None
+        or found is None
+        or {*order} != {*variables}
+        or expression_type(key, types).dtype != types[s.output].dtype
+    ):
+        return None, ()
+    index = tuple(order.index(v) for v in variables)
+    return (key if tuple(found[f"v{k}"] for k in index) == types[s.output].shape else None), index
+
+
+def or_zero(s: Statement) -> Expr:
+    """The value of a point, a zero where there is none."""
+    return s.body if s.guard is None else Call("select", (s.guard, s.body, Int(0)))
+
+
+def _reading(s: Statement, key: Expr, tensor: str, index: tuple[int, ...], keys: _Keys) -> Statement:
+    """The statement with what is stored read."""
+
+    def access(e: Expr) -> Access:
+        variables = index_variables(e)
+        return Access(tensor, tuple(Index(variables[k]) for k in index), span=e.span)
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Call) and keys.of(e) == key:
+            return access(e)
+        return e if isinstance(e, Access) or not children(e) else rebuild(e, visit)
+
+    value = or_zero(s)
+    if s.guard is not None and s.aggregation == "sum" and keys.of(value) == key:
+        return replace(s, body=access(value), guard=None)
+    made = map_values(s, visit)
+    return s if made == s else made
 
 
 class _Keys:

@@ -15,7 +15,6 @@ from tilec.backends.triton.fusion.groups import Grouped, grouped
 from tilec.backends.triton.fusion.memory_order import layouts_of
 from tilec.backends.triton.plan.device_info import check_target
 from tilec.backends.triton.plan.plan import Plan, Setting
-from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
 from tilec.backends.triton.recurrence.recurrence import check_recurrences
 from tilec.backends.triton.runtime.executable import TritonProgram, target_setting
 from tilec.backends.triton.runtime.open_plans import MakePlan, OpenPlans
@@ -44,7 +43,7 @@ class TritonBackend:
         flat = lowering.stages["flat"]
         check_recurrences(flat)
         names = flat.input_names()
-        grouping = grouped(fuse_step_inputs(flat, lowering.types), lowering.types)
+        grouping = grouped(flat, lowering.types)
         title = python_name(flat.name) if flat.name else "program"
         chosen = options or Options.from_environment()
         opened = None
@@ -89,14 +88,14 @@ class TritonBackend:
     def _plain_planner(self, lowering: Lowering, chosen: Options, grouping: Grouped | None = None) -> MakePlan:
         """The same over tensors as they are."""
         flat = lowering.stages["flat"]
-        fused, names = fuse_step_inputs(flat, lowering.types), flat.input_names()
+        names = flat.input_names()
         known: dict[tuple, Grouped] = {} if grouping is None else {(): grouping}
 
         def groups_for(strides: Sequence[tuple[int, ...]]) -> Grouped:
             layouts = layouts_of(dict(zip(names, strides, strict=True)), lowering.types)
             key = tuple(layouts.items())
             if key not in known:
-                known[key] = grouped(fused, lowering.types, layouts)
+                known[key] = grouped(flat, lowering.types, layouts)
             return known[key]
 
         library, tunes = self.library and chosen.library, chosen.tune

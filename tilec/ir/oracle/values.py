@@ -21,18 +21,7 @@ from tilec.ir.oracle.branches import identity_of
 from tilec.ir.oracle.memory import PointValue, require_integers
 from tilec.ir.oracle.points import Columns, form
 from tilec.ir.oracle.sites import Points, Site, Sites
-from tilec.ir.program import (
-    Access,
-    Aggregate,
-    Call,
-    Expr,
-    Float,
-    Index,
-    Inside,
-    Int,
-    Name,
-    Pad,
-)
+from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Index, Inside, Int, Name, Pad
 from tilec.ir.types import WEAK_FLOAT, WEAK_INDEX, WEAK_INT, ElementType, kind, promote
 
 ONE_TYPE = ("promote", "division", "float", "bits", "bool")  # result rules under which arguments take one type first

@@ -15,17 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.constraining import (
-    Branch,
-    Demand,
-    PointNode,
-    always,
-    as_factor,
-    assume,
-    demands,
-    unmet,
-    without_identity,
-)
+from tilec.ir.constraining import Branch, Demand, PointNode, always, as_factor, assume, demands, unmet, without_identity
 from tilec.ir.functions import INFINITY, ONE
 from tilec.ir.program import (
     Access,
@@ -48,13 +38,7 @@ from tilec.language.bounded import unbounded
 from tilec.transforms.autodiff.pullback import Cotangent, Leaf, conjunction, known, product, pull_back, total
 from tilec.transforms.simplify.simplify import fold
 from tilec.transforms.util.extents import Extent, sizes
-from tilec.transforms.util.naming import (
-    all_variables,
-    fresh_variable,
-    rename,
-    rename_constraint,
-    separate,
-)
+from tilec.transforms.util.naming import all_variables, fresh_variable, rename, rename_constraint, separate
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.transforms.autodiff.adjoint import (
-    NESTED_TANGENTS,
-    TANGENTS,
-    Contraction,
-    parts,
-)
+from tilec.transforms.autodiff.adjoint import NESTED_TANGENTS, TANGENTS, Contraction, parts
 from tilec.transforms.autodiff.grad import as_type, depend_on, differentiable, wanted_inputs
 from tilec.transforms.autodiff.pullback import Cotangent, conjunction, product
 from tilec.transforms.autodiff.pushforward import TANGENT, added_tangents, addends, push_forward, signed_factors

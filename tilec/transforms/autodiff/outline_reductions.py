@@ -8,17 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.program import (
-    Access,
-    Aggregate,
-    Expr,
-    Index,
-    Program,
-    Statement,
-    reads_itself,
-    rebuild,
-    walk,
-)
+from tilec.ir.program import Access, Aggregate, Expr, Index, Program, Statement, reads_itself, rebuild, walk
 from tilec.transforms.util.extents import Extent, extents
 from tilec.transforms.util.naming import Names, canonical_aggregate, free_variables
 

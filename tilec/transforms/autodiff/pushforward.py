@@ -11,14 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tilec.ir.functions import ZERO
 from tilec.ir.program import Access, Aggregate, Call, Expr, Name, Pad, rebuild, walk
-from tilec.transforms.autodiff.pullback import (
-    Cotangent,
-    arguments,
-    inside,
-    live_nodes,
-    shortened,
-    total,
-)
+from tilec.transforms.autodiff.pullback import Cotangent, arguments, inside, live_nodes, shortened, total
 
 TANGENT = Name("#")  # stands for the tangent that a derivative is multiplied by
 

@@ -13,15 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.errors import UnboundIndex
-from tilec.ir.constraining import (
-    Branch,
-    PointNode,
-    always,
-    conditional,
-    constraining,
-    demands,
-    without_identity,
-)
+from tilec.ir.constraining import Branch, PointNode, always, conditional, constraining, demands, without_identity
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
@@ -42,11 +34,7 @@ from tilec.ir.program import (
 from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.conditions import ENDLESS, alternatives
 from tilec.lattice.sets import Box, InRange, IntegerSet, bounds_of, depends_on_data, sizes_of
-from tilec.transforms.bind.conditional_paths import (
-    ConditionalPath,
-    domains,
-    path_domain,
-)
+from tilec.transforms.bind.conditional_paths import ConditionalPath, domains, path_domain
 from tilec.transforms.simplify.keep_variables import combined_condition, keep_aggregate, keep_variables
 from tilec.transforms.util.naming import separate
 

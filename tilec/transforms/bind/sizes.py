@@ -9,19 +9,7 @@ from typing import Any
 
 from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, Span, TypeMistake
 from tilec.ir.index import QUASI_AFFINE, Affine, linear
-from tilec.ir.program import (
-    Access,
-    Aggregate,
-    Call,
-    Expr,
-    Float,
-    Inside,
-    Int,
-    Name,
-    Pad,
-    Program,
-    walk,
-)
+from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, Program, walk
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import DTYPES, TensorType, is_integer
 from tilec.language import show_expr

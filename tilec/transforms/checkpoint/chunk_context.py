@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilec.ir.types import TensorType
+from tilec.ir.types import NARROW, TensorType
 from tilec.transforms.checkpoint.chunks import CheckpointSchedule, Chunks, TimeRange
 from tilec.transforms.checkpoint.timeline import TimedStatement
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.tiled import Source
-
-ROUNDED = ("float16", "bfloat16")  # of which sums are added up in float32 and rounded once
 
 
 class ChunkContext:
@@ -38,7 +36,7 @@ class ChunkContext:
     def summed_up(self, p: TimedStatement) -> bool:
         """Are parts of this sum to be kept in float32?"""
         rounds = p.statement.aggregation in ("sum", "logsumexp")
-        return p.axis is None and rounds and self.types[p.output].dtype in ROUNDED
+        return p.axis is None and rounds and self.types[p.output].dtype in NARROW
 
     def cut(self, p: TimedStatement, k: int) -> TimeRange:
         """The times at which a part is computed in a chunk that is computed whether or not it is read."""

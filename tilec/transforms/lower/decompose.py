@@ -12,15 +12,7 @@ from tilec.ir.constraining import constraining
 from tilec.ir.functions import call, operands_of
 from tilec.ir.index import Affine, integer
 from tilec.ir.infer import expression_type, statement_type
-from tilec.ir.program import (
-    Access,
-    Expr,
-    Float,
-    Index,
-    Inside,
-    Int,
-    Statement,
-)
+from tilec.ir.program import Access, Expr, Float, Index, Inside, Int, Statement
 from tilec.ir.types import NARROW, ElementType, TensorType, Types, is_floating, shapes_in
 from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
 from tilec.transforms.simplify.keep_variables import combined_condition, keep_variables

@@ -56,6 +56,7 @@ from tilec.transforms.util.factors import (
 from tilec.transforms.util.matching import matched, unified
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.nested_sums import inner_sums_first
+from tilec.transforms.util.plain import is_elementary
 from tilec.transforms.util.ranges import axis_places, ranges_of
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
@@ -148,7 +149,7 @@ def sum_of_products(
     extent = ranges_of(axis_places(read, types), outputs, dropped)
     every = index_variables(*s.roots)
     nodes = outside_of_pads((s.body,)) if padded else walk(s.body)
-    if extent is None or not {*every} <= extent.keys() or any(not isinstance(e, POINTWISE_NODES) for e in nodes):
+    if extent is None or not {*every} <= extent.keys() or not is_elementary(nodes):
         return None
     factors = factors_of_terms(s.body, types)
     tests = _as_tests(s.constraints, extent)
@@ -178,9 +179,6 @@ def _as_tests(constraints: Sequence[Constraint], extent: Mapping[str, int]) -> l
         if form.constant + sum(r for r in reach if r > 0) >= bound.constant:
             tests.append(Call("lt", (form.to_value(), c.bound)))
     return tests
-
-
-POINTWISE_NODES = (Access, Call, Index, Int, Float)
 
 
 def _is_number(e: Expr) -> bool:

@@ -33,10 +33,9 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, Types, is_floating, shapes_in
 from tilec.lattice.sets import Box, bounds, covers, sizes_of
-from tilec.transforms.lower.eliminate import POINTWISE_NODES
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
-from tilec.transforms.util.plain import is_pure
+from tilec.transforms.util.plain import is_elementary, is_pure
 
 SPARED = 32  # terms that storing and reading an element again is worth, in float32: 5x5 is quicker whole
 FEWEST = 2**21  # terms spared in all: fewer take less time than another launch
@@ -70,7 +69,7 @@ def _separated(s: Statement, types: Types, names: Names) -> list[Statement]:
     dtype = types[s.output].dtype if s.output in types else statement_type(s, types).dtype
     if whole is None or s.aggregation == "sum" and not is_floating(dtype):
         return [s]
-    if any(not isinstance(e, POINTWISE_NODES) for e in walk(whole.body)) or _counts(whole.body):
+    if not is_elementary(walk(whole.body)) or _counts(whole.body):
         return [s]
     sums = s.aggregation == "sum"
     factors = factors_of(whole.body, types) if sums else [Factor(whole.body, False)]

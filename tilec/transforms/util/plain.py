@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from tilec.ir.program import Statement, reads_itself
+from collections.abc import Iterable
+
+from tilec.ir.program import Access, Call, Expr, Float, Index, Int, Statement, reads_itself
 
 
 def is_pure(s: Statement) -> bool:
     """Whether each element is an aggregation of its own points: it reads no other one, and no default's."""
     return s.default is None and not reads_itself(s)
+
+
+def is_elementary(nodes: Iterable[Expr]) -> bool:
+    """Whether these are elements, functions, positions and numbers alone."""
+    return all(isinstance(e, (Access, Call, Index, Int, Float)) for e in nodes)
 
 
 def is_unmasked(s: Statement) -> bool:

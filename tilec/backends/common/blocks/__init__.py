@@ -1,1 +1,1 @@
-"""Block programs: kernels as a small typed IR, with a verifier, a printer, an interpreter and a builder."""
+"""Block programs: kernels as a small typed IR, with a verifier, a printer and a builder."""

@@ -18,6 +18,7 @@ from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import (
     Access,
+    Call,
     Expr,
     Index,
     Inside,
@@ -29,7 +30,9 @@ from tilec.ir.program import (
     index_variables,
     walk,
 )
+from tilec.ir.rational import as_int
 from tilec.ir.types import FLOATS, Types
+from tilec.lattice.sets import interval_of
 from tilec.transforms.lower.stack_operands import LEAST_STACKED
 from tilec.transforms.util.factors import Factor, added, factors_of, quotient_of, terms_of
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
@@ -173,10 +176,26 @@ def _is_inside(t: _Term, extent: Mapping[str, int], types: Types) -> bool:
     """Whether every point reads what is there."""
     assert t.aslant is not None
     (a,) = accesses_in(t.factors[t.aslant].value)
-    ends = [t.form.coefficient(v) * (extent[v] - 1) for v in t.form.variables()]
-    low = t.form.constant + sum(min(0, x) for x in ends)
-    high = t.form.constant + sum(max(0, x) for x in ends)
-    return low >= 0 and high < types[a.tensor].shape[t.axis]
+    ends = ends_of(t.form.to_expr(), extent)
+    return ends is not None and ends[0] >= 0 and ends[1] < types[a.tensor].shape[t.axis]
+
+
+def ends_of(e: Expr, extent: Mapping[str, int]) -> tuple[int, int] | None:
+    """The least and the greatest position, if they are known."""
+    match e:
+        case Call("clamp", (x, Int(low), Int(high))):
+            own = ends_of(x, extent)
+            return (low, high) if own is None else (min(max(own[0], low), high), min(max(own[1], low), high))
+        case Call("mod", (_, Int(n))):
+            return 0, n - 1
+        case Call("abs", (x,)):
+            own = ends_of(x, extent)
+            return None if own is None else (0, max(map(abs, own)))
+    form = linear(e)
+    if not form.is_affine or not form.is_integral:
+        return None
+    least, most = interval_of(form, lambda v: (0, extent[v.name] - 1))
+    return as_int(least), as_int(most)
 
 
 def _aligned(s: Statement, t: _Term, types: Types, names: Names) -> tuple[list[Statement], _Term]:

@@ -24,13 +24,14 @@ from tilec.backends.common.pairs import PRODUCTS
 from tilec.cost import H200
 from tilec.ir.functions import call
 from tilec.ir.index import Affine
-from tilec.ir.program import Access, Expr, Index, Int, Program, Statement
+from tilec.ir.program import Access, Expr, Index, Int, Program, Statement, walk
 from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names, fresh_variable
 
 MOST_PROGRAMS = 264  # programs, at most
+MOST_PROGRAMS_OF_POINTS = 1056  # of kernels without products, which have fewer registers
 ENOUGH_PROGRAMS = 100  # programs that are left alone
-ROWS_OF_A_PROGRAM = 64  # of a program
+FEWEST_ROWS, ROWS_OF_A_PROGRAM = 16, 64  # of a program, those of few rows, or without products, and others
 # where one 16-bit product and at most one mixture have operands of more columns than that, a program has twice the rows
 # and a multiprocessor to itself, so many of which there are; as much of them should be busy
 COLUMNS_OF_A_SMALL_PROGRAM, ROWS_OF_A_LARGE_PROGRAM = 128, 128
@@ -92,7 +93,7 @@ def _pays_apart(kernel: ChainKernel) -> bool:
 
 def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     """A kernel with few programs in parts; None where there are enough, or nothing to share."""
-    if kernel.looped is None or len(kernel.blocked) != 1 or kernel.elementwise or kernel.rows:
+    if kernel.looped is None or len(kernel.blocked) != 1 or kernel.rows:
         return None
     if any(r.unrolled or types[r.target.output].dtype not in DOT_DTYPES for r in kernel.targets):
         return None
@@ -103,14 +104,20 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     if masked and any(tensors_of(f.value) for r in kernel.targets if r.anchor is None for f in r.outer):
         return None
     large = _is_large(kernel)
-    rows = ROWS_OF_A_LARGE_PROGRAM if large else ROWS_OF_A_PROGRAM
+    few = kernel.elementwise or kernel.extent[kernel.blocked[0]] <= FEWEST_ROWS
+    rows = FEWEST_ROWS if few else ROWS_OF_A_LARGE_PROGRAM if large else ROWS_OF_A_PROGRAM
     programs = math.prod(kernel.extent[v] for v in kernel.batch) * -(-kernel.extent[kernel.blocked[0]] // rows)
-    if programs >= ENOUGH_PROGRAMS:
+    if kernel.elementwise:
+        long = not kernel.walked and kernel.extent[kernel.looped] >= 4 * FEWEST_COLUMNS
+        shared = _cut(kernel, programs, MOST_PROGRAMS, MOST_PROGRAMS_OF_POINTS) if long else {}
+        return _in_parts(kernel, shared, types) if shared else None
+    enough = PROGRAMS_AT_ONCE if few else ENOUGH_PROGRAMS
+    if programs >= enough:
         shared = _evened(kernel, programs, types) if kernel.walked and not large else {}
     else:
         shared = _dealt(kernel, programs, large) if kernel.walked else {}
-    if programs < ENOUGH_PROGRAMS and (not large or not kernel.walked):
-        shared |= _cut(kernel, programs * math.prod(shared.values()))
+    if programs < enough and (not large or not kernel.walked):
+        shared |= _cut(kernel, programs * math.prod(shared.values()), enough)
     return _in_parts(kernel, shared, types) if shared else None
 
 
@@ -179,14 +186,14 @@ def _evened(kernel: ChainKernel, programs: int, types: Types) -> dict[str, int]:
     return {v: parts} if parts > 1 else {}
 
 
-def _cut(kernel: ChainKernel, programs: int) -> dict[str, int]:
+def _cut(kernel: ChainKernel, programs: int, enough: int, most: int = MOST_PROGRAMS) -> dict[str, int]:
     """The columns, and how many of them a part has; none where there are few, or programs enough."""
     looped = kernel.looped or ""
     extent = kernel.extent[looped]
-    if programs >= ENOUGH_PROGRAMS or extent < 2 * FEWEST_COLUMNS:
+    if programs >= enough or extent < 2 * FEWEST_COLUMNS:
         return {}
     # found by comparisons alone, and the same for many extents
-    columns = next(c for c in _columns() if programs * -(-extent // c) <= MOST_PROGRAMS)
+    columns = next(c for c in _columns() if programs * -(-extent // c) <= most)
     return {looped: columns} if extent > columns else {}
 
 
@@ -240,6 +247,25 @@ def _in_parts(kernel: ChainKernel, shared: Mapping[str, int], types: Types) -> S
     return Split(
         replace(made, dealt=dealt), total, fresh_variable("part", names), stored(total), stored(*counts.values())
     )
+
+
+def sums_of_parts(kernel: ChainKernel, types: Types) -> list[Statement]:
+    """The statements that put parts together, where these are sums, times numbers; none where a statistic or a factor
+    of each row is to be met. `types`: with the parts'."""
+    targets = [(r.target.output, r) for r in kernel.targets]
+    if any(r.target.aggregation != "sum" or r.anchor is not None for _, r in targets):
+        return []
+    if any(isinstance(e, Access | Index) for _, r in targets for f in r.outer for e in walk(f.value)):
+        return []
+    found: list[Statement] = []
+    for output, r in targets:
+        parts = f"{output}{_SUFFIX}"
+        names = tuple(Index(f"i{axis}") for axis, _ in enumerate(types[parts].shape))
+        body: Expr = Access(parts, names)
+        for f in r.outer:
+            body = call("div" if f.divides else "mul", body, f.value)
+        found.append(Statement(output, names[1:], tuple(map(Int, types[output].shape)), body, "sum"))
+    return found
 
 
 def build_together(name: str, split: Split, kernel: ChainKernel, types: Types) -> BlockProgram:

@@ -10,15 +10,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.backends.common.chains.sheared import in_parts, is_aslant, written_out_terms
+from tilec.backends.common.chains.sheared import ends_of, in_parts, is_aslant, written_out_terms
 from tilec.backends.common.chains.values import Apart
 from tilec.backends.common.pairs import LEAST, with_access
 from tilec.ir.functions import call
-from tilec.ir.index import distinct_variables, linear
+from tilec.ir.index import distinct_variables
 from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import (
     Access,
-    Call,
     Expr,
     Index,
     Inside,
@@ -30,9 +29,7 @@ from tilec.ir.program import (
     index_variables,
     walk,
 )
-from tilec.ir.rational import as_int
 from tilec.ir.types import FLOATS, Types
-from tilec.lattice.sets import interval_of
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.stack_operands import LEAST_STACKED
 from tilec.transforms.util.factors import Factor, added, quotient_of
@@ -140,21 +137,3 @@ def _is_inside(place: Expr, extent: Mapping[str, int], weights: Statement) -> bo
     sizes = weights.sizes or ()
     found = ends_of(place, extent)
     return found is not None and isinstance(sizes[-1], Int) and 0 <= found[0] and found[1] < sizes[-1].value
-
-
-def ends_of(e: Expr, extent: Mapping[str, int]) -> tuple[int, int] | None:
-    """The least and the greatest position, if they are known."""
-    match e:
-        case Call("clamp", (x, Int(low), Int(high))):
-            own = ends_of(x, extent)
-            return (low, high) if own is None else (min(max(own[0], low), high), min(max(own[1], low), high))
-        case Call("mod", (_, Int(n))):
-            return 0, n - 1
-        case Call("abs", (x,)):
-            own = ends_of(x, extent)
-            return None if own is None else (0, max(map(abs, own)))
-    form = linear(e)
-    if not form.is_affine or not form.is_integral:
-        return None
-    least, most = interval_of(form, lambda v: (0, extent[v.name] - 1))
-    return as_int(least), as_int(most)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import chained
-from tilec.backends.common.chains.values import plain_index, reduction_variables
+from tilec.backends.common.chains.values import plain_index, rebuilt, reduction_variables
 from tilec.ir.functions import call
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
@@ -197,12 +197,10 @@ def _is_rounded(e: Call) -> bool:
 
 
 def _reading(s: Statement, renamed: Mapping[str, str]) -> Statement:
-    def visit(e: Expr) -> Expr:
-        if isinstance(e, Access) and e.tensor in renamed:
-            return replace(e, tensor=renamed[e.tensor])
-        return e if not children(e) or isinstance(e, Inside) else rebuild(e, visit)
+    def read(a: Access) -> Access:
+        return replace(a, tensor=renamed.get(a.tensor, a.tensor))
 
-    return map_values(s, visit) if renamed else s
+    return map_values(s, lambda e: rebuilt(e, read)) if renamed else s
 
 
 def _with_operands(s: Statement, types: Types, known: Types, renamed: Mapping[str, str], outer: bool) -> Statement:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec.backends.common.chains.recognise import chained
-from tilec.backends.common.chains.sheared import is_aslant, sheared
-from tilec.backends.common.chains.spread import ends_of, spread
+from tilec.backends.common.chains.sheared import ends_of, is_aslant, sheared
+from tilec.backends.common.chains.spread import spread
 from tilec.backends.common.chains.values import Apart
 from tilec.backends.common.chains.window_scores import with_scores_by_columns
 from tilec.backends.common.operands.orders import better_orders

@@ -21,9 +21,8 @@ from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, index_variables, walk
 from tilec.ir.types import FLOATS, Types
-from tilec.transforms.util.plain import is_plain_sum, is_pure
+from tilec.transforms.util.plain import is_elementary, is_plain_sum, is_pure
 
-_MADE_OF = (Access, Call, Index, Int, Float)
 _MOST_TERMS = 4
 _MOST_OF_SEVERAL = 8  # terms of three operands or more, of which no library makes a product
 _MOST_FACTORS = 8  # of a product
@@ -43,7 +42,7 @@ def _written_out(s: Statement, types: Types) -> Statement | None:
     outputs = distinct_variables(s.index)
     if not is_plain_sum(s) or outputs is None or types[s.output].dtype not in FLOATS or s.attributes:
         return None
-    if not all(isinstance(e, _MADE_OF) for e in walk(s.body)):
+    if not is_elementary(walk(s.body)):
         return None
     extent = dict(zip(outputs, types[s.output].shape, strict=True))
     walks: list[set[str]] = []
@@ -73,7 +72,7 @@ def _factors_written_out(s: Statement, types: Types) -> Statement | None:
     if s.aggregation != "prod" or not is_pure(s) or s.constraints or s.attributes or outputs is None:
         return None
     inner = {*index_variables(s.body)} - {*outputs}
-    if len(inner) != 1 or types[s.output].dtype not in FLOATS or not all(isinstance(e, _MADE_OF) for e in walk(s.body)):
+    if len(inner) != 1 or types[s.output].dtype not in FLOATS or not is_elementary(walk(s.body)):
         return None
     (factor,) = inner
     ranges = dict(zip(outputs, types[s.output].shape, strict=True))

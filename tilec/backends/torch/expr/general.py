@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilec.backends.common.code import assignable, indented, part_text, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import accumulation_dtype
+from tilec.backends.common.tiled_program import COMBINED
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.assured import assured, either
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
@@ -19,9 +21,9 @@ from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, accesses_in, reads, walk
+from tilec.ir.program import Access, Call, Int, accesses_in, reads, walk
+from tilec.lattice.conditions import bound_of
 
-COMBINE = {a.name: a.torch.combine for a in AGGREGATIONS.values() if a.torch}
 REDUCE = {a.name: a.torch.reduce for a in AGGREGATIONS.values() if a.torch}
 
 OF_A_DRAW = 10  # 8-byte temporaries that a random number takes, where it is alone in its block
@@ -41,13 +43,13 @@ def general(task: Task) -> list[str] | None:
 def _classes_lines(task: Task, classes: Sequence[Domain]) -> list[str]:
     lone = len(classes) == 1 and task.covered
     if lone:
-        direct = _class_lines(task, classes[0], direct=True)
+        direct = lines_of_class(task, classes[0], direct=True)
         if direct is not None:
             return direct
     unfilled = task.covered and task.elements > 0
     lines = [f"{task.out} = {task.allocation(filled=not unfilled)}"]
     for domain in classes:
-        written = _class_lines(task, domain, direct=False)
+        written = lines_of_class(task, domain, direct=False)
         assert written is not None
         lines += written
     return lines
@@ -107,8 +109,9 @@ class Loops:
         return part_text(tensor, [":".join(self.ends[v]) if v in self.ends else ":" for v in variables])
 
 
-def _class_lines(task: Task, domain: Domain, direct: bool) -> list[str] | None:
+def lines_of_class(task: Task, domain: Domain, direct: bool) -> list[str] | None:
     """Lines for one class. `direct`: bind the output's name to the result; None where blocks make that impossible."""
+    domain = _triangle_chosen(domain)
     outputs, reductions = domain.output_variables(), domain.reductions()
     order, steps = _plan(task, domain)
     if direct and (steps or task.part(domain) != task.out):
@@ -119,6 +122,17 @@ def _class_lines(task: Task, domain: Domain, direct: bool) -> list[str] | None:
     body = _Body(task, domain, frame, outer, inner)
     lines = body.lines(direct)
     return [*frame.prologue, *outer.wrap(lines)]
+
+
+def _triangle_chosen(domain: Domain) -> Domain:
+    """With zeros on one side of a diagonal in place of points fewer."""
+    s = domain.statement
+    form = bound_of(s.guard) if s.guard is not None and s.aggregation in ("sum", "assign") and not s.default else None
+    if s.guard is None or form is None or domain.conditions or domain.reductions():
+        return domain
+    if {*form.variables()} != {*domain.output_variables()[-2:]}:
+        return domain
+    return replace(domain, statement=replace(s, body=Call("select", (s.guard, s.body, Int(0))), guard=None))
 
 
 def _plan(task: Task, domain: Domain) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -257,7 +271,7 @@ class _Body:
         total = self.task.names.fresh("total")
         body = [*frame.lines]
         starts = [f"{total} = None"]
-        step = COMBINE[aggregation].format(total, "part")
+        step = COMBINED[aggregation].format(total, "part")
         body += [f"part = {part}", f"{total} = part if {total} is None else {step}"]
         if seen is not None:
             found = self.task.names.fresh("reached")

@@ -8,17 +8,21 @@ where they are compared, cast or returned.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tilec.backends.common.code import literal, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
 from tilec.backends.common.scalars import fit, identity
 from tilec.backends.torch.expr.access import TensorFrame
+from tilec.backends.torch.expr.derivatives import by_derivative
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Index, Pad, walk
+from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, promote
+from tilec.lattice.conditions import bound_of
 
 NUMBERS_TOO = ("mod", "pow")  # functions of torch that take a Python number for either of two arguments
 _ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
@@ -26,6 +30,9 @@ WITH_OUT = frozenset(
     "exp log sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh sigmoid erf floor ceil round log1p expm1 abs recip "
     "pow max min atan2 logaddexp".split()
 )
+_METHODS = {f: f for f in "exp log sqrt rsqrt sin cos tanh sigmoid erf log1p expm1 abs".split()} | {
+    "recip": "reciprocal"
+}
 MANY = 8192  # elements from which on a call in place of an operator pays
 DEEPEST = 24  # operators nested in one Python expression
 
@@ -40,6 +47,25 @@ class TorchScalars(ScalarWriter):
 
     def compute_dtype_of(self, dtype: str) -> str:
         return "float32" if self.widens and dtype in NARROW else dtype
+
+    def _operands(self, e: Expr) -> Sequence[Expr]:
+        found = by_derivative(e)
+        return super()._operands(e) if found is None else found[1:]
+
+    def _make(self, e: Expr) -> ScalarValue:
+        found = by_derivative(e)
+        if found is not None:
+            function, outer, inner = found[0], self._values[found[1]], self._values[found[2]]
+            dtype = self.compute_dtype_of(promote(outer.type, inner.type).dtype)
+            if is_floating(dtype) and outer.number is None and inner.number is None:
+                code = f"torch.ops.aten.{function}_backward({self.cast(outer, dtype)}, {self.cast(inner, dtype)})"
+                both, t = outer.variables | inner.variables, promote(outer.type, inner.type)
+                depth = 1 + max(outer.depth, inner.depth)
+                return ScalarValue(code, t, dtype, both, depth=depth, call=f"{code[:-1]}, grad_input={{0}})", own=True)
+            assert isinstance(e, Call)
+            for x in e.args:
+                self.value(x)
+        return super()._make(e)
 
     def _assigned(self, v: ScalarValue) -> str:
         return self.frame.assign("t", v.code)
@@ -116,13 +142,30 @@ class TorchScalars(ScalarWriter):
             code, compute_dtype = self._text(
                 e.function, args, result, self._counters(e) if e.function in RANDOM else None
             )
-            if e.function == "select" and any(isinstance(x, Access) and x.index for x in walk(e.args[0])):
+            if e.function == "select":
+                code = self._triangle(e, args, compute_dtype) or code
+            if code.startswith("torch.where") and any(isinstance(x, Access) and x.index for x in walk(e.args[0])):
                 code = code.replace("torch.where", "rt.choose", 1)  # a test of values, which no branch foresees
             call = self._writing(e.function, args, code, compute_dtype)
+        own = call is not None and is_floating(compute_dtype)
+        if own:
+            code = self._in_place(e.function, args, compute_dtype, combined) or code
         if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
             return ScalarValue(self._laid_out(call, compute_dtype, variables), result, compute_dtype, variables)
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
-        return ScalarValue(code, result, compute_dtype, variables, depth=depth, call=call, exact=exact)
+        return ScalarValue(code, result, compute_dtype, variables, depth=depth, call=call, exact=exact, own=own)
+
+    def _in_place(self, function: str, args: list[ScalarValue], dtype: str, combined: str | None) -> str | None:
+        """The value written over an argument that is as large: fewer temporaries stay in cache."""
+        if combined is not None or self.frame.domain is None:
+            return None
+        if len(args) == 1 and args[0].own and args[0].compute_dtype == dtype and function in _METHODS:
+            return f"{args[0].code}.{_METHODS[function]}_()"
+        if function in _ARITHMETIC:
+            for one, other in (args, args[::-1])[: 2 if function in ("add", "mul") else 1]:
+                if one.own and one.compute_dtype == dtype and one.variables >= other.variables:
+                    return f"{one.code}.{function}_({self.operand(other, dtype)})"
+        return None
 
     def _multiply_add(self, e: Call, compute_dtype: str) -> str | None:
         """`x + y * z` and `x - y * z` as one pass over memory, where nothing else uses the product."""
@@ -150,9 +193,30 @@ class TorchScalars(ScalarWriter):
             return f"torch.addcmul({texts}" + ("" if scale == 1 else f", value={literal(scale)}") + ")"
         return None
 
+    def _triangle(self, e: Call, args: list[ScalarValue], compute_dtype: str) -> str | None:
+        """A value where it is on one side of a diagonal of the last two axes, and zero elsewhere."""
+        form, rank = bound_of(e.args[0]), len(self.frame.order)
+        if form is None or rank < 2:
+            return None
+        if args[1].number is not None:
+            form, args = -form - 1, [args[0], args[2], args[1]]
+        rows, columns = self.frame.order[-2:]
+        zero, sign = args[2].number == 0 and math.copysign(1, args[2].number) == 1, form.coefficient(rows)
+        found = {*form.variables()} == {rows, columns} and form.coefficient(columns) == -sign and abs(sign) == 1
+        if not zero or not found or args[1].number is not None or not args[1].variables >= {rows, columns}:
+            return None
+        d = self.frame.domain
+        offset = as_int(form.constant) * int(sign) + d.low[rows] - d.low[columns]
+        starts = [
+            f" {s} {self.frame.loops[v][0]}"
+            for s, v in zip("+-", (rows, columns), strict=True)
+            if v in self.frame.loops
+        ]
+        return f"torch.tri{'l' if sign == 1 else 'u'}({self.cast(args[1], compute_dtype)}, {offset}{''.join(starts)})"
+
     def _inline_product(self, e: Expr, compute_dtype: str) -> bool:
         """Whether an expression is a product whose text may be left out: used once, and written inline."""
-        if not isinstance(e, Call) or e.function != "mul" or self._uses[e] != 1:
+        if not isinstance(e, Call) or e.function != "mul" or self._uses[e] != 1 or by_derivative(e):
             return False
         v = self._values[e]
         return v.call is not None and v.compute_dtype == compute_dtype
@@ -171,8 +235,12 @@ class TorchScalars(ScalarWriter):
             return code[:-1] + ", out={0})"
         if function == "relu":
             return f"torch.clamp_min({self.cast(args[0], compute_dtype)}, 0, out={{0}})"
+        if function == "select" and code.startswith("torch.tri"):
+            return code[:-1] + ", out={0})"
         if function == "select" and code.endswith(")") and not any(a.number is not None for a in args[1:]):
             return code[:-1] + ", out={0})"
+        if function in ("add", "mul") and args[0].number is not None:
+            args = args[::-1]
         if function in _ARITHMETIC and is_floating(compute_dtype) and args[0].number is None:
             left, right = (self.operand(a, compute_dtype) for a in args)
             return f"torch.{function}({left}, {right}, out={{0}})"

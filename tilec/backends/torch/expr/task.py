@@ -25,7 +25,8 @@ MOST_WRITTEN_CLASSES = 64  # residue classes written out one by one; beyond that
 @dataclass(frozen=True)
 class Task:
     """`local`: Python names of the tensors. `returned`: the caller gets the output, so it must own its memory. `fresh`:
-    tensors with memory of their own that one statement reads and nobody else."""
+    tensors with memory of their own that one statement reads and nobody else. `once`: all that one statement reads and
+    nobody else."""
 
     flat: Statement
     defracted: Statement
@@ -35,6 +36,7 @@ class Task:
     options: Options
     returned: bool
     fresh: frozenset[str] = frozenset()
+    once: frozenset[str] = frozenset()
 
     @property
     def type(self) -> TensorType:

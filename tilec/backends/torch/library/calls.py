@@ -102,7 +102,8 @@ def _found(program: Program, types: Types) -> list[LibraryCall]:
             continue
         matcher = Matcher(routine.pattern, statements, types)
         for s in program.statements:
-            if s.output in taken or types[s.output].dtype not in EXACT:
+            copied = isinstance(s.body, Access) and s.body.tensor in taken
+            if s.output in taken or copied or types[s.output].dtype not in EXACT:
                 continue
             match = _matched(routine, matcher, s, program)
             if match is None:

@@ -58,6 +58,15 @@ def _last(m: Occurrence) -> bool:
     return m.extent("j") > 0 and 0 < len(m.axes["j"]) < len(axes) and axes[-len(m.axes["j"]) :] == m.axes["j"]
 
 
+def _alone(m: Occurrence) -> bool:
+    """Does `j` stand for an axis of several elements?"""
+    return m.extent("j") > 0 and len(m.axes["j"]) == 1
+
+
+def _last_alone(m: Occurrence) -> bool:
+    return _alone(m) and _last(m)
+
+
 _SOFTMAX = "M[i : I] = >(X[i,j]); S[i : I] = +(exp(X[i,j] - M[i]));"
 _EXPONENTIALS = "Y[i,j : I,J] = exp(X[i,j] - M[i]) / S[i];"
 _MOMENTS = (
@@ -245,7 +254,31 @@ ROUTINES: tuple[Routine, ...] = (
         (("C", "ij"), ("X", "ij"), ("M", "i"), ("S", "i")),
         "i",
         ("exp",),
-        admits=_last,
+        admits=_alone,
+    ),
+    Routine(
+        "rt.log_softmax_and_logarithms({X}, {places})",
+        "(X[I,J]) -> (Y) { L[i : I] = logsumexp(X[i,j]); Y[i,j : I,J] = X[i,j] - L[i]; }",
+        ("Y",),
+        (("Y", "ij"), ("L", "i")),
+        (("X", "ij"),),
+        "i",
+        ("logsumexp",),
+        fallible=True,
+        admits=_last_alone,
+    ),
+    Routine(
+        "rt.log_softmax_gradient({C}, {X}, {L}, {places})",
+        """(X[I,J], L[I], C[I,J]) -> (D) { T[i : I] = +(C[i,j]);
+            P[i,j : I,J] = +(L[i] != -inf ? T[i] * -1.0 * exp(X[i,j] - L[i]));
+            D[i,j : I,J] = C[i,j] + P[i,j]; }""",
+        ("D",),
+        (("D", "ij"),),
+        (("C", "ij"), ("X", "ij"), ("L", "i")),
+        "i",
+        ("exp", "ne"),
+        fallible=True,
+        admits=_alone,
     ),
     Routine(
         "rt.squared_distances({X}, {Y})",

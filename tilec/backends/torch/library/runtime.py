@@ -10,6 +10,7 @@ import torch
 from tilec.backends.torch.certainty import askable, finite
 
 Tensor = torch.Tensor
+_VECTOR = 16  # elements that torch takes at a time at most: what is left over of a row goes by how threads share rows
 
 
 def softmax_and_statistics(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -19,10 +20,33 @@ def softmax_and_statistics(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tens
 
 
 def softmax_gradient(c: Tensor, x: Tensor, greatest: Tensor, total: Tensor, dims: Sequence[int]) -> tuple[Tensor]:
-    """Not torch's own routine, whose last bits depend on the number of threads."""
+    """Through torch's own routine where its last bits do not depend on the number of threads."""
     (dim,) = dims
     y = (x - greatest.unsqueeze(dim)).exp_().div_(total.unsqueeze(dim))
-    return ((c - (c * y).sum(dim, keepdim=True)).mul_(y),)
+    return (_by_softmax(c, y, dim),)
+
+
+def _by_softmax(c: Tensor, y: Tensor, dim: int) -> Tensor:
+    """The gradient by the argument of a softmax that is y."""
+    if dim < y.dim() - 1 or y.shape[dim] % _VECTOR == 0:
+        return torch._softmax_backward_data(c, y, dim, y.dtype)
+    weighed = c * y
+    return torch.addcmul(weighed, y, weighed.sum(dim, keepdim=True), value=-1, out=weighed)
+
+
+def log_softmax_and_logarithms(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+    """With the logarithm of each row's sum. None where one is not finite: torch's rows are NaN there."""
+    y = torch.log_softmax(x, dims[0])
+    logarithm = x.amax(dims[0]) - y.amax(dims[0])
+    return (y, logarithm) if finite(logarithm) else None
+
+
+def log_softmax_gradient(c: Tensor, x: Tensor, logarithm: Tensor, dims: Sequence[int]) -> tuple[Tensor] | None:
+    """Likewise."""
+    if not finite(logarithm):
+        return None
+    y = x - logarithm.unsqueeze(dims[0])
+    return (torch._log_softmax_backward_data(c, y, dims[0], y.dtype),)
 
 
 def layer_norm_and_statistics(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,26 +14,29 @@ from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.codegen.build import build_kernel
 from tilec.backends.common.chains.codegen.places import Tiling, feature_block, in_one_block, padded_features
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes, build_lists, visits_of
-from tilec.backends.common.chains.splits import Split, build_together, split_of
+from tilec.backends.common.chains.splits import Split, build_together, split_of, sums_of_parts
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
 from tilec.backends.triton.blocks.text import print_kernel, stride_name
 from tilec.backends.triton.blocks.warp_roles import warp_roles
 from tilec.backends.triton.blocks.warp_roles_text import half_maps, warp_roles_file
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
+from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul.dot import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Pointer, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import NARROWEST, contiguous_strides, reach
+from tilec.backends.triton.plan.sizes import NARROWEST, contiguous_strides, needs_int64_positions, reach
 from tilec.backends.triton.plan.source import KernelFile
+from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.ir.index import linear
-from tilec.ir.program import Call, accesses_in, index_variables, walk
+from tilec.ir.program import Call, Statement, accesses_in, index_variables, walk
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType, Types
 from tilec.language.show import show_statement
 
-AnyStrides = Mapping[str, Sequence[int]]
+AnyStrides = Mapping[str, tuple[int, ...]]
 _Operands = tuple[dict[str, int], dict[str, int], set[str]]  # as `_operands` finds them
 
 # Widest feature -> tiling of kernels of 16-bit operands, measured on an H200: those that walk all blocks, those whose
@@ -77,8 +80,7 @@ FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows of su
 MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
-LISTS = Tiling(warps=4, stages=1)
-PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that put parts together
+LISTS = PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that make lists, or put parts together
 
 
 def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> Tiling:
@@ -281,8 +283,19 @@ class _ChainPlanner:
         planner = self._beside(split.types)
         steps: list[Step] = [Allocate(n, t.shape, t.dtype) for n, t in split.types.items()]
         steps += replace(self._beside(split.stored), kernel=split.kernel)._walk()
-        made = build_together(f"{self._name}_together", split, self.kernel, planner.types)
-        return [*steps, planner._launched(made, PARTS_TILING, {}, {}), Release(tuple(split.types))]
+        added = [planner._added(s) for s in sums_of_parts(self.kernel, planner.types)]
+        if not added or None in added:
+            made = build_together(f"{self._name}_together", split, self.kernel, planner.types)
+            added = [planner._launched(made, PARTS_TILING, {}, {})]
+        return [*steps, *filter(None, added), Release(tuple(split.types))]
+
+    def _added(self, s: Statement) -> Launch | None:
+        """The launch of a sum of parts, where it is one."""
+        how = self.types, self.strides
+        view = coalesce(StridedView(s, *how, needs_int64_positions([s], *how)))
+        space = build_space(view.statement, view.types)
+        steps = (space and pointwise(space, view, s)) or []
+        return next((step for step in steps if isinstance(step, Launch)), None) if len(steps) == 1 else None
 
     def _whole(self, tiling: Tiling, visits: Visits | None) -> Launch:
         """`visits`: lists that are there."""

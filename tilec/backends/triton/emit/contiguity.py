@@ -40,7 +40,7 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
     best, answer, alike, elsewhere = -1, False, False, False
     short = is_window(space, reductions)
     for root in (space.statement.body, space.statement.guard):
-        for a in constraining(root) if root is not None else ():
+        for a in accesses_in(root):
             size = math.prod(view.types[a.tensor].shape)
             if size > best and free_of(a) & set(reductions):
                 found = moved_least(a, view.strides[a.tensor], space.largest)

@@ -152,12 +152,12 @@ def add_four_(a, b, c, d, e, f, g, h):
 
 
 @triton.jit
-def either_(a, b):
+def or_(a, b):
     return a | b
 
 
 @triton.jit
-def both_(a, b):
+def and_(a, b):
     return a & b
 
 
@@ -334,7 +334,7 @@ def then_min_plus_(a, b, c, d):
 
 
 @triton.jit
-def words_(seed, counter, stream: tl.constexpr):
+def philox_words_(seed, counter, stream: tl.constexpr):
     """The four words of the counter's block, as `ir/philox` defines them."""
     block = counter >> 2
     low = (block & 0xFFFFFFFF).to(tl.uint32)
@@ -345,7 +345,7 @@ def words_(seed, counter, stream: tl.constexpr):
 
 @triton.jit
 def rand_(seed, counter):
-    a, b, c, d = words_(seed, counter, 0)
+    a, b, c, d = philox_words_(seed, counter, 0)
     lane = counter & 3
     word = tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
     return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
@@ -354,7 +354,7 @@ def rand_(seed, counter):
 @triton.jit
 def randn_(seed, counter):
     """In float64, rounded once."""
-    a, b, c, d = words_(seed, counter, 1)
+    a, b, c, d = philox_words_(seed, counter, 1)
     lane = counter & 3
     first = tl.where(lane < 2, a, c).to(tl.int64).to(tl.float64)
     second = tl.where(lane < 2, b, d).to(tl.int64).to(tl.float64)
@@ -366,7 +366,7 @@ def randn_(seed, counter):
 @triton.jit
 def rand_four_(seed, counter):
     """The draws of the four counters of each block, along two new dimensions of two."""
-    a, b, c, d = words_(seed, counter, 0)
+    a, b, c, d = philox_words_(seed, counter, 0)
     word = tl.join(tl.join(a, c), tl.join(b, d))
     return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
 
@@ -374,7 +374,7 @@ def rand_four_(seed, counter):
 @triton.jit
 def randn_four_(seed, counter):
     """As `rand_four_`; each pair of words gives two."""
-    a, b, c, d = words_(seed, counter, 1)
+    a, b, c, d = philox_words_(seed, counter, 1)
     first = tl.join(a, c).to(tl.int64).to(tl.float64)
     second = tl.join(b, d).to(tl.int64).to(tl.float64)
     r = libdevice.sqrt(-2.0 * libdevice.log((first + 1.0) * 2.3283064365386963e-10))

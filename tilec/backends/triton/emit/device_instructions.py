@@ -56,7 +56,7 @@ def share_exp_(x):
 
 
 @triton.jit
-def exchanged_(x, lane, falling, LENGTH: tl.constexpr, DISTANCE: tl.constexpr):
+def compare_exchange_(x, lane, falling, LENGTH: tl.constexpr, DISTANCE: tl.constexpr):
     """The smaller and the larger of two elements that far apart change places where they are out of order."""
     pairs = tl.reshape(x, [LENGTH // (2 * DISTANCE), 2, DISTANCE])
     both = tl.broadcast_to(tl.xor_sum(pairs, 1, keep_dims=True), pairs.shape)
@@ -74,5 +74,5 @@ def sorted_(x, LENGTH: tl.constexpr, BITS: tl.constexpr):
         falling = lane >> stage
         for k in tl.static_range(BITS):
             if stage >= BITS - k:
-                x = exchanged_(x, lane, falling, LENGTH, LENGTH >> (k + 1))
+                x = compare_exchange_(x, lane, falling, LENGTH, LENGTH >> (k + 1))
     return x

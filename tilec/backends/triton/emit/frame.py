@@ -14,7 +14,7 @@ from tilec.backends.triton.emit.positions import PositionText
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Access, Expr, Index, Int, Statement
+from tilec.ir.program import Access, Expr, Index, Int, Statement, index_variables
 from tilec.ir.rational import as_int
 
 VECTOR_PARTS = (2, 4)  # elements apart, of which whole vectors are loaded
@@ -158,10 +158,12 @@ class Frame(PositionText):
         return self.tests(access_conditions(access, self.types))
 
     def vectors(self, access: Access) -> tuple[frozenset[str], frozenset[str]]:
-        """The variables along which vectors of what is read may lie, and those that have an axis alone, from 0 on."""
+        """The variables along which vectors of what is read may lie, and those that have an axis alone, from 0 on. None
+        lies along those of elements that say where is read."""
         k, steps = self.kernel, self.kernel.strides[access.tensor]
         moved = [(linear(e), step) for e, step in zip(access.index, steps, strict=True) if step]
-        near = {v for f, step in moved for v in free(f) if not f.is_affine or abs(f.coefficient(v) * step) == 1}
+        atoms = [(a, f.is_affine, abs(c * step)) for f, step in moved for a, c in f.terms if not isinstance(a, Access)]
+        near = {v for a, affine, move in atoms if move == 1 or not affine for v in index_variables(a)}
         fast = {*self.axes[-1:], *self.dimensions(frozenset(near))}
         on = {a: [v for v, own in k.axis_of.items() if own.name == a and k.space.largest(v) > 1] for a in self.axes}
         alone = (v for variables in on.values() for v in variables if len(variables) == 1 and k.low(v) == "0")

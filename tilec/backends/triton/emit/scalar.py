@@ -177,7 +177,7 @@ class TritonScalars(ScalarWriter):
         own = self.frame.dependencies(e)
         known = [
             (c, holds) for c, holds in self._conditions[e]
-            if own.issuperset(index_variables(c)) and is_known_before(c, alone, fast, self._number)
+            if own.issuperset(index_variables(c)) and is_known_before(c, e, alone, fast, self._number)
         ]  # fmt: skip
         return [self.test(c) if holds else f"({self.test(c)} == 0)" for c, holds in known]
 

@@ -57,6 +57,7 @@ from tilec.backends.triton.fusion.window_layout import with_product_layouts, wit
 from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
+from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
 from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
@@ -149,15 +150,16 @@ class Grouped:
         return replace(self.program, statements=tuple(statements))
 
 
-def grouped(program: Program, types: Types, layouts: Layouts = MappingProxyType({})) -> Grouped:
+def grouped(flat: Program, types: Types, layouts: Layouts = MappingProxyType({})) -> Grouped:
     """The flat program with its chains and the groups that pay, of values that are stored and read at neighbours, or
     that are computed there. `layouts`: of inputs that lie in another order than their indices'."""
+    program, types = fuse_step_inputs(flat, types)
     found = _grouped(program, types, layouts)
     computing = with_shifted_reads(program, types)
     if computing != program:
         made = _grouped(computing, types, layouts)
         found = made if faster(made.kernels(), found.kernels(), {**found.types, **made.types}) else found
-    given = {s.output: s for s in program.statements}
+    given = {s.output: s for s in flat.statements}
     changed = frozenset(s.output for s in found.program.statements if s != given.get(s.output))
     return replace(found, rewritten=changed)
 

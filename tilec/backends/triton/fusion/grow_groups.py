@@ -13,13 +13,7 @@ from tilec.backends.triton.fusion.memory_order import memory_order, rows_and_col
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.cost import size_in_bytes
-from tilec.ir.program import (
-    Statement,
-    index_variables,
-    reads,
-    value_accesses,
-    variables_of,
-)
+from tilec.ir.program import Statement, index_variables, reads, value_accesses, variables_of
 from tilec.ir.types import Types
 
 FEW_ROWS, LONG_ROW = 32, 2**16  # fewer rows, longer than that: statistics are split over programs, each by itself

@@ -21,18 +21,7 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.scatter.places import PointPlaces
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import (
-    Access,
-    Constraint,
-    Expr,
-    Index,
-    Inside,
-    Int,
-    Pad,
-    Statement,
-    accesses_in,
-    rebuild,
-)
+from tilec.ir.program import Access, Constraint, Expr, Index, Inside, Int, Pad, Statement, accesses_in, rebuild
 from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 

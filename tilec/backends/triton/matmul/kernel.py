@@ -24,7 +24,7 @@ from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.matmul.blocks import Config, inner_variables, output_tiles
-from tilec.backends.triton.matmul.dot import LEAST, MatrixProduct, Zeros, dot_is_whole, guards_among, variables_outside
+from tilec.backends.triton.matmul.dot import MatrixProduct, Zeros, dot_is_whole, guards_among, variables_outside
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.index import linear
@@ -36,7 +36,6 @@ BLOCK_DOWN = "(group * GROUP + tile % (GROUP * across) % members)"  # the progra
 BLOCK_ACROSS = "(tile % (GROUP * across) // members)"
 WITHIN = "row_in[:, None] & col_in[None, :]"  # the test of the elements of a block that there are
 SOME_NOT_FINITE = "tl.max(tl.max((tl.abs({}) < float('inf')).to(tl.int32) ^ 1, 1), 0) > 0"
-REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
 RECOMPUTED_ROWS = 8  # rows of such a block that are computed again at a time
 PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 
@@ -342,35 +341,3 @@ class DotWriter:
             return frame.element_address(s, output)
         index = [frame.form(e) for e in s.index or ()]
         return frame.part_address(output, f"{output}.parts", index, frozenset(frame.axes))
-
-
-class RepairWriter(DotWriter):
-    """Computes the blocks of a finished output again that hold anything not finite."""
-
-    suffix = "_repair"
-    reads_vectors = False
-    walk_block = str(LEAST)
-
-    def write(self) -> None:
-        k, s = self.kernel, self.space.statement
-        self._place()
-        frame = self._block()
-        value = f"tl.load({frame.element_address(s)}, mask={WITHIN}, other=0)"
-        k.assign("value", f"{value}.to({triton_type(self.accumulator.dtype)})")
-        k.add(If(SOME_NOT_FINITE.format("value"), (self._recompute_rows(),)))
-        k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
-
-    def _recompute_rows(self) -> CodeLine:
-        """A loop that computes some rows of the block again and stores them: few at a time, since what this holds in
-        registers counts for programs that only look, too."""
-        k, dot, s = self.kernel, self.dot, self.space.statement
-        k.scopes.append(Scope())
-        frame, own = self._some_rows(), frozenset(("part", *dot.rows))
-        address = frame.element_address(s)
-        k.assign("acc", f"tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
-        k.add(self._points(self._added, "part", own))
-        self._finish(frame)
-        dtype = self.view.types[s.output].dtype
-        cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
-        k.store(address, f"acc{cast}", "part_in[:, None] & col_in[None, :]")
-        return ForLoop("over", f"range(0, BM, {self._at_once})", tuple(k.scopes.pop().lines))

@@ -15,7 +15,15 @@ from tilec.backends.base import Options
 from tilec.backends.common.code import FreshNames, have_own_names, python_name, tuple_text
 from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS
 from tilec.backends.torch.expr.task import Task
-from tilec.backends.torch.matmul.convolution import INPUT, KERNEL, Convolution, Spatial, recognise_convolution
+from tilec.backends.torch.matmul.convolution import (
+    INPUT,
+    KERNEL,
+    OUTPUT,
+    Convolution,
+    Spatial,
+    axis_size,
+    recognise_convolution,
+)
 from tilec.backends.torch.matmul.convolution_call import ConvolutionCall, both_gradients, library_call
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.program import RESERVED_IN_TORCH
@@ -56,13 +64,13 @@ def library_steps(
     if c is not None:
         if all(x.axes[2] is None and x.stride == 1 for x in c.spatial):
             return None  # a product of matrices that reads a part of an axis
-        if _slow(c, task.type.dtype):
+        if _slow(c, task.type.dtype) or _has_few_terms(c, task.type.dtype):
             return None
         call, own_precision = library_call(task, c), task.type.dtype == "float32"
         *operands, made = call.lines
         lines = [*operands, *_in_own_precision(made, own_precision), *_stored(task.out)]
         first = replace(_step(task, lines, own_precision), gradient=call)
-        return [first, *repair_steps(product, flat)] if call.checked else [first]
+        return [first, *repair_steps(product, flat, call.checked)] if call.checked else [first]
     sides = product.dot.left, product.dot.right
     if not product.is_plain or not all(len(side) == 1 and isinstance(side[0], Access) for side in sides):
         return None
@@ -248,6 +256,7 @@ def _is_reordered(product: MatrixProduct) -> bool:
 
 
 LONGEST_WINDOW = 256  # of a library's window whose input's gradient is asked for
+FEW_PRODUCTS = 16  # of an element of a library's convolution, up to which ours are faster
 LONGEST_APART = 9  # of a library's windows that do not meet
 
 
@@ -269,6 +278,18 @@ def _slow(c: Convolution, dtype: str) -> bool:
     apart = places > LONGEST_APART and all(stride >= n for stride, n in extents)
     rows_last = len(c.operands[INPUT].shape) - 1 in [s.axes[INPUT] for s in c.spatial]
     return apart or grouped or not rows_last or dtype not in NARROW
+
+
+def _has_few_terms(c: Convolution, dtype: str) -> bool:
+    """Whether an element of the output is so few products that memory takes longer than these do, one by one: a filter
+    of one channel, where cuDNN takes four times as long as the output does. So does a float32 kernel's gradient of as
+    many elements a channel."""
+    kernel, spatial = c.operands[KERNEL], [s.axes[KERNEL] for s in c.spatial]
+    if c.written == INPUT or (c.written == KERNEL and dtype in NARROW):
+        return False
+    terms = [axes[KERNEL] for axes in c.bare.values() if axes[INPUT] is not None and axes[OUTPUT] is None]
+    rows_last = len(c.operands[INPUT].shape) - 1 in [s.axes[INPUT] for s in c.spatial]
+    return rows_last and math.prod(axis_size(kernel, axis) for axis in (*terms, *spatial)) <= FEW_PRODUCTS
 
 
 def _extent(c: Convolution, s: Spatial) -> int:

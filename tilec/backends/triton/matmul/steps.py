@@ -7,13 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.kernel import Scope, triton_type
 from tilec.backends.triton.matmul.blocks import Config, choose_config
 from tilec.backends.triton.matmul.dot import LEAST, MatrixProduct, dot_is_whole
-from tilec.backends.triton.matmul.kernel import PRECISION, REPAIRED, DotTask, DotWriter, RepairWriter
+from tilec.backends.triton.matmul.kernel import PRECISION, SOME_NOT_FINITE, WITHIN, DotTask, DotWriter
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
 from tilec.ir.program import Statement
+from tilec.ir.symbolic import is_symbolic
+
+REPAIRED = 4096  # elements of a block that is looked through for values that are not finite
+MOST_OF_A_CAUSE = 2 * REPAIRED  # elements of a factor that every program looks at instead of at its block
 
 
 def dot_steps(
@@ -57,10 +63,75 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
 
 
-def repair_steps(product: MatrixProduct, flat: Statement) -> list[Step]:
-    """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite."""
+def repair_steps(product: MatrixProduct, flat: Statement, causes: Sequence[str] = ()) -> list[Step]:
+    """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite. `causes`:
+    all tensors that could be what made them so wrongly, if these are known."""
     rows, columns, _ = product.counts
     bn = min(64, power_of_two(columns))
     bm = min(REPAIRED // bn, power_of_two(rows))
-    steps = launched(RepairWriter(DotTask(product, "ieee", Config(bm, bn, LEAST, 4, 1))), flat)
+    bn = min(REPAIRED // bm, power_of_two(columns))
+    steps = launched(RepairWriter(DotTask(product, "ieee", Config(bm, bn, LEAST, 4, 1)), causes), flat)
     return [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in steps]
+
+
+class RepairWriter(DotWriter):
+    """Computes the blocks of a finished output again that hold anything not finite. `causes`: the tensors of which one
+    is not finite then, where they are known: a single small one is looked at first."""
+
+    suffix = "_repair"
+    reads_vectors = False
+    walk_block = str(LEAST)
+
+    def __init__(self, task: DotTask, causes: Sequence[str] = ()):
+        super().__init__(task)
+        types, strides = self.view.types, self.view.strides
+        found = [n for n in dict.fromkeys(causes) if n in types and _is_dense(types[n].shape, strides[n])]
+        small = [n for n in found if _elements_at_most(types[n].shape, MOST_OF_A_CAUSE)]
+        self.cause = small[0] if len(small) == 1 and len({*causes}) == 1 else None
+
+    def write(self) -> None:
+        k, s = self.kernel, self.space.statement
+        self._place()
+        frame = self._block()
+        within = WITHIN
+        if self.cause is not None:
+            count = math.prod(self.view.types[self.cause].shape)
+            places, n = f"tl.arange(0, {power_of_two(count)})", k.number("n_cause", "n_cause", count)
+            cause = f"tl.load({k.pointer(self.cause)} + {places}, mask={places} < {n}, other=0)"
+            k.assign("cause", f"{cause}.to({triton_type(self.accumulator.dtype)})")
+            k.assign("unsure", "tl.max((tl.abs(cause) < float('inf')).to(tl.int32) ^ 1, 0) > 0")
+            within += " & unsure"
+        value = f"tl.load({frame.element_address(s)}, mask={within}, other=0)"
+        k.assign("value", f"{value}.to({triton_type(self.accumulator.dtype)})")
+        k.add(If(SOME_NOT_FINITE.format("value"), (self._recompute_rows(),)))
+        k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
+
+    def _recompute_rows(self) -> CodeLine:
+        """A loop that computes some rows of the block again and stores them: few at a time, since what this holds in
+        registers counts for programs that only look, too."""
+        k, dot, s = self.kernel, self.dot, self.space.statement
+        k.scopes.append(Scope())
+        frame, own = self._some_rows(), frozenset(("part", *dot.rows))
+        address = frame.element_address(s)
+        k.assign("acc", f"tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
+        k.add(self._points(self._added, "part", own))
+        self._finish(frame)
+        dtype = self.view.types[s.output].dtype
+        cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
+        k.store(address, f"acc{cast}", "part_in[:, None] & col_in[None, :]")
+        return ForLoop("over", f"range(0, BM, {self._at_once})", tuple(k.scopes.pop().lines))
+
+
+def _elements_at_most(shape: Sequence[int], most: int) -> bool:
+    """Whether a tensor has so many elements at most, and its sizes are known."""
+    return not any(map(is_symbolic, shape)) and 0 < math.prod(shape) <= most
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements of a tensor lie one after the other, in some order of its axes."""
+    expected = 1
+    for stride, n in sorted((stride, n) for stride, n in zip(strides, shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= n
+    return True

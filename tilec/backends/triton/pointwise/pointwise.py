@@ -281,7 +281,7 @@ class _Writer:
             body += accumulator.reduce(1) if lanes is not None else ()
             body += accumulator.reduce(len(axes)) if tiled else ()
         if tiled and wants_reached:
-            body.append(assign("reached", f"tl.reduce(reached, {len(axes)}, either_)"))
+            body.append(assign("reached", f"tl.reduce(reached, {len(axes)}, or_)"))
         return "reached" if wants_reached else None
 
     def _first_place(self) -> str:

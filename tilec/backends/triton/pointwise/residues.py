@@ -25,6 +25,7 @@ from tilec.backends.triton.pointwise.windows import RegisterBlockWriter, choose_
 from tilec.errors import TileError
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, children, walk
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
@@ -32,7 +33,7 @@ MOST_CLASS_ELEMENTS = 16  # that a program writes for each place of its block
 MOST_CLASS_POINTS = 64  # of all of them together, which are written out
 LEAST_PROGRAMS = MULTIPROCESSORS  # fewer, and some multiprocessors have none
 CLASS_BLOCK = 1024  # places of a block, for up to eight elements each
-LEAST_COLUMNS = 32
+LEAST_COLUMNS = 24
 MOST_TESTED = 4  # values of a variable that conditions tell apart
 JOINED = (2, 4)  # neighbours in memory that are joined in registers before they are stored
 
@@ -100,10 +101,20 @@ def _neighbours(space: Space, rows: Sequence[Affine], v: str) -> tuple[str, int]
 
 
 def _residues_alike(space: Space) -> tuple[str, ...]:
-    """The residue whose values come one after the other, where all classes have the same elements at each place."""
-    count = math.prod(len({c[w] for c in space.classes}) for w in space.residues)
-    places = [{(low[v], e[v]) for low, e in zip(space.low, space.extent, strict=True)} for v in space.outputs]
-    return space.residues[-1:] if count == len(space.classes) and all(len(p) == 1 for p in places) else ()
+    """The residue whose values come one after the other, where all classes have the same elements at each place, but
+    for the last one of an odd size, which the first class has."""
+    last, count = space.residues[-1:], math.prod(len({c[w] for c in space.classes}) for w in space.residues)
+    if not last or count != len(space.classes) or any(len({low[v] for low in space.low}) > 1 for v in space.outputs):
+        return ()
+    first = min(c[last[0]] for c in space.classes)
+    for v in space.outputs:
+        extents = [e[v] for e in space.extent]
+        own = [n for n, c in zip(extents, space.classes, strict=True) if c[last[0]] == first]
+        if len(set(extents)) > 1 and (any(map(is_symbolic, extents)) or max(extents) > min(extents) + 1):
+            return ()
+        if v == space.outputs[-1] and set(own) != {max(extents)}:
+            return ()
+    return last
 
 
 def _texts(space: Space, v: str) -> int:

@@ -24,33 +24,30 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Launch
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.sizes import filled_block, power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.pointwise.unrolled import UnrolledKernel, inside_tile, tiled
-from tilec.backends.triton.pointwise.windows import MOST_PADDING, index_forms, reads_rows, window_axes, zero_factors
+from tilec.backends.triton.pointwise.windows import index_forms, neighbour_counts, reads_rows, window_axes, zero_factors
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Statement, index_variables, value_accesses
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
-PLACES_AT_ONCE = (8, 7, 6, 5, 4)  # neighbours that are written out
 MOST_TAPS_AT_ONCE = 8
 LEAST_PLACES = 2**13  # fewer are soon added up as they are
 TAP_ROWS, TAP_COLUMNS = 16, 32  # of a block
-LEAST_PLACES_ALONG, MOST_PLACES_ALONG, ALONG_BLOCK = (
-    16,
-    128,
-    512,
-)  # places along memory; of a block; those of a block's rows
+LEAST_PLACES_ALONG, MOST_PLACES_ALONG = 16, 128  # along memory; of a block
+ALONG_BLOCK = 256  # places of a block of rows along memory, beside those that are written out
+ALONG_PROGRAMS = 16 * MULTIPROCESSORS  # registers leave room for a fourth of them at a time
 LEAST_TAP_POINTS = 2**20  # points of such sums
 
 
 @dataclass(frozen=True)
 class TapSums:
     """`count` neighbours along the summed variable `across`, `taps` values of the output variable `tap` together, in
-    `groups` if there are more; blocks along the output variable `column`, or else of those `count` neighbours; `parts`
-    shares of the places."""
+    `groups` if there are more; blocks along the output variable `column`, or, where there is none, of `lanes` values of
+    the summed variable `along`, which may be `across` itself; `parts` shares of the places."""
 
     across: str
     tap: str
@@ -59,6 +56,13 @@ class TapSums:
     taps: int
     groups: int
     parts: int
+    along: str | None = None
+    lanes: int = 1
+
+    @property
+    def written_out(self) -> bool:
+        """Whether the neighbours are points of their own, not those of a block."""
+        return self.along != self.across
 
 
 def tap_sums(space: Space, view: StridedView) -> TapSums | None:
@@ -83,7 +87,7 @@ def tap_sums(space: Space, view: StridedView) -> TapSums | None:
             if most > MOST_TAPS_AT_ONCE and any(is_symbolic(space.largest(w)) for w in found):
                 continue  # groups are written out
             n = space.largest(v)
-            counts = [c for c in PLACES_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
+            counts = neighbour_counts(n)
             if found and counts:
                 many = space.largest(found[-1])
                 groups = -(-many // MOST_TAPS_AT_ONCE)
@@ -99,23 +103,25 @@ def _sums_along(space: Space, view: StridedView, forms: Sequence[Affine]) -> Tap
     """The same of sums along memory, of enough points."""
     outputs, reductions = window_axes(space) or ((), ())
     places, count = space.count(tuple(reductions)), space.count(tuple(outputs))
-    v = next((v for v in reductions if _runs_along(v, space, view)), None)
-    if (
-        v is None
-        or is_symbolic(space.largest(v))
-        or space.largest(v) < LEAST_PLACES_ALONG
-        or places * count < LEAST_TAP_POINTS
-    ):
+    along = next((v for v in reductions if _runs_along(v, space, view)), None)
+    if along is None or any(is_symbolic(space.largest(v)) for v in (*outputs, along)):
         return None
-    taps = [w for f in forms if v in f.variables() for w in f.variables() if w in outputs]
-    if not taps or any(is_symbolic(space.largest(w)) for w in taps):
+    if space.largest(along) < LEAST_PLACES_ALONG or places * count < LEAST_TAP_POINTS:
         return None
-    n, many = space.largest(v), space.largest(taps[-1])
-    groups, lanes = -(-many // MOST_TAPS_AT_ONCE), min(power_of_two(n), MOST_PLACES_ALONG)
-    tiles = groups * count // many
-    steps = -(-places // n * -(-n // lanes) * lanes // ALONG_BLOCK)
-    parts = max(1, min(8 * MULTIPROCESSORS // max(tiles, 1), steps // 2))
-    return TapSums(v, taps[-1], None, lanes, -(-many // groups), groups, parts)
+    lanes = filled_block(space.largest(along), min(power_of_two(space.largest(along)), MOST_PLACES_ALONG), TAP_COLUMNS)
+    for v in [*(v for v in reversed(reductions) if v != along), along]:
+        taps = [w for f in forms if v in f.variables() for w in f.variables() if w in outputs and space.largest(w) > 1]
+        n = space.largest(v)
+        counts = [lanes] if v == along else neighbour_counts(n)
+        if not taps or not counts:
+            continue
+        many, rows = space.largest(taps[-1]), 1 if v == along else -(-n // counts[0])
+        groups = -(-many // MOST_TAPS_AT_ONCE)
+        around = places // space.largest(along) // (1 if v == along else n)
+        steps = -(-around * rows * -(-space.largest(along) // lanes) * lanes // ALONG_BLOCK)
+        parts = max(1, min(ALONG_PROGRAMS // max(groups * count // many, 1), steps // 2))
+        return TapSums(v, taps[-1], None, counts[0], -(-many // groups), groups, parts, along, lanes)
+    return None
 
 
 def _runs_along(v: str, space: Space, view: StridedView) -> bool:
@@ -134,9 +140,16 @@ class TapWriter(UnrolledKernel):
         self.tile = fresh_variable(how.across, all_variables(s))
         self.group = fresh_variable(how.tap, {*all_variables(s), self.tile}) if how.groups > 1 else None
         groups = {} if self.group is None else {how.tap: (self.group, how.taps)}
-        own = tiled(space, {how.across: (self.tile, how.count), **groups})
-        rows = {how.across if v == self.tile else v for v in own.reductions if own.largest(v) > 1}
-        exact = not _reads_zeros(space, view.types, how.across, rows)
+        tiles = {how.across: (self.tile, how.count), **groups}
+        if how.along is not None and how.written_out:
+            self.beside = fresh_variable(
+                how.along, {*all_variables(s), self.tile, *([self.group] if self.group else ())}
+            )
+            tiles[how.along] = (self.beside, how.lanes)
+        own = tiled(space, tiles)
+        named = {tile: v for v, (tile, _) in tiles.items()}
+        rows = {named.get(v, v) for v in own.reductions if own.largest(v) > 1}
+        exact = not _reads_zeros(space, view.types, {how.across, *([how.along] if how.along else ())}, rows)
         super().__init__(python_name(s.output) + "_taps", own, view, [s] * how.taps, exact)
 
     def launch(self, flat: Statement, target: str) -> Launch:
@@ -146,14 +159,14 @@ class TapWriter(UnrolledKernel):
         down = tuple(v for v in many if v not in (how.tap, how.column))
         self.rows = tuple(v for v in self.space.reductions if self.space.largest(v) > 1)
         tiles = self.space.count(down)
-        if how.column is None:
-            rows = min(power_of_two(self.space.count(self.rows)), ALONG_BLOCK // how.count)
-            k.constants = {"BM": rows, "BN": how.count}
+        if how.along is not None:
+            rows = min(power_of_two(self.space.count(self.rows)), ALONG_BLOCK // how.lanes)
+            k.constants = {"BM": rows, "BN": how.lanes}
             k.assign("down", PROGRAM[0])
             k.decode(Axis("down", down, None))
-            self.axis("col", "0", (how.across,), "BN")
+            self.axis("col", "0", (how.along,), "BN")
         else:
-            columns = (how.column,)
+            columns = () if how.column is None else (how.column,)
             k.constants = {"BM": TAP_ROWS, "BN": TAP_COLUMNS}
             k.assign("across", f"tl.cdiv({k.count(columns)}, BN)")
             k.assign("down", f"{PROGRAM[0]} // across")
@@ -173,7 +186,7 @@ class TapWriter(UnrolledKernel):
         k.scopes.append(Scope())
         self.axis("row", "first", self.rows, "BM", "end")
         yield "first", "range(start, end, BM)", frozenset((*self.rows, "row"))
-        if not unrolled and self.how.column is not None:
+        if not unrolled and self.how.written_out:
             k.scopes.append(Scope())
             k.assign("step", "tl.full((), 0, tl.int32) + at_step")
             k.value_of[across] = "step"
@@ -183,10 +196,14 @@ class TapWriter(UnrolledKernel):
     def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
         how = self.how
         tile = Affine.variable(self.tile, how.count) + self.whole.low[0][how.across]
-        for u in range(how.count) if unrolled and how.column is not None else (None,):
+        beside = {}
+        if how.along is not None and how.written_out:
+            first = Affine.variable(self.beside, how.lanes) + self.whole.low[0][how.along]
+            beside[how.along] = first + Affine.variable(how.along)
+        for u in range(how.count) if unrolled and how.written_out else (None,):
             place = tile + u if u is not None else tile + Affine.variable(how.across)
             for n in range(how.taps):
-                yield n, substitute_affine(self.whole.statement, {how.across: place, how.tap: self._tap(n)})
+                yield n, substitute_affine(self.whole.statement, {how.across: place, how.tap: self._tap(n), **beside})
 
     def _tap(self, n: int) -> Affine:
         """The n-th tap of a program's."""
@@ -198,10 +215,10 @@ class TapWriter(UnrolledKernel):
 
     def _store(self, target: str) -> None:
         k, s, how = self.k, self.whole.statement, self.how
-        axes = {} if how.column is None else {"col": "col_in"}
+        axes = {} if how.along is not None else {"col": "col_in"}
         frame = Frame(k, [*axes], axes)
         for n, a in enumerate(self.sums):
-            k.scopes[0].lines += [*(a.reduce(1) if how.column is None else ()), *a.reduce(0)]
+            k.scopes[0].lines += [*(a.reduce(1) if how.along is not None else ()), *a.reduce(0)]
             forms = [frame.form(linear(e).substitute({how.tap: self._tap(n)}).to_expr()) for e in s.index or ()]
             address = frame.part_address(s.output, target, forms, frozenset(frame.axes))
             inside = []
@@ -211,9 +228,9 @@ class TapWriter(UnrolledKernel):
             k.store(address, a.result(), all_text([*axes.values(), *inside]) or None)
 
 
-def _reads_zeros(space: Space, types: Types, across: str, rows: Collection[str]) -> bool:
+def _reads_zeros(space: Space, types: Types, in_tiles: Collection[str], rows: Collection[str]) -> bool:
     """Whether a factor of a floating product is read as zero at each point that does not count: where a condition fails
-    of which the others do not tell, beyond the last tile along `across`, and beyond the last of all `rows`."""
+    of which the others do not tell, beyond the last tile of those of `in_tiles`, and beyond the last of all `rows`."""
     s, box = space.statement, space.box(0)
     factors = zero_factors(s, types)
     read = [f for f in factors if isinstance(f, Access)]
@@ -221,7 +238,7 @@ def _reads_zeros(space: Space, types: Types, across: str, rows: Collection[str])
     asked = {
         c
         for c in point_conditions(s.roots, s.constraints, types)
-        if c not in told and (across in c.form.variables() or not box.holds(c))
+        if c not in told and (not set(in_tiles).isdisjoint(c.form.variables()) or not box.holds(c))
     }
     walked = any(not set(rows).isdisjoint(index_variables(*f.index)) for f in read)
     return walked and not asked and len(read) == len(factors)

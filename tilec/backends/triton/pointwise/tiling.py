@@ -338,13 +338,15 @@ def splits_innermost(space: Space, inner: str, windows: tuple[str, ...]) -> bool
 
 def _unroll(space: Space, v: str) -> int:
     """The largest number up to that many which divides the variable's extent in every class; all of up to twice as many
-    where that is less than four, as of 11 taps. A body that calls the device's library has work enough to wait behind,
-    and its text eight times over is too much for registers."""
+    where that is less than four, as of 11 taps, and of three times where reads wait for those that say where. A body
+    that calls the device's library has work enough to wait behind, and its text eight times over is too much for
+    registers."""
     if calls_library(space):
         return 1
     extent = gcd(*(e[v] for e in space.extent))
     block = next(n for n in range(MOST_AT_ONCE, 0, -1) if extent % n == 0)
-    return extent if block < 4 and MOST_AT_ONCE < extent <= 2 * MOST_AT_ONCE else block
+    most = (3 if computed_places(space) else 2) * MOST_AT_ONCE
+    return extent if block < 4 and MOST_AT_ONCE < extent <= most else block
 
 
 def part_of(points: int, parts: int, block: int) -> int:

@@ -19,6 +19,7 @@ from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
+from tilec.backends.triton.plan.sizes import rounded_up
 from tilec.backends.triton.pointwise.unrolled import Computed, Element, OutputsKernel, inside_tile, tiled
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses
@@ -62,6 +63,11 @@ def window_axes(space: Space) -> tuple[list[str], list[str]] | None:
     return (outputs, reductions) if spread and len(outputs) >= 2 and reductions else None
 
 
+def neighbour_counts(n: int) -> list[int]:
+    """How many neighbours of n are written out at once, most first, where tiles of so many waste little."""
+    return [c for c in NEIGHBOURS_AT_ONCE if rounded_up(n, c) <= MOST_PADDING * n]
+
+
 def index_forms(space: Space) -> list[Affine] | None:
     """Every index that the statement reads at; None where one is not affine with integers."""
     s = space.statement
@@ -92,7 +98,7 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
         best = [w for w in reductions if w in beside and (w in long or space.largest(w) <= most_taps)]
         if best and any(_overlaps(f, v, best[-1], space) for f in forms):
             n = space.largest(v)
-            counts = [c for c in NEIGHBOURS_AT_ONCE if -(-n // c) * c <= MOST_PADDING * n]
+            counts = neighbour_counts(n)
             least = min(LEAST_OUTPUTS, FEWER_OUTPUTS) if points >= MANY_TAPS else LEAST_OUTPUTS
             if counts and space.count(tuple(outputs)) >= least:
                 values = space.largest(best[-1])

@@ -1,5 +1,6 @@
 """Elementwise statements that a recurrence alone reads are written into it: what gradients weigh and gate a step with
-is then computed where it is used, beside the loads of coming steps, and never stored.
+is then computed where it is used, beside the loads of coming steps, and never stored. So is what one slice is written
+with, as the gradient of a last state is (`DH[T - 1, n : T, N] = +(DY[n])`): no zeros are stored for the other steps.
 
 A point that is not valid makes an element 0. Written out, every access is padded and the value selected where all of
 them are inside.
@@ -20,6 +21,7 @@ from tilec.ir.program import (
     Call,
     Constraint,
     Expr,
+    Index,
     Inside,
     Int,
     Pad,
@@ -32,38 +34,83 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import NARROW, Types
+from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.simplify.keep_variables import as_conditions
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
+from tilec.transforms.util.naming import all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure
 
 MOST_PLACES = 2  # at which a recurrence may read what is computed at each of them anew
 MOST_OPERATORS = 120  # of a recurrence with everything that is written into it
 
 
-def fuse_step_inputs(flat: Program, types: Types) -> Program:
-    """The program with such statements written into the recurrences that read them."""
+def fuse_step_inputs(flat: Program, types: Types) -> tuple[Program, Types]:
+    """The program with such statements written into the recurrences that read them, and the types of its tensors."""
     pending = any(map(reads_itself, flat.statements))
     while pending:
         found = next(_pairs(flat, types), None)
         pending = found is not None
         if found is not None:
-            producer, recurrence, combined = found
-            statements = (combined if s is recurrence else s for s in flat.statements if s is not producer)
-            flat = replace(flat, statements=tuple(statements))
-    return flat
+            producer, left, recurrence, combined = found
+            types = {**types, **{t.output: _without_numbers(producer, types) for t in left}}
+            changed = {producer: left, recurrence: (combined,)}
+            flat = replace(flat, statements=tuple(t for s in flat.statements for t in changed.get(s, (s,))))
+    return flat, types
 
 
-def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, Statement, Statement]]:
-    """A producer, the recurrence that it can be written into, and what that becomes."""
-    for s in flat.statements:
-        if not _simple(s) or s.output in flat.outputs:
+def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, tuple[Statement, ...], Statement, Statement]]:
+    """A producer, what is computed in its place, the recurrence that it can be written into, and what that becomes."""
+    for given in flat.statements:
+        readers = flat.readers(given.output)
+        if given.output in flat.outputs or len(readers) != 1 or not reads_itself(readers[0]):
             continue
-        readers = flat.readers(s.output)
-        if len(readers) == 1 and reads_itself(readers[0]):
-            combined = _combined(s, readers[0], types)
+        left, s = _of_a_slice(given, types)
+        if _simple(s):
+            known = {**types, **{t.output: _without_numbers(given, types) for t in left}}
+            combined = _combined(s, _asked_of_others(readers[0], s.output, types), known)
             if combined is not None:
-                yield s, readers[0], combined
+                yield given, left, readers[0], combined
+
+
+def _of_a_slice(s: Statement, types: Types) -> tuple[tuple[Statement, ...], Statement]:
+    """A statement that is at numbers along some axes, as an assignment for all elements under the condition that they
+    are there, after one for the elements of the slice where these are sums; others as they are."""
+    numbers = [e for e in s.index or () if isinstance(e, Int)]
+    names = distinct_variables([e for e in s.index or () if not isinstance(e, Int)])
+    if not numbers or names is None or s.aggregation not in ("assign", "sum") or s.default is not None:
+        return (), s
+    used = all_variables(s)
+    index = tuple(Index(fresh_variable("at", used)) if isinstance(e, Int) else e for e in s.index or ())
+    there = [Call("eq", (v, e)) for v, e in zip(index, s.index or (), strict=True) if isinstance(e, Int)]
+    own = () if s.guard is None else (Call("ne", (s.guard, ZERO)),)
+    alone = replace(s, index=index, guard=all_of((*there, *own)), aggregation="assign")
+    if _simple(alone) or not is_pure(s):
+        return (), alone
+    output = f"{s.output}_slice"
+    kept = [(e, n) for e, n in zip(s.index or (), s.sizes or (), strict=True) if not isinstance(e, Int)]
+    whole = replace(s, output=output, index=tuple(e for e, _ in kept), sizes=tuple(n for _, n in kept))
+    read = Access(output, tuple(e for e, _ in kept))
+    if output in types or not kept:
+        return (), s
+    return (whole,), replace(alone, body=read, guard=all_of(there), constraints=())
+
+
+def _without_numbers(s: Statement, types: Types) -> TensorType:
+    t = types[s.output]
+    return replace(t, shape=tuple(n for e, n in zip(s.index or (), t.shape, strict=True) if not isinstance(e, Int)))
+
+
+def _asked_of_others(s: Statement, tensor: str, types: Types) -> Statement:
+    """A recurrence that asks whether a place is inside of another tensor of this shape that it reads there."""
+    read = [a for a in accesses_in(*s.roots) if a.tensor not in (tensor, s.output)]
+    others = {a.index: a for a in read if types[a.tensor].shape == types[tensor].shape}
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Inside) and e.access.tensor == tensor and e.access.index in others:
+            return Inside(others[e.access.index])
+        return rebuild(e, visit)
+
+    return map_values(s, visit)
 
 
 def _simple(s: Statement) -> bool:
@@ -102,6 +149,13 @@ def _combined(s: Statement, into: Statement, types: Types) -> Statement | None:
     def visit(e: Expr) -> Expr:
         if isinstance(e, Pad) and e.access in values:
             return values[e.access]
+        if isinstance(e, Inside) and e.access in values:
+            return ONE
+        if isinstance(e, Pad) and isinstance(e.access, Inside):
+            return ONE if e.access.access in values else rebuild(e, visit)
+        if isinstance(e, Call):
+            made = rebuild(e, visit)
+            return made if made is e else fold(made)
         return values[e] if e in values else rebuild(e, visit)
 
     combined = replace(map_values(into, visit), constraints=(*into.constraints, *bounds))
@@ -124,9 +178,11 @@ def _places(e: Expr, tensor: str) -> Iterator[tuple[Access, type]]:
                 gathers = any(accesses_in(*e.index))
                 yield e, Aggregate if gathers else Call
             yield from ((x, Aggregate) for x in accesses_in(*e.index) if x.tensor == tensor)
-        case Pad() if isinstance(e.access, Access) and e.access.tensor == tensor:
-            yield e.access, Pad
+        case Pad(Access() as access) | Pad(Inside(access)) if access.tensor == tensor:
+            yield access, Pad
             yield from _places(e.value, tensor)
+        case Inside(access) if access.tensor == tensor:
+            yield access, Pad
         case Call():
             for x in e.args:
                 yield from _places(x, tensor)

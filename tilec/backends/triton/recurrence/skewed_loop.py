@@ -10,13 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.domain import (
-    Condition,
-    Domain,
-    gathered,
-    point_conditions,
-    size_of,
-)
+from tilec.backends.common.domain import Condition, Domain, gathered, point_conditions, size_of
 from tilec.backends.common.scalars import value_children
 from tilec.backends.common.skew import Skew, level_domain, skewed
 from tilec.backends.torch.recurrence.recurrence import assigned

@@ -34,6 +34,7 @@ RUNNING_SUMS = 96  # over rows, that a thread keeps, at most
 MOST_LOADED = 128  # elements from outside that a thread has at once, so that registers hold what is made of them
 FEW_LOADED, MOST_BESIDE = 3, 32  # elements of a point that any block may load; of a thread that loads more, at most
 LEAST_TILED = 512  # elements of a block: four of a thread, which it reads at once
+LEAST_OF_FEW, FEW_OF_ROWS = 1024, 4 * MULTIPROCESSORS  # elements that a program holds, where programs are fewer
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -138,6 +139,8 @@ def _whole(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     halves = all(types[name].dtype in NARROW for name in full if name in types)
     elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
     down = max(1, min(power_of_two(rows), max(together, elements // needed), ON_CHIP // needed))
+    while not group.sums and down > together and down * needed > LEAST_OF_FEW and rows < FEW_OF_ROWS * down:
+        down //= 2
     few = rows <= down * MULTIPROCESSORS // 4  # programs: each thread has fewer elements then
     if few and 1 < together:
         down = min(down, max(ROWS_TO_COMBINE, elements // needed))

@@ -77,7 +77,20 @@ class BoundPlan:
         text = "\n    ".join(["def operation(tensors, stream):", *body])
         scope = {**self._scope, "device": self._device}
         exec(compile(text, "<tilec step>", "exec"), scope)
-        return scope["operation"]
+        operation = scope["operation"]
+        return _ConstantStep(operation, step.tensor) if isinstance(step, Table) else operation
+
+
+class _ConstantStep:
+    """A step that makes the same tensor each time: `constant`, once it has."""
+
+    def __init__(self, operation: Operation, name: str) -> None:
+        self._operation, self._name = operation, name
+        self.constant: torch.Tensor | None = None
+
+    def __call__(self, tensors: Tensors, stream: int) -> None:
+        self._operation(tensors, stream)
+        self.constant = tensors[self._name]
 
 
 def operation_of(step: Table | TorchLines, device: torch.device) -> Operation:

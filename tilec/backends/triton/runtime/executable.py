@@ -28,13 +28,7 @@ from tilec.backends.triton.plan.plan import (
 )
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.bound import BoundPlan, operation_of
-from tilec.backends.triton.runtime.compiled import (
-    check_device,
-    compile_for,
-    device_info,
-    interpreting,
-    own_storage,
-)
+from tilec.backends.triton.runtime.compiled import check_device, compile_for, device_info, interpreting, own_storage
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.native_plan import native_plan
 from tilec.backends.triton.runtime.open_plans import OpenPlans, placed_as

@@ -19,18 +19,7 @@ from tilec.backends.triton.iteration.space import Space
 from tilec.ir.aggregations import Semiring
 from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import aggregate_type, expression_type
-from tilec.ir.program import (
-    Access,
-    Aggregate,
-    Call,
-    Constraint,
-    Expr,
-    Index,
-    Int,
-    Statement,
-    index_variables,
-    walk,
-)
+from tilec.ir.program import Access, Aggregate, Call, Constraint, Expr, Index, Int, Statement, index_variables, walk
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.transforms.recurrence import initial
@@ -105,7 +94,7 @@ class Scan:
 
 
 THEN = {
-    "sum": "add_", "prod": "multiply_", "max": "maximum_", "min": "minimum_", "any": "either_", "all": "both_",
+    "sum": "add_", "prod": "multiply_", "max": "maximum_", "min": "minimum_", "any": "or_", "all": "and_",
     "logsumexp": "join_logs_",
 }  # fmt: skip
 

@@ -15,15 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 from tilec.backends.common.code import python_name
-from tilec.backends.common.domain import (
-    Condition,
-    Domain,
-    build_domain,
-    free,
-    point_conditions,
-    row_major,
-    size_of,
-)
+from tilec.backends.common.domain import Condition, Domain, build_domain, free, point_conditions, row_major, size_of
 from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
@@ -39,16 +31,7 @@ from tilec.backends.triton.scatter.segments import segment_steps
 from tilec.backends.triton.scatter.sort import Sort, is_sparse, sort_steps
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, place_value
-from tilec.ir.program import (
-    Access,
-    Call,
-    Constraint,
-    Expr,
-    Index,
-    Int,
-    Statement,
-    index_variables,
-)
+from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 from tilec.transforms.util.rewrite import with_parts

@@ -34,15 +34,13 @@ FEWEST_SPARSE, SPARSE = 2**18, 4  # keys; so many for each point, where few of t
 FEW = 4096  # points of which all pairs are compared
 MOST_COMPARED = 2**23  # pairs of points and keys
 COMPARED_POINTS, COMPARED_BESIDE = 16, 256  # of a program at a time
-MOVED_TOGETHER = 1024  # points of a block of several
+MOVED_TOGETHER, MOST_MOVED_TOGETHER = 512, 1024  # points of a block of several; where digits are longer than these
 SMALL_SORT, FEW_TOGETHER = 2**16, 256  # with the shortest digits, up to so many points: those of a block
 FEWEST_BITS, MOST_BITS = 8, 11  # of a digit: with more, a block has more digits than points
 FEW_OF_A_WARP, MANY_OF_A_WARP = 128, 256  # points that are moved; that are counted where not all programs run at once
 BLOCKS_AT_ONCE, DIGITS_BESIDE = 256, 8  # counts that a program adds up at a time: 32 bytes of each block's
 COUNTS_AT_ONCE = 2**14  # that each program adds up again, of all blocks, where keys are one digit
-SEARCHED = 1024  # keys that a program reads at a time, to find the first points of as many positions by their ways
-MOST_WAYS, LEAST_WAYS = 16, 4  # parts of which a step of a search finds one
-MOST_BY_MOST_WAYS = 2**16  # positions that are looked for by the most ways: more keep the device busy in any case
+SEARCHED = 128  # positions whose first points a program looks for, one a thread: steps of two follow each other
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,8 @@ class Sort:
     def together(self) -> int:
         """Points of a block of several: few points are sorted on the chip in less time than waits for that of many."""
         few = self.points <= SMALL_SORT and max(self.bits) <= FEWEST_BITS
-        return min(FEW_TOGETHER, MOVED_TOGETHER) if few else MOVED_TOGETHER
+        most = MOVED_TOGETHER if 2 ** max(self.bits) <= MOVED_TOGETHER else MOST_MOVED_TOGETHER
+        return min(FEW_TOGETHER, most) if few else most
 
     @property
     def moved_together(self) -> dict[str, int]:
@@ -103,7 +102,7 @@ class Sort:
     @property
     def moving(self) -> int:
         """Warps that move the points of a block."""
-        return max(1, self.together // (FEW_OF_A_WARP if self.together == MOVED_TOGETHER else FEW_OF_A_WARP // 2))
+        return max(1, self.together // (FEW_OF_A_WARP // 2 if self.together == FEW_TOGETHER else FEW_OF_A_WARP))
 
     @property
     def bits(self) -> tuple[int, ...]:
@@ -150,15 +149,15 @@ def _by_comparing(sort: Sort) -> list[Step]:
 
 def _search(sort: Sort) -> Launch:
     tensors = {"placed": sort.moved[0], "starts": sort.starts}
-    wanted = 2 * sort.points if sort.sparse else sort.count + 1
-    ways = MOST_WAYS if wanted <= MOST_BY_MOST_WAYS else LEAST_WAYS
-    steps = -(-sort.points.bit_length() // (ways.bit_length() - 1))
-    numbers = {"points": sort.points, "steps": steps}
-    if not sort.sparse:
-        numbers = {"points": sort.points, "count": sort.count, "steps": steps}
-    constants = {"SEARCHED": SEARCHED // ways, "WAYS": ways}
-    name, text = ("sort_runs", runs_of_points) if sort.sparse else ("sort_starts", first_places)
-    return _launch(sort, name, text, tensors, numbers, constants, (-(-wanted // (SEARCHED // ways)), 1, 1), 4)
+    if sort.sparse:
+        numbers, grid = (
+            {"points": sort.points, "steps": sort.points.bit_length()},
+            (-(-2 * sort.points // SEARCHED), 1, 1),
+        )
+        return _launch(sort, "sort_runs", runs_of_points, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
+    numbers = {"points": sort.points, "count": sort.count, "steps": sort.points.bit_length()}
+    grid = (-(-(sort.count + 1) // SEARCHED), 1, 1)
+    return _launch(sort, "sort_starts", first_places, tensors, numbers, {"SEARCHED": SEARCHED}, grid, 4)
 
 
 def _named(moved: Sequence[str]) -> dict[str, str]:
@@ -202,7 +201,7 @@ def _by_digits(sort: Sort) -> list[Step]:
         Allocate(totals, (1 + most,), sort.dtype),
         *(Allocate(n, (points,), "int64") for names in between for n in names),
     ]
-    counting = sort.moving if blocks <= TWO_A_MULTIPROCESSOR else MOVED_TOGETHER // MANY_OF_A_WARP
+    counting = sort.moving if blocks <= TWO_A_MULTIPROCESSOR else max(1, sort.together // MANY_OF_A_WARP)
     steps: list[Step] = [*made]
     given = sort.moved  # the first pass is given nothing that was moved, and does not read it
     for k, bits in enumerate(sort.bits):

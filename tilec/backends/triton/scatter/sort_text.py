@@ -51,21 +51,19 @@ def _shifted(kind: str) -> str:
 
 
 def _places(kind: str) -> list[CodeLine]:
-    """How many points have no key beyond `run`: of each range one of `WAYS` parts is left, as a step waits for memory
-    however many keys it reads."""
-    key = f"tl.load(placed + middle, mask=middle < high[:, None], other=0){_shifted(kind)}"
+    """How many points have no key beyond `run`, by halving."""
+    key = f"tl.load(placed + middle, mask=low < high, other=0){_shifted(kind)}"
     return [
-        assign("part", "tl.arange(0, WAYS)[None, :] + 1"),
         assign("low", "tl.zeros((SEARCHED,), tl.int64)"),
         assign("high", "low + points"),
         ForLoop(
             "_",
             "range(steps)",
             (
-                assign("middle", "low[:, None] + (high - low)[:, None] * part // WAYS"),
-                assign("less", f"(middle < high[:, None]) & (({key}) <= run[:, None])"),
-                assign("low", "tl.maximum(low, tl.max(tl.where(less, middle + 1, 0), 1))"),
-                assign("high", "tl.min(tl.where(less, points, middle), 1)"),
+                assign("middle", "(low + high) // 2"),
+                assign("less", f"(low < high) & (({key}) <= run)"),
+                assign("low", "tl.where(less, middle + 1, low)"),
+                assign("high", "tl.where(less, high, middle)"),
             ),
         ),
     ]

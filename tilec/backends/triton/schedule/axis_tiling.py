@@ -31,7 +31,6 @@ from tilec.backends.triton.plan.plan import (
     temporary_bytes,
 )
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
 from tilec.backends.triton.schedule.planner import make_plan
 from tilec.cost import size_in_bytes
 from tilec.ir.program import Index, Input, Program, Statement, reads
@@ -100,7 +99,7 @@ def planned(
 ) -> Planned:
     """The plan of the whole program."""
     flat, types = lowering.stages["flat"], lowering.types
-    grouping = grouping or grouped(fuse_step_inputs(flat, types), types)
+    grouping = grouping or grouped(flat, types)
     return Planned(lowering, strides, setting, grouping, make_plan(lowering, grouping, strides, setting))
 
 

@@ -121,21 +121,21 @@ def is_known(node: Node) -> bool:
     )
 
 
-def operands(node: Node) -> list[Node]:
+def tensor_operands(node: Node) -> list[Node]:
     """The tensors that an operation of Tile's reads."""
     if not is_known(node):
         return []
     return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor) and number_in(n) is None]
 
 
-def elementwise(node: Node) -> bool:
+def is_tile_operation(node: Node) -> bool:
     """Is this an operation of Tile's on tensors of this device, whose results are floating, or bool in between?"""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in DTYPE_NAMES:
         return False
     if any(u.target in (aten.as_strided.default, aten.set_.source_Tensor) for u in node.users):
         return False
-    kinds = [n.meta["val"] for n in operands(node)]
+    kinds = [n.meta["val"] for n in tensor_operands(node)]
     if not kinds or any(v.dtype not in DTYPE_NAMES or v.device != value.device for v in kinds):
         return False
     if ATEN_FUNCTIONS.get(node.target) in BOOLEAN_ONLY:

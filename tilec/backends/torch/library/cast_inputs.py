@@ -10,23 +10,22 @@ from tilec.backends.torch.library.calls import library_parts
 from tilec.ir.program import Access, Call, Expr, Program, accesses_in, expressions, map_expressions, rebuild, walk
 from tilec.ir.types import NARROW, Types
 
-WIDE = "float32"
 _LOWERED = ("flat", "reduced", "defracted")
 
 
-def with_wide_inputs(lowering: Lowering) -> tuple[Lowering, tuple[str, ...]]:
+def with_cast_inputs(lowering: Lowering) -> tuple[Lowering, tuple[str, ...]]:
     """The same over such inputs in float32, and their names; what it was, and none, where no more of torch's routines
     serve then."""
     flat, types = lowering.stages["flat"], lowering.types
-    names = _read_wide(flat, types)
-    wide = {**types, **{name: replace(types[name], dtype=WIDE) for name in names}}
+    names = _read_cast(flat, types)
+    cast = {**types, **{name: replace(types[name], dtype="float32") for name in names}}
     stages = {stage: _uncast(lowering.stages[stage], names) for stage in _LOWERED if names}
-    if not names or _calls(stages["flat"], wide) <= _calls(flat, types):
+    if not names or _calls(stages["flat"], cast) <= _calls(flat, types):
         return lowering, ()
-    return replace(lowering, stages={**lowering.stages, **stages}, types=wide), names
+    return replace(lowering, stages={**lowering.stages, **stages}, types=cast), names
 
 
-def _read_wide(program: Program, types: Types) -> tuple[str, ...]:
+def _read_cast(program: Program, types: Types) -> tuple[str, ...]:
     """The 16-bit inputs that are read, and only as float32 values."""
     roots = [e for s in program.statements for e in expressions(s)]
     read = Counter(a.tensor for a in accesses_in(*roots))
@@ -37,7 +36,7 @@ def _read_wide(program: Program, types: Types) -> tuple[str, ...]:
 
 
 def _cast_element(e: Expr) -> Access | None:
-    return e.args[0] if isinstance(e, Call) and e.function == WIDE and isinstance(e.args[0], Access) else None
+    return e.args[0] if isinstance(e, Call) and e.function == "float32" and isinstance(e.args[0], Access) else None
 
 
 def _uncast(program: Program, names: tuple[str, ...]) -> Program:

@@ -1,0 +1,109 @@
+"""Sums filled in place, outputs with digits for indices, triangles, products of all others, derivatives in one pass."""
+
+import math
+
+import pytest
+import torch
+from support.agreement import agree, run, tensors
+
+import tilec
+
+KRON = "function (A[I,J], B[K,L]) -> (Y) { Y[K*i + k, L*j + l : I*K, J*L] = A[i,j] * B[k,l]; }"
+REPEATED = "function (X[N,C]) -> (Y) { Y[3*n + k, c : 3*N, C] = X[n,c], k < 3; }"
+OTHERS = "function (X[N,M]) -> (Y) { Y[i,j : N,M] = *(k != j ? X[i,k]); }"
+SUM = """function (X[N,M], Z[N,M], T[N]) -> (Y) {
+    A[i, T[i] : N,M] = +(Z[i,i]); B[i,j : N,M] = X[i,j] > 0 ? exp(X[i,j]) : 0.5; C[i,j : N,M] = Z[i,j-1];
+    D[i,j] = A[i,j] + B[i,j]; Y[i,j] = D[i,j] + 2 * X[i,j] + C[i,j]; }"""
+CORNERS = (
+    """function (X[N,M]) -> (Y) { A[i,j : N,M] = X[2*i,j]; B[2*i+1,j : N,M] = +(X[i,j]); Y[i,j] = B[i,j] + A[i,j]; }"""
+)
+TRIANGLES = ["i >= j", "j < i - 1", "j - i > 2", "2 + i <= j"]
+GELU, SILU = torch.nn.functional.gelu, torch.nn.functional.silu
+PRODUCTS = {
+    "Y = gelu(X) * U": lambda x, u: GELU(x) * u,
+    "Y = gelu(X + U) * X": lambda x, u: GELU(x + u) * x,
+    "Y[i] = sum(silu(X[i,j]) * U[0,j])": lambda x, u: (SILU(x) * u[0]).sum(1),
+    "Y = silu(X * U)": lambda x, u: SILU(x * u),
+}
+TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int32, torch.int64]
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    return {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 2e-2)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", [((6, 12), (12, 12)), ((1, 3), (4, 1)), ((0, 2), (2, 2))])
+def test_numbers_with_digits(sizes, dtype: torch.dtype) -> None:
+    scatters = not all(n for s in sizes for n in s)
+    (y,) = agree(KRON, *tensors(*sizes, dtype=dtype), tolerance=tolerance(dtype))
+    text = run(KRON, tensors(*sizes, dtype=dtype))[1]
+    assert scatters or "scatter_" not in text and y.is_contiguous()
+    agree(REPEATED, *tensors((5, 9), dtype=dtype), tolerance=tolerance(dtype), contains=".view((15, 9))")
+
+
+@pytest.mark.parametrize("condition", [*TRIANGLES, "i + j > 4", "i > 2 * j"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_triangles(condition: str, dtype: torch.dtype) -> None:
+    """Of values that are not finite on the other side; with the test in a branch, its other branch, and a guard."""
+    x = tensors((3, 7, 9), dtype=dtype)[0]
+    if dtype.is_floating_point:
+        x[:, 0, -1], x[:, -1, 0] = math.inf, math.nan
+    for body in (f"Y[b,i,j] = {condition} ? X[b,i,j] : 0", f"Y[b,i,j] = {condition} ? 0.0 : X[b,i,j] + 1.0"):
+        agree(body, x, tolerance=tolerance(dtype), contains="torch.tri" if condition in TRIANGLES else None)
+    agree(f"Y[b,i,j] = +({condition} ? X[b,i,j])", x, tolerance=tolerance(dtype))
+    large = tensors((300, 500), dtype=dtype)[0]  # in blocks
+    agree(f"Y[i,j] = {condition} ? X[i,j] : 0", large, tolerance=tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
+def test_products_of_all_others(dtype: torch.dtype) -> None:
+    x = tensors((6, 5), dtype=dtype)[0]
+    for values in ((), (0,), (0, 0), (math.inf,), (0, math.inf), (math.nan,)):
+        if dtype.is_floating_point or not any(map(math.isnan, values)) and math.inf not in values:
+            given = x.clone()
+            for k, v in enumerate(values):
+                given[k, k + 1] = given[2, k + 1] = v
+            agree(OTHERS, given, tolerance=tolerance(dtype), contains="rt.product_of_others")
+    agree(OTHERS, x[:, :1], tolerance=tolerance(dtype))
+    if dtype.is_floating_point:
+        agree(OTHERS, (1e-150 if dtype is torch.float64 else 1e-15) * x[:, :4].abs(), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_sums_are_filled_in_place(dtype: torch.dtype) -> None:
+    x, z = tensors((90, 100), (90, 100), dtype=dtype)
+    for places in (torch.arange(90) % 100, torch.randint(-3, 105, (90,), generator=torch.Generator().manual_seed(1))):
+        x[3, 5], z[4, 4] = math.inf, math.nan
+        agree(SUM, x, z, places, tolerance=tolerance(dtype), contains="+=" if dtype != torch.bfloat16 else None)
+    agree(CORNERS, x, tolerance=tolerance(dtype))
+    assert torch.equal(x[0], tensors((90, 100), (90, 100), dtype=dtype)[0][0])  # no input is written to
+
+
+@pytest.mark.parametrize("source", PRODUCTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_derivatives_in_one_pass(source: str, dtype: torch.dtype) -> None:
+    given = [t.requires_grad_() for t in tensors((5, 40), (5, 40), dtype=dtype)]
+    wide = [t.detach().double().requires_grad_() for t in given]
+    y = tilec.compile(source)(*given)
+    weights = torch.linspace(-1, 1, y.numel(), dtype=dtype).view(y.shape)
+    found = torch.autograd.grad(y, given, weights, create_graph=dtype == torch.float64)
+    expected = torch.autograd.grad(PRODUCTS[source](*wide), wide, weights.double(), create_graph=True)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=tolerance(dtype), atol=3 * tolerance(dtype))
+    if dtype == torch.float64:
+        again, wanted = (
+            torch.autograd.grad(d[0].square().sum(), t[0])[0] for d, t in ((found, given), (expected, wide))
+        )
+        torch.testing.assert_close(again, wanted)
+
+
+def test_what_is_stored_is_read() -> None:
+    """A sum of what another statement stores reads that, under a condition too."""
+    source = """function (X[N,M], B[M]) -> (Y, S, G, R) {
+        Y[i,j : N,M] = tanh(X[i,j] + B[j]) * X[i,j]; S[m : M] = +(tanh(X[k,m] + B[m]) * X[k,m]);
+        G[i,j : N,M] = +(X[i,j] + B[j] > 0 ? exp(X[i,j])); R[j] = +(X[i,j] + B[j] > 0 ? exp(X[i,j])); }"""
+    x, b = tensors((7, 9), (9,))
+    text = run(source, [x, b])[1]
+    assert text.count("tanh") == text.count("exp(") == 2  # once, and in a comment
+    agree(source, x, b)

@@ -1,0 +1,1 @@
+"""What the passes over torch's graphs share and are made of."""
