@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton.plan.plan import TorchLines
+from tilec.backends.triton.runtime import open_plans
+from tilec.ir.at_sizes import depends_on_sizes
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1"
@@ -97,3 +100,15 @@ def test_parts_of_channels_and_one_channel():
     y.mul_(3)
     y.sum().backward()
     assert torch.equal(x.grad, torch.full(x.shape, 6.0))
+
+
+def test_views_are_made_anew_for_other_sizes(monkeypatch: pytest.MonkeyPatch):
+    plans, made = [], open_plans.OpenPlan
+    monkeypatch.setattr(open_plans, "OpenPlan", lambda plan, *rest: plans.append(plan) or made(plan, *rest))
+    f = tilec.compile("function (X[N, C, H, W]) -> (Y) { Y = 2 * X; }", backend="triton")
+    for height, width in ((4, 6), (8, 10), (12, 6), (5, 7)):
+        x = last(torch.randn(2, 6, height, width))
+        y = f(x)
+        assert lies_last(y) and torch.equal(y, 2 * x)
+    steps = [s for plan in plans for s in plan.steps if isinstance(s, TorchLines)]
+    assert steps and all(map(depends_on_sizes, steps))

@@ -13,7 +13,9 @@ from tilec.backends.common.code import python_name
 from tilec.backends.triton.plan.plan import Plan, Setting, TorchLines
 from tilec.backends.triton.schedule.reshape import over_sources
 from tilec.ir.aggregations import NUMBERED
+from tilec.ir.at_sizes import named_sizes
 from tilec.ir.program import Aggregate, Name, Program, expressions, walk
+from tilec.ir.types import TensorType
 from tilec.transforms.axis_orders import (
     AxisOrder,
     AxisOrders,
@@ -53,20 +55,21 @@ class Turned:
     def plan(self, plan: Plan, outputs: Sequence[str]) -> Plan:
         """The plan, which is given tensors and gives them under their own names and with their own axes."""
         own = {new: old for old, new in self.names.items()}
-        dtypes = {n: self.lowering.types[n].dtype for n in own}
+        types = self.lowering.types
 
         def view(name: str, source: str) -> TorchLines:
-            return _permuted(name, source, self.orders[source], dtypes[name])
+            return _permuted(name, source, self.orders[source], types[name])
 
         steps = [*over_sources(plan.steps, {n: o for n, o in own.items() if o not in outputs}, view)]
         for new in (n for n in plan.outputs if n in own):
-            steps.append(_permuted(own[new], new, axes_back(self.orders[own[new]]), dtypes[new]))
+            steps.append(_permuted(own[new], new, axes_back(self.orders[own[new]]), types[new]))
         return Plan(tuple(steps), tuple(outputs))
 
 
-def _permuted(name: str, source: str, order: AxisOrder, dtype: str) -> TorchLines:
+def _permuted(name: str, source: str, order: AxisOrder, t: TensorType) -> TorchLines:
+    """A view, a step for each combination of sizes."""
     line = f"{python_name(name)} = {python_name(source)}.permute({order}).detach()"
-    return TorchLines((line,), (source,), (name,), (), (dtype,))
+    return TorchLines((line,), (source,), (name,), (), (t.dtype,), named_sizes(t.shape))
 
 
 def orders_given(lowering: Lowering, strides: Sequence[tuple[int, ...]]) -> dict[str, AxisOrder]:
