@@ -102,8 +102,8 @@ def class_product(task: Task, domain: Domain, semiring: TorchSemiring) -> Produc
 def _operand_dtype(task: Task, domain: Domain, semiring: TorchSemiring) -> str:
     """The dtype in which factors are computed and multiplied."""
     dtype = expression_type(domain.statement.body, task.types).dtype
-    wide = semiring is LOG or has_large_integers(count_uses((domain.statement.body,)), task.types)
-    return "float32" if wide and dtype in NARROW else dtype
+    in_float32 = semiring is LOG or has_large_integers(count_uses((domain.statement.body,)), task.types)
+    return "float32" if in_float32 and dtype in NARROW else dtype
 
 
 def _fits(task: Task, domain: Domain, p: Product) -> bool:
