@@ -152,3 +152,15 @@ def test_the_gradient_of_two_means_of_the_same_elements() -> None:
     x = torch.rand(4097, dtype=torch.float64, requires_grad=True)
     y = tilec.compile("function (X[N]) -> (M) { M[k : 2] = mean(X[i + k]); }")(x)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], torch.full_like(x, 2 / 4097))
+
+
+@pytest.mark.parametrize("place", ["clamp(i + k, 0, N - 1)", "clamp(i + k, 3, N - 1)", "(i + k + 1) % N"])
+@pytest.mark.parametrize("sign", ["+", "<"])
+def test_windows_of_a_box_in_pieces(place: str, sign: str) -> None:
+    """Each piece adds up its own points, and no others."""
+    n = 8200
+    f = tilec.compile(f"function (X[N]) -> (Y) {{ Y[i + k : N] = {sign}(X[{place}]), i < N, k < 2; }}")
+    x, i = torch.randn(n, dtype=torch.float64), torch.arange(n)
+    whole = {"+": lambda a: a * torch.where(i > 0, 2, 1), "<": lambda a: a}[sign]
+    at = (i + 1) % n if "%" in place else i.clamp(3 if "3" in place else 0, n - 1)
+    torch.testing.assert_close(f(x), whole(x[at]))

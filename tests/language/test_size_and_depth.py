@@ -86,3 +86,17 @@ def test_one_long_call_and_many_inputs():
     with pytest.raises(TileError, match="is a tuple"):
         parse(source)
     assert parse(source.replace("-> (O)", "-> (O2)")).outputs == ("O2",)
+
+
+def test_nested_magnitudes_in_an_index_end_in_a_message():
+    """Each is the greater one of two indices that hold all below it."""
+    parse(f"Y[i : N] = X[{'abs(' * 8}i{' - 1)' * 8}]")
+    with pytest.raises(TileError, match="more than 8 levels deep") as caught:
+        parse(f"Y[i : N] = X[{'abs(' * 40}i{' - 1)' * 40}]")
+    assert caught.value.span is not None and caught.value.hint
+
+
+def test_a_list_that_names_a_variable_twice_says_what_to_do():
+    with pytest.raises(TileError, match="stands twice") as caught:
+        parse("Y = sum[i, i](A[i])")
+    assert caught.value.hint == "write it once"

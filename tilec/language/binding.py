@@ -18,7 +18,7 @@ def check_list(e: CallSyntax, visible: frozenset[str] | set[str]) -> None:
     inside = {node.name for arg in e.args for node in index_nodes(arg)}
     for v in e.bound or ():
         if v.name in seen:
-            raise AggregationMistake(f"`{v.name}` stands twice in this list", v.span)
+            raise AggregationMistake(f"`{v.name}` stands twice in this list", v.span, hint="write it once")
         if v.name in visible:
             raise AggregationMistake(
                 f"`{v.name}` is bound outside of this aggregation already",

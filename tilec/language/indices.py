@@ -96,10 +96,24 @@ def _arithmetic(e: Expr, scope: FunctionScope, what: str, indices: bool, gathers
         varies.append(moves)
     if any(varies):
         _check_affine(function, e, args, varies, what)
-    return Call(function, tuple(done), span=e.span), any(varies)
+    made = Call(function, tuple(done), span=e.span)
+    if function == "abs" and any(varies) and _levels_of_abs(made) > _MOST_LEVELS:
+        raise AffineMistake(
+            f"{what} holds `abs` more than {_MOST_LEVELS} levels deep",
+            e.span,
+            hint="reflect with `%`, abs((i + N - 1) % (2*N - 2) - N + 1), or read at an element of a tensor, X[Ix[i]]",
+        )
+    return made, any(varies)
 
 
+_MOST_LEVELS = 8  # of `abs`: each is the greater one of two indices that hold all below
 _BODY = "write `condition ? value` in the body of the aggregation"
+
+
+def _levels_of_abs(e: Expr) -> int:
+    if not isinstance(e, Call):
+        return 0
+    return (e.function == "abs") + max(map(_levels_of_abs, e.args), default=0)
 
 
 def _check_affine(function: str, e: Expr, args: tuple[Expr, ...], varies: list[bool], what: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tilec.backends.common.code import assignable
-from tilec.backends.common.domain import Domain, build_domain
+from tilec.backends.common.domain import Domain, boxed, build_domain
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
@@ -157,6 +157,10 @@ def _parts(task: Task, d: Domain) -> Iterator[Domain | None]:
         part = build_domain(s, task.types)
         if part is None:
             continue
+        ends = {v: (max(a, d.low[v]), min(a + part.extent[v], d.low[v] + d.extent[v]) - 1) for v, a in part.low.items()}
+        if any(a > b for a, b in ends.values()):
+            continue
+        part = boxed(part.statement, ends, task.types)  # a piece of the points is asked for by its box alone
         same = part.target is not None and part.output_variables() == d.output_variables()
         if part.conditions or not same or part.reductions():
             return iter([None])
