@@ -1,7 +1,5 @@
 """Statements that walk the same points in one set of loops, and products folded into sums."""
 
-import re
-
 import pytest
 import torch
 from conformance.programs import GROUPS, SHAPES
@@ -25,7 +23,7 @@ def test_fused_statements_agree_with_the_oracle(source, shapes, block, dtype):
 
 def test_what_fused_statements_share_is_computed_once():
     _, text = run(GROUPS[0], tensors(*SHAPES[0]), SMALL)
-    assert len(re.findall(r"\bcos_?\(", text)) == 1
+    assert text.count(".cos_()") == 1
 
 
 def test_a_statement_that_reads_the_one_before_stays_apart():

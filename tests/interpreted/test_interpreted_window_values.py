@@ -175,7 +175,6 @@ def test_long_windows_of_many_outputs_are_walked_by_neighbours() -> None:
     "source, shapes",
     [
         (RESAMPLED, [(32, 160000), (48,), (32, 240000)]),
-        (PHASES, [(32, 160000), (3, 16), (32, 480000)]),
         (IMAGE.replace("4, 6", "12, 12"), [(24, 512, 512), (12, 12), (24, 768, 768)]),
     ],
 )
@@ -186,6 +185,11 @@ def test_taps_share_what_they_read(source: str, shapes: list[tuple[int, ...]]) -
     assert re.search(rf"{name}_kernel\[.*BM=16, BR=256", text)
     walk = text[text.index(f"def {name}_kernel(") :].split("@triton.jit")[0]
     assert "window = first //" in walk and "red //" not in walk
+
+
+def test_taps_along_memory_are_written_out() -> None:
+    text = lowered(PHASES, (32, 160000), (3, 16), (32, 480000), gradient=True).source()
+    assert "def DH_taps(" in text and "acc_7" in text
 
 
 def test_lines_of_odd_length_stay_aligned() -> None:

@@ -70,4 +70,5 @@ def test_heads_that_share_keys_are_chains() -> None:
     f = tilec.compile(HEADS)
     assert [k.name for k in f.lower(*specs, target="sm_90").kernels] == ["O_apart_chain"]
     backward = f.grad().lower(*specs, specs[0], target="sm_90")
-    assert all("chain" in k.name or "rows" in k.name for k in backward.kernels), [k.name for k in backward.kernels]
+    names = {k.name for k in backward.kernels if "chain" not in k.name and "rows" not in k.name}
+    assert names <= {"DK_kernel", "DV_kernel"}, "which add up the parts of chains"
