@@ -58,7 +58,7 @@ LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after
 ENOUGH_HEAVY = 16 * MULTIPROCESSORS  # programs that walk points whose functions wait for each other's results
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
 _FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
-FEW_ROWS, LONG_BLOCK = 16, 4096  # rows of a block that has so many elements, where so many programs
+ROWS_OF_LONG_BLOCKS, LONG_BLOCK = 16, 4096  # rows of a block that has so many elements, where so many programs
 LEAST_LONG = 8 * MULTIPROCESSORS  # remain
 SHARING_BLOCK, WEIGHTED = 512, 8192  # elements of a block that share the terms of their sums; of weighted terms
 LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
@@ -169,7 +169,13 @@ def _longer(space: Space, tiling: PointwiseTiling) -> PointwiseTiling:
     read = [set(index_variables(*a.index)) for a in value_accesses(space.statement)]
     reads = steps * sum(bm if own.isdisjoint(columns) else longer // (32 * tiling.warps) for own in read)
     programs = -(-space.count(rows) // bm) * -(-space.count(columns) // longer) * len(space.classes)
-    if bm > FEW_ROWS or longer <= bn or programs < LEAST_LONG or reads > READS_UNDER_WAY or calls_library(space):
+    if (
+        bm > ROWS_OF_LONG_BLOCKS
+        or longer <= bn
+        or programs < LEAST_LONG
+        or reads > READS_UNDER_WAY
+        or calls_library(space)
+    ):
         return tiling
     return replace(tiling, axes=((rows, bm), (columns, longer)))
 
