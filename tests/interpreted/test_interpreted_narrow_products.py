@@ -56,3 +56,15 @@ def test_infinities_stay_where_they_are(monkeypatch):
     f, g = (tilec.compile(f"function (I[N, H, W, C], K[D, 3, 3, C]) -> (O) {{ {CONVOLUTION}; }}", backend=b)
             for b in ("triton", "torch"))  # fmt: skip
     torch.testing.assert_close(f(i, k), g(i.double(), k.double()).float(), rtol=1e-5, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("cast", ["float16", "float32"])
+def test_integers_of_8_bits_beside_another_16_bit_type(monkeypatch, cast):
+    """Their product is a float32 one, of numbers that 16 bits hold."""
+    monkeypatch.setattr(dot, "TERMS", 1.0)
+    source = f"function (X[M, K], W[N, K]) -> (Y) {{ Y[m, n : M, N] = +(X[m, k] * {cast}(W[n, k])); }}"
+    x, w = torch.randn(5, 33).bfloat16(), torch.randint(-128, 128, (18, 33), dtype=torch.int8)
+    f = tilec.compile(source, backend="triton")
+    assert any("tl.bfloat16" in k.source and "tl.dot" in k.source for k in f.lower(x, w).kernels)
+    torch.testing.assert_close(f(x, w).double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-4)

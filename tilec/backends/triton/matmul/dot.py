@@ -212,10 +212,19 @@ def _dot_type(factors: list[Expr], element: str, view: StridedView) -> str | Non
     if element not in FLOATS:
         return None
     if element == "float32":
-        stored = {_stored(f, view) for f in factors}
+        alike = len(factors) > 2  # of more, one operand is a product, which is exact in float32 alone
+        stored = {_stored(f, view) for f in factors if alike or not _fits_16_bits(f, view)}
         if len(stored) == 1 and (only := stored.pop()) in NARROW:
             return only
     return element
+
+
+def _fits_16_bits(f: Expr, view: StridedView) -> bool:
+    """Whether a factor is an integer of 8 bits, which each of the narrow types holds."""
+    match f:
+        case Call(cast, (Access() as a,)) if cast in (*NARROW, "float32"):
+            return view.types[a.tensor].dtype in ("int8", "uint8")
+    return False
 
 
 def _stored(f: Expr, view: StridedView) -> str | None:

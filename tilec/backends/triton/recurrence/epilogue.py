@@ -96,7 +96,7 @@ def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
         steps, time = shape.pop(axis), linear(place[axis])
         if math.prod(shape) < LEAST_LANES and steps > FEW_STEPS or not is_floating(types[r.output].dtype):
             return False
-        if not time.terms and 0 <= time.constant < steps:
+        if not time.terms and time.is_integral and 0 <= time.constant < steps:
             most = MOST_PINNED_OPERATORS
         elif time.bare is not None and time.bare not in own and r.aggregation == "sum":
             own = (*own, time.bare)
