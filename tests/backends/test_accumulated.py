@@ -118,3 +118,11 @@ def test_terms_that_the_sum_reads_elsewhere_are_stored(body: str) -> None:
 def test_a_value_without_axes_is_not_written_over() -> None:
     agree("function (A, W) -> (Y) { Y[i,j : 3,3] = (A[] + exp(A[]) + (W[0] - W[1])) * W[j]; }", *tensors((), (3,)))
     agree("function (A, W) -> (Y) { Y[i : 3] = >(i < 2 ? A[] + A[] + (W[0] - W[1])); }", *tensors((), (3,)))
+
+
+def test_a_part_of_one_row_is_added() -> None:
+    agree(
+        "function (A[N,M]) -> (Y) { B[i,j : N,M] = +(A[i+99,j+98]); Y = A * 2 + B; }",
+        *tensors((100, 100)),
+        tolerance=1e-5,
+    )
