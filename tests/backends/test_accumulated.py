@@ -107,3 +107,22 @@ def test_what_is_stored_is_read() -> None:
     text = run(source, [x, b])[1]
     assert text.count("tanh") == text.count("exp(") == 2  # once, and in a comment
     agree(source, x, b)
+
+
+@pytest.mark.parametrize("body", ["B[i,j] * B[i,j] + B[i,j]", "exp(B[i,j]) * X[i,j] + B[i,j]", "B[j,i] + B[i,j]"])
+def test_terms_that_the_sum_reads_elsewhere_are_stored(body: str) -> None:
+    text = "function (X[N,M]) -> (Y) { B[i,j : N,M] = +(X[i,j+1]); Y[i,j : N,M] = %s; }"
+    agree(text % body, *tensors((100, 100)), tolerance=1e-5)
+
+
+def test_a_value_without_axes_is_not_written_over() -> None:
+    agree("function (A, W) -> (Y) { Y[i,j : 3,3] = (A[] + exp(A[]) + (W[0] - W[1])) * W[j]; }", *tensors((), (3,)))
+    agree("function (A, W) -> (Y) { Y[i : 3] = >(i < 2 ? A[] + A[] + (W[0] - W[1])); }", *tensors((), (3,)))
+
+
+def test_a_part_of_one_row_is_added() -> None:
+    agree(
+        "function (A[N,M]) -> (Y) { B[i,j : N,M] = +(A[i+99,j+98]); Y = A * 2 + B; }",
+        *tensors((100, 100)),
+        tolerance=1e-5,
+    )

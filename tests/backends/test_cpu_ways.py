@@ -115,3 +115,10 @@ def test_comparisons_of_many() -> None:
             for other in (b, b.T.contiguous().T, b[:1].expand(b.shape), b[:1], b[:, :1], b[0, 0], number):
                 expected, found = test(a, other), compared(test, a, other)
                 assert found.dtype == torch.bool and found.shape == expected.shape and torch.equal(found, expected)
+
+
+def test_places_of_a_tensor_without_elements() -> None:
+    """What stands for a place that none reads is inside, whatever the index adds to it."""
+    f = tilec.compile("function (A[N, M], P[K, L], Q) -> (Y) { Y[i : 3] = sum(A[P[i, Q[i, i]] - 1, i]); }")
+    p = torch.empty(5, 0, dtype=torch.int64)
+    assert not f(torch.ones(1, 4), p, torch.zeros(2, 4, dtype=torch.int32)).any()

@@ -15,7 +15,7 @@ from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.scatter import added_lines
 from tilec.backends.torch.sharing import EXACT, or_zero
 from tilec.ir.index import distinct_variables
-from tilec.ir.program import Access, Call, Expr, Index, index_variables, substitute
+from tilec.ir.program import Access, Call, Expr, Index, accesses_in, index_variables, substitute
 
 
 @dataclass
@@ -40,9 +40,10 @@ def accumulated(
     for n in range(len(tasks) - 1, 0, -1):
         found, before = _Sum(), {t.flat.output: t for t in tasks[:n]}
         if tasks[n].type == first.type and _collect(tasks[n], None, before, special, found):
-            if found.taken == before.keys() and found.absorbed:
-                alone = {t.flat.output for t in found.alone}
-                return n + 1, _lines(tasks[n], found, lines_for), frozenset(before) - alone
+            added = found.taken - {t.flat.output for t in found.alone}
+            read = {a.tensor for a in accesses_in(*found.plain)}
+            if found.taken == before.keys() and found.absorbed and added.isdisjoint(read):
+                return n + 1, _lines(tasks[n], found, lines_for), frozenset(added)
     return None
 
 
@@ -93,13 +94,19 @@ def _collect(
 
 
 def _adds(t: Task, special: Callable[[Task], bool]) -> bool:
-    """Is a statement one of values for parts of the output?"""
+    """Is a statement one of values for parts of the output? Along an axis of one point, what is read and what is
+    written would be two views of other strides, which torch takes for an overlap."""
     s = t.flat
     if s.aggregation not in ("assign", "sum") or s.default is not None:
         return False
     if t.classes is None:
         return s.aggregation == "sum" and t.flat_domain is not None and not special(t)
-    return all(not d.conditions and all(d.extent[v] == 1 for v in d.reductions()) for d in t.classes)
+    return all(
+        not d.conditions
+        and all(d.extent[v] == 1 for v in d.reductions())
+        and all(d.extent[v] > 1 for v in d.output_variables())
+        for d in t.classes
+    )
 
 
 def _lines(task: Task, found: _Sum, lines_for: Callable[[Task], list[str]]) -> list[str]:

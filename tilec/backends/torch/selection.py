@@ -143,14 +143,14 @@ def taken(t: Tensor, axis: int, dims: Sequence[int], *index: Tensor | int) -> Te
 
 
 def all_within(*tests: tuple[Tensor, int, int]) -> bool:
-    """Whether all elements of tensors are from a first to a last one; no where a device would have to be asked."""
+    """Whether there are elements of tensors and all are from a first to a last one; no where a device would have to be
+    asked."""
     for t, first, last in tests:
-        if t.device.type != "cpu":
+        if t.device.type != "cpu" or not t.numel():
             return False
-        if t.numel():
-            least, most = torch.aminmax(t)
-            if least.item() < first or most.item() > last:
-                return False
+        least, most = torch.aminmax(t)
+        if least.item() < first or most.item() > last:
+            return False
     return True
 
 

@@ -182,7 +182,8 @@ class TorchScalars(ScalarWriter):
             return f"{args[0].code}.{_METHODS[function]}_()"
         if function in _ARITHMETIC:
             for one, other in (args, args[::-1])[: 2 if function in ("add", "mul") else 1]:
-                if one.own and one.compute_dtype == dtype and one.variables >= other.variables:
+                large = bool(one.variables) and one.variables >= other.variables  # else it may lack axes
+                if large and one.own and one.compute_dtype == dtype:
                     return f"{one.code}.{function}_({self.operand(other, dtype)})"
         return None
 
