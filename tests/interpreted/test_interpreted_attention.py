@@ -201,3 +201,19 @@ def test_pages_of_a_cache():
         lengths = torch.tensor([16 * table - 7, 0])
         wanted = tilec.compile(PAGES, backend="torch")(q.double(), k.double(), v.double(), at, lengths)
         check([f(q, k, v, at, lengths)], [wanted], 1e-3)
+
+
+@pytest.mark.parametrize("seen", ["j < L[b]", "i < N & L[b] > j", pytest.param("L[b] > 5", marks=pytest.mark.slow)])
+def test_batches_that_see_nothing(seen):
+    """Quotients by their sums are no numbers; gradients by what nothing reads are 0 all the same."""
+    f = tilec.compile(f"""function (Q[B, N, D], K[B, M, D], V[B, M, E], L[B]) -> (O) {{
+        S[b, i, j : B, N, M] = +(Q[b, i, d] * K[b, j, d]);
+        X[b, i : B, N] = max({seen} ? S[b, i, j]);
+        U[b, i : B, N] = sum({seen} ? exp(S[b, i, j] - X[b, i]));
+        O[b, i, e : B, N, E] = sum({seen} ? exp(S[b, i, j] - X[b, i]) * V[b, j, e]) / U[b, i];
+    }}""", backend="triton")  # fmt: skip
+    q, k, v = (torch.randn(2, 17, 16, requires_grad=True) for _ in "qkv")
+    value = f(q, k, v, torch.tensor([0, 9]))
+    assert value[0].isnan().all() and value[1].isfinite().all()
+    (dv,) = torch.autograd.grad(value, v, torch.ones_like(value))
+    assert (dv[0] == 0).all() and dv[1].isfinite().all() and (dv[1, :9] > 0).all()

@@ -268,6 +268,15 @@ class Accumulation(Places):
                 condition = condition | (at.form(f) < 0)
         return condition
 
+    def _holds_for_rows(self, t: Target, at: Emitter) -> Value | None:
+        """Where conditions hold that do not ask for the place along the walk, if a product adds up points: weights of 0
+        would make NaN of what is infinite."""
+        holds: Value | None = None
+        for c in (x for whole in t.conditions for x in operands_of("and", whole)):
+            if t.feature is not None and self.kernel.looped not in index_variables(c):
+                holds = at.both(holds, at.condition(c))
+        return holds
+
     def _combined(self, state: Sequence[Value], places: Mapping[str, tuple[int, ...]]) -> list[Value]:
         """What the points of a block have, as values of its rows: sums relative to a greatest value are rescaled to the
         row's."""
