@@ -1,7 +1,6 @@
 """The gradient of a convolution by its input where each channel has a kernel of its own."""
 
 import itertools
-import re
 
 import pytest
 import torch
@@ -69,11 +68,3 @@ def test_filters_of_few_terms_are_not_torchs(channels, dtype, wrt, ours):
     given = [tilec.spec(s, dtype) for s in (shapes if wrt else shapes[:2])]
     found = (f.grad(wrt) if wrt else f).lower(*given, target="sm_90")
     assert ("rt.convolution" not in found.source()) == ours
-
-
-def test_few_filters_have_long_blocks():
-    """Each thread reads an element of each filter at a tap, whatever the length of its block is."""
-    f = tilec.compile(ROWS_LAST.replace("2*", ""))
-    for size, columns in ((699, 256), (33, 32)):
-        given = [tilec.spec(s) for s in ((5, 1, size, size), (12, 1, 3, 3))]
-        assert re.search(rf"Y_kernel\[.*BM=16, BN={columns},", f.lower(*given, target="sm_90").source())

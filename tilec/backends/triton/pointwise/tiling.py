@@ -58,8 +58,6 @@ LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after
 ENOUGH_HEAVY = 16 * MULTIPROCESSORS  # programs that walk points whose functions wait for each other's results
 SHORT_ROW, BLOCK_OF_SHORT_ROWS = 256, 2048  # rows of so many elements, and the elements of a block of many such
 _FEW_TAPS, _TAPS_TOGETHER = 256, 16  # of a filter; those of a block, which read neighbouring elements
-ROWS_OF_LONG_BLOCKS, LONG_BLOCK = 16, 4096  # rows of a block that has so many elements, where so many programs
-LEAST_LONG = 8 * MULTIPROCESSORS  # remain
 SHARING_BLOCK, WEIGHTED = 512, 8192  # elements of a block that share the terms of their sums; of weighted terms
 LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
@@ -97,7 +95,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     if rows and columns and not taps:
         tiling = PointwiseTiling(((tuple(rows), bm), (tuple(columns), bn)), None, 1, warps, laid_out(space, bm, bn))
         lanes = lanes_of(space, view, columns, bm, bn, warps) if tiling.outer else None
-        tiling = _longer(space, tiling) if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
+        tiling = tiling if lanes is None else replace(tiling, warps=lanes.warps, lanes=lanes)
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
     if not few and ((not along and is_window(space, reductions)) or choose_register_block(space, view) is not None):
@@ -156,28 +154,6 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     if many and not along and all(view.types[a.tensor].dtype in NARROW for a in value_accesses(space.statement)):
         return PointwiseTiling(axes, br, parts, 4, stages=3)  # half the bytes: more under way
     return PointwiseTiling(axes, br, parts, warps)
-
-
-def _longer(space: Space, tiling: PointwiseTiling) -> PointwiseTiling:
-    """The same with blocks of few rows longer, where programs stay many: at each point a thread reads an element for
-    each of its rows, whatever the length is."""
-    (rows, bm), (columns, bn) = tiling.axes
-    longer, (*_, steps) = (
-        LONG_BLOCK // bm,
-        point_walk(space, [v for v in space.reductions if not space.single(v)], None),
-    )
-    read = [set(index_variables(*a.index)) for a in value_accesses(space.statement)]
-    reads = steps * sum(bm if own.isdisjoint(columns) else longer // (32 * tiling.warps) for own in read)
-    programs = -(-space.count(rows) // bm) * -(-space.count(columns) // longer) * len(space.classes)
-    if (
-        bm > ROWS_OF_LONG_BLOCKS
-        or longer <= bn
-        or programs < LEAST_LONG
-        or reads > READS_UNDER_WAY
-        or calls_library(space)
-    ):
-        return tiling
-    return replace(tiling, axes=((rows, bm), (columns, longer)))
 
 
 def _of_neighbours(space: Space, outputs: Sequence[str]) -> PointwiseTiling:
