@@ -84,7 +84,7 @@ def test_agrees(library, counted, case: LengthCase, device: str, monkeypatch: py
         wanted = in_python(monkeypatch, partial(both_passes, other, inputs, transposed))
         for _ in range(3):
             assert equal(both_passes(f, inputs, transposed), wanted), n
-    assert counted["calls"] > 3 and counted["passes"]  # of 16 lengths, in several classes by layout and programs
+    assert counted["calls"] > 3 and counted["passes"] > 1  # of 16 lengths; other layouts are other classes
 
 
 def made(n: int, device: str = "cpu") -> list[torch.Tensor]:
