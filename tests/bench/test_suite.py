@@ -56,6 +56,19 @@ def test_a_workload_computes_what_its_peer_does(task: str) -> None:
             torch.testing.assert_close(g, w, rtol=1e-7, atol=1e-7)
 
 
+def test_drawn_sizes() -> None:
+    """By the seed, other than the large ones, of the same rank in each input; windows and strides stay."""
+    same = []
+    for workload in list(WORKLOADS.values())[::6]:
+        large, drawn = workload.sizes_at("large"), workload.sizes_at("drawn-3")
+        assert drawn == workload.sizes_at("drawn-3") and drawn.keys() == large.keys()
+        assert all(
+            drawn[n] == size if size < 16 else size / 2 <= drawn[n] <= size * 1.25 + 8 for n, size in large.items()
+        )
+        same += [workload.name] if drawn == large else []
+    assert len(same) <= 2, same
+
+
 def test_a_page_that_is_printed_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

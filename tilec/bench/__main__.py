@@ -19,6 +19,7 @@ from tilec.bench.measure import header, measure, row
 from tilec.bench.overheads import new_lengths, overheads
 from tilec.bench.suite import measure as suite
 from tilec.bench.suite import page
+from tilec.bench.suite.workload import DRAWN, SIZES
 from tilec.bench.sweep import draw, sweep
 from tilec.native import built_native
 
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = kinds.add_parser("suite")
     sub.add_argument("--only", default="", metavar="TEXT", help="workloads whose name holds TEXT")
     sub.add_argument("--kinds", nargs="*", default=[], metavar="KIND", help="attention, convolution, product, ...")
-    sub.add_argument("--size", default="large", choices=("tiny", "small", "large"))
+    sub.add_argument("--size", type=_size, default="large", help="tiny, small, large or drawn-SEED (default: large)")
     sub.add_argument("--dtype", help="float32 or bfloat16 (default: what each workload is usually run in)")
     sub.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="stop after this long")
     sub.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="give a workload up after this long")
@@ -94,6 +95,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--device", default="cpu", choices=("cuda", "cpu"))
     sub.set_defaults(run=lambda given: print(*new_lengths(given.only, given.device), sep="\n"))
     return parser
+
+
+def _size(text: str) -> str:
+    if text not in SIZES and not (text.startswith(DRAWN) and text.removeprefix(DRAWN).isdigit()):
+        raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(SIZES)}, nor {DRAWN} and a number")
+    return text
 
 
 def _cpu(given: argparse.Namespace) -> None:

@@ -1,16 +1,22 @@
-"""What a workload is: a Tile text, the torch code it competes with, the inputs at three sizes."""
+"""What a workload is: a Tile text, the torch code it competes with, the inputs at three sizes, or at sizes that a seed
+draws, which nobody has looked at."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilec.bench.works import COMPILED, EAGER, Work
 from tilec.gallery.samples import sample
 
 SIZES = ("tiny", "small", "large")  # tiny: for tests on a CPU
+DRAWN = "drawn-"  # and a seed: sizes drawn around the large ones
+SMALLEST_DRAWN = 16  # below are windows, strides and dimensions of space
+MOST_DRAWS = 40
 CUDNN, FLEX = "cuDNN attention", "FlexAttention"
 Formula = Callable[..., torch.Tensor]
 
@@ -42,10 +48,35 @@ class Workload:
     def tensors(self, size: str, device: str, seed: int, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
         """The inputs at a size."""
         generator = torch.Generator(device).manual_seed(seed)
-        known = {name: values[SIZES.index(size)] for name, values in self.sizes.items()}
-        dtype = dtype or getattr(torch, self.dtype)
-        found = (sample(text, known, generator, device, dtype) for text in self.inputs)
+        return self._tensors(self.sizes_at(size), generator, device, dtype or getattr(torch, self.dtype))
+
+    def _tensors(
+        self, sizes: Mapping[str, int], generator: torch.Generator, device: str, dtype: torch.dtype
+    ) -> list[torch.Tensor]:
+        found = (sample(text, sizes, generator, device, dtype) for text in self.inputs)
         return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+
+    def sizes_at(self, size: str) -> dict[str, int]:
+        """Each name's value at one of `SIZES`, or at `drawn-SEED`: between half of the large value and five quarters of
+        it, half of them multiples of eight. The large values themselves where torch's code allows none that was drawn.
+        """
+        if not size.startswith(DRAWN):
+            return {name: values[SIZES.index(size)] for name, values in self.sizes.items()}
+        draw = Random(f"{size} {self.name}")
+        for _ in range(MOST_DRAWS):
+            sizes = {name: _drawn(values[-1], draw) for name, values in self.sizes.items()}
+            if self._allows(sizes):
+                return sizes
+        return self.sizes_at(SIZES[-1])
+
+    def _allows(self, sizes: Mapping[str, int]) -> bool:
+        """Does torch's code take these sizes? Nothing is computed."""
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            try:
+                self.formula(*self._tensors(sizes, torch.Generator(), "cpu", torch.float32))
+            except Exception:
+                return False
+        return True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,3 +99,10 @@ class Workload:
     def work(self, direction: str) -> Work:
         wrt = self.differentiated if direction == "backward" else ()
         return Work(self.source, self.formula, wrt, others=self.others, numbers=self.numbers)
+
+
+def _drawn(large: int, draw: Random) -> int:
+    if large < SMALLEST_DRAWN:
+        return large
+    found = draw.randint(-(-large // 2), large * 5 // 4)
+    return found if draw.random() < 0.5 else -(-found // 8) * 8
