@@ -126,3 +126,19 @@ def test_layouts_of_a_class_are_planned_once(layout: str, monkeypatch: pytest.Mo
     for n in NEW:
         call(n)
     assert not planned
+
+
+def test_numbers_of_partial_sums_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever divides them: no vector runs along partial sums of columns."""
+    compiled = stand_in(monkeypatch)
+    f = tilec.compile(gallery("norm/layer_norm"))
+
+    def call(n: int) -> None:
+        both(f, (single(n, 256), single(256), single(256)))
+
+    for n in (432, 512, 256):
+        call(n)
+    before = len(compiled)
+    for n in (464, 352, 320, 288):  # 29, 22, 20 and 18 parts
+        call(n)
+    assert compiled[before:] == []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import count_uses
+from tilec.backends.triton.emit.contiguity import moved_least
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.iteration.space import Space
@@ -40,6 +41,18 @@ class RowWalk:
     aligned: Alignment | None = None
 
 
+def _along_rows(made: Rescaled, strides: Strides) -> Collection[str] | None:
+    """The variables along which vectors may lie where no tensor runs along columns, as of partial sums of rows; None
+    where one does. What divides the number of columns makes no difference then, and is asked of no open size."""
+    group = made.group
+    for s in group.statements:
+        for a in (Access(s.output, s.index or ()), *value_accesses(s)):
+            found = moved_least(a, strides[a.tensor], group.extent.__getitem__) if a.tensor in strides else None
+            if found is not None and not found[1].isdisjoint(group.columns):
+                return None
+    return [v for v in (*group.rows, *group.columns)[-2:] if v in group.rows]
+
+
 class RowWriter(BlockValues):
     """The kernel of a group."""
 
@@ -50,7 +63,8 @@ class RowWriter(BlockValues):
         last = group.statements[-1]
         outputs = (*group.rows, *group.columns)
         space = Space(last, outputs, (), (), ({},), (zero,), (group.extent,), (), (), True)
-        k = Kernel(python_name(last.output) + "_rows", space, made.types, strides, int64_index, powers=True)
+        name, vectors = python_name(last.output) + "_rows", _along_rows(made, strides)
+        k = Kernel(name, space, made.types, strides, int64_index, powers=True, vectors=vectors)
         k.blockwise = True
         super().__init__(k, made, self.aligned is None and fills_blocks(group, walk.tiling))
 
