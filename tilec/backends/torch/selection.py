@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tilec.backends.torch.certainty import askable
+from tilec.native import native
 
 Tensor = torch.Tensor
 _BITS = {
@@ -19,13 +20,20 @@ _BITS = {
 _BLENDED = (torch.float32, torch.float64)
 _COMPARED = (torch.float32, torch.float64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _FEWEST = 8192  # elements from which on it pays
+_TESTS = {test: n for n, test in enumerate((torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge))}  # as in C++
 
 
 def compared(test: Callable[..., Tensor], a: Tensor, b: Tensor | float) -> Tensor:
     """`test(a, b)` of tensors of one type, or a tensor and a number. On a CPU torch goes element by element where the
     result is a truth, several at a time where it is of the operands' type."""
     most = max(t.numel() for t in (a, b) if isinstance(t, Tensor))
-    if a.dtype not in _COMPARED or a.device.type != "cpu" or most < _FEWEST:
+    if a.device.type != "cpu" or most < _FEWEST:
+        return test(a, b)
+    library = native()
+    found = library and library.compared(_TESTS[test], a, _number(b, a.dtype))
+    if found is not None:
+        return found
+    if a.dtype not in _COMPARED:
         return test(a, b)
     shape = torch.broadcast_shapes(a.shape, b.shape) if isinstance(b, Tensor) else a.shape
     like = next(t for t in (a, b) if isinstance(t, Tensor) and t.numel() == most)
@@ -52,7 +60,13 @@ def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor 
     assert isinstance(like, Tensor)
     bits = _BITS.get(like.dtype)
     most = max(t.numel() for t in (condition, a, b) if isinstance(t, Tensor))
-    if bits is None or like.device.type != "cpu" or most < _FEWEST:
+    if like.device.type != "cpu" or most < _FEWEST:
+        return torch.where(condition, a, b, **({} if out is None else {"out": out}))  # type: ignore[arg-type]
+    library = native()
+    found = library and library.chosen(condition, _number(a, like.dtype), _number(b, like.dtype), out)
+    if found is not None:
+        return found
+    if bits is None:
         return torch.where(condition, a, b, **({} if out is None else {"out": out}))  # type: ignore[arg-type]
     mask = condition.view(torch.int8)
     if like.dtype in _BLENDED:
@@ -74,6 +88,11 @@ def chosen_by(
     like = a if isinstance(a, Tensor) else b
     assert isinstance(like, Tensor)
     small = max(t.numel() for t in (like, x, y) if isinstance(t, Tensor)) < _FEWEST
+    if not small and like.device.type == "cpu" and (library := native()) is not None:
+        numbers = _number(y, x.dtype), _number(a, like.dtype), _number(b, like.dtype)
+        found = library.chosen_by(_TESTS[test], x, *numbers, out)
+        if found is not None:
+            return found
     if x.dtype != like.dtype or x.dtype not in _BLENDED or like.device.type != "cpu" or small:
         return choose(compared(test, x, y), a, b, out)
     laid, shape = x, x.shape
@@ -106,6 +125,10 @@ def _blended(mask: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | N
         return out
     whole = x.shape == y.shape or x.numel() > y.numel() and x.shape == torch.broadcast_shapes(x.shape, y.shape)
     return (x.bitwise_or_(y) if whole else x | y).view(mask.dtype)
+
+
+def _number(x: Tensor | float, dtype: torch.dtype) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.full((), x, dtype=dtype)
 
 
 def _filled(x: float, dtype: torch.dtype) -> Tensor | None:
