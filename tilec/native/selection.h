@@ -3,6 +3,7 @@
 
 #include <ATen/TensorIterator.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -59,6 +60,24 @@ TILEC_TESTS(of_int16, int16_t)
 TILEC_TESTS(of_int32, int32_t)
 TILEC_TESTS(of_int64, int64_t)
 
+// Limits: the least and the most value inside, and what is on the edge of them, where that is a number.
+#define TILEC_INSIDE(NAME, T)                                                         \
+  TILEC_WIDE void NAME(const char* const* from, char* to, int64_t n) {                \
+    auto g = reinterpret_cast<const T*>(from[0]), x = reinterpret_cast<const T*>(from[1]); \
+    auto limits = reinterpret_cast<const T*>(from[2]);                                \
+    T least = limits[0], most = limits[1], low = limits[2], high = limits[3];         \
+    auto out = reinterpret_cast<T*>(to);                                              \
+    for (int64_t i = 0; i < n; ++i) {                                                 \
+      T value = x[i], half = g[i] * T(0.5), part = g[i];                              \
+      part = value == low ? half : part;                                              \
+      part = value == high ? half : part;                                             \
+      part = value >= least ? part : T(0);                                            \
+      out[i] = value <= most ? part : T(0);                                           \
+    }                                                                                 \
+  }
+TILEC_INSIDE(inside_float, float)
+TILEC_INSIDE(inside_double, double)
+
 struct Tests {
   at::ScalarType dtype;
   Loop chosen[4], truth[4];
@@ -91,14 +110,16 @@ inline void copied(char* to, int64_t to_step, const char* from, int64_t from_ste
   if (size == 8) each(uint64_t());
 }
 
-// The loop over all elements; what does not lie side by side goes through rooms of a chunk.
-inline void walked(at::TensorIterator& elements, Loop loop) {
+// The loop over all elements; what does not lie side by side goes through rooms of a chunk. `beside`: what it is given
+// after them.
+inline void walked(at::TensorIterator& elements, Loop loop, const void* beside) {
   int operands = elements.ntensors() - 1;
   int64_t sizes[MOST_OPERANDS + 1];
   for (int k = 0; k <= operands; ++k) sizes[k] = int64_t(elements.element_size(k));
   elements.for_each([&](char** data, const int64_t* strides, int64_t n) {
     alignas(64) char rooms[MOST_OPERANDS + 1][CHUNK * 8];
-    const char* from[MOST_OPERANDS];
+    const char* from[MOST_OPERANDS + 1];
+    from[operands] = static_cast<const char*>(beside);
     for (int64_t first = 0; first < n; first += CHUNK) {
       int64_t count = std::min(CHUNK, n - first);
       for (int k = 1; k <= operands; ++k) {
@@ -115,7 +136,8 @@ inline void walked(at::TensorIterator& elements, Loop loop) {
 }
 
 inline at::Tensor over(
-    Loop loop, const std::optional<at::Tensor>& out, at::ScalarType dtype, std::initializer_list<at::Tensor> operands) {
+    Loop loop, const std::optional<at::Tensor>& out, at::ScalarType dtype, std::initializer_list<at::Tensor> operands,
+    const void* beside = nullptr) {
   at::TensorIteratorConfig config;
   config.check_all_same_dtype(false).resize_outputs(false);
   if (out)
@@ -125,7 +147,7 @@ inline at::Tensor over(
   for (const at::Tensor& t : operands) config.add_owned_const_input(t);
   if (!out) config.resize_outputs(true);
   auto elements = config.build();
-  walked(elements, loop);
+  walked(elements, loop, beside);
   return elements.output(0);
 }
 
@@ -177,6 +199,19 @@ inline std::optional<at::Tensor> chosen_by(
   if (out && (out->scalar_type() != dtype || !plain(*out))) return {};
   test = mirrored(test, x, y);
   return over(row->chosen[test], out, dtype, {x, y, a, b});
+}
+
+// `g` where `x` is between limits, half of it on one of them, and zero elsewhere; a limit that is infinite has no edge.
+inline std::optional<at::Tensor> inside(
+    const at::Tensor& g, const at::Tensor& x, double least, double most, const std::optional<at::Tensor>& out) {
+  auto dtype = g.scalar_type();
+  if (x.scalar_type() != dtype || (dtype != at::kFloat && dtype != at::kDouble) || !plain(g) || !plain(x)) return {};
+  if (out && (out->scalar_type() != dtype || !plain(*out))) return {};
+  double low = std::isinf(least) ? NAN : least, high = std::isinf(most) ? NAN : most;
+  double wide[] = {least, most, low, high};
+  float narrow[] = {float(least), float(most), float(low), float(high)};
+  bool single = dtype == at::kFloat;
+  return over(single ? inside_float : inside_double, out, dtype, {g, x}, single ? (const void*)narrow : wide);
 }
 
 }  // namespace selection

@@ -61,19 +61,25 @@ def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor 
     bits = _BITS.get(like.dtype)
     most = max(t.numel() for t in (condition, a, b) if isinstance(t, Tensor))
     if like.device.type != "cpu" or most < _FEWEST:
-        return torch.where(condition, a, b, **({} if out is None else {"out": out}))  # type: ignore[arg-type]
+        return _where(condition, a, b, like.dtype, out)
     library = native()
     found = library and library.chosen(condition, _number(a, like.dtype), _number(b, like.dtype), out)
     if found is not None:
         return found
     if bits is None:
-        return torch.where(condition, a, b, **({} if out is None else {"out": out}))  # type: ignore[arg-type]
+        return _where(condition, a, b, like.dtype, out)
     mask = condition.view(torch.int8)
     if like.dtype in _BLENDED:
         return _blended(mask.to(like.dtype), a, b, out)
     x, y = (torch.as_tensor(t, dtype=like.dtype).resolve_neg().view(bits) for t in (a, b))
     result = ((x ^ y) & mask.neg().to(bits)).bitwise_xor_(y).view(like.dtype)
     return result if out is None else out.copy_(result)
+
+
+def _where(condition: Tensor, a: Tensor | float, b: Tensor | float, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    if out is None:
+        return torch.where(condition, a, b)
+    return torch.where(condition, _number(a, dtype), _number(b, dtype), out=out)
 
 
 def chosen_by(
@@ -100,6 +106,19 @@ def chosen_by(
         laid, shape = x if x.numel() > y.numel() else y, torch.broadcast_shapes(x.shape, y.shape)
     room = torch.empty_like(laid) if laid.shape == shape else x.new_empty(shape)
     return _blended(test(x, y, out=room), a, b, out)
+
+
+def between_limits(g: Tensor, x: Tensor, least: float, most: float, out: Tensor | None = None) -> Tensor:
+    """`g` where `x` is between limits, half of it on one of them, and zero elsewhere; a limit that is infinite has no
+    edge."""
+    library = native() if g.device.type == "cpu" else None
+    found = library and library.inside(g, x, least, most, out)
+    if found is not None:
+        return found
+    edges = [compared(torch.eq, x, limit) for limit in (least, most) if math.isfinite(limit)]
+    within = compared(torch.ge, x, least) & compared(torch.le, x, most)
+    half = choose(edges[0] if len(edges) == 1 else edges[0] | edges[1], g * 0.5, g)
+    return choose(within, half, 0.0, out)
 
 
 def _blended(mask: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | None) -> Tensor:
