@@ -116,22 +116,26 @@ inline void walked(at::TensorIterator& elements, Loop loop, const void* beside) 
   int operands = elements.ntensors() - 1;
   int64_t sizes[MOST_OPERANDS + 1];
   for (int k = 0; k <= operands; ++k) sizes[k] = int64_t(elements.element_size(k));
-  elements.for_each([&](char** data, const int64_t* strides, int64_t n) {
+  elements.for_each([&](char** data, const int64_t* strides, int64_t n, int64_t rows) {
     alignas(64) char rooms[MOST_OPERANDS + 1][CHUNK * 8];
-    const char* from[MOST_OPERANDS + 1];
+    const char *from[MOST_OPERANDS + 1], *filled[MOST_OPERANDS + 1] = {};  // the one value that a room is full of
     from[operands] = static_cast<const char*>(beside);
-    for (int64_t first = 0; first < n; first += CHUNK) {
-      int64_t count = std::min(CHUNK, n - first);
-      for (int k = 1; k <= operands; ++k) {
-        bool together = strides[k] == sizes[k], filled = strides[k] == 0 && first > 0;
-        from[k - 1] = together ? data[k] + first * sizes[k] : rooms[k];
-        if (!together && !filled)
-          copied(rooms[k], sizes[k], data[k] + first * strides[k], strides[k], sizes[k], count);
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t first = 0; first < n; first += CHUNK) {
+        int64_t count = std::min(CHUNK, n - first);
+        for (int k = 1; k <= operands; ++k) {
+          const char* place = data[k] + row * strides[operands + 1 + k] + first * strides[k];
+          bool together = strides[k] == sizes[k];
+          from[k - 1] = together ? place : rooms[k];
+          if (together || filled[k] == place) continue;
+          copied(rooms[k], sizes[k], place, strides[k], sizes[k], strides[k] ? count : std::min(CHUNK, n));
+          filled[k] = strides[k] ? nullptr : place;
+        }
+        char* place = data[0] + row * strides[operands + 1] + first * strides[0];
+        bool together = strides[0] == sizes[0];
+        loop(from, together ? place : rooms[0], count);
+        if (!together) copied(place, strides[0], rooms[0], sizes[0], sizes[0], count);
       }
-      bool together = strides[0] == sizes[0];
-      loop(from, together ? data[0] + first * sizes[0] : rooms[0], count);
-      if (!together) copied(data[0] + first * strides[0], strides[0], rooms[0], sizes[0], sizes[0], count);
-    }
   });
 }
 

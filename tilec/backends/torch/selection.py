@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -35,20 +36,26 @@ def compared(test: Callable[..., Tensor], a: Tensor, b: Tensor | float) -> Tenso
         return found
     if a.dtype not in _COMPARED:
         return test(a, b)
-    shape = torch.broadcast_shapes(a.shape, b.shape) if isinstance(b, Tensor) else a.shape
+    shape = _broadcast(a.shape, b.shape) if isinstance(b, Tensor) else a.shape
     like = next(t for t in (a, b) if isinstance(t, Tensor) and t.numel() == most)
     kept = like.shape == shape  # else torch's result would be laid out as the operand that has all points
     found = test(a, b, out=torch.empty_like(like) if kept else like.new_empty(shape))
     return found.view(torch.bool) if found.element_size() == 1 else found.to(torch.bool)
 
 
+@lru_cache(4096)
+def _broadcast(*shapes: torch.Size) -> torch.Size:
+    """`torch.broadcast_shapes`, which takes longer than what many of these do."""
+    return shapes[0] if len({*shapes}) == 1 else torch.broadcast_shapes(*shapes)
+
+
 def weighed_tests(dtype: torch.dtype, *tests: tuple[Callable[..., Tensor], Tensor, Tensor, int]) -> Tensor:
     """The sum of `test(a, b)` times a number, for each; all sums are numbers that float32 has."""
-    shape = torch.broadcast_shapes(*(t.shape for _, a, b, _ in tests for t in (a, b)))
+    shape = _broadcast(*(t.shape for _, a, b, _ in tests for t in (a, b)))
     total, room = (tests[0][1].new_zeros(shape, dtype=torch.float32) for _ in range(2))
     for test, a, b, n in tests:
         # several at a time where the result is of the operands' type
-        fits = a.dtype == room.dtype and torch.broadcast_shapes(a.shape, b.shape) == shape
+        fits = a.dtype == room.dtype and _broadcast(a.shape, b.shape) == shape
         total.add_(test(a, b, out=room) if fits else test(a, b), alpha=n)
     return total.to(torch.int16).to(torch.int8).view(dtype) if dtype == torch.uint8 else total.to(dtype)
 
@@ -103,7 +110,7 @@ def chosen_by(
         return choose(compared(test, x, y), a, b, out)
     laid, shape = x, x.shape
     if isinstance(y, Tensor) and x.shape != y.shape:
-        laid, shape = x if x.numel() > y.numel() else y, torch.broadcast_shapes(x.shape, y.shape)
+        laid, shape = x if x.numel() > y.numel() else y, _broadcast(x.shape, y.shape)
     room = torch.empty_like(laid) if laid.shape == shape else x.new_empty(shape)
     return _blended(test(x, y, out=room), a, b, out)
 
@@ -142,7 +149,7 @@ def _blended(mask: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | N
     if out is not None and out.dtype == mask.dtype:
         torch.bitwise_or(x, y, out=out.view(bits))
         return out
-    whole = x.shape == y.shape or x.numel() > y.numel() and x.shape == torch.broadcast_shapes(x.shape, y.shape)
+    whole = x.shape == y.shape or x.numel() > y.numel() and x.shape == _broadcast(x.shape, y.shape)
     return (x.bitwise_or_(y) if whole else x | y).view(mask.dtype)
 
 

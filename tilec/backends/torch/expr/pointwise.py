@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tilec.backends.common.scalars import INTEGER_BITS
+from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int
+from tilec.ir.types import Types
 from tilec.language import parse
 
 _Bound = Mapping[str, Expr]
@@ -137,6 +140,17 @@ def _number(e: Expr) -> float | None:
             return float(n)
         case Call("neg", (Int(n) | Float(n),)):
             return -float(n)
+    return None
+
+
+def tested_bit(e: Expr, types: Types) -> tuple[Expr, int] | None:
+    """The integers of which `(a >> n & 1) == 1` tests a bit, and the number of their type that has this bit."""
+    match e:
+        case Call("eq", (Call("and", (Call("shr", (x, Int(n))), one)), same)) if one == same and n >= 0:
+            while isinstance(one, Call) and one.function in _COUNTED:
+                one = one.args[0]
+            bits, signed = INTEGER_BITS.get(expression_type(x, types).dtype, (0, True))
+            return (x, 1 << n) if one == Int(1) and n < bits - signed else None
     return None
 
 

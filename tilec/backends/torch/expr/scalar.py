@@ -16,7 +16,7 @@ from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
 from tilec.backends.common.scalars import INTEGER_BITS, fit, identity
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.choices import COMPARED, choice_text, triangle_text
-from tilec.backends.torch.expr.pointwise import PointwiseMatch, routine_of, tests_by_numbers
+from tilec.backends.torch.expr.pointwise import PointwiseMatch, routine_of, tested_bit, tests_by_numbers
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
@@ -52,7 +52,8 @@ class TorchScalars(ScalarWriter):
         found, tests = routine_of(e), tests_by_numbers(e)
         if tests is not None and not self._uses_twice(tests):
             return [x for test, _ in tests for x in test.args]
-        return super()._operands(e) if found is None else tuple(found.tensors.values())
+        bit = tested_bit(e, self.frame.types)
+        return bit[:1] if bit else tuple(found.tensors.values()) if found else super()._operands(e)
 
     def _uses_twice(self, tests: list[tuple[Call, int]]) -> bool:
         """Is one of these values read elsewhere too?"""
@@ -74,6 +75,11 @@ class TorchScalars(ScalarWriter):
         found, tests = routine_of(e), tests_by_numbers(e)
         if tests is not None and not self._uses_twice(tests):
             return self._weighed(e, tests)
+        bit = tested_bit(e, self.frame.types)
+        if bit is not None:
+            v, t = self._values[bit[0]], expression_type(e, self.frame.types)
+            code = self._compared("ne", [f"({self.cast(v, v.type.dtype)} & {bit[1]})", "0"], v.variables)
+            return ScalarValue(code, t, "bool", v.variables, depth=v.depth + 2)
         if found is not None:
             made = self._routine(found)
             if made is not None:
@@ -153,7 +159,10 @@ class TorchScalars(ScalarWriter):
         self, inside: Any, access: Access, read: ScalarValue, value: ScalarValue, t: ElementType
     ) -> ScalarValue:
         compute_dtype, (test, variables) = self.compute_dtype_of(t.dtype), inside
-        code = f"torch.where({test}, {self.tensor(read, compute_dtype)}, {self.tensor(value, compute_dtype)})"
+        if read.number is None:
+            code = choice_text(test, self.cast(read, compute_dtype), self.cast(value, compute_dtype))
+        else:
+            code = f"torch.where({test}, {self.tensor(read, compute_dtype)}, {self.tensor(value, compute_dtype)})"
         return ScalarValue(
             self.frame.assign("padded", code), t, compute_dtype, variables | read.variables | value.variables
         )
@@ -360,7 +369,10 @@ class TorchScalars(ScalarWriter):
         operands = [(self.tensor if _tensors_only(function) else self.cast)(a, common) for a in args]
         if args[0].number is not None:
             operands[0] = self.tensor(args[0], common)
-        points = math.prod(self.frame.domain.extent[v] for v in frozenset().union(*(a.variables for a in args)))
+        return self._compared(function, operands, frozenset().union(*(a.variables for a in args)))
+
+    def _compared(self, function: str, operands: Sequence[str], variables: frozenset[str]) -> str:
+        points = math.prod(self.frame.domain.extent[v] for v in variables)
         if points >= MANY:
             return f"{COMPARED}torch.{function}, {', '.join(operands)})"
         return (FUNCTIONS[function].torch or "").format(*operands)
