@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "node.h"
+#include "selection.h"
 
 namespace tilec {
 namespace {
@@ -360,6 +361,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("plan", &plan);
   module.def("use_driver", [](std::string path) { Driver::path = std::move(path); });
   module.def("recorded", &recorded);
+  module.def("compared", &selection::compared, py::call_guard<py::gil_scoped_release>());
+  module.def("inside", &selection::inside, py::call_guard<py::gil_scoped_release>());
+  module.def("chosen", &selection::chosen, py::call_guard<py::gil_scoped_release>());
+  module.def("chosen_by", &selection::chosen_by, py::call_guard<py::gil_scoped_release>());
   module.def("add_pass", &add_pass);
   py::module_::import("atexit").attr("register")(py::cpp_function(&Interpreter::leave));
 }

@@ -8,6 +8,7 @@ of matrix products is cut up too, though in larger slabs, where an intermediate 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -86,6 +87,7 @@ def _find(
             else:
                 rows = _rows_for_cache(run, types, options)
                 rows = rows if rows is None or _together(run, rows, types) >= LEAST_TOGETHER * options.block else None
+                rows = rows if _again(run, types, options) else None
             if rows is not None and rows < run.size:
                 best = run, _even(run.size, rows)
     return best
@@ -108,6 +110,12 @@ def _together(run: TileRegion, rows: int, types: Types) -> float:
     """The fewest elements of a slab that lie side by side in memory."""
     shapes = [(types[t].shape, axis) for t, axis in run.axis.items()]
     return min((rows * math.prod(s[a + 1 :]) for s, a in shapes if math.prod(s[:a]) > 1), default=math.inf)
+
+
+def _again(run: TileRegion, types: Types, options: Options) -> bool:
+    """Is a tensor that fills a good part of a block walked twice, by a statement after one that makes or reads it?"""
+    walked = Counter(t for s in run.members for t in (s.output, *dict.fromkeys(reads(s))))
+    return any(n > 1 and math.prod(types[t].shape) * 4 >= options.block for t, n in walked.items())
 
 
 def _rows_for_budget(run: TileRegion, types: Types, options: Options, outputs: Sequence[str]) -> int | None:

@@ -41,6 +41,7 @@ from tilec.backends.torch.library.runtime import softmax_and_statistics as softm
 from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gradient
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
 from tilec.backends.torch.selection import all_within as all_within
+from tilec.backends.torch.selection import between_limits as between_limits
 from tilec.backends.torch.selection import choose as choose
 from tilec.backends.torch.selection import chosen_by as chosen_by
 from tilec.backends.torch.selection import compared as compared

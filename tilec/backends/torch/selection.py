@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 
 from tilec.backends.torch.certainty import askable
+from tilec.native import native
 
 Tensor = torch.Tensor
 _BITS = {
@@ -19,28 +21,41 @@ _BITS = {
 _BLENDED = (torch.float32, torch.float64)
 _COMPARED = (torch.float32, torch.float64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _FEWEST = 8192  # elements from which on it pays
+_TESTS = {test: n for n, test in enumerate((torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge))}  # as in C++
 
 
 def compared(test: Callable[..., Tensor], a: Tensor, b: Tensor | float) -> Tensor:
     """`test(a, b)` of tensors of one type, or a tensor and a number. On a CPU torch goes element by element where the
     result is a truth, several at a time where it is of the operands' type."""
     most = max(t.numel() for t in (a, b) if isinstance(t, Tensor))
-    if a.dtype not in _COMPARED or a.device.type != "cpu" or most < _FEWEST:
+    if a.device.type != "cpu" or most < _FEWEST:
         return test(a, b)
-    shape = torch.broadcast_shapes(a.shape, b.shape) if isinstance(b, Tensor) else a.shape
+    library = native()
+    found = library and library.compared(_TESTS[test], a, _number(b, a.dtype))
+    if found is not None:
+        return found
+    if a.dtype not in _COMPARED:
+        return test(a, b)
+    shape = _broadcast(a.shape, b.shape) if isinstance(b, Tensor) else a.shape
     like = next(t for t in (a, b) if isinstance(t, Tensor) and t.numel() == most)
     kept = like.shape == shape  # else torch's result would be laid out as the operand that has all points
     found = test(a, b, out=torch.empty_like(like) if kept else like.new_empty(shape))
     return found.view(torch.bool) if found.element_size() == 1 else found.to(torch.bool)
 
 
+@lru_cache(4096)
+def _broadcast(*shapes: torch.Size) -> torch.Size:
+    """`torch.broadcast_shapes`, which takes longer than what many of these do."""
+    return shapes[0] if len({*shapes}) == 1 else torch.broadcast_shapes(*shapes)
+
+
 def weighed_tests(dtype: torch.dtype, *tests: tuple[Callable[..., Tensor], Tensor, Tensor, int]) -> Tensor:
     """The sum of `test(a, b)` times a number, for each; all sums are numbers that float32 has."""
-    shape = torch.broadcast_shapes(*(t.shape for _, a, b, _ in tests for t in (a, b)))
+    shape = _broadcast(*(t.shape for _, a, b, _ in tests for t in (a, b)))
     total, room = (tests[0][1].new_zeros(shape, dtype=torch.float32) for _ in range(2))
     for test, a, b, n in tests:
         # several at a time where the result is of the operands' type
-        fits = a.dtype == room.dtype and torch.broadcast_shapes(a.shape, b.shape) == shape
+        fits = a.dtype == room.dtype and _broadcast(a.shape, b.shape) == shape
         total.add_(test(a, b, out=room) if fits else test(a, b), alpha=n)
     return total.to(torch.int16).to(torch.int8).view(dtype) if dtype == torch.uint8 else total.to(dtype)
 
@@ -52,14 +67,26 @@ def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor 
     assert isinstance(like, Tensor)
     bits = _BITS.get(like.dtype)
     most = max(t.numel() for t in (condition, a, b) if isinstance(t, Tensor))
-    if bits is None or like.device.type != "cpu" or most < _FEWEST:
-        return torch.where(condition, a, b, **({} if out is None else {"out": out}))  # type: ignore[arg-type]
+    if like.device.type != "cpu" or most < _FEWEST:
+        return _where(condition, a, b, like.dtype, out)
+    library = native()
+    found = library and library.chosen(condition, _number(a, like.dtype), _number(b, like.dtype), out)
+    if found is not None:
+        return found
+    if bits is None:
+        return _where(condition, a, b, like.dtype, out)
     mask = condition.view(torch.int8)
     if like.dtype in _BLENDED:
         return _blended(mask.to(like.dtype), a, b, out)
     x, y = (torch.as_tensor(t, dtype=like.dtype).resolve_neg().view(bits) for t in (a, b))
     result = ((x ^ y) & mask.neg().to(bits)).bitwise_xor_(y).view(like.dtype)
     return result if out is None else out.copy_(result)
+
+
+def _where(condition: Tensor, a: Tensor | float, b: Tensor | float, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    if out is None:
+        return torch.where(condition, a, b)
+    return torch.where(condition, _number(a, dtype), _number(b, dtype), out=out)
 
 
 def chosen_by(
@@ -74,13 +101,31 @@ def chosen_by(
     like = a if isinstance(a, Tensor) else b
     assert isinstance(like, Tensor)
     small = max(t.numel() for t in (like, x, y) if isinstance(t, Tensor)) < _FEWEST
+    if not small and like.device.type == "cpu" and (library := native()) is not None:
+        numbers = _number(y, x.dtype), _number(a, like.dtype), _number(b, like.dtype)
+        found = library.chosen_by(_TESTS[test], x, *numbers, out)
+        if found is not None:
+            return found
     if x.dtype != like.dtype or x.dtype not in _BLENDED or like.device.type != "cpu" or small:
         return choose(compared(test, x, y), a, b, out)
     laid, shape = x, x.shape
     if isinstance(y, Tensor) and x.shape != y.shape:
-        laid, shape = x if x.numel() > y.numel() else y, torch.broadcast_shapes(x.shape, y.shape)
+        laid, shape = x if x.numel() > y.numel() else y, _broadcast(x.shape, y.shape)
     room = torch.empty_like(laid) if laid.shape == shape else x.new_empty(shape)
     return _blended(test(x, y, out=room), a, b, out)
+
+
+def between_limits(g: Tensor, x: Tensor, least: float, most: float, out: Tensor | None = None) -> Tensor:
+    """`g` where `x` is between limits, half of it on one of them, and zero elsewhere; a limit that is infinite has no
+    edge."""
+    library = native() if g.device.type == "cpu" else None
+    found = library and library.inside(g, x, least, most, out)
+    if found is not None:
+        return found
+    edges = [compared(torch.eq, x, limit) for limit in (least, most) if math.isfinite(limit)]
+    within = compared(torch.ge, x, least) & compared(torch.le, x, most)
+    half = choose(edges[0] if len(edges) == 1 else edges[0] | edges[1], g * 0.5, g)
+    return choose(within, half, 0.0, out)
 
 
 def _blended(mask: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | None) -> Tensor:
@@ -104,8 +149,12 @@ def _blended(mask: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | N
     if out is not None and out.dtype == mask.dtype:
         torch.bitwise_or(x, y, out=out.view(bits))
         return out
-    whole = x.shape == y.shape or x.numel() > y.numel() and x.shape == torch.broadcast_shapes(x.shape, y.shape)
+    whole = x.shape == y.shape or x.numel() > y.numel() and x.shape == _broadcast(x.shape, y.shape)
     return (x.bitwise_or_(y) if whole else x | y).view(mask.dtype)
+
+
+def _number(x: Tensor | float, dtype: torch.dtype) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.full((), x, dtype=dtype)
 
 
 def _filled(x: float, dtype: torch.dtype) -> Tensor | None:

@@ -17,8 +17,9 @@ from tilec.backends.common.code import assignable
 from tilec.backends.common.domain import Domain, boxed, build_domain
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
+from tilec.backends.torch.expr.choices import choice_text
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
-from tilec.backends.torch.expr.scalar import TorchScalars, choice_text
+from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.sharing import EXACT
 from tilec.ir.functions import draws
@@ -189,9 +190,11 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
         value = evaluator.value(part.statement.body)
         code = evaluator.tensor(value, task.type.dtype)
         whole = moving <= value.variables and bool(value.variables or not order)
+        write = value.call if value.compute_dtype == task.type.dtype and part.statement.guard is None else None
         if part.statement.guard is not None:
             test = evaluator.condition(evaluator.value(part.statement.guard))
             code = choice_text(test, code, task.identity)
+            write = f"{code[:-1]}, out={{0}})"
         target = loops.part(task.part(part), order)
         prologue += frame.prologue
         lines += frame.lines
@@ -200,7 +203,7 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
             if len(parts) > 1 and whole and _same_box(part, parts[1]):  # torch makes `out` smaller where both are
                 first = code
                 continue
-            lines.append(f"{assignable(target)} = {code}")
+            lines.append(write.format(target) if write and whole else f"{assignable(target)} = {code}")
         else:
             lines.append(f"{combine}({first or target}, {code}, out={target})")
             first = ""

@@ -150,18 +150,38 @@ def known(masks: tuple[Expr, ...]) -> tuple[list[Expr], list[Expr]]:
 
 
 def total(terms: list[Cotangent]) -> Cotangent:
-    """The sum of cotangents; conditions that all share stay conditions, equal terms are counted."""
+    """The sum of cotangents; conditions that all share stay conditions, equal terms are counted, and of two of which a
+    condition hides one or the other it chooses one."""
     shared = tuple(m for m in terms[0].masks if all(m in t.masks for t in terms))
-    counts: dict[Expr, int] = {}
+    counts: dict[Cotangent, int] = {}
     for t in terms:
-        e = Cotangent(t.value, tuple(m for m in t.masks if m not in shared)).expression()
-        counts[e] = counts.get(e, 0) + 1
-    first, *others = (e if n == 1 else e * Int(n) for e, n in counts.items())
+        own = Cotangent(t.value, tuple(m for m in t.masks if m not in shared))
+        counts[own] = counts.get(own, 0) + 1
+    counted = [t if n == 1 else Cotangent(t.value * Int(n), t.masks) for t, n in counts.items()]
+    first, *others = (t.expression() for t in _either(counted))
     if len(others) > MOST_IN_A_ROW:
         return Cotangent(_joined("add", [first, *others]), shared)
     for e in others:
         first = first - e.args[0] if isinstance(e, Call) and e.function == "neg" else first + e
     return Cotangent(first, shared)
+
+
+def _either(terms: list[Cotangent]) -> list[Cotangent]:
+    """With one choice in the place of two terms that differ in one condition, which hides the one or the other."""
+    found: list[Cotangent] = []
+    for t in terms:
+        place = next((k for k, other in enumerate(found) if _apart(t, other) or _apart(other, t)), None)
+        if place is None:
+            found.append(t)
+            continue
+        yes, no = (found[place], t) if _apart(found[place], t) else (t, found[place])
+        found[place] = Cotangent(Call("select", (yes.masks[-1], yes.value, no.value)), yes.masks[:-1])
+    return found
+
+
+def _apart(a: Cotangent, b: Cotangent) -> bool:
+    """Do the two differ in their last condition, which of `b` is the negation of that of `a`?"""
+    return bool(a.masks) and b.masks == (*a.masks[:-1], negation(a.masks[-1]))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.common.tiled_program import COMBINED
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.assured import assured, either
-from tilec.backends.torch.expr.scalar import TorchScalars, choice_text, identity_text
+from tilec.backends.torch.expr.choices import choice_text
+from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.functions import RANDOM
@@ -239,9 +240,15 @@ class _Body:
             return code
         if value.number is not None:
             identity = f"torch.full((), {identity}, dtype=torch.{before}, device=device)"
-        if self.aggregation == "sum" and value.number is None and tested < value.variables:
-            return choice_text(mask, code, identity)  # a few tests spread out, and a zero: one pass over bits
+        spread = tested < value.variables or self._by_elements()
+        if self.aggregation == "sum" and value.number is None and spread and value.compute_dtype == before:
+            return choice_text(mask, code, identity)  # torch.where branches at each element
         return f"torch.where({mask}, {code}, {identity})"
+
+    def _by_elements(self) -> bool:
+        """Whether elements of tensors say which points are valid."""
+        guard = self.domain.statement.guard
+        return guard is not None and any(e.index for e in accesses_in(guard))
 
     def _fill(self) -> str:
         default = self.task.local[self.task.flat.default or ""]

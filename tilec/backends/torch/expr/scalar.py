@@ -13,17 +13,16 @@ from typing import Any
 
 from tilec.backends.common.code import literal, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
-from tilec.backends.common.scalars import fit, identity
+from tilec.backends.common.scalars import INTEGER_BITS, fit, identity
 from tilec.backends.torch.expr.access import TensorFrame
-from tilec.backends.torch.expr.derivatives import by_derivative, tests_by_numbers
+from tilec.backends.torch.expr.choices import COMPARED, choice_text, triangle_text
+from tilec.backends.torch.expr.pointwise import PointwiseMatch, routine_of, tested_bit, tests_by_numbers
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Pad, walk
-from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, Types, is_floating, promote
-from tilec.lattice.conditions import bound_of
 
 NUMBERS_TOO = ("mod", "pow")  # functions of torch that take a Python number for either of two arguments
 _ARITHMETIC = ("add", "sub", "mul", "div")  # written as operators; torch can also write their results into a tensor
@@ -50,10 +49,11 @@ class TorchScalars(ScalarWriter):
         return "float32" if self.widens and dtype in NARROW else dtype
 
     def _operands(self, e: Expr) -> Sequence[Expr]:
-        found, tests = by_derivative(e), tests_by_numbers(e)
+        found, tests = routine_of(e), tests_by_numbers(e)
         if tests is not None and not self._uses_twice(tests):
             return [x for test, _ in tests for x in test.args]
-        return super()._operands(e) if found is None else found[1:]
+        bit = tested_bit(e, self.frame.types)
+        return bit[:1] if bit else tuple(found.tensors.values()) if found else super()._operands(e)
 
     def _uses_twice(self, tests: list[tuple[Call, int]]) -> bool:
         """Is one of these values read elsewhere too?"""
@@ -72,21 +72,35 @@ class TorchScalars(ScalarWriter):
         return ScalarValue(f"rt.weighed_tests(torch.{t.dtype}, {', '.join(parts)})", t, t.dtype, variables)
 
     def _make(self, e: Expr) -> ScalarValue:
-        found, tests = by_derivative(e), tests_by_numbers(e)
+        found, tests = routine_of(e), tests_by_numbers(e)
         if tests is not None and not self._uses_twice(tests):
             return self._weighed(e, tests)
+        bit = tested_bit(e, self.frame.types)
+        if bit is not None:
+            v, t = self._values[bit[0]], expression_type(e, self.frame.types)
+            code = self._compared("ne", [f"({self.cast(v, v.type.dtype)} & {bit[1]})", "0"], v.variables)
+            return ScalarValue(code, t, "bool", v.variables, depth=v.depth + 2)
         if found is not None:
-            function, outer, inner = found[0], self._values[found[1]], self._values[found[2]]
-            dtype = self.compute_dtype_of(promote(outer.type, inner.type).dtype)
-            if is_floating(dtype) and outer.number is None and inner.number is None:
-                code = f"torch.ops.aten.{function}_backward({self.cast(outer, dtype)}, {self.cast(inner, dtype)})"
-                both, t = outer.variables | inner.variables, promote(outer.type, inner.type)
-                depth = 1 + max(outer.depth, inner.depth)
-                return ScalarValue(code, t, dtype, both, depth=depth, call=f"{code[:-1]}, grad_input={{0}})", own=True)
+            made = self._routine(found)
+            if made is not None:
+                return made
             assert isinstance(e, Call)
             for x in e.args:
                 self.value(x)
         return super()._make(e)
+
+    def _routine(self, found: PointwiseMatch) -> ScalarValue | None:
+        """The call of a routine, where its tensors are floating."""
+        values = [self._values[x] for x in found.tensors.values()]
+        t = promote(*(v.type for v in values))
+        dtype = self.compute_dtype_of(t.dtype)
+        if not is_floating(dtype) or any(v.number is not None for v in values) or dtype in NARROW:
+            return None
+        tensors = {n: self.cast(v, dtype) for n, v in zip(found.tensors, values, strict=True)}
+        code = found.routine.call.format(**tensors, **{n: literal(x) for n, x in found.numbers.items()})
+        call = f"{code[:-1]}, {found.routine.out}={{0}})"
+        variables, depth = frozenset().union(*(v.variables for v in values)), 1 + max(v.depth for v in values)
+        return ScalarValue(code, t, dtype, variables, depth=depth, call=call, own=True)
 
     def _assigned(self, v: ScalarValue) -> str:
         return self.frame.assign("t", v.code)
@@ -95,6 +109,8 @@ class TorchScalars(ScalarWriter):
         """Text of the value as an operand of this dtype: a tensor, or a Python number that fits it."""
         if v.number is not None:
             return literal(fit(v.number, dtype))
+        if v.single is not None and dtype != v.compute_dtype and is_floating(dtype):
+            return self._chosen_numbers(v.single[1], dtype)
         if v.compute_dtype == "bool" and dtype != "bool":
             return f"{v.code}.view(torch.int8).to(torch.{dtype})"  # which torch does several at a time
         return v.code if v.compute_dtype == dtype else f"{v.code}.to(torch.{dtype})"
@@ -143,7 +159,10 @@ class TorchScalars(ScalarWriter):
         self, inside: Any, access: Access, read: ScalarValue, value: ScalarValue, t: ElementType
     ) -> ScalarValue:
         compute_dtype, (test, variables) = self.compute_dtype_of(t.dtype), inside
-        code = f"torch.where({test}, {self.tensor(read, compute_dtype)}, {self.tensor(value, compute_dtype)})"
+        if read.number is None:
+            code = choice_text(test, self.cast(read, compute_dtype), self.cast(value, compute_dtype))
+        else:
+            code = f"torch.where({test}, {self.tensor(read, compute_dtype)}, {self.tensor(value, compute_dtype)})"
         return ScalarValue(
             self.frame.assign("padded", code), t, compute_dtype, variables | read.variables | value.variables
         )
@@ -155,7 +174,7 @@ class TorchScalars(ScalarWriter):
                     return other
         variables = frozenset().union(*(a.variables for a in args))
         depth = 1 + max(a.depth for a in args)
-        combined = self._multiply_add(e, self.compute_dtype_of(result.dtype))
+        combined, numbers = self._multiply_add(e, self.compute_dtype_of(result.dtype)), False
         if combined is not None:
             code, compute_dtype = combined, self.compute_dtype_of(result.dtype)
             call: str | None = code[:-1] + ", out={0})"
@@ -164,7 +183,12 @@ class TorchScalars(ScalarWriter):
                 e.function, args, result, self._counters(e) if e.function in RANDOM else None
             )
             if e.function == "select" and code.startswith("torch.where"):
-                code = self._triangle(e, args, compute_dtype) or self._choice(e, args, compute_dtype) or code
+                numbers = _all_numbers(args[1:])
+                code = (
+                    triangle_text(self.frame, e, args, self.cast, compute_dtype)
+                    or self._choice(e, args, compute_dtype)
+                    or code
+                )
             call = self._writing(e.function, args, code, compute_dtype)
         own = call is not None and is_floating(compute_dtype)
         if own:
@@ -172,7 +196,8 @@ class TorchScalars(ScalarWriter):
         if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
             return ScalarValue(self._laid_out(call, compute_dtype, variables), result, compute_dtype, variables)
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
-        return ScalarValue(code, result, compute_dtype, variables, depth=depth, call=call, exact=exact, own=own)
+        single = ("select", tuple(args)) if numbers and code.startswith("rt.cho") else None
+        return ScalarValue(code, result, compute_dtype, variables, None, depth, exact, call, single, own)
 
     def _in_place(self, function: str, args: list[ScalarValue], dtype: str, combined: str | None) -> str | None:
         """The value written over an argument that is as large: fewer temporaries stay in cache."""
@@ -213,38 +238,23 @@ class TorchScalars(ScalarWriter):
             return f"torch.addcmul({texts}" + ("" if scale == 1 else f", value={literal(scale)}") + ")"
         return None
 
-    def _triangle(self, e: Call, args: list[ScalarValue], compute_dtype: str) -> str | None:
-        """A value where it is on one side of a diagonal of the last two axes, and zero elsewhere."""
-        form, rank = bound_of(e.args[0]), len(self.frame.order)
-        if form is None or rank < 2:
-            return None
-        if args[1].number is not None:
-            form, args = -form - 1, [args[0], args[2], args[1]]
-        rows, columns = self.frame.order[-2:]
-        zero, sign = args[2].number == 0 and math.copysign(1, args[2].number) == 1, form.coefficient(rows)
-        found = {*form.variables()} == {rows, columns} and form.coefficient(columns) == -sign and abs(sign) == 1
-        if not zero or not found or args[1].number is not None or not args[1].variables >= {rows, columns}:
-            return None
-        d = self.frame.domain
-        offset = as_int(form.constant) * int(sign) + d.low[rows] - d.low[columns]
-        starts = [
-            f" {s} {self.frame.loops[v][0]}"
-            for s, v in zip("+-", (rows, columns), strict=True)
-            if v in self.frame.loops
-        ]
-        return f"torch.tri{'l' if sign == 1 else 'u'}({self.cast(args[1], compute_dtype)}, {offset}{''.join(starts)})"
-
     def _choice(self, e: Call, args: list[ScalarValue], compute_dtype: str) -> str | None:
         """One of two values by a test of elements of tensors, which no branch foresees."""
         if not any(isinstance(x, Access) and x.index for x in walk(e.args[0])):
             return None
-        write = self.tensor if _all_numbers(args[1:]) else self.cast
-        a, b = (write(x, compute_dtype) for x in args[1:])
+        if _all_numbers(args[1:]):
+            return self._chosen_numbers(args, compute_dtype)
+        a, b = (self.cast(x, compute_dtype) for x in args[1:])
         return choice_text(self.condition(args[0]), a, b)
+
+    def _chosen_numbers(self, args: Sequence[ScalarValue], dtype: str) -> str:
+        """One of two numbers in a type, by a test of elements: rounded once, as one is that was chosen first."""
+        a, b = (literal(fit(x.number, dtype)) for x in args[1:] if x.number is not None)
+        return choice_text(self.condition(args[0]), a, b, dtype)
 
     def _inline_product(self, e: Expr, compute_dtype: str) -> bool:
         """Whether an expression is a product whose text may be left out: used once, and written inline."""
-        if not isinstance(e, Call) or e.function != "mul" or self._uses[e] != 1 or by_derivative(e):
+        if not isinstance(e, Call) or e.function != "mul" or self._uses[e] != 1 or routine_of(e):
             return False
         v = self._values[e]
         return v.call is not None and v.compute_dtype == compute_dtype
@@ -316,8 +326,7 @@ class TorchScalars(ScalarWriter):
         if function == "as_type" or len(args) == 1 and function == result.dtype:
             return self._converted(args[0], result.dtype)
         if function in ("uint16", "uint32"):
-            code, _ = self._converted(args[0], "int64")
-            return f"torch.remainder({code}, 2 ** {function[4:]})", "int64"
+            return f"torch.remainder({self.tensor(args[0], 'int64')}, 2 ** {function[4:]})", "int64"
         if function in ("max", "min") and not _all_numbers(args) and any(a.number is not None for a in args):
             x, n = (args[0], args[1]) if args[0].number is None else (args[1], args[0])
             if compute_dtype != "bool":
@@ -349,6 +358,8 @@ class TorchScalars(ScalarWriter):
         compute_dtype = self.compute_dtype_of(dtype)
         if v.type.dtype == dtype and v.exact and v.compute_dtype == compute_dtype:
             return v.code, compute_dtype
+        if dtype == "int64" and v.compute_dtype in INTEGER_BITS:
+            return v.code, v.compute_dtype  # whatever reads it converts it, to what it needs
         code = self.tensor(v, dtype)
         return code if compute_dtype == dtype else f"{code}.to(torch.{compute_dtype})", compute_dtype
 
@@ -358,9 +369,12 @@ class TorchScalars(ScalarWriter):
         operands = [(self.tensor if _tensors_only(function) else self.cast)(a, common) for a in args]
         if args[0].number is not None:
             operands[0] = self.tensor(args[0], common)
-        points = math.prod(self.frame.domain.extent[v] for v in frozenset().union(*(a.variables for a in args)))
+        return self._compared(function, operands, frozenset().union(*(a.variables for a in args)))
+
+    def _compared(self, function: str, operands: Sequence[str], variables: frozenset[str]) -> str:
+        points = math.prod(self.frame.domain.extent[v] for v in variables)
         if points >= MANY:
-            return f"{_COMPARED}torch.{function}, {', '.join(operands)})"
+            return f"{COMPARED}torch.{function}, {', '.join(operands)})"
         return (FUNCTIONS[function].torch or "").format(*operands)
 
 
@@ -369,16 +383,6 @@ def has_large_integers(parts: Iterable[Expr], types: Types) -> bool:
     return any(
         isinstance(e, Index) or isinstance(e, Access) and types[e.tensor].dtype in ("int32", "int64") for e in parts
     )
-
-
-_COMPARED = "rt.compared("
-
-
-def choice_text(test: str, a: str, b: str) -> str:
-    """Text of one of two values, one of them a tensor of the result's type, by a test of many elements."""
-    if test.startswith(_COMPARED):
-        return f"rt.chosen_by({test[len(_COMPARED) : -1]}, {a}, {b})"
-    return f"rt.choose({test}, {a}, {b})"
 
 
 def _tensors_only(function: str) -> bool:
