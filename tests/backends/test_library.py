@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -74,9 +75,14 @@ def transposed(t: torch.Tensor) -> torch.Tensor:
 
 
 def executables(source: str, tensors) -> list:
-    program = parse(source)
     dtype = str(tensors[0].dtype).removeprefix("torch.")
-    types = {i.name: TensorType(tuple(t.shape), dtype) for i, t in zip(program.inputs, tensors, strict=True)}
+    return _executables(source, tuple(TensorType(tuple(t.shape), dtype) for t in tensors))
+
+
+@cache
+def _executables(source: str, given: tuple[TensorType, ...]) -> list:
+    program = parse(source)
+    types = {i.name: t for i, t in zip(program.inputs, given, strict=True)}
     return [TorchBackend().build(lower(program, types, {}), Options(library=library)) for library in (True, False)]
 
 
