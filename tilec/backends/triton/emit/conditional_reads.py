@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from tilec.backends.common.scalars import value_children
+from tilec.ir.functions import COMPARISONS
 from tilec.ir.program import Access, Call, Expr, Index, Pad, accesses_in, index_variables, walk
 
 LONGEST_VECTOR = 16  # elements, of which the largest vector has a part
-COMPARING = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 LOGIC = frozenset(("and", "or"))
 Taken = tuple[tuple[Expr, bool], ...]  # conditions, and what each is where something is read
 
@@ -64,7 +64,7 @@ def is_known_before(
     match c:
         case Call(f, parts) if f in LOGIC:
             return all(is_known_before(p, access, alone, fast, number) for p in parts)
-        case Call("eq" | "ne", (Call(f) as inner, zero)) if f in COMPARING | LOGIC:
+        case Call("eq" | "ne", (Call(f) as inner, zero)) if f in COMPARISONS or f in LOGIC:
             return number(zero) == 0 and is_known_before(inner, access, alone, fast, number)
         case Call("lt" | "ge", (Index(v), end)) if v in alone:
             n = number(end)
