@@ -38,14 +38,17 @@ def texts(reads: str, written: str) -> dict[str, str]:
 
 
 PATCHES = texts("4*{0} + {1}", "H / 4, W / 4")
+ODD_PATCHES = texts("3*{0} + {1}", "H / 3, W / 3")
 PADDED = texts("5*{0} + {1} - 1", "(H + 4) / 5, (W + 4) / 5")
 STEM = texts("2*{0} + {1} - 1", "(H - 1) / 2 + 1, (W - 1) / 2 + 1")
 OF_PATCHES = {"N": 3, "H": 12, "W": 8, "C": 3, "D": 17, "P": 3, "Q": 2, "R": 4, "S": 4}
+OF_ODD_PATCHES = {"N": 2, "H": 12, "W": 9, "C": 3, "D": 17, "P": 4, "Q": 3, "R": 3, "S": 3}
 OF_PADDED = {"N": 1, "H": 38, "W": 38, "C": 3, "D": 17, "P": 8, "Q": 8, "R": 5, "S": 5}
 OF_STEM = {"N": 2, "H": 9, "W": 7, "C": 3, "D": 17, "P": 5, "Q": 4, "R": 3, "S": 3}
 DIMENSIONS = {"I": "NHWC", "U": "NPQD", "K": "DRSC"}
 CASES = {
     **{f"patches, {name}": (text, OF_PATCHES) for name, text in PATCHES.items()},
+    **{f"odd patches, {name}": (text, OF_ODD_PATCHES) for name, text in ODD_PATCHES.items()},
     **{f"padded, {name}": (text, OF_PADDED) for name, text in PADDED.items() if name != "image"},
 }
 
@@ -94,6 +97,13 @@ def value_of(s: Statement, arrays: dict[str, np.ndarray]) -> np.ndarray:
     return np.asarray(found)
 
 
+def test_rows_of_a_kernel_that_begin_between_vectors_are_copied(anywhere):
+    found = made(lowered(ODD_PATCHES["image"], OF_ODD_PATCHES))
+    assert found is not None and found.made == {"O.columns": (24, 32), "K.columns": (17, 32)}
+    kept = made(lowered(PATCHES["image"], OF_PATCHES))
+    assert kept is not None and kept.made == {"O.columns": (18, 48)}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_statements(name, anywhere):
     lowering = lowered(*CASES[name])
@@ -114,11 +124,13 @@ def test_the_statements(name, anywhere):
 
 LARGE = {
     "patches": (PATCHES, {"N": 4, "H": 16, "W": 16, "C": 3, "D": 64, "P": 4, "Q": 4, "R": 4, "S": 4}),
+    "odd patches": (ODD_PATCHES, {**OF_ODD_PATCHES, "N": 16, "D": 64}),
     "padded": (PADDED, {**OF_PADDED, "N": 2, "D": 64}),
 }
+OF_LARGE = [("patches", "image"), ("odd patches", "image"), ("padded", "convolution"), ("padded", "kernel")]
 
 
-@pytest.mark.parametrize(("kind", "name"), [("patches", "image"), ("padded", "convolution"), ("padded", "kernel")])
+@pytest.mark.parametrize(("kind", "name"), OF_LARGE)
 def test_the_product(kind, name):
     """By the kernel that is launched, over rows that are padded with what is no number."""
     of_kind, sizes = LARGE[kind]

@@ -23,7 +23,7 @@ from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous, rounded_up
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType
 from tilec.transforms.util.rewrite import with_parts
 
@@ -111,13 +111,9 @@ class _Build:
         size = math.prod(self.types[a.tensor].shape)
         if self.extent[last] >= LEAST or count > SAME * size:
             return None
-        copies = {a: self.copied(a, outer, inner)}
-        axes = {v: n for e, n in zip(other.index, self.strides[other.tensor], strict=True) if (v := linear(e).bare)}
-        if last in axes and any(n % ROW_MULTIPLE for v, n in axes.items() if v not in inner):
-            copies[other] = self.copied(other, [v for v in axes if v not in inner], inner)
-        if None in copies.values():
-            return None
-        return replace(s, body=with_parts(s.body, {k: v for k, v in copies.items() if v is not None}), constraints=())
+        copied = self.copied(a, outer, inner)
+        rest = self.in_aligned_rows(other, inner)
+        return None if copied is None or rest is None else _over(s, {a: copied, other: rest})
 
     def of_output(self, s: Statement, given: MatrixProduct, sides: Sequence[Access]) -> Statement | None:
         """A product of rows and columns whose elements belong elsewhere."""
@@ -131,13 +127,15 @@ class _Build:
             return None
         name = f"{s.output}.columns"
         found = self.tensor(name, self.types[s.output], sorted(dot.rows, key=order.index), columns)
-        if found is None:
+        right = next((a for a in sides if {*index_variables(*a.index)} & {*columns}), None)
+        aligned = None if right is None else self.in_aligned_rows(right, columns)
+        if found is None or right is None or aligned is None:
             return None
         sizes = tuple(map(Int, types[s.output].shape))
         last = replace(s, index=spread.index, sizes=sizes, body=found, aggregation="assign", constraints=())
         self.after.append(StridedView(last, {**self.types, **types}, {**self.strides, **strides}))
         shape = tuple(map(Int, self.types[found.tensor].shape))
-        return replace(s, output=found.tensor, index=found.index, sizes=shape, constraints=())
+        return _over(replace(s, output=found.tensor, index=found.index, sizes=shape), {right: aligned})
 
     def split(self, a: Access) -> tuple[Access, dict[str, TensorType], dict[str, tuple[int, ...]]] | None:
         """The access over a view in which each variable has an axis; None where two of them meet in other elements than
@@ -157,6 +155,14 @@ class _Build:
             strides += [int(c) * step for _, c in terms]
         spread = replace(a, index=tuple(index))
         return spread, {a.tensor: replace(self.types[a.tensor], shape=tuple(shape))}, {a.tensor: tuple(strides)}
+
+    def in_aligned_rows(self, a: Access, inner: list[str]) -> Access | None:
+        """An access that has a row of `inner` for each of its other variables: to a copy where the rows do not begin at
+        whole vectors; None where that would be too large."""
+        axes = {v: n for e, n in zip(a.index, self.strides[a.tensor], strict=True) if (v := linear(e).bare)}
+        if inner[-1] not in axes or not any(n % ROW_MULTIPLE for v, n in axes.items() if v not in inner):
+            return a
+        return self.copied(a, [v for v in axes if v not in inner], inner)
 
     def copied(self, a: Access, outer: list[str], inner: list[str]) -> Access | None:
         """An access to a copy that has a row of `inner` for each of `outer`."""
@@ -182,3 +188,8 @@ class _Build:
         self.strides[name] = (*(width * n for n in contiguous(shape[: len(outer)])), *contiguous(shape[len(outer) :]))
         self.made[name] = (rows, width)
         return Access(name, tuple(map(Index, (*outer, *inner))))
+
+
+def _over(s: Statement, copies: Mapping[Access, Access]) -> Statement:
+    """A product over copies of what it reads."""
+    return replace(s, body=with_parts(s.body, dict(copies)), constraints=())
