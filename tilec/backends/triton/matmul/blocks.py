@@ -32,6 +32,7 @@ TILES = {  # the larger first; each with enough work in flight for its size
     1: ((128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4)),
 }
 LONGEST_ROW, WAVES = 512, 16  # bytes of a block's row; programs for each multiprocessor that leave none idle
+SHORT_BLOCK = (64, 64, 64, 4, 2)  # whose sum is one step, and which takes as long as memory does: many at a time
 LEAST_REUSE = 64  # times that each element must be used for a copy of an operand to pay
 MOST_TERMS = 2**16  # products of 8-bit integers that a 32-bit accumulator surely holds
 
@@ -55,6 +56,11 @@ def choose_config(product: MatrixProduct, shared: int = PLANNED_FOR.shared) -> C
         least = -(-product.counts[2] // MOST_TERMS)
         return replace(config, parts=max(config.parts, least))
     return config
+
+
+def short_block(product: MatrixProduct) -> Config:
+    """Of a product of few terms that takes as long as memory does."""
+    return _config(SHORT_BLOCK, *product.counts)
 
 
 def _untuned(product: MatrixProduct) -> Config:
