@@ -251,16 +251,7 @@ def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     if p.epilogue:
         fused = on_sums(p, by_library=False)
         return _over_packed(p, product) if fused is None and hopper_steps(product, p.setting) is None else fused
-    return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, _coalesced(computed)))
-
-
-def _coalesced(computed: OperandRewrite) -> MatrixProduct:
-    """The product over stored operands with variables as one that all tensors walk so now."""
-    whole = computed.product
-    found = product_over(coalesce(computed.view))
-    if found is None or found.dot.dtype != whole.dot.dtype or found.counts != whole.counts:
-        return whole
-    return replace(found, dot=replace(found.dot, scale=whole.dot.scale))
+    return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.coalesced))
 
 
 def _product_steps(p: Problem, product: MatrixProduct) -> list[Step]:
