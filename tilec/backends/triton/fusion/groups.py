@@ -25,7 +25,7 @@ from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.disjoint_windows import with_points_written_out, with_windows
 from tilec.backends.triton.fusion.fuse_producers import elementwise, with_producers
-from tilec.backends.triton.fusion.grow_groups import GroupCandidate, grown
+from tilec.backends.triton.fusion.grow_groups import GroupCandidate, ends_a_sum, grown
 from tilec.backends.triton.fusion.invariants import instructions, with_invariants
 from tilec.backends.triton.fusion.loop_nest import (
     LoopNest,
@@ -234,7 +234,7 @@ def _joined(seed: LoopNest, around: Neighbourhood, types: Types, units: Units) -
     without: set[str] = set()
     while len(without) <= MOST_WITHOUT:
         candidate = grown(seed, around, types, without)
-        if candidate is None:
+        if candidate is None or ends_a_sum(candidate, around, types):
             return None
         outputs = [s.output for s in (*candidate.members, *candidate.after)]
         if units.join(outputs):
