@@ -48,6 +48,8 @@ THROUGHOUT = {  # and a result
         "O[n, y, x, o : N, H / 4, W / 5, D]", "O[n, o, y, x : N, D, H / 4, W / 5]"
     ),
     "kernel": FIRST["kernel"].replace("U[N, P, Q, D]", "U[N, D, P, Q]").replace("U[n, y, x, o]", "U[n, o, y, x]"),
+    "image": """(U[N, D, P, Q], K[D, C, R, S]) -> (O) {
+        O[n, c, 4*y + j, 5*x + i : N, C, 4*P, 5*Q] = +(U[n, o, y, x] * K[o, c, j, i]); }""",
 }
 OF_FIRST = {"N": 2, "H": 16, "W": 20, "C": 3, "D": 17, "P": 4, "Q": 4, "R": 4, "S": 5}
 PATCHES = texts("4*{0} + {1}", "H / 4, W / 4")
@@ -82,7 +84,7 @@ def lowered(text: str, sizes: dict[str, int]):
     text = text.replace("RIM", "{R}, {S}".format(**sizes)).replace("SIDES", "{H}, {W}".format(**sizes))
     program = parse(f"function {text}")
     first = "NCHW" if "I[N, C" in text else "NHWC"
-    kernel, out = "DCRS" if first == "NCHW" else "DRSC", "NDPQ" if "U[N, D" in text else "NPQD"
+    kernel, out = "DCRS" if "K[D, C" in text or first == "NCHW" else "DRSC", "NDPQ" if "U[N, D" in text else "NPQD"
     axes = {"I": first, "K": kernel, "U": out}
     shapes = {n: tuple(sizes[d] for d in axes[n]) for n in program.input_names()}
     return lower(program, {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
@@ -115,9 +117,13 @@ def value_of(s: Statement, arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 def test_rows_of_a_kernel_that_begin_between_vectors_are_copied(anywhere):
     found = made(lowered(ODD_PATCHES["image"], OF_ODD_PATCHES))
-    assert found is not None and found.made == {"O.columns": (24, 32), "K.columns": (17, 32)}
+    assert found is not None and found.made == {
+        "O.columns": (24, 32),
+        "U.columns": (24, 24),
+        "K.columns": (17, 32),
+    }
     kept = made(lowered(PATCHES["image"], OF_PATCHES))
-    assert kept is not None and kept.made == {"O.columns": (18, 48)}
+    assert kept is not None and kept.made == {"O.columns": (18, 48), "U.columns": (18, 24)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -142,6 +148,7 @@ LARGE = {
     "patches": (PATCHES, {"N": 4, "H": 16, "W": 16, "C": 3, "D": 64, "P": 4, "Q": 4, "R": 4, "S": 4}),
     "odd patches": (ODD_PATCHES, {**OF_ODD_PATCHES, "N": 16, "D": 64}),
     "channels first": (THROUGHOUT, {**OF_FIRST, "H": 32, "W": 40, "P": 8, "Q": 8, "D": 64}),
+    "odd channels first": (THROUGHOUT, {**OF_FIRST, "H": 36, "W": 50, "P": 9, "Q": 10, "D": 64}),
     "padded": (PADDED, {**OF_PADDED, "N": 2, "D": 64}),
 }
 OF_LARGE = [
@@ -149,6 +156,9 @@ OF_LARGE = [
     ("odd patches", "image"),
     ("channels first", "convolution"),
     ("channels first", "kernel"),
+    ("channels first", "image"),
+    ("odd channels first", "kernel"),
+    ("odd channels first", "image"),
     ("padded", "convolution"),
     ("padded", "kernel"),
 ]

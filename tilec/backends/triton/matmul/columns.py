@@ -12,7 +12,7 @@ library turns them round before and after (H200: 190 us of 16 images of 224 x 22
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import MOST_STORED
@@ -24,7 +24,7 @@ from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous, rounded_up
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
 from tilec.transforms.util.rewrite import with_parts
 
@@ -44,7 +44,7 @@ def columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     beside = {v for f in forms if f.bare is None for v in f.variables() if v in space.reductions and extent[v] == 1}
     s = substitute_affine(view.statement, dict.fromkeys(beside, zero))
     counts = given.counts
-    if not isinstance(s.body, Call) or s.body.function != "mul" or min(counts[0], counts[2]) < LEAST:
+    if not isinstance(s.body, Call) or s.body.function != "mul" or counts[2] < LEAST:
         return None
     sides = [a for a in s.body.args if isinstance(a, Access)]
     if len({a.tensor for a in sides}) != 2:
@@ -53,9 +53,10 @@ def columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     tangled = [a for a in sides if not _is_bare(a)]
     if len(tangled) > 1 or (not tangled and _is_bare(Access(s.output, s.index or ()))):
         return None
-    if (tangled and (len(space.classes) > 1 or counts[1] < LEAST)) or s.index is None:
+    of_classes, rows = len(space.classes) > 1, dot.rows if counts[0] >= LEAST else dot.columns
+    if (tangled and (of_classes or min(counts) < LEAST)) or max(counts[:2]) < LEAST or s.index is None:
         return None
-    product = build.of_operand(s, tangled[0], sides) if tangled else build.of_output(s, given, sides)
+    product = build.of_operand(s, tangled[0], sides) if tangled else build.of_output(s, given, rows, sides)
     if product is None or hopper_steps(given, setting) is not None:
         return None
     made = StridedView(product, build.types, build.strides)
@@ -116,30 +117,32 @@ class _Build:
         if (run >= LEAST if form.bare is not None else run < FEWEST_IN_A_ROW) or count > SAME * size:
             return None
         copied = self.copied(a, outer, inner)
-        rest = self.in_aligned_rows(other, inner)
+        rest = self.in_aligned_rows(other, own)
         return None if copied is None or rest is None else _over(s, {a: copied, other: rest})
 
-    def of_output(self, s: Statement, given: MatrixProduct, sides: Sequence[Access]) -> Statement | None:
+    def of_output(
+        self, s: Statement, given: MatrixProduct, rows: tuple[str, ...], sides: Sequence[Access]
+    ) -> Statement | None:
         """A product of rows and columns whose elements belong elsewhere."""
         dot, target = given.dot, self.split(Access(s.output, s.index or ()))
         if target is None or not given.is_plain:
             return None
         spread, types, strides = target
         order = [v for a in sides for e in a.index for v in linear(e).variables()]
-        columns = [v for v in dict.fromkeys(order) if v not in (*dot.rows, *dot.summed)]
+        columns = [v for v in dict.fromkeys(order) if v not in (*rows, *dot.summed)]
         if math.prod(self.extent[v] for v in columns) < LEAST:
             return None
         name = f"{s.output}.columns"
-        found = self.tensor(name, self.types[s.output], sorted(dot.rows, key=order.index), columns)
-        right = next((a for a in sides if {*index_variables(*a.index)} & {*columns}), None)
-        aligned = None if right is None else self.in_aligned_rows(right, columns)
-        if found is None or right is None or aligned is None:
+        found = self.tensor(name, self.types[s.output], sorted(rows, key=order.index), columns)
+        aligned = {a: self.in_aligned_rows(a, dot.summed) for a in sides}
+        read = {a: copy for a, copy in aligned.items() if copy is not None}
+        if found is None or len(read) < len(aligned):
             return None
         sizes = tuple(map(Int, types[s.output].shape))
         last = replace(s, index=spread.index, sizes=sizes, body=found, aggregation="assign", constraints=())
         self.after.append(StridedView(last, {**self.types, **types}, {**self.strides, **strides}))
         shape = tuple(map(Int, self.types[found.tensor].shape))
-        return _over(replace(s, output=found.tensor, index=found.index, sizes=shape), {right: aligned})
+        return _over(replace(s, output=found.tensor, index=found.index, sizes=shape), read)
 
     def split(self, a: Access) -> tuple[Access, dict[str, TensorType], dict[str, tuple[int, ...]]] | None:
         """The access over a view in which each variable has an axis; None where two of them meet in other elements than
@@ -160,13 +163,15 @@ class _Build:
         spread = replace(a, index=tuple(index))
         return spread, {a.tensor: replace(self.types[a.tensor], shape=tuple(shape))}, {a.tensor: tuple(strides)}
 
-    def in_aligned_rows(self, a: Access, inner: list[str]) -> Access | None:
-        """An access that has a row of `inner` for each of its other variables: to a copy where the rows do not begin at
-        whole vectors; None where that would be too large."""
-        axes = {v: n for e, n in zip(a.index, self.strides[a.tensor], strict=True) if (v := linear(e).bare)}
-        if inner[-1] not in axes or not any(n % ROW_MULTIPLE for v, n in axes.items() if v not in inner):
+    def in_aligned_rows(self, a: Access, some: Collection[str]) -> Access | None:
+        """An access whose last variables, all of them or none among `some`, are rows that begin at whole vectors: to a
+        copy where they do not; None where that would be too large."""
+        axes = [(v, n) for e, n in zip(a.index, self.strides[a.tensor], strict=True) if (v := linear(e).bare)]
+        count = next((k for k, (v, _) in enumerate(reversed(axes)) if (v in some) != (axes[-1][0] in some)), len(axes))
+        outer, inner = axes[: len(axes) - count], axes[len(axes) - count :]
+        if len(axes) < len(a.index) or inner[-1][1] != 1 or not any(n % ROW_MULTIPLE for _, n in outer):
             return a
-        return self.copied(a, [v for v in axes if v not in inner], inner)
+        return self.copied(a, [v for v, _ in outer], [v for v, _ in inner])
 
     def copied(self, a: Access, outer: list[str], inner: list[str]) -> Access | None:
         """An access to a copy that has a row of `inner` for each of `outer`."""
