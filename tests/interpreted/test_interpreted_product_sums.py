@@ -106,3 +106,12 @@ def test_weights_of_groups_times_few_rows(rows: int) -> None:
     specs = [tilec.spec(shape, dtype) for shape, dtype in given]
     source = tilec.compile(text).lower(*specs, target="sm_90").source()
     assert source.count("_added[(128, 1, 8)]") == 1 and "Y_parts = " in source
+
+
+def test_weights_of_bytes_times_few_rows_are_split() -> None:
+    """What a program has under way of them is little: 172 blocks of columns leave memory waiting."""
+    text = "Y[n, j] = +(X[n, k] * bfloat16(W[j, k]))"
+    specs = [tilec.spec((33, 4096), "bfloat16"), tilec.spec((11008, 4096), "int8")]
+    assert "Y_dot[(172, 1, 3)]" in tilec.compile(text).lower(*specs, target="sm_90").source()
+    few = [tilec.spec((33, 512), "bfloat16"), tilec.spec((11008, 512), "int8")]
+    assert "Y_dot[(172, 1, 1)]" in tilec.compile(text).lower(*few, target="sm_90").source()

@@ -321,7 +321,7 @@ def _suspicions(d: Design) -> list[str]:
 def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
     """The kernel that adds the shares, in order; its sizes and strides in order."""
     order = (*d.problem.batch, *d.problem.rows, *d.problem.columns)
-    sizes = [f"{v.name}_n" for v in (*order, *d.counted_digits)]
+    sizes = [f"{name}_n" for name in (*(v.name for v in order), *(x.name for x in d.counted_digits))]
     strides = [f"out_{s}" for s in (*d.symbols("out"), "base") if f"out_{s}" not in d.ones]
     w = Lines()
     w.add(assign("i", f"{PROGRAM[0]} * BLOCK + tl.arange(0, BLOCK)"), assign("inside", "i < total"))
