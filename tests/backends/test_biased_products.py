@@ -60,3 +60,15 @@ def test_a_circulant_matrix_is_stored_for_the_library():
     text = "function (X[N, D], C[D]) -> (Y) { Y[n, i : N, D] = sum(X[n, j] * C[(i - j) % D]); }"
     source = lines_of(text, ((8192, 1024), (1024,)), ("bfloat16",) * 2)
     assert "Y_right" in source and "rt.multiply" in source and "tl.dot" not in source
+
+
+ADAPTER = """function (X[M, R], B[R, J], O[M, J]) -> (Y) {
+    D[m, j : M, J] = +(X[m, r] * B[r, j]); Y[m, j : M, J] = O[m, j] + 2 * D[m, j];
+}"""
+
+
+@pytest.mark.parametrize("terms, kernel", [(12, "D_dot["), (60, "D_dot["), (1024, "gluon_map(X")])
+def test_a_product_of_few_terms_is_not_stored_for_what_follows(terms, kernel):
+    """Its kernel takes as long as memory does: a library would write the product, and another kernel read it."""
+    source = lines_of(ADAPTER, ((1500, terms), (terms, 3000), (1500, 3000)))
+    assert kernel in source and "D_lines" not in source and "Y_kernel" not in source, source

@@ -37,15 +37,33 @@ def texts(reads: str, written: str) -> dict[str, str]:
     }
 
 
+FIRST = {  # an image of channels first
+    "convolution": """(I[N, C, H, W], K[D, C, R, S]) -> (O) {
+        O[n, y, x, o : N, H / 4, W / 5, D] = +(I[n, c, 4*y + j, 5*x + i] * K[o, c, j, i]); }""",
+    "kernel": """(U[N, P, Q, D], I[N, C, H, W]) -> (O) {
+        O[o, c, j, i : D, C, RIM] = +(U[n, y, x, o] * I[n, c, 4*y + j, 5*x + i]); }""",
+}
+THROUGHOUT = {  # and a result
+    "convolution": FIRST["convolution"].replace(
+        "O[n, y, x, o : N, H / 4, W / 5, D]", "O[n, o, y, x : N, D, H / 4, W / 5]"
+    ),
+    "kernel": FIRST["kernel"].replace("U[N, P, Q, D]", "U[N, D, P, Q]").replace("U[n, y, x, o]", "U[n, o, y, x]"),
+    "image": """(U[N, D, P, Q], K[D, C, R, S]) -> (O) {
+        O[n, c, 4*y + j, 5*x + i : N, C, 4*P, 5*Q] = +(U[n, o, y, x] * K[o, c, j, i]); }""",
+}
+OF_FIRST = {"N": 2, "H": 16, "W": 20, "C": 3, "D": 17, "P": 4, "Q": 4, "R": 4, "S": 5}
 PATCHES = texts("4*{0} + {1}", "H / 4, W / 4")
+ODD_PATCHES = texts("3*{0} + {1}", "H / 3, W / 3")
 PADDED = texts("5*{0} + {1} - 1", "(H + 4) / 5, (W + 4) / 5")
 STEM = texts("2*{0} + {1} - 1", "(H - 1) / 2 + 1, (W - 1) / 2 + 1")
 OF_PATCHES = {"N": 3, "H": 12, "W": 8, "C": 3, "D": 17, "P": 3, "Q": 2, "R": 4, "S": 4}
+OF_ODD_PATCHES = {"N": 2, "H": 12, "W": 9, "C": 3, "D": 17, "P": 4, "Q": 3, "R": 3, "S": 3}
 OF_PADDED = {"N": 1, "H": 38, "W": 38, "C": 3, "D": 17, "P": 8, "Q": 8, "R": 5, "S": 5}
 OF_STEM = {"N": 2, "H": 9, "W": 7, "C": 3, "D": 17, "P": 5, "Q": 4, "R": 3, "S": 3}
-DIMENSIONS = {"I": "NHWC", "U": "NPQD", "K": "DRSC"}
 CASES = {
     **{f"patches, {name}": (text, OF_PATCHES) for name, text in PATCHES.items()},
+    **{f"odd patches, {name}": (text, OF_ODD_PATCHES) for name, text in ODD_PATCHES.items()},
+    **{f"channels first, {name}": (text, OF_FIRST) for name, text in FIRST.items()},
     **{f"padded, {name}": (text, OF_PADDED) for name, text in PADDED.items() if name != "image"},
 }
 
@@ -65,7 +83,10 @@ def anywhere(monkeypatch):
 def lowered(text: str, sizes: dict[str, int]):
     text = text.replace("RIM", "{R}, {S}".format(**sizes)).replace("SIDES", "{H}, {W}".format(**sizes))
     program = parse(f"function {text}")
-    shapes = {n: tuple(sizes[d] for d in DIMENSIONS[n]) for n in program.input_names()}
+    first = "NCHW" if "I[N, C" in text else "NHWC"
+    kernel, out = "DCRS" if "K[D, C" in text or first == "NCHW" else "DRSC", "NDPQ" if "U[N, D" in text else "NPQD"
+    axes = {"I": first, "K": kernel, "U": out}
+    shapes = {n: tuple(sizes[d] for d in axes[n]) for n in program.input_names()}
     return lower(program, {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
 
 
@@ -94,6 +115,17 @@ def value_of(s: Statement, arrays: dict[str, np.ndarray]) -> np.ndarray:
     return np.asarray(found)
 
 
+def test_rows_of_a_kernel_that_begin_between_vectors_are_copied(anywhere):
+    found = made(lowered(ODD_PATCHES["image"], OF_ODD_PATCHES))
+    assert found is not None and found.made == {
+        "O.columns": (24, 32),
+        "U.columns": (24, 24),
+        "K.columns": (17, 32),
+    }
+    kept = made(lowered(PATCHES["image"], OF_PATCHES))
+    assert kept is not None and kept.made == {"O.columns": (18, 48), "U.columns": (18, 24)}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_statements(name, anywhere):
     lowering = lowered(*CASES[name])
@@ -114,11 +146,25 @@ def test_the_statements(name, anywhere):
 
 LARGE = {
     "patches": (PATCHES, {"N": 4, "H": 16, "W": 16, "C": 3, "D": 64, "P": 4, "Q": 4, "R": 4, "S": 4}),
+    "odd patches": (ODD_PATCHES, {**OF_ODD_PATCHES, "N": 16, "D": 64}),
+    "channels first": (THROUGHOUT, {**OF_FIRST, "H": 32, "W": 40, "P": 8, "Q": 8, "D": 64}),
+    "odd channels first": (THROUGHOUT, {**OF_FIRST, "H": 36, "W": 50, "P": 9, "Q": 10, "D": 64}),
     "padded": (PADDED, {**OF_PADDED, "N": 2, "D": 64}),
 }
+OF_LARGE = [
+    ("patches", "image"),
+    ("odd patches", "image"),
+    ("channels first", "convolution"),
+    ("channels first", "kernel"),
+    ("channels first", "image"),
+    ("odd channels first", "kernel"),
+    ("odd channels first", "image"),
+    ("padded", "convolution"),
+    ("padded", "kernel"),
+]
 
 
-@pytest.mark.parametrize(("kind", "name"), [("patches", "image"), ("padded", "convolution"), ("padded", "kernel")])
+@pytest.mark.parametrize(("kind", "name"), OF_LARGE)
 def test_the_product(kind, name):
     """By the kernel that is launched, over rows that are padded with what is no number."""
     of_kind, sizes = LARGE[kind]
@@ -143,8 +189,9 @@ def test_the_product(kind, name):
         (STEM["convolution"], OF_STEM),
         (STEM["image"], OF_STEM),
         (PATCHES["convolution"], {**OF_PATCHES, "C": 16}),
+        (FIRST["convolution"].replace("5", "2"), {**OF_FIRST, "S": 2}),
     ],
-    ids=["windows that overlap", "their gradient", "patches of many channels"],
+    ids=["windows that overlap", "their gradient", "patches of many channels", "rows of two elements"],
 )
 def test_left_alone(text, sizes, anywhere):
     assert made(lowered(text, sizes)) is None

@@ -206,7 +206,7 @@ CHOSEN = {
 @pytest.mark.one_in(5)
 def test_first_guesses_and_candidates_fit(name: str) -> None:
     case, dtype = CHOSEN[name]
-    candidates = configs(case.dot, case.tensors(dtype))
+    candidates = configs((case.dot, case.tensors(dtype)))
     assert len(candidates) > 5 and len({*candidates}) == len(candidates)
     fitting = [c for c in candidates if plan_hopper(case.dot, case.tensors(dtype), c)]
     found = default_plan(case.dot, case.tensors(dtype))

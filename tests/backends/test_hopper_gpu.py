@@ -42,7 +42,7 @@ NONE_FITS = {"four dimensions, strided input gradient"}
 def test_candidates(name: str, tmp_path: Path) -> None:
     case, config, dtype = CASES[name]
     tensors = case.tensors(dtype)
-    candidates = [c for c in configs(case.dot, tensors) if plan_hopper(case.dot, tensors, c) is not None]
+    candidates = [c for c in configs((case.dot, tensors)) if plan_hopper(case.dot, tensors, c) is not None]
     assert bool(candidates) == (name not in NONE_FITS), "some candidate fits, though not all need to"
     for candidate in candidates[:: max(1, len(candidates) // 4)]:
         check(case, candidate, dtype, False, tmp_path)

@@ -51,6 +51,13 @@ def test_two_products_share_a_copy() -> None:
     assert copies(both) == ["(2048, 32008)"]
 
 
+def test_products_over_copies_have_an_epilogue() -> None:
+    text = "O[n, j : N, J] = +(X[n, h] * W[h, j]); Y = relu(O + B);"
+    ours = source("X[N, H], W[H, J], B[J]) -> (Y", text, (1500, 1001), (1001, 2731), (2731,))
+    assert "O_W_1 = torch.empty((1001, 2736)" in ours and "O = " not in ours
+    assert ours.count("Y = torch.empty(") == 1 and "Y_kernel" not in ours
+
+
 LOSS = "E[i, v : N, V] = exp(D[i, v] - L[i]) * C[i]; G[i, h : N, H] = +(E[i, v] * W[v, h]);"
 
 

@@ -68,3 +68,17 @@ def test_integers_of_8_bits_beside_another_16_bit_type(monkeypatch, cast):
     f = tilec.compile(source, backend="triton")
     assert any("tl.bfloat16" in k.source and "tl.dot" in k.source for k in f.lower(x, w).kernels)
     torch.testing.assert_close(f(x, w).double(), x.double() @ w.double().T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("terms", [1100, 2], ids=["split", "whole"])
+def test_what_follows_a_split_sum_is_computed_where_its_parts_are_added_up(terms, dtype):
+    text = """function (X[N, K], W[J, K], S[J], R[N, J]) -> (Y) {
+        P[n, j : N, J] = sum(X[n, k] * W[j, k]); Y = relu(P * S) - R; }"""
+    f = tilec.compile(text, backend="triton")
+    x, w, s, r = (torch.randn(shape, dtype=dtype) for shape in ((17, terms), (37, terms), (37,), (17, 37)))
+    launched = f.lower(x, w, s, r).source()
+    assert launched.count("[(") == (2 if terms > 2 else 1) and ("P_parts" in launched) == (terms > 2)
+    want = torch.relu((x.double() @ w.double().T).to(dtype).double() * s.double()) - r.double()
+    torch.testing.assert_close(f(x, w, s, r).double(), want, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-2)

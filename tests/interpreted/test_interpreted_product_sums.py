@@ -79,3 +79,39 @@ def test_floats(dtype: torch.dtype, always: None) -> None:
     a[3, 1, 4], w[7, 0, 0], s[5, 2] = float("inf"), float("nan"), float("nan")
     found, wanted = (tilec.compile(FLOATS, backend=b)(a, s, w, t) for b in ("triton", "torch"))
     assert torch.equal(found.isfinite(), wanted.isfinite()) and torch.equal(found.isnan(), wanted.isnan())
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["cast", "cut", "batches first", "floats"])
+@pytest.mark.parametrize("sizes", [(5, 20, 7, 32), (33, 20, 2, 40)])
+def test_programs_share_batches(
+    name: str, sizes: tuple[int, int, int, int], always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some have fewer than others, or none."""
+    monkeypatch.setattr(product_sums, "_shares", lambda *a: 3)
+    monkeypatch.setattr(product_sums, "worthwhile", lambda *a: True)
+    values = [v.float() if name == "floats" else v for v in given(*sizes)]
+    text = FLOATS if name == "floats" else CASES[name]
+    ours = tilec.compile(text, backend="triton")
+    found, source = ours(*values), ours.lower(*values).source()
+    wanted = tilec.compile(text, backend="torch")(*(v.double() if v.is_floating_point() else v for v in values))
+    assert "Y_parts" in source and "P_added" in source
+    assert (found.double() - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize("rows", [5, 17, 33])
+def test_weights_of_groups_times_few_rows(rows: int) -> None:
+    text = "Y[n, j] = +(X[n, g, k] * bfloat16(W[j, g, k]) * S[j, g])"
+    given = ((rows, 32, 128), "bfloat16"), ((4096, 32, 128), "int8"), ((4096, 32), "bfloat16")
+    specs = [tilec.spec(shape, dtype) for shape, dtype in given]
+    source = tilec.compile(text).lower(*specs, target="sm_90").source()
+    assert source.count("_added[(128, 1, 8)]") == 1 and "Y_parts = " in source
+
+
+def test_weights_of_bytes_times_few_rows_are_split() -> None:
+    """What a program has under way of them is little: 172 blocks of columns leave memory waiting."""
+    text = "Y[n, j] = +(X[n, k] * bfloat16(W[j, k]))"
+    specs = [tilec.spec((33, 4096), "bfloat16"), tilec.spec((11008, 4096), "int8")]
+    assert "Y_dot[(172, 1, 3)]" in tilec.compile(text).lower(*specs, target="sm_90").source()
+    few = [tilec.spec((33, 512), "bfloat16"), tilec.spec((11008, 512), "int8")]
+    assert "Y_dot[(172, 1, 1)]" in tilec.compile(text).lower(*few, target="sm_90").source()

@@ -122,3 +122,28 @@ def test_what_is_asked_of_a_computed_value():
     }"""
     inputs = [torch.randn(1, 1), torch.randn(1), torch.randn(1, 2)]
     check(*(tilec.compile(source, backend=b) for b in ("triton", "torch")), inputs, 1e-5)
+
+
+SCORES = "S[i, j : N, N] = sum(U[i, d] * V[j, d]) / 0.07; L[i : N] = logsumexp(S[i, j]);"
+OF_SCORES = {
+    "a mean": (f"{SCORES} Y[] = mean(L[i] - S[i, i]);", False),
+    "rows": (f"{SCORES} Y[i : N] = L[i] - S[i, i];", False),
+    "elements": (f"{SCORES} Y[i, j : N, N] = S[i, j] - L[i];", False),
+    "another product": (f"{SCORES} Y[i, d : N, D] = sum(S[i, j] * V[j, d]) + L[i];", True),
+    "both ways": (f"{SCORES} Y[i, j : N, N] = S[i, j] - L[i] + S[j, i];", True),
+}
+
+
+@interpreted
+@pytest.mark.parametrize("name", OF_SCORES)
+def test_a_scaled_product_is_read_as_it_is(name):
+    """No kernel stores the scores of float32 again for the sake of a number."""
+    text, stored = OF_SCORES[name]
+    f, exact = (
+        tilec.compile(f"function (U[N, D], V[N, D]) -> (Y) {{ {text} }}", backend=b) for b in ("triton", "torch")
+    )
+    u, v = (torch.randn(37, 19, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
+    stages = f.lower(u, v).stages
+    grouped = stages.get("grouped", stages["flat"])
+    assert ("S" in [s.output for s in grouped.statements]) == stored, grouped
+    torch.testing.assert_close(f(u, v).double(), exact(u.double(), v.double()), rtol=1e-4, atol=1e-4)

@@ -192,3 +192,30 @@ def test_a_count_leaves_other_factors_in_their_type():
     m, d = torch.tensor([0.1, 0.7], dtype=torch.float64), torch.tensor(1.2345678901, dtype=torch.float64)
     at = torch.tensor([0, 1, 1, 0, 1])
     torch.testing.assert_close(tilec.compile(source)(m, at, torch.zeros(3), d), -3 * d * m[at], rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize(("size", "axes"), [("D", 1), ("D - 1", 1), ("D + 2", 2)])
+def test_counts_at_data_lack_the_axes_along_which_they_are_the_same(size, axes):
+    """The rows of a table that lie inside: of elements that no row has, there are none."""
+    f = tilec.compile(f"function (W[V, D], T[B, L]) -> (Y) {{ Y[b, d : B, {size}] = mean(W[T[b, l], d]); }}")
+    width = 4 + {"D": 0, "D - 1": -1, "D + 2": 2}[size]
+    gradient = f.grad("W")
+    given = spec((7, 4)), spec((3, 5), "int64"), spec((3, width))
+    statements, types = flat_statements(gradient, *given)
+    assert len(types["Count"].shape) == axes
+    g = torch.Generator().manual_seed(0)
+    w, d = torch.randn(7, 4, generator=g), torch.randn(3, width, generator=g)
+    t = torch.randint(-3, 10, (3, 5), generator=g)
+    inside = (t >= 0) & (t < 7)
+    n, wanted = inside.sum(1).clamp(min=1), torch.zeros(7, 4)
+    for b, k in inside.nonzero().tolist():
+        wanted[t[b, k], : min(width, 4)] += d[b, :4] / n[b]
+    torch.testing.assert_close(gradient(w, t, d), wanted)
+    rows = (torch.where(inside[b, :, None], w[t[b].clamp(0, 6)], 0).sum(0) / n[b] for b in range(3))
+    torch.testing.assert_close(f(w, t)[:, :4], torch.stack(list(rows))[:, :width])
+
+
+def test_a_count_that_stands_beside_its_sum_keeps_its_axes():
+    f = tilec.compile("function (W[V, D], T[B, L]) -> (Y) { Y[b, d : B, D] = mean(W[T[b, l], d]); }")
+    _, types = flat_statements(f, spec((7, 4)), spec((3, 5), "int64"))
+    assert types["Y_count"].shape == (3, 4)

@@ -97,3 +97,11 @@ def test_a_mixture_stores_scores_and_their_gradient_alone():
     specs = [tilec.spec(s, "bfloat16") for s in ((512, 8, 256), (10000, 256), (512, 8), (512, 10000))]
     source = f.grad().lower(*specs, backend="triton", target="sm_90").source()
     assert shapes(source).count((512, 8, 10000)) == 2
+
+
+@pytest.mark.parametrize("body", ["-P[n] * P[n]", "0.3 * P[n]", "-P[n] * P[n] / 7"])
+def test_what_follows_a_sum_of_all_is_computed_by_its_launch(body):
+    """The number that all terms share, and that of the terms, are statements of their own."""
+    f = tilec.compile(f"function (P[N]) -> (Y) {{ Y[] = mean({body}) + 1; }}")
+    for n, kernels in ((300, 1), (2**20, 2)):
+        assert len(f.lower(tilec.spec((n,), "float32"), target="sm_90").kernels) == kernels

@@ -126,3 +126,18 @@ def test_many_sums_over_rows_along_which_memory_runs_stay_in_registers():
     text = f.lower(*(tilec.spec(shape, "float16") for shape in ((96, 16245), (16245, 96))), target="sm_90").source()
     found = re.findall(r"S3_rows.*BM=(\d+), BN=(\d+), num_warps=(\d+)", text)
     assert all(4 * int(down) * int(wide) <= 96 * 32 * int(warps) for down, wide, warps in found) and found, text
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "elements"),
+    [
+        (10**5, 17, "bfloat16", 1024),
+        (10**6, 3, "bfloat16", 1024),
+        (10**5, 16, "bfloat16", 2048),
+        (300, 17, "float32", 1024),
+    ],
+)
+def test_blocks_of_rows_no_wider_than_a_warp(rows, columns, dtype, elements):
+    """Rows that begin anywhere are read element by element: of smaller blocks more are under way."""
+    ((down, wide, _),) = blocks(SOFTMAX, tilec.spec((rows, columns), dtype))
+    assert down * wide == elements

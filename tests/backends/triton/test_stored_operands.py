@@ -136,3 +136,19 @@ def test_filters_times_a_window_are_a_library_s_convolution(dtype, library):
     _, steps = plan_of(tilec.compile(FILTERS), ((16, 65536), dtype), ((64, 63), dtype), ((63,), dtype))
     text = "".join(line for s in steps if isinstance(s, TorchLines) for line in s.lines)
     assert ("convolution" in text) == library and len(stored(steps)) == 1
+
+
+@pytest.mark.parametrize("rows, stored", [(512, True), (96, False)])
+def test_weights_of_four_bits_are_stored_for_products_of_many_rows(rows, stored):
+    """Two weights lie in each byte: the operand has more elements than what it is read from."""
+    text = """function (X[N, G, K, 2], W[J, G, K], S[J, G]) -> (Y) {
+        Y[n, j : N, J] = sum(X[n, g, k, h] * (bfloat16((h == 0 ? W[j, g, k] : W[j, g, k] >> 4) & 15) - 8) * S[j, g]),
+            h < 2; }"""
+    specs = (
+        tilec.spec((rows, 64, 32, 2), "bfloat16"),
+        tilec.spec((4096, 64, 32), "uint8"),
+        tilec.spec((4096, 64), "bfloat16"),
+    )
+    source = tilec.compile(text).lower(*specs, target="sm_90").source()
+    assert ("gluon_map(X, 0, (512, 4096), (4096, 1)" in source) == stored
+    assert ("Y_right = " in source) == stored

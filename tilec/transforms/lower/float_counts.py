@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from math import prod
+from math import inf, prod
 from operator import mul
 
 from tilec.ir.constraining import constraining
@@ -56,7 +56,7 @@ _DIVIDED = ("float32", "float64")
 
 def float_counts(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     """The flat program with such counts in float32; `inputs` are the types of its inputs."""
-    program = _with_ends(_with_numbers(program, inputs), inputs)
+    program = _over_fewer_axes(_with_ends(_with_numbers(program, inputs), inputs), inputs)
     counts = [s for s in program.statements if _is_count(s) and s.output not in program.outputs]
     if not counts:
         return program
@@ -145,6 +145,61 @@ def _with_ends(program: Program, inputs: Types) -> Program:
     statements = [with_lengths(s) for s in statements]
     left = {name for s in statements for name in (*reads(s), *([s.default] if s.default else ()), *program.outputs)}
     return replace(program, statements=tuple(s for s in statements if s.output not in made or s.output in left))
+
+
+def _over_fewer_axes(program: Program, inputs: Types) -> Program:
+    """The program with counts of points at data without the axes along which they stay the same, as that of the rows of
+    a table has, `in(W[T[b, l], d])`, where a reader has further variables. Where elements are divided one by one, the
+    count is one of the sums that are added up at once."""
+    counts = [s for s in program.statements if s.output not in program.outputs and counts_points(s)]
+    if not counts:
+        return program
+    shapes = shapes_in(infer(program, inputs))
+    dropped: dict[str, tuple[int, ...]] = {}
+    for s in counts:
+        same = _same_along(s, shapes)
+        read = {r: [a for a in accesses_in(*r.roots) if a.tensor == s.output] for r in program.readers(s.output)}
+        if same and all(_reach_no_further(r, s.output, own, same, shapes) for r, own in read.items()):
+            if any(_repeats(r, a.index, shapes[s.output], shapes) for r, own in read.items() for a in own):
+                dropped[s.output] = same
+
+    def fewer(e: Expr) -> Expr:
+        if isinstance(e, Access) and e.tensor in dropped:
+            return replace(e, index=tuple(i for d, i in enumerate(e.index) if d not in dropped[e.tensor]))
+        return rebuild(e, fewer)
+
+    kept = (_without_axes(s, dropped[s.output]) if s.output in dropped else s for s in program.statements)
+    return replace(program, statements=tuple(map_expressions(s, fewer) for s in kept)) if dropped else program
+
+
+def _same_along(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The axes of a count along which no condition on its points changes, of those at data."""
+    names, points, sizes = distinct_variables(s.index), domain(s, dict(shapes)), shapes[s.output]
+    if names is None or s.constraints or not points.dependent:
+        return ()
+    within = {v: n for v, n in zip(names, sizes, strict=True)}
+    conditions = [c for c in (*points.conditions, *points.dependent) if within.get(c.form.bare or "", inf) > c.bound]
+    changing = {v for c in conditions for v in index_variables(c.form.to_expr())}
+    return tuple(d for d, v in enumerate(names) if v not in changing and sizes[d] > 1)
+
+
+def _without_axes(s: Statement, axes: tuple[int, ...]) -> Statement:
+    first = {v: Affine() for d, v in enumerate(distinct_variables(s.index) or ()) if d in axes}
+    index, sizes = (tuple(e for d, e in enumerate(given or ()) if d not in axes) for given in (s.index, s.sizes))
+    return replace(s, index=index, sizes=sizes, body=replace_indices(s.body, first))
+
+
+def _reach_no_further(
+    s: Statement, count: str, read: Sequence[Access], axes: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Whether a statement reads a count along these axes at variables that something else keeps inside."""
+    special = any(isinstance(e, Pad) or isinstance(e, Inside) and e.access.tensor == count for e in walk(*s.roots))
+    if s.default == count or reads_itself(s) or special:
+        return False
+    others = [Access(s.output, s.index or ()), *(a for a in constraining(*s.roots) if a.tensor != count)]
+    ends = {(linear(e).bare, n) for a in others for e, n in zip(a.index, shapes[a.tensor], strict=True)}
+    places = [(linear(a.index[d]).bare, shapes[count][d]) for a in read for d in axes]
+    return all(v is not None and any(v == w and m <= n for w, m in ends) for v, n in places)
 
 
 def _over_number(e: Expr) -> Expr:

@@ -25,7 +25,7 @@ from tilec.backends.common.units import Units, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.disjoint_windows import with_points_written_out, with_windows
 from tilec.backends.triton.fusion.fuse_producers import elementwise, with_producers
-from tilec.backends.triton.fusion.grow_groups import GroupCandidate, grown
+from tilec.backends.triton.fusion.grow_groups import GroupCandidate, ends_a_sum, grown
 from tilec.backends.triton.fusion.invariants import instructions, with_invariants
 from tilec.backends.triton.fusion.loop_nest import (
     LoopNest,
@@ -43,6 +43,7 @@ from tilec.backends.triton.fusion.read_through import (
     aggregated_through,
     asking_inputs,
     asks_of,
+    computes_scaled,
     is_reshape,
     is_view,
     read_through,
@@ -233,7 +234,7 @@ def _joined(seed: LoopNest, around: Neighbourhood, types: Types, units: Units) -
     without: set[str] = set()
     while len(without) <= MOST_WITHOUT:
         candidate = grown(seed, around, types, without)
-        if candidate is None:
+        if candidate is None or ends_a_sum(candidate, around, types):
             return None
         outputs = [s.output for s in (*candidate.members, *candidate.after)]
         if units.join(outputs):
@@ -270,8 +271,6 @@ def _order(program: Program, candidates: Sequence[GroupCandidate], chains: Chain
 def _assembled(
     program: Program, types: Types, candidates: Sequence[GroupCandidate], chains: Chained, around: Neighbourhood
 ) -> Grouped:
-    if not candidates:
-        return Grouped(program, types, {})
     order = _order(program, candidates, chains)
     statements = {s.output: s for s in program.statements}
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
@@ -329,22 +328,26 @@ def _read_through(
     needed = set(around.program.outputs)  # chains read these too
     views = {s.output: s for s in program.statements if s.output not in needed and is_view(s, program, types)}
     made = {s.output for s in program.statements if s.aggregation != "assign"} - of.keys() - chains.members()
-    scaled = (scaled_sums(s, made, program, types) for s in program.statements if s.output not in of)
-    views |= {s.output: s for s in scaled if s is not None}
+    found = (scaled_sums(s, made, program, types) for s in program.statements if s.output not in of)
+    scaled = {s.output: s for s in found if s is not None and s.output not in needed}
+    views |= scaled
     recomputed, aggregations = recomputed_by_readers(program, types, candidates, around, compared, views)
     views |= recomputed
-    statements = {s.output: s for s in program.statements}
+    statements, chained = {s.output: s for s in program.statements}, chains.members()
 
     def may_compute(r: Statement, v: str) -> bool:
         if v in recomputed and of.get(r.output) is of[v]:
             return True  # its own kernel has the value
         if asks_of(r, views[v]):
             return False
+        if v in scaled:
+            return r.output not in chained and computes_scaled(r, scaled[v], r.output in of, around, types)
         within = (r.output in of or v in recomputed) and reads_within(r, v, types)
         return within or (v in recomputed and r.output in aggregations)
 
     readers = {v: [statements[r.output] for r in around.program.readers(v)] for v in views}
     views = {v: s for v, s in views.items() if all(may_compute(r, v) for r in readers[v])}
+    aggregations |= {r.output for v in views.keys() & scaled for r in readers[v] if r.aggregation != "assign"}
     again = {t for v in views.keys() & recomputed.keys() for t in reads(views[v])}
     return {v: s for v, s in views.items() if v not in again or v not in recomputed}, again, aggregations
 

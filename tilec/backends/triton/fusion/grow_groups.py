@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilec.backends.triton.emit.epilogue import find_epilogue
+from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.fusion.loop_nest import LoopNest, Shared, reduced, walked, walked_by
 from tilec.backends.triton.fusion.members import ON_CHIP, GroupMembers, kind_of, members_of, scans_columns
 from tilec.backends.triton.fusion.memory_order import memory_order, rows_and_columns, runs_fastest, share_of_programs
@@ -22,6 +24,7 @@ NARROWEST_STRIP = 128  # of a strip that a program goes down, where there are as
 PLACES_AROUND_SEED = 48  # places from a seed at which its group is sought first
 LEAST_FUSION_GAIN = 1.15  # bytes apart over bytes together, at least
 LEAST_GAIN_OF_PAIRS = 1.8  # the same with scans of pairs: at 3 one was 1.4 times as fast, at 1.5 one 1.2 times as slow
+FEW_ELEMENTS = 2**10  # of a value that is computed by the launch that adds it up
 FILLING_LINES = 8  # rows of a block that fill the lines of memory that run along them
 _Variables = tuple[str, ...]
 
@@ -50,6 +53,16 @@ def grown(seed: LoopNest, around: Neighbourhood, types: Types, without: Collecti
         if all(2 * abs(p - seat) <= distance for p in places) or distance >= len(around.place):
             return found
         distance *= 2
+
+
+def ends_a_sum(c: GroupCandidate, around: Neighbourhood, types: Types) -> bool:
+    """Whether members of few elements are all that follows one aggregation, whose kernel computes that before it stores
+    the value: a mean of what is negated, or weighted by a number."""
+    outputs = {s.output for s in (*c.members, *c.after)}
+    if math.prod(c.extent.values()) > FEW_ELEMENTS or any(elementwise(s) is None for s in c.members):
+        return False
+    sums = (k for k, s in enumerate(around.program.statements) if s.aggregation != "assign" and s.output not in outputs)
+    return any(outputs <= {s.output for s in find_epilogue(around.program, place, types)} for place in sums)
 
 
 def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, types: Types) -> GroupCandidate | None:

@@ -119,15 +119,31 @@ def _place(index: Sequence[Expr], shape: Sequence[int]) -> Affine:
 
 
 def scaled_sums(s: Statement, made: Collection[str], program: Program, types: Types) -> Statement | None:
-    """A statement that applies one cheap function to all of a tensor in 16 bits, such as a product's sums, which cost
-    no more to read; its value rounded as what is stored would be."""
+    """A statement that applies one cheap function to all of a tensor, such as a product's sums, which cost no more to
+    read; its value rounded as what is stored would be."""
     accesses, calls = [*accesses_in(s.body)], [e for e in walk(s.body) if isinstance(e, Call)]
     if len(accesses) != 1 or len(calls) != 1 or calls[0].function not in ("mul", "div", "add", "sub", "neg"):
         return None
     (read,), dtype = accesses, types[s.output].dtype
-    if dtype not in NARROW or read.tensor not in made or not _reorders(s, read, program, types):
+    if dtype not in FLOATS or read.tensor not in made or dtype not in (*NARROW, types[read.tensor].dtype):
         return None
-    return replace(s, body=Call(dtype, (s.body,)))
+    if not _reorders(s, read, program, types):
+        return None
+    return replace(s, body=Call(dtype, (s.body,))) if dtype in NARROW else s
+
+
+def computes_scaled(r: Statement, scaled: Statement, member: bool, around: Neighbourhood, types: Types) -> bool:
+    """Whether a statement may compute a scaled sum at each of its points: a member of a group, if each point reads an
+    element of its own where these have 32 bits or more. Such are computed too by what is elementwise, or aggregates
+    them; for 16 bits, a product computes it for what follows."""
+    if not reads_within(r, scaled.output, types):
+        return False
+    if types[scaled.output].dtype in NARROW:
+        return member
+    read = {a for a in accesses_in(*r.roots) if a.tensor == scaled.output}
+    if len(read) != 1 or not all(set(variables_of(r)) <= set(index_variables(*a.index)) for a in read):
+        return False
+    return member or elementwise(r) is not None or _aggregates_within(r, scaled, around, types)
 
 
 def recomputed_by_readers(

@@ -9,7 +9,7 @@ from tilec.backends.triton.matmul.dot import LEAST, MatrixProduct
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.index import linear
-from tilec.ir.types import ITEM_BYTES
+from tilec.ir.types import ITEM_BYTES, NARROW
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ TILES = {  # the larger first; each with enough work in flight for its size
     1: ((128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4)),
 }
 LONGEST_ROW, WAVES = 512, 16  # bytes of a block's row; programs for each multiprocessor that leave none idle
+SHORT_BLOCK = (64, 64, 64, 4, 2)  # whose sum is one step, and which takes as long as memory does: many at a time
+PART_BYTES, WEIGHT_PROGRAMS = 8, 4  # of an element of a part, written and read; programs of a multiprocessor
 LEAST_REUSE = 64  # times that each element must be used for a copy of an operand to pay
 MOST_TERMS = 2**16  # products of 8-bit integers that a 32-bit accumulator surely holds
 
@@ -57,6 +59,11 @@ def choose_config(product: MatrixProduct, shared: int = PLANNED_FOR.shared) -> C
     return config
 
 
+def short_block(product: MatrixProduct) -> Config:
+    """Of a product of few terms that takes as long as memory does."""
+    return _config(SHORT_BLOCK, *product.counts)
+
+
 def _untuned(product: MatrixProduct) -> Config:
     (m, n, k), batch = product.counts, product.repeated
     tiles = TILES[ITEM_BYTES[product.dot.dtype]]
@@ -65,7 +72,7 @@ def _untuned(product: MatrixProduct) -> Config:
     ]
     for t in fitting:
         if -(-m // t[0]) * -(-n // t[1]) * batch >= MULTIPROCESSORS:
-            return _in_long_rows(_config(t, m, n, k), product)
+            return _reading_bytes(_in_long_rows(_config(t, m, n, k), product), product)
     t = min(fitting, key=lambda t: (-(-m // t[0]) * t[0] * -(-n // t[1]) * t[1] / (m * n) > 1.3, -t[0] * t[1]))
     programs = -(-m // t[0]) * -(-n // t[1]) * batch
     steps = -(-k // t[2])
@@ -73,7 +80,20 @@ def _untuned(product: MatrixProduct) -> Config:
     parts = max(1, min(beside * MULTIPROCESSORS // programs, steps // 8))
     if parts == 1 and programs < MULTIPROCESSORS:
         t = fitting[-1]
-    return replace(_config(t, m, n, k), parts=parts)
+    return _reading_bytes(replace(_config(t, m, n, k), parts=parts), product)
+
+
+def _reading_bytes(config: Config, product: MatrixProduct) -> Config:
+    """With the reduction split further where few rows are multiplied by weights of 8 bits: what a program has under way
+    of these is little, and memory waits. Parts may take a quarter of what the weights do."""
+    (m, n, k), sizes = product.counts, {ITEM_BYTES[product.view.types[a.tensor].dtype] for a in product.accesses()}
+    if min(sizes, default=2) > 1 or product.dot.dtype not in NARROW or min(m, n) >= LEAST_REUSE:
+        return config
+    programs = -(-m // config.bm) * -(-n // config.bn) * product.repeated
+    most = min(
+        k // (4 * PART_BYTES * min(m, n)), -(-k // config.bk) // 8, WEIGHT_PROGRAMS * MULTIPROCESSORS // programs
+    )
+    return replace(config, parts=max(config.parts, most, 1))
 
 
 def _config(t: tuple[int, ...], m: int, n: int, k: int) -> Config:

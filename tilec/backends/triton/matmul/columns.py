@@ -5,13 +5,14 @@ TMA brings rows of 16 bytes and more, and a window of 3 channels has none: `I[n,
 statement and the gradient by the other operand products of matrices. It is no larger than the tensor; copies of windows
 that overlap take longer than the library's convolution (H200: 293 us of a 7x7 stem that is 230 us in all). The gradient
 by the image is such a product too, written to a tensor of rows and then to where the elements belong: `D[n, 16*y + j,
-16*x + i, c] = P[n, y, x, j, i, c]`.
+16*x + i, c] = P[n, y, x, j, i, c]`. Images of channels first, `I[n, c, 16*y + j, 16*x + i]`, are copied so too: a
+library turns them round before and after (H200: 190 us of 16 images of 224 x 224 into 768 channels).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import MOST_STORED
@@ -28,6 +29,7 @@ from tilec.ir.types import TensorType
 from tilec.transforms.util.rewrite import with_parts
 
 ROW_MULTIPLE = 8  # 16-bit elements of 16 bytes
+FEWEST_IN_A_ROW = 4  # elements of a window that lie side by side in an image of channels first
 SAME = 1.25  # elements of a copy over those of the tensor, where windows do not overlap
 
 
@@ -42,7 +44,7 @@ def columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     beside = {v for f in forms if f.bare is None for v in f.variables() if v in space.reductions and extent[v] == 1}
     s = substitute_affine(view.statement, dict.fromkeys(beside, zero))
     counts = given.counts
-    if not isinstance(s.body, Call) or s.body.function != "mul" or min(counts[0], counts[2]) < LEAST:
+    if not isinstance(s.body, Call) or s.body.function != "mul" or counts[2] < LEAST:
         return None
     sides = [a for a in s.body.args if isinstance(a, Access)]
     if len({a.tensor for a in sides}) != 2:
@@ -51,9 +53,10 @@ def columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     tangled = [a for a in sides if not _is_bare(a)]
     if len(tangled) > 1 or (not tangled and _is_bare(Access(s.output, s.index or ()))):
         return None
-    if (tangled and (len(space.classes) > 1 or counts[1] < LEAST)) or s.index is None:
+    of_classes, rows = len(space.classes) > 1, dot.rows if counts[0] >= LEAST else dot.columns
+    if (tangled and (of_classes or min(counts) < LEAST)) or max(counts[:2]) < LEAST or s.index is None:
         return None
-    product = build.of_operand(s, tangled[0], sides) if tangled else build.of_output(s, given, sides)
+    product = build.of_operand(s, tangled[0], sides) if tangled else build.of_output(s, given, rows, sides)
     if product is None or hopper_steps(given, setting) is not None:
         return None
     made = StridedView(product, build.types, build.strides)
@@ -97,7 +100,8 @@ class _Build:
         assert s.index is not None
         other = next(x for x in sides if x is not a)
         own = list(dict.fromkeys(v for e in a.index for v in linear(e).variables()))
-        last = linear(a.index[-1]).bare
+        form = linear(a.index[-1])
+        last = next((v for v in form.variables() if form.coefficient(v) == 1), None)
         bare = _is_bare(other) and _is_bare(Access(s.output, s.index))
         if last is None or self.strides[a.tensor][-1] != 1 or not bare:
             return None
@@ -109,35 +113,36 @@ class _Build:
         inner, outer = (summed, kept) if last in summed else (kept, summed)
         count = math.prod(self.extent[v] for v in own)
         size = math.prod(self.types[a.tensor].shape)
-        if self.extent[last] >= LEAST or count > SAME * size:
+        run = self.extent[last]
+        if (run >= LEAST if form.bare is not None else run < FEWEST_IN_A_ROW) or count > SAME * size:
             return None
-        copies = {a: self.copied(a, outer, inner)}
-        axes = {v: n for e, n in zip(other.index, self.strides[other.tensor], strict=True) if (v := linear(e).bare)}
-        if last in axes and any(n % ROW_MULTIPLE for v, n in axes.items() if v not in inner):
-            copies[other] = self.copied(other, [v for v in axes if v not in inner], inner)
-        if None in copies.values():
-            return None
-        return replace(s, body=with_parts(s.body, {k: v for k, v in copies.items() if v is not None}), constraints=())
+        copied = self.copied(a, outer, inner)
+        rest = self.in_aligned_rows(other, own)
+        return None if copied is None or rest is None else _over(s, {a: copied, other: rest})
 
-    def of_output(self, s: Statement, given: MatrixProduct, sides: Sequence[Access]) -> Statement | None:
+    def of_output(
+        self, s: Statement, given: MatrixProduct, rows: tuple[str, ...], sides: Sequence[Access]
+    ) -> Statement | None:
         """A product of rows and columns whose elements belong elsewhere."""
         dot, target = given.dot, self.split(Access(s.output, s.index or ()))
         if target is None or not given.is_plain:
             return None
         spread, types, strides = target
         order = [v for a in sides for e in a.index for v in linear(e).variables()]
-        columns = [v for v in dict.fromkeys(order) if v not in (*dot.rows, *dot.summed)]
+        columns = [v for v in dict.fromkeys(order) if v not in (*rows, *dot.summed)]
         if math.prod(self.extent[v] for v in columns) < LEAST:
             return None
         name = f"{s.output}.columns"
-        found = self.tensor(name, self.types[s.output], sorted(dot.rows, key=order.index), columns)
-        if found is None:
+        found = self.tensor(name, self.types[s.output], sorted(rows, key=order.index), columns)
+        aligned = {a: self.in_aligned_rows(a, dot.summed) for a in sides}
+        read = {a: copy for a, copy in aligned.items() if copy is not None}
+        if found is None or len(read) < len(aligned):
             return None
         sizes = tuple(map(Int, types[s.output].shape))
         last = replace(s, index=spread.index, sizes=sizes, body=found, aggregation="assign", constraints=())
         self.after.append(StridedView(last, {**self.types, **types}, {**self.strides, **strides}))
         shape = tuple(map(Int, self.types[found.tensor].shape))
-        return replace(s, output=found.tensor, index=found.index, sizes=shape, constraints=())
+        return _over(replace(s, output=found.tensor, index=found.index, sizes=shape), read)
 
     def split(self, a: Access) -> tuple[Access, dict[str, TensorType], dict[str, tuple[int, ...]]] | None:
         """The access over a view in which each variable has an axis; None where two of them meet in other elements than
@@ -157,6 +162,16 @@ class _Build:
             strides += [int(c) * step for _, c in terms]
         spread = replace(a, index=tuple(index))
         return spread, {a.tensor: replace(self.types[a.tensor], shape=tuple(shape))}, {a.tensor: tuple(strides)}
+
+    def in_aligned_rows(self, a: Access, some: Collection[str]) -> Access | None:
+        """An access whose last variables, all of them or none among `some`, are rows that begin at whole vectors: to a
+        copy where they do not; None where that would be too large."""
+        axes = [(v, n) for e, n in zip(a.index, self.strides[a.tensor], strict=True) if (v := linear(e).bare)]
+        count = next((k for k, (v, _) in enumerate(reversed(axes)) if (v in some) != (axes[-1][0] in some)), len(axes))
+        outer, inner = axes[: len(axes) - count], axes[len(axes) - count :]
+        if len(axes) < len(a.index) or inner[-1][1] != 1 or not any(n % ROW_MULTIPLE for _, n in outer):
+            return a
+        return self.copied(a, [v for v, _ in outer], [v for v, _ in inner])
 
     def copied(self, a: Access, outer: list[str], inner: list[str]) -> Access | None:
         """An access to a copy that has a row of `inner` for each of `outer`."""
@@ -182,3 +197,8 @@ class _Build:
         self.strides[name] = (*(width * n for n in contiguous(shape[: len(outer)])), *contiguous(shape[len(outer) :]))
         self.made[name] = (rows, width)
         return Access(name, tuple(map(Index, (*outer, *inner))))
+
+
+def _over(s: Statement, copies: Mapping[Access, Access]) -> Statement:
+    """A product over copies of what it reads."""
+    return replace(s, body=with_parts(s.body, dict(copies)), constraints=())

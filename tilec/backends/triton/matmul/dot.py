@@ -14,7 +14,7 @@ from tilec.backends.common.domain import Condition, free
 from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS, FactorSpace, as_floats, paired
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import free_of
-from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.cost import H200, size_in_bytes
@@ -96,6 +96,14 @@ class OperandRewrite:
     def product(self) -> MatrixProduct:
         assert self.dot is not None
         return MatrixProduct(self.dot, self.space, self.view)
+
+    @property
+    def coalesced(self) -> MatrixProduct:
+        """The product with variables as one that all tensors walk so now."""
+        whole, found = self.product, product_over(coalesce(self.view))
+        if found is None or found.dot.dtype != whole.dot.dtype or found.counts != whole.counts:
+            return whole
+        return replace(found, dot=replace(found.dot, scale=whole.dot.scale))
 
     def around(self, steps: Iterable[Step]) -> list[Step]:
         return [*self.before, *steps, *self.after]

@@ -35,7 +35,7 @@ from tilec.backends.triton.matmul.dot import (
     MatrixProduct,
     product_over,
 )
-from tilec.backends.triton.matmul.hopper.steps import hopper_steps
+from tilec.backends.triton.matmul.hopper.steps import has_long_rows, hopper_steps
 from tilec.backends.triton.matmul.pack import UNALIGNED, rows_aligned
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting, Step, TorchLines
@@ -191,25 +191,29 @@ FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than our
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
-def is_plain(product: MatrixProduct) -> bool:
+def is_plain(product: MatrixProduct, long_rows: bool = False) -> bool:
     """Whether a product of bare elements is one of matrices as they lie in memory, which no library has to copy: one
     variable each of rows, columns, sums and batch where all tensors walk them as one, the batch outermost in the
-    result. A result whose last axis is short is the library's too, unless what it is made of is much larger: rows of
-    its own product are longer."""
+    result. A result whose last axis is short is the library's too, unless what it is made of is much larger, or
+    `long_rows`: kernels of ours take its columns as one."""
     dot, space, view = product.dot, product.space, product.view
     last = next((v for e in reversed(space.statement.index or ()) if (v := linear(e).bare) is not None), None)
     made_of = sum(math.prod(view.types[name].shape) for name in reads(space.statement))
     made = math.prod(view.types[space.statement.output].shape)
-    if last is None or (space.largest(last) < SHORT_ROWS and made * SMALL_RESULT >= made_of):
+    short = last is not None and space.largest(last) < SHORT_ROWS and not long_rows
+    if last is None or (short and made * SMALL_RESULT >= made_of):
         return True
     many = [len([v for v in g if not space.single(v)]) for g in (dot.rows, dot.columns, dot.summed, dot.batch)]
     if max(many) > 1:
         merged = coalesce(view)
         again = None if merged.statement == view.statement else product_over(merged)
-        return again is not None and is_plain(again)
+        return again is not None and is_plain(again, long_rows)
     written = [linear(e).bare for e in space.statement.index or ()]
     order = [v for v in written if v is not None and not space.single(v)]
     return set(order[: many[3]]) <= set(dot.batch)
+
+
+SHORT_SUM = 64  # terms of a sum, up to which kernels that read through pointers take as long as memory does
 
 
 def copies_take_longest(product: MatrixProduct) -> bool:
@@ -230,6 +234,25 @@ def copies_take_longest(product: MatrixProduct) -> bool:
     library = max(math.prod(counts) * repeated / rate, moved) + copying
     own = max(math.prod(max(n, LEAST) for n in counts) * repeated / (POINTERS * rate), moved)
     return copying > LAUNCH_SECONDS and own < library
+
+
+def short_sums_pay(product: MatrixProduct, epilogue: Sequence[Statement]) -> bool:
+    """Whether kernels that read through pointers carry out a product of few terms, with its epilogue, in less time than
+    a library's product and a kernel for the epilogue: memory takes longest, and the product is not stored."""
+    dot, space, types = product.dot, product.space, product.view.types
+    if dot.dtype not in PRODUCTS or not product.is_plain or not space.covers or product.counts[2] > SHORT_SUM:
+        return False
+
+    def moved(*names: str) -> float:
+        return sum(size_in_bytes(types[name]) for name in {*names}) / MEMORY_BYTES
+
+    own, made = space.statement.output, {space.statement.output, *(s.output for s in epilogue)}
+    operands, last = [a.tensor for a in product.accesses()], epilogue[-1].output
+    beside = [name for s in epilogue for name in reads(s) if name not in made]
+    (rows, columns, terms), rate = product.counts, PRODUCTS[dot.dtype]
+    least = max(rows, LEAST) * max(columns, LEAST) * max(terms, LEAST) * product.repeated
+    apart = max(product.multiplications / rate, moved(*operands, own)) + moved(own, *beside, last) + LAUNCH_SECONDS
+    return max(least / (POINTERS * rate), moved(*operands, *beside, last)) < apart
 
 
 def _is_copied(a: Access, product: MatrixProduct) -> bool:
@@ -315,7 +338,7 @@ def ours_is_faster(product: MatrixProduct, setting: Setting) -> bool:
     plain: it would copy others before or after. Convolutions that must be split over programs for few columns stay the
     library's as well: kernel gradients of 64 channels take ours a third longer."""
     bare = all(linear(e).bare is not None for a in product.accesses() for e in a.index)
-    plain = bare and is_plain(product) and _stores_vectors(product, setting)
+    plain = bare and is_plain(product, has_long_rows(product, setting)) and _stores_vectors(product, setting)
     steps = None if plain else hopper_steps(product, setting)
     split = steps is not None and len(steps) > 1
     return steps is not None and (bare or not split or product.counts[1] > FEW_COLUMNS)

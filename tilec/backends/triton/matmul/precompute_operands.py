@@ -33,6 +33,7 @@ from tilec.backends.triton.matmul.dot import (
     operand_accesses,
     variables_outside,
 )
+from tilec.backends.triton.matmul.hopper.steps import lone_access
 from tilec.backends.triton.plan.plan import Allocate, Release, Request, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.pointwise import pointwise
@@ -66,10 +67,10 @@ def hoisted(
     made = Precomputed(product.view)
     for side, other, zeros in (("left", dot.columns, dot.zero_left), ("right", dot.rows, dot.zero_right)):
         factors: tuple[Expr, ...] = getattr(dot, side)
-        needed = _computed(factors) or (hopper and _copy_pays(factors[0], product))
-        if zeros or space.count(other) < LEAST_REUSE or not needed:
+        pays = hopper and _copy_pays(factors, product)
+        if zeros or space.count(other) < LEAST_REUSE or not (pays or _computed(factors)):
             continue
-        s = operand_of(side, factors, dot.dtype, space, made.view, last)
+        s = operand_of(side, factors, dot.dtype, space, made.view, last, larger=pays)
         if s is None:
             continue
         if not made.take(s, dot.dtype, requested):
@@ -124,17 +125,19 @@ def _computed(factors: tuple[Expr, ...]) -> bool:
     return len(factors) > 1 or not isinstance(lone, Access)
 
 
-def _copy_pays(e: Expr, product: MatrixProduct) -> bool:
-    """Whether an element that is cast to 16 bits (an 8-bit weight) is better stored so: Hopper's kernels do not take it
-    as it is, and those that do reach a share of their rate."""
+def _copy_pays(factors: tuple[Expr, ...], product: MatrixProduct) -> bool:
+    """Whether an operand of 16 bits that is cast or computed (a weight of 4 bits) is better stored: Hopper's kernels
+    do not take it as it is, and those that do reach a share of their rate."""
     dtype, types = product.dot.dtype, product.view.types
-    if not isinstance(e, Call) or dtype not in NARROW:
+    read = {a.tensor for f in factors for a in operand_accesses(f)}
+    lone = len(factors) == 1 and lone_access(factors, dtype, product.view) is not None
+    if dtype not in NARROW or not read or lone:
         return False
-    read = operand_accesses(e)
-    if len(read) != 1 or types[read[0].tensor].dtype == dtype:
+    used = frozenset().union(*map(variables_outside, factors))
+    stored = product.space.count(tuple(used)) * ITEM_BYTES[dtype]
+    moved = sum(size_in_bytes(types[name]) for name in read) + 2 * stored
+    if stored > MOST_STORED_OPERANDS:
         return False
-    stored = math.prod(product.space.count((v,)) for v in variables_outside(e))
-    moved = size_in_bytes(types[read[0].tensor]) + 2 * stored * ITEM_BYTES[dtype]
     return product.multiplications / PRODUCTS[dtype] * (1 / POINTERS - 1) > moved / MEMORY_BYTES + LAUNCH_SECONDS
 
 

@@ -35,10 +35,10 @@ def dot_steps(
     """Steps that compute the statement into its output; with an epilogue, its last one's. None where it takes none.
     `make`: another writer of the kernel."""
     config = config or choose_config(product, setting.device.shared)
-    if epilogue and (config.parts > 1 or not product.space.covers):
+    if epilogue and not product.space.covers:
         return None
-    task = DotTask(product, PRECISION[setting.precision], config, tuple(epilogue))
-    return launched_in_parts(make(task), flat)
+    on_sums, on_total = (tuple(epilogue), ()) if config.parts == 1 else ((), epilogue)
+    return launched_in_parts(make(DotTask(product, PRECISION[setting.precision], config, on_sums)), flat, on_total)
 
 
 def launched_in_parts(writer: DotWriter, flat: Statement, epilogue: Sequence[Statement] = ()) -> list[Step]:

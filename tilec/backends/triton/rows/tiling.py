@@ -193,6 +193,9 @@ def _of_one_warp(tiling: RowTiling, together: int, group: Group, strides: Stride
     columns: with rows that begin anywhere, a thread reads single elements, and warps share each row before they share
     rows. Statistics would be exchanged between them, and each thread would compute what belongs to a row for all."""
     rows = min(tiling.rows, ROWS_OF_WARP // tiling.columns)
+    if together <= 1 and tiling.columns <= NARROWEST_SHARE and tiling.form == "whole":  # one warp reads each row
+        many = group.count(group.rows) >= FEW_LONG_ROWS * rows and _bytes_at_once(group, strides, types) <= 4
+        return replace(tiling, rows=rows) if many else tiling
     most = NARROW_ROW if len(_full_reads(group)) < 2 else NARROW_ROWS
     if together > 1 or not 32 < tiling.columns <= most or tiling.rows < tiling.warps:
         return tiling

@@ -14,6 +14,7 @@ from typing import Any
 from tilec.backends.triton.grouped_matmul.kernels import GroupedTask, group_sum_steps, grouped_product
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.matmul.blocks import choose_config, short_block
 from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.columns import columns
 from tilec.backends.triton.matmul.distances import Distances, distance_steps, recognise_distances
@@ -30,7 +31,13 @@ from tilec.backends.triton.matmul.dot import (
 )
 from tilec.backends.triton.matmul.exp_weighted_matmul import recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, mostly_padding, ours_is_faster
+from tilec.backends.triton.matmul.library import (
+    biased_steps,
+    copies_take_longest,
+    mostly_padding,
+    ours_is_faster,
+    short_sums_pay,
+)
 from tilec.backends.triton.matmul.logsumexp_matmul import recognise_log
 from tilec.backends.triton.matmul.pack import columns_packed, over_copies, packed, wanted_along
 from tilec.backends.triton.matmul.precompute_operands import has_stored_operands, hoisted, shared, with_stored_operands
@@ -185,13 +192,28 @@ def _in_place(p: Problem) -> MatrixProduct | None:
     return p.product if slow and by_library(p) is not None and _left_to_library(p) else None
 
 
+def _with_epilogue(p: Problem) -> list[Step] | None:
+    """A product that a library would carry out, and its epilogue, in one launch where that takes less time."""
+    fused = on_sums(p, by_library(p) is not None)
+    if fused is not None or p.product is None or not p.epilogue:
+        return fused
+    if not short_sums_pay(p.product, p.epilogue):
+        return None
+    return dot_steps(p.product, p.flat, p.setting, p.epilogue, short_block(p.product))
+
+
 def _over_copies(p: Problem) -> OperandRewrite | None:
     big = p.product is not None and worthwhile(p.product.dot, p.space)
     return over_copies(p.product, p.setting) if big and p.product is not None else None
 
 
 def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:
-    return None if p.epilogue else over.around(_over_views(over.view, replace(p.setting, library=False)))
+    s, view, setting = over.view.statement, over.view, replace(p.setting, library=False)
+    if not p.epilogue:
+        return over.around(_over_views(view, setting))
+    # a result that is moved to its place afterwards has no epilogue before
+    steps = fused_steps(s, p.flat, p.epilogue, view.types, view.strides, setting) if s.output == p.flat.output else None
+    return None if steps is None else over.around(steps)
 
 
 def _dot_steps(p: Problem, product: MatrixProduct) -> list[Step] | None:
@@ -228,8 +250,8 @@ def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
         return None
     if p.epilogue:
         fused = on_sums(p, by_library=False)
-        return _dot_steps(p, product) if fused is None and hopper_steps(product, p.setting) is None else fused
-    return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.product))
+        return _over_packed(p, product) if fused is None and hopper_steps(product, p.setting) is None else fused
+    return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.coalesced))
 
 
 def _product_steps(p: Problem, product: MatrixProduct) -> list[Step]:
@@ -238,10 +260,16 @@ def _product_steps(p: Problem, product: MatrixProduct) -> list[Step]:
     if fast is not None:
         return fast
     over = packed(product)
-    if over is None:
-        return dot_steps(product, p.flat, p.setting) or []
-    fast = hopper_steps(over.product, p.setting)
-    return over.around(fast or dot_steps(over.product, p.flat, p.setting) or ())
+    fast = None if over is None else hopper_steps(over.product, p.setting)
+    return over.around(fast) if over is not None and fast is not None else _over_packed(p, product) or []
+
+
+def _over_packed(p: Problem, product: MatrixProduct) -> list[Step] | None:
+    """Pointer kernels, over copies where those help; of a product with an epilogue where its sums are split."""
+    split = choose_config(product, p.setting.device.shared).parts > 1
+    over = packed(product) if split or not p.epilogue else None
+    steps = _dot_steps(p, product if over is None else over.product)
+    return steps if over is None or steps is None else over.around(steps)
 
 
 def _grouping(p: Problem) -> Any:
@@ -335,7 +363,7 @@ FAMILIES = (
     Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),
     Family(
         "product with an epilogue",
-        lambda p: on_sums(p, by_library(p) is not None),
+        _with_epilogue,
         lambda p, steps: steps,
         _left_to_library,
         fills=False,

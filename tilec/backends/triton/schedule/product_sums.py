@@ -2,7 +2,8 @@
 
 Of `P[m, n, g] = +(A[m, g, k] * W[n, g, k])` and `Y[m, n] = +(P[m, n, g] * S[m, g] * T[n, g])`, products of blocks that
 have scales of their own, a program computes a block of P for one g after the other, in registers, and adds up what Y
-makes of it. P is not stored.
+makes of it. P is not stored. Where blocks are few (weights of 8 bits with scales, times a few rows), programs share the
+values of g, and another kernel adds up their sums.
 """
 
 from __future__ import annotations
@@ -15,13 +16,23 @@ from tilec.backends.common.pairs import PRODUCTS
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.epilogue import finish, reads_own_element
 from tilec.backends.triton.emit.kernel import Axis, Scope, triton_type
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
-from tilec.backends.triton.matmul.blocks import Config, choose_config, fitted, output_tiles
-from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, MEMORY_BYTES, POINTERS, MatrixProduct, worthwhile
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config, fitted, output_tiles
+from tilec.backends.triton.matmul.dot import (
+    LAUNCH_SECONDS,
+    MEMORY_BYTES,
+    POINTERS,
+    MatrixProduct,
+    worthwhile,
+    worthwhile_padded,
+)
 from tilec.backends.triton.matmul.kernel import PRECISION, WITHIN, DotTask, DotWriter
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.plan import Setting, Step
+from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, power_of_two
+from tilec.backends.triton.plan.source import PROGRAM
+from tilec.backends.triton.pointwise.pointwise import combine_parts
 from tilec.backends.triton.schedule.problem import problem_of
 from tilec.cost import size_in_bytes
 from tilec.ir.index import distinct_variables
@@ -44,6 +55,7 @@ from tilec.ir.program import (
 from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType, Types
 
 RATES = {**PRODUCTS, "int8": 2 * PRODUCTS["bfloat16"]}  # multiplications a second
+FEW_ROWS_PROGRAMS, LEAST_STEPS = 8, 8  # programs of small blocks that a multiprocessor runs side by side; steps of one
 LONGEST_BLOCK = 128  # bytes of terms of a batch that are one block
 
 
@@ -102,7 +114,9 @@ def product_sum_steps(
     if p is None or product is None or not product.is_plain or not p.space.covers:
         return None
     names = distinct_variables(p.space.statement.index)
-    if names is None or product.dot.dtype not in RATES or not worthwhile(product.dot, p.space):
+    if names is None or product.dot.dtype not in RATES:
+        return None
+    if not worthwhile(product.dot, p.space) and not worthwhile_padded(product):
         return None
     of_product = dict(zip(distinct_variables(found.read.index) or (), names, strict=True))
     index = tuple(Index(of_product[v]) for v in distinct_variables(found.added.index) or ())
@@ -118,14 +132,33 @@ def product_sum_steps(
     if _meets_floats(found.added.body, found.read, types):
         view = view.with_tensor(made, replace(types[made], dtype="int32"), tuple(strides[made]))
     own = MatrixProduct(outer, p.space, view)
-    if config.parts > 1 or output_tiles(own, config) < MULTIPROCESSORS // 2:
+    shares = _shares(own, config, p.space.count(taken))
+    if config.parts > 1 or output_tiles(own, config) * shares < MULTIPROCESSORS // 2:
         return None
     term = replace(found.added, output=terms, index=found.read.index, sizes=None, aggregation="assign")
     task = DotTask(own, PRECISION[setting.precision], config, (term,))
-    writer = ProductSumWriter(task, taken, replace(found.added, index=index))
+    writer = ProductSumWriter(task, taken, replace(found.added, index=index), shares)
     writer.write()
-    grid = (writer.tiles(), 1, 1)
-    return writer.kernel.launches(grid, config.warps, config.stages, found.product, found.added)
+    grid = (writer.tiles(), 1, shares)
+    steps = list[Step](writer.kernel.launches(grid, config.warps, config.stages, found.product, found.added))
+    space, parts, total = build_space(found.added, types), f"{output}.parts", Accumulator.of("sum", types[output].dtype)
+    if shares == 1 or space is None:
+        return steps if shares == 1 else None
+    added = StridedView(found.added, types, strides, p.view.int64_index)
+    memory = Allocate(parts, (shares, math.prod(types[output].shape)), total.dtype)
+    return [memory, *steps, *combine_parts(space, added, shares, total), Release((parts,))]
+
+
+def _shares(product: MatrixProduct, config: Config, batches: int) -> int:
+    """Among how many programs batches are shared: as many as a multiprocessor runs of few rows or columns at once, if
+    each has some steps."""
+    (rows, columns, terms), tiles = product.counts, output_tiles(product, config)
+    most = batches * -(-terms // config.bk) // LEAST_STEPS
+    return (
+        max(1, min(FEW_ROWS_PROGRAMS * MULTIPROCESSORS // tiles, batches, most))
+        if min(rows, columns) < LEAST_REUSE
+        else 1
+    )
 
 
 def _meets_floats(e: Expr, read: Access, types: Types) -> bool:
@@ -158,8 +191,8 @@ class ProductSumWriter(DotWriter):
 
     suffix = "_added"
 
-    def __init__(self, task: DotTask, taken: tuple[str, ...], added: Statement):
-        self.taken, self.added = taken, added
+    def __init__(self, task: DotTask, taken: tuple[str, ...], added: Statement, shares: int = 1):
+        self.taken, self.added, self.shares = taken, added, shares
         self.around = (frozenset((*taken, "over")),)
         super().__init__(task)
 
@@ -184,10 +217,19 @@ class ProductSumWriter(DotWriter):
         value, dtype = finish(frame, self.space, "acc", self.accumulator.dtype, self.epilogue)
         cast = "" if dtype == whole.dtype else f".to({triton_type(whole.dtype)})"
         k.assign("total", f"({value}){cast}", "+=")
-        k.close("over", f"range(0, {k.count(self.taken)})")
+        count = k.count(self.taken)
+        if self.shares == 1:
+            k.close("over", f"range(0, {count})")
+            return
+        share = f"tl.cdiv({count}, {k.number('shares', 'n_shares', self.shares, specialized=False)})"
+        k.close("over", f"range({PROGRAM[2]} * {share}, tl.minimum(({PROGRAM[2]} + 1) * {share}, {count}))")
 
     def _store(self) -> None:
         k, frame = self.kernel, self._block()
         dtype = self.view.types[self.added.output].dtype
         cast = "" if dtype == Accumulator.of("sum", dtype).dtype else f".to({triton_type(dtype)})"
-        k.store(frame.element_address(self.added), f"total{cast}", WITHIN)
+        if self.shares == 1:
+            k.store(frame.element_address(self.added), f"total{cast}", WITHIN)
+            return
+        output, forms = self.added.output, [frame.form(e) for e in self.added.index or ()]
+        k.store(frame.part_address(output, f"{output}.parts", forms, frozenset(frame.axes)), "total", WITHIN)

@@ -81,9 +81,10 @@ class TileWork:
     by_pieces: bool = False
 
 
-def configs(dot: HopperDot, tensors: HopperTensors) -> list[HopperConfig]:
-    """Candidates, the likeliest first by the model of time."""
-    return list(dict.fromkeys(c for _, c in sorted(_candidates(dot, tensors), key=itemgetter(0))))
+def configs(*ways: tuple[HopperDot, HopperTensors]) -> list[HopperConfig]:
+    """Candidates for a product in one form or several, the likeliest first by the model of time."""
+    timed = (pair for way in ways for pair in _candidates(*way))
+    return list(dict.fromkeys(c for _, c in sorted(timed, key=itemgetter(0))))
 
 
 def default_plan(
@@ -104,6 +105,7 @@ def default_plan(
 def _candidates(
     dot: HopperDot, tensors: HopperTensors, epilogue: Epilogue | None = None
 ) -> Iterator[tuple[float, HopperConfig]]:
+    merged = bool(dot.digits)
     size, out_size = tensors[dot.left.tensor].size, tensors[dot.output].size
     tf32 = tensors[dot.left.tensor].dtype == "float32"
     extent = {v: max(e[v] for e in dot.extent) for v in (*dot.batch, *dot.rows, *dot.columns, *dot.summed)}
@@ -143,7 +145,7 @@ def _candidates(
                     ONCE,
                     (False, True) if len(dot.classes) > 1 else (False,),
                 ):
-                    config = HopperConfig(boxes, warps, stages, split, group, consumers, mapped, tf32)
+                    config = HopperConfig(boxes, warps, stages, split, group, consumers, mapped, tf32, merged)
                     if _sensible(config, tile):
                         yield predicted_time(config, tile), config
                 for v, several in _unrolled([v for v in dot.columns if v not in dict(boxes)], extent, m, n, warps):
@@ -169,6 +171,7 @@ def _boxable(
         return None if axis is None else index[axis].bare
 
     out = inner(dot.output, dot.index)
+    out = out if out is None else dot.owner(out)
     if out in dot.rows:
         dot = dot.turned()
     lead = {inner(o.tensor, o.index) for o in (dot.left, dot.right)}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tilec.backends.triton.matmul.hopper.epilogue import EpilogueText
-from tilec.backends.triton.matmul.hopper.form import HopperProblem, Same, Variable, coefficients
+from tilec.backends.triton.matmul.hopper.form import Digit, HopperProblem, Same, Variable, coefficients
 from tilec.backends.triton.matmul.hopper.views import View
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, LineBuilder
 from tilec.ir.index import Affine
@@ -92,6 +93,12 @@ class Design:
     def box(self, name: str) -> str:
         """A variable's extent in a block of sums."""
         return "1" if self.unrolled is not None and self.unrolled[0] == name else f"B_{name}"
+
+    @property
+    def counted_digits(self) -> tuple[Digit, ...]:
+        """Digits that a greater one follows: what is left of a number once it is divided by their sizes."""
+        digits = self.problem.digits
+        return tuple(d for d, greater in pairwise(digits) if d.of == greater.of)
 
     def symbols(self, operand: str) -> tuple[str, ...]:
         """What an operand's element depends on."""

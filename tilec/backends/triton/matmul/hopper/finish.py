@@ -147,7 +147,7 @@ def _put(w: Lines, d: Design, mark: str, values: str, to: str = "out") -> None:
     """Store a block of elements whose variables are `<name>_<mark>`, to the output or to the share's part of it; the
     sums as they are lie in memory as that does."""
     p = d.problem
-    names = {v.name: f"{v.name}_{mark}" for v in p.rows + p.columns}
+    names = {v.name: f"{v.name}_{mark}" for v in p.rows + p.columns + p.digits}
     inside = f"rows_{mark}[:, None] & columns_{mark}[None, :]"
     if not d.split:
         scalar, row, column = _offsets(d, "out", names)
@@ -186,6 +186,8 @@ def _spread(
             below += f" // {d.box(v.name)}"
             count = d.hinted(f"{v.name}_n") if v is group[-1] and side == "columns" else f"{v.name}_n"
             terms[side].append(f"({v.name}_{mark} < {count})")
+            if not d.split:
+                _digits(w, d, v, f"_{mark}")
     for axis in d.guards:
         form = d.problem.out[axis]
         side = "rows" if any(form.coefficient(v.name) for v in d.problem.rows) else "columns"
@@ -193,6 +195,16 @@ def _spread(
         terms[side].append(f"({spell(form, shown)} < out_size_{axis})")
     for side, tests in terms.items():
         w.assign(f"{side}_{mark}", joined(tests, "&", ""))
+
+
+def _digits(w: Lines, d: Design, v: Variable, mark: str = "") -> None:
+    """The digits of a row or column, `<name><mark>`."""
+    rest = f"{v.name}{mark}"
+    for digit in d.problem.digits_of(v.name):
+        size = d.hinted(f"{digit.name}_n")
+        counted = digit in d.counted_digits
+        w.assign(f"{digit.name}{mark}", f"{rest} % ({size})" if counted else rest)
+        rest = f"({rest}) // ({size})"
 
 
 def _offsets(d: Design, side: str, names: Mapping[str, str]) -> tuple[str, str, str]:
@@ -309,7 +321,7 @@ def _suspicions(d: Design) -> list[str]:
 def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
     """The kernel that adds the shares, in order; its sizes and strides in order."""
     order = (*d.problem.batch, *d.problem.rows, *d.problem.columns)
-    sizes = [f"{v.name}_n" for v in order]
+    sizes = [f"{name}_n" for name in (*(v.name for v in order), *(x.name for x in d.counted_digits))]
     strides = [f"out_{s}" for s in (*d.symbols("out"), "base") if f"out_{s}" not in d.ones]
     w = Lines()
     w.add(assign("i", f"{PROGRAM[0]} * BLOCK + tl.arange(0, BLOCK)"), assign("inside", "i < total"))
@@ -318,6 +330,7 @@ def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
         w.assign("sums", "tl.load(parts + (k * total.to(tl.int64) + i), mask=inside, other=0.0)", "+=")
     for v in reversed(order):
         w.add(assign(v.name, f"i % {v.name}_n"), assign("i", f"i // {v.name}_n"))
+        _digits(w, d, v)
     terms = [s if f"out_{s}" in d.ones else f"{s}.to(tl.int64) * out_{s}" for s in d.symbols("out")]
     w.assign("place", joined(["out_base", *terms], "+", ""))
     value, after = f"sums{' * scale' if d.scaled else ''}", d.epilogue

@@ -15,10 +15,23 @@ Same = tuple[tuple[str, int], tuple[str, int]]
 
 @dataclass(frozen=True)
 class HopperOperand:
-    """A tensor and, for each of its axes, an integral affine form over a HopperDot's variables and residues."""
+    """A tensor and, for each of its axes, an integral affine form over a HopperDot's variables and residues. `shape`,
+    `strides`: of the axes where they are not the tensor's own, some of which are one."""
 
     tensor: str
     index: tuple[Affine, ...]
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Digit:
+    """A variable of the output's index that is a digit of one of rows or columns: `of // divisor % size`."""
+
+    name: str
+    of: str
+    divisor: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,8 @@ class HopperDot:
     where there are none);
     `low` and `extent` give, for each class, the exact range of every variable over the class's valid points (of rows
     and columns: over the elements of the output). `same`: a variable of rows or columns and a summed one, each with a
-    divisor; where the quotients differ an operand is zero, and the point is no part of the sum.
+    divisor; where the quotients differ an operand is zero, and the point is no part of the sum. `digits`: of rows and
+    columns that an operand walks as one and the output does not, the least first; its index holds these.
     """
 
     output: str
@@ -45,6 +59,11 @@ class HopperDot:
     extent: tuple[Mapping[str, int], ...]
     scale: float = 1.0
     same: Same | None = None
+    digits: tuple[Digit, ...] = ()
+
+    def owner(self, variable: str) -> str:
+        """The variable of rows or columns that one of the output's index is, or is a digit of."""
+        return next((d.of for d in self.digits if d.name == variable), variable)
 
     def turned(self) -> HopperDot:
         """The same with the operands exchanged."""
@@ -60,7 +79,8 @@ class HopperConfig:
     `stages` counts buffers; `split` shares the sum among programs; `group` rows of tiles are walked column by column.
     With `consumers` 1 or 2, copies have a warp of their own and programs stay for many tiles; two consumers take turns.
     `mapped` stores the elements of residue classes through tensor maps too, one a class, which the host has to make.
-    `tf32` allows float32 operands to be multiplied as tf32. `unrolled`: a column variable that no box holds, and how
+    `merged`: rows and columns are variables that the operands walk as one. `tf32` allows float32 operands to be
+    multiplied as tf32. `unrolled`: a column variable that no box holds, and how
     many of its values a program computes, in sums of their own, from one copy of the rows; of split sums alone.
     """
 
@@ -72,6 +92,7 @@ class HopperConfig:
     consumers: int = 0
     mapped: bool = False
     tf32: bool = False
+    merged: bool = False
     unrolled: tuple[str, int] | None = None
 
 
@@ -105,10 +126,14 @@ class HopperProblem:
     right: tuple[Affine, ...]
     table: tuple[Mapping[str, int], ...]
     ranges: tuple[Mapping[str, tuple[int, int]] | None, ...]
+    digits: tuple[Digit, ...] = ()
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
         return self.batch + self.rows + self.columns + self.summed
+
+    def digits_of(self, name: str) -> tuple[Digit, ...]:
+        return tuple(d for d in self.digits if d.of == name)
 
     def named(self, source: str) -> str:
         """The kernel's name of a variable of the product."""
@@ -167,10 +192,21 @@ def normalise(dot: HopperDot) -> HopperProblem | None:
                 if lifted:
                     row |= {f"{name}_low": low, f"{name}_n": extent}
                     span[f"{name}_low"] = (low, low)
+    digits = tuple(_renamed_digits(dot, {v.source: v.name for group in groups.values() for v in group}))
+    renamed |= {d.name: Affine.variable(own.name) for d, own in zip(dot.digits, digits, strict=True)}
+    for span in ranges:
+        span |= {d.name: (0, d.size - 1) for d in digits}
     empty = [any(span[v.name][1] < 0 for v in groups["s"]) for span in ranges]
     out, left, right = (
         tuple(f.substitute(renamed) for f in forms) for forms in (dot.index, dot.left.index, dot.right.index)
     )
     batch, rows, columns, summed = (tuple(groups[role]) for role in "brcs")
     kept = tuple(None if e else span for e, span in zip(empty, ranges, strict=True))
-    return HopperProblem(batch, rows, columns, summed, out, left, right, tuple(table), kept)
+    return HopperProblem(batch, rows, columns, summed, out, left, right, tuple(table), kept, digits)
+
+
+def _renamed_digits(dot: HopperDot, names: Mapping[str, str]) -> Iterator[Digit]:
+    """The digits in the kernel's names: c0_d0, the least of column c0, and so on."""
+    for d in dot.digits:
+        place = [x for x in dot.digits if x.of == d.of].index(d)
+        yield replace(d, name=f"{names[d.of]}_d{place}", of=names[d.of])

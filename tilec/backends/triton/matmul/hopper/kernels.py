@@ -46,7 +46,7 @@ def plan_hopper(
     and `Pointer(output + ".parts")` names a float32 workspace of `split` times the output's elements: the second
     launch's `total` times the first's constant SPLIT. With an epilogue, dot's output is the last one's.
     """
-    if epilogue is not None and not is_epilogue(epilogue):
+    if epilogue is not None and (dot.digits or not is_epilogue(epilogue)):
         return None
     dtype, other, out = (tensors[name].dtype for name in (dot.left.tensor, dot.right.tensor, dot.output))
     if dtype != other or not {dtype, out} <= MAPPED or dtype == "float32" and not config.tf32:
@@ -70,8 +70,11 @@ def plan_hopper(
 
 def _oriented(dot: HopperDot, out: TensorView) -> HopperDot:
     """With the output's contiguous axis among the columns."""
-    walked = () if out.inner is None else dot.index[out.inner].variables()
-    return dot.turned() if any(v in dot.rows for v in walked) else dot
+    form = None if out.inner is None else dot.index[out.inner]
+    walked = () if form is None else form.variables()
+    if form is not None and dot.digits:
+        walked = tuple(v for v in walked if form.coefficient(v) == 1)
+    return dot.turned() if any(dot.owner(v) in dot.rows for v in walked) else dot
 
 
 def _fits(problem: HopperProblem, boxes: Mapping[str, int], config: HopperConfig, size: int, out_size: int) -> bool:
@@ -140,7 +143,8 @@ def _launches(
     if guards is None:
         return None
     out = None
-    if config.split == 1 and (len(problem.table) == 1 or config.mapped) and None not in problem.ranges:
+    single = len(problem.table) == 1 or config.mapped
+    if config.split == 1 and single and None not in problem.ranges and not problem.digits:
         out = _output_view(tensors[dot.output], problem, boxes, names["r"] + names["c"])
     sums_stored = epilogue is not None and epilogue.stored
     if epilogue is not None and sums_stored:
@@ -186,6 +190,8 @@ def _factor(problem: HopperProblem, steps: Mapping[str, int], split: bool) -> in
     last = problem.columns[-1]
     if split:
         return ALIGNED if gcd(ALIGNED, last.size) == ALIGNED else 1
+    if digits := problem.digits_of(last.name):
+        return gcd(ALIGNED, digits[0].size, *steps.values()) if steps.get(digits[0].name) == 1 else ALIGNED
     return gcd(ALIGNED, last.size, *(n for n in steps.values() if n != 1)) if steps.get(last.name) == 1 else ALIGNED
 
 
@@ -304,6 +310,7 @@ def _assemble(
         values |= {f"{side}_{symbol}": step for symbol, step in steps.get(side, {}).items()}
         values |= {f"{side}_size_{axis}": size for axis, size in enumerate(tensors[name].shape)}
     values |= {f"{name}_n": size for name, size in p.sizes.items()}
+    values |= {f"{d.name}_n": d.size for d in p.digits}
     maps_, pointers, sizes, strides = parameters(design)
     scale = ["scale"] if design.scaled and not design.split else []
     further = () if design.epilogue is None else tuple(design.epilogue.arguments.items())

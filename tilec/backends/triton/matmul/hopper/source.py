@@ -66,6 +66,7 @@ def parameters(d: Design) -> tuple[list[str], list[str], list[str], list[str]]:
         strides += [f"{side}_{s}" for s in (*d.symbols(side), "base")]
     if written:
         sizes += [f"out_size_{a}" for a in d.guards]
+        strides += [] if d.split else [f"{x.name}_n" for x in d.counted_digits]
         strides += [] if d.split else [f"out_{s}" for s in (*d.symbols("out"), "base")]
     return maps, pointers, sizes, [s for s in strides if s not in d.ones]
 

@@ -10,11 +10,12 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.matmul.dot import MatrixProduct
 from tilec.backends.triton.matmul.hopper.configs import configs, default_plan
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
-from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand, Same
+from tilec.backends.triton.matmul.hopper.form import Digit, HopperConfig, HopperDot, HopperOperand, Same
 from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step
+from tilec.ir.at_sizes import least
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr
 from tilec.ir.types import NARROW
@@ -32,7 +33,8 @@ def hopper_steps(
     if config is None:
         found = timed_steps(given, setting, same, epilogue)
         return None if found is None else found[1]
-    product = _with_epilogue(given, setting, same, epilogue)
+    ways = _ways(given, setting, same, epilogue)
+    product = next((p for p in ways if bool(p.digits) == config.merged), None)
     if product is None:
         return None
     launches = plan_hopper(product, hopper_tensors(product, given.view, epilogue), config, epilogue)
@@ -43,23 +45,67 @@ def timed_steps(
     given: MatrixProduct, setting: Setting, same: Same | None = None, epilogue: Epilogue | None = None
 ) -> tuple[float, list[Step]] | None:
     """The microseconds that the likeliest tiles take by the model, and their steps; None where there are none."""
-    product = _with_epilogue(given, setting, same, epilogue)
-    if product is None:
+    ways = _ways(given, setting, same, epilogue)
+    plans = (default_plan(p, hopper_tensors(p, given.view, epilogue), epilogue) for p in ways)
+    found = [plan for plan in plans if plan is not None and not _mostly_outside(plan[1], given)]
+    if not found:
         return None
-    found = default_plan(product, hopper_tensors(product, given.view, epilogue), epilogue)
-    if found is None or _mostly_outside(found[1], given):
-        return None
-    time, config, launches = found
-    return time, _around(launches, product.output, config)
+    time, config, launches = least(found, lambda plan: plan[0])
+    return time, _around(launches, given.space.statement.output if epilogue is None else epilogue.output, config)
 
 
-def _with_epilogue(
-    given: MatrixProduct, setting: Setting, same: Same | None, epilogue: Epilogue | None
-) -> HopperDot | None:
+def _ways(
+    given: MatrixProduct, setting: Setting, same: Same | None = None, epilogue: Epilogue | None = None
+) -> list[HopperDot]:
+    """The product as it is, and over operands with rows or columns as one variable, if there is no epilogue."""
     product = hopper_product(given, setting)
     if product is None:
+        return []
+    merged = _merged(product, given.view) if same is None and epilogue is None else None
+    product = replace(product, same=same, output=product.output if epilogue is None else epilogue.output)
+    return [product] if merged is None else [product, merged]
+
+
+def has_long_rows(given: MatrixProduct, setting: Setting) -> bool:
+    """Whether a result's columns are several variables that kernels take as one."""
+    return any(d.of in way.columns for way in _ways(given, setting) for d in way.digits)
+
+
+def _merged(dot: HopperDot, view: StridedView) -> HopperDot | None:
+    """The product with variables of rows, and of columns, as one where the operand walks them so. The output, which
+    does not, is indexed by the digits of that: heads of 80 columns fill no tile, 12 of them do. None where there are no
+    such variables."""
+    if len(dot.classes) != 1 or dot.left.tensor == dot.right.tensor:
         return None
-    return replace(product, same=same, output=product.output if epilogue is None else epilogue.output)
+    for side, group in (("left", dot.rows), ("right", dot.columns)):
+        operand = dot.left if side == "left" else dot.right
+        shape, strides = view.types[operand.tensor].shape, view.strides[operand.tensor]
+        own = [a for a, form in enumerate(operand.index) if not {*group}.isdisjoint(form.variables())]
+        ordered = sorted(own, key=lambda a: strides[a])
+        names = [operand.index[a].bare for a in ordered]
+        if len(group) < 2 or len(names) != len(group) or {*names} != {*group}:
+            continue
+        whole, digits, count = ".".join(group), list[Digit](), 1
+        for a, v in zip(ordered, names, strict=True):
+            if v is not None and strides[a] == strides[ordered[0]] * count:
+                if (dot.low[0][v], dot.extent[0][v]) == (0, shape[a]):
+                    digits.append(Digit(v, whole, count, shape[a]))
+            count *= shape[a]
+        if len(digits) < len(group):
+            continue
+        kept = [a for a in range(len(shape)) if a not in own or a == ordered[0]]
+        merged = replace(
+            operand,
+            index=tuple(Affine.variable(whole) if a in own else operand.index[a] for a in kept),
+            shape=tuple(count if a in own else shape[a] for a in kept),
+            strides=tuple(strides[a] for a in kept),
+        )
+        low, extent = {**dot.low[0], whole: 0}, {**dot.extent[0], whole: count}
+        dot = replace(dot, low=(low,), extent=(extent,), digits=(*dot.digits, *digits))
+        left, right = (merged, dot.right) if side == "left" else (dot.left, merged)
+        rows, columns = ((whole,), dot.columns) if side == "left" else (dot.rows, (whole,))
+        dot = replace(dot, left=left, right=right, rows=rows, columns=columns)
+    return dot if dot.digits else None
 
 
 def _around(launches: Sequence[Launch], output: str, config: HopperConfig) -> list[Step]:
@@ -80,15 +126,16 @@ def _mostly_outside(config: HopperConfig, given: MatrixProduct) -> bool:
 
 def candidates(given: MatrixProduct, setting: Setting) -> list[HopperConfig]:
     """Tiles worth measuring, the likeliest first."""
-    product = hopper_product(given, setting)
-    return [] if product is None else configs(product, hopper_tensors(product, given.view))
+    return configs(*((p, hopper_tensors(p, given.view)) for p in _ways(given, setting)))
 
 
 def hopper_tensors(product: HopperDot, view: StridedView, epilogue: Epilogue | None = None) -> dict[str, TensorView]:
     """The tensors of a product, by name, with the product's own output where that is stored too."""
     stored = () if epilogue is None or not epilogue.stored else (epilogue.sums,)
     names = (product.output, product.left.tensor, product.right.tensor, *stored)
-    return {n: TensorView(n, view.types[n].shape, tuple(view.strides[n]), view.types[n].dtype) for n in names}
+    found = {n: TensorView(n, view.types[n].shape, tuple(view.strides[n]), view.types[n].dtype) for n in names}
+    merged = (o for o in (product.left, product.right) if o.strides)
+    return found | {o.tensor: replace(found[o.tensor], shape=o.shape, strides=o.strides) for o in merged}
 
 
 def hopper_product(given: MatrixProduct, setting: Setting) -> HopperDot | None:
