@@ -38,6 +38,7 @@ from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
+from tilec.late import puts_off_collection
 from tilec.native import native
 
 precision = torch.get_float32_matmul_precision
@@ -105,6 +106,7 @@ class PlannedCall:
             self._run = self._native or self._run
         return self._native
 
+    @puts_off_collection
     def _compile(self, inputs: Sequence[torch.Tensor]) -> None:
         """Compile the plan's kernels at once, each once, over stand-ins for what they are given. What fails here is
         left to the launch itself."""
@@ -196,6 +198,7 @@ class TritonProgram:
             self._memory.explain(error, self._sizes)
             raise
 
+    @puts_off_collection
     def assemble(self, device: torch.device, strides: Sequence[tuple[int, ...]]) -> None:
         """Plan for aligned inputs of these strides, which are not there yet, and compile the plan's kernels."""
         key = (precision(), *[(s, 0, device) for s in strides])
@@ -217,6 +220,7 @@ class TritonProgram:
         setting = replace(_setting(inputs[0].device), misaligned=_misaligned(self._names, inputs))
         return partial(self._opened.filled_in, setting, placed_as(inputs))
 
+    @puts_off_collection
     def _prepare(self, key: tuple, inputs: Sequence[torch.Tensor]) -> PlannedCall:
         device = (
             inputs[0].device
