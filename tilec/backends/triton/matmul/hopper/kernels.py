@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import ALIGNED, Design
 from tilec.backends.triton.matmul.hopper.epilogue import SWIZZLED, Epilogue, by_pieces, epilogue_text, is_epilogue
-from tilec.backends.triton.matmul.hopper.finish import partial_sums_kernel
+from tilec.backends.triton.matmul.hopper.finish import FLAGS, partial_sums_kernel
 from tilec.backends.triton.matmul.hopper.form import (
     HopperConfig,
     HopperDot,
@@ -181,6 +181,16 @@ def _launches(
     return _assemble(dot, design, boxes, config, tensors, steps, outputs)
 
 
+def _programs(tiles: int, config: HopperConfig, design: Design) -> int:
+    """How many there are: as many as run at once, where these stay and can note their tiles."""
+    if not config.consumers:
+        return tiles
+    at_once = MULTIPROCESSORS * (8 // (config.warps * config.consumers))
+    if design.exact and tiles > at_once * FLAGS:
+        return -(-tiles // (at_once * FLAGS)) * at_once
+    return min(tiles, at_once)
+
+
 def _factor(problem: HopperProblem, steps: Mapping[str, int], split: bool) -> int:
     """What divides the places where rows of the output begin and end, up to ALIGNED."""
     last = problem.columns[-1]
@@ -318,11 +328,7 @@ def _assemble(
     }
     first = Launch(
         file=hopper_file(design),
-        grid=(
-            min(tiles, MULTIPROCESSORS * (8 // (config.warps * config.consumers))) if config.consumers else tiles,
-            1,
-            1,
-        ),
+        grid=(_programs(tiles, config, design), 1, 1),
         arguments=(*((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)), *own),
         constants=tuple((n, choices[n]) for n in constants(design)),
         warps=config.warps,
