@@ -37,9 +37,6 @@ def build_kernel(
     return verify_kernel(_Build(kernel, types, tiling, visits, roles).program(name))
 
 
-ONE_LOOP = True
-
-
 class _Build(Accumulation):
     def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None, roles: bool):
         super().__init__(kernel, types, tiling, visits)
@@ -158,8 +155,7 @@ class _Build(Accumulation):
         takes the longer the more copies there are of its text. What is read must not depend on masks."""
         targets = [r.target for r in self.kernel.targets]
         return (
-            ONE_LOOP
-            and not self.masked_first
+            not self.masked_first
             and {p.masked for p in found} == {False, True}
             and not (self.seen or self.kernel.elementwise)
             and all(t.aggregation in ("sum", "logsumexp") and not self._counts(t) for t in targets)
