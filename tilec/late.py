@@ -1,5 +1,6 @@
 """What is put off: what is done to modules of compilers until somebody imports them, since they take longer to import
-than the rest, and Python's collection of cyclic garbage while something is compiled."""
+than the rest; Python's collection of cyclic garbage while something is compiled; work beside a first call until that
+needs Python's lock no more."""
 
 from __future__ import annotations
 
@@ -90,3 +91,19 @@ def puts_off_collection(function: Callable[Given, Returned]) -> Callable[Given, 
             return function(*args, **kwargs)
 
     return inside
+
+
+_behind: list[threading.Event] = []
+
+
+def begin_behind() -> threading.Event:
+    """What a thread waits for that makes ready what comes after a first call: each would only slow the other."""
+    turn = threading.Event()
+    _behind.append(turn)
+    return turn
+
+
+def let_others_begin() -> None:
+    """Let those threads go on: what is left of the first call runs outside of Python's lock, or it is over."""
+    while _behind:
+        _behind.pop().set()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,3 +66,43 @@ def test_code_is_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         texts.append(re.sub(r"(?m)^.*(\.loc|//).*$\n", "", lowered.asm("ptx")))
         assert bool(looked) == replaced
     assert texts[0] == texts[1]
+
+
+def test_kernels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time has its IR made, and each says that it is past that, once."""
+    inside, most, told = [0], [0], []
+
+    def make(fn: object, *given: object) -> object:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.01)
+        inside[0] -= 1
+        if given:
+            raise ValueError("a mistake")
+        return fn
+
+    generator = SimpleNamespace(ast_to_ttir=make)
+    front_end.one_at_a_time(generator)  # type: ignore[arg-type]
+    ours, theirs = (
+        SimpleNamespace(fn=SimpleNamespace(__module__=m)) for m in (f"{front_end.KERNEL_MODULES}.x", "theirs")
+    )
+
+    def go(number: int) -> None:
+        with leaving_noted(number):
+            if number % 2:
+                assert generator.ast_to_ttir(ours) is ours
+            else:
+                with pytest.raises(ValueError, match="mistake"):
+                    generator.ast_to_ttir(ours, 1)
+            assert told.count(number) == 1
+
+    def leaving_noted(number: int):
+        return front_end.leaving(lambda: told.append(number))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(go, range(8)))
+    assert most == [1] and sorted(told) == list(range(8))
+    assert generator.ast_to_ttir(theirs) is theirs
+    with leaving_noted(8):
+        assert 8 not in told
+    assert told.count(8) == 1

@@ -29,6 +29,7 @@ from tilec.backends.triton.plan.plan import (
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.bound import BoundPlan, operation_of
 from tilec.backends.triton.runtime.compiled import check_device, compile_for, device_info, interpreting, own_storage
+from tilec.backends.triton.runtime.front_end import leaving
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.native_plan import native_plan
 from tilec.backends.triton.runtime.open_plans import OpenPlans, placed_as
@@ -38,7 +39,7 @@ from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
-from tilec.late import puts_off_collection
+from tilec.late import let_others_begin, puts_off_collection
 from tilec.native import native
 
 precision = torch.get_float32_matmul_precision
@@ -125,7 +126,13 @@ class PlannedCall:
         jobs: Jobs = {}
         self._find_kernels(self.plan, given, action, jobs)
         longest_first = sorted(jobs, key=lambda key: -len(key[0]))
-        in_parallel([jobs[key][0] for key in longest_first])
+        left = iter(range(len(jobs) - 1))
+
+        def go(job: Callable[[], object]) -> None:
+            with leaving(lambda: let_others_begin() if next(left, None) is None else None):
+                job()
+
+        in_parallel([partial(go, jobs[key][0]) for key in longest_first])
         return jobs
 
     def _find_kernels(self, plan: Plan, known: dict[str, torch.Tensor], action: KernelAction, jobs: Jobs) -> None:

@@ -1,9 +1,9 @@
-"""What is done to Triton's front end, which goes through the lines of a loop twice for each loop around them.
+"""What is done to Triton's front end, which is Python: threads take turns at it, and it goes through lines once.
 
-It looks first for what a loop carries, in a pass whose IR is thrown away. Of a kernel that compiles at all, the names
-that a loop's lines assign say that too, since a name that is there before the loop keeps its type. What is carried and
-never changes is dropped by the first passes over the IR, so the compiled code is the same. Kernels of others are left
-to Triton, which says what is wrong with them.
+Of a loop it looks first for what that carries, in a pass whose IR is thrown away: lines are gone through twice for each
+loop around them. Of a kernel that compiles at all, the names that a loop's lines assign say that too, since a name that
+is there before the loop keeps its type. What is carried and never changes is dropped by the first passes over the IR,
+so the compiled code is the same. Kernels of others are left to Triton, which says what is wrong with them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import ast
 import contextlib
 import inspect
 import sys
+import threading
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -64,10 +66,48 @@ class _Silent:
         """Nothing is to be silenced."""
 
 
+_TURN = threading.Lock()
+_inside = threading.local()
+
+
+@contextmanager
+def leaving(action: Callable[[], object]) -> Iterator[None]:
+    """Do this once, as soon as a kernel that is compiled in here has left the front end, or at the end."""
+    _inside.action = action
+    try:
+        yield
+    finally:
+        _left()
+
+
+def _left() -> None:
+    action, _inside.action = getattr(_inside, "action", None), None
+    if action is not None:
+        action()
+
+
+def one_at_a_time(generator: ModuleType) -> None:
+    """Let one thread at a time make a kernel's IR. Side by side they would take turns at Python's lock, and all be done
+    as late as the last; so the first goes on with what runs outside of it."""
+    make = generator.ast_to_ttir
+
+    def make_in_turn(fn: Any, *given: Any, **options: Any) -> Any:
+        if not fn.fn.__module__.startswith(KERNEL_MODULES):
+            return make(fn, *given, **options)
+        try:
+            with _TURN:
+                return make(fn, *given, **options)
+        finally:
+            _left()
+
+    generator.ast_to_ttir = make_in_turn  # type: ignore[attr-defined]
+
+
 def speed_up() -> None:
     """Once Triton's code generator is imported, let it do less for our kernels."""
     generator = sys.modules[CODE_GENERATOR]
     go_through_loops_once(generator)
+    one_at_a_time(generator)
     if getattr(generator, "warnings", None) is warnings:
         generator.warnings = _Silent  # type: ignore[attr-defined]
 
