@@ -19,7 +19,6 @@ from tilec.backends.triton.matmul.hopper.form import (
     Variable,
     coefficients,
     form_bounds,
-    normalise,
 )
 from tilec.backends.triton.matmul.hopper.source import constants, hopper_file, parameters
 from tilec.backends.triton.matmul.hopper.views import TensorView, View, descriptors, ends, may_leave, view
@@ -51,8 +50,8 @@ def plan_hopper(
     dtype, other, out = (tensors[name].dtype for name in (dot.left.tensor, dot.right.tensor, dot.output))
     if dtype != other or not {dtype, out} <= MAPPED or dtype == "float32" and not config.tf32:
         return None
-    dot = _oriented(dot, tensors[dot.output])
-    problem = normalise(dot)
+    dot = oriented(dot, tensors[dot.output])
+    problem = dot.normalised
     if (
         problem is None
         or all(r is None for r in problem.ranges)
@@ -68,7 +67,7 @@ def plan_hopper(
     return _launches(dot, problem, boxes, config, tensors, epilogue)
 
 
-def _oriented(dot: HopperDot, out: TensorView) -> HopperDot:
+def oriented(dot: HopperDot, out: TensorView) -> HopperDot:
     """With the output's contiguous axis among the columns."""
     walked = () if out.inner is None else dot.index[out.inner].variables()
     return dot.turned() if any(v in dot.rows for v in walked) else dot
@@ -129,7 +128,10 @@ def _launches(
         ended[side] = {
             v.name for v in tail if any(ends(v, f, clip.get(a, tensor.shape[a]), problem) for a, f in enumerate(forms))
         }
-        found = _operand_view(tensor, forms, problem, boxes, own, names["s"], clip)
+        key = side, tuple(boxes[n] for n in (*own, *names["s"])), tuple(clip.items())
+        if key not in problem.views:
+            problem.views[key] = _operand_view(tensor, forms, problem, boxes, own, names["s"], clip)
+        found = problem.views[key]
         if found is None or (tensor.dtype == "float32" and found.inner not in names["s"]):
             return None
         views[side] = found
