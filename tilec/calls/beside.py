@@ -18,7 +18,7 @@ import torch
 
 from tilec import knobs
 from tilec.ir.types import TensorType, is_floating
-from tilec.late import begin_behind
+from tilec.late import begin_behind, puts_off_collection
 from tilec.specialise import Specialiser
 from tilec.torch_op.dispatch import SizeValues, Weak
 from tilec.torch_op.recorded import Recorded, record
@@ -78,6 +78,7 @@ def _make(
         make(recorded, types, strides, device)
 
 
+@puts_off_collection
 def make(
     recorded: Recorded, types: dict[str, TensorType], strides: dict[str, tuple[int, ...]], device: torch.device
 ) -> None:

@@ -13,7 +13,7 @@ from tilec.calls import beside
 from tilec.calls.fast_path import fast_call, native_call
 from tilec.calls.open_calls import OpenCalls
 from tilec.errors import Unsupported
-from tilec.late import let_others_begin
+from tilec.late import let_others_begin, puts_off_collection
 from tilec.native import expected, native
 from tilec.prepare.prepared import CACHED_CALLS
 from tilec.specialise import Specialiser
@@ -64,6 +64,7 @@ class CallCache:
         with torch._C._DisableAutocast():
             return calls(tuple(given))
 
+    @puts_off_collection
     def _first(self, signature: tuple | None, inputs: Sequence[object]):
         """A call whose arguments are to be looked at, or to be compiled for."""
         function = self._function
