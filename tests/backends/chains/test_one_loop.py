@@ -11,6 +11,9 @@ from tilec.backends.common.blocks.ir import Loop, MaskWhere, every_operation
 from tilec.backends.common.chains.codegen import build
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.common.chains.recognise import chained
+from tilec.backends.triton.chains.launch import choose_chain_tiling
+from tilec.backends.triton.plan.device_info import DEVICES
+from tilec.backends.triton.plan.plan import Setting
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
 
@@ -87,3 +90,20 @@ def test_blocks_that_end_elsewhere_are_apart() -> None:
     f = tilec.compile(attention(GUARDS["causal"]))
     (kernel,) = kernels(f, given(50, 50, 0)[0])
     assert loops(kernel.body) == 2 and not any(isinstance(op, MaskWhere) for op in every_operation(kernel.body))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "one"), [("causal", 256, False), ("window", 256, True), ("window", 250, False)]
+)
+def test_tilings_of_several_sums(name: str, size: int, one: bool) -> None:
+    """Into several sums, long steps of few masked blocks have a loop for these; a window of whole blocks has one."""
+    f = tilec.compile(attention(GUARDS[name])).grad()
+    shapes = {"Q": (size, 64), "K": (size, 64), "V": (size, 64), "DL": (size,), "DO": (size, 64)}
+    lowered = lower(f.program, {n: TensorType(shapes[n], "bfloat16") for n in f.inputs}, {})
+    found = chained(lowered.stages["flat"], lowered.types)
+    setting = Setting("highest", device=DEVICES["sm_90"])
+    (several,) = [k for k in found.kernels.values() if sum(r.target.feature is not None for r in k.targets) > 1]
+    tiling = choose_chain_tiling(several, found.types, setting)
+    assert tiling.one_loop == one
+    kernel = build.build_kernel("k", several, found.types, tiling)
+    assert (loops(kernel.body) == 1) == one

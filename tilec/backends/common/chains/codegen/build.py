@@ -155,7 +155,8 @@ class _Build(Accumulation):
         takes the longer the more copies there are of its text. What is read must not depend on masks."""
         targets = [r.target for r in self.kernel.targets]
         return (
-            not self.masked_first
+            self.tiling.one_loop
+            and not self.masked_first
             and {p.masked for p in found} == {False, True}
             and not (self.seen or self.kernel.elementwise)
             and all(t.aggregation in ("sum", "logsumexp") and not self._counts(t) for t in targets)
