@@ -16,7 +16,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-Given, Returned = ParamSpec("Given"), TypeVar("Returned")
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
 Action = Callable[[], object]
 
 

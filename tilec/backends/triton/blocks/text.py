@@ -139,7 +139,7 @@ class BlockText:
             if m.test == op.test and m.out not in self.names and {m.value, m.other} <= self.names.keys()
         ]
         needed = {m.mask for m in there}
-        for out, x in reversed(alone.items()):
+        for out, x in reversed([*alone.items()]):
             if out in needed:
                 needed.update(x.args)
         found: list[CodeLine] = [assign(self.named(m.out), self.names[m.value]) for m in there]

@@ -117,10 +117,10 @@ class Launched:
             make_context_current()
             encoded, *numbers = encode(made, number)
             made.base.value = before
-        if (place := place_of_map(encoded)) is None:
+        if (at := place_of_map(encoded)) is None:
             return None
         types = [kind for kind in ("i32", "i64") for _ in range(len(numbers) // 2)]
-        return EncodedMap(name, offset, ctypes.string_at(place, 128), tuple(zip(types, numbers, strict=True)))
+        return EncodedMap(name, offset, ctypes.string_at(at, 128), tuple(zip(types, numbers, strict=True)))
 
     def compile(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Compile for tensors of these types and alignments, of which nothing is read."""
