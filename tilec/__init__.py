@@ -14,34 +14,37 @@ source.
 
 from __future__ import annotations
 
-from tilec import errors, gallery, nn, package
-from tilec.api import build, compile, interpret, load, tune
-from tilec.arguments import Spec, spec
-from tilec.errors import (
-    AffineMistake,
-    AggregationMistake,
-    ArityMistake,
-    AssignmentMistake,
-    InputMistake,
-    InternalMistake,
-    NameMistake,
-    NoSchedule,
-    OutOfMemory,
-    RankMistake,
-    SizeMistake,
-    SyntaxMistake,
-    TileError,
-    TileWarning,
-    TypeMistake,
-    UnboundIndex,
-    Unsupported,
-    WriteConflict,
-)
-from tilec.function import Function, Saved
-from tilec.lowered import Lowered
-from tilec.notebook.magic import load_ipython_extension
-from tilec.torch_import import from_torch
-from tilec.version import __version__
+from tilec.late import collection_put_off
+
+with collection_put_off():  # importing makes many objects
+    from tilec import errors, gallery, nn, package
+    from tilec.api import build, compile, interpret, load, tune
+    from tilec.arguments import Spec, spec
+    from tilec.errors import (
+        AffineMistake,
+        AggregationMistake,
+        ArityMistake,
+        AssignmentMistake,
+        InputMistake,
+        InternalMistake,
+        NameMistake,
+        NoSchedule,
+        OutOfMemory,
+        RankMistake,
+        SizeMistake,
+        SyntaxMistake,
+        TileError,
+        TileWarning,
+        TypeMistake,
+        UnboundIndex,
+        Unsupported,
+        WriteConflict,
+    )
+    from tilec.function import Function, Saved
+    from tilec.lowered import Lowered
+    from tilec.notebook.magic import load_ipython_extension
+    from tilec.torch_import import from_torch
+    from tilec.version import __version__
 
 __all__ = [
     "AffineMistake",

@@ -1,15 +1,23 @@
-"""What is done to modules of torch's compilers once somebody imports them: they take longer to import than the rest."""
+"""What is put off: what is done to modules of compilers until somebody imports them, since they take longer to import
+than the rest; Python's collection of cyclic garbage while something is compiled; work beside a first call until that
+needs Python's lock no more."""
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib.util
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
 Action = Callable[[], object]
 
 
@@ -47,3 +55,56 @@ class _Waiting(MetaPathFinder):
 
 
 _waiting = _Waiting()
+
+
+_lock = threading.Lock()
+_inside = 0  # how many calls put it off now, in all threads
+_enabled = False  # was it enabled before them?
+
+
+@contextmanager
+def collection_put_off() -> Iterator[None]:
+    """No collection begins by itself in here; where it was enabled, it is so again after the last of such blocks.
+
+    Compiling makes many objects that stay, after each some ten thousand of which Python looks through all that there
+    are: a tenth of a second where torch and Triton are imported, and nothing to be found."""
+    global _inside, _enabled
+    with _lock:
+        if not _inside:
+            _enabled = gc.isenabled()
+            gc.disable()
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside and _enabled:
+                gc.enable()
+
+
+def puts_off_collection(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """The function, inside of such a block."""
+
+    @functools.wraps(function)
+    def inside(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        with collection_put_off():
+            return function(*args, **kwargs)
+
+    return inside
+
+
+_behind: list[threading.Event] = []
+
+
+def begin_behind() -> threading.Event:
+    """What a thread waits for that makes ready what comes after a first call: each would only slow the other."""
+    turn = threading.Event()
+    _behind.append(turn)
+    return turn
+
+
+def let_others_begin() -> None:
+    """Let those threads go on: what is left of the first call runs outside of Python's lock, or it is over."""
+    while _behind:
+        _behind.pop().set()

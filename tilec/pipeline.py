@@ -12,6 +12,7 @@ from tilec.ir.infer import infer
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, kind
 from tilec.ir.verify import verify
+from tilec.late import puts_off_collection
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.lower.clamps.known_inside import known_inside
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
@@ -147,6 +148,7 @@ def bind_flat(program: Program, types: Mapping[str, TensorType], values: Mapping
     return apply(("bind", *CONTRACTIONS), program, CallContext(types, values))
 
 
+@puts_off_collection
 def lower(program: Program, types: Mapping[str, TensorType], values: Mapping[str, int]) -> Lowering:
     """Run every pass for inputs of these types. `values` holds the integers of rank-0 inputs that stand in sizes.
 

@@ -39,6 +39,7 @@ from tilec.ir.aggregations import LOGICAL
 from tilec.ir.infer import infer
 from tilec.ir.program import Access, Expr, Input, Program, Statement, accesses_in, reads, reads_itself
 from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
+from tilec.late import puts_off_collection
 from tilec.pipeline import bind_flat
 from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs
 from tilec.transforms.autodiff.window_places import with_window_places
@@ -88,6 +89,7 @@ class Partition:
     chunks: Chunks | None = None
 
 
+@puts_off_collection
 def partition(
     program: Program,
     wrt: Sequence[str],

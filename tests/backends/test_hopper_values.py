@@ -10,6 +10,7 @@ from support.gluon import run
 from support.hopper_cases import CASES, STAYING, boxes
 from support.products import Case, matmul, reference
 
+from tilec.backends.triton.matmul.hopper import finish
 from tilec.backends.triton.matmul.hopper import kernels as hopper
 from tilec.backends.triton.matmul.hopper.form import HopperConfig
 from tilec.backends.triton.matmul.hopper.kernels import plan_hopper
@@ -58,3 +59,14 @@ def test_parts_of_a_tensor_are_left_alone() -> None:
     case = matmul(200, 136, 168)
     dot = replace(case.dot, low=({"m": 8, "n": 0, "k": 16},), extent=({"m": 150, "n": 100, "k": 99},))
     values(replace(case, dot=dot), boxes(8, m=128, n=64, k=64), "bfloat16", special=True)
+
+
+@pytest.mark.parametrize("consumers", [1, 2])
+@pytest.mark.parametrize("name", ["matmul", "forward"])
+def test_more_tiles_than_a_program_may_note(name: str, consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs become more, so that each can note all of its tiles."""
+    monkeypatch.setattr(hopper, "MULTIPROCESSORS", 1)
+    for module in (hopper, finish):
+        monkeypatch.setattr(module, "FLAGS", 2)
+    case, config, dtype = STAYING[name]
+    values(case, replace(config, consumers=consumers), dtype, special=True)

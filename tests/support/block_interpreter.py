@@ -19,6 +19,7 @@ from tilec.backends.common.blocks.ir import (
     Full,
     Load,
     Loop,
+    MaskWhere,
     Number,
     Op,
     Positions,
@@ -149,6 +150,10 @@ class _Run:
                 assert of is not None, function
                 found = of(*(self._spread(v, out.type.axes) for v in args))
                 return np.broadcast_to(found, [kernel.axes[a] for a in out.type.axes])
+            case MaskWhere(out, test, mask, value, other):
+                if not self.values[test]:
+                    return self.values[value]
+                return np.where(self._spread(mask, out.type.axes), self.values[value], self.values[other])
             case Cast(_, value):
                 return self.values[value]
             case Load(out, tensor, index, condition, other):

@@ -8,7 +8,8 @@ import torch
 
 import tilec
 from tilec.backends.triton.plan.device_info import DEVICES
-from tilec.calls import beside
+from tilec.calls import beside, call_cache
+from tilec.late import let_others_begin
 from tilec.torch_op.recorded import record
 
 PRODUCT = "function (A[I, K], B[K, J]) -> (C, L) { C[i, j : I, J] = +(A[i, k] * B[k, j]); L[i : I] = >(A[i, k]); }"
@@ -116,3 +117,37 @@ def test_all_kernels_of_the_backward_pass_are_asked_for(monkeypatch):
 def backward_inputs(recorded):
     for t in recorded.partition.backward.types.values():
         yield beside.Awaited(t.shape, getattr(torch, t.dtype), torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_it_begins_when_the_forward_pass_needs_python_no_more(early, begins, monkeypatch):
+    order, begun, call = [], threading.Event(), call_cache.recorded_call
+
+    def forward(*given):
+        if early:
+            let_others_begin()  # as a plan does whose kernels are past Triton's front end
+            assert begun.wait(10)
+        order.append("forward")
+        return call(*given)
+
+    def make(*given):
+        order.append("backward")
+        begun.set()
+
+    monkeypatch.setattr(beside, "make", make)
+    monkeypatch.setattr(call_cache, "recorded_call", forward)
+    tilec.compile(PRODUCT)(*operands())
+    assert begun.wait(10) and order == (["backward", "forward"] if early else ["forward", "backward"])
+
+
+def test_a_mistake_in_the_forward_pass_lets_it_go(begins, monkeypatch):
+    begun = threading.Event()
+
+    def forward(*given):
+        raise RuntimeError("in the forward pass")
+
+    monkeypatch.setattr(beside, "make", lambda *given: begun.set())
+    monkeypatch.setattr(call_cache, "recorded_call", forward)
+    with pytest.raises(RuntimeError, match="forward"):
+        tilec.compile(PRODUCT)(*operands())
+    assert begun.wait(10)

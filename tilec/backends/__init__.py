@@ -6,10 +6,12 @@ from importlib.util import find_spec
 
 from tilec.backends.base import Backend
 from tilec.errors import InputMistake, Unsupported
+from tilec.late import puts_off_collection
 
 NAMES = ("torch", "triton")
 
 
+@puts_off_collection  # importing one makes many objects
 def choose_backend(name: str | None, device: str, target: str | None = None) -> Backend:
     """The backend called `name`, or the one for a device type ("cpu", "cuda") where name is None: Triton's for CUDA
     tensors or a target, torch's otherwise.

@@ -11,13 +11,14 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import torch
 
 from tilec import knobs
 from tilec.ir.types import TensorType, is_floating
+from tilec.late import begin_behind, puts_off_collection
 from tilec.specialise import Specialiser
 from tilec.torch_op.dispatch import SizeValues, Weak
 from tilec.torch_op.recorded import Recorded, record
@@ -52,7 +53,7 @@ def begin_backward_pass(function: Specialiser, tensors: Sequence[torch.Tensor], 
         return
     strides = {n: t.stride() for n, t in zip(function.inputs, tensors, strict=True)}
     types = function.types(tensors, weak)
-    thread = Thread(target=_make, args=(recorded, types, strides, *devices), name="backward pass")
+    thread = Thread(target=_make, args=(begin_behind(), recorded, types, strides, *devices), name="backward pass")
     recorded.beside.append(thread)
     thread.start()
 
@@ -66,12 +67,18 @@ def may_begin(devices: set[torch.device]) -> bool:
 
 
 def _make(
-    recorded: Recorded, types: dict[str, TensorType], strides: dict[str, tuple[int, ...]], device: torch.device
+    turn: Event,
+    recorded: Recorded,
+    types: dict[str, TensorType],
+    strides: dict[str, tuple[int, ...]],
+    device: torch.device,
 ) -> None:
+    turn.wait()
     with contextlib.suppress(Exception):  # the backward pass itself says what is wrong
         make(recorded, types, strides, device)
 
 
+@puts_off_collection
 def make(
     recorded: Recorded, types: dict[str, TensorType], strides: dict[str, tuple[int, ...]], device: torch.device
 ) -> None:

@@ -13,6 +13,7 @@ from tilec.calls import beside
 from tilec.calls.fast_path import fast_call, native_call
 from tilec.calls.open_calls import OpenCalls
 from tilec.errors import Unsupported
+from tilec.late import let_others_begin, puts_off_collection
 from tilec.native import expected, native
 from tilec.prepare.prepared import CACHED_CALLS
 from tilec.specialise import Specialiser
@@ -63,6 +64,7 @@ class CallCache:
         with torch._C._DisableAutocast():
             return calls(tuple(given))
 
+    @puts_off_collection
     def _first(self, signature: tuple | None, inputs: Sequence[object]):
         """A call whose arguments are to be looked at, or to be compiled for."""
         function = self._function
@@ -74,7 +76,10 @@ class CallCache:
         values = tuple([_size(function.inputs[p], inputs[p], tensors[p]) for p in function.size_positions])
         if signature and recording(tensors) and ordinary(tensors):
             beside.begin_backward_pass(function, tensors, weak, values)
-        results: tuple = recorded_call(function, tensors, weak, values)
+        try:
+            results: tuple = recorded_call(function, tensors, weak, values)
+        finally:
+            let_others_begin()
         if signature and all(a is b or type(b) in NUMBERS for a, b in zip(tensors, inputs, strict=True)):
             self._add(signature, inputs, tensors, weak)
         if arguments.numpy:

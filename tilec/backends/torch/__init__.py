@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from tilec.backends.base import Lowering, Options
 from tilec.backends.torch.program import TorchProgram, build_program
+from tilec.late import puts_off_collection
 
 
 class TorchBackend:
     name = "torch"
     tells_apart = 1
 
+    @puts_off_collection
     def build(self, lowering: Lowering, options: Options | None = None) -> TorchProgram:
         """The executable of a lowered program; options come from the environment unless given."""
         return build_program(lowering, options or Options.from_environment())

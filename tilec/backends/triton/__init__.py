@@ -24,6 +24,7 @@ from tilec.backends.triton.tuning.store import default_store
 from tilec.backends.triton.tuning.tuner import known_choice, tune_products
 from tilec.backends.triton.turned import Turned, orders_given, turned_lowering
 from tilec.language.show import show_statement
+from tilec.late import puts_off_collection
 
 
 class TritonBackend:
@@ -38,6 +39,7 @@ class TritonBackend:
             check_target(target)
         self.target, self.library = target, library
 
+    @puts_off_collection
     def build(self, lowering: Lowering, options: Options | None = None) -> Executable:
         """The executable of a lowered program. Raises Unsupported for a recurrence that no step can compute."""
         flat = lowering.stages["flat"]

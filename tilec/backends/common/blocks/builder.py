@@ -19,6 +19,7 @@ from tilec.backends.common.blocks.ir import (
     Full,
     Load,
     Loop,
+    MaskWhere,
     Number,
     Op,
     Positions,
@@ -100,6 +101,11 @@ class Builder:
             return folded
         dtype = "bool" if function in COMPARISONS else args[-1].type.dtype
         return self._add(Apply, (function, args), args, dtype, hint)
+
+    def mask_where(self, test: Value, mask: Value, value: Value, other: Value) -> Value:
+        """The value, masked where a scalar condition holds."""
+        inputs = (test, mask, value, other)
+        return self._add(MaskWhere, inputs, inputs, value.type.dtype, value.hint)
 
     def together(self, function: str, *args: Value | float) -> Value:
         """The same of integers of two types, and of numbers beside values."""

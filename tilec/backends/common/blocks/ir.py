@@ -102,6 +102,18 @@ class Apply:
 
 
 @dataclass(frozen=True)
+class MaskWhere:
+    """The value where the scalar `test` is false; where it holds, `other` takes the place of elements that the mask
+    leaves out. The mask is computed there alone."""
+
+    out: Value
+    test: Value
+    mask: Value
+    value: Value
+    other: Value
+
+
+@dataclass(frozen=True)
 class Cast:
     """The value in another element type, rounded to nearest."""
 
@@ -186,6 +198,7 @@ Op = (
     | Positions
     | Full
     | Apply
+    | MaskWhere
     | Cast
     | Load
     | Store
@@ -240,6 +253,7 @@ def _given(v: Value | None) -> tuple[Value, ...]:
 
 _READ: Mapping[type, Callable[[Any], tuple[Value, ...]]] = {
     Apply: attrgetter("args"),
+    MaskWhere: attrgetter("test", "mask", "value", "other"),
     Cast: lambda op: (op.value,),
     Load: lambda op: (*op.index, *_given(op.condition)),
     Store: lambda op: (*op.index, op.value, *_given(op.condition)),

@@ -13,6 +13,7 @@ from tilec.backends.common.blocks.ir import (
     Full,
     Load,
     Loop,
+    MaskWhere,
     Number,
     Op,
     Positions,
@@ -68,6 +69,8 @@ def _right(op: Op) -> str:
             return f"fill {value!r}"
         case Apply(_, function, args):
             return f"{function}({_listed(args)})"
+        case MaskWhere(_, test, mask, value, other):
+            return f"{value} where {mask} else {other}, if {test}"
         case Cast(out, value):
             return f"cast {value} to {out.type.dtype}"
         case Load(_, tensor, index, condition, other):

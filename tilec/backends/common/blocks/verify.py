@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from tilec.backends.common.blocks.ir import (
     Apply,
     BlockProgram,
+    BlockType,
     Cast,
     CumulativeSum,
     DotOp,
     Load,
     Loop,
+    MaskWhere,
     Op,
     Positions,
     Reduce,
@@ -76,6 +78,10 @@ def _check(op: Op, kernel: BlockProgram) -> None:
             _expect((out.type.dtype == "bool") or out.type.dtype == typed[0].type.dtype, op, "result's type")
             _expect(function not in COMPARISONS or out.type.dtype == "bool", op, "a comparison is a bool")
             _expect(function != "select" or args[0].type.dtype == "bool", op, "a condition is a bool")
+        case MaskWhere(out, test, mask, value, other):
+            _expect(test.type == BlockType((), "bool") and mask.type.dtype == "bool", op, "a condition is a bool")
+            _expect(out.type == value.type and set(mask.type.axes) <= set(value.type.axes), op, "axes")
+            _expect(other.type == BlockType((), value.type.dtype), op, "operands of different types")
         case Cast(out, value):
             _expect(out.type.axes == value.type.axes, op, "a cast keeps axes")
         case Load(out, tensor, index, condition, _):

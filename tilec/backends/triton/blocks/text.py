@@ -15,6 +15,7 @@ from tilec.backends.common.blocks.ir import (
     Full,
     Load,
     Loop,
+    MaskWhere,
     Number,
     Op,
     Positions,
@@ -23,11 +24,13 @@ from tilec.backends.common.blocks.ir import (
     SizeArgument,
     Store,
     Value,
+    every_operation,
+    operands,
 )
 from tilec.backends.common.code import literal, python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.emit.device_text import kernel_file
-from tilec.backends.triton.plan.lines import CodeLine, ForLoop, StoreLine, assign
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, StoreLine, assign
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
 from tilec.ir.functions import FUNCTIONS
 
@@ -98,10 +101,17 @@ class BlockText:
         self.names: dict[Value, str] = {}
         self.numbers: dict[Value, float | int | bool] = {}
 
-    def lines(self, ops: Sequence[Op]) -> list[CodeLine]:
+    def lines(self, ops: Sequence[Op], yielded: Sequence[Value] = ()) -> list[CodeLine]:
+        """The lines of operations, of a loop where it yields values."""
         found: list[CodeLine] = []
+        masks = [op for op in ops if isinstance(op, MaskWhere)]
+        alone = _of_masks_alone(ops, yielded) if masks else {}
         for op in ops:
             match op:
+                case Apply(out) if out in alone:
+                    continue
+                case MaskWhere():
+                    found += self._masked(op, masks, alone)
                 case Number(out, value):
                     self.names[out] = literal(value)
                     self.numbers[out] = value
@@ -118,6 +128,32 @@ class BlockText:
                     text = self.right_side(op)
                     found.append(assign(self.named(op.out), text))
         return found
+
+    def _masked(self, op: MaskWhere, masks: Sequence[MaskWhere], alone: Mapping[Value, Apply]) -> list[CodeLine]:
+        """The lines of this operation and of all later ones under its test whose operands are there."""
+        if op.out in self.names:
+            return []
+        there = [
+            m
+            for m in masks
+            if m.test == op.test and m.out not in self.names and {m.value, m.other} <= self.names.keys()
+        ]
+        needed = {m.mask for m in there}
+        for out, x in reversed([*alone.items()]):
+            if out in needed:
+                needed.update(x.args)
+        found: list[CodeLine] = [assign(self.named(m.out), self.names[m.value]) for m in there]
+        inner: list[CodeLine] = []
+        for out, x in alone.items():
+            if out in needed:
+                text = self.right_side(x)
+                inner.append(assign(self.named(out), text))
+        for m in there:
+            shown = self.names[m.out]
+            mask = self.spread(m.mask, m.value.type.axes)
+            other = f"{self.language}.full((), {self.names[m.other]}, {self.type_text(m.other.type.dtype)})"
+            inner.append(assign(shown, f"{self.language}.where({mask}, {shown}, {other})"))
+        return [*found, If(self.names[op.test], tuple(inner))]
 
     def type_text(self, dtype: str) -> str:
         return f"{self.language}.{'int1' if dtype == 'bool' else dtype}"
@@ -144,7 +180,7 @@ class BlockText:
         found = self.carried(op)
         head = f"{self.names[op.start]}, {self.names[op.stop]}, {op.step}"
         counter = self.named(op.counter)
-        inner = self.lines(op.body)
+        inner = self.lines(op.body, op.yielded)
         ready = {*op.carried}
         for carried, value in zip(op.carried, op.yielded, strict=True):
             assert value == carried or value not in ready, "carried values that change places"
@@ -236,3 +272,21 @@ class BlockText:
         if template.count("{0}") > 1 or template.startswith("(-"):
             texts[0] = f"({texts[0]})"
         return template.format(*texts)
+
+
+def _of_masks_alone(ops: Sequence[Op], yielded: Sequence[Value]) -> dict[Value, Apply]:
+    """The operations that nothing needs but masks that hold under a test, by value, in order."""
+    needed = {*yielded, *(v for op in ops if isinstance(op, Loop) for v in (*op.yielded, *_read_inside(op.body)))}
+    found: list[Apply] = []
+    for op in reversed(ops):
+        if isinstance(op, MaskWhere):
+            needed |= {op.test, op.value, op.other}
+        elif isinstance(op, Apply) and op.out not in needed:
+            found.append(op)
+        else:
+            needed.update(operands(op))
+    return {op.out: op for op in reversed(found)}
+
+
+def _read_inside(ops: Sequence[Op]) -> set[Value]:
+    return {v for op in every_operation(ops) for v in operands(op)}

@@ -14,6 +14,7 @@ from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.codegen.build import build_kernel
 from tilec.backends.common.chains.codegen.places import Tiling, feature_block, in_one_block, padded_features
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes, build_lists, visits_of
+from tilec.backends.common.chains.codegen.walk import cut_at_both_ends, is_whole_window, walks_values
 from tilec.backends.common.chains.splits import Split, build_together, split_of, sums_of_parts
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
@@ -58,8 +59,9 @@ TWO_PRODUCTS_OF_STATISTICS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     **TWO_PRODUCTS,
     192: (Tiling(128, 64, 8, 2),) * 3,
 }
+LONG_STEPS = Tiling(64, 128, 4, 2, boxed=False, one_loop=False)  # whose products would wait for each other in one loop
 MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
-    64: (Tiling(64, 64, 4, 3, boxed=False), Tiling(64, 128, 4, 2, boxed=False), Tiling(64, 64, 4, 3, boxed=False)),
+    64: (Tiling(64, 64, 4, 3, boxed=False), LONG_STEPS, Tiling(64, 64, 4, 3, boxed=False)),
     128: (Tiling(64, 64, 4, 2),) * 3,
     256: (Tiling(64, 32, 4, 2, boxed=False),) * 3,
 }
@@ -91,14 +93,16 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
     halves = all(i.dtype != "float32" for i in kernel.inners.values())
     mixtures = sum(r.target.feature is not None for r in kernel.targets)
     products = sum(i.left is not None for i in kernel.inners.values())
-    two = TWO_PRODUCTS_OF_STATISTICS if _walks_values(kernel) else TWO_PRODUCTS
+    two = TWO_PRODUCTS_OF_STATISTICS if walks_values(kernel) else TWO_PRODUCTS
     table = MIXTURES if mixtures > 1 else two if products > 1 else ONE_PRODUCT
     if not halves:
         chosen = next(t for n, t in FLOAT32_TILINGS.items() if widest <= n)
     elif kernel.looped is None:
         chosen = MATRIX
     else:
-        chosen = next(t for n, t in table.items() if widest <= n)[_walk_of(kernel, types)]
+        tilings = next(t for n, t in table.items() if widest <= n)
+        whole = mixtures > 1 and is_whole_window(kernel, tilings[0].step)
+        chosen = tilings[0 if whole else _walk_of(kernel, types)]
     operands = _operands(kernel)
     boxed = chosen.boxed or bool(operands[2])  # a matrix takes more addresses than anything else
     found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
@@ -135,12 +139,6 @@ def _width(kernel: ChainKernel) -> int:
     widths = [i.extent for i in kernel.inners.values() if i.left is not None]
     widths += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
     return max([32, *map(padded_features, widths)])
-
-
-def _walks_values(kernel: ChainKernel) -> bool:
-    """Whether bodies read values of the points that are walked."""
-    read = [a for r in kernel.targets for f in r.inner for a in accesses_in(f.value) if a.tensor not in kernel.inners]
-    return any(kernel.looped in index_variables(a) for a in read)
 
 
 def _walk_of(kernel: ChainKernel, types: Types) -> int:
@@ -381,7 +379,7 @@ def _roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:
     first = [a for a in read if kernel.inners[a.tensor].left is not None]
     if len(first) != 1 or sum(r.target.feature is not None for r in kernel.targets) != 1:
         return None
-    if len({c > 0 for r in kernel.targets for f in r.target.bounds if (c := f.coefficient(looped))}) > 1:
+    if cut_at_both_ends(kernel):
         return None
     tiling = replace(ROLES, precision=PRECISION[setting.precision])
     stationary, streamed, _ = _operands(kernel)

@@ -26,6 +26,7 @@ from tilec import knobs
 from tilec.backends.common.python_text import parsing
 from tilec.backends.triton.plan.device_info import DEVICES, PLANNED_FOR, DeviceInfo, check_target
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Pointer
+from tilec.backends.triton.runtime.front_end import KERNEL_MODULES
 from tilec.errors import InputMistake, InternalMistake, TileError, Unsupported
 
 POINTER_TYPES = {
@@ -104,7 +105,7 @@ def _write(path: Path, text: str) -> None:
 
 @cache
 def _module(path: Path, interpret: bool) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tilec_kernels.{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{KERNEL_MODULES}.{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with IMPORTING:

@@ -29,6 +29,7 @@ from tilec.backends.triton.plan.plan import (
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.bound import BoundPlan, operation_of
 from tilec.backends.triton.runtime.compiled import check_device, compile_for, device_info, interpreting, own_storage
+from tilec.backends.triton.runtime.front_end import leaving
 from tilec.backends.triton.runtime.launcher import Launched
 from tilec.backends.triton.runtime.native_plan import native_plan
 from tilec.backends.triton.runtime.open_plans import OpenPlans, placed_as
@@ -38,6 +39,7 @@ from tilec.errors import InputMistake, TileError, Unsupported
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType
+from tilec.late import let_others_begin, puts_off_collection
 from tilec.native import native
 
 precision = torch.get_float32_matmul_precision
@@ -105,6 +107,7 @@ class PlannedCall:
             self._run = self._native or self._run
         return self._native
 
+    @puts_off_collection
     def _compile(self, inputs: Sequence[torch.Tensor]) -> None:
         """Compile the plan's kernels at once, each once, over stand-ins for what they are given. What fails here is
         left to the launch itself."""
@@ -123,7 +126,13 @@ class PlannedCall:
         jobs: Jobs = {}
         self._find_kernels(self.plan, given, action, jobs)
         longest_first = sorted(jobs, key=lambda key: -len(key[0]))
-        in_parallel([jobs[key][0] for key in longest_first])
+        left = iter(range(len(jobs) - 1))
+
+        def go(job: Callable[[], object]) -> None:
+            with leaving(lambda: let_others_begin() if next(left, None) is None else None):
+                job()
+
+        in_parallel([partial(go, jobs[key][0]) for key in longest_first])
         return jobs
 
     def _find_kernels(self, plan: Plan, known: dict[str, torch.Tensor], action: KernelAction, jobs: Jobs) -> None:
@@ -196,6 +205,7 @@ class TritonProgram:
             self._memory.explain(error, self._sizes)
             raise
 
+    @puts_off_collection
     def assemble(self, device: torch.device, strides: Sequence[tuple[int, ...]]) -> None:
         """Plan for aligned inputs of these strides, which are not there yet, and compile the plan's kernels."""
         key = (precision(), *[(s, 0, device) for s in strides])
@@ -217,6 +227,7 @@ class TritonProgram:
         setting = replace(_setting(inputs[0].device), misaligned=_misaligned(self._names, inputs))
         return partial(self._opened.filled_in, setting, placed_as(inputs))
 
+    @puts_off_collection
     def _prepare(self, key: tuple, inputs: Sequence[torch.Tensor]) -> PlannedCall:
         device = (
             inputs[0].device

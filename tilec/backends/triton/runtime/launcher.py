@@ -8,7 +8,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -27,11 +27,21 @@ from tilec.backends.triton.runtime.compiled import (
     specialised,
     tensor_map,
 )
-from tilec.native import native
+from tilec.backends.triton.runtime.driver import (
+    EncodeMap,
+    LaunchEntry,
+    driver_launch,
+    kinds_of,
+    launch_function,
+    make_context_current,
+    place_of_map,
+)
+from tilec.native import expected, native
 
 TENSORS = (Pointer, Descriptor)
 NUMBER_TYPES = ("i32", "i64", "i1", "u1", "fp32")  # types of the numbers that kernels take
 MOST_KNOWN = 1024  # sets of addresses whose arguments are kept
+MOST_DRIVEN = 100  # launches by the driver from Python, after which Triton's launcher is worth its compiler
 LAUNCHER_LOADING = threading.Lock()  # Triton 3.6 loads all launchers as extension modules of one name, in one module
 INTERPRETING = threading.Lock()  # the interpreter keeps the program it is at, and what it patches, for the process
 
@@ -107,12 +117,10 @@ class Launched:
             make_context_current()
             encoded, *numbers = encode(made, number)
             made.base.value = before
-        if type(encoded).__name__ != "PyCUtensorMap" or type(encoded).__basicsize__ != 256:
+        if (at := place_of_map(encoded)) is None:
             return None
-        found = ctypes.string_at(id(encoded) + 128, 128)  # behind the object's head, aligned as it must be
-        half = len(numbers) // 2
-        types = ["i32"] * half + ["i64"] * half
-        return EncodedMap(name, offset, found, tuple(zip(types, numbers, strict=True)))
+        types = [kind for kind in ("i32", "i64") for _ in range(len(numbers) // 2)]
+        return EncodedMap(name, offset, ctypes.string_at(at, 128), tuple(zip(types, numbers, strict=True)))
 
     def compile(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Compile for tensors of these types and alignments, of which nothing is read."""
@@ -125,8 +133,28 @@ class Launched:
     def _take_launcher(self) -> None:
         ready = self._compiled_kernel
         if self._encode is None and ready is not None:
-            run, middle, self._encode, self._lasting = guarded(self._launch, lambda: ready.launcher)
-            self.by_grid[self._launch.grid] = self._direct(run, middle)
+            self._take(*(self._by_driver(ready) or guarded(self._launch, lambda: ready.launcher)))
+
+    def _take(self, run: Callable[..., Any], middle: Sequence[Any], encode: EncodeMap, lasting: bool) -> None:
+        self._encode, self._lasting, self._ready, self._encoded = encode, lasting, {}, {}
+        self.by_grid[self._launch.grid] = self._direct(run, middle)
+
+    def _by_driver(self, ready: CompiledKernel) -> LaunchEntry | None:
+        """What launches the first calls, while the library that launches later ones is being built."""
+        encode = ready.encoder if self._maps else _as_it_is
+        if ready.function is None or ready.parameters is None or encode is None or not expected():
+            return None
+        run = driver_launch(ready.function, ready.kernel.metadata, kinds_of(self._launch, ready.parameters))
+        if run is None:
+            return None
+        left = iter(range(MOST_DRIVEN))
+
+        def launch(*given: Any) -> None:
+            if next(left, None) is None:
+                self._take(*guarded(self._launch, lambda: ready.launcher))
+            run(*given)
+
+        return launch, (), encode, True
 
     def _direct(self, run: Callable[..., Any], middle: Sequence[Any]) -> Callable[..., None]:
         """What launches the compiled kernel."""
@@ -139,7 +167,7 @@ class Launched:
             taken = [f"*arguments({', '.join(first[name] for name in self._names)})"]
         constants = tuple(name for name, _ in self._launch.constants)
         asked = tuple(first.values())
-        make = _launch_function(
+        make = launch_function(
             len(arguments), asked, (*taken, *(() if self._maps else constants)), constants, len(middle)
         )
         stream = torch._C._cuda_getCurrentRawStream
@@ -182,8 +210,8 @@ class Launched:
         if ready is None:
             kernel = self._assembled(arguments)
             ready = CompiledKernel(kernel, _parameters(kernel, launch), tuple(rounded), None)
-            launches = launch.maps and ready.encoder is None or ready.parameters is None or native() is None
-            function = None if launches else _loaded(kernel)
+            theirs = launch.maps and ready.encoder is None or ready.parameters is None
+            function = _loaded(kernel) if not theirs and (native() is not None or expected()) else None
             ready = replace(ready, function=function or ready.launcher and kernel.function)
             _kernels[key] = ready
         for made, *_ in self._maps.values():
@@ -236,25 +264,6 @@ class Launched:
         return found
 
 
-@cache
-def _launch_function(
-    count: int, asked: tuple[str, ...], taken: tuple[str, ...], constants: tuple[str, ...], middle: int
-) -> Callable[..., Callable[..., None]]:
-    """Makes functions of `count` arguments and constants, which launch with what is `taken` of these. `asked`:
-    addresses, each once: `a3` is the third argument's."""
-    between = [f"_{k}" for k in range(middle)]
-    given = [*(f"p{k}" for k in range(count)), "/", *constants, "num_warps", "num_stages"]
-    lines = [f"{address} = p{address[1:]}.data_ptr()" for address in asked]
-    handed = ", ".join(["x", "y", "z", "stream(device)", *between, *taken])
-    text = f"""def make(run, x, y, z, stream, device, {"".join(f"{name}, " for name in between)}arguments):
-    def launch({", ".join(given)}, enable_fp_fusion=True, launch_cooperative_grid=False):
-        {"; ".join([*lines, f"run({handed})"])}
-    return launch"""
-    scope: dict[str, Any] = {}
-    exec(compile(text, "<tilec launch>", "exec"), scope)
-    return scope["make"]
-
-
 @dataclass(frozen=True)
 class EncodedMap:
     """A tensor map over some address, which is to be that of a tensor and so many bytes; `numbers` are its sizes and
@@ -277,7 +286,7 @@ class CompiledKernel:
     function: int | None
 
     @cached_property
-    def launcher(self) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, int], list], bool]:
+    def launcher(self) -> LaunchEntry:
         """What launches it in Python (`_entry`), for which Triton runs a C compiler."""
         with LAUNCHER_LOADING:
             return _entry(self.kernel, self.rounded)
@@ -303,23 +312,6 @@ class CompiledKernel:
 DriverLaunch = tuple[int, int, int, bool, list[tuple[str, Any]]]
 
 _kernels: dict[tuple, CompiledKernel] = {}  # launches of other sizes share them
-_thread = threading.local()
-
-
-def make_context_current() -> None:
-    """See to it that this thread has a context. torch takes the first device in a new thread without one, the driver
-    encodes no tensor map then, and Triton makes one current only where it launches."""
-    if getattr(_thread, "has_context", False):
-        return
-    try:
-        driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-    except OSError:  # it has another name here: Triton knows where it is
-        return
-    driver.cuCtxGetCurrent(ctypes.byref(context))
-    if not context:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), torch._C._cuda_getDevice())
-        driver.cuCtxSetCurrent(context)
-    _thread.has_context = True
 
 
 def compiled_kernel(key: tuple) -> CompiledKernel | None:
@@ -358,12 +350,14 @@ def _rounds(parameter: str, tensor: torch.Tensor) -> bool:
     return rounds_to_tf32(parameter, str(tensor.dtype).removeprefix("torch."))
 
 
+def _as_it_is(made: Any, number: int) -> list:
+    return [made]
+
+
 TFLOAT32 = 11  # the driver's name of a map's element type that is rounded as it is copied
 
 
-def _entry(
-    kernel: Any, rounded: Sequence[bool]
-) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, int], list], bool]:
+def _entry(kernel: Any, rounded: Sequence[bool]) -> LaunchEntry:
     """What launches a compiled kernel: a function of (grid, stream, *middle, *arguments), how a tensor map becomes
     arguments, and whether these hold the address that the map had then (or the one that it has at the launch).
 
@@ -376,15 +370,15 @@ def _entry(
     plain = (kernel.function, kernel.packed_metadata, None, None, None)
     scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
     if own is None or scratch or hasattr(run, "arg_annotations"):
-        return run, plain, lambda made, number: [made], False
+        return run, plain, _as_it_is, False
     middle = (kernel.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *plain[1:])
     if getattr(own, "__closure__", None) is None:
-        return own, middle, lambda made, number: [made], False
+        return own, middle, _as_it_is, False
     free = dict(zip(own.__code__.co_freevars, own.__closure__, strict=True))
     known = free["tensordesc_meta"].cell_contents if "tensordesc_meta" in free else None
     encode = _encoder(known, rounded)
     if encode is None or "launcher" not in free:
-        return run, plain, lambda made, number: [made], False
+        return run, plain, _as_it_is, False
     return free["launcher"].cell_contents, middle, encode, True
 
 

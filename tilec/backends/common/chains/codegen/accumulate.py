@@ -37,6 +37,7 @@ class Accumulation(Places):
     def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None):
         super().__init__(kernel, types, tiling)
         self.visits = visits
+        self.test: Value | None = None  # whether masks are needed in a round of a walk of masked blocks and others
 
     def _counts(self, t: Target) -> bool:
         """Whether the target is the number of points at which something holds."""
@@ -88,6 +89,14 @@ class Accumulation(Places):
         if looped is not None and masked and self.extent[looped] % self.axes[looped]:
             condition = at.both(condition, at.positions[looped] < self.size(looped))
         return condition
+
+    def _masked(self, mask: Value | None, x: Value, other: Value) -> Value:
+        """The value where the mask holds, which may be asked for in some rounds alone."""
+        if mask is None:
+            return x
+        if self.test is None:
+            return self.b.apply("select", mask, x, other)
+        return self.b.mask_where(self.test, mask, x, other)
 
     def _open_bounds(self, t: Target, masked: bool) -> list[Affine]:
         """The bounds that may fail in a block."""
@@ -191,7 +200,7 @@ class Accumulation(Places):
         else:
             x = self._full(at.value(t.body, "float32"))
         low, unit = b.number(-math.inf, "float32"), b.number(number * LOG2E, "float32")
-        x = x if mask is None else b.apply("select", mask, x, low)
+        x = self._masked(mask, x, low)
         highest = self._along("max", x, careful=not scaled)
         if later:
             highest, x = highest * unit, x * unit
@@ -231,8 +240,10 @@ class Accumulation(Places):
         else:
             weights = at.product(factors)
             selected = True
-        if mask is not None and selected:
-            weights = b.apply("select", mask, weights, b.number(0.0, "float32"))
+        if mask is not None and selected and self.test is not None:
+            weights = self._masked(mask, self._full(weights), b.number(0.0, "float32"))
+        elif selected:
+            weights = self._masked(mask, weights, b.number(0.0, "float32"))
         weights = self._full(weights)
         if t.feature is not None and reduced.unrolled is None:
             mixed = quotient_of(reduced.feature)

@@ -7,7 +7,9 @@ other side block by block. Statistics and mixtures are carried in registers (`ac
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
@@ -131,7 +133,10 @@ class _Build(Accumulation):
         residual = any(not f.coefficient(looped) for f in self.bounds)
         state = tuple(state)
         whole = self.extent[looped] % step == 0
-        for piece in pieces(b, found, step, self.size(looped), whole, residual, bool(told), self.masked_first):
+        walked_pieces = pieces(b, found, step, self.size(looped), whole, residual, bool(told), self.masked_first)
+        if whole and not told and self._in_one_loop(walked_pieces):
+            return self._all_pieces(walked_pieces, step, positions, state, places)
+        for piece in walked_pieces:
             state = self._piece(piece, step, positions, state, places)
         return tuple(state)
 
@@ -144,6 +149,40 @@ class _Build(Accumulation):
             return self._step(here, piece.masked, carried, places)
 
         return b.loop(piece.start, piece.stop, step, state, go, hint=f"first_{looped}")
+
+    def _in_one_loop(self, found: Sequence[Piece]) -> bool:
+        """Whether one loop serves masked blocks and others, with masks in those rounds alone that need them: compiling
+        takes the longer the more copies there are of its text. What is read must not depend on masks."""
+        targets = [r.target for r in self.kernel.targets]
+        return (
+            self.tiling.one_loop
+            and not self.masked_first
+            and {p.masked for p in found} == {False, True}
+            and not (self.seen or self.kernel.elementwise)
+            and all(t.aggregation in ("sum", "logsumexp") and not self._counts(t) for t in targets)
+            and not any(t.conditions for t in targets)
+            and all(set(t.bounds) == set(self.bounds) for t in targets)
+            and not any(map(self._leaves_columns, self.bounds))
+        )
+
+    def _all_pieces(
+        self, found: Sequence[Piece], step: int, positions: dict[str, Value], state: tuple[Value, ...], places: Mapping
+    ) -> tuple[Value, ...]:
+        """Pieces that follow each other, as one loop."""
+        b, looped = self.b, self.kernel.looped
+        assert looped is not None
+
+        def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
+            here = {**positions, looped: b.apply("add", count, b.positions(looped), hint=looped)}
+            plain = next(p for p in found if not p.masked)
+            tests = [count < plain.start] if found[0].masked else []
+            tests += [count >= plain.stop] if found[-1].masked else []
+            self.test = reduce(operator.or_, tests)
+            made = self._step(here, True, carried, places)
+            self.test = None
+            return made
+
+        return b.loop(found[0].start, found[-1].stop, step, state, go, hint=f"first_{looped}")
 
     def _listed(
         self, visits: Visits, masked: bool, positions: dict[str, Value], state: tuple[Value, ...], places

@@ -33,7 +33,8 @@ BFLOAT16_PARTS = {"tf32x3": 3, "tf32": 2}  # of a float32 operand, by the precis
 @dataclass(frozen=True)
 class Tiling:
     """Sizes of the blocks that programs have and of those that they walk. `precision`: of products of float32. `boxed`:
-    operands come by tensor maps where they can. `tiles`: blocks that a program has one after the other."""
+    operands come by tensor maps where they can. `tiles`: blocks that a program has one after the other. `one_loop`:
+    walks of masked blocks and others may be one loop."""
 
     block: int = 64
     step: int = 64
@@ -42,6 +43,7 @@ class Tiling:
     precision: str = "tf32x3"
     boxed: bool = True
     tiles: int = 1
+    one_loop: bool = True
 
 
 def feature_block(extent: int) -> int:

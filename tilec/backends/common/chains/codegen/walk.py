@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Value
+from tilec.backends.common.chains.chain import ChainKernel
 from tilec.ir.index import Affine, Index
+from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.rational import as_int
 
 
@@ -39,6 +41,25 @@ def is_falling(bounds: Collection[Affine], looped: str, blocked: Sequence[str]) 
 def is_rising(bounds: Collection[Affine], looped: str, blocked: Sequence[str]) -> bool:
     """Whether programs of earlier blocks have more to walk."""
     return _grows(bounds, looped, blocked, 1) and not _grows(bounds, looped, blocked, -1)
+
+
+def walks_values(kernel: ChainKernel) -> bool:
+    """Whether bodies read values of the points that are walked."""
+    read = [a for r in kernel.targets for f in r.inner for a in accesses_in(f.value) if a.tensor not in kernel.inners]
+    return any(kernel.looped in index_variables(a) for a in read)
+
+
+def cut_at_both_ends(kernel: ChainKernel) -> bool:
+    """Whether bounds cut the walk short at both ends."""
+    looped = kernel.looped or ""
+    return len({c > 0 for r in kernel.targets for f in r.target.bounds if (c := f.coefficient(looped))}) > 1
+
+
+def is_whole_window(kernel: ChainKernel, step: int) -> bool:
+    """The same where nothing but bounds does, and blocks of so many are whole: many need masks, and one loop serves
+    these and others."""
+    conditions = any(r.target.conditions for r in kernel.targets)
+    return cut_at_both_ends(kernel) and not conditions and kernel.extent[kernel.looped or ""] % step == 0
 
 
 def _grows(bounds: Collection[Affine], looped: str, blocked: Sequence[str], sign: int) -> bool:

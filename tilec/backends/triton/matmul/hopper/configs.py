@@ -16,11 +16,12 @@ from operator import itemgetter
 
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue, by_pieces
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
-from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, plan_hopper
+from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, oriented, plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.plan import Launch
 from tilec.ir.at_sizes import least
+from tilec.ir.symbolic import is_open_number
 
 USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
 REGISTERS = 65536
@@ -92,14 +93,28 @@ def default_plan(
 ) -> tuple[float, HopperConfig, list[Launch]] | None:
     """The first of these that `plan_hopper` can carry out, with its time in microseconds, and how; None where there is
     none: of open sizes nothing more is asked than that it is the first."""
-    left = dict(enumerate(_candidates(dot, tensors, epilogue)))
-    while left:
-        place, (time, config) = least(list(left.items()), lambda item: item[1][0])
-        launches = plan_hopper(dot, tensors, config, epilogue)
+    lying = oriented(dot, tensors[dot.output])
+    for time, config in _least_first(list(_candidates(dot, tensors, epilogue))):
+        launches = plan_hopper(lying, tensors, config, epilogue)
         if launches is not None:
             return time, config, launches
-        left = {k: pair for k, pair in left.items() if k != place and pair[1] != config}
     return None
+
+
+def _least_first(pairs: Sequence[tuple[float, HopperConfig]]) -> Iterator[tuple[float, HopperConfig]]:
+    """The pairs by time, those whose config has been there left out."""
+    if not any(is_open_number(time) for time, _ in pairs):
+        seen = set[HopperConfig]()
+        for time, config in sorted(pairs, key=itemgetter(0)):
+            if config not in seen:
+                yield time, config
+            seen.add(config)
+        return
+    left = dict(enumerate(pairs))
+    while left:
+        place, pair = least(list(left.items()), lambda item: item[1][0])
+        yield pair
+        left = {k: other for k, other in left.items() if k != place and other[1] != pair[1]}
 
 
 def _candidates(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import ALIGNED, IMPORTED_NAMES, Design, Lines, joined, spell
 from tilec.backends.triton.matmul.hopper.epilogue import PIECE_BITS, SWIZZLED
 from tilec.backends.triton.matmul.hopper.form import Variable, coefficients
-from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, select_copy, start
+from tilec.backends.triton.matmul.hopper.tiles import advance, box_text, coordinate, place, select_copy, start
 from tilec.backends.triton.plan.check_lines import free_names
 from tilec.backends.triton.plan.lines import CONSTEXPR, assign
 from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction, called, hole
 
 _FEW = "16 if BN > 16 else BN"  # columns that are computed again at a time
+_ONE = "gl.BlockedLayout([1], [32], [gl.num_warps()], [0])"  # the layout of a number in shared memory
+FLAGS = 128  # tiles of a program that may be noted as wrong
+EVERY_TILE = ("number", f"range({PROGRAM[0]}, tiles, gl.num_programs(0))")  # of a program that stays
 
 
 def staging(w: Lines, d: Design) -> None:
@@ -25,34 +29,73 @@ def staging(w: Lines, d: Design) -> None:
 
 
 def finish_tile(w: Lines, d: Design) -> None:
-    """Store a tile's sums."""
+    """Store a tile's sums. A program that stays notes which of its tiles are wrong, and leaves these out."""
     if not d.exact:
         _store_all(w, d)
         return
     w.assign("wrong", "0")
-    if d.same is not None:
+    with _where_suspect(w, d):
         _look(w, d)
-    else:
-        w.assign("suspect", joined(_suspicions(d), "|", ""))
-        with w.branch("suspect"):
-            _look(w, d)
+        if d.specialise:
+            w.effect(f"flags.index(count).store(gl.full([1], wrong, gl.int32, {_ONE}))")
+    if d.specialise:
+        w.assign("bad", "gl.maximum(bad, wrong)")
+        with w.branch("wrong == 0"):
+            _store_all(w, d)
+        return
     with w.branch("wrong != 0"):
-        f = recomputing(d)[-1]
-        call = f"{hole(f.name)}({', '.join((*f.parameters, *f.constants))})"
-        if d.unrolled is None:
-            w.effect(call)
-        else:
-            with w.loop("value", f"range({len(d.results)})"):
-                w.effect(call)
-                w.assign(d.unrolled[0], "1", "+=")
+        _call_recompute(w, d)
     with w.otherwise():
         _store_all(w, d)
 
 
+def allocate_flags(w: Lines, d: Design) -> None:
+    """A number for each of a program's tiles, and then for each group of warps whether it has noted one."""
+    w.assign("flags", f"gl.allocate_shared_memory(gl.int32, [{FLAGS + d.consumers}, 1], mbarrier.MBarrierLayout())")
+
+
+def note_wrong(w: Lines) -> None:
+    """Tell, at the end of a group of warps, whether some tile is wrong."""
+    w.effect(f"flags.index({FLAGS} + WHICH).store(gl.full([1], bad, gl.int32, {_ONE}))")
+
+
+def finish_program(w: Lines, d: Design) -> None:
+    """Compute those tiles again that groups of warps have noted: after all, so that one copy of the text serves."""
+    noted = [f"gl.max(flags.index({FLAGS + k}).load({_ONE}), 0)" for k in range(d.consumers)]
+    w.assign("bad", joined(noted, "+", ""))
+    with w.branch("bad != 0"):
+        w.assign("count", "0")
+        with w.loop(*EVERY_TILE):
+            w.assign("tile", "number")
+            place(w, d)
+            with _where_suspect(w, d), w.branch(f"gl.max(flags.index(count).load({_ONE}), 0) != 0"):
+                _call_recompute(w, d)
+            w.assign("count", "1", "+=")
+
+
+def _where_suspect(w: Lines, d: Design) -> AbstractContextManager[None]:
+    """Where a tile's sums may be wrong."""
+    if d.same is not None:
+        return nullcontext()
+    w.assign("suspect", joined(_suspicions(d), "|", ""))
+    return w.branch("suspect")
+
+
+def _call_recompute(w: Lines, d: Design) -> None:
+    f = recomputing(d)[-1]
+    call = f"{hole(f.name)}({', '.join((*f.parameters, *f.constants))})"
+    if d.unrolled is None:
+        w.effect(call)
+        return
+    with w.loop("value", f"range({len(d.results)})"):
+        w.effect(call)
+        w.assign(d.unrolled[0], "1", "+=")
+
+
 def _look(w: Lines, d: Design) -> None:
-    """Whether some sum is not finite."""
+    """Whether some sum is not finite, by their sum: it is not then, and hardly ever otherwise."""
     for sums in d.results:
-        wrong = f'gl.max(gl.max(gl.where(gl.abs({sums}) < float("inf"), 0, 1), 1), 0)'
+        wrong = f'gl.where(gl.abs(gl.sum(gl.sum({sums}, 1), 0)) < float("inf"), 0, 1)'
         w.assign("wrong", wrong if d.unrolled is None else f"gl.maximum(wrong, {wrong})")
 
 

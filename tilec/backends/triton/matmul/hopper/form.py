@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from tilec.ir.index import Affine
 from tilec.ir.rational import as_int
@@ -65,6 +66,11 @@ class HopperDot:
         """The variable of rows or columns that one of the output's index is, or is a digit of."""
         return next((d.of for d in self.digits if d.name == variable), variable)
 
+    @cached_property
+    def normalised(self) -> HopperProblem | None:
+        """The product in the kernels' names."""
+        return normalise(self)
+
     def turned(self) -> HopperDot:
         """The same with the operands exchanged."""
         return replace(self, left=self.right, right=self.left, rows=self.columns, columns=self.rows)
@@ -114,7 +120,7 @@ class HopperProblem:
 
     `table` gives, for each class, the values of residues and of the summed variables' `_low` and `_n` that vary;
     `ranges` the first and last value of everything
-    a form may hold, None where a class sums over nothing.
+    a form may hold, None where a class sums over nothing; `views` what operands were found to be for boxes.
     """
 
     batch: tuple[Variable, ...]
@@ -127,6 +133,7 @@ class HopperProblem:
     table: tuple[Mapping[str, int], ...]
     ranges: tuple[Mapping[str, tuple[int, int]] | None, ...]
     digits: tuple[Digit, ...] = ()
+    views: dict[tuple, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:

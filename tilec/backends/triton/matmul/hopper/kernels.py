@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import ALIGNED, Design
 from tilec.backends.triton.matmul.hopper.epilogue import SWIZZLED, Epilogue, by_pieces, epilogue_text, is_epilogue
-from tilec.backends.triton.matmul.hopper.finish import partial_sums_kernel
+from tilec.backends.triton.matmul.hopper.finish import FLAGS, partial_sums_kernel
 from tilec.backends.triton.matmul.hopper.form import (
     HopperConfig,
     HopperDot,
@@ -19,7 +19,6 @@ from tilec.backends.triton.matmul.hopper.form import (
     Variable,
     coefficients,
     form_bounds,
-    normalise,
 )
 from tilec.backends.triton.matmul.hopper.source import constants, hopper_file, parameters
 from tilec.backends.triton.matmul.hopper.views import TensorView, View, descriptors, ends, may_leave, view
@@ -51,8 +50,8 @@ def plan_hopper(
     dtype, other, out = (tensors[name].dtype for name in (dot.left.tensor, dot.right.tensor, dot.output))
     if dtype != other or not {dtype, out} <= MAPPED or dtype == "float32" and not config.tf32:
         return None
-    dot = _oriented(dot, tensors[dot.output])
-    problem = normalise(dot)
+    dot = oriented(dot, tensors[dot.output])
+    problem = dot.normalised
     if (
         problem is None
         or all(r is None for r in problem.ranges)
@@ -68,7 +67,7 @@ def plan_hopper(
     return _launches(dot, problem, boxes, config, tensors, epilogue)
 
 
-def _oriented(dot: HopperDot, out: TensorView) -> HopperDot:
+def oriented(dot: HopperDot, out: TensorView) -> HopperDot:
     """With the output's contiguous axis among the columns."""
     form = None if out.inner is None else dot.index[out.inner]
     walked = () if form is None else form.variables()
@@ -132,7 +131,10 @@ def _launches(
         ended[side] = {
             v.name for v in tail if any(ends(v, f, clip.get(a, tensor.shape[a]), problem) for a, f in enumerate(forms))
         }
-        found = _operand_view(tensor, forms, problem, boxes, own, names["s"], clip)
+        key = side, tuple(boxes[n] for n in (*own, *names["s"])), tuple(clip.items())
+        if key not in problem.views:
+            problem.views[key] = _operand_view(tensor, forms, problem, boxes, own, names["s"], clip)
+        found = problem.views[key]
         if found is None or (tensor.dtype == "float32" and found.inner not in names["s"]):
             return None
         views[side] = found
@@ -183,6 +185,16 @@ def _launches(
     )
     outputs = (dot.output,) if epilogue is None else epilogue.outputs
     return _assemble(dot, design, boxes, config, tensors, steps, outputs)
+
+
+def _programs(tiles: int, config: HopperConfig, design: Design) -> int:
+    """How many there are: as many as run at once, where these stay and can note their tiles."""
+    if not config.consumers:
+        return tiles
+    at_once = MULTIPROCESSORS * (8 // (config.warps * config.consumers))
+    if design.exact and tiles > at_once * FLAGS:
+        return -(-tiles // (at_once * FLAGS)) * at_once
+    return min(tiles, at_once)
 
 
 def _factor(problem: HopperProblem, steps: Mapping[str, int], split: bool) -> int:
@@ -325,11 +337,7 @@ def _assemble(
     }
     first = Launch(
         file=hopper_file(design),
-        grid=(
-            min(tiles, MULTIPROCESSORS * (8 // (config.warps * config.consumers))) if config.consumers else tiles,
-            1,
-            1,
-        ),
+        grid=(_programs(tiles, config, design), 1, 1),
         arguments=(*((n, values[n]) for n in (*maps_, *pointers, *sizes, *strides, *scale)), *own),
         constants=tuple((n, choices[n]) for n in constants(design)),
         warps=config.warps,

@@ -12,7 +12,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.backends.triton.matmul.hopper.design import IMPORTED_NAMES, Design, Lines
-from tilec.backends.triton.matmul.hopper.finish import finish_tile, finishing, recomputing, staging
+from tilec.backends.triton.matmul.hopper.finish import (
+    EVERY_TILE,
+    allocate_flags,
+    finish_program,
+    finish_tile,
+    finishing,
+    note_wrong,
+    recomputing,
+    staging,
+)
 from tilec.backends.triton.matmul.hopper.tiles import (
     advance,
     box_text,
@@ -83,7 +92,7 @@ def hopper_file(d: Design) -> KernelFile:
     given = (*maps, *pointers, *sizes, *strides, *scale, *further)
     exact = recomputing(d) if d.exact else ()
     ended = finishing(d)
-    w, roles = _specialised(d, given, fixed, called((*ended, *exact))) if d.specialise else (_alone(d), ())
+    w, roles = _specialised(d, given, fixed, called(ended)) if d.specialise else (_alone(d), ())
     kernel = KernelFunction(
         d.name,
         given,
@@ -93,7 +102,7 @@ def hopper_file(d: Design) -> KernelFile:
         (WHAT, *(after.heading if after is not None else ())),
         contracts=after is None or after.contracts,
         dialect="gluon",
-        calls=called(roles or (*ended, *exact)),
+        calls=called((*roles, *exact) if roles else (*ended, *exact)),
     )
     return gluon_file(kernel, (*ended, *exact, *roles), None if after is None else after.file)
 
@@ -149,12 +158,11 @@ def _specialised(
     """Programs that stay: a warp copies ahead through all of a program's tiles, and one or two groups of warps
     multiply. Two take turns, so that one stores while the other multiplies. The kernel's lines, and the functions of
     either; `calls`: of those that multiply."""
-    shared = ("left_ring", "right_ring", "full", "free") + ("done",) * (d.consumers == 2)
-    every = ("number", f"range({PROGRAM[0]}, tiles, gl.num_programs(0))")
+    shared = ("left_ring", "right_ring", "full", "free") + ("done",) * (d.consumers == 2) + ("flags",) * d.exact
     w = Lines()
     counts(w, d)
     w.assign("turn", "0")
-    with w.loop(*every):
+    with w.loop(*EVERY_TILE):
         w.assign("tile", "number")
         place(w, d)
         start(w, d)
@@ -170,7 +178,9 @@ def _specialised(
     counts(w, d)
     staging(w, d)
     w.add(assign("turn", "0"), assign("count", "0"))
-    with w.loop(*every):
+    if d.exact:
+        w.assign("bad", "0")
+    with w.loop(*EVERY_TILE):
         w.assign("tile", "number")
         place(w, d)
         if d.consumers == 1:
@@ -178,15 +188,20 @@ def _specialised(
         else:
             with w.branch("count % 2 == WHICH"):
                 _consume(w, d)
+        if d.consumers == 2 or d.exact:
             w.assign("count", "1", "+=")
         w.assign("turn", "steps", "+=")
     if d.out is not None:
         w.effect("tma.store_wait(pendings=0)")
+    if d.exact:
+        note_wrong(w)
     own = (*fixed, "WHICH")
     consume = KernelFunction("consume", (*shared, *given), own, tuple(w.lines), dialect="gluon", calls=calls)
     w = Lines()
-    tile_extents(w, d)
+    (counts if d.exact else tile_extents)(w, d)
     _buffers(w, d)
+    if d.exact:
+        allocate_flags(w, d)
     w.assign("full", "gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
     w.assign("free", "gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())")
     with w.loop("k", "gl.static_range(STAGES)"):
@@ -199,6 +214,8 @@ def _specialised(
     parts += [f"({hole('produce')}, ({passed}))"]
     warps, registers = ("[1]", "[32]") if d.consumers == 1 else ("[4, 1]", "[232, 32]")
     w.effect(f"gl.warp_specialize(\n    [{', '.join(parts)}],\n    {warps},\n    {registers},\n)")
+    if d.exact:
+        finish_program(w, d)
     return w, (produce, consume)
 
 
