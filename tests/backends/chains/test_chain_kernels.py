@@ -8,7 +8,8 @@ from support.chains import VARIANTS, both_ways, run
 import tilec
 from tilec.backends.common.chains import cost, recognise
 from tilec.backends.common.chains.codegen.places import Tiling, feature_blocks
-from tilec.backends.triton.chains.launch import chain_steps, choose_chain_tiling
+from tilec.backends.triton.chains.launch import chain_steps
+from tilec.backends.triton.chains.tiling import choose_chain_tiling
 from tilec.backends.triton.plan.plan import Launch, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.types import TensorType
@@ -50,6 +51,29 @@ def test_columns_of_one_block(name, tiles):
     """Nothing is carried, and a program has several blocks of rows: the last one fewer."""
     mine, theirs, *_ = both_ways(VARIANTS[name], "float32", SIZES, Tiling(16, 64, tiles=tiles))
     check(mine, theirs, 3e-6)
+
+
+WINDOWS = [(2, 49, 49, 32, 32), (1, 16, 64, 8, 16), (3, 50, 37, 24, 20), (2, 60, 64, 40, 16)]
+
+
+@pytest.mark.parametrize("sizes", WINDOWS, ids=str)
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.covering
+def test_gradients_within_small_windows_are_one_kernel(name, sizes):
+    """All rows and all columns are one block each: what sums over either is made of the same matrices. Rows and columns
+    that see nothing are there."""
+    given = dict(zip("BNMEF", sizes, strict=True))
+    mine, theirs, _, kernels = both_ways(VARIANTS[name], "bfloat16", given, Tiling(16, 16))
+    check(mine, theirs, 2e-2)
+    chosen = name not in ("documents", "ahead", "linear")
+    assert any({"DQ", "DK", "DV"} <= {*k} for k in kernels) == chosen, kernels
+
+
+def test_gradients_of_many_rows_or_features_have_no_room_in_one_kernel():
+    for sizes in ((2, 49, 130, 32, 32), (2, 64, 64, 256, 256), (2, 100, 100, 64, 64)):
+        given = dict(zip("BNMEF", sizes, strict=True))
+        *_, kernels = both_ways(VARIANTS["full"], "bfloat16", given, Tiling(64, 64))
+        assert not any({"DQ", "DK", "DV"} <= {*k} for k in kernels)
 
 
 SQUARES = "T[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]))"

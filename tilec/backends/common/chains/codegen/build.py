@@ -85,7 +85,7 @@ class _Build(Accumulation):
         places: dict[str, tuple[int, ...]] = {}
         for r in self.kernel.targets:
             t = r.target
-            axes = self._walked_axes()
+            axes = self._walked_axes(t)
             first = {"max": -math.inf, "min": math.inf, "logsumexp": -math.inf}.get(t.aggregation, 0.0)
             own = [b.fill(axes, 0, INDEX_TYPE) if self._counts(t) else b.fill(axes, first)] * (r.unrolled or 1)
             if t.feature and not r.unrolled:
@@ -96,7 +96,7 @@ class _Build(Accumulation):
             found += own
             if self._needs_seen(r) and t.points not in self.seen:
                 self.seen[t.points] = len(found)
-                found.append(b.fill(self._walked_axes(), 0, "int32"))
+                found.append(b.fill(axes, 0, "int32"))
         return found, places
 
     # the walk
@@ -123,7 +123,8 @@ class _Build(Accumulation):
             return tuple(state)
         step = self.axes[looped]
         if in_one_block(self.kernel, step):
-            masked = bool(self.bounds) or self.extent[looped] != step
+            masked = bool(self.bounds) or self.extent[looped] != step or self.kernel.on_both_sides
+            self.ends[looped] = b.number(0), self.size(looped) - 1
             return tuple(self._step({**positions, looped: b.positions(looped)}, masked, state, places, only=True))
         found = limits(b, self.bounds, looped, self.ends, self.size(looped))
         told = self._told_ends(self.emitter(positions, False))
@@ -180,7 +181,7 @@ class _Build(Accumulation):
         only: bool = False,
     ) -> list[Value]:
         """The next state. `only`: of a walk's only step, which adds to nothing."""
-        b, looped = self.b, self.kernel.looped
+        b = self.b
         at = self.emitter(positions, masked)
         for a in self._products:  # first of all, then what lies between them
             self._inner(self.kernel.inners[a.tensor], a, at)
@@ -189,15 +190,15 @@ class _Build(Accumulation):
         anchors = {r.anchor for r in self.kernel.targets if r.anchor is not None}
         for r in self.kernel.targets:
             t = r.target
-            mask = self._mask(t, at, masked)
-            if t.points in self.seen and mask is not None and looped is not None:
+            mask, side = self._mask(t, at, masked), self.kernel.summed_side(t)
+            if t.points in self.seen and mask is not None and side is not None:
                 place = self.seen[t.points]
                 here = b.cast(mask, "int32")
-                here = self._along("max", here) if looped in here.type.axes else here
+                here = self._along("max", here, t) if side in here.type.axes else here
                 state[place] = b.apply("larger", initial[place], here)
             elif t.points in self.seen:
                 place = self.seen[t.points]
-                state[place] = b.fill(self._walked_axes(), 1, "int32")
+                state[place] = b.fill(self._walked_axes(t), 1, "int32")
             own = places[t.output]
             carried: list[Value | None] = [None if only else v for v in initial]
             before = carried[own[0]]
@@ -211,7 +212,7 @@ class _Build(Accumulation):
                 x = at.value(t.body, "float32")
                 none = b.number(-math.inf if t.aggregation == "max" else math.inf, "float32")
                 x = x if mask is None else b.apply("select", mask, x, none)
-                x = self._along(t.aggregation, self._full(x), careful=True)
+                x = self._along(t.aggregation, self._full(x), t, careful=True)
                 state[own[0]] = x if before is None else b.apply(t.aggregation, before, x)
             elif self._counts(t):
                 state[own[0]] = self._count(t, at, mask, before)
@@ -241,9 +242,12 @@ class _Build(Accumulation):
     def _finish(self, positions: dict[str, Value], state: Sequence[Value], places: Mapping) -> None:
         b = self.b
         state = self._combined(state, places)
+        looped = self.kernel.looped
         for r, k in [(x, k) for x in self.kernel.targets for k in range(self._blocks(x))]:
             t = r.target
-            at = self._at_feature(r, k, positions, False)
+            across = looped is not None and self.kernel.summed_side(t) != looped
+            here = {**positions, looped: b.positions(looped)} if across and looped else positions
+            at = self._at_feature(r, k, here, across)
             first, *more = (state[p] for p in places[t.output][k:])
             if t.aggregation == "logsumexp":
                 total = more[0]

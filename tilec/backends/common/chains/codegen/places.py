@@ -87,6 +87,8 @@ class Places:
         axes = dict.fromkeys(kernel.blocked, tiling.block)
         if kernel.looped is not None:
             axes[kernel.looped] = tiling.step
+        if kernel.on_both_sides:  # of which a program has all, whatever a tiling says
+            axes = {v: feature_block(kernel.extent[v]) for v in axes}
         self.extent = dict(kernel.extent)
         self.features: dict[str, int] = {}  # axis of a block of features -> how many there are in all
         self.starts: dict[str, int] = {}
