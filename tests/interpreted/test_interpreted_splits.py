@@ -253,13 +253,14 @@ def test_wide_kernels_fill_the_device(width, counts):
 @pytest.mark.parametrize(
     ("guard", "heads", "count"),
     [
-        ("j <= i ? ", (2, 4, 5), 4),  # 256 programs at once, the longest of which walks twice as much as the mean one
+        ("j <= i ? ", (2, 4, 5), 3),  # 256 programs at once, the longest of which walks twice as much as the mean one
+        ("j <= i ? ", (2, 4, 7), 4),
         ("j <= i & i - j < 300 ? ", (2, 4, 5), None),
         ("", (2, 4, 5), None),  # one round
         ("", (1, 4, 6), 2),  # half a round
         ("j <= i ? ", (8, 8, 5), None),  # rounds enough
     ],
-    ids=["triangle", "window", "even", "half a round", "many"],
+    ids=["triangle", "triangle of 7 heads", "window", "even", "half a round", "many"],
 )
 def test_long_walks_of_programs_enough_are_evened(guard, heads, count):
     text = f"""function (Q[B, G, R, N, E], K[B, G, M, E], L[B, G, R, N], D[B, G, R, N, E]) -> (O) {{

@@ -25,6 +25,7 @@ from tilec.cost import H200
 from tilec.ir.functions import call
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Expr, Index, Int, Program, Statement, walk
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names, fresh_variable
 
@@ -183,6 +184,8 @@ def _evened(kernel: ChainKernel, programs: int, types: Types) -> dict[str, int]:
     parts = 1
     while 2 * parts <= values and others * values >= 2 * parts * FEWEST_COLUMNS and seconds(2 * parts) < seconds(parts):
         parts *= 2
+    if not is_symbolic(values):  # as few as leave the longest walk as it is: of 5 values in 4 parts one part has 2
+        parts = -(-values // -(-values // parts))
     return {v: parts} if parts > 1 else {}
 
 
