@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.values import (
@@ -22,7 +23,7 @@ from tilec.backends.common.chains.values import (
     rebuilt,
     reduction_variables,
 )
-from tilec.ir.functions import all_of
+from tilec.ir.functions import ZERO, all_of, call
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import (
     Access,
@@ -36,7 +37,7 @@ from tilec.ir.program import (
     value_accesses,
 )
 from tilec.ir.types import NARROW, TensorType, Types
-from tilec.lattice.conditions import is_affine
+from tilec.lattice.conditions import bound_of, is_affine
 from tilec.transforms.bind.structural import reshape_indices
 from tilec.transforms.util.factors import factors_of
 from tilec.transforms.util.naming import Names, fresh_variable
@@ -155,7 +156,9 @@ class _Flattened:
             return self._read(s, a, sides, joined, places, extent, before, is_row)
 
         body = _moved(s.body, joined, extent, change)
-        guards = [m for x in s.guards if (m := _moved(x, joined, extent, change)) is not None]
+        few = {v: places[v] for g in sides if len(g) > 1 and _are_few(g, extent) for v in g if places[v].is_integral}
+        moved = ((x, _moved(x, joined, extent, change, few)) for x in s.guards)
+        guards = [_with_bound_of_all(x, y, several, extent) for x, y in moved if y is not None]
         if body is None or len(guards) < len(s.guards):
             return None
         shape = tuple(math.prod(self.types[s.output].shape[d] for d in ds) for ds in dims)
@@ -237,10 +240,14 @@ class _Flattened:
 
 
 def _moved(
-    e: Expr, joined: Mapping[Side, str], extent: Mapping[str, int], change: Callable[[Access], Expr]
+    e: Expr,
+    joined: Mapping[Side, str],
+    extent: Mapping[str, int],
+    change: Callable[[Access], Expr],
+    apart: Mapping[str, Affine] = MappingProxyType({}),
 ) -> Expr | None:
     """A value with `change` applied to each access, and with the places of points as numbers of the joined sides; None
-    where it has other numbers of a side's variables."""
+    where it has other numbers of a side's variables, but those for which `apart` has a number."""
     if isinstance(e, Access):
         return change(e)
     own = {v for g in joined for v in g}
@@ -254,11 +261,31 @@ def _moved(
             for w in g:
                 place = place * extent[w] + Affine.variable(w)
             form = form + (Affine.variable(v) - place) * c
-        return form.to_value() if own.isdisjoint(form.variables()) else None
+        left = own & set(form.variables())
+        if left:
+            return replace_indices(e, apart) if own & set(index_variables(e)) <= apart.keys() else None
+        return form.to_value()
     if not isinstance(e, Call):
         return None
-    args = [m for x in e.args if (m := _moved(x, joined, extent, change)) is not None]
+    args = [m for x in e.args if (m := _moved(x, joined, extent, change, apart)) is not None]
     return replace(e, args=tuple(args)) if len(args) == len(e.args) else None
+
+
+def _are_few(side: Side, extent: Mapping[str, int]) -> bool:
+    """Whether a side is no longer than a block of rows, so that blocks which a bound leaves out are worth little: a few
+    queries of heads that share keys."""
+    return math.prod(extent[v] for v in side) <= _LEAST_SIDE
+
+
+def _with_bound_of_all(guard: Expr, moved: Expr, own: set[str], extent: Mapping[str, int]) -> Expr:
+    """A guard, and with it, where it is a bound of places that are affine no longer, the bound of all of them: what
+    lies beyond may hold anything."""
+    form = bound_of(guard)
+    used = own & set(() if form is None else form.variables())
+    if form is None or not used or bound_of(moved) is not None:
+        return moved
+    last = {v: Affine() + (extent[v] - 1 if form.coefficient(v) > 0 else 0) for v in used}
+    return Call("and", (moved, call("ge", form.substitute(last).to_value(), ZERO)))
 
 
 def _dimensions(index: Sequence[str], sides: Sequence[Side]) -> tuple[tuple[int, ...], ...] | None:
