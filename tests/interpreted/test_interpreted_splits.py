@@ -186,6 +186,25 @@ def test_all_that_a_program_walks_is_shared_out(monkeypatch, guard):
     torch.testing.assert_close(ours(*given).double(), theirs(*wide), rtol=1e-4, atol=1e-4)
 
 
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_windows_that_share_a_bias_are_dealt_out(dtype):
+    """The bias's gradient has few programs, each of which walks a part of the windows."""
+    torch.manual_seed(0)
+    text = """function (Q[W, H, N, E], K[W, H, N, E], V[W, H, N, E], P[H, N, N]) -> (O) {
+        S[w, h, i, j : W, H, N, N] = 0.25 * sum(Q[w, h, i, e] * K[w, h, j, e]) + P[h, i, j];
+        L[w, h, i : W, H, N] = logsumexp(S[w, h, i, j]);
+        O[w, h, i, f : W, H, N, E] = sum(exp(S[w, h, i, j] - L[w, h, i]) * V[w, h, j, f]);
+    }"""
+    given = [torch.randn(s, dtype=dtype) for s in ((19, 2, 18, 16),) * 3 + ((2, 18, 18),)]
+    cotangent = torch.randn(given[0].shape, dtype=dtype)
+    ours, theirs = (tilec.compile(text, backend=b).grad() for b in ("triton", "torch"))
+    assert "DP_parts_chain" in [k.name for k in ours.lower(*given, cotangent).kernels]
+    close = {"rtol": 4e-2, "atol": 4e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    for x, w in zip(ours(*given, cotangent), theirs(*(x.double() for x in (*given, cotangent))), strict=True):
+        torch.testing.assert_close(x.double(), w, **close)
+
+
 def test_few_rows_need_many_columns():
     ours, _ = programs("attention")
     few, many = (ours.lower(*given("attention", torch.bfloat16, 4, columns=n), target="sm_90") for n in (600, 2600))

@@ -31,6 +31,8 @@ from tilec.transforms.util.naming import Names, fresh_variable
 
 MOST_PROGRAMS = 264  # programs, at most
 MOST_PROGRAMS_OF_POINTS = 1056  # of kernels without products, which have fewer registers
+MOST_PROGRAMS_OF_MATRICES = 528  # of kernels that walk neither side of their matrices
+FEWEST_BLOCKS = 4  # that a part of these walks
 ENOUGH_PROGRAMS = 100  # programs that are left alone
 ROWS_OF_A_SMALL_PROGRAM, ROWS_OF_A_PROGRAM = 16, 64  # of a program, those of few rows, or without products, and others
 # where one 16-bit product and at most one mixture have operands of more columns than that, a program has twice the rows
@@ -94,7 +96,9 @@ def _pays_apart(kernel: ChainKernel) -> bool:
 
 def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     """A kernel with few programs in parts; None where there are enough, or nothing to share."""
-    if kernel.looped is None or len(kernel.blocked) != 1 or kernel.rows:
+    if kernel.looped is None:
+        return _matrix_in_parts(kernel, types)
+    if len(kernel.blocked) != 1 or kernel.rows:
         return None
     if any(r.unrolled or types[r.target.output].dtype not in DOT_DTYPES for r in kernel.targets):
         return None
@@ -119,6 +123,24 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
         shared = _dealt(kernel, programs, large) if kernel.walked else {}
     if programs < enough and (not large or not kernel.walked):
         shared |= _cut(kernel, programs * math.prod(shared.values()), enough)
+    return _in_parts(kernel, shared, types) if shared else None
+
+
+def _matrix_in_parts(kernel: ChainKernel, types: Types) -> Split | None:
+    """The same of a kernel whose programs have a block of rows and columns, as the gradient of a bias that all windows
+    share: what they walk is dealt out."""
+    if any(types[r.target.output].dtype not in DOT_DTYPES or r.outer or r.anchor for r in kernel.targets):
+        return None
+    sides = (-(-kernel.extent[v] // ROWS_OF_A_PROGRAM) for v in kernel.blocked)
+    programs = math.prod(sides) * math.prod(kernel.extent[v] for v in kernel.batch)
+    shared: dict[str, int] = {}
+    for v in sorted(kernel.walked, key=lambda v: -kernel.extent[v]):
+        parts = 1
+        while 2 * parts * FEWEST_BLOCKS <= kernel.extent[v] and 2 * parts * programs <= MOST_PROGRAMS_OF_MATRICES:
+            parts *= 2
+        if parts > 1:
+            shared[v] = parts
+        programs *= parts
     return _in_parts(kernel, shared, types) if shared else None
 
 

@@ -36,6 +36,7 @@ from tilec.language.show import show_statement
 
 AnyStrides = Mapping[str, tuple[int, ...]]
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
+ONE_WARP = 2**12  # elements of all parts of a row, up to which one warp puts them together
 LISTS = PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that make lists, or put parts together
 
 
@@ -94,7 +95,8 @@ class _ChainPlanner:
         added = [planner._added(s) for s in sums_of_parts(self.kernel, planner.types)]
         if not added or None in added:
             made = build_together(f"{self._name}_together", split, self.kernel, planner.types)
-            added = [planner._launched(made, PARTS_TILING, {}, {})]
+            few = math.prod(made.axes.values()) <= ONE_WARP  # one warp, so that the sums stay in its lanes
+            added = [planner._launched(made, replace(PARTS_TILING, warps=1) if few else PARTS_TILING, {}, {})]
         return [*steps, *filter(None, added), Release(tuple(split.types))]
 
     def _added(self, s: Statement) -> Launch | None:

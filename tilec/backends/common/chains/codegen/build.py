@@ -18,7 +18,7 @@ from tilec.backends.common.chains.codegen.emit import LN2, Emitter
 from tilec.backends.common.chains.codegen.places import Tiling, distance, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
 from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces, within_ends
-from tilec.ir.program import accesses_in
+from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.types import Types
 
 
@@ -47,6 +47,13 @@ class _Build(Accumulation):
         self._products = (
             sorted(products, key=lambda a: -max(distance(e, a) for e in bodies)) if several else [*products]
         )
+
+        # Triton gives statistics the layout of what comes last, products or elements of each point that are loaded: in
+        # that of loads rows lie across lanes and warps (windows of 49 places with a bias: 173 µs in place of 38)
+        sides = {*kernel.blocked, kernel.looped}
+        scores = accesses_in(*(r.target.body for r in kernel.targets if r.target.aggregation != "sum"))
+        beside = (a for a in scores if a.tensor not in kernel.inners and sides <= set(index_variables(a)))
+        self._loaded_first = list(dict.fromkeys(beside)) if products else []
 
     def program(self, name: str) -> BlockProgram:
         kernel, b = self.kernel, self.b
@@ -183,6 +190,8 @@ class _Build(Accumulation):
         """The next state. `only`: of a walk's only step, which adds to nothing."""
         b = self.b
         at = self.emitter(positions, masked)
+        for a in self._loaded_first:
+            at.read(a)
         for a in self._products:  # first of all, then what lies between them
             self._inner(self.kernel.inners[a.tensor], a, at)
         state: list[Value] = list(initial)
