@@ -36,7 +36,7 @@ from tilec.language.show import show_statement
 
 AnyStrides = Mapping[str, tuple[int, ...]]
 _MANY = 2**26  # points of a kernel for which tensor maps and lists of blocks pay
-ONE_WARP = 2**12  # elements of all parts of a row, up to which one warp puts them together
+ONE_WARP = 2**11  # elements of all parts of a row, up to which one warp puts them together
 LISTS = PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that make lists, or put parts together
 
 
