@@ -69,6 +69,15 @@ def test_gradients_within_small_windows_are_one_kernel(name, sizes):
     assert any({"DQ", "DK", "DV"} <= {*k} for k in kernels) == chosen, kernels
 
 
+@pytest.mark.parametrize("name", ["full", "causal"])
+def test_a_batch_of_one_computes_values_of_rows_too(name):
+    """The row sums of DO * O, in the kernel of the queries' gradient, as for larger batches."""
+    for batch in (1, 2):
+        mine, theirs, _, kernels = both_ways(VARIANTS[name], "float32", {**SIZES, "B": batch}, Tiling(16, 32))
+        check(mine, theirs, 3e-6)
+        assert kernels[-2:] == [("DL", "DQ"), ("DK", "DV")]
+
+
 def test_gradients_of_many_rows_or_features_have_no_room_in_one_kernel():
     for sizes in ((2, 49, 130, 32, 32), (2, 64, 64, 256, 256), (2, 100, 100, 64, 64)):
         given = dict(zip("BNMEF", sizes, strict=True))
