@@ -39,6 +39,8 @@ ROWS_OF_A_SMALL_PROGRAM, ROWS_OF_A_PROGRAM = 16, 64  # of a program, those of fe
 # and a multiprocessor to itself, so many of which there are; as much of them should be busy
 COLUMNS_OF_A_SMALL_PROGRAM, ROWS_OF_A_LARGE_PROGRAM = 128, 128
 PROGRAMS_AT_ONCE, BUSY = 132, 0.9
+# of the longest walk's time, what it takes where the others have ended; of a triangle's, what it takes however even
+LONGEST_ALONE, HOWEVER_EVEN = 0.85, 1.15
 FEWEST_COLUMNS = 512  # columns of a part
 FEWEST_PLACES = 16  # of a row's parts where these are put together: one kernel for all fewer of them
 _SUFFIX = ".parts"
@@ -199,8 +201,8 @@ def _evened(kernel: ChainKernel, programs: int, types: Types) -> dict[str, int]:
 
     def seconds(parts: int) -> float:
         longest = walk * -(-values // parts)
-        half = walk * values * programs / MOST_PROGRAMS / 2
-        found = max(longest, half) if triangle else longest * -(-programs * parts // MOST_PROGRAMS)
+        half = HOWEVER_EVEN * walk * values * programs / MOST_PROGRAMS / 2
+        found = max(LONGEST_ALONE * longest, half) if triangle else longest * -(-programs * parts // MOST_PROGRAMS)
         return found if parts == 1 else found + parts * stored + H200.launch
 
     parts = 1

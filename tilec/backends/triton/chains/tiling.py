@@ -28,10 +28,11 @@ ONE_PRODUCT: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     256: (Tiling(128, 64, 8, 3),) * 3,
 }
 TWO_PRODUCTS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
-    64: (Tiling(64, 64, 4, 3, boxed=False),) * 3,
+    64: (Tiling(128, 64, 4, 3, boxed=False), *(Tiling(64, 64, 4, 3, boxed=False),) * 2),
+    80: (Tiling(64, 64, 4, 2, boxed=False),) * 3,
     128: (*(Tiling(128, 64, 8, 3, boxed=False),) * 2, Tiling(64, 32, 4, 3, boxed=False)),
     192: (Tiling(64, 32, 4, 3, boxed=False),) * 3,
-    256: (Tiling(64, 64, 4, 2),) * 3,
+    256: (Tiling(128, 32, 8, 3, boxed=False),) * 3,
 }
 # the same where each point that a program walks has values of its own, such as statistics of rows
 TWO_PRODUCTS_OF_STATISTICS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
@@ -39,10 +40,13 @@ TWO_PRODUCTS_OF_STATISTICS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     192: (Tiling(128, 64, 8, 2),) * 3,
 }
 MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
-    64: (Tiling(64, 64, 4, 3, boxed=False), Tiling(64, 128, 4, 2, boxed=False), Tiling(64, 64, 4, 3, boxed=False)),
+    64: (Tiling(64, 64, 4, 3), Tiling(64, 128, 4, 2, boxed=False), Tiling(64, 64, 4, 3, boxed=False)),
+    80: (Tiling(64, 64, 4, 2, boxed=False),) * 3,
     128: (Tiling(64, 64, 4, 2),) * 3,
     256: (Tiling(64, 32, 4, 2, boxed=False),) * 3,
 }
+# of narrow operands, for walks of more than a block of 64 and no more than two
+NARROW_WIDTH, TWO_BLOCKS, MIXTURES_IN_ONE_BLOCK = 64, 128, Tiling(64, 128, 4, 2, boxed=False)
 ROLES = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
 ROLES_WIDTH = 128  # of their operands, at least
 ROLES_BARRIERS = 1024  # bytes
@@ -73,12 +77,15 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
     products = sum(i.left is not None for i in kernel.inners.values())
     two = TWO_PRODUCTS_OF_STATISTICS if _walks_values(kernel) else TWO_PRODUCTS
     table = MIXTURES if mixtures > 1 else two if products > 1 else ONE_PRODUCT
+    whole = kernel.looped is not None and NARROW_WIDTH < kernel.extent[kernel.looped] <= TWO_BLOCKS
     if not halves:
         chosen = next(t for n, t in FLOAT32_TILINGS.items() if widest <= n)
     elif kernel.looped is None:
         chosen = MATRIX
     else:
         chosen = next(t for n, t in table.items() if widest <= n)[_walk_of(kernel, types)]
+        if table is MIXTURES and widest <= NARROW_WIDTH and whole:
+            chosen = MIXTURES_IN_ONE_BLOCK
     operands = _operands(kernel)
     boxed = chosen.boxed or bool(operands[2])  # a matrix takes more addresses than anything else
     found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
@@ -116,7 +123,7 @@ def _for_both_sides(kernel: ChainKernel) -> Tiling:
     sums = 0
     for t in (r.target for r in kernel.targets):
         side = step if kernel.summed_side(t) in kernel.blocked else block
-        sums += side * padded_features(kernel.extent[t.feature]) if t.feature is not None else side
+        sums += side * padded_features(kernel, kernel.extent[t.feature]) if t.feature is not None else side
     values = BOTH_SIDES_MATRICES * block * step + sums
     return Tiling(block, step, 4 if values <= BOTH_SIDES_REGISTERS // 2 else 8, 1)
 
@@ -125,7 +132,19 @@ def _width(kernel: ChainKernel) -> int:
     """Of the widest operand's block."""
     widths = [i.extent for i in kernel.inners.values() if i.left is not None]
     widths += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
-    return max([32, *map(padded_features, widths)])
+    return max([32, *(padded_features(kernel, n) for n in widths)])
+
+
+def _mixed_features(kernel: ChainKernel) -> int:
+    """Of all mixtures."""
+    features = [f for r in kernel.targets if (f := r.target.feature) is not None]
+    return sum(padded_features(kernel, kernel.extent[f]) for f in features)
+
+
+def columns_of_operands(kernel: ChainKernel) -> int:
+    """Of all products of a point."""
+    widths = [i.extent for i in kernel.inners.values() if i.left is not None]
+    return sum(padded_features(kernel, n) for n in widths) + _mixed_features(kernel)
 
 
 def _walks_values(kernel: ChainKernel) -> bool:
@@ -189,7 +208,9 @@ def _in_registers(tiling: Tiling, kernel: ChainKernel, operands: _Operands) -> T
     """Shorter steps where sums have half of a thread's registers, and scores and matrices that are read for each score
     would take more than are left: products wait for each other then."""
     matrices, threads = len(operands[2]), 32 * tiling.warps
-    features = sum(padded_features(kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None)
+    features = sum(
+        padded_features(kernel, kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None
+    )
     sums, step = tiling.block * features // threads, tiling.step
     beside = tiling.block * (2 + matrices) if matrices and sums >= MANY_SUMS else 0
     while beside and step > SHORTEST_CROWDED and sums + beside * step // threads > POINT_VALUES:
@@ -205,7 +226,7 @@ def _operands(kernel: ChainKernel) -> _Operands:
     matrices: set[str] = set()
     for r in kernel.targets:
         for a in accesses_in(*(f.value for f in r.feature)):
-            streamed[a.tensor] = padded_features(kernel.extent[r.target.feature or ""])
+            streamed[a.tensor] = padded_features(kernel, kernel.extent[r.target.feature or ""])
         for a in accesses_in(r.target.body, *r.target.conditions):
             used = {*index_variables(a)}
             inner = kernel.inners.get(a.tensor)
@@ -218,7 +239,9 @@ def _operands(kernel: ChainKernel) -> _Operands:
                 for x in () if side is None else accesses_in(side):
                     own = {names.get(v) for v in index_variables(x)}
                     if inner.axis in index_variables(x):
-                        (streamed if kernel.looped in own else stationary)[x.tensor] = padded_features(inner.extent)
+                        (streamed if kernel.looped in own else stationary)[x.tensor] = padded_features(
+                            kernel, inner.extent
+                        )
     return stationary, streamed, matrices
 
 
@@ -237,7 +260,9 @@ def roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:
         return None
     tiling = replace(ROLES, precision=PRECISION[setting.precision])
     stationary, streamed, _ = _operands(kernel)
-    mixed = sum(padded_features(kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None)
+    mixed = sum(
+        padded_features(kernel, kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None
+    )
     for step in ROLES_STEPS:
         room = 2 * (tiling.block * sum(stationary.values()) + tiling.stages * step * sum(streamed.values()))
         # a group of 128 threads has 64 rows

@@ -7,7 +7,7 @@ other side block by block. Statistics and mixtures are carried in registers (`ac
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
@@ -18,7 +18,7 @@ from tilec.backends.common.chains.codegen.emit import LN2, Emitter
 from tilec.backends.common.chains.codegen.places import Tiling, distance, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
 from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces, within_ends
-from tilec.ir.program import accesses_in, index_variables
+from tilec.ir.program import Access, accesses_in, index_variables
 from tilec.ir.types import Types
 
 
@@ -29,14 +29,32 @@ def build_kernel(
     tiling: Tiling,
     visits: Visits | None = None,
     roles: bool = False,
+    loaded_first: Collection[str] = (),
 ) -> BlockProgram:
     """The block program. `types` of all tensors and inner sums. `visits`: where lists say which blocks it walks;
-    `roles`: other warps copy blocks, and so no round reads which block is the next one's; masked blocks come first."""
-    return verify_kernel(_Build(kernel, types, tiling, visits, roles).program(name))
+    `roles`: other warps copy blocks, and so no round reads which block is the next one's; masked blocks come first.
+    `loaded_first`: tensors whose elements of each point are loaded before products."""
+    return verify_kernel(_Build(kernel, types, tiling, visits, roles, loaded_first).program(name))
+
+
+def scores_beside(kernel: ChainKernel) -> list[Access]:
+    """The elements of each point that statistics are made of, as biases are."""
+    sides = {*kernel.blocked, kernel.looped}
+    scores = accesses_in(*(r.target.body for r in kernel.targets if r.target.aggregation != "sum"))
+    found = (a for a in scores if a.tensor not in kernel.inners and sides <= set(index_variables(a)))
+    return list(dict.fromkeys(found))
 
 
 class _Build(Accumulation):
-    def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None, roles: bool):
+    def __init__(
+        self,
+        kernel: ChainKernel,
+        types: Types,
+        tiling: Tiling,
+        visits: Visits | None,
+        roles: bool,
+        loaded_first: Collection[str],
+    ):
         super().__init__(kernel, types, tiling, visits)
         self.ahead, self.masked_first = not roles, roles
         bodies = [r.target.body for r in kernel.targets]
@@ -48,12 +66,7 @@ class _Build(Accumulation):
             sorted(products, key=lambda a: -max(distance(e, a) for e in bodies)) if several else [*products]
         )
 
-        # Triton gives statistics the layout of what comes last, products or elements of each point that are loaded: in
-        # that of loads rows lie across lanes and warps (windows of 49 places with a bias: 173 µs in place of 38)
-        sides = {*kernel.blocked, kernel.looped}
-        scores = accesses_in(*(r.target.body for r in kernel.targets if r.target.aggregation != "sum"))
-        beside = (a for a in scores if a.tensor not in kernel.inners and sides <= set(index_variables(a)))
-        self._loaded_first = list(dict.fromkeys(beside)) if products else []
+        self._loaded_first = [a for a in scores_beside(kernel) if a.tensor in loaded_first] if products else []
 
     def program(self, name: str) -> BlockProgram:
         kernel, b = self.kernel, self.b
