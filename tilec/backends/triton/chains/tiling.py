@@ -89,6 +89,8 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
     operands = _operands(kernel)
     boxed = chosen.boxed or bool(operands[2])  # a matrix takes more addresses than anything else
     found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
+    if table is not ONE_PRODUCT and halves and kernel.looped is not None and _has_few_programs(kernel, found):
+        found = replace(found, block=found.block // 2, warps=4)
     block = min(found.block, *(feature_block(kernel.extent[v]) for v in kernel.blocked))
     step = found.step
     if kernel.looped is not None:
@@ -100,6 +102,16 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
     found = _fitted(found, operands, 2 if halves else 4, setting.device.shared)
     found = _in_registers(found, kernel, operands)
     return _with_tiles(found, kernel, operands, 2 if halves else 4, setting.device.shared)
+
+
+def _has_few_programs(kernel: ChainKernel, tiling: Tiling) -> bool:
+    """Whether blocks of twice 64 rows leave multiprocessors idle that half of them would use: two programs of four
+    warps have one, or a program of operands wider than 128 columns."""
+    wide = _width(kernel) > ROLES_WIDTH
+    if tiling.block <= MATRIX.block or len(kernel.blocked) != 1 or not (wide or tiling.warps == MATRIX.warps):
+        return False
+    programs = -(-kernel.extent[kernel.blocked[0]] // tiling.block) * math.prod(kernel.extent[v] for v in kernel.batch)
+    return programs < (TWO_A_MULTIPROCESSOR // 2 if wide else TWO_A_MULTIPROCESSOR)
 
 
 def _with_tiles(tiling: Tiling, kernel: ChainKernel, operands: _Operands, size: int, shared: int) -> Tiling:
