@@ -107,11 +107,11 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
 def _has_few_programs(kernel: ChainKernel, tiling: Tiling) -> bool:
     """Whether blocks of twice 64 rows leave multiprocessors idle that half of them would use: two programs of four
     warps have one, or a program of operands wider than 128 columns."""
-    wide = _width(kernel) > ROLES_WIDTH
-    if tiling.block <= MATRIX.block or len(kernel.blocked) != 1 or not (wide or tiling.warps == MATRIX.warps):
+    large = _width(kernel) > ROLES_WIDTH
+    if tiling.block <= MATRIX.block or len(kernel.blocked) != 1 or not (large or tiling.warps == MATRIX.warps):
         return False
     programs = -(-kernel.extent[kernel.blocked[0]] // tiling.block) * math.prod(kernel.extent[v] for v in kernel.batch)
-    return programs < (TWO_A_MULTIPROCESSOR // 2 if wide else TWO_A_MULTIPROCESSOR)
+    return programs < (TWO_A_MULTIPROCESSOR // 2 if large else TWO_A_MULTIPROCESSOR)
 
 
 def _with_tiles(tiling: Tiling, kernel: ChainKernel, operands: _Operands, size: int, shared: int) -> Tiling:
