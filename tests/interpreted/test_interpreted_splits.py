@@ -186,6 +186,25 @@ def test_all_that_a_program_walks_is_shared_out(monkeypatch, guard):
     torch.testing.assert_close(ours(*given).double(), theirs(*wide), rtol=1e-4, atol=1e-4)
 
 
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_windows_that_share_a_bias_are_dealt_out(dtype):
+    """The bias's gradient has few programs, each of which walks a part of the windows."""
+    torch.manual_seed(0)
+    text = """function (Q[W, H, N, E], K[W, H, N, E], V[W, H, N, E], P[H, N, N]) -> (O) {
+        S[w, h, i, j : W, H, N, N] = 0.25 * sum(Q[w, h, i, e] * K[w, h, j, e]) + P[h, i, j];
+        L[w, h, i : W, H, N] = logsumexp(S[w, h, i, j]);
+        O[w, h, i, f : W, H, N, E] = sum(exp(S[w, h, i, j] - L[w, h, i]) * V[w, h, j, f]);
+    }"""
+    given = [torch.randn(s, dtype=dtype) for s in ((19, 2, 18, 16),) * 3 + ((2, 18, 18),)]
+    cotangent = torch.randn(given[0].shape, dtype=dtype)
+    ours, theirs = (tilec.compile(text, backend=b).grad() for b in ("triton", "torch"))
+    assert "DP_parts_chain" in [k.name for k in ours.lower(*given, cotangent).kernels]
+    close = {"rtol": 4e-2, "atol": 4e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    for x, w in zip(ours(*given, cotangent), theirs(*(x.double() for x in (*given, cotangent))), strict=True):
+        torch.testing.assert_close(x.double(), w, **close)
+
+
 def test_few_rows_need_many_columns():
     ours, _ = programs("attention")
     few, many = (ours.lower(*given("attention", torch.bfloat16, 4, columns=n), target="sm_90") for n in (600, 2600))
@@ -253,13 +272,14 @@ def test_wide_kernels_fill_the_device(width, counts):
 @pytest.mark.parametrize(
     ("guard", "heads", "count"),
     [
-        ("j <= i ? ", (2, 4, 5), 4),  # 256 programs at once, the longest of which walks twice as much as the mean one
+        ("j <= i ? ", (2, 4, 5), 2),  # 256 programs at once, the longest of which walks twice as much as the mean one
+        ("j <= i ? ", (2, 4, 7), 2),
         ("j <= i & i - j < 300 ? ", (2, 4, 5), None),
         ("", (2, 4, 5), None),  # one round
         ("", (1, 4, 6), 2),  # half a round
         ("j <= i ? ", (8, 8, 5), None),  # rounds enough
     ],
-    ids=["triangle", "window", "even", "half a round", "many"],
+    ids=["triangle", "triangle of 7 heads", "window", "even", "half a round", "many"],
 )
 def test_long_walks_of_programs_enough_are_evened(guard, heads, count):
     text = f"""function (Q[B, G, R, N, E], K[B, G, M, E], L[B, G, R, N], D[B, G, R, N, E]) -> (O) {{
@@ -325,3 +345,99 @@ def test_few_rows_of_queries_have_two_programs_a_multiprocessor():
         shapes = [(heads, n, 64) for n in (8, 4096, 4096)]
         kernels = f.lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90").kernels
         assert any("parts" in k.name for k in kernels) == divided
+
+
+CACHE = "K[B, M, H, E], V[B, M, H, F]"
+CACHED = """L[b, h : B, H] = logsumexp({0}S[b, h, j]);
+    O[b, h, f : B, H, F] = sum({0}exp(S[b, h, j] - L[b, h]) * V[b, j, h, f])"""
+CACHED_SCORES = "S[b, h, j : B, H, M] = {1}sum(Q[b, h, e] * K[b, j, h, e]){0}"
+WITHOUT_ROWS = {
+    "cache": (f"Q[B, H, E], {CACHE}", CACHED_SCORES.format("", "0.25 * "), CACHED.format("")),
+    "lengths": (f"Q[B, H, E], {CACHE}, T[B]", CACHED_SCORES.format("", "0.25 * "), CACHED.format("j < T[b] ? ")),
+    "slopes": (
+        f"Q[B, H, E], {CACHE}, T[B], A[H]",
+        CACHED_SCORES.format(" - A[h] * (T[b] - j)", "0.25 * "),
+        CACHED.format("j < T[b] ? "),
+    ),
+    "capped": (
+        f"Q[B, H, E], {CACHE}, A[B, M]",
+        "X[b, h, j : B, H, M] = sum(Q[b, h, e] * K[b, j, h, e]); "
+        "S[b, h, j : B, H, M] = 3 * tanh(X[b, h, j] / 3) + A[b, j]",
+        CACHED.format(""),
+    ),
+    "pages": (
+        "Q[B, H, E], K[P, W, H, E], V[P, W, H, F], Table[B, U], T[B]",
+        "S[b, h, t, s : B, H, U, W] = sum(Q[b, h, e] * K[Table[b, t], s, h, e])",
+        "L[b, h : B, H] = logsumexp(t * W + s < T[b] ? S[b, h, t, s]); "
+        "O[b, h, f : B, H, F] = sum(t * W + s < T[b] ? exp(S[b, h, t, s] - L[b, h]) * V[Table[b, t], s, h, f])",
+    ),
+    "pooling": (
+        "Q[E], K[B, M, E], V[B, M, F]",
+        "S[b, j : B, M] = sum(Q[e] * K[b, j, e])",
+        "L[b : B] = logsumexp(S[b, j]); O[b, f : B, F] = sum(exp(S[b, j] - L[b]) * V[b, j, f])",
+    ),
+    "a row's maximum": (
+        f"Q[B, H, E], {CACHE}",
+        CACHED_SCORES.format("", ""),
+        "L[b, h : B, H] = max(S[b, h, j]); O[b, h, f : B, H, F] = sum(exp(S[b, h, j] - L[b, h]) * V[b, j, h, f]) "
+        "/ sum(exp(S[b, h, j] - L[b, h]))",
+    ),
+}
+
+
+def without_rows(name, columns):
+    torch.manual_seed(0)
+    sizes = {"B": 2, "H": 3, "E": 16, "F": 24, "M": columns, "P": 90, "W": 32, "U": columns // 32}
+    inputs, scores, rest = WITHOUT_ROWS[name]
+    text = f"function ({inputs}) -> (L, O) {{ {scores}; {rest}; }}"
+    given = []
+    for declared in inputs.removesuffix("]").split("], "):
+        tensor, axes = declared.split("[")
+        shape = [sizes[a] for a in axes.split(", ")]
+        match tensor:
+            case "T":
+                given.append(torch.tensor([3 * columns // 5, columns]))
+            case "Table":
+                given.append(torch.randint(90, shape))
+            case _:
+                given.append(torch.randn(shape).bfloat16())
+    return text, given
+
+
+@interpreted
+@pytest.mark.parametrize("columns", (1024, 2080))
+@pytest.mark.parametrize("name", WITHOUT_ROWS)
+@pytest.mark.covering
+def test_one_row_without_an_axis(name, columns):
+    """A query of each head, whose scores have no axis for it: a chain like others, and no copy of anything."""
+    text, given = without_rows(name, columns)
+    ours, theirs = (tilec.compile(text, backend=b) for b in ("triton", "torch"))
+    kernels = [k.name for k in ours.lower(*given).kernels]
+    assert any("chain" in k for k in kernels) and not any("Q" in k for k in kernels)
+    want = theirs(*(x.double() if x.is_floating_point() else x for x in given))
+    for x, w in zip(ours(*given), want, strict=True):
+        torch.testing.assert_close(x.double(), w, rtol=2e-2, atol=1e-2)
+
+
+@interpreted
+def test_one_row_without_an_axis_of_strided_tensors():
+    text, (q, k, v) = without_rows("cache", 1500)
+    q = torch.randn(3, 16, 2, 2).bfloat16()[..., 1].permute(2, 0, 1)
+    ours, theirs = (tilec.compile(text, backend=b) for b in ("triton", "torch"))
+    given = q, k.transpose(1, 2).contiguous().transpose(1, 2), v[:, :, :, ::2]
+    for x, w in zip(ours(*given), theirs(*(x.double() for x in given)), strict=True):
+        torch.testing.assert_close(x.double(), w, rtol=2e-2, atol=1e-2)
+
+
+def test_one_row_of_few_columns_or_whole_numbers_is_no_chain():
+    """What is read of memory decides there; scores that are stored are not made again."""
+    for name, columns, dtype, chains in (
+        ("cache", 2000, "bfloat16", True),
+        ("cache", 1000, "bfloat16", False),
+        ("cache", 2000, "float32", False),
+    ):
+        text, given = without_rows(name, columns)
+        specs = [tilec.spec(tuple(x.shape), dtype) for x in given]
+        for stored in (text, text.replace("(L, O)", "(L, O, S)")):
+            made = tilec.compile(stored, backend="triton").lower(*specs, target="sm_90")
+            assert any("chain" in k.name for k in made.kernels) == (chains and stored == text)

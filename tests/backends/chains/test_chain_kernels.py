@@ -7,8 +7,11 @@ from support.chains import VARIANTS, both_ways, run
 
 import tilec
 from tilec.backends.common.chains import cost, recognise
+from tilec.backends.common.chains.codegen import places
+from tilec.backends.common.chains.codegen.build import build_kernel
 from tilec.backends.common.chains.codegen.places import Tiling, feature_blocks
-from tilec.backends.triton.chains.launch import chain_steps, choose_chain_tiling
+from tilec.backends.triton.chains.launch import chain_steps
+from tilec.backends.triton.chains.tiling import choose_chain_tiling
 from tilec.backends.triton.plan.plan import Launch, Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.types import TensorType
@@ -50,6 +53,57 @@ def test_columns_of_one_block(name, tiles):
     """Nothing is carried, and a program has several blocks of rows: the last one fewer."""
     mine, theirs, *_ = both_ways(VARIANTS[name], "float32", SIZES, Tiling(16, 64, tiles=tiles))
     check(mine, theirs, 3e-6)
+
+
+WINDOWS = [(2, 49, 49, 32, 32), (1, 16, 64, 8, 16), (3, 50, 37, 24, 20), (2, 60, 64, 40, 16)]
+
+
+@pytest.mark.parametrize("sizes", WINDOWS, ids=str)
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.covering
+def test_gradients_within_small_windows_are_one_kernel(name, sizes):
+    """All rows and all columns are one block each: what sums over either is made of the same matrices. Rows and columns
+    that see nothing are there."""
+    given = dict(zip("BNMEF", sizes, strict=True))
+    mine, theirs, _, kernels = both_ways(VARIANTS[name], "bfloat16", given, Tiling(16, 16))
+    check(mine, theirs, 2e-2)
+    chosen = name not in ("documents", "ahead", "linear")
+    assert any({"DQ", "DK", "DV"} <= {*k} for k in kernels) == chosen, kernels
+
+
+@pytest.mark.parametrize("name", ["full", "causal"])
+def test_a_batch_of_one_computes_values_of_rows_too(name):
+    """The row sums of DO * O, in the kernel of the queries' gradient, as for larger batches."""
+    for batch in (1, 2):
+        mine, theirs, _, kernels = both_ways(VARIANTS[name], "float32", {**SIZES, "B": batch}, Tiling(16, 32))
+        check(mine, theirs, 3e-6)
+        assert kernels[-2:] == [("DL", "DQ"), ("DK", "DV")]
+
+
+@pytest.mark.parametrize("at_once", [3, 5, 7])
+def test_programs_that_run_at_once_have_a_long_walk_and_a_short_one(at_once, monkeypatch):
+    """The second program of each multiprocessor has the shorter walk the longer its first one has, and each block of
+    each batch is walked once."""
+    monkeypatch.setattr(places, "MULTIPROCESSORS_AT_ONCE", at_once)
+    sizes = {"B": 2, "N": 50, "M": 50, "E": 20, "F": 24}
+    for name in ("causal", "alibi"):
+        mine, theirs, *_ = both_ways(VARIANTS[name], "float32", sizes, Tiling(16, 16))
+        check(mine, theirs, 3e-6)
+    types = {n: TensorType((2, 50, 20), "float32") for n in "QKV"}
+    lowered = lower(tilec.compile(VARIANTS["causal"].text).program, types, {})
+    found = recognise.chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = found.kernels.values()
+    turned = build_kernel("walk", kernel, found.types, Tiling(16, 16))
+    monkeypatch.setattr(places, "MULTIPROCESSORS_AT_ONCE", 132)
+    plain = build_kernel("walk", kernel, found.types, Tiling(16, 16))
+    assert turned.grid == plain.grid == 8 and (len(turned.body) > len(plain.body)) == (4 <= at_once < 8)
+
+
+def test_gradients_of_many_rows_or_features_have_no_room_in_one_kernel():
+    for sizes in ((2, 49, 130, 32, 32), (2, 64, 64, 256, 256), (2, 100, 100, 64, 64)):
+        given = dict(zip("BNMEF", sizes, strict=True))
+        *_, kernels = both_ways(VARIANTS["full"], "bfloat16", given, Tiling(64, 64))
+        assert not any({"DQ", "DK", "DV"} <= {*k} for k in kernels)
 
 
 SQUARES = "T[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]))"
@@ -252,11 +306,11 @@ def test_heads_that_share_keys(guard):
     check(mine, [x.detach().numpy() for x in (value, *exact)], 3e-6)
 
 
-@pytest.mark.parametrize("widths", [(136, 40), (80, 72), (24, 200), (200, 144), (255, 129)], ids=str)
+@pytest.mark.parametrize("widths", [(136, 40), (80, 72), (24, 216), (200, 144), (255, 129)], ids=str)
 @pytest.mark.one_in(2)
 def test_wide_heads_lie_in_blocks_side_by_side(widths, monkeypatch):
-    """A width that would leave half of a block of a power of two empty has two blocks: no product multiplies much
-    more than there is."""
+    """A width that would leave much of a block of a power of two empty has two blocks or three: no product multiplies
+    much more than there is."""
     sizes = {**SIZES, "E": widths[0], "F": widths[1]}
     monkeypatch.setattr(cost, "LARGE", 0)
     for name in ("causal", "divided", "bias"):
@@ -264,9 +318,10 @@ def test_wide_heads_lie_in_blocks_side_by_side(widths, monkeypatch):
 
 
 @pytest.mark.parametrize("extent, blocks", [
-    (3, (16,)), (64, (64,)), (65, (128,)), (72, (64, 16)), (88, (128,)), (96, (128,)), (104, (128,)),
+    (3, (16,)), (40, (32, 16)), (56, (64,)), (64, (64,)), (65, (128,)), (72, (64, 16)),
+    (88, (128,)), (96, (128,)), (104, (128,)),
     (129, (256,)), (136, (128, 16)), (150, (256,)), (160, (128, 32)),
-    (192, (128, 64)), (193, (256,)), (256, (256,)),
+    (192, (128, 64)), (193, (256,)), (200, (128, 64, 16)), (216, (128, 64, 32)), (240, (256,)), (256, (256,)),
 ])  # fmt: skip
 def test_blocks_of_features(extent, blocks):
     assert feature_blocks(extent) == blocks

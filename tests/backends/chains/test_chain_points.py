@@ -15,7 +15,7 @@ from tilec.backends.common.blocks.ir import Loop, Reduce
 from tilec.backends.common.chains import cost, recognise, rewrites
 from tilec.backends.common.chains.codegen.build import build_kernel
 from tilec.backends.common.chains.codegen.places import Tiling
-from tilec.backends.triton.chains.launch import choose_chain_tiling
+from tilec.backends.triton.chains.tiling import choose_chain_tiling
 from tilec.backends.triton.fusion.groups import grouped
 from tilec.backends.triton.plan.plan import Setting
 from tilec.ir.types import TensorType

@@ -77,3 +77,53 @@ def test_rows_of_two_axes_and_columns_of_one():
     q, k, v = (torch.tensor(a).double() for a in arrays.values())
     want = (torch.softmax(q.flatten(1, 2) @ k.mT, -1) @ v).unflatten(1, (9, 11))
     np.testing.assert_allclose(ran.values["O"], want, rtol=2e-5, atol=2e-5)
+
+
+SEEN = {
+    "": lambda i, j, t: j >= 0,
+    "i + 30 - j >= 0": lambda i, j, t: j <= i + 30,
+    "2 * i + 9 > j": lambda i, j, t: j < 2 * i + 9,
+    "j <= T[b] + i": lambda i, j, t: j <= t[:, None, None] + i,
+    "j < T[b] & i + 8 >= j": lambda i, j, t: (j < t[:, None, None]) & (j <= i + 8),
+}
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (3, 6), (1, 16)], ids=str)
+@pytest.mark.parametrize("guard", SEEN)
+@pytest.mark.covering
+def test_few_queries_of_heads_that_share_keys(guard, shape):
+    """Side by side in one block: bounds ask for the query in the place of both, and memory that none of them sees may
+    hold anything."""
+    seen = f"{guard} ? " if guard else ""
+    source = f"""function (Q[B, R, N, E], K[B, M, E], V[B, M, F], T[B]) -> (O) {{
+        S[b, r, i, j : B, R, N, M] = sum(Q[b, r, i, e] * K[b, j, e]);
+        L[b, r, i : B, R, N] = logsumexp({seen}S[b, r, i, j]);
+        O[b, r, i, f : B, R, N, F] = sum({seen}exp(S[b, r, i, j] - L[b, r, i]) * V[b, j, f]);
+    }}"""
+    g = np.random.default_rng(0)
+    shapes = {"Q": (2, *shape, 10), "K": (2, 45, 10), "V": (2, 45, 9)}
+    arrays = {n: g.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    arrays["T"] = np.array([3, 20], np.int64)
+    i, j, t = torch.arange(shape[1])[:, None], torch.arange(45), torch.tensor(arrays["T"])
+    visible = SEEN[guard](i, j, t).expand(2, shape[1], 45)
+    hidden = ~visible.any(1).numpy()
+    arrays["K"][hidden], arrays["V"][hidden] = np.inf, np.nan
+    types = {n: TensorType(a.shape, str(a.dtype)) for n, a in arrays.items()}
+    ran = run(tilec.compile(source).program, types, arrays, Tiling(16, 16))
+    assert len(ran.kernels) == 1
+    q, k, v = (torch.tensor(np.nan_to_num(arrays[n], posinf=0.0)).double() for n in "QKV")
+    scores = (q.flatten(1, 2) @ k.mT).unflatten(1, shape).masked_fill(~visible[:, None], -torch.inf)
+    want = torch.softmax(scores, -1) @ v[:, None]
+    np.testing.assert_allclose(ran.values["O"], want, rtol=2e-5, atol=2e-5)
+
+
+def test_bounds_of_the_heads_that_share_keys_stay_apart():
+    """Of the number of a head in the place of head and query no integer is made."""
+    source = """function (Q[B, R, N, E], K[B, M, E], V[B, M, F]) -> (O) {
+        S[b, r, i, j : B, R, N, M] = sum(Q[b, r, i, e] * K[b, j, e]);
+        L[b, r, i : B, R, N] = logsumexp(i + r >= j ? S[b, r, i, j]);
+        O[b, r, i, f : B, R, N, F] = sum(i + r >= j ? exp(S[b, r, i, j] - L[b, r, i]) * V[b, j, f]);
+    }"""
+    types = {n: TensorType(s, "float32") for n, s in {"Q": (2, 5, 4, 10), "K": (2, 45, 10), "V": (2, 45, 9)}.items()}
+    lowered = lower(tilec.compile(source).program, types, {})
+    assert not chained(lowered.stages["flat"], lowered.types).kernels

@@ -37,6 +37,7 @@ def text_of(name: str) -> str:
 def lowered(source: str, given: list, monkeypatch: pytest.MonkeyPatch, lists_too: bool = False) -> list[Launch]:
     """The launches of a program whose kernel has this form, after one that makes lists of blocks or none."""
     monkeypatch.setattr(launch, "_MANY", 1)
+    monkeypatch.setattr(launch, "_MUCH", 1)
     monkeypatch.setattr(launch, "MULTIPROCESSORS", 1)
     f = tilec.compile(source, backend="triton")
     made = f.lower(*given, target="sm_90")
@@ -208,6 +209,7 @@ def test_a_chain_without_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_of_this_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """Narrow heads, biases for each score, documents, windows, functions beside those of the table."""
     monkeypatch.setattr(launch, "_MANY", 1)
+    monkeypatch.setattr(launch, "_MUCH", 1)
     monkeypatch.setattr(launch, "MULTIPROCESSORS", 1)
     scored = """function (Q[B, N, E], K[B, M, E], V[B, M, F], P[N, M], D[N]) -> (O) {{
         S[b, i, j : B, N, M] = {0};

@@ -14,7 +14,12 @@ from functools import cached_property
 
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Expr, Program, Statement, accesses_in, index_variables
+from tilec.ir.types import NARROW
 from tilec.transforms.util.factors import Factor
+
+# of a program that sums over both sides of its matrices: how many of these it has at a time, and registers for them and
+# the sums, of eight warps
+BOTH_SIDES_MATRICES, BOTH_SIDES_REGISTERS = 3, 200 * 256
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,8 @@ class ChainKernel:
     aggregates over. `extent` of all variables. `rows`: values of rows that come first. `singly`: products and sums are
     rounded one by one, so that what several kernels compute and compare is the same in all. `dealt`: for a variable of
     `walked` one of `batch`: a program has each n-th value of the first, from the second's on, which has n values.
-    `in_place`: what it reads that no tensor holds, by name."""
+    `in_place`: what it reads that no tensor holds, by name. Where one block holds all of `looped` and one all of
+    `blocked`, some targets may sum over the latter."""
 
     targets: tuple[Reduced, ...]
     inners: Mapping[str, Inner]
@@ -160,6 +166,16 @@ class ChainKernel:
     def first(self) -> str:
         return self.statements[0].output
 
+    @property
+    def on_both_sides(self) -> bool:
+        """Whether some targets sum over the columns and others over the rows, of which a program has all."""
+        return len({self.summed_side(r.target) for r in self.targets}) > 1
+
+    def summed_side(self, t: Target) -> str | None:
+        """The side of the matrix that a target sums over."""
+        across = self.looped is not None and self.looped in index_variables(*(t.statement.index or ()))
+        return self.blocked[0] if across else self.looped
+
 
 def with_products(kernel: ChainKernel) -> ChainKernel:
     """The kernel with its mixtures as products where it multiplies matrices anyway: no point has sums of its own then,
@@ -174,6 +190,57 @@ def with_products(kernel: ChainKernel) -> ChainKernel:
             r = replace(r, inner=inner, feature=mixed, unrolled=None, operand="float32")
         targets.append(r)
     return replace(kernel, targets=tuple(targets))
+
+
+def joined_sides(kernels: Sequence[ChainKernel], depends: Mapping[str, set[str]]) -> list[ChainKernel]:
+    """The kernels, sums over rows in the kernel of sums over columns where a program has all of both: matrices are made
+    and their operands read once for all, as for the gradients of attention within small windows. `depends`: the targets
+    that each name depends on."""
+    found = list(kernels)
+    for k in kernels:
+        for o in kernels:
+            if k in found and o in found and _joins(k, o) and _independent(k, o, depends):
+                both = replace(k, targets=(*k.targets, *o.targets), inners={**k.inners, **o.inners})
+                found[found.index(k)] = replace(both, extent={**k.extent, **o.extent})
+                found.remove(o)
+    return found
+
+
+def _joins(k: ChainKernel, o: ChainKernel) -> bool:
+    """Whether the sums of one go over what programs of the other have blocks of, and blocks and sums have room in
+    registers."""
+    if len(k.blocked) != 1 or k.looped is None or (o.blocked, o.looped) != ((k.looped,), k.blocked[0]):
+        return False
+    if k.batch != o.batch or k.walked or o.walked or k.elementwise or o.elementwise:
+        return False
+    if any(k.extent[v] != n for v, n in o.extent.items() if v in k.extent):
+        return False
+    if any(i.left is None or i.dtype not in NARROW for i in (*k.inners.values(), *o.inners.values())):
+        return False
+    targets = [r.target for r in (*k.targets, *o.targets)]
+    if any(r.unrolled or r.anchor or r.target.aggregation != "sum" for r in (*k.targets, *o.targets)):
+        return False
+    sides = (k.blocked[0], k.looped)
+    if any(t.conditions or any(abs(f.coefficient(v)) > 1 for f in t.bounds for v in sides) for t in targets):
+        return False
+    rows, columns = (_block(k.extent[v]) for v in sides)
+    features = [(k.extent.get(r.target.feature or "", 1), rows) for r in k.targets]
+    features += [(o.extent.get(r.target.feature or "", 1), columns) for r in o.targets]
+    sums = sum(n * _block(f) for f, n in features)
+    return BOTH_SIDES_MATRICES * rows * columns + sums <= BOTH_SIDES_REGISTERS
+
+
+def _block(extent: int) -> int:
+    return max(16, 1 << (int(extent) - 1).bit_length())
+
+
+def _independent(k: ChainKernel, o: ChainKernel, depends: Mapping[str, set[str]]) -> bool:
+    """Whether neither kernel needs what the other one stores."""
+
+    def needed(x: ChainKernel) -> set[str]:
+        return set[str]().union(*(depends.get(n, set()) for n in x.reads))
+
+    return needed(k).isdisjoint(o.outputs) and needed(o).isdisjoint(k.outputs)
 
 
 def mixes(factors: Sequence[Factor], blocked: Sequence[str]) -> bool:

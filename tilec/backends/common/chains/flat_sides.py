@@ -1,17 +1,20 @@
-"""Matrices whose rows or columns lie along several axes, such as the windows of an image: with these as one axis, since
-a chain has one variable a side. What is read along such axes, or at positions computed from them, are statements of
-their own, and what others read has its axes back."""
+"""Matrices whose rows or columns lie along several axes, such as the windows of an image, or whose single row has no
+axis (a query that is decoded): with one axis a side, since a chain has one variable a side. What is read along such
+axes, or at positions computed from them, are statements of their own, and what others read has its axes back."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
     LONGEST_INNER,
+    MANY_COLUMNS,
+    NARROWEST_ROW,
     Apart,
     extents_of,
     is_elementwise,
@@ -20,7 +23,7 @@ from tilec.backends.common.chains.values import (
     rebuilt,
     reduction_variables,
 )
-from tilec.ir.functions import all_of
+from tilec.ir.functions import ZERO, all_of, call
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import (
     Access,
@@ -33,13 +36,13 @@ from tilec.ir.program import (
     index_variables,
     value_accesses,
 )
-from tilec.ir.types import TensorType, Types
-from tilec.lattice.conditions import is_affine
+from tilec.ir.types import NARROW, TensorType, Types
+from tilec.lattice.conditions import bound_of, is_affine
 from tilec.transforms.bind.structural import reshape_indices
 from tilec.transforms.util.factors import factors_of
 from tilec.transforms.util.naming import Names, fresh_variable
 
-Side = tuple[str, ...]  # variables that are one
+Side = tuple[str, ...]  # variables that are one; none of them where there is a single row
 _LEAST_SIDE = 64  # elements of a block of rows or columns
 
 
@@ -63,8 +66,10 @@ def has_short_sides(kernels: Iterable[ChainKernel]) -> bool:
     return any(k.extent[v] < _LEAST_SIDE for k in kernels for v in (*k.blocked, k.looped) if v is not None)
 
 
-def _sides_of(s: Statement, types: Types) -> list[Side]:
-    """The variables of the rows and of the columns of a product of two tensors; none for other statements."""
+def _sides_of(s: Statement, program: Program, types: Types) -> list[Side]:
+    """The variables of the rows and of the columns of a product of two tensors; none for other statements, and where
+    each side has one. The columns of a single row are what is summed over; other variables of theirs are the batch's.
+    """
     index, extent, factors = plain_index(s), extents_of(s, types), factors_of(s.body, types)
     if index is None or extent is None or s.aggregation != "sum" or types[s.output].dtype not in DOT_DTYPES:
         return []
@@ -74,7 +79,29 @@ def _sides_of(s: Statement, types: Types) -> list[Side]:
         return []
     left, right = (set(index_variables(e)) for e in operands)
     sides = [tuple(v for v in index if v in own) for own in (left - right, right - left)]
-    return sides if all(sides) and any(len(g) > 1 for g in sides) else []
+    if not all(sides):
+        columns = _summed_by_readers(s.output, index, program) & {v for g in sides for v in g}
+        many = math.prod(extent[v] for v in columns) >= MANY_COLUMNS
+        narrow = types[s.output].dtype in NARROW and extent[summed[0]] >= NARROWEST_ROW
+        return [(), tuple(v for v in index if v in columns)] if narrow and many else []
+    return sides if any(len(g) > 1 for g in sides) else []
+
+
+def _summed_by_readers(name: str, index: Sequence[str], program: Program) -> set[str]:
+    """The variables of a matrix, whose `index` this is, that the first statements to reduce it sum over."""
+    found: set[str] = set()
+    for s in program.readers(name):
+        for a in value_accesses(s):
+            names = distinct_variables(a.index) if a.tensor == name else None
+            if names is None:
+                continue
+            place = {v: w for v, w in zip(names, index, strict=True) if v is not None}
+            own = plain_index(s) or ()
+            if is_elementwise(s) and set(own) == place.keys():
+                found |= _summed_by_readers(s.output, [place[v] for v in own], program)
+            else:
+                found |= {w for v, w in place.items() if v not in own}
+    return found
 
 
 class _Flattened:
@@ -91,12 +118,13 @@ class _Flattened:
 
     def statement(self, s: Statement) -> list[Statement] | None:
         """What stands for a statement; None where it is a matrix's and of a form that this does not know."""
-        if any(a.tensor in self.matrices for a in value_accesses(s)):
+        read_sides = any(a.tensor in self.matrices for a in value_accesses(s))
+        if read_sides:
             sides = self._sides_read(s)
             matrix = is_elementwise(s)
         else:
             read = any(self.program.readers(s.output))  # what nothing reads is no matrix of a chain
-            sides, matrix = _sides_of(s, self.types) if read else [], True
+            sides, matrix = _sides_of(s, self.program, self.types) if read else [], True
             if not sides:
                 return [s]
         index, extent = plain_index(s), extents_of(s, self.types)
@@ -107,8 +135,9 @@ class _Flattened:
         dims = _dimensions(index, sides)
         if dims is None:
             return None
-        joined = {g: fresh_variable("".join(g), {*extent}) for g in sides}
+        joined = {g: fresh_variable("".join(g) or "row", {*extent}) for g in sides}
         several = {v for g in sides if len(g) > 1 for v in g}
+        columns = {v for g in sides for v in g}
         places: dict[str, Affine] = {}
         for g, v in joined.items():
             forms = reshape_indices((math.prod(extent[w] for w in g),), tuple(extent[w] for w in g), [Index(v)])
@@ -116,17 +145,20 @@ class _Flattened:
         before: list[Statement] = []
 
         def change(a: Access) -> Expr:
-            if a.tensor in self.flat:
-                name, own = self.flat[a.tensor]
-                names = distinct_variables(a.index) or ()
-                place = [joined.get(tuple(names[d] for d in ds), names[ds[0]]) for ds in own]
-                return Access(name, tuple(map(Index, place)))
-            if several.isdisjoint(index_variables(a)):
+            names = distinct_variables(a.index) or ()
+            name, own = self.flat.get(a.tensor, ("", ()))
+            axes = [tuple(names[d] for d in ds) for ds in own] if names else []
+            if name and all(len(g) == 1 or g in joined for g in axes):
+                return Access(name, tuple([Index(joined[g] if g in joined else g[0]) for g in axes]))
+            is_row = not read_sides and () in joined and columns.isdisjoint(index_variables(a))
+            if not is_row and several.isdisjoint(index_variables(a)):
                 return replace_indices(a, places)
-            return self._read(s, a, sides, joined, places, extent, before)
+            return self._read(s, a, sides, joined, places, extent, before, is_row)
 
         body = _moved(s.body, joined, extent, change)
-        guards = [m for x in s.guards if (m := _moved(x, joined, extent, change)) is not None]
+        few = {v: places[v] for g in sides if len(g) > 1 and _are_few(g, extent) for v in g if places[v].is_integral}
+        moved = ((x, _moved(x, joined, extent, change, few)) for x in s.guards)
+        guards = [_with_bound_of_all(x, y, several, extent) for x, y in moved if y is not None]
         if body is None or len(guards) < len(s.guards):
             return None
         shape = tuple(math.prod(self.types[s.output].shape[d] for d in ds) for ds in dims)
@@ -144,7 +176,8 @@ class _Flattened:
         self.changed |= {name, s.output}
         if matrix:
             self.matrices.add(s.output)
-        place = tuple(Index(joined.get(tuple(index[d] for d in ds), index[ds[0]])) for ds in dims)
+        axes = [tuple(index[d] for d in ds) for ds in dims]
+        place = tuple([Index(joined[g] if g in joined else g[0]) for g in axes])
         whole = replace(s, output=name, index=place, sizes=tuple(map(Int, shape)), body=body, guard=all_of(guards))
         made = [*before, whole]
         return [*made, self._with_axes(s, name, dims)] if needed and not own_shape else made
@@ -152,6 +185,7 @@ class _Flattened:
     def _sides_read(self, s: Statement) -> list[Side] | None:
         """The sides of the matrices that a statement reads, in its variables."""
         found: dict[str, Side] = {}
+        row: list[Side] = []
         for a in value_accesses(s):
             if a.tensor not in self.flat:
                 continue
@@ -162,7 +196,8 @@ class _Flattened:
                 side = tuple(names[d] for d in ds)
                 if len(side) > 1 and any(found.setdefault(v, side) != side for v in side):
                     return None
-        return list(dict.fromkeys(found.values()))
+                row = row if side else [side]
+        return [*row, *dict.fromkeys(found.values())]
 
     def _read(
         self,
@@ -173,12 +208,15 @@ class _Flattened:
         places: Mapping[str, Affine],
         extent: Mapping[str, int],
         before: list[Statement],
+        is_row: bool,
     ) -> Access:
-        """An element of a statement with one axis a side: laid out as what is read where that has a side's axes."""
+        """An element of a statement with one axis a side: laid out as what is read where that has a side's axes.
+        `is_row`: it is of a single row."""
         used = set(index_variables(a))
         order = distinct_variables(a.index) or tuple(v for v in extent if v in used)
         side_of = {v: g for g in sides for v in g}
         kept = tuple(dict.fromkeys(joined[side_of[v]] if v in side_of else v for v in order))
+        kept = (joined[()], *kept) if is_row else kept
         lengths = {**extent, **{v: math.prod(extent[w] for w in g) for g, v in joined.items()}}
         value, shape = replace_indices(a, places), tuple(lengths[v] for v in kept)
         place = tuple(map(Index, kept))
@@ -202,10 +240,14 @@ class _Flattened:
 
 
 def _moved(
-    e: Expr, joined: Mapping[Side, str], extent: Mapping[str, int], change: Callable[[Access], Expr]
+    e: Expr,
+    joined: Mapping[Side, str],
+    extent: Mapping[str, int],
+    change: Callable[[Access], Expr],
+    apart: Mapping[str, Affine] = MappingProxyType({}),
 ) -> Expr | None:
     """A value with `change` applied to each access, and with the places of points as numbers of the joined sides; None
-    where it has other numbers of a side's variables."""
+    where it has other numbers of a side's variables, but those for which `apart` has a number."""
     if isinstance(e, Access):
         return change(e)
     own = {v for g in joined for v in g}
@@ -213,22 +255,43 @@ def _moved(
         return rebuilt(e, change)
     if is_affine(e):
         form = linear(e)
-        for g, v in joined.items():
+        for g, v in ((g, v) for g, v in joined.items() if g):
             c = form.coefficient(g[-1])
             place = Affine()
             for w in g:
                 place = place * extent[w] + Affine.variable(w)
             form = form + (Affine.variable(v) - place) * c
-        return form.to_value() if own.isdisjoint(form.variables()) else None
+        left = own & set(form.variables())
+        if left:
+            return replace_indices(e, apart) if own & set(index_variables(e)) <= apart.keys() else None
+        return form.to_value()
     if not isinstance(e, Call):
         return None
-    args = [m for x in e.args if (m := _moved(x, joined, extent, change)) is not None]
+    args = [m for x in e.args if (m := _moved(x, joined, extent, change, apart)) is not None]
     return replace(e, args=tuple(args)) if len(args) == len(e.args) else None
 
 
+def _are_few(side: Side, extent: Mapping[str, int]) -> bool:
+    """Whether a side is no longer than a block of rows, so that blocks which a bound leaves out are worth little: a few
+    queries of heads that share keys."""
+    return math.prod(extent[v] for v in side) <= _LEAST_SIDE
+
+
+def _with_bound_of_all(guard: Expr, moved: Expr, own: set[str], extent: Mapping[str, int]) -> Expr:
+    """A guard, and with it, where it is a bound of places that are affine no longer, the bound of all of them: what
+    lies beyond may hold anything."""
+    form = bound_of(guard)
+    used = own & set(() if form is None else form.variables())
+    if form is None or not used or bound_of(moved) is not None:
+        return moved
+    last = {v: Affine() + (extent[v] - 1 if form.coefficient(v) > 0 else 0) for v in used}
+    return Call("and", (moved, call("ge", form.substitute(last).to_value(), ZERO)))
+
+
 def _dimensions(index: Sequence[str], sides: Sequence[Side]) -> tuple[tuple[int, ...], ...] | None:
-    """The dimensions of each axis where a side is one; None where a side's stand apart, or are not all there."""
-    found: list[tuple[int, ...]] = []
+    """The dimensions of each axis where a side is one, first that of a single row; None where a side's stand apart, or
+    are not all there."""
+    found: list[tuple[int, ...]] = [()] if () in sides else []
     side_of = {v: g for g in sides for v in g}
     d = 0
     while d < len(index):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target, mixes, with_products
+from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target, joined_sides, mixes, with_products
 from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import has_short_sides, with_flat_sides
 from tilec.backends.common.chains.in_place import with_reads_in_place
@@ -238,7 +238,7 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             kernels.append([reduced])
             shapes.append(place)
     made = [_kernel(k, matrices) for k in kernels]
-    return [with_products(k) for k in made if k is not None] if None not in made else []
+    return joined_sides([with_products(k) for k in made if k is not None], depends) if None not in made else []
 
 
 def _rounded_alike(kernels: Sequence[ChainKernel], matrices: Matrices) -> list[ChainKernel]:

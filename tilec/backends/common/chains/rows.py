@@ -89,7 +89,7 @@ def _row(s: Statement, a: Access, kernel: ChainKernel, types: Types) -> RowState
         return None
     if summed and not 1 < extent[summed[0]] <= LONGEST_INNER:
         return None
-    if open_conditions(s, types) or set(names) - wanted - {v for v in kernel.batch if kernel.extent[v] == 1}:
+    if open_conditions(s, types) or set(names) - wanted - {v for v in names if v is not None and kernel.extent[v] == 1}:
         return None
     mapping = {v: Affine.variable(w) for v, w in zip(index, names, strict=True) if w is not None}
     feature = None

@@ -25,17 +25,22 @@ from tilec.cost import H200
 from tilec.ir.functions import call
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Expr, Index, Int, Program, Statement, walk
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names, fresh_variable
 
 MOST_PROGRAMS = 264  # programs, at most
 MOST_PROGRAMS_OF_POINTS = 1056  # of kernels without products, which have fewer registers
+MOST_PROGRAMS_OF_MATRICES = 528  # of kernels that walk neither side of their matrices
+FEWEST_BLOCKS = 4  # that a part of these walks
 ENOUGH_PROGRAMS = 100  # programs that are left alone
 ROWS_OF_A_SMALL_PROGRAM, ROWS_OF_A_PROGRAM = 16, 64  # of a program, those of few rows, or without products, and others
 # where one 16-bit product and at most one mixture have operands of more columns than that, a program has twice the rows
 # and a multiprocessor to itself, so many of which there are; as much of them should be busy
 COLUMNS_OF_A_SMALL_PROGRAM, ROWS_OF_A_LARGE_PROGRAM = 128, 128
 PROGRAMS_AT_ONCE, BUSY = 132, 0.9
+# of the longest walk's time, what it takes where the others have ended; of a triangle's, what it takes however even
+LONGEST_ALONE, HOWEVER_EVEN = 0.85, 1.15
 FEWEST_COLUMNS = 512  # columns of a part
 FEWEST_PLACES = 16  # of a row's parts where these are put together: one kernel for all fewer of them
 _SUFFIX = ".parts"
@@ -93,7 +98,9 @@ def _pays_apart(kernel: ChainKernel) -> bool:
 
 def split_of(kernel: ChainKernel, types: Types) -> Split | None:
     """A kernel with few programs in parts; None where there are enough, or nothing to share."""
-    if kernel.looped is None or len(kernel.blocked) != 1 or kernel.rows:
+    if kernel.looped is None:
+        return _matrix_in_parts(kernel, types)
+    if len(kernel.blocked) != 1 or kernel.rows:
         return None
     if any(r.unrolled or types[r.target.output].dtype not in DOT_DTYPES for r in kernel.targets):
         return None
@@ -118,6 +125,24 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
         shared = _dealt(kernel, programs, large) if kernel.walked else {}
     if programs < enough and (not large or not kernel.walked):
         shared |= _cut(kernel, programs * math.prod(shared.values()), enough)
+    return _in_parts(kernel, shared, types) if shared else None
+
+
+def _matrix_in_parts(kernel: ChainKernel, types: Types) -> Split | None:
+    """The same of a kernel whose programs have a block of rows and columns, as the gradient of a bias that all windows
+    share: what they walk is dealt out."""
+    if any(types[r.target.output].dtype not in DOT_DTYPES or r.outer or r.anchor for r in kernel.targets):
+        return None
+    sides = (-(-kernel.extent[v] // ROWS_OF_A_PROGRAM) for v in kernel.blocked)
+    programs = math.prod(sides) * math.prod(kernel.extent[v] for v in kernel.batch)
+    shared: dict[str, int] = {}
+    for v in sorted(kernel.walked, key=lambda v: -kernel.extent[v]):
+        parts = 1
+        while 2 * parts * FEWEST_BLOCKS <= kernel.extent[v] and 2 * parts * programs <= MOST_PROGRAMS_OF_MATRICES:
+            parts *= 2
+        if parts > 1:
+            shared[v] = parts
+        programs *= parts
     return _in_parts(kernel, shared, types) if shared else None
 
 
@@ -176,13 +201,15 @@ def _evened(kernel: ChainKernel, programs: int, types: Types) -> dict[str, int]:
 
     def seconds(parts: int) -> float:
         longest = walk * -(-values // parts)
-        half = walk * values * programs / MOST_PROGRAMS / 2
-        found = max(longest, half) if triangle else longest * -(-programs * parts // MOST_PROGRAMS)
+        half = HOWEVER_EVEN * walk * values * programs / MOST_PROGRAMS / 2
+        found = max(LONGEST_ALONE * longest, half) if triangle else longest * -(-programs * parts // MOST_PROGRAMS)
         return found if parts == 1 else found + parts * stored + H200.launch
 
     parts = 1
     while 2 * parts <= values and others * values >= 2 * parts * FEWEST_COLUMNS and seconds(2 * parts) < seconds(parts):
         parts *= 2
+    if not is_symbolic(values):  # as few as leave the longest walk as it is: of 5 values in 4 parts one part has 2
+        parts = -(-values // -(-values // parts))
     return {v: parts} if parts > 1 else {}
 
 

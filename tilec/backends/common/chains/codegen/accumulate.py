@@ -43,17 +43,19 @@ class Accumulation(Places):
         """Whether the target is the number of points at which something holds."""
         return self.types[t.output].dtype not in DOT_DTYPES
 
-    def _walked_axes(self) -> list[str]:
-        """Of what is carried for a row: those of the block too where each of its points has its own."""
-        looped = [self.kernel.looped] if self.kernel.elementwise and self.kernel.looped is not None else []
-        return [*self.kernel.blocked, *looped]
+    def _walked_axes(self, t: Target) -> list[str]:
+        """Of what is carried for a target's row: those of the block too where each of its points has its own."""
+        looped = [] if self.kernel.looped is None else [self.kernel.looped]
+        if self.kernel.summed_side(t) in self.kernel.blocked:
+            return looped
+        return [*self.kernel.blocked, *(looped if self.kernel.elementwise else [])]
 
-    def _along(self, aggregation: str, x: Value, careful: bool = False) -> Value:
-        """The aggregation along the block that is walked, if it is taken there at once."""
-        looped = self.kernel.looped
-        if looped is None or self.kernel.elementwise:
+    def _along(self, aggregation: str, x: Value, t: Target, careful: bool = False) -> Value:
+        """The aggregation along the block that a target sums over, if it is taken there at once."""
+        side = self.kernel.summed_side(t)
+        if side is None or self.kernel.elementwise:
             return x
-        return self.b.reduce(aggregation, looped, x, careful=careful)
+        return self.b.reduce(aggregation, side, x, careful=careful)
 
     def _may_be_empty(self, r: Reduced) -> bool:
         """Whether an element without a point must be told apart from what factors outside of the sum make of zero."""
@@ -63,7 +65,7 @@ class Accumulation(Places):
         return rest or (r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp")
 
     def _needs_seen(self, r: Reduced) -> bool:
-        looped = self.kernel.looped
+        looped = self.kernel.summed_side(r.target)
         simple = not r.target.conditions and all(
             looped is not None and abs(f.coefficient(looped)) <= 1 for f in r.target.bounds
         )
@@ -79,15 +81,14 @@ class Accumulation(Places):
 
     def _mask(self, t: Target, at: Emitter, masked: bool) -> Value | None:
         """Where points are valid; None where all are."""
-        kernel = self.kernel
         condition: Value | None = None
         for f in self._open_bounds(t, masked):
             condition = at.both(condition, at.not_negative(f))
         for c in self._open_conditions(t, masked):
             condition = at.both(condition, at.condition(c))
-        looped = kernel.looped
-        if looped is not None and masked and self.extent[looped] % self.axes[looped]:
-            condition = at.both(condition, at.positions[looped] < self.size(looped))
+        side = self.kernel.summed_side(t)
+        if side is not None and masked and self.extent[side] % self.axes[side]:
+            condition = at.both(condition, at.positions[side] < self.size(side))
         return condition
 
     def _masked(self, mask: Value | None, x: Value, other: Value) -> Value:
@@ -110,9 +111,9 @@ class Accumulation(Places):
     def _seen(self, t: Target, at: Emitter, masked: bool) -> Value | None:
         """The places along the walk that some row of the block may see, as those below a length: memory beyond it may
         hold anything, and a weight of 0 would make NaN of an infinity."""
-        b, looped = self.b, self.kernel.looped
+        b, looped = self.b, self.kernel.summed_side(t)
         seen: Value | None = None
-        for f in filter(self._leaves_columns, self._open_bounds(t, masked)):
+        for f in (f for f in self._open_bounds(t, masked) if self._leaves_columns(f, looped)):
             own = {v: f.coefficient(v) for v in f.variables()}
             ends = {v: self.ends[v][k > 0] for v, k in own.items() if v != looped}
             rows = self.emitter({**at.positions, **ends}, masked)
@@ -159,9 +160,8 @@ class Accumulation(Places):
         fits = isinstance(limit, Access) or dtype == INT64
         return kind(dtype) == 1 and fits and looped not in index_variables(limit) and bool(tensors_of(limit))
 
-    def _leaves_columns(self, f: Affine) -> bool:
+    def _leaves_columns(self, f: Affine, looped: str | None) -> bool:
         """Whether a bound keeps all rows there are from some places along the walk."""
-        looped = self.kernel.looped
         last = {v: self.extent[v] - 1 for v in f.variables()}
         if looped is None or not f.coefficient(looped) or any(map(is_symbolic, last.values())):
             return False
@@ -201,7 +201,7 @@ class Accumulation(Places):
             x = self._full(at.value(t.body, "float32"))
         low, unit = b.number(-math.inf, "float32"), b.number(number * LOG2E, "float32")
         x = self._masked(mask, x, low)
-        highest = self._along("max", x, careful=not scaled)
+        highest = self._along("max", x, t, careful=not scaled)
         if later:
             highest, x = highest * unit, x * unit
         earlier = before[0]
@@ -214,7 +214,7 @@ class Accumulation(Places):
         if not scaled:
             return top, None, p, r
         older = None if r is None or before[1] is None else before[1] * r
-        total = self._along("sum", p)
+        total = self._along("sum", p, t)
         return top, total if older is None else b.apply("add", older, total, hint="total"), p, r
 
     def _sum(
@@ -226,7 +226,8 @@ class Accumulation(Places):
         exponentials: Mapping[str, tuple[Value, Value | None]],
         masked: bool,
     ) -> Value:
-        b, looped, t = self.b, self.kernel.looped, reduced.target
+        b, t = self.b, reduced.target
+        looped = self.kernel.summed_side(t)
         factors = list(reduced.inner)
         weights: Value | None = None
         if reduced.anchor is not None:
@@ -253,7 +254,7 @@ class Accumulation(Places):
             if seen is not None:
                 operand = b.apply("select", seen, operand, b.number(0.0, operand.type.dtype))
             return self.product(looped or "", b.cast(weights, dtype), operand, before)
-        total = self._along("sum", weights)
+        total = self._along("sum", weights, t)
         return total if before is None else before + total
 
     def _count(self, t: Target, at: Emitter, mask: Value | None, before: Value | None) -> Value:
@@ -262,12 +263,12 @@ class Accumulation(Places):
         here = b.cast(condition if mask is None else mask & condition, INDEX_TYPE)
         axes = [a for a in (*self.kernel.blocked, self.kernel.looped) if a is not None]
         here = here if set(axes) <= set(here.type.axes) else here + b.fill(axes, 0, INDEX_TYPE)
-        here = self._along("sum", here)
+        here = self._along("sum", here, t)
         return here if before is None else before + here
 
     def _empty(self, t: Target, at: Emitter, state: Sequence[Value]) -> Value:
         """Where no point is valid."""
-        b, looped = self.b, self.kernel.looped
+        b, looped = self.b, self.kernel.summed_side(t)
         assert looped is not None
         if t.points in self.seen:
             return state[self.seen[t.points]].equals(0)
@@ -284,7 +285,7 @@ class Accumulation(Places):
         would make NaN of what is infinite."""
         holds: Value | None = None
         for c in (x for whole in t.conditions for x in operands_of("and", whole)):
-            if t.feature is not None and self.kernel.looped not in index_variables(c):
+            if t.feature is not None and self.kernel.summed_side(t) not in index_variables(c):
                 holds = at.both(holds, at.condition(c))
         return holds
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
@@ -20,7 +20,7 @@ from tilec.backends.common.chains.codegen.emit import LN2, Emitter
 from tilec.backends.common.chains.codegen.places import Tiling, distance, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
 from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces, within_ends
-from tilec.ir.program import accesses_in
+from tilec.ir.program import Access, accesses_in, index_variables
 from tilec.ir.types import Types
 
 
@@ -31,14 +31,32 @@ def build_kernel(
     tiling: Tiling,
     visits: Visits | None = None,
     roles: bool = False,
+    loaded_first: Collection[str] = (),
 ) -> BlockProgram:
     """The block program. `types` of all tensors and inner sums. `visits`: where lists say which blocks it walks;
-    `roles`: other warps copy blocks, and so no round reads which block is the next one's; masked blocks come first."""
-    return verify_kernel(_Build(kernel, types, tiling, visits, roles).program(name))
+    `roles`: other warps copy blocks, and so no round reads which block is the next one's; masked blocks come first.
+    `loaded_first`: tensors whose elements of each point are loaded before products."""
+    return verify_kernel(_Build(kernel, types, tiling, visits, roles, loaded_first).program(name))
+
+
+def scores_beside(kernel: ChainKernel) -> list[Access]:
+    """The elements of each point that statistics are made of, as biases are."""
+    sides = {*kernel.blocked, kernel.looped}
+    scores = accesses_in(*(r.target.body for r in kernel.targets if r.target.aggregation != "sum"))
+    found = (a for a in scores if a.tensor not in kernel.inners and sides <= set(index_variables(a)))
+    return list(dict.fromkeys(found))
 
 
 class _Build(Accumulation):
-    def __init__(self, kernel: ChainKernel, types: Types, tiling: Tiling, visits: Visits | None, roles: bool):
+    def __init__(
+        self,
+        kernel: ChainKernel,
+        types: Types,
+        tiling: Tiling,
+        visits: Visits | None,
+        roles: bool,
+        loaded_first: Collection[str],
+    ):
         super().__init__(kernel, types, tiling, visits)
         self.ahead, self.masked_first = not roles, roles
         bodies = [r.target.body for r in kernel.targets]
@@ -49,6 +67,8 @@ class _Build(Accumulation):
         self._products = (
             sorted(products, key=lambda a: -max(distance(e, a) for e in bodies)) if several else [*products]
         )
+
+        self._loaded_first = [a for a in scores_beside(kernel) if a.tensor in loaded_first] if products else []
 
     def program(self, name: str) -> BlockProgram:
         kernel, b = self.kernel, self.b
@@ -87,7 +107,7 @@ class _Build(Accumulation):
         places: dict[str, tuple[int, ...]] = {}
         for r in self.kernel.targets:
             t = r.target
-            axes = self._walked_axes()
+            axes = self._walked_axes(t)
             first = {"max": -math.inf, "min": math.inf, "logsumexp": -math.inf}.get(t.aggregation, 0.0)
             own = [b.fill(axes, 0, INDEX_TYPE) if self._counts(t) else b.fill(axes, first)] * (r.unrolled or 1)
             if t.feature and not r.unrolled:
@@ -98,7 +118,7 @@ class _Build(Accumulation):
             found += own
             if self._needs_seen(r) and t.points not in self.seen:
                 self.seen[t.points] = len(found)
-                found.append(b.fill(self._walked_axes(), 0, "int32"))
+                found.append(b.fill(axes, 0, "int32"))
         return found, places
 
     # the walk
@@ -125,7 +145,8 @@ class _Build(Accumulation):
             return tuple(state)
         step = self.axes[looped]
         if in_one_block(self.kernel, step):
-            masked = bool(self.bounds) or self.extent[looped] != step
+            masked = bool(self.bounds) or self.extent[looped] != step or self.kernel.on_both_sides
+            self.ends[looped] = b.number(0), self.size(looped) - 1
             return tuple(self._step({**positions, looped: b.positions(looped)}, masked, state, places, only=True))
         found = limits(b, self.bounds, looped, self.ends, self.size(looped))
         told = self._told_ends(self.emitter(positions, False))
@@ -219,8 +240,10 @@ class _Build(Accumulation):
         only: bool = False,
     ) -> list[Value]:
         """The next state. `only`: of a walk's only step, which adds to nothing."""
-        b, looped = self.b, self.kernel.looped
+        b = self.b
         at = self.emitter(positions, masked)
+        for a in self._loaded_first:
+            at.read(a)
         for a in self._products:  # first of all, then what lies between them
             self._inner(self.kernel.inners[a.tensor], a, at)
         state: list[Value] = list(initial)
@@ -228,15 +251,15 @@ class _Build(Accumulation):
         anchors = {r.anchor for r in self.kernel.targets if r.anchor is not None}
         for r in self.kernel.targets:
             t = r.target
-            mask = self._mask(t, at, masked)
-            if t.points in self.seen and mask is not None and looped is not None:
+            mask, side = self._mask(t, at, masked), self.kernel.summed_side(t)
+            if t.points in self.seen and mask is not None and side is not None:
                 place = self.seen[t.points]
                 here = b.cast(mask, "int32")
-                here = self._along("max", here) if looped in here.type.axes else here
+                here = self._along("max", here, t) if side in here.type.axes else here
                 state[place] = b.apply("larger", initial[place], here)
             elif t.points in self.seen:
                 place = self.seen[t.points]
-                state[place] = b.fill(self._walked_axes(), 1, "int32")
+                state[place] = b.fill(self._walked_axes(t), 1, "int32")
             own = places[t.output]
             carried: list[Value | None] = [None if only else v for v in initial]
             before = carried[own[0]]
@@ -250,7 +273,7 @@ class _Build(Accumulation):
                 x = at.value(t.body, "float32")
                 none = b.number(-math.inf if t.aggregation == "max" else math.inf, "float32")
                 x = x if mask is None else b.apply("select", mask, x, none)
-                x = self._along(t.aggregation, self._full(x), careful=True)
+                x = self._along(t.aggregation, self._full(x), t, careful=True)
                 state[own[0]] = x if before is None else b.apply(t.aggregation, before, x)
             elif self._counts(t):
                 state[own[0]] = self._count(t, at, mask, before)
@@ -280,9 +303,12 @@ class _Build(Accumulation):
     def _finish(self, positions: dict[str, Value], state: Sequence[Value], places: Mapping) -> None:
         b = self.b
         state = self._combined(state, places)
+        looped = self.kernel.looped
         for r, k in [(x, k) for x in self.kernel.targets for k in range(self._blocks(x))]:
             t = r.target
-            at = self._at_feature(r, k, positions, False)
+            across = looped is not None and self.kernel.summed_side(t) != looped
+            here = {**positions, looped: b.positions(looped)} if across and looped else positions
+            at = self._at_feature(r, k, here, across)
             first, *more = (state[p] for p in places[t.output][k:])
             if t.aggregation == "logsumexp":
                 total = more[0]

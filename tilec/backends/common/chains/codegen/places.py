@@ -22,9 +22,11 @@ from tilec.ir.rational import as_fraction
 from tilec.ir.types import NARROW, Types
 
 WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
+MULTIPROCESSORS_AT_ONCE, WARPS_OF_TWO_A_MULTIPROCESSOR = 132, 4
 FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocessor
-# of one block that is not cut for less than three eighths of it: kernels of whole blocks have forms of their own
+# of one block that is not cut for less than three eighths of it: kernels of such whole blocks have a form of their own
 WHOLE_FEATURES, LEAST_EMPTY = 128, 3 / 8
+COLUMNS_OF_A_BLOCK = 16  # of features, for which another block beside is worth it
 # multiples of so many features lie in two blocks: others came out wrong on an H200 with Triton 3.6
 BLOCKED_FEATURES = 8
 BFLOAT16_PARTS = {"tf32x3": 3, "tf32": 2}  # of a float32 operand, by the precision of float32 products
@@ -50,19 +52,34 @@ def feature_block(extent: int) -> int:
     return max(16, 1 << (extent - 1).bit_length())
 
 
-def feature_blocks(extent: int) -> tuple[int, ...]:
-    """Blocks whose lengths are powers of two, side by side, that hold so many features: 192 are 128 and 64."""
+def feature_blocks(extent: int, most: int = 3) -> tuple[int, ...]:
+    """At most so many blocks whose lengths are powers of two, side by side, that hold so many features: 192 are 128 and
+    64, 216 are 128, 64 and 32; one where more of them do not save enough columns each."""
     extent = int(extent)  # not left open: axes are named after it, and masks hold it
+    whole, found = feature_block(extent), _cut(extent, 0)
+    small = whole == WHOLE_FEATURES and whole - sum(found) < LEAST_EMPTY * whole
+    return (whole,) if small or extent % BLOCKED_FEATURES or len(found) > most else found
+
+
+def blocks_in(kernel: ChainKernel, extent: int) -> tuple[int, ...]:
+    """The blocks that so many features of a kernel lie in. Kernels of one product into a mixture have a form of their
+    own, which has no room for three."""
+    products = sum(i.left is not None for i in kernel.inners.values())
+    return feature_blocks(extent, 3 if products > 1 else 2)
+
+
+def _cut(extent: int, gain: int) -> tuple[int, ...]:
+    """`gain`: columns that blocks must save beside what each is worth."""
     whole = feature_block(extent)
-    first, rest = whole // 2, feature_block(extent - whole // 2)
-    small = whole <= WHOLE_FEATURES and whole - first - rest < LEAST_EMPTY * whole
-    one = small or rest == first or extent % BLOCKED_FEATURES
-    return (whole,) if one else (first, rest)
+    if whole in (16, extent):
+        return (whole,)
+    found = (whole // 2, *_cut(extent - whole // 2, 1))
+    return found if sum(found) + COLUMNS_OF_A_BLOCK * (len(found) - 1) + gain <= whole else (whole,)
 
 
-def padded_features(extent: int) -> int:
+def padded_features(kernel: ChainKernel, extent: int) -> int:
     """How many features the blocks of so many have."""
-    return sum(feature_blocks(extent))
+    return sum(blocks_in(kernel, extent))
 
 
 def size_name(v: str) -> str:
@@ -89,6 +106,8 @@ class Places:
         axes = dict.fromkeys(kernel.blocked, tiling.block)
         if kernel.looped is not None:
             axes[kernel.looped] = tiling.step
+        if kernel.on_both_sides:  # of which a program has all, whatever a tiling says
+            axes = {v: feature_block(kernel.extent[v]) for v in axes}
         self.extent = dict(kernel.extent)
         self.features: dict[str, int] = {}  # axis of a block of features -> how many there are in all
         self.starts: dict[str, int] = {}
@@ -96,7 +115,7 @@ class Places:
         self.summed = {r.feature: self._width(r) for r in kernel.rows if r.feature is not None}
         extents += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature and not r.unrolled]
         for n in [*extents, *self.summed.values()]:
-            for axis, start, block in _feature_axes(n):
+            for axis, start, block in _feature_axes(kernel, n):
                 self.features[axis], self.starts[axis], axes[axis] = n, start, block
         self.b = Builder(axes)
         self.axes = axes
@@ -114,7 +133,7 @@ class Places:
     def _positions(self) -> dict[str, Value]:
         """Of the variables that a program has: its number taken apart."""
         b, kernel = self.b, self.kernel
-        rest = b.program()
+        rest = self._program()
         found: dict[str, Value] = {v: b.number(0) for v, n in self.extent.items() if n == 1}
         self.ends: dict[str, tuple[Value, Value]] = {v: (z, z) for v, z in found.items()}
         blocked, many = list(kernel.blocked), [v for v in kernel.batch if self.extent[v] > 1]
@@ -149,6 +168,25 @@ class Places:
                 rest = b.apply("floordiv", rest, self.size(v), hint="rest")
             self.ends[v] = found[v], found[v]
         return found
+
+    def _program(self) -> Value:
+        """Its number. Where all programs run at once, two a multiprocessor, and have triangles to walk, a
+        multiprocessor's second one has the shorter walk the longer its first one has."""
+        b, kernel = self.b, self.kernel
+        number = b.program()
+        looped, blocked = kernel.looped, kernel.blocked
+        if looped is None or self.tiling.warps > WARPS_OF_TWO_A_MULTIPROCESSOR or len(blocked) != 1:
+            return number
+        if not (is_falling(self.bounds, looped, blocked) or is_rising(self.bounds, looped, blocked)):
+            return number
+        programs = self._programs()
+        if not MULTIPROCESSORS_AT_ONCE < programs <= 2 * MULTIPROCESSORS_AT_ONCE:
+            return number
+        tiles = (self.size(blocked[0]) + (self.axes[blocked[0]] - 1)) // b.number(self.axes[blocked[0]])
+        for v in (v for v in kernel.batch if self.extent[v] > 1):
+            tiles = tiles * self.size(v)
+        turned = (tiles + (MULTIPROCESSORS_AT_ONCE - 1)) - number
+        return b.apply("select", number < MULTIPROCESSORS_AT_ONCE, number, turned)
 
     def _in_tile(self, v: str, tile: Value) -> Value:
         """Positions of a variable in one of its blocks."""
@@ -224,7 +262,7 @@ class Places:
 
     def feature_axes(self, n: int) -> list[str]:
         """The blocks that so many features lie in."""
-        return [axis for axis, _, _ in _feature_axes(n)]
+        return [axis for axis, _, _ in _feature_axes(self.kernel, n)]
 
     def _width(self, row: RowStatement) -> int:
         """How many terms a row's value has."""
@@ -341,9 +379,9 @@ class Places:
         return self.b.apply("select", inside, self.b.cast(value, "float32"), self.b.number(0.0, "float32"))
 
 
-def _feature_axes(n: int) -> list[tuple[str, int, int]]:
+def _feature_axes(kernel: ChainKernel, n: int) -> list[tuple[str, int, int]]:
     """Axis, first feature and length of each block of n features."""
-    blocks = feature_blocks(n)
+    blocks = blocks_in(kernel, n)
     starts = [sum(blocks[:k]) for k in range(len(blocks))]
     return [(f"d{n}_{start}" if start else f"d{n}", start, block) for start, block in zip(starts, blocks, strict=True)]
 

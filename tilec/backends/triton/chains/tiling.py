@@ -1,0 +1,280 @@
+"""Sizes of the blocks of a chain's kernel, its warps and stages: a measured table, and what there is room for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilec.backends.common.chains.chain import BOTH_SIDES_MATRICES, BOTH_SIDES_REGISTERS, ChainKernel
+from tilec.backends.common.chains.codegen.places import Tiling, feature_block, in_one_block, padded_features
+from tilec.backends.common.chains.codegen.visits import visits_of
+from tilec.backends.common.chains.codegen.walk import cut_at_both_ends, is_whole_window, walks_values
+from tilec.backends.triton.matmul.dot import LEAST
+from tilec.backends.triton.matmul.kernel import PRECISION
+from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
+from tilec.backends.triton.plan.plan import Setting
+from tilec.ir.index import linear
+from tilec.ir.program import accesses_in, index_variables
+from tilec.ir.types import Types
+
+_Operands = tuple[dict[str, int], dict[str, int], set[str]]  # as `_operands` finds them
+
+# Widest feature -> tiling of kernels of 16-bit operands, measured on an H200: those that walk all blocks, those whose
+# bounds cut the walk short, and those whose blocks are listed by data. By products and mixtures: one product into a
+# mixture, two into one, any into several.
+ONE_PRODUCT: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
+    64: (Tiling(64, 128, 4, 2), Tiling(64, 64, 4, 3, boxed=False), Tiling(64, 32, 4, 3, boxed=False)),
+    128: (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 3), Tiling(64, 32, 4, 3, boxed=False)),
+    256: (Tiling(128, 64, 8, 3),) * 3,
+}
+TWO_PRODUCTS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
+    64: (Tiling(128, 64, 4, 3, boxed=False), *(Tiling(64, 64, 4, 3, boxed=False),) * 2),
+    80: (Tiling(64, 64, 4, 2, boxed=False),) * 3,
+    128: (*(Tiling(128, 64, 8, 3, boxed=False),) * 2, Tiling(64, 32, 4, 3, boxed=False)),
+    192: (Tiling(64, 32, 4, 3, boxed=False),) * 3,
+    256: (Tiling(128, 32, 8, 3, boxed=False),) * 3,
+}
+# the same where each point that a program walks has values of its own, such as statistics of rows
+TWO_PRODUCTS_OF_STATISTICS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
+    **TWO_PRODUCTS,
+    192: (Tiling(128, 64, 8, 2),) * 3,
+}
+LONG_STEPS = Tiling(64, 128, 4, 2, boxed=False, one_loop=False)  # whose products would wait for each other in one loop
+MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
+    64: (Tiling(64, 64, 4, 3), LONG_STEPS, Tiling(64, 64, 4, 3, boxed=False)),
+    80: (Tiling(64, 64, 4, 2, boxed=False),) * 3,
+    128: (Tiling(64, 64, 4, 2),) * 3,
+    256: (Tiling(64, 32, 4, 2, boxed=False),) * 3,
+}
+NARROW_WIDTH, TWO_BLOCKS = 64, 128  # of operands with long steps where a walk has more than a block of 64, at most two
+ROLES = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
+ROLES_WIDTH = 128  # of their operands, at least
+ROLES_BARRIERS = 1024  # bytes
+ROLES_STEPS = (128, 64)
+ROLES_SUMS = 180  # registers of a thread for scores, these in 16 bits, and sums
+MATRIX = Tiling(64, 64, 4, 2)  # of kernels whose programs have a block of rows and of columns
+SMALL_MATRIX = 32  # rows or columns of a block of both, for which two warps suffice: more programs run side by side
+# of float32 operands, which take twice the room
+FLOAT32_TILINGS: Mapping[int, Tiling] = {64: Tiling(64, 32, 4, 2), 128: Tiling(32, 32, 4, 2), 256: Tiling(32, 16, 4, 1)}
+# of kernels without products: a warp's lanes lie along the columns that it walks, each with a share of the rows
+ELEMENTWISE = Tiling(64, 32, 4, 2)
+ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and sums
+FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows of sums: each reads little for itself
+# registers of a thread: for sums, where these are many; for these, scores and matrices. Steps for their sake, at least
+MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
+TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
+
+
+def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> Tiling:
+    """Block sizes, warps and stages of a kernel; blocks no larger than what there is."""
+    if kernel.elementwise:
+        return _for_points(kernel, PRECISION[setting.precision])
+    if kernel.on_both_sides:
+        return _for_both_sides(kernel)
+    widest = _width(kernel)
+    halves = all(i.dtype != "float32" for i in kernel.inners.values())
+    mixtures = sum(r.target.feature is not None for r in kernel.targets)
+    products = sum(i.left is not None for i in kernel.inners.values())
+    two = TWO_PRODUCTS_OF_STATISTICS if walks_values(kernel) else TWO_PRODUCTS
+    table = MIXTURES if mixtures > 1 else two if products > 1 else ONE_PRODUCT
+    if not halves:
+        chosen = next(t for n, t in FLOAT32_TILINGS.items() if widest <= n)
+    elif kernel.looped is None:
+        chosen = MATRIX
+    else:
+        tilings = next(t for n, t in table.items() if widest <= n)
+        whole = mixtures > 1 and is_whole_window(kernel, tilings[0].step)
+        chosen = tilings[0 if whole else _walk_of(kernel, types)]
+        short = NARROW_WIDTH < kernel.extent[kernel.looped] <= TWO_BLOCKS
+        if table is MIXTURES and widest <= NARROW_WIDTH and short:
+            chosen = LONG_STEPS
+    operands = _operands(kernel)
+    boxed = chosen.boxed or bool(operands[2])  # a matrix takes more addresses than anything else
+    found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
+    if table is not ONE_PRODUCT and halves and kernel.looped is not None and _has_few_programs(kernel, found):
+        found = replace(found, block=found.block // 2, warps=4)
+    block = min(found.block, *(feature_block(kernel.extent[v]) for v in kernel.blocked))
+    step = found.step
+    if kernel.looped is not None:
+        step = min(step, feature_block(kernel.extent[kernel.looped]))
+    # where positions are loaded first, Triton shares the stages between these and the elements
+    stages = 2 * found.stages - 1 if kernel.in_place else found.stages
+    warps = 2 if kernel.looped is None and block <= SMALL_MATRIX else found.warps
+    found = replace(found, block=max(block, LEAST), step=max(step, LEAST), stages=stages, warps=warps)
+    found = _fitted(found, operands, 2 if halves else 4, setting.device.shared)
+    found = _in_registers(found, kernel, operands)
+    return _with_tiles(found, kernel, operands, 2 if halves else 4, setting.device.shared)
+
+
+def _has_few_programs(kernel: ChainKernel, tiling: Tiling) -> bool:
+    """Whether blocks of twice 64 rows leave multiprocessors idle that half of them would use: two programs of four
+    warps have one, or a program of operands wider than 128 columns."""
+    large = _width(kernel) > ROLES_WIDTH
+    if tiling.block <= MATRIX.block or len(kernel.blocked) != 1 or not (large or tiling.warps == MATRIX.warps):
+        return False
+    programs = -(-kernel.extent[kernel.blocked[0]] // tiling.block) * math.prod(kernel.extent[v] for v in kernel.batch)
+    return programs < (TWO_A_MULTIPROCESSOR // 2 if large else TWO_A_MULTIPROCESSOR)
+
+
+def _with_tiles(tiling: Tiling, kernel: ChainKernel, operands: _Operands, size: int, shared: int) -> Tiling:
+    """Several blocks of rows for a program whose columns are one block, the next ones' operands under way, if shared
+    memory has room for them."""
+    bounded = any(r.target.bounds or r.target.conditions for r in kernel.targets)
+    if bounded or len(kernel.blocked) != 1 or not in_one_block(kernel, tiling.step):
+        return tiling
+    tiles = -(-kernel.extent[kernel.blocked[0]] // tiling.block)
+    beside = math.prod(kernel.extent[v] for v in kernel.batch)
+    several = min(tiles, TILES_OF_ROWS, tiles * beside // TWO_A_MULTIPROCESSOR)
+    stationary, streamed, matrices = operands
+    each = tiling.block * (sum(stationary.values()) + tiling.step * len(matrices))
+    room = (TILE_STAGES * each + tiling.step * sum(streamed.values())) * size <= shared
+    return replace(tiling, tiles=several, stages=TILE_STAGES) if several > 1 and room else tiling
+
+
+def _for_both_sides(kernel: ChainKernel) -> Tiling:
+    """A block of all rows and columns; more warps where a thread would have too many values of matrices and sums."""
+    block, step = (feature_block(kernel.extent[v]) for v in (*kernel.blocked, kernel.looped or ""))
+    sums = 0
+    for t in (r.target for r in kernel.targets):
+        side = step if kernel.summed_side(t) in kernel.blocked else block
+        sums += side * padded_features(kernel, kernel.extent[t.feature]) if t.feature is not None else side
+    values = BOTH_SIDES_MATRICES * block * step + sums
+    return Tiling(block, step, 4 if values <= BOTH_SIDES_REGISTERS // 2 else 8, 1)
+
+
+def _width(kernel: ChainKernel) -> int:
+    """Of the widest operand's block."""
+    widths = [i.extent for i in kernel.inners.values() if i.left is not None]
+    widths += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
+    return max([32, *(padded_features(kernel, n) for n in widths)])
+
+
+def _mixed_features(kernel: ChainKernel) -> int:
+    """Of all mixtures."""
+    features = [f for r in kernel.targets if (f := r.target.feature) is not None]
+    return sum(padded_features(kernel, kernel.extent[f]) for f in features)
+
+
+def columns_of_operands(kernel: ChainKernel) -> int:
+    """Of all products of a point."""
+    widths = [i.extent for i in kernel.inners.values() if i.left is not None]
+    return sum(padded_features(kernel, n) for n in widths) + _mixed_features(kernel)
+
+
+def _walk_of(kernel: ChainKernel, types: Types) -> int:
+    """0: all blocks; 1: bounds cut the walk short; 2: data list the blocks."""
+    visits = visits_of(kernel, types)
+    if visits is not None and [*accesses_in(*visits.conditions)]:
+        return 2
+    return int(any(f.coefficient(kernel.looped or "") for r in kernel.targets for f in r.target.bounds))
+
+
+def _for_points(kernel: ChainKernel, precision: str) -> Tiling:
+    """Fewer rows where their values take more registers than a thread has, or where they leave multiprocessors idle."""
+    values = _values_of_row(kernel)
+
+    def crowded(block: int) -> bool:
+        return block // ELEMENTWISE.warps * values > ROW_VALUES
+
+    rows = math.prod(kernel.extent[v] for v in kernel.blocked)
+    beside = math.prod(kernel.extent[v] for v in kernel.batch)
+    block = min(ELEMENTWISE.block, feature_block(rows))
+    while block > LEAST and crowded(block):
+        block //= 2
+    while block > LEAST and -(-rows // block) * beside < TWO_A_MULTIPROCESSOR:
+        block //= 2
+    warps = ELEMENTWISE.warps
+    few = values <= FEW_VALUES and all(r.target.aggregation == "sum" for r in kernel.targets)
+    more = few or crowded(block)
+    return replace(ELEMENTWISE, block=block, warps=2 * warps if more else warps, precision=precision)
+
+
+def _values_of_row(kernel: ChainKernel) -> int:
+    """How many registers a thread has for each of its rows: terms of inner sums, and sums."""
+    sums = sum((r.unrolled or 1) + (r.target.aggregation == "logsumexp") for r in kernel.targets)
+    return sums + sum(i.extent for i in kernel.inners.values())
+
+
+def _fitted(tiling: Tiling, operands: _Operands, size: int, shared: int) -> Tiling:
+    """Fewer stages, then smaller blocks, until operands of so many bytes an element fit into shared memory."""
+    stationary, streamed, matrices = operands
+    while True:
+        each = tiling.step * (sum(streamed.values()) + tiling.block * len(matrices))
+        if (tiling.block * sum(stationary.values()) + tiling.stages * each) * size <= shared:
+            return tiling
+        if tiling.stages > 1:
+            tiling = replace(tiling, stages=tiling.stages - 1)
+        elif tiling.step > LEAST:
+            tiling = replace(tiling, step=tiling.step // 2)
+        elif tiling.block > LEAST:
+            tiling = replace(tiling, block=tiling.block // 2)
+        else:
+            return tiling
+
+
+def _in_registers(tiling: Tiling, kernel: ChainKernel, operands: _Operands) -> Tiling:
+    """Shorter steps where sums have half of a thread's registers, and scores and matrices that are read for each score
+    would take more than are left: products wait for each other then."""
+    matrices, threads = len(operands[2]), 32 * tiling.warps
+    features = sum(
+        padded_features(kernel, kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None
+    )
+    sums, step = tiling.block * features // threads, tiling.step
+    beside = tiling.block * (2 + matrices) if matrices and sums >= MANY_SUMS else 0
+    while beside and step > SHORTEST_CROWDED and sums + beside * step // threads > POINT_VALUES:
+        step //= 2
+    return replace(tiling, step=step)
+
+
+def _operands(kernel: ChainKernel) -> _Operands:
+    """The tensors that products read for the rows of a program, and for those that it walks, with their widths; those
+    that have an element for each point."""
+    stationary: dict[str, int] = {}
+    streamed: dict[str, int] = {}
+    matrices: set[str] = set()
+    for r in kernel.targets:
+        for a in accesses_in(*(f.value for f in r.feature)):
+            streamed[a.tensor] = padded_features(kernel, kernel.extent[r.target.feature or ""])
+        for a in accesses_in(r.target.body, *r.target.conditions):
+            used = {*index_variables(a)}
+            inner = kernel.inners.get(a.tensor)
+            if inner is None:
+                if kernel.looped in used and used & {*kernel.blocked}:
+                    matrices.add(a.tensor)
+                continue
+            names = {v: linear(e).bare for v, e in zip(inner.index, a.index, strict=True)}
+            for side in (inner.left, inner.right):
+                for x in () if side is None else accesses_in(side):
+                    own = {names.get(v) for v in index_variables(x)}
+                    if inner.axis in index_variables(x):
+                        (streamed if kernel.looped in own else stationary)[x.tensor] = padded_features(
+                            kernel, inner.extent
+                        )
+    return stationary, streamed, matrices
+
+
+def roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:
+    """The longest steps whose operands have room in shared memory and whose sums have in registers; None where warps
+    with work of their own do not pay: for narrow operands, and short walks (through a window); or where it is plain
+    that they have none: they multiply twice."""
+    looped, shared = kernel.looped, setting.device.shared
+    if looped is None or kernel.elementwise or len(kernel.blocked) != 1 or _width(kernel) < ROLES_WIDTH:
+        return None
+    read = {a for r in kernel.targets for a in accesses_in(r.target.body) if a.tensor in kernel.inners}
+    first = [a for a in read if kernel.inners[a.tensor].left is not None]
+    if len(first) != 1 or sum(r.target.feature is not None for r in kernel.targets) != 1:
+        return None
+    if cut_at_both_ends(kernel):
+        return None
+    tiling = replace(ROLES, precision=PRECISION[setting.precision])
+    stationary, streamed, _ = _operands(kernel)
+    mixed = sum(
+        padded_features(kernel, kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None
+    )
+    for step in ROLES_STEPS:
+        room = 2 * (tiling.block * sum(stationary.values()) + tiling.stages * step * sum(streamed.values()))
+        # a group of 128 threads has 64 rows
+        if room + ROLES_BARRIERS <= shared and mixed // 2 + step * 3 // 4 <= ROLES_SUMS:
+            return replace(tiling, step=step) if step <= kernel.extent[looped] else None
+    return None
