@@ -240,9 +240,11 @@ class _Typing:
         if isinstance(e, (Access, Pad, Aggregate)):
             element = self.of(e)
             if not is_integer(element.dtype):
-                raise TypeMistake(
-                    f"an index holds integers; this one holds {element.dtype}", e.span, hint="cast with int64(...)"
-                )
+                variables = ", ".join(index_variables(e))
+                hint = "cast in a statement of its own, and read its element here"
+                if isinstance(e, Access) and variables:
+                    hint = f"cast in a statement of its own, Ix[{variables}] = int64({e.tensor}[...]), and read Ix[{variables}]"
+                raise TypeMistake(f"an index holds integers; this one holds {element.dtype}", e.span, hint=hint)
             return
         for child in children(e):
             self.check_index(child)
