@@ -243,7 +243,8 @@ class _Typing:
                 variables = ", ".join(index_variables(e))
                 hint = "cast in a statement of its own, and read its element here"
                 if isinstance(e, Access) and variables:
-                    hint = f"cast in a statement of its own, Ix[{variables}] = int64({e.tensor}[...]), and read Ix[{variables}]"
+                    place = f"Ix[{variables}]"
+                    hint = f"cast in a statement of its own, {place} = int64({e.tensor}[...]), and read {place}"
                 raise TypeMistake(f"an index holds integers; this one holds {element.dtype}", e.span, hint=hint)
             return
         for child in children(e):
