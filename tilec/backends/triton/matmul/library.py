@@ -265,8 +265,9 @@ def _slow(c: Convolution, dtype: str) -> bool:
     """cuDNN's gradient of the input of a strided convolution takes 1.3 to 3 times as long as residue classes do where
     channels lie last. Where an image's rows do, classes write every so many elements of one, and 16-bit ones take a
     fifth to half as long as that (a stem of 7 x 7 at 299 x 299 was 1089 us). It has no kernels for windows as long as
-    signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's, a ramp filter of 256 places 1464 us; nor for patches, whose windows do not
-    meet; and none worth their time for groups that sum over a window alone (templates, one an image)."""
+    signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's, a ramp filter of 256 places 1464 us; nor
+    for patches, whose windows do not meet; and none worth their time for groups that sum over a window alone
+    (templates, one an image)."""
     if c.written != INPUT:
         return False
     grouped = any(None not in axes for axes in c.bare.values())
