@@ -109,11 +109,9 @@ def test_a_filter_as_long_as_its_signal_is_no_convolution_of_a_librarys() -> Non
     source = "function (P[A, U], K[L]) -> (Q) { Q[a, s : A, U] = +(P[a, u] * K[s - u + U - 1]); }"
     lowered = tilec.compile(source).lower(tilec.spec((180, 256)), tilec.spec((511,)), target="sm_90")
     assert "convolution_input" not in lowered.source()
-    source = (
-        """function (G[B, T, D], K[W, C, D]) -> (X) {
+    source = """function (G[B, T, D], K[W, C, D]) -> (X) {
         X[b, t + w, c : B, T + W - 1, C] = +(G[b, t, d] * K[w, c, d]);
     }"""
-    )
     shapes = (8, 1000, 16), (100, 16, 16)
     lowered = tilec.compile(source).lower(*map(tilec.spec, shapes), target="sm_90")
     assert "convolution_input" in lowered.source()
