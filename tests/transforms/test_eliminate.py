@@ -350,3 +350,4 @@ def test_places_are_factors(name: str, monkeypatch) -> None:
         torch.testing.assert_close(f(d.float(), s.float(), v.float()), wanted.float(), rtol=1e-4, atol=1e-4)
         statements = f.lower(d, s, v, backend="torch").stages["flat"].statements
         assert len(statements) == 2 or 1 in (n, columns) or not columns
+        assert f(d.bfloat16(), s.bfloat16(), v.bfloat16()).dtype == torch.bfloat16
