@@ -94,6 +94,7 @@ def _arithmetic(e: Expr, scope: FunctionScope, what: str, indices: bool, gathers
         done.append(expr)
         varies.append(moves)
     if any(varies):
+        assert isinstance(e, CallSyntax | Call)
         _check_affine(function, e, args, varies, what, scope)
     made = Call(function, tuple(done), span=e.span)
     if function == "abs" and any(varies) and _levels_of_abs(made) > _MOST_LEVELS:

@@ -48,7 +48,8 @@ def bound_hint(free: Sequence[str], region: Statement | Aggregate, scope: Functi
     inside = [a for d in demands(region.guard, region.body) if isinstance(d, Branch) for a in _accesses_under(d)]
     read = next(_indexed(inside, free[0]), None)
     if read is None:
-        own = [a for a in walk(region.guard, region.body) if isinstance(a, Access) and a.tensor == scope.current]
+        roots = (e for e in (region.guard, region.body) if e is not None)
+        own = [a for a in walk(*roots) if isinstance(a, Access) and a.tensor == scope.current]
         if any(_indexed(own, free[0])):
             return (
                 f"reads of `{scope.current}` by its own statement bound nothing: add a constraint, `..., {free[0]} < N`"
