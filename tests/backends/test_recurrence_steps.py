@@ -112,3 +112,14 @@ def test_the_gradient_of_an_extremum_over_what_is_read_back():
     (wanted,) = torch.autograd.grad(torch.stack(states).sum(), p)
     (got,) = torch.autograd.grad(function(p).sum(), p)
     torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(("edges", "nodes"), [(1, 1), (1, 3), (2, 1), (3, 4), (0, 2)])
+def test_states_at_places_that_elements_name(edges, nodes):
+    """One edge has no dimension of its own to be looked up along, and its place is an element all the same."""
+    source = """function (From[E], To[E], W[E], N, T) -> (R) {
+        R[t, v : T, N] = t == 0 ? 1.0 : 0.5 + sum(To[e] == v ? R[t - 1, From[e]] * W[e] : 0.0);
+    }"""
+    draw = np.random.default_rng(edges + 7 * nodes)
+    places = [torch.from_numpy(draw.integers(0, nodes, edges)) for _ in range(2)]
+    agree(source, *places, torch.from_numpy(draw.normal(size=edges)), torch.tensor(nodes), torch.tensor(4))

@@ -176,6 +176,47 @@ def csr_product(w: Tensor, c: Tensor, p: Tensor, x: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+def radon(image: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    h, w = image.shape
+    u, t = (torch.arange(n, dtype=image.dtype) - (n - 1) / 2 for n in (w, h))
+    c, s = c[:, None, None], s[:, None, None]
+    x, y = c * u[:, None] - s * t, s * u[:, None] + c * t
+    places = torch.stack([x * 2 / (w - 1), y * 2 / (h - 1)], -1)
+    return F.grid_sample(image.expand(len(c), 1, h, w), places, align_corners=True)[:, 0].sum(-1)
+
+
+def hash_grid(x: Tensor, t: Tensor, r: Tensor) -> Tensor:
+    corners = torch.tensor([[b & 1, b >> 1 & 1, b >> 2] for b in range(8)])
+    places = x[:, None] * r[:, None]
+    cell = places.floor().long()[:, :, None] + corners
+    weights = (1 - (places[:, :, None] - cell).abs()).prod(-1)
+    at = (cell[..., 0] ^ cell[..., 1] * 2654435761 ^ cell[..., 2] * 805459861) % t.shape[1]
+    return (weights[..., None] * t[torch.arange(len(t))[:, None], at]).sum(2)
+
+
+def inside_algorithm(u: Tensor, r: Tensor) -> Tensor:
+    n = len(u)
+    chart = {(i, i + 1): u[i] for i in range(n)}
+    for width in range(2, n + 1):
+        for i in range(n - width + 1):
+            splits = range(i + 1, i + width)
+            ways = [r + chart[i, m][:, None] + chart[m, i + width] for m in splits]
+            chart[i, i + width] = torch.logsumexp(torch.stack(ways, 1).flatten(1), 1)
+    return chart[0, n][0]
+
+
+def local_alignment(w: Tensor, g: Tensor, e: Tensor) -> Tensor:
+    zero = torch.zeros((), dtype=w.dtype)
+    border = (zero, zero - torch.inf, zero - torch.inf)
+    table = {(i, j): border for i in range(len(w) + 1) for j in range(w.shape[1] + 1)}
+    for i in range(1, len(w) + 1):
+        for j in range(1, w.shape[1] + 1):
+            above, left = table[i - 1, j], table[i, j - 1]
+            match = torch.maximum(zero, w[i - 1, j - 1] + torch.stack(table[i - 1, j - 1]).max())
+            table[i, j] = match, torch.maximum(above[0] - g, above[1] - e), torch.maximum(left[0] - g, left[2] - e)
+    return torch.stack([cell[0] for cell in table.values()]).max()
+
+
 def relative_position(s: Tensor, b: Tensor) -> Tensor:
     n, m = s.shape
     return s + b[torch.arange(n)[:, None] - torch.arange(m) + m - 1]
@@ -297,6 +338,10 @@ REFERENCES = {
     "snake": lambda x, a: x + torch.sin(a[:, None] * x) ** 2 / a[:, None],
     "coordinate_product": coordinate_product,
     "csr_product": csr_product,
+    "radon": radon,
+    "hash_grid": hash_grid,
+    "inside_algorithm": inside_algorithm,
+    "local_alignment": local_alignment,
     "embedding": lambda w, t: F.embedding(t, w),
     "embedding_bag": lambda w, t: F.embedding_bag(t, w, mode="sum"),
     "histogram": lambda t, v: torch.bincount(t, minlength=v),

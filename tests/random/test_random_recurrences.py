@@ -15,7 +15,7 @@ from tilec.language import parse
 
 
 @settings(max_examples=scaled(30), phases=PHASES)
-@given(recurrences())
+@given(recurrences(gathers=True))
 def test_values(case):
     source, arrays = case
     check(parse(source), arrays)

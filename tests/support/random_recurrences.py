@@ -18,8 +18,9 @@ def shifted(v: str, by: int) -> str:
 
 
 @st.composite
-def recurrences(draw, smooth=False):
-    """(source, arrays). A schedule is drawn first, then reads that suit it."""
+def recurrences(draw, smooth=False, gathers=False):
+    """(source, arrays). A schedule is drawn first, then reads that suit it; `gathers`: some of them at lanes that
+    integers among the arrays name."""
     rank = draw(st.sampled_from([1, 2, 2, 3]))
     tau = draw(st.sampled_from(SCHEDULES[rank]))
     sizes = [draw(st.integers(1 if smooth else 0, 4)) for _ in range(rank)]
@@ -72,6 +73,14 @@ def recurrences(draw, smooth=False):
             return f"sum({tensor((2,))}[k] * H[{', '.join(back)}])"
         k = draw(st.sampled_from(free))
         d = offsets()
+        if gathers and draw(st.booleans()):
+            count = draw(st.sampled_from([1, 1, 0, 3]))
+            at = f"A{len(inputs)}"
+            inputs[at] = random.integers(-1, sizes[k] + 1, size=count)
+            parts = [f"{at}[k]" if m == k else shifted(v, -d[m]) for m, v in enumerate(variables)]
+            chosen = draw(st.sampled_from(["", f"{at}[k] == {variables[k]} ? "]))
+            otherwise = " : 0.0" if chosen else ""
+            return f"sum({chosen}H[{', '.join(parts)}] * {tensor((count,))}[k]{otherwise})"
         parts = ["k" if m == k else shifted(v, -d[m]) for m, v in enumerate(variables)]
         weight = f"{tensor((sizes[k], sizes[k]))}[k, {variables[k]}]"
         name = draw(st.sampled_from(["sum", "sum", "logsumexp", "max", "mean"]))

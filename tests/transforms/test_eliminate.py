@@ -326,3 +326,28 @@ def test_a_step_adds_up_first_what_its_lanes_share() -> None:
         inner = torch.logsumexp(k + steps[-1][:, None], 0)
         steps.append(a - torch.logsumexp(k + b - inner, 1))
     torch.testing.assert_close(found, torch.autograd.grad(torch.stack(steps[1:]), (k, a, b, h), d))
+
+
+PLACES = {
+    "a lag": "i - j >= 0 ? D[b, i, f] * S[b, i, j] * V[b, j, f] * (i - j)",
+    "a quotient that truncates": "D[b, i, f] * (i / (j + 1)) * S[b, i, j] * V[b, j, f]",
+    "a divisor": "D[b, i, f] * S[b, i, j] * V[b, j, f] / (i + j + 1)",
+    "a remainder": "D[b, i, f] * S[b, i, j] * V[b, j, f] * (i * j % 3)",
+    "a power's derivative": "i != j ? D[b, i, f] * S[b, i, j] * V[b, j, f] * (i - j) * pow(0.9, i - j)",
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_are_factors(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(eliminate, "LEAST_SAVED", 1)
+    f = tilec.compile(f"function (D[B, N, F], S[B, N, N], V[B, N, F]) -> (Y) {{ Y[b : B] = +({PLACES[name]}); }}")
+    for b, n, columns in ((2, 5, 3), (1, 1, 1), (3, 4, 0), (2, 7, 1)):
+        g = torch.Generator().manual_seed(n)
+        shapes = (b, n, columns), (b, n, n), (b, n, columns)
+        d, s, v = (torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes)
+        wanted = torch.as_tensor(tilec.interpret(f.tile, d.numpy(), s.numpy(), v.numpy()))
+        torch.testing.assert_close(f(d, s, v), wanted)
+        torch.testing.assert_close(f(d.float(), s.float(), v.float()), wanted.float(), rtol=1e-4, atol=1e-4)
+        statements = f.lower(d, s, v, backend="torch").stages["flat"].statements
+        assert len(statements) == 2 or 1 in (n, columns) or not columns
+        assert f(d.bfloat16(), s.bfloat16(), v.bfloat16()).dtype == torch.bfloat16

@@ -240,9 +240,12 @@ class _Typing:
         if isinstance(e, (Access, Pad, Aggregate)):
             element = self.of(e)
             if not is_integer(element.dtype):
-                raise TypeMistake(
-                    f"an index holds integers; this one holds {element.dtype}", e.span, hint="cast with int64(...)"
-                )
+                variables = ", ".join(index_variables(e))
+                hint = "cast in a statement of its own, and read its element here"
+                if isinstance(e, Access) and variables:
+                    place = f"Ix[{variables}]"
+                    hint = f"cast in a statement of its own, {place} = int64({e.tensor}[...]), and read {place}"
+                raise TypeMistake(f"an index holds integers; this one holds {element.dtype}", e.span, hint=hint)
             return
         for child in children(e):
             self.check_index(child)

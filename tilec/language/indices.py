@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tilec.errors import (
     AffineMistake,
     AggregationMistake,
@@ -14,10 +12,11 @@ from tilec.errors import (
     SyntaxMistake,
     TypeMistake,
 )
-from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Name, walk
-from tilec.language.hints.constraints import constraint_hint, rounding_hint
+from tilec.ir.functions import OPERATORS
+from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Name
+from tilec.language.hints.constraints import constraint_hint, element_hint, rounding_hint
 from tilec.language.scope import FunctionScope
-from tilec.language.syntax import CallSyntax, Partial, StatementSyntax, below, check_arity, index_nodes
+from tilec.language.syntax import CallSyntax, Partial, StatementSyntax, check_arity, index_nodes, nodes_of
 
 LINEAR = frozenset(("add", "sub", "neg"))
 EXTREMA = frozenset(("max", "min", "abs"))
@@ -95,7 +94,8 @@ def _arithmetic(e: Expr, scope: FunctionScope, what: str, indices: bool, gathers
         done.append(expr)
         varies.append(moves)
     if any(varies):
-        _check_affine(function, e, args, varies, what)
+        assert isinstance(e, CallSyntax | Call)
+        _check_affine(function, e, args, varies, what, scope)
     made = Call(function, tuple(done), span=e.span)
     if function == "abs" and any(varies) and _levels_of_abs(made) > _MOST_LEVELS:
         raise AffineMistake(
@@ -106,6 +106,7 @@ def _arithmetic(e: Expr, scope: FunctionScope, what: str, indices: bool, gathers
     return made, any(varies)
 
 
+_SYMBOLS = {name: symbol for (symbol, _), name in OPERATORS.items()} | {"select": "?:"}
 _MOST_LEVELS = 8  # of `abs`: each is the greater one of two indices that hold all below
 _BODY = "write `condition ? value` in the body of the aggregation"
 
@@ -116,7 +117,9 @@ def _levels_of_abs(e: Expr) -> int:
     return (e.function == "abs") + max(map(_levels_of_abs, e.args), default=0)
 
 
-def _check_affine(function: str, e: Expr, args: tuple[Expr, ...], varies: list[bool], what: str) -> None:
+def _check_affine(
+    function: str, e: CallSyntax | Call, args: tuple[Expr, ...], varies: list[bool], what: str, scope: FunctionScope
+) -> None:
     if function in LINEAR or function in EXTREMA:
         return
     if function == "mul" and not all(varies):
@@ -131,9 +134,11 @@ def _check_affine(function: str, e: Expr, args: tuple[Expr, ...], varies: list[b
     }
     name = e.function if isinstance(e, CallSyntax) else function
     other = (e, f"`{name}` of an index expression", "an index is a sum of index variables times rational numbers")
-    if any(isinstance(x, Access) for x in walk(*args)):
-        other = e, f"`{name}` of an element", "compute it in a statement of its own, `Ix[i] = ...`, and read at `Ix[i]`"
     place, reason, hint = reasons.get(function, other)
+    if any(isinstance(x, Access) for x in nodes_of(e)) and "index" in what:
+        if function not in reasons:
+            reason = f"`{_SYMBOLS.get(function, name)}` of an element"
+        hint = element_hint(e, scope)
     raise AffineMistake(f"{what} must be affine: this is {reason}", place.span, hint=hint)
 
 
@@ -167,9 +172,8 @@ def _function(e: CallSyntax, what: str, scope: FunctionScope) -> str:
     arity = SIZE_FUNCTION_ARITIES.get(e.function)
     if arity is None:
         hint = "sizes and indices are integer arithmetic with + - * / %, max, min, abs, clamp and shape(X, d)"
-        if "index" in what and any(isinstance(node, Access) for node in _below(e)):
-            hint = f"assign it in a statement of its own, P[...] = int64({e.function}(...)), and read P[...] here"
-            hint = hint.replace("int64(int64(...))", "int64(...)")
+        if "index" in what and any(isinstance(node, Access) for node in nodes_of(e)):
+            hint = element_hint(e, scope)
         if (change := _shape_of(e)) is not None:
             hint = Hint(f"write `{change.text}`", change)
         raise AffineMistake(
@@ -186,14 +190,6 @@ def _shape_of(e: CallSyntax) -> Edit | None:
         return None
     number = axis[0] if axis else Int(0)
     return Edit(e.span, f"shape({tensor.name}, {number.value})") if isinstance(number, Int) else None
-
-
-def _below(e: Expr) -> Iterator[Expr]:
-    stack = [e]
-    while stack:
-        e = stack.pop()
-        yield e
-        stack.extend(below(e))
 
 
 def tensor_argument(call: Expr, e: Expr, scope: FunctionScope) -> Name:

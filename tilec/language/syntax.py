@@ -321,6 +321,15 @@ def aggregation_of(e: Expr) -> str | None:
     return None
 
 
+def nodes_of(e: Expr) -> Iterator[Expr]:
+    """An expression and all below it."""
+    stack = [e]
+    while stack:
+        e = stack.pop()
+        yield e
+        stack.extend(below(e))
+
+
 def index_nodes(root: Expr, nested: bool = True) -> Iterator[Index]:
     """Index variables as they stand, left to right; of those inside nested aggregations only, unless `nested`, what
     their lists leave out."""

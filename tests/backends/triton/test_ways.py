@@ -99,6 +99,19 @@ def test_what_is_stored_between_products_lies_as_the_other_operand_does():
 def test_a_window_as_long_as_its_signal_is_no_convolution_of_a_librarys() -> None:
     """A Toeplitz matrix: cuDNN has no kernels for such windows."""
     source = "function (C[L], X[N, D]) -> (Y) { Y[i, d : N, D] = sum(C[i - j + N - 1] * X[j, d]); }"
-    for n, called in ((1024, False), (9, True)):
+    for n, called in ((1024, False), (200, False), (65, False), (9, True)):
         lowered = tilec.compile(source).lower(tilec.spec((2 * n - 1,)), tilec.spec((n, 64)), target="sm_90")
         assert ("convolution_input" in lowered.source()) is called
+
+
+def test_a_filter_as_long_as_its_signal_is_no_convolution_of_a_librarys() -> None:
+    """The gradient of a long window's input is one of the library's unless the window spans most of the input."""
+    source = "function (P[A, U], K[L]) -> (Q) { Q[a, s : A, U] = +(P[a, u] * K[s - u + U - 1]); }"
+    lowered = tilec.compile(source).lower(tilec.spec((180, 256)), tilec.spec((511,)), target="sm_90")
+    assert "convolution_input" not in lowered.source()
+    source = """function (G[B, T, D], K[W, C, D]) -> (X) {
+        X[b, t + w, c : B, T + W - 1, C] = +(G[b, t, d] * K[w, c, d]);
+    }"""
+    shapes = (8, 1000, 16), (100, 16, 16)
+    lowered = tilec.compile(source).lower(*map(tilec.spec, shapes), target="sm_90")
+    assert "convolution_input" in lowered.source()

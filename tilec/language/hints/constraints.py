@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
 from tilec.errors import Edit, Hint, Span
+from tilec.ir.functions import COMPARISONS
 from tilec.ir.program import Access, Call, Expr, Index, Int, Name
 from tilec.language.scope import FunctionScope
-from tilec.language.syntax import CallSyntax, StatementSyntax, below, index_nodes
+from tilec.language.syntax import CallSyntax, StatementSyntax, below, index_nodes, nodes_of
 
 MEANS = "a constraint `e < c` means that e is an integer and 0 <= e < c"
 COMPARISON_SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -215,12 +217,17 @@ def _text(e: Expr, source: str) -> str:
     return re.sub(r"\s+", " ", source[e.span.start : e.span.stop])
 
 
+INTEGER_FUNCTIONS = frozenset("argmax argmin as_int as_uint int8 int16 int32 int64 uint8 cond".split())
+
+
 def rounding_hint(e: CallSyntax, scope: FunctionScope, what: str) -> str | None:
     """`floor(i/2)` and `ceil(i/2)` in an index, where `/` is exact; in a size it truncates."""
     if e.function not in ("floor", "ceil", "int", "round", "trunc") or len(e.args) != 1:
         return None
     inner = e.args[0]
     if not isinstance(inner, Call) or inner.function != "div":
+        if any(isinstance(node, Access) for node in nodes_of(inner)):
+            return None
         text = scope.source[e.name_span.stop : e.span.stop]
         return Hint(f"leave `{e.function}` out: all numbers in {what} are integers", Edit(e.span, text))
     a, b = (_operand(arg, scope.source) for arg in inner.args)
@@ -232,6 +239,17 @@ def rounding_hint(e: CallSyntax, scope: FunctionScope, what: str) -> str | None:
     if e.function == "round":
         return f"{told} (`round` has no such form)"
     return Hint(told, Edit(e.span, text))
+
+
+def element_hint(e: CallSyntax | Call, scope: FunctionScope) -> str:
+    """What is computed of elements in an index is a statement of its own, whose elements are read there."""
+    text = _text(e, scope.source)
+    integer = e.function in INTEGER_FUNCTIONS if isinstance(e, CallSyntax) else e.function not in COMPARISONS
+    name = next(n for n in itertools.chain(("Ix",), map("Ix{}".format, itertools.count(1))) if n not in scope.symbols)
+    variables = ", ".join(dict.fromkeys(v.name for v in index_nodes(e, nested=False)))
+    left = f"{name}[{variables}]" if variables else name
+    value = text if integer else f"int64({text})"
+    return f"assign it in a statement of its own, `{left} = {value}`, and read `{name}[{variables}]` here"
 
 
 def _operand(e: Expr, source: str) -> str:

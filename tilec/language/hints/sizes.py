@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tilec.errors import Edit, Hint, Span
 from tilec.ir.constraining import Branch, demands
@@ -46,8 +46,14 @@ def bound_hint(free: Sequence[str], region: Statement | Aggregate, scope: Functi
     names = ", ".join(f"`{v}`" for v in free)
     verb = "is" if len(free) == 1 else "are"
     inside = [a for d in demands(region.guard, region.body) if isinstance(d, Branch) for a in _accesses_under(d)]
-    read = next(((a, d) for a in inside for d, e in enumerate(a.index) if free[0] in index_variables(e)), None)
+    read = next(_indexed(inside, free[0]), None)
     if read is None:
+        roots = (e for e in (region.guard, region.body) if e is not None)
+        own = [a for a in walk(*roots) if isinstance(a, Access) and a.tensor == scope.current]
+        if any(_indexed(own, free[0])):
+            return (
+                f"reads of `{scope.current}` by its own statement bound nothing: add a constraint, `..., {free[0]} < N`"
+            )
         return f"{names} {verb} bounded by the index of a tensor or by a constraint such as {free[0]} < N"
     a, d = read
     dims = scope.symbols[a.tensor].dims
@@ -68,6 +74,11 @@ def _size(index: Expr, s: Statement, scope: FunctionScope) -> str | None:
         symbol = scope.symbols[a.tensor]
         return f"shape({a.tensor}, {d})" if symbol.dims is None else str(symbol.dims[d])
     return None
+
+
+def _indexed(accesses: Iterable[Access], variable: str) -> Iterator[tuple[Access, int]]:
+    """Accesses with a variable in an index, and the dimension of that index."""
+    return ((a, d) for a in accesses for d, e in enumerate(a.index) if variable in index_variables(e))
 
 
 def _accesses_under(branch: Branch) -> Iterator[Access]:

@@ -52,6 +52,7 @@ from tilec.transforms.util.factors import (
     outside_of_pads,
     quotient_of,
     unwidened,
+    with_places,
 )
 from tilec.transforms.util.matching import matched, unified
 from tilec.transforms.util.naming import Names
@@ -151,7 +152,7 @@ def sum_of_products(
     nodes = outside_of_pads((s.body,)) if padded else walk(s.body)
     if extent is None or not {*every} <= extent.keys() or not is_elementary(nodes):
         return None
-    factors = factors_of_terms(s.body, types)
+    factors = [with_places(f, types[s.output].dtype) for f in factors_of_terms(s.body, types)]
     tests = _as_tests(s.constraints, extent)
     values = [f.value for f in factors if not _is_number(f.value)]
     if tests is None or any(kind(expression_type(e, types).dtype) != 2 for e in values):

@@ -172,3 +172,11 @@ def _is_padded(e: Expr) -> bool:
     if not isinstance(e, Pad) or isinstance(e.access, Inside):
         return False
     return _is_padded(e.value) or isinstance(e.value, (Int, Float))
+
+
+def with_places(f: Factor, dtype: str) -> Factor:
+    """A factor of positions, `i - j`, in the type of the product; as it is where that has 16 bits, to which nothing
+    rounded it."""
+    if f.float_dtype != dtype or is_number(f.value) or not is_of_positions(f.value):
+        return f
+    return replace(f, value=Call(dtype, (f.value,)), float_dtype=None)

@@ -315,8 +315,9 @@ class Level:
                 variables |= found
                 continue
             depends = frozenset(v for v in free(form) if self.domain.extent[v] > 1)
-            text = self.frame.index(self.frame._folded(moved))
-            if not depends:
+            folded = self.frame._folded(moved)
+            text = self.frame.index(folded)
+            if not folded.terms:
                 parts.append(f"rt.clamped({text}, {n})")
                 continue
             variables |= depends

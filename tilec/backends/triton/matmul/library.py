@@ -279,6 +279,7 @@ def _is_reordered(product: MatrixProduct) -> bool:
 
 
 LONGEST_WINDOW = 256  # of a library's window whose input's gradient is asked for
+SIGNAL_WINDOW = 64  # of one longer than half of the input
 FEW_PRODUCTS = 16  # of an element of a library's convolution, up to which ours are faster
 LONGEST_APART = 9  # of a library's windows that do not meet
 
@@ -287,8 +288,9 @@ def _slow(c: Convolution, dtype: str) -> bool:
     """cuDNN's gradient of the input of a strided convolution takes 1.3 to 3 times as long as residue classes do where
     channels lie last. Where an image's rows do, classes write every so many elements of one, and 16-bit ones take a
     fifth to half as long as that (a stem of 7 x 7 at 299 x 299 was 1089 us). It has no kernels for windows as long as
-    signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's; nor for patches, whose windows do not
-    meet; and none worth their time for groups that sum over a window alone (templates, one an image)."""
+    signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's, a ramp filter of 256 places 1464 us; nor
+    for patches, whose windows do not meet; and none worth their time for groups that sum over a window alone
+    (templates, one an image)."""
     if c.written != INPUT:
         return False
     grouped = any(None not in axes for axes in c.bare.values())
@@ -296,8 +298,10 @@ def _slow(c: Convolution, dtype: str) -> bool:
         return True
     extents = [(s.stride, _extent(c, s)) for s in c.spatial]
     places = math.prod(n for _, n in extents)
-    if places > LONGEST_WINDOW or all(stride == 1 for stride, _ in extents):
-        return places > LONGEST_WINDOW
+    long = [2 * n > axis_size(c.operands[INPUT], s.axes[INPUT]) for s, (_, n) in zip(c.spatial, extents, strict=True)]
+    too_long = places > (SIGNAL_WINDOW if all(long) else LONGEST_WINDOW)
+    if too_long or all(stride == 1 for stride, _ in extents):
+        return too_long
     apart = places > LONGEST_APART and all(stride >= n for stride, n in extents)
     rows_last = len(c.operands[INPUT].shape) - 1 in [s.axes[INPUT] for s in c.spatial]
     return apart or grouped or not rows_last or dtype not in NARROW
