@@ -68,15 +68,6 @@ class FuseNeighbours(CustomGraphPass):
         return None if other is None else (*own, other)
 
 
-def install() -> None:
-    """Have Inductor run the passes, each after one that is there already if graphs with that are told from others."""
-    present = config.post_grad_custom_pre_pass
-    if present is None or isinstance(present, CustomGraphPass) and not isinstance(present, FuseNeighbours):
-        config.post_grad_custom_pre_pass = FuseNeighbours(before=present)
-    if config.joint_custom_post_pass is None:
-        config.joint_custom_post_pass = TakeCasts()
-
-
 def _fuse(graph: Graph, call: Node, devices: Sequence[str]) -> None:
     move_views(graph, call)
     region = _Region.around(graph, call)
@@ -308,3 +299,15 @@ def _of_one_kind(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _values(arguments: Sequence[Any]) -> list[Any]:
     return cast(list[Any], map_arg(list(arguments), lambda n: n.meta["val"]))
+
+
+def _install() -> None:
+    """Have Inductor run the passes, each after one that is there already if graphs with that are told from others."""
+    present = config.post_grad_custom_pre_pass
+    if present is None or isinstance(present, CustomGraphPass) and not isinstance(present, FuseNeighbours):
+        config.post_grad_custom_pre_pass = FuseNeighbours(before=present)
+    if config.joint_custom_post_pass is None:
+        config.joint_custom_post_pass = TakeCasts()
+
+
+_install()  # here, since importing this module may be what imports Inductor's configuration
