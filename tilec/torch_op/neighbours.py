@@ -2,7 +2,8 @@
 
 A pass over the graphs that Inductor compiles, forward and backward ones. Around each call of `tilec::call`
 
-- an operation that makes an input, and that nothing else reads, becomes a statement before the program's own;
+- an operation that makes an input, and that nothing before the call reads, becomes a statement before the program's
+  own; where others read it too, as a residual connection does, it is an output as well;
 - operations on outputs become statements after them, as long as each is elementwise over the output's shape; what else
   reads an output or an intermediate goes on to, since the program may have several outputs;
 - a view between such an operation and the call trades places with it, where all that the operation reads is contiguous
@@ -34,7 +35,7 @@ from tilec.ir.program import Expr, Input, Name, Program, Statement, node_count
 from tilec.specialise import Specialiser
 from tilec.torch_op import symbolic
 from tilec.torch_op.graphs.aten import NotTile, expression, is_tile_operation, tensor_operands
-from tilec.torch_op.graphs.casts import TakeCasts
+from tilec.torch_op.graphs.casts import TakeCasts, multiplies_matrices
 from tilec.torch_op.graphs.launches import launch_count
 from tilec.torch_op.graphs.views import move_views
 from tilec.torch_op.text import function_of, text_of
@@ -76,10 +77,12 @@ def _fuse(graph: Graph, call: Node, devices: Sequence[str]) -> None:
     region.take_before()
     region.take_after()
     region.take_beside()
-    before, after = region.before, region.after
-    for region.before, region.after in ((before, after), ([], after), (before, [])):
-        if (region.before or region.after) and region.replace():
+    before, after, alone = region.before, region.after, region.read_here_alone()
+    tried: list[Sequence[list[Node]]] = [([], [])]
+    for region.before, region.after in ((before, after), (alone, after), ([], after), (before, []), (alone, [])):
+        if (region.before, region.after) not in tried and region.replace():
             return
+        tried.append((region.before, region.after))
 
 
 @dataclass
@@ -131,17 +134,41 @@ class _Region:
         return device if served == "triton" or device == "cpu" else ""
 
     def take_before(self) -> None:
-        """Take operations that make inputs, as long as nothing else reads what they make."""
+        """Take operations that make inputs, as long as nothing before the call reads what they make; for products of
+        matrices, whose operands are not read at once, as long as nothing else does."""
         scalars = self._weak() | set(self.function.sizes)
         counts = [n for n in self.inputs.values()]
         waiting = [n for name, n in self.inputs.items() if name not in scalars and counts.count(n) == 1]
+        alone = multiplies_matrices(self.function.program)
         while waiting and len(self.before) < _MOST:
             node = waiting.pop()
             if not is_tile_operation(node) or node in self.before:
                 continue
-            if all(u is self.call or u in self.before for u in node.users):
-                self.before.append(node)
-                waiting += tensor_operands(node)
+            others = [u for u in node.users if u is not self.call and u not in self.before]
+            if others and (alone or not self._kept_for(node, others)):
+                continue
+            self.before.append(node)
+            waiting += tensor_operands(node)
+
+    def _kept_for(self, node: Node, others: Sequence[Node]) -> bool:
+        """May a tensor that others read be one of the call's outputs? It is floating, of an input's shape and contiguous,
+        and they come after the call."""
+        start, value = self.place[self.call], node.meta["val"]
+        inputs = [n for n in self.inputs.values() if n is node or n in self.before]
+        return (
+            value.dtype.is_floating_point
+            and any(_same(n, value.shape) for n in inputs)
+            and symbolic.lying_order(value) is None
+            and all(self.place.get(u, -1) > start for u in others)
+        )
+
+    def read_here_alone(self) -> list[Node]:
+        """What was taken before the call, without what others read and what only that reads."""
+        found: list[Node] = []
+        for node in self.before:
+            if all(u is self.call or u in found for u in node.users):
+                found.append(node)
+        return found
 
     def take_after(self) -> None:
         """Take operations on outputs and on what was taken, where the rest of what they read is there before."""
@@ -207,7 +234,7 @@ class _Region:
         return True
 
     def _outside(self, user: Node) -> bool:
-        return user not in self.after
+        return user is not self.call and user not in self.before and user not in self.after
 
     def _weak(self) -> set[str]:
         return {self.function.inputs[p] for p in cast(Sequence[int], self.call.args[2])}
@@ -218,8 +245,9 @@ class _Region:
         if set(program.outputs) & set(program.input_names()):
             return None
         inputs = {name: n for name, n in self.inputs.items() if n not in self.before}
-        inside = {*self.after, self.call}
-        kept = [n for n in (*self.outputs.values(), *self.after) if any(u not in inside for u in n.users)]
+        inside = {*self.before, *self.after, self.call}
+        made = (*reversed(self.before), *self.outputs.values(), *self.after)
+        kept = [n for n in made if any(u not in inside for u in n.users)]
         if not kept:
             return None
         declared = {i.name: i.dims for i in program.inputs if i.name in inputs}
@@ -245,7 +273,7 @@ class _Region:
         new = len(inputs)
         try:
             for node in reversed(self.before):
-                assign(node, own.get(node))
+                assign(node, own.get(node) or (fresh.fresh("Z") if node in kept else None))
             for i in program.inputs:
                 if i.name not in inputs and i.dims is not None:
                     if not self._declare(self.inputs[i.name], list(inputs.items())[new:], declared, i.dims):

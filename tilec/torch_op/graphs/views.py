@@ -37,14 +37,20 @@ def move_views(graph: Graph, call: Node) -> None:
 
 
 def _before_operation(graph: Graph, view: Node) -> list[Node]:
-    """Views of what an operation reads in the place of the view of its result, which nothing else reads."""
+    """Views of what an operation reads in the place of the view of its result. What else reads the result reads it as a
+    view of the other."""
     operation = view.args[0] if view.target in _VIEWS else None
-    if not isinstance(operation, Node) or len(operation.users) > 1 or len(view.users) > 1 or not _flat(operation):
+    if not isinstance(operation, Node) or not _flat(operation):
         return []
     views = {n: _viewed(graph, n, view.meta["val"].shape) for n in tensor_operands(operation)}
-    with graph.inserting_before(view):
-        _replace(graph, view, _made_of(graph, operation, views))
-    graph.erase_node(operation)
+    with graph.inserting_before(operation):
+        moved = _made_of(graph, operation, views)
+    _replace(graph, view, moved)
+    if not operation.users:
+        graph.erase_node(operation)
+        return list(views.values())
+    with graph.inserting_before(next(n for n in graph.nodes if n in operation.users)):  # so as not to hold the call up
+        _replace(graph, operation, _made(graph, aten.reshape.default, (moved, list(operation.meta["val"].shape)), {}))
     return list(views.values())
 
 
