@@ -151,7 +151,7 @@ class _Region:
             waiting += tensor_operands(node)
 
     def _kept_for(self, node: Node, others: Sequence[Node]) -> bool:
-        """May a tensor that others read be one of the call's outputs? It is floating, of an input's shape and contiguous,
+        """May a tensor that others read be an output of the call? It is floating, contiguous and of an input's shape,
         and they come after the call."""
         start, value = self.place[self.call], node.meta["val"]
         inputs = [n for n in self.inputs.values() if n is node or n in self.before]
