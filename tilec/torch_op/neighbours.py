@@ -7,7 +7,8 @@ A pass over the graphs that Inductor compiles, forward and backward ones. Around
 - operations on outputs become statements after them, as long as each is elementwise over the output's shape; what else
   reads an output or an intermediate goes on to, since the program may have several outputs;
 - a view between such an operation and the call trades places with it, where all that the operation reads is contiguous
-  and of one shape: the cast of a reshaped output is the reshaped cast of the output.
+  and of one shape: the cast of a reshaped output is the reshaped cast of the output;
+- an output that is copied under permuted axes is written so (`graphs/orders.py`).
 
 Everything is checked on the result: its outputs must have the shapes and element types that torch gave the operations,
 and it must launch no more kernels than the call did alone; else what is before, or after, or all of it stays as it is.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -26,7 +28,6 @@ from torch._guards import detect_fake_mode
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
 from tilec import knobs
 from tilec.backends import choose_backend
@@ -35,13 +36,18 @@ from tilec.ir.program import Expr, Input, Name, Program, Statement, node_count
 from tilec.specialise import Specialiser
 from tilec.torch_op import symbolic
 from tilec.torch_op.graphs.aten import NotTile, expression, is_tile_operation, tensor_operands
+from tilec.torch_op.graphs.calls import has_shape, launch_count, plain_function, values_of
 from tilec.torch_op.graphs.casts import TakeCasts, multiplies_matrices
-from tilec.torch_op.graphs.launches import launch_count
-from tilec.torch_op.graphs.views import move_views
+from tilec.torch_op.graphs.orders import take_orders
+from tilec.torch_op.graphs.views import move_views, sink_views
 from tilec.torch_op.text import function_of, text_of
 from tilec.transforms.util.naming import Names
 
 aten = torch.ops.aten
+_FILES = (
+    __file__,
+    *sorted(map(str, (Path(__file__).parent / "graphs").glob("*.py"))),
+)  # that make graphs what they are
 _MOST = 64  # operations that one call takes
 LARGEST = 256  # nodes of an expression that is written out wherever it is read, before it gets a name
 
@@ -58,11 +64,11 @@ class FuseNeighbours(CustomGraphPass):
         if not knobs.FUSE_NEIGHBOURS.value:
             return
         for call in [n for n in graph.nodes if n.target is torch.ops.tilec.call.default]:
-            _fuse(graph, call, self.devices)
+            _fuse(graph, take_orders(graph, call, self.devices), self.devices)
         graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        own = get_hash_for_files((__file__,)), self.devices, knobs.FUSE_NEIGHBOURS.value
+        own = get_hash_for_files(_FILES), self.devices, knobs.FUSE_NEIGHBOURS.value
         if self.before is None:
             return own
         other = self.before.uuid()
@@ -110,7 +116,7 @@ class _Region:
         if function.chunks is not None or not plain or any(r.target is not operator.getitem for r in results):
             return None
         if function.gradient is not None:
-            replaced = _plain(function, values)
+            replaced = plain_function(function, values)
             if replaced is None:
                 return None
             function = replaced
@@ -120,6 +126,7 @@ class _Region:
             first = min(users, key=place.__getitem__)
             for node in (call, *results):
                 first.prepend(node)
+            sink_views(graph, call)
         place = {n: k for k, n in enumerate(graph.nodes)}
         named = {function.outputs[cast(int, r.args[1])]: r for r in results}
         return _Region(graph, call, function, dict(zip(function.inputs, inputs, strict=True)), named, place)
@@ -157,7 +164,7 @@ class _Region:
         inputs = [n for n in self.inputs.values() if n is node or n in self.before]
         return (
             value.dtype.is_floating_point
-            and any(_same(n, value.shape) for n in inputs)
+            and any(has_shape(n, value.shape) for n in inputs)
             and symbolic.lying_order(value) is None
             and all(self.place.get(u, -1) > start for u in others)
         )
@@ -180,7 +187,7 @@ class _Region:
                 continue
             shape = node.meta["val"].shape
             own = [n for n in read if n in inside]
-            if all(n in inside or self.place[n] < start for n in read) and all(_same(n, shape) for n in own):
+            if all(n in inside or self.place[n] < start for n in read) and all(has_shape(n, shape) for n in own):
                 inside.add(node)
                 self.after.append(node)
 
@@ -206,7 +213,7 @@ class _Region:
         numbers = [p for p, n in enumerate(function.inputs) if n in self._weak()]
         old = dict(zip(self.function.sizes, cast(Sequence[Any], self.call.args[3]), strict=True))
         arguments = (text_of(function), [names[n] for n in function.inputs], numbers, [old[n] for n in function.sizes])
-        values = _values(arguments)
+        values = values_of(arguments)
         mode = detect_fake_mode([n.meta["val"] for n in inputs])
         try:
             with mode if mode is not None else torch.no_grad():
@@ -214,11 +221,11 @@ class _Region:
         except Exception:  # whatever it is, the graph is right as it stands
             return False
         for node, value in zip(kept, found, strict=True):
-            if not _same(node, value.shape) or not _of_one_kind(node.meta["val"], value):
+            if not has_shape(node, value.shape) or not _of_one_kind(node.meta["val"], value):
                 return False
         before = [self.inputs[n].meta["val"] for n in self.function.inputs]
         if launch_count(function, values[1], values[2:]) > launch_count(
-            self.function, before, _values(self.call.args[2:])
+            self.function, before, values_of(self.call.args[2:])
         ):
             return False
         with self.graph.inserting_before(self.call):
@@ -295,38 +302,15 @@ class _Region:
             for n in tensor_operands(waiting.pop()):
                 if n in self.before:
                     waiting.append(n)
-                for name in [name for name, node in new if node is n and _same(n, shape)]:
+                for name in [name for name, node in new if node is n and has_shape(n, shape)]:
                     if declared[name] in (None, dims):
                         declared[name] = dims
                         return True
         return False
 
 
-def _plain(function: Specialiser, values: Sequence[torch.Tensor]) -> Specialiser | None:
-    """A gradient as a plain program of the results that there are; None where inputs would be replaced."""
-    first = len(function.gradient.forward.inputs)  # type: ignore[union-attr]
-    if not all(v.dtype.is_floating_point for v in values[first:]):
-        return None
-    there = function.there([v.dtype for v in values])
-    if not all(there):
-        return None
-    return function.made(function.program)
-
-
-def _same(node: Node, shape: Sequence[Any]) -> bool:
-    """Has a node this shape for all sizes?"""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    own = node.meta["val"].shape
-    return len(own) == len(shape) and all(statically_known_true(a == b) for a, b in zip(own, shape, strict=True))
-
-
 def _of_one_kind(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and symbolic.lying_order(a) == symbolic.lying_order(b)
-
-
-def _values(arguments: Sequence[Any]) -> list[Any]:
-    return cast(list[Any], map_arg(list(arguments), lambda n: n.meta["val"]))
 
 
 def _install() -> None:

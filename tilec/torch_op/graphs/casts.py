@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from tilec import knobs
 from tilec.ir.program import Aggregate, Expr, Program, accesses_in, expressions, index_variables, walk
 from tilec.torch_op.autocast import HALF_DTYPES, computed_in_float32
-from tilec.torch_op.graphs.launches import launch_count
+from tilec.torch_op.graphs.calls import launch_count
 from tilec.torch_op.text import function_of, text_of
 
 CAST, CALL = torch.ops.prims.convert_element_type.default, torch.ops.tilec.call.default
