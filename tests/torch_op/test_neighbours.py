@@ -310,3 +310,90 @@ def test_what_would_lie_otherwise_stays():
         found, wanted = torch.compile(operation, fullgraph=True, backend=graphs.backend)(x, z), operation(x, z)
         assert torch.equal(found, wanted) and found.stride() == wanted.stride()
         assert graphs.left() == left
+
+
+def stacked(x, w, b, m):
+    """Residual connections around norms of rows, as transformers have them: each sum is read twice."""
+    for _ in range(2):
+        x = x + 0.5 * torch.sin(NORM(x.reshape(-1, x.shape[-1]), w, b).reshape(x.shape) @ m)
+    return x, NORM(x.reshape(-1, x.shape[-1]), w, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 3, 5), (1, 1, 5), (7, 1, 3)])
+@pytest.mark.covering
+def test_what_others_read_too_is_an_output(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    graphs, inputs = Graphs(), given((shape, shape[-1:], shape[-1:], 2 * shape[-1:]), dtype)
+    found = torch.compile(stacked, backend=graphs.backend, fullgraph=True)(*inputs)
+    expected = stacked(*inputs)
+    bounds = {"rtol": 0.05, "atol": 0.05} if dtype is torch.bfloat16 else {}
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, **bounds)
+    gradients = (torch.autograd.grad(total(y), inputs) for y in (found, expected))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, **{k: 4 * v for k, v in bounds.items()})
+    assert not [t for t in graphs.left() if "add" in t or "sin" in t]
+    sums = [p for p in graphs.programs() if len(p.outputs) > 1 and "X = " in show(p.program)]
+    assert len(sums) == 2, "the sum is stored by the call that it is made for"
+
+
+def test_what_is_read_before_the_call_stays() -> None:
+    """And so does what a product of matrices reads, and what is not of an input's shape."""
+
+    def f(x, w, b):
+        h = torch.sin(x)
+        y = NORM(h * h.sum(), w, b)
+        return y + h, PRODUCT(torch.relu(x), x.T) + torch.relu(x).sum()
+
+    graphs, inputs = Graphs(), [t.detach() for t in given(((6, 5), (5,), (5,)))]
+    found = torch.compile(f, backend=graphs.backend, fullgraph=True)(*inputs)
+    torch.testing.assert_close(found, f(*inputs))
+    assert "aten.sin.default" in graphs.left() and "aten.relu.default" in graphs.left()
+
+
+HEADS = tilec.compile("""
+function (Q[B, H, N, E], K[B, H, M, E], V[B, H, M, F]) -> (O) {
+    S[b, h, i, j : B, H, N, M] = sum(Q[b, h, i, e] * K[b, h, j, e]);
+    L[b, h, i : B, H, N] = logsumexp(i - j >= 0 ? S[b, h, i, j]);
+    O[b, h, i, f : B, H, N, F] = sum(i - j >= 0 ? exp(S[b, h, i, j] - L[b, h, i]) * V[b, h, j, f]);
+}""")
+
+
+def heads(x, w):
+    b, n, c = x.shape
+    q, k, v = (t.view(b, n, 2, c // 2).transpose(1, 2) for t in (x @ w).chunk(3, -1))
+    return HEADS(q, k, v).transpose(1, 2).reshape(b, n, c)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 8), (1, 5, 4), (3, 1, 6)])
+@pytest.mark.covering
+def test_gradients_of_heads_are_written_as_they_are_joined(shape: tuple[int, ...], dynamic: bool) -> None:
+    graphs, inputs = Graphs(), given((shape, (shape[-1], 3 * shape[-1])))
+    found = torch.compile(heads, backend=graphs.backend, fullgraph=True, dynamic=dynamic)(*inputs)
+    torch.testing.assert_close(found, heads(*inputs))
+    for a, b in zip(*(torch.autograd.grad(total(y), inputs) for y in (found, heads(*inputs))), strict=True):
+        torch.testing.assert_close(a, b)
+    if shape[1] > 1 and not dynamic:
+        after = graphs.left(1)
+        assert not any(
+            "permute" in t for t in after[after.index("aten.clone.default") : after.index("aten.cat.default")]
+        )
+
+
+def test_orders_that_stay() -> None:
+    """Of outputs that are read as they are too, that are permuted but not copied, and whose innermost axis moves."""
+    f = tilec.compile("function (X[N, D, E]) -> (Y) { Y[n, d, e : N, D, E] = 2 * X[n, d, e]; }")
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    ways = {
+        lambda x: (lambda y: (y.transpose(0, 1).contiguous(), y.sum(0)))(f(x)): 1,
+        lambda x: f(x).transpose(0, 1): 1,
+        lambda x: f(x).transpose(1, 2).contiguous(): 1,
+        lambda x: f(x).transpose(0, 1).contiguous(): 0,
+        lambda x: f(x).transpose(0, 1).reshape(4, 15).cos(): 0,
+    }
+    for way, permuted in ways.items():
+        graphs = Graphs()
+        torch.testing.assert_close(torch.compile(way, backend=graphs.backend, fullgraph=True)(x), way(x))
+        assert sum("permute" in t for t in graphs.left()) >= permuted, graphs.left()
+        assert permuted or not any("permute" in t for t in graphs.left()), graphs.left()

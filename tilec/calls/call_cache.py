@@ -131,7 +131,7 @@ class CallCache:
         made = [(place, make, tensors[place]) for place, make in numbers]
         if tensors and not numbers and (record_of is None or recorded.shared is not None):
             self.native.add_class(tuple(inputs), OpenCalls(library, function, tensors, record_of and recorded))
-        return self.native.add(tuple(inputs), run, record_of, len(function.outputs), made)
+        return self.native.add(tuple(inputs), run, record_of, len(function.outputs), made, None)
 
 
 NUMBERS = (float, int, bool)

@@ -72,7 +72,7 @@ class OpenCalls:
             run, record_of = self._run(program, tensors), kind.record(found[1], tensors)
         if run is None:
             return False
-        return calls.add(tensors, run, record_of, len(self._function.outputs), [])
+        return calls.add(tensors, run, record_of, len(self._function.outputs), [], None)
 
     def _own(self, sizes: tuple[int, ...]) -> tuple[Prepared, Mapping[str, int]] | None:
         """The function itself."""

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full.h>
 
+#include <optional>
 #include <unordered_map>
 
 #include "node.h"
@@ -21,15 +22,16 @@ struct Hash {
 constexpr size_t MOST = 64;  // tensors of a call, whose bits are one number
 constexpr uint64_t NUMBERS = uint64_t(1) << 62;
 
-// What a call depends on, without sizes where these are `open`; false where it has to be looked at.
-bool key_of(PyObject* inputs, Key& key, bool open = false) {
+// What a call depends on, without sizes where these are `open`, and on strides where it would not without `strides`;
+// false where it has to be looked at.
+bool key_of(PyObject* inputs, Key& key, bool open, bool strides) {
   if (carrying_tangents() || PyTuple_GET_SIZE(inputs) > Py_ssize_t(MOST)) return false;
   add_state(key);
   bool cuda = false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
     PyObject* item = PyTuple_GET_ITEM(inputs, i);
     if (THPVariable_CheckExact(item)) {
-      if (!add_tensor(key, THPVariable_Unpack(item), cuda, open)) return false;
+      if (!add_tensor(key, THPVariable_Unpack(item), cuda, open, strides)) return false;
     } else if (PyFloat_CheckExact(item)) {
       key.push_back(NUMBERS | 1);
     } else if (PyLong_CheckExact(item)) {
@@ -94,25 +96,51 @@ class Number {
   bool kept_ = false;
 };
 
+// The axes of a tensor as they lie in memory, none for a row-major one.
+using AxisOrder = std::vector<int64_t>;
+
 struct Entry {
   std::shared_ptr<Run> run;
   std::shared_ptr<Recorded> recorded;  // null: nothing is recorded
   size_t outputs;                      // those that the caller sees
   std::vector<Number> numbers;
+  std::optional<std::vector<AxisOrder>> own;  // an operator's: outputs that share no memory, and how they lie
 };
+
+// A new tensor of the same elements that lies so.
+Tensor copied(const Tensor& t, const AxisOrder& order) {
+  if (order.empty()) return at::empty(t.sizes(), t.options()).copy_(t);
+  std::vector<int64_t> sizes, back(order.size());
+  for (size_t i = 0; i < order.size(); ++i) sizes.push_back(t.size(order[i])), back[order[i]] = int64_t(i);
+  return at::empty(sizes, t.options()).permute(back).copy_(t);
+}
+
+// Have the results share no memory with the inputs or each other, and lie as they are said to.
+void make_own(Tensors& results, const Tensors& inputs, const std::vector<AxisOrder>& orders) {
+  c10::SmallVector<const void*, 16> memory;
+  for (const Tensor& t : inputs) memory.push_back(t.storage().data());
+  for (size_t i = 0; i < results.size(); ++i) {
+    Tensor& t = results[i];
+    bool own = t.storage().nbytes() == size_t(t.numel()) * t.element_size() &&
+        std::find(memory.begin(), memory.end(), t.storage().data()) == memory.end();
+    if (!own || !(orders[i].empty() ? t : t.permute(orders[i])).is_contiguous()) t = copied(t, orders[i]);
+    memory.push_back(t.storage().data());
+  }
+}
 
 struct Calls {
   PyObject_HEAD
   vectorcallfunc call;
   std::unordered_map<Key, std::shared_ptr<Entry>, Hash>* entries;
   std::unordered_map<Key, py::object, Hash>* classes;  // of (calls, inputs): adds what differs in sizes alone
+  bool strides;                                        // whether strides tell calls apart on every device
 };
 
 // Add a call of a known class; false where Python has to look at it.
 bool added(PyObject* self, PyObject* inputs) {
   Key key;
   auto& classes = *reinterpret_cast<Calls*>(self)->classes;
-  if (classes.empty() || !key_of(inputs, key, true)) return false;
+  if (classes.empty() || !key_of(inputs, key, true, reinterpret_cast<Calls*>(self)->strides)) return false;
   auto known = classes.find(key);
   if (known == classes.end()) return false;
   py::object add = known->second;
@@ -126,7 +154,18 @@ PyObject* given_back(Tensors& results, size_t count) {
   return tuple;
 }
 
+// The outputs of a call of the operator, as a list.
+PyObject* run_own(const Entry& entry, PyObject* inputs) {
+  at::AutoDispatchBelowADInplaceOrView plain;
+  Tensors tensors = unwrapped(inputs), results = (*entry.run)(tensors);
+  make_own(results, tensors, *entry.own);
+  PyObject* list = PyList_New(results.size());
+  for (size_t i = 0; i < results.size(); ++i) PyList_SET_ITEM(list, i, wrapped(results[i]));
+  return list;
+}
+
 PyObject* run_entry(Entry& entry, PyObject* inputs) {
+  if (entry.own) return run_own(entry, inputs);
   PyObject* function = entry.run->function();
   Py_ssize_t count = PyTuple_GET_SIZE(inputs);
   if (function && !entry.recorded) {  // no tensor needs to be looked at again
@@ -154,7 +193,9 @@ PyObject* called(PyObject* self, PyObject* const* args, size_t nargs, PyObject*)
   HANDLE_TH_ERRORS
   auto* calls = reinterpret_cast<Calls*>(self);
   Key key;
-  if (PyVectorcall_NARGS(nargs) != 1 || !PyTuple_CheckExact(args[0]) || !key_of(args[0], key)) return Py_NewRef(self);
+  if (PyVectorcall_NARGS(nargs) != 1 || !PyTuple_CheckExact(args[0]) ||
+      !key_of(args[0], key, false, calls->strides))
+    return Py_NewRef(self);
   auto found = calls->entries->find(key);
   if (found == calls->entries->end()) {
     if (!added(self, args[0])) return Py_NewRef(self);
@@ -175,13 +216,14 @@ std::shared_ptr<Run> run_of(py::handle object) {
   return std::make_shared<PythonRun>(object.ptr());
 }
 
-// add(inputs, run, recorded or None, outputs, [(place, what makes a tensor of a number, device)])
+// add(inputs, run, recorded or None, outputs, [(place, what makes a tensor of a number, device)], orders of axes of an
+// operator's outputs or None)
 PyObject* add(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   auto given = py::reinterpret_borrow<py::tuple>(args);
-  auto& entries = *reinterpret_cast<Calls*>(self)->entries;
+  auto& calls = *reinterpret_cast<Calls*>(self);
   Key key;
-  if (!key_of(given[0].ptr(), key)) Py_RETURN_FALSE;
+  if (!key_of(given[0].ptr(), key, false, calls.strides)) Py_RETURN_FALSE;
   auto entry = std::make_shared<Entry>();
   entry->run = run_of(given[1]);
   if (!given[2].is_none()) entry->recorded = given[2].cast<std::shared_ptr<Recorded>>();
@@ -191,7 +233,8 @@ PyObject* add(PyObject* self, PyObject* args) {
     auto like = THPVariable_Unpack(number[2].ptr());
     entry->numbers.emplace_back(number[0].cast<int>(), number[1].ptr(), like.device());
   }
-  entries[key] = std::move(entry);
+  if (!given[5].is_none()) entry->own = given[5].cast<std::vector<AxisOrder>>();
+  (*calls.entries)[key] = std::move(entry);
   Py_RETURN_TRUE;
   END_HANDLE_TH_ERRORS
 }
@@ -200,18 +243,25 @@ PyObject* add(PyObject* self, PyObject* args) {
 PyObject* add_class(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   auto given = py::reinterpret_borrow<py::tuple>(args);
+  auto& calls = *reinterpret_cast<Calls*>(self);
   Key key;
-  if (key_of(given[0].ptr(), key, true)) reinterpret_cast<Calls*>(self)->classes->emplace(key, given[1]);
+  if (key_of(given[0].ptr(), key, true, calls.strides)) calls.classes->emplace(key, given[1]);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
 Py_ssize_t length(PyObject* self) { return reinterpret_cast<Calls*>(self)->entries->size(); }
 
-PyObject* new_calls(PyTypeObject* type, PyObject*, PyObject*) {
+// Calls(strides=False)
+PyObject* new_calls(PyTypeObject* type, PyObject* args, PyObject* named) {
+  static char name[] = "strides";
+  static char* names[] = {name, nullptr};
+  int strides = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, named, "|p", names, &strides)) return nullptr;
   auto* calls = reinterpret_cast<Calls*>(type->tp_alloc(type, 0));
   if (!calls) return nullptr;
   calls->call = called;
+  calls->strides = strides;
   calls->entries = new std::unordered_map<Key, std::shared_ptr<Entry>, Hash>();
   calls->classes = new std::unordered_map<Key, py::object, Hash>();
   return reinterpret_cast<PyObject*>(calls);

@@ -30,8 +30,9 @@ inline void add_state(Key& key) {
   key.append({keys.included_.raw_repr(), keys.excluded_.raw_repr(), uint64_t(c10::GradMode::is_enabled())});
 }
 
-// What a call depends on of a tensor, without sizes where these are `open`; false for tensors that have to be looked at.
-inline bool add_tensor(Key& key, const Tensor& t, bool& cuda, bool open = false) {
+// What a call depends on of a tensor, without sizes where these are `open`, and with strides on a CPU too where
+// `strides`; false for tensors that have to be looked at.
+inline bool add_tensor(Key& key, const Tensor& t, bool& cuda, bool open = false, bool strides = false) {
   if (t.is_nested() || t.layout() != at::kStrided || !t.has_storage() ||
       t.unsafeGetTensorImpl()->has_symbolic_sizes_strides())
     return false;
@@ -40,9 +41,9 @@ inline bool add_tensor(Key& key, const Tensor& t, bool& cuda, bool open = false)
       uint64_t(t.requires_grad()) << 24 | uint64_t(t.dim()) << 32;
   key.append({word, t.key_set().raw_repr()});
   if (!open) key.append(t.sizes().begin(), t.sizes().end());
+  if (!open && (strides || device.is_cuda())) key.append(t.strides().begin(), t.strides().end());
   if (device.is_cuda()) {  // kernels are made for strides and alignments
     cuda = true;
-    if (!open) key.append(t.strides().begin(), t.strides().end());
     key.push_back(reinterpret_cast<uintptr_t>(t.const_data_ptr()) & 15);
   }
   return true;

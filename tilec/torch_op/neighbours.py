@@ -2,11 +2,13 @@
 
 A pass over the graphs that Inductor compiles, forward and backward ones. Around each call of `tilec::call`
 
-- an operation that makes an input, and that nothing else reads, becomes a statement before the program's own;
+- an operation that makes an input, and that nothing before the call reads, becomes a statement before the program's
+  own; where others read it too, as a residual connection does, it is an output as well;
 - operations on outputs become statements after them, as long as each is elementwise over the output's shape; what else
   reads an output or an intermediate goes on to, since the program may have several outputs;
 - a view between such an operation and the call trades places with it, where all that the operation reads is contiguous
-  and of one shape: the cast of a reshaped output is the reshaped cast of the output.
+  and of one shape: the cast of a reshaped output is the reshaped cast of the output;
+- an output that is copied under permuted axes is written so (`graphs/orders.py`).
 
 Everything is checked on the result: its outputs must have the shapes and element types that torch gave the operations,
 and it must launch no more kernels than the call did alone; else what is before, or after, or all of it stays as it is.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -25,7 +28,6 @@ from torch._guards import detect_fake_mode
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
 from tilec import knobs
 from tilec.backends import choose_backend
@@ -34,13 +36,18 @@ from tilec.ir.program import Expr, Input, Name, Program, Statement, node_count
 from tilec.specialise import Specialiser
 from tilec.torch_op import symbolic
 from tilec.torch_op.graphs.aten import NotTile, expression, is_tile_operation, tensor_operands
-from tilec.torch_op.graphs.casts import TakeCasts
-from tilec.torch_op.graphs.launches import launch_count
-from tilec.torch_op.graphs.views import move_views
+from tilec.torch_op.graphs.calls import has_shape, launch_count, plain_function, values_of
+from tilec.torch_op.graphs.casts import TakeCasts, multiplies_matrices
+from tilec.torch_op.graphs.orders import take_orders
+from tilec.torch_op.graphs.views import move_views, sink_views
 from tilec.torch_op.text import function_of, text_of
 from tilec.transforms.util.naming import Names
 
 aten = torch.ops.aten
+_FILES = (
+    __file__,
+    *sorted(map(str, (Path(__file__).parent / "graphs").glob("*.py"))),
+)  # that make graphs what they are
 _MOST = 64  # operations that one call takes
 LARGEST = 256  # nodes of an expression that is written out wherever it is read, before it gets a name
 
@@ -57,24 +64,15 @@ class FuseNeighbours(CustomGraphPass):
         if not knobs.FUSE_NEIGHBOURS.value:
             return
         for call in [n for n in graph.nodes if n.target is torch.ops.tilec.call.default]:
-            _fuse(graph, call, self.devices)
+            _fuse(graph, take_orders(graph, call, self.devices), self.devices)
         graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        own = get_hash_for_files((__file__,)), self.devices, knobs.FUSE_NEIGHBOURS.value
+        own = get_hash_for_files(_FILES), self.devices, knobs.FUSE_NEIGHBOURS.value
         if self.before is None:
             return own
         other = self.before.uuid()
         return None if other is None else (*own, other)
-
-
-def install() -> None:
-    """Have Inductor run the passes, each after one that is there already if graphs with that are told from others."""
-    present = config.post_grad_custom_pre_pass
-    if present is None or isinstance(present, CustomGraphPass) and not isinstance(present, FuseNeighbours):
-        config.post_grad_custom_pre_pass = FuseNeighbours(before=present)
-    if config.joint_custom_post_pass is None:
-        config.joint_custom_post_pass = TakeCasts()
 
 
 def _fuse(graph: Graph, call: Node, devices: Sequence[str]) -> None:
@@ -85,10 +83,12 @@ def _fuse(graph: Graph, call: Node, devices: Sequence[str]) -> None:
     region.take_before()
     region.take_after()
     region.take_beside()
-    before, after = region.before, region.after
-    for region.before, region.after in ((before, after), ([], after), (before, [])):
-        if (region.before or region.after) and region.replace():
+    before, after, alone = region.before, region.after, region.read_here_alone()
+    tried: list[Sequence[list[Node]]] = [([], [])]
+    for region.before, region.after in ((before, after), (alone, after), ([], after), (before, []), (alone, [])):
+        if (region.before, region.after) not in tried and region.replace():
             return
+        tried.append((region.before, region.after))
 
 
 @dataclass
@@ -116,7 +116,7 @@ class _Region:
         if function.chunks is not None or not plain or any(r.target is not operator.getitem for r in results):
             return None
         if function.gradient is not None:
-            replaced = _plain(function, values)
+            replaced = plain_function(function, values)
             if replaced is None:
                 return None
             function = replaced
@@ -126,6 +126,7 @@ class _Region:
             first = min(users, key=place.__getitem__)
             for node in (call, *results):
                 first.prepend(node)
+            sink_views(graph, call)
         place = {n: k for k, n in enumerate(graph.nodes)}
         named = {function.outputs[cast(int, r.args[1])]: r for r in results}
         return _Region(graph, call, function, dict(zip(function.inputs, inputs, strict=True)), named, place)
@@ -140,17 +141,41 @@ class _Region:
         return device if served == "triton" or device == "cpu" else ""
 
     def take_before(self) -> None:
-        """Take operations that make inputs, as long as nothing else reads what they make."""
+        """Take operations that make inputs, as long as nothing before the call reads what they make; for products of
+        matrices, whose operands are not read at once, as long as nothing else does."""
         scalars = self._weak() | set(self.function.sizes)
         counts = [n for n in self.inputs.values()]
         waiting = [n for name, n in self.inputs.items() if name not in scalars and counts.count(n) == 1]
+        alone = multiplies_matrices(self.function.program)
         while waiting and len(self.before) < _MOST:
             node = waiting.pop()
             if not is_tile_operation(node) or node in self.before:
                 continue
-            if all(u is self.call or u in self.before for u in node.users):
-                self.before.append(node)
-                waiting += tensor_operands(node)
+            others = [u for u in node.users if u is not self.call and u not in self.before]
+            if others and (alone or not self._kept_for(node, others)):
+                continue
+            self.before.append(node)
+            waiting += tensor_operands(node)
+
+    def _kept_for(self, node: Node, others: Sequence[Node]) -> bool:
+        """May a tensor that others read be an output of the call? It is floating, contiguous and of an input's shape,
+        and they come after the call."""
+        start, value = self.place[self.call], node.meta["val"]
+        inputs = [n for n in self.inputs.values() if n is node or n in self.before]
+        return (
+            value.dtype.is_floating_point
+            and any(has_shape(n, value.shape) for n in inputs)
+            and symbolic.lying_order(value) is None
+            and all(self.place.get(u, -1) > start for u in others)
+        )
+
+    def read_here_alone(self) -> list[Node]:
+        """What was taken before the call, without what others read and what only that reads."""
+        found: list[Node] = []
+        for node in self.before:
+            if all(u is self.call or u in found for u in node.users):
+                found.append(node)
+        return found
 
     def take_after(self) -> None:
         """Take operations on outputs and on what was taken, where the rest of what they read is there before."""
@@ -162,7 +187,7 @@ class _Region:
                 continue
             shape = node.meta["val"].shape
             own = [n for n in read if n in inside]
-            if all(n in inside or self.place[n] < start for n in read) and all(_same(n, shape) for n in own):
+            if all(n in inside or self.place[n] < start for n in read) and all(has_shape(n, shape) for n in own):
                 inside.add(node)
                 self.after.append(node)
 
@@ -188,7 +213,7 @@ class _Region:
         numbers = [p for p, n in enumerate(function.inputs) if n in self._weak()]
         old = dict(zip(self.function.sizes, cast(Sequence[Any], self.call.args[3]), strict=True))
         arguments = (text_of(function), [names[n] for n in function.inputs], numbers, [old[n] for n in function.sizes])
-        values = _values(arguments)
+        values = values_of(arguments)
         mode = detect_fake_mode([n.meta["val"] for n in inputs])
         try:
             with mode if mode is not None else torch.no_grad():
@@ -196,11 +221,11 @@ class _Region:
         except Exception:  # whatever it is, the graph is right as it stands
             return False
         for node, value in zip(kept, found, strict=True):
-            if not _same(node, value.shape) or not _of_one_kind(node.meta["val"], value):
+            if not has_shape(node, value.shape) or not _of_one_kind(node.meta["val"], value):
                 return False
         before = [self.inputs[n].meta["val"] for n in self.function.inputs]
         if launch_count(function, values[1], values[2:]) > launch_count(
-            self.function, before, _values(self.call.args[2:])
+            self.function, before, values_of(self.call.args[2:])
         ):
             return False
         with self.graph.inserting_before(self.call):
@@ -216,7 +241,7 @@ class _Region:
         return True
 
     def _outside(self, user: Node) -> bool:
-        return user not in self.after
+        return user is not self.call and user not in self.before and user not in self.after
 
     def _weak(self) -> set[str]:
         return {self.function.inputs[p] for p in cast(Sequence[int], self.call.args[2])}
@@ -227,8 +252,9 @@ class _Region:
         if set(program.outputs) & set(program.input_names()):
             return None
         inputs = {name: n for name, n in self.inputs.items() if n not in self.before}
-        inside = {*self.after, self.call}
-        kept = [n for n in (*self.outputs.values(), *self.after) if any(u not in inside for u in n.users)]
+        inside = {*self.before, *self.after, self.call}
+        made = (*reversed(self.before), *self.outputs.values(), *self.after)
+        kept = [n for n in made if any(u not in inside for u in n.users)]
         if not kept:
             return None
         declared = {i.name: i.dims for i in program.inputs if i.name in inputs}
@@ -254,7 +280,7 @@ class _Region:
         new = len(inputs)
         try:
             for node in reversed(self.before):
-                assign(node, own.get(node))
+                assign(node, own.get(node) or (fresh.fresh("Z") if node in kept else None))
             for i in program.inputs:
                 if i.name not in inputs and i.dims is not None:
                     if not self._declare(self.inputs[i.name], list(inputs.items())[new:], declared, i.dims):
@@ -276,35 +302,24 @@ class _Region:
             for n in tensor_operands(waiting.pop()):
                 if n in self.before:
                     waiting.append(n)
-                for name in [name for name, node in new if node is n and _same(n, shape)]:
+                for name in [name for name, node in new if node is n and has_shape(n, shape)]:
                     if declared[name] in (None, dims):
                         declared[name] = dims
                         return True
         return False
 
 
-def _plain(function: Specialiser, values: Sequence[torch.Tensor]) -> Specialiser | None:
-    """A gradient as a plain program of the results that there are; None where inputs would be replaced."""
-    first = len(function.gradient.forward.inputs)  # type: ignore[union-attr]
-    if not all(v.dtype.is_floating_point for v in values[first:]):
-        return None
-    there = function.there([v.dtype for v in values])
-    if not all(there):
-        return None
-    return function.made(function.program)
-
-
-def _same(node: Node, shape: Sequence[Any]) -> bool:
-    """Has a node this shape for all sizes?"""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    own = node.meta["val"].shape
-    return len(own) == len(shape) and all(statically_known_true(a == b) for a, b in zip(own, shape, strict=True))
-
-
 def _of_one_kind(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and symbolic.lying_order(a) == symbolic.lying_order(b)
 
 
-def _values(arguments: Sequence[Any]) -> list[Any]:
-    return cast(list[Any], map_arg(list(arguments), lambda n: n.meta["val"]))
+def _install() -> None:
+    """Have Inductor run the passes, each after one that is there already if graphs with that are told from others."""
+    present = config.post_grad_custom_pre_pass
+    if present is None or isinstance(present, CustomGraphPass) and not isinstance(present, FuseNeighbours):
+        config.post_grad_custom_pre_pass = FuseNeighbours(before=present)
+    if config.joint_custom_post_pass is None:
+        config.joint_custom_post_pass = TakeCasts()
+
+
+_install()  # here, since importing this module may be what imports Inductor's configuration

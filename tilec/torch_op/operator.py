@@ -14,16 +14,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import torch
 
 from tilec.late import when_imported
 from tilec.native import native
-from tilec.prepare.prepared import CACHED_CALLS
+from tilec.prepare.prepared import CACHED_CALLS, Bounded, Prepared
 from tilec.specialise import Specialiser
 from tilec.torch_op import symbolic
-from tilec.torch_op.levels import Outputs
 from tilec.torch_op.recorded import recorded_call, unrecorded
 from tilec.torch_op.state import carrying_tangents, included, known_tangents, ordinary, recording
 from tilec.torch_op.symbolic import empty_in_order, lies_in_order, named_strides, output_orders
@@ -41,49 +40,79 @@ TensorList = list[torch.Tensor]
 
 def _carried_out(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """The outputs: tensors of their own, laid out as the fake ones are."""
+    found = _like_before(program, inputs, numbers, sizes)
+    return _computed(program, inputs, numbers, sizes) if found is None else found
+
+
+def _computed(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
+    """The same of a call that is not like one before."""
     function, weak = function_of(program), weak_of(inputs, numbers)
+    prepared = function.prepared(inputs, weak, tuple(sizes or ()))
+    orders = _orders(function, inputs, weak, sizes)
     memory = {t.untyped_storage().data_ptr() for t in inputs}
-    orders: Sequence[AxisOrder | None] = ()
-    if not all([t.is_contiguous() for t in inputs]):
-        orders = output_orders(function, named_strides(function, inputs), function.types(inputs, weak), sizes or ())
     results = []
-    for r, order in itertools.zip_longest(_run(function, inputs, weak, tuple(sizes or ())), orders):
-        if r is None:
-            continue
-        storage = r.untyped_storage()
-        shared = storage.data_ptr() in memory or storage.nbytes() != r.numel() * r.element_size()
-        if shared or not lies_in_order(r, order):
-            r = empty_in_order(r.shape, order, r.dtype, r.device).copy_(r)
-        memory.add(r.untyped_storage().data_ptr())
-        results.append(r)
+    with torch._C._AutoDispatchBelowAutograd():
+        for r, order in zip(prepared(inputs), orders, strict=True):
+            if r is None:
+                continue
+            storage = r.untyped_storage()
+            shared = storage.data_ptr() in memory or storage.nbytes() != r.numel() * r.element_size()
+            if shared or not lies_in_order(r, order):
+                r = empty_in_order(r.shape, order, r.dtype, r.device).copy_(r)
+            memory.add(r.untyped_storage().data_ptr())
+            results.append(r)
+    _remember(program, inputs, numbers, sizes, function, prepared, orders)
     return results
 
 
-def _run(function: Specialiser, inputs: TensorList, weak: tuple[bool, ...], sizes: tuple[int, ...]) -> Outputs:
-    """What the program gives; in C++, where there is a library and such tensors were given before."""
-    library, given = None if sizes else native(), tuple(inputs)
-    calls = None if library is None else _like_before.setdefault(function, {}).get(weak)
-    if calls is not None:
-        found = calls(given)
-        if found is not calls:
-            return found if isinstance(found, tuple) else (found,)
-    prepared = function.prepared(inputs, weak, sizes)
-    results = prepared(inputs)
-    devices = {t.device for t in inputs}
-    if (
-        library is not None
-        and prepared.plain
-        and len(inputs) <= library.MOST
-        and len(devices) == 1
-        and ordinary(inputs)
-    ):
-        calls = _like_before[function].setdefault(weak, library.Calls()) if calls is None else calls
-        if len(calls) < CACHED_CALLS:
-            calls.add(given, prepared.native(inputs), None, len(results), [])
-    return results
+def _orders(
+    function: Specialiser, inputs: TensorList, weak: tuple[bool, ...], sizes: Sequence[int]
+) -> tuple[AxisOrder | None, ...]:
+    if all([t.is_contiguous() for t in inputs]):
+        return (None,) * len(function.outputs)
+    return output_orders(function, named_strides(function, inputs), function.types(inputs, weak), sizes or ())
 
 
-_like_before: WeakKeyDictionary[Specialiser, dict[tuple[bool, ...], Any]] = WeakKeyDictionary()
+_calls_like_before: Bounded = Bounded()  # by program, or by that, numbers and sizes: the library's `Calls`
+
+
+def _key(program: str, numbers: Sequence[int], sizes: Sequence[int]) -> object:
+    """None where sizes are open."""
+    if not numbers and not sizes:
+        return program
+    known = all([type(n) is int for n in sizes or ()])
+    return (program, tuple(numbers or ()), tuple(sizes or ())) if known else None
+
+
+def _like_before(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList | None:
+    """What the library gives where such tensors were given before in such a state of torch."""
+    calls = _calls_like_before.get(_key(program, numbers, sizes))
+    if calls is None:
+        return None
+    found = calls(tuple(inputs))
+    return None if found is calls else found
+
+
+def _remember(
+    program: str,
+    inputs: TensorList,
+    numbers: Sequence[int],
+    sizes: Sequence[int],
+    function: Specialiser,
+    prepared: Prepared,
+    orders: Sequence[AxisOrder | None],
+) -> None:
+    """Let the library do calls like this one, if there is one and they are as usual."""
+    library, devices = native(), {t.device for t in inputs}
+    if library is None or not prepared.plain or len(devices) != 1 or len(inputs) > library.MOST or not ordinary(inputs):
+        return
+    key = _key(program, numbers, sizes)
+    calls = _calls_like_before.get(key)
+    if calls is None:
+        calls = _calls_like_before[key] = library.Calls(strides=True)
+        finalize(function, _calls_like_before.pop, key, None).atexit = False
+    if len(calls) < CACHED_CALLS:
+        calls.add(tuple(inputs), prepared.native(inputs), None, len(orders), [], [o or () for o in orders])
 
 
 def weak_of(inputs: TensorList, numbers: Sequence[int] | None) -> tuple[bool, ...]:
@@ -108,9 +137,10 @@ def _fake(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Seque
 
 def _recorded(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """A call by torch itself, as an exported graph makes it, under autograd."""
-    if ordinary(inputs) and not carrying_tangents(inputs) and not recording(inputs):  # as compiled graphs call
-        with torch._C._AutoDispatchBelowAutograd():
-            return _carried_out(program, inputs, numbers, sizes)
+    if (found := _like_before(program, inputs, numbers, sizes)) is not None:  # as compiled graphs call
+        return found
+    if ordinary(inputs) and not carrying_tangents(inputs) and not recording(inputs):
+        return _computed(program, inputs, numbers, sizes)
     with known_tangents(inputs):
         if recording(inputs):
             return _called(program, inputs, numbers, sizes)
@@ -178,9 +208,7 @@ when_imported("torch._dynamo", _tell_dynamo)
 
 
 def _fuse_neighbours() -> None:
-    from tilec.torch_op.neighbours import install
-
-    install()
+    import tilec.torch_op.neighbours  # noqa: F401  # which has Inductor run its passes
 
 
 when_imported("torch._inductor.config", _fuse_neighbours)

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from tilec import knobs
 from tilec.ir.program import Aggregate, Expr, Program, accesses_in, expressions, index_variables, walk
 from tilec.torch_op.autocast import HALF_DTYPES, computed_in_float32
-from tilec.torch_op.graphs.launches import launch_count
+from tilec.torch_op.graphs.calls import launch_count
 from tilec.torch_op.text import function_of, text_of
 
 CAST, CALL = torch.ops.prims.convert_element_type.default, torch.ops.tilec.call.default
@@ -56,7 +56,7 @@ def _taking(call: Node, cast_node: Node) -> tuple | None:
         return None
     text, inputs, numbers, sizes = cast(Any, call.args)
     function, source = function_of(text), cast(Any, cast_node.args[0])
-    if function.gradient is not None or function.chunks is not None or _multiplies_matrices(function.program):
+    if function.gradient is not None or function.chunks is not None or multiplies_matrices(function.program):
         return None
     names = tuple([name for name, n in zip(function.inputs, inputs, strict=True) if n is cast_node])
     taking = computed_in_float32(function, names)
@@ -68,7 +68,7 @@ def _taking(call: Node, cast_node: Node) -> tuple | None:
     return text_of(taking), taken, numbers, sizes
 
 
-def _multiplies_matrices(program: Program) -> bool:
+def multiplies_matrices(program: Program) -> bool:
     """Is there a sum of which no tensor has an element of its own at each point?"""
     nodes = [e for s in program.statements for e in walk(*expressions(s))]
     bodies = [s.body for s in program.statements if s.aggregation == "sum" and s.index is not None]
