@@ -98,7 +98,8 @@ def _scattered(
 ) -> list[Step] | None:
     int64_index = needs_int64_index((flat, *epilogue), types, strides, None)
     carry, margins = partial(statement_steps, setting=setting), setting.margins.get(flat.output, ())
-    context = ScatterContext(types, strides, int64_index, carry, setting.fixed)
+    multiplies = partial(is_multiplied, setting=setting)
+    context = ScatterContext(types, strides, int64_index, carry, setting.fixed, multiplies)
     products = None if margins else group_sum_steps(flat, context, setting, epilogue)
     return products or scattered(flat, context, epilogue, margins)
 
@@ -134,6 +135,12 @@ def is_pointwise(p: Problem) -> bool:
     """Whether the statement is carried out point by point, and nothing is prepared for that."""
     plain = all(prepared(p.space, p.view) is None for prepared in (shared, columns_packed))
     return plain and _chosen(p)[0] is FAMILIES[-1]
+
+
+def is_multiplied(s: Statement, types: Types, strides: Strides, setting: Setting) -> bool:
+    """Whether tensor cores have enough to do for a statement."""
+    p = problem_of(s, s, types, strides, setting)
+    return p is not None and p.product is not None and worthwhile(p.product.dot, p.product.space)
 
 
 def _plain(match: Callable[[Problem], Any]) -> Callable[[Problem], Any]:
