@@ -113,6 +113,16 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
     return None
 
 
+def is_small_window(space: Space) -> bool:
+    """Whether an element is few terms of neighbours along which memory runs, such as a filter of one channel: what is
+    read once is worth more then than blocks of rows and columns, each of which reads all of a window."""
+    found = window_axes(space)
+    if found is None or space.count(tuple(found[1])) > SMALL_WINDOW:
+        return False
+    moved = [a for a in value_accesses(space.statement) if any(linear(e).bare is None for e in a.index)]
+    return bool(moved) and all(found[0][-1] in index_variables(*a.index) for a in moved)
+
+
 def reads_rows(space: Space, view: StridedView, last: str) -> bool:
     """Whether memory runs along an output variable in all large tensors that are read along it; the rest is the same
     for a row (a kernel, the cotangent of a correlation)."""
