@@ -23,3 +23,30 @@ def test_neighbours(name: str) -> None:
     text, image, kernel, shared = SHAPES[name]
     source = tilec.compile(text, backend="triton").lower(tilec.spec(image), tilec.spec(kernel), target="sm_90").source()
     assert ("acc_3" in source) == shared
+
+
+GRADIENTS = {  # of kernels where channels lie last: text, inputs
+    "depthwise": (
+        "function (D[N, H, W, C], I[N, H, W, C]) -> (K) { "
+        "K[c, j, i : C, 3, 3] = +(D[n, y, x, c] * I[n, y + j - 1, x + i - 1, c]); }",
+        ((16, 45, 45, 90),) * 2,
+    ),
+    "strided": (
+        "function (D[N, P, Q, C], I[N, H, W, C]) -> (K) { "
+        "K[c, j, i : C, 5, 5] = +(D[n, y, x, c] * I[n, 2*y + j, 2*x + i, c]); }",
+        ((16, 27, 27, 72), (16, 57, 57, 72)),
+    ),
+    "causal, of few places": (
+        "function (D[N, T, C], I[N, T, C]) -> (K) { K[c, j : C, 4] = +(D[n, t, c] * I[n, t + j - 3, c]); }",
+        ((2, 2000, 1030),) * 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_kernel_gradients_are_written_as_they_lie(name: str) -> None:
+    """No launch turns what was added up with channels last."""
+    text, shapes = GRADIENTS[name]
+    specs = [tilec.spec(shape, "bfloat16") for shape in shapes]
+    names = [k.name for k in tilec.compile(text, backend="triton").lower(*specs, target="sm_90").kernels]
+    assert names == ["K_taps", "K_kernel"]
