@@ -50,3 +50,24 @@ def test_kernel_gradients_are_written_as_they_lie(name: str) -> None:
     specs = [tilec.spec(shape, "bfloat16") for shape in shapes]
     names = [k.name for k in tilec.compile(text, backend="triton").lower(*specs, target="sm_90").kernels]
     assert names == ["K_taps", "K_kernel"]
+
+
+SIGNALS = {  # text, inputs, whether torch's convolution does it
+    "spectrum": (
+        "function (X[N, T], K[O, 400]) -> (Y) { Y[n, o, t : N, O, (T - 400)/160 + 1] = +(X[n, 160*t + j] * K[o, j]); }",
+        ((8, 16000), (80, 400)),
+        False,
+    ),
+    "dilated": (
+        "function (X[N, C, T], K[O, C, 3]) -> (Y) { Y[n, o, t : N, O, T] = +(X[n, c, t + 64*j - 64] * K[o, c, j]); }",
+        ((8, 60, 3001), (120, 60, 3)),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_strided_windows_of_a_signal_are_no_dilated_convolutions(name: str) -> None:
+    text, shapes, library = SIGNALS[name]
+    source = tilec.compile(text).lower(*map(tilec.spec, shapes), target="sm_90").source()
+    assert ("rt.convolution" in source) == library

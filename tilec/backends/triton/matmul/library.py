@@ -257,6 +257,7 @@ def _is_reordered(product: MatrixProduct) -> bool:
 
 LONGEST_WINDOW = 256  # of a library's window whose input's gradient is asked for
 FEW_PRODUCTS = 16  # of an element of a library's convolution, up to which ours are faster
+LONGEST_DILATED = 32  # of a library's window whose elements are some apart
 LONGEST_APART = 9  # of a library's windows that do not meet
 
 
@@ -265,7 +266,10 @@ def _slow(c: Convolution, dtype: str) -> bool:
     channels lie last. Where an image's rows do, classes write every so many elements of one, and 16-bit ones take a
     fifth to half as long as that (a stem of 7 x 7 at 299 x 299 was 1089 us). It has no kernels for windows as long as
     signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's; nor for patches, whose windows do not
-    meet; and none worth their time for groups that sum over a window alone (templates, one an image)."""
+    meet; and none worth their time for groups that sum over a window alone (templates, one an image), nor for long
+    windows of elements some apart, which strided windows of a signal are with kernel and output exchanged."""
+    if any(abs(s.step) > 1 and _extent(c, s) > LONGEST_DILATED for s in c.spatial):
+        return True
     if c.written != INPUT:
         return False
     grouped = any(None not in axes for axes in c.bare.values())
