@@ -77,8 +77,8 @@ def tap_sums(space: Space, view: StridedView) -> TapSums | None:
     forms = index_forms(space)
     if forms is None or not space.covers:
         return None
-    many = places >= FEWER_PLACES and places * space.count(tuple(outputs)) >= MANY_TERMS
-    if places < LEAST_PLACES and not many:
+    enough = places >= FEWER_PLACES and places * space.count(tuple(outputs)) >= MANY_TERMS
+    if places < LEAST_PLACES and not enough:
         return _sums_along(space, view, forms)
     long = [v for v in reversed(outputs) if space.largest(v) >= TAP_COLUMNS]
     rows = [v for v in long if reads_rows(space, view, v)]

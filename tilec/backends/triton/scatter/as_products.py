@@ -240,7 +240,8 @@ def _written_out(t: _Term, common: Sequence[Expr], names: Sequence[str]) -> list
         left.remove(e)
     value = product_of([*left, *([] if t.scale == 1 and left else [Float(float(t.scale))])])
     ranges = [range(t.domain.low[v], t.domain.low[v] + t.domain.extent[v]) for v in names]
-    at = [dict(zip(names, map(Int, point), strict=True)) for point in itertools.product(*ranges)]
+    points: Iterable[Iterable[Expr]] = (map(Int, point) for point in itertools.product(*ranges))
+    at = [dict(zip(names, point, strict=True)) for point in points]
     test = all_of(t.tests)
     assert test is not None
     return [(substitute(test, point), substitute(value, point)) for point in at]
