@@ -113,7 +113,7 @@ def test_places_in_data(given: str) -> None:
             exact[:, places[m]] += value[:, m]
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5, equal_nan=True)
     names = [k.name for k in f.lower(x, p, q, u, torch.zeros(33), target="sm_90").kernels]
-    assert names == ["Y_dot"], names
+    assert names[-1] == "Y_dot" and not any("sort" in n or "segments" in n for n in names)
 
 
 def test_sums_of_elements_as_they_are_stay_exact() -> None:

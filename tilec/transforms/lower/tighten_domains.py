@@ -33,6 +33,7 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
+    accesses_in,
     children,
     expressions,
     index_variables,
@@ -119,7 +120,7 @@ def _is_read(form: Affine, box: Box | None, shapes: Shapes) -> bool:
     for atom in form.atoms():
         if isinstance(atom, Index):
             continue
-        if isinstance(atom, Call) and atom.function in QUASI_AFFINE:
+        if isinstance(atom, Call) and atom.function in QUASI_AFFINE and any(accesses_in(atom)):
             inner = [linear(a) for a in atom.args]
             if all(f.is_integral and _is_read(f, box, shapes) for f in inner):
                 continue

@@ -67,9 +67,10 @@ class _Term:
     domain: Domain
 
 
-def as_product(members: Sequence[LookedAt], types: Types, output: str) -> Statement | None:
-    """The sum of scatters of the same points as one sum over these; None where their terms have no factors in common
-    that know further outputs, or too many points are looked at."""
+def as_product(members: Sequence[LookedAt], types: Types, output: str) -> tuple[list[Statement], Types] | None:
+    """The sum of scatters of the same points as one sum over these, after what says which points go to which place, and
+    their weights; and all types. None where their terms have no factors in common that know further outputs, or too
+    many points are looked at."""
     first, axes = members[0].statement, members[0].axes
     if not axes or any(_differs(m, members[0], types) for m in members):
         return None
@@ -92,17 +93,26 @@ def as_product(members: Sequence[LookedAt], types: Types, output: str) -> Statem
     if looked_at > _MOST_POINTS or math.prod(types[first.output].shape) * looked_at > FEW_MULTIPLIED:
         return None
     values = [value for t, names in zip(terms, apart, strict=True) for value in _written_out(t, common, names)]
-    weight = values[0][1] if len(values) == 1 else sum_of([Call("select", (test, e, ZERO)) for test, e in values])
+    weight = sum_of([Call("select", (test, e, ZERO)) for test, e in values])
     if all(isinstance(e, Float) for _, e in values):
         dtype = expression_type(product_of(common), types).dtype
         if not {dtype, types[output].dtype} & {*NARROW}:
             return None  # a sum of elements as they are, which tensor cores would round
-        weight = Call(dtype, (Call("select", (values[0][0], values[0][1], ZERO)) if len(values) == 1 else weight,))
-    guard = reduce(lambda a, b: Call("or", (a, b)), (test for test, _ in values))
-    low = members[0].domain.low
-    ranges = (Constraint((Affine.variable(v) - low[v]).to_expr(), Int(n)) for v, n in points.items())
-    body = product_of([*common, weight])
-    return replace(first, output=output, index=index, body=body, guard=guard, constraints=tuple(ranges))
+        weight = Call(dtype, (weight,))
+    chosen = reduce(lambda a, b: Call("or", (a, b)), (test for test, _ in values))
+    low, extent = members[0].domain.low, {v: n for v, n in zip(index, types[first.output].shape, strict=True)}
+    if any(low[v] for v in points):
+        return None
+    at = (*map(Index, points), *(index[a] for a in axes))
+    shape = (*points.values(), *(extent[index[a]] for a in axes))
+    known, made = dict(types), list[Statement]()
+    for name, value in (("chosen", chosen), ("weights", weight)):
+        own = f"{output}.{name}"
+        known[own] = TensorType(shape, expression_type(value, types).dtype)
+        made.append(Statement(own, at, tuple(map(Int, shape)), value, span=first.span))
+    is_chosen, weighed = (Access(s.output, at) for s in made)
+    body = product_of([*common, weighed])
+    return [*made, replace(first, output=output, index=index, body=body, guard=is_chosen, constraints=())], known
 
 
 def in_turn(
@@ -113,18 +123,20 @@ def in_turn(
     found = [_apart(m, Index(column), types) for m in members]
     both = [f for f in found if f is not None]
     known, firsts, seconds = dict(types), dict[frozenset[Statement], str](), list[LookedAt]()
-    made: list[Statement | None] = []
+    made: list[Statement] = []
     for second in dict.fromkeys(second for _, second in both):
         parts = [first for first, other in both if other == second]
         own = firsts.setdefault(frozenset(parts), f"{output}.columns{len(firsts)}")
         if own not in known:
             shape, dtype = tuple(size_of(n) for n in parts[0].sizes or ()), types[members[0].statement.output].dtype
             known[own] = TensorType(shape, accumulation_dtype("sum", dtype))
-            made.append(as_product([look(replace(p, output=own), known) for p in parts], known, own))
+            product = as_product([look(replace(p, output=own), known) for p in parts], known, own)
+            if product is None:
+                return None
+            made, known = [*made, *product[0]], {**product[1]}
         seconds.append(look(replace(second, output=output, body=_over(second.body, own)), known))
-    made.append(as_product(seconds, known, output) if len({*both}) == len(members) else None)
-    statements = [s for s in made if s is not None]
-    return (statements, known) if len(statements) == len(made) else None
+    last = as_product(seconds, known, output) if seconds and len({*both}) == len(members) else None
+    return None if last is None else ([*made, *last[0]], last[1])
 
 
 def _over(e: Expr, made: str) -> Expr:

@@ -120,18 +120,17 @@ def _multiplied(
     if any(build_domain(s, types) is None for s in statements):
         return None
     members = [_looked_at(s, types) for s in statements]
-    product = as_product(members, types, output)
-    stages = ([product], types) if product is not None else in_turn(members, types, output, _looked_at)
+    stages = as_product(members, types, output) or in_turn(members, types, output, _looked_at)
     if stages is None:
         return None
     made, known = stages
     strides = {**context.strides, **{s.output: contiguous(known[s.output].shape) for s in made[:-1]}}
-    if not all(context.multiplies(s, known, strides) for s in made):
+    if not all(context.multiplies(s, known, strides) for s in made if s.aggregation == "sum"):
         return None
     between = [s.output for s in made[:-1]]
     steps: list[Step] = [Allocate(name, known[name].shape, known[name].dtype) for name in between]
     steps += [step for s in made for step in context.carry(s, s, known, strides)]
-    return [*steps, *([Release(tuple(between))] if between else [])]
+    return [*steps, Release(tuple(between))]
 
 
 def _looked_at(s: Statement, types: Types) -> LookedAt:
