@@ -103,7 +103,9 @@ def pointwise(
         found = build_space(merged.statement, merged.types)
         assert found is not None
         own, tiling = found, choose_pointwise_tiling(found, merged)
-    taps = tap_sums(own, merged) if tiling.reduction is not None else None
+    taps = tap_sums(own, merged) if tiling.reduction is not None or tiling.parts > 1 else None
+    if taps is not None and tiling.outer and taps.along is None:
+        taps = None  # blocks of rows and columns share as much along a variable of the output
     split = taps is not None or tiling.parts > 1
     if epilogue and not space.covers:
         return None

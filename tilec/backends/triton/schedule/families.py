@@ -30,7 +30,13 @@ from tilec.backends.triton.matmul.dot import (
 )
 from tilec.backends.triton.matmul.exp_weighted_matmul import recognise_weighted
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
-from tilec.backends.triton.matmul.library import biased_steps, copies_take_longest, mostly_padding, ours_is_faster
+from tilec.backends.triton.matmul.library import (
+    biased_steps,
+    copies_take_longest,
+    is_read_in_place,
+    mostly_padding,
+    ours_is_faster,
+)
 from tilec.backends.triton.matmul.logsumexp_matmul import recognise_log
 from tilec.backends.triton.matmul.pack import columns_packed, over_copies, packed, wanted_along
 from tilec.backends.triton.matmul.precompute_operands import has_stored_operands, hoisted, shared, with_stored_operands
@@ -189,7 +195,10 @@ def _left_to_library(p: Problem, _: object = None) -> bool:
 def _in_place(p: Problem) -> MatrixProduct | None:
     """A product that a library would copy, before or after, for longer than it gains."""
     slow = p.product is not None and copies_take_longest(p.product)
-    return p.product if slow and by_library(p) is not None and _left_to_library(p) else None
+    library = by_library(p) if slow else None
+    if p.product is None or library is None or is_read_in_place(library, p.product, p.setting):
+        return None
+    return p.product if _left_to_library(p) else None
 
 
 def _over_copies(p: Problem) -> OperandRewrite | None:
