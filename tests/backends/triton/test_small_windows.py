@@ -71,3 +71,20 @@ def test_strided_windows_of_a_signal_are_no_dilated_convolutions(name: str) -> N
     text, shapes, library = SIGNALS[name]
     source = tilec.compile(text).lower(*map(tilec.spec, shapes), target="sm_90").source()
     assert ("rt.convolution" in source) == library
+
+
+def test_gradients_of_many_filters_of_one_channel() -> None:
+    """Neighbours share reads, however many terms an element has, and kernels' taps the places that are summed."""
+    specs = tilec.spec((16, 1, 111, 113)), tilec.spec((64, 1, 3, 3)), tilec.spec((16, 64, 111, 113))
+    lowered = tilec.compile(TEXT, backend="triton").grad().lower(*specs, target="sm_90")
+    assert [k.name for k in lowered.kernels][:2] == ["DI_kernel", "DK_taps"]
+
+
+def test_rows_that_begin_anywhere_go_to_the_library_and_nothing_is_looked_for_after() -> None:
+    """A 1x1 convolution's gradient adds no zeros that an infinity could meet."""
+    text = "function (I[N, C, H, W], K[O, C, 1, 1]) -> (Y) { "
+    text += "Y[n, o, y, x : N, O, H, W] = +(I[n, c, y + j, x + i] * K[o, c, j, i]); }"
+    specs = [tilec.spec(s, "bfloat16") for s in ((16, 97, 45, 45), (61, 97, 1, 1), (16, 61, 45, 45))]
+    f = tilec.compile(text)
+    for lowered in (f.lower(*specs[:2], target="sm_90"), f.grad().lower(*specs, target="sm_90")):
+        assert "rt.convolution" in lowered.source() and not any("repair" in k.name for k in lowered.kernels)
