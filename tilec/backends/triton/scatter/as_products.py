@@ -3,8 +3,8 @@
 `Y[n, P[x]] = +(D[n, x] * U[x])` and `Z[n, Q[x]] = +(D[n, x] * V[x])`, of which the gradient of an interpolation is the
 sum, are `Y[n, v] = +(D[n, x] * W[x, v])`, where W is `(P[x] == v ? U[x] : 0) + (Q[x] == v ? V[x] : 0)`, which is stored
 beside what says where it is meant: an infinity of D goes to its own places alone. Variables of few values that D lacks,
-such as the taps of a window, are written out, so that they make W no longer. Of places along two axes that different points name, `Y[n, P[y], Q[x]]`,
-the last ones are added up first.
+such as the taps of a window, are written out, so that they make W no longer. Of places along two axes that different
+points name, `Y[n, P[y], Q[x]]`, the last ones are added up first.
 """
 
 from __future__ import annotations
