@@ -105,14 +105,14 @@ def as_product(members: Sequence[LookedAt], types: Types, output: str) -> tuple[
         return None
     at = (*map(Index, points), *(index[a] for a in axes))
     shape = (*points.values(), *(extent[index[a]] for a in axes))
-    known, made = dict(types), list[Statement]()
+    every, made = dict(types), list[Statement]()
     for name, value in (("chosen", chosen), ("weights", weight)):
         own = f"{output}.{name}"
-        known[own] = TensorType(shape, expression_type(value, types).dtype)
+        every[own] = TensorType(shape, expression_type(value, types).dtype)
         made.append(Statement(own, at, tuple(map(Int, shape)), value, span=first.span))
     is_chosen, weighed = (Access(s.output, at) for s in made)
     body = product_of([*common, weighed])
-    return [*made, replace(first, output=output, index=index, body=body, guard=is_chosen, constraints=())], known
+    return [*made, replace(first, output=output, index=index, body=body, guard=is_chosen, constraints=())], every
 
 
 def in_turn(
