@@ -116,6 +116,25 @@ def test_places_in_data(given: str) -> None:
     assert names[-1] == "Y_dot" and not any("sort" in n or "segments" in n for n in names)
 
 
+KNOWN_BY_ROWS = {  # what is added, and what that is of x and u
+    "a test": ("X[n, m] > 0 ? X[n, m] * U[m]", lambda x, u: torch.where(x > 0, x * u, 0)),
+    "a weight": ("X[n, m] * (U[m] + X[n, m])", lambda x, u: x * (u + x)),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN_BY_ROWS)
+def test_weights_that_know_rows_are_no_matrix(name: str) -> None:
+    term, value = KNOWN_BY_ROWS[name]
+    f = tilec.compile(
+        f"function (X[N, M], P[M], U[M], Z[V]) -> (Y) {{ Y[n, P[m] : N, V] = +({term}); }}", backend="triton"
+    )
+    generator = torch.Generator().manual_seed(2)
+    x, u = torch.randn(18, 20, generator=generator), torch.rand(20, generator=generator)
+    p = torch.randint(0, 17, (20,), generator=generator)
+    exact = torch.zeros(18, 17, dtype=torch.float64).index_add_(1, p, value(x.double(), u.double()))
+    torch.testing.assert_close(f(x, p, u, torch.zeros(17)).double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_sums_of_elements_as_they_are_stay_exact() -> None:
     """Tensor cores would round float32 elements to the parts that they multiply."""
     specs = tilec.spec((8, 24, 40, 41)), tilec.spec((8, 24, 92, 75))

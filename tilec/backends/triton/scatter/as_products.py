@@ -101,9 +101,9 @@ def as_product(members: Sequence[LookedAt], types: Types, output: str) -> tuple[
         weight = Call(dtype, (weight,))
     chosen = reduce(lambda a, b: Call("or", (a, b)), (test for test, _ in values))
     low, extent = members[0].domain.low, {v: n for v, n in zip(index, types[first.output].shape, strict=True)}
-    if any(low[v] for v in points):
-        return None
     at = (*map(Index, points), *(index[a] for a in axes))
+    if any(low[v] for v in points) or not {*index_variables(chosen, weight)} <= {*index_variables(*at)}:
+        return None  # weights know outputs too
     shape = (*points.values(), *(extent[index[a]] for a in axes))
     every, made = dict(types), list[Statement]()
     for name, value in (("chosen", chosen), ("weights", weight)):
