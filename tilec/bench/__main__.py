@@ -19,7 +19,7 @@ from tilec.bench.measure import header, measure, row
 from tilec.bench.overheads import new_lengths, overheads
 from tilec.bench.suite import measure as suite
 from tilec.bench.suite import page
-from tilec.bench.suite.workload import DRAWN, SIZES
+from tilec.bench.suite.workload import DRAWN_SIZES, SIZES
 from tilec.bench.sweep import draw, sweep
 from tilec.native import built_native
 
@@ -98,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _size(text: str) -> str:
-    if text not in SIZES and not (text.startswith(DRAWN) and text.removeprefix(DRAWN).isdigit()):
-        raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(SIZES)}, nor {DRAWN} and a number")
+    if text not in SIZES and not (text.startswith(DRAWN_SIZES) and text.removeprefix(DRAWN_SIZES).isdigit()):
+        raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(SIZES)}, nor {DRAWN_SIZES} and a number")
     return text
 
 

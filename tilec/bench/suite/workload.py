@@ -14,7 +14,7 @@ from tilec.bench.works import COMPILED, EAGER, Work
 from tilec.gallery.samples import sample
 
 SIZES = ("tiny", "small", "large")  # tiny: for tests on a CPU
-DRAWN = "drawn-"  # and a seed: sizes drawn around the large ones
+DRAWN_SIZES = "drawn-"  # and a seed: sizes drawn around the large ones
 SMALLEST_DRAWN = 16  # below are windows, strides and dimensions of space
 MOST_DRAWS = 40
 CUDNN, FLEX = "cuDNN attention", "FlexAttention"
@@ -60,7 +60,7 @@ class Workload:
         """Each name's value at one of `SIZES`, or at `drawn-SEED`: between half of the large value and five quarters of
         it, half of them multiples of eight. The large values themselves where torch's code allows none that was drawn.
         """
-        if not size.startswith(DRAWN):
+        if not size.startswith(DRAWN_SIZES):
             return {name: values[SIZES.index(size)] for name, values in self.sizes.items()}
         draw = Random(f"{size} {self.name}")
         for _ in range(MOST_DRAWS):

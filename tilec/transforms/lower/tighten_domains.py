@@ -21,7 +21,7 @@ from tilec.errors import UnboundIndex
 from tilec.ir.aggregations import SPLITTABLE
 from tilec.ir.constraining import asks_in_branches, constraining
 from tilec.ir.functions import ZERO, all_of, operands_of
-from tilec.ir.index import Affine, distinct_variables, linear, place_value, substitute_affine
+from tilec.ir.index import QUASI_AFFINE, Affine, distinct_variables, linear, place_value, substitute_affine
 from tilec.ir.program import (
     Access,
     Call,
@@ -33,6 +33,7 @@ from tilec.ir.program import (
     Pad,
     Program,
     Statement,
+    accesses_in,
     children,
     expressions,
     index_variables,
@@ -119,6 +120,10 @@ def _is_read(form: Affine, box: Box | None, shapes: Shapes) -> bool:
     for atom in form.atoms():
         if isinstance(atom, Index):
             continue
+        if isinstance(atom, Call) and atom.function in QUASI_AFFINE and any(accesses_in(atom)):
+            inner = [linear(a) for a in atom.args]
+            if all(f.is_integral and _is_read(f, box, shapes) for f in inner):
+                continue
         if not isinstance(atom, Access) or box is None or atom.tensor not in shapes:
             return False
         for e, n in zip(atom.index, shapes[atom.tensor], strict=True):

@@ -140,8 +140,13 @@ def library_call(task: Task, c: Convolution) -> ConvolutionCall:
         (*view.leading(OUTPUT), *(e.computed for e in extents)),
         (*view.leading(KERNEL), *(n for _, _, n in sizes)),
     )
+    pointwise = (
+        not padded
+        and not cropped
+        and all(k == 1 and s.stride == 1 for s, (_, _, k) in zip(c.spatial, sizes, strict=True))
+    )
     checked = {
-        INPUT: (tensors[KERNEL],),
+        INPUT: () if pointwise else (tensors[KERNEL],),
         OUTPUT: (tensors[KERNEL],) * padded,
         KERNEL: (tensors[OUTPUT],) * padded + (tensors[INPUT],) * exceeding,
     }[c.written]

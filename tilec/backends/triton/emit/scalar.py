@@ -25,7 +25,7 @@ from tilec.backends.triton.emit.magnitudes import OF_MAGNITUDE, of_negated_magni
 from tilec.backends.triton.emit.spans import IN_32_BITS, WIDEST, EndsOf
 from tilec.errors import TileError
 from tilec.ir.at_sizes import followed
-from tilec.ir.functions import FUNCTIONS, ROUNDING, SMALL_POWERS
+from tilec.ir.functions import FUNCTIONS, LIBRARY_FUNCTIONS, ROUNDING, SMALL_POWERS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Index, Statement, accesses_in, index_variables, walk
@@ -202,6 +202,9 @@ class TritonScalars(ScalarWriter):
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
         single = (e.function, tuple(args)) if self._rounds_once(e, args, result) else None
         depth = 1 + max(a.depth for a in args)
+        shared = e.function in LIBRARY_FUNCTIONS and self.frame.depth(variables) < len(self.frame.inner)
+        if shared and not code.isidentifier():
+            code, depth = self.frame.assign("t", code, variables), 0  # no compiler moves its branches out of a loop
         return ScalarValue(code, result, compute_dtype, variables, depth=depth, exact=exact, single=single)
 
     def _of_magnitude(self, e: Call, args: list[ScalarValue]) -> tuple[str, str] | None:

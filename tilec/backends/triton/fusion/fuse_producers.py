@@ -1,10 +1,10 @@
 """Elementwise statements that one statement alone reads, written into it: their values are never stored.
 
 Groups take most of them. What is left are reductions that are split over programs, such as a mean of all elements of
-`abs(X - T)`, sums over an axis that no group walks, sums of tensors that are written a step apart (the gradient of what
-reads even and odd elements), and what reads neighbours of a tensor that is computed from neighbours: the two steps of a
-resize. Elements are computed again there for each element that reads them, which pays
-where the caches deliver what is read again sooner than memory takes and gives the tensor between.
+`abs(X - T)`, sums over an axis that no group walks, pools whose windows do not meet, sums of tensors that are written a
+step apart (the gradient of what reads even and odd elements), and what reads neighbours of a tensor that is computed
+from neighbours: the two steps of a resize. Elements are computed again there for each element that reads them, which
+pays where the caches deliver what is read again sooner than memory takes and gives the tensor between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tilec.backends.triton.recurrence.fuse_producers import element_at, unconstr
 from tilec.cost import size_in_bytes
 from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ONE, ZERO, all_of, operands_of
-from tilec.ir.index import distinct_variables, linear, replace_indices
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import (
     Access,
     Call,
@@ -97,11 +97,10 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     if len(places) != 1:
         return None
     (place,) = places
-    found = [e.name for e in place if isinstance(e, Index)]
-    if len(set(found)) != len(place) or not set(variables_of(reader)) <= set(found):
-        return None
-    if not set(found) - set(index_variables(*(reader.index or ()))):
-        return None  # no reduction
+    if not _each_once(place, reader, types) or not set(index_variables(*place)) - set(
+        index_variables(*(reader.index or ()))
+    ):
+        return None  # of elements that are read again, or no reduction
     filled = writes_all(s, dict(zip(names, types[s.output].shape, strict=True)), types)
     read = Access(s.output, place)
     value = _filled_at(s, read, types) if filled else element_at(s, read, types)
@@ -109,9 +108,34 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     def computed(e: Expr) -> Expr:
         return value if isinstance(e, Access) and e.tensor == s.output else rebuild(e, computed)
 
-    extent = dict(zip(found, types[s.output].shape, strict=True))
-    ranges = _unbounded(value if filled else None, extent, types)
+    ranges = _unbounded(value if filled else None, read, types)
     return replace(map_values(reader, computed), constraints=(*reader.constraints, *ranges))
+
+
+def _each_once(place: Sequence[Expr], reader: Statement, types: Types) -> bool:
+    """Whether a statement's points read different elements at a place: by bare variables, or in windows that do not
+    meet."""
+    forms = [linear(e) for e in place]
+    found = [v for form in forms for v in form.variables()]
+    if len(set(found)) < len(found) or not set(variables_of(reader)) <= set(found):
+        return False
+    if all(form.bare is not None for form in forms):
+        return True
+    space = build_space(reader, types)
+    if space is None or len(space.classes) != 1 or not all(f.is_affine and f.is_integral for f in forms):
+        return False
+    return all(_steps_over(form, space) for form in forms)
+
+
+def _steps_over(form: Affine, space: Space) -> bool:
+    """Whether a form has another value for all values of its variables: each goes by steps beyond what those of lesser
+    steps reach."""
+    reach = 0
+    for step, v in sorted((abs(as_int(form.coefficient(v))), v) for v in form.variables()):
+        if step <= reach:
+            return False
+        reach += step * (space.largest(v) - 1)
+    return bool(form.terms)
 
 
 def reads_values(s: Statement, tensor: str) -> bool:
@@ -137,14 +161,14 @@ def writes_all(s: Statement, extent: Mapping[str, int], types: Types) -> bool:
     return all(domain.low[v] == 0 and domain.extent[v] == n for v, n in extent.items())
 
 
-def _unbounded(value: Expr | None, extent: Mapping[str, int], types: Types) -> tuple[Constraint, ...]:
-    """What says how far variables go that a value's reads do not bound by themselves, or at other places; None for a
-    value whose reads bound nothing."""
-    bounds: set[tuple[str | None, int]] = set()
+def _unbounded(value: Expr | None, read: Access, types: Types) -> tuple[Constraint, ...]:
+    """That a place lies in the tensor, along axes of which no read of a value says so; None for a value whose reads say
+    nothing."""
+    told: set[tuple[Expr, int]] = set()
     for a in () if value is None else accesses_in(value):
-        bounds |= {(linear(e).bare, n) for e, n in zip(a.index, types[a.tensor].shape, strict=True)}
-    shifted = any(v is None for v, _ in bounds)
-    return tuple(Constraint(Index(v), Int(n)) for v, n in extent.items() if shifted or (v, n) not in bounds)
+        told |= set(zip(a.index, types[a.tensor].shape, strict=True))
+    own = zip(read.index, types[read.tensor].shape, strict=True)
+    return tuple(Constraint(e, Int(n)) for e, n in own if (e, n) not in told)
 
 
 # parts of a tensor

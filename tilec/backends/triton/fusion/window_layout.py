@@ -22,6 +22,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
+from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.plan.sizes import contiguous_strides
+from tilec.backends.triton.pointwise.taps import tap_sums
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.program import (
@@ -222,7 +226,15 @@ def _axis_of_memory(s: Statement, types: Types) -> int | None:
     axis = names.index(v)
     largest = max(math.prod(types[a.tensor].shape) for a in read)
     few = math.prod(shape) * _TIMES_SMALLER <= largest and math.prod(shape) <= _MOST_BESIDE * shape[axis]
-    return axis if few and shape[axis] >= LEAST_LINE and math.prod(shape[axis + 1 :]) > 1 else None
+    wanted = few and shape[axis] >= LEAST_LINE and math.prod(shape[axis + 1 :]) > 1
+    return axis if wanted and not _along_in_any_order(s, v, types) else None
+
+
+def _along_in_any_order(s: Statement, v: str, types: Types) -> bool:
+    """Whether the sum's kernel has blocks along a variable, wherever that stands in the output."""
+    space = build_space(s, types)
+    found = None if space is None else tap_sums(space, StridedView(s, types, contiguous_strides(types)))
+    return found is not None and found.column == v
 
 
 # operands of products

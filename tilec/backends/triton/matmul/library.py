@@ -255,6 +255,15 @@ def short_sums_pay(product: MatrixProduct, epilogue: Sequence[Statement]) -> boo
     return max(least / (POINTERS * rate), moved(*operands, *beside, last)) < apart
 
 
+def is_read_in_place(steps: Sequence[Step], product: MatrixProduct, setting: Setting) -> bool:
+    """Whether a library's convolution takes channels-first rows of 16 bits that begin anywhere: it copies none of a
+    1 x 1, and reads them five times as fast as kernels that take single elements."""
+    call = next((x.gradient for x in steps if isinstance(x, TorchLines)), None)
+    names = (product.space.statement.output, *(a.tensor for a in product.accesses()))
+    narrow = [n for n in names if product.view.types[n].dtype in NARROW]
+    return call is not None and not all(rows_aligned(n, product.view, setting) for n in narrow)
+
+
 def _is_copied(a: Access, product: MatrixProduct) -> bool:
     """Whether an operand is no batch of matrices whose rows or columns are contiguous."""
     dot, space = product.dot, product.space
@@ -281,6 +290,7 @@ def _is_reordered(product: MatrixProduct) -> bool:
 LONGEST_WINDOW = 256  # of a library's window whose input's gradient is asked for
 SIGNAL_WINDOW = 64  # of one longer than half of the input
 FEW_PRODUCTS = 16  # of an element of a library's convolution, up to which ours are faster
+LONGEST_DILATED = 32  # of a library's window whose elements are some apart
 LONGEST_APART = 9  # of a library's windows that do not meet
 
 
@@ -290,7 +300,10 @@ def _slow(c: Convolution, dtype: str) -> bool:
     fifth to half as long as that (a stem of 7 x 7 at 299 x 299 was 1089 us). It has no kernels for windows as long as
     signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's, a ramp filter of 256 places 1464 us; nor
     for patches, whose windows do not meet; and none worth their time for groups that sum over a window alone
-    (templates, one an image)."""
+    (templates, one an image), nor for long windows of elements some apart, which strided windows of a signal are with
+    kernel and output exchanged."""
+    if any(abs(s.step) > 1 and _extent(c, s) > LONGEST_DILATED for s in c.spatial):
+        return True
     if c.written != INPUT:
         return False
     grouped = any(None not in axes for axes in c.bare.values())

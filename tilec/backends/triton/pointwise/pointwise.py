@@ -49,6 +49,7 @@ from tilec.backends.triton.pointwise.windows import (
     RegisterBlockWriter,
     block_places,
     choose_register_block,
+    is_small_window,
     registers_of,
 )
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables, value_accesses
@@ -92,7 +93,8 @@ def pointwise(
     With an epilogue, it is the last statement's output that is stored; None where it takes none. It joins the
     launch that combines parts, where there is one; `view` is not coalesced then, and what makes the parts is."""
     tiling = choose_pointwise_tiling(space, view)
-    if tiling.reduction is None and not tiling.outer and (space.covers or not epilogue):
+    blocked = not tiling.outer or is_small_window(space)
+    if tiling.reduction is None and blocked and (space.covers or not epilogue):
         if (writer := unrolled_outputs(Computed(space, flat, epilogue), view)) is not None:
             return [writer.launch()]
     own, merged = space, view
@@ -101,7 +103,9 @@ def pointwise(
         found = build_space(merged.statement, merged.types)
         assert found is not None
         own, tiling = found, choose_pointwise_tiling(found, merged)
-    taps = tap_sums(own, merged) if tiling.reduction is not None else None
+    taps = tap_sums(own, merged) if tiling.reduction is not None or tiling.parts > 1 else None
+    if taps is not None and tiling.outer and taps.along is None:
+        taps = None  # blocks of rows and columns share as much along a variable of the output
     split = taps is not None or tiling.parts > 1
     if epilogue and not space.covers:
         return None

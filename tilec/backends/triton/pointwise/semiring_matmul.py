@@ -28,7 +28,7 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import LIBRARY_FUNCTIONS
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, value_accesses, walk
+from tilec.ir.program import Access, Call, index_variables, value_accesses, walk
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType
 
@@ -68,9 +68,10 @@ def whole_blocks(space: Space) -> list[Access]:
 
 
 def calls_library(space: Space) -> bool:
-    s = space.statement
-    called = [e for e in walk(s.body, *s.guards) if isinstance(e, Call)]
-    return any(e.function in LIBRARY_FUNCTIONS for e in called) or s.aggregation == "logsumexp"
+    """Whether each point calls the device's library: what all points of an element share stands before the loop."""
+    s, summed = space.statement, set(space.reductions)
+    called = [e for e in walk(s.body, *s.guards) if isinstance(e, Call) and e.function in LIBRARY_FUNCTIONS]
+    return any(summed & {*index_variables(e)} for e in called) or s.aggregation == "logsumexp"
 
 
 def block_sizes(space: Space, rows: Sequence[str], columns: Sequence[str]) -> tuple[int, int, int]:

@@ -36,6 +36,7 @@ from tilec.transforms.util.naming import all_variables, fresh_variable
 
 MOST_TAPS_AT_ONCE = 8
 LEAST_PLACES = 2**13  # fewer are soon added up as they are
+FEWER_PLACES, MANY_TERMS = 2**10, 2**22  # unless there are so many outputs, terms of all
 TAP_ROWS, TAP_COLUMNS = 16, 32  # of a block
 LEAST_PLACES_ALONG, MOST_PLACES_ALONG = 16, 128  # along memory; of a block
 ALONG_BLOCK = 256  # places of a block of rows along memory, beside those that are written out
@@ -76,7 +77,8 @@ def tap_sums(space: Space, view: StridedView) -> TapSums | None:
     forms = index_forms(space)
     if forms is None or not space.covers:
         return None
-    if places < LEAST_PLACES:
+    enough = places >= FEWER_PLACES and places * space.count(tuple(outputs)) >= MANY_TERMS
+    if places < LEAST_PLACES and not enough:
         return _sums_along(space, view, forms)
     long = [v for v in reversed(outputs) if space.largest(v) >= TAP_COLUMNS]
     rows = [v for v in long if reads_rows(space, view, v)]

@@ -29,10 +29,11 @@ from tilec.transforms.util.naming import all_variables, fresh_variable
 
 NEIGHBOURS_AT_ONCE = (8, 7, 6, 5, 4)  # of an axis, in a program
 MOST_TAPS = 8  # of the axis that are written out
-MOST_TAPS_OF_ROWS, MOST_POINTS_OF_ROWS = 16, 512  # and points of a window, where whole rows of memory are read
+MOST_TAPS_OF_ROWS, MOST_POINTS_OF_ROWS = 16, 1024  # and points of a window, where whole rows of memory are read
 MOST_PADDING = 1.15  # neighbours or columns of blocks over those that there are
 LEAST_OUTPUTS = 2**20  # fewer leave multiprocessors idle where each program has so many
-FEWER_OUTPUTS, MANY_TAPS = 2**18, 9  # in smaller blocks, of windows of so many points
+FEWER_OUTPUTS, MANY_TAPS = 2**18, 9  # in smaller blocks, of windows of so many points; fewer of larger ones
+FEWEST_OUTPUTS = 2**15
 SMALLEST_BLOCK, ENOUGH_BLOCKS = 128, TWO_A_MULTIPROCESSOR  # places of a neighbour's; programs that keep a device busy
 SMALL_WINDOW = 16  # of a window, up to which blocks have rows of 64
 BLOCK_BYTES = 1024  # of one neighbour's block: a thread loads eight at once, and holds eight neighbours in registers
@@ -99,7 +100,8 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
         if best and any(_overlaps(f, v, best[-1], space) for f in forms):
             n = space.largest(v)
             counts = neighbour_counts(n)
-            least = min(LEAST_OUTPUTS, FEWER_OUTPUTS) if points >= MANY_TAPS else LEAST_OUTPUTS
+            fewer_outputs = max(FEWER_OUTPUTS * MANY_TAPS // max(points, MANY_TAPS), FEWEST_OUTPUTS)
+            least = min(LEAST_OUTPUTS, fewer_outputs) if points >= MANY_TAPS else LEAST_OUTPUTS
             if counts and space.count(tuple(outputs)) >= least:
                 values = space.largest(best[-1])
                 groups = 1 if values <= most_taps else -(-values // MOST_TAPS)
@@ -111,6 +113,16 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
                 fewer = NEIGHBOURS_AT_ONCE[-1] in counts and few < MORE_READS * many
                 return RegisterBlock(v, best[-1], NEIGHBOURS_AT_ONCE[-1] if fewer else counts[0], taps, groups)
     return None
+
+
+def is_small_window(space: Space) -> bool:
+    """Whether an element is few terms of neighbours along which memory runs, such as a filter of one channel: what is
+    read once is worth more then than blocks of rows and columns, each of which reads all of a window."""
+    found = window_axes(space)
+    if found is None or space.count(tuple(found[1])) > SMALL_WINDOW:
+        return False
+    moved = [a for a in value_accesses(space.statement) if any(linear(e).bare is None for e in a.index)]
+    return bool(moved) and all(found[0][-1] in index_variables(*a.index) for a in moved)
 
 
 def reads_rows(space: Space, view: StridedView, last: str) -> bool:

@@ -34,6 +34,7 @@ from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.library import (
     biased_steps,
     copies_take_longest,
+    is_read_in_place,
     mostly_padding,
     ours_is_faster,
     short_sums_pay,
@@ -105,7 +106,8 @@ def _scattered(
 ) -> list[Step] | None:
     int64_index = needs_int64_index((flat, *epilogue), types, strides, None)
     carry, margins = partial(statement_steps, setting=setting), setting.margins.get(flat.output, ())
-    context = ScatterContext(types, strides, int64_index, carry, setting.fixed)
+    multiplies = partial(is_multiplied, setting=setting)
+    context = ScatterContext(types, strides, int64_index, carry, setting.fixed, multiplies)
     products = None if margins else group_sum_steps(flat, context, setting, epilogue)
     return products or scattered(flat, context, epilogue, margins)
 
@@ -141,6 +143,12 @@ def is_pointwise(p: Problem) -> bool:
     """Whether the statement is carried out point by point, and nothing is prepared for that."""
     plain = all(prepared(p.space, p.view) is None for prepared in (shared, columns_packed))
     return plain and _chosen(p)[0] is FAMILIES[-1]
+
+
+def is_multiplied(s: Statement, types: Types, strides: Strides, setting: Setting) -> bool:
+    """Whether tensor cores have enough to do for a statement."""
+    p = problem_of(s, s, types, strides, setting)
+    return p is not None and p.product is not None and worthwhile(p.product.dot, p.product.space)
 
 
 def _plain(match: Callable[[Problem], Any]) -> Callable[[Problem], Any]:
@@ -189,7 +197,10 @@ def _left_to_library(p: Problem, _: object = None) -> bool:
 def _in_place(p: Problem) -> MatrixProduct | None:
     """A product that a library would copy, before or after, for longer than it gains."""
     slow = p.product is not None and copies_take_longest(p.product)
-    return p.product if slow and by_library(p) is not None and _left_to_library(p) else None
+    library = by_library(p) if slow else None
+    if p.product is None or library is None or is_read_in_place(library, p.product, p.setting):
+        return None
+    return p.product if _left_to_library(p) else None
 
 
 def _with_epilogue(p: Problem) -> list[Step] | None:

@@ -13,7 +13,7 @@ from tilec.backends.triton.fusion.read_through import LONGEST_RECOMPUTED
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.scatter.scatter import ScatterContext, over_others, scattered_together, without
-from tilec.backends.triton.schedule.families import statement_steps
+from tilec.backends.triton.schedule.families import is_multiplied, statement_steps
 from tilec.backends.triton.schedule.problem import needs_int64_index
 from tilec.ir.program import Access, Expr, Program, Statement, node_count, reads, rebuild
 from tilec.ir.types import Types
@@ -59,7 +59,8 @@ def sum_steps(found: ScatterSum, types: Types, strides: Strides, setting: Settin
     """Steps that compute a sum's members and its epilogue in one kernel; None where they have no such form."""
     int64_index = needs_int64_index((*found.members, *found.epilogue), types, strides, None)
     carry = partial(statement_steps, setting=setting)
-    context = ScatterContext(types, strides, int64_index, carry, setting.fixed)
+    multiplies = partial(is_multiplied, setting=setting)
+    context = ScatterContext(types, strides, int64_index, carry, setting.fixed, multiplies)
     return scattered_together(found.members, context, found.epilogue, setting.margins)
 
 

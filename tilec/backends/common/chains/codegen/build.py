@@ -183,7 +183,7 @@ class _Build(Accumulation):
             and all(t.aggregation in ("sum", "logsumexp") and not self._counts(t) for t in targets)
             and not any(t.conditions for t in targets)
             and all(set(t.bounds) == set(self.bounds) for t in targets)
-            and not any(map(self._leaves_columns, self.bounds))
+            and not any(self._leaves_columns(f, self.kernel.looped) for f in self.bounds)
         )
 
     def _all_pieces(
