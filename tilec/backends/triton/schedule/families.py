@@ -14,7 +14,7 @@ from typing import Any
 from tilec.backends.triton.grouped_matmul.kernels import GroupedTask, group_sum_steps, grouped_product
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.blocks import choose_config, short_block
+from tilec.backends.triton.matmul.blocks import choose_config
 from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.columns import columns
 from tilec.backends.triton.matmul.distances import Distances, distance_steps, recognise_distances
@@ -37,7 +37,6 @@ from tilec.backends.triton.matmul.library import (
     is_read_in_place,
     mostly_padding,
     ours_is_faster,
-    short_sums_pay,
 )
 from tilec.backends.triton.matmul.logsumexp_matmul import recognise_log
 from tilec.backends.triton.matmul.pack import columns_packed, over_copies, packed, wanted_along
@@ -55,7 +54,7 @@ from tilec.backends.triton.scatter.scatter import ScatterContext, scattered
 from tilec.backends.triton.schedule.banded import recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.exponential_products import exponential_steps
-from tilec.backends.triton.schedule.on_sums import on_sums
+from tilec.backends.triton.schedule.on_sums import in_one_launch, on_sums
 from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
 from tilec.backends.triton.schedule.sliding import recognise_sliding
 from tilec.ir.infer import expression_type
@@ -201,16 +200,6 @@ def _in_place(p: Problem) -> MatrixProduct | None:
     if p.product is None or library is None or is_read_in_place(library, p.product, p.setting):
         return None
     return p.product if _left_to_library(p) else None
-
-
-def _with_epilogue(p: Problem) -> list[Step] | None:
-    """A product that a library would carry out, and its epilogue, in one launch where that takes less time."""
-    fused = on_sums(p, by_library(p) is not None)
-    if fused is not None or p.product is None or not p.epilogue:
-        return fused
-    if not short_sums_pay(p.product, p.epilogue):
-        return None
-    return dot_steps(p.product, p.flat, p.setting, p.epilogue, short_block(p.product))
 
 
 def _over_copies(p: Problem) -> OperandRewrite | None:
@@ -374,7 +363,7 @@ FAMILIES = (
     Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),
     Family(
         "product with an epilogue",
-        _with_epilogue,
+        lambda p: in_one_launch(p, by_library(p) is not None),
         lambda p, steps: steps,
         _left_to_library,
         fills=False,

@@ -12,9 +12,12 @@ from dataclasses import replace
 from tilec.backends.triton.emit.epilogue import epilogue_over
 from tilec.backends.triton.fusion.invariants import costly_instructions
 from tilec.backends.triton.iteration.coalesce import coalesce
+from tilec.backends.triton.matmul.blocks import short_block
 from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, MEMORY_BYTES, MatrixProduct, product_over
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
 from tilec.backends.triton.matmul.hopper.steps import timed_steps
+from tilec.backends.triton.matmul.library import short_sums_pay
+from tilec.backends.triton.matmul.steps import dot_steps
 from tilec.backends.triton.plan.plan import Step
 from tilec.backends.triton.schedule.problem import Problem
 from tilec.cost import size_in_bytes
@@ -44,6 +47,14 @@ def on_sums(p: Problem, by_library: bool, stored: bool = False) -> list[Step] | 
     if found[0] >= plain[0] * (LIBRARY_SHARE[product.dot.dtype] if by_library else 1) + apart:
         return None
     return found[1]
+
+
+def in_one_launch(p: Problem, by_library: bool) -> list[Step] | None:
+    """The same, or in the kernels that read through pointers, for products of few terms."""
+    fused = on_sums(p, by_library)
+    if fused is not None or p.product is None or not p.epilogue or not short_sums_pay(p.product, p.epilogue):
+        return fused
+    return dot_steps(p.product, p.flat, p.setting, p.epilogue, short_block(p.product))
 
 
 def _coalesced(p: Problem, product: MatrixProduct) -> tuple[MatrixProduct, tuple[Statement, ...]]:
