@@ -78,11 +78,10 @@ def test_gradients_of_resizes(name: str, dtype: torch.dtype, shape: str) -> None
     torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance * exact.abs().max().item())
 
 
-@pytest.mark.parametrize("name", RESIZES)
+@pytest.mark.parametrize("name", ("in two steps", "four corners"))
 def test_nothing_is_sorted(name: str) -> None:
     text = RESIZES[name][0].format(p=92, q=75)
-    dtype = "bfloat16" if name == "nearest" else "float32"
-    specs = tilec.spec((8, 24, 40, 41), dtype), tilec.spec((8, 24, 92, 75), dtype)
+    specs = tilec.spec((8, 24, 40, 41)), tilec.spec((8, 24, 92, 75))
     names = [k.name for k in tilec.compile(text).grad().lower(*specs, target="sm_90").kernels]
     assert sum("_dot" in n for n in names) == 2 and not any("sort" in n for n in names)
 

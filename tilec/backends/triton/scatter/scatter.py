@@ -192,7 +192,8 @@ def _way(
     found = Scatter.of(domain, PointPlaces.of(domain, context.types, sort), context)
     if sort:
         return found.sorted(margins)
-    product = None if margins else _multiplied([s], context)
+    # points of one scatter at few places are sorted sooner than multiplied (bicubic: 30 for 46 us)
+    product = _multiplied([s], context) if found.looks_at_all and not margins else None
     if product is not None:
         return None if sorted_only else product
     if found.looks_at_all:
