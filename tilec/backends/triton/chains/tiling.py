@@ -217,10 +217,7 @@ def _in_registers(tiling: Tiling, kernel: ChainKernel, operands: _Operands) -> T
     """Shorter steps where sums have half of a thread's registers, and scores and matrices that are read for each score
     would take more than are left: products wait for each other then."""
     matrices, threads = len(operands[2]), 32 * tiling.warps
-    features = sum(
-        padded_features(kernel, kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None
-    )
-    sums, step = tiling.block * features // threads, tiling.step
+    sums, step = tiling.block * _mixed_features(kernel) // threads, tiling.step
     beside = tiling.block * (2 + matrices) if matrices and sums >= MANY_SUMS else 0
     while beside and step > SHORTEST_CROWDED and sums + beside * step // threads > POINT_VALUES:
         step //= 2
@@ -269,9 +266,7 @@ def roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:
         return None
     tiling = replace(ROLES, precision=PRECISION[setting.precision])
     stationary, streamed, _ = _operands(kernel)
-    mixed = sum(
-        padded_features(kernel, kernel.extent[f]) for r in kernel.targets if (f := r.target.feature) is not None
-    )
+    mixed = _mixed_features(kernel)
     for step in ROLES_STEPS:
         room = 2 * (tiling.block * sum(stationary.values()) + tiling.stages * step * sum(streamed.values()))
         # a group of 128 threads has 64 rows
