@@ -252,17 +252,20 @@ def number_on(device: torch.device, number: bool | int | float | torch.SymInt | 
     return torch.full((), number, dtype=dtype, device=device)  # type: ignore[arg-type]
 
 
+def device_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> torch.device:
+    """The device that a call of these is on, to which numbers of rank 0 on the CPU can be moved."""
+    fixed = {t.device: name for name, t in zip(names, tensors, strict=True) if t.ndim or t.device.type != "cpu"}
+    if len(fixed) > 1:
+        where = ", ".join(f"{name} on {device}" for device, name in fixed.items())
+        raise InputMistake(f"inputs on different devices: {where}", hint="move them to one device with .to()")
+    return next(iter(fixed), torch.device("cpu"))
+
+
 def _on_one_device(
     names: Sequence[str], tensors: Sequence[torch.Tensor], values: Sequence[object]
 ) -> tuple[torch.Tensor, ...]:
-    devices = {t.device for t in tensors}
-    if len(devices) > 1:
-        movable = [t.ndim == 0 and t.device.type == "cpu" for t in tensors]
-        fixed = {t.device: name for name, t, m in zip(names, tensors, movable, strict=True) if not m}
-        if len(fixed) > 1:
-            where = ", ".join(f"{name} on {device}" for device, name in fixed.items())
-            raise InputMistake(f"inputs on different devices: {where}", hint="move them to one device with .to()")
-        device = next(iter(fixed)) if fixed else next(iter(devices))
+    if len({t.device for t in tensors}) > 1:
+        device = device_of(names, tensors)
         return tuple([_moved(t, v, device) for t, v in zip(tensors, values, strict=True)])
     return tuple(tensors)
 

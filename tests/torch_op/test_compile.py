@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tilec
 from tests.support.tiers import slow_but
 from tests.support.torch_programs import EXAMPLES, compiled
+from tests.torch_op.test_neighbours import Graphs
 from tests.torch_op.test_transforms import TRANSFORMS, batch, every, flat, loss, sampled, tangents
 
 
@@ -284,3 +285,14 @@ def test_a_size_that_depends_on_data() -> None:
     softmax, whole = compiled("softmax"), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
     with whole, pytest.raises(Exception, match="X has a size that depends on data"):
         compiled_whole(lambda x: softmax(x.nonzero().float()))(torch.ones(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("divided", [lambda x: x / 4, lambda x: x / (x + 2), lambda x: torch.ops.aten.div.Scalar(x, 4)])
+def test_quotients_of_integers_beside_a_call(dtype: torch.dtype, divided) -> None:
+    """Tile's are rounded down, torch's are not."""
+    f, graphs = tilec.compile("Y[i, j] = X[i, j] * W[j]"), Graphs()
+    x, w = torch.arange(12).reshape(4, 3).to(dtype), torch.arange(3.0)
+    whole = torch.compile(lambda x, w: f(divided(x), w), backend=graphs.backend, fullgraph=True)
+    torch.testing.assert_close(whole(x, w), divided(x) * w)
+    assert not any("div" in t for t in graphs.left()), graphs.left()

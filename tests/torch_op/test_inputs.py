@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.masked import masked_tensor
 
 import tilec
+from tilec.torch_op.text import text_of
 
 SOURCE = "function (X[N, M], W[M]) -> (Y) { Y[i] = sum(X[i, j] * W[j]); }"
 X, W = torch.arange(12.0).reshape(3, 4).sin(), torch.arange(4.0).cos()
@@ -144,3 +145,14 @@ def test_a_number_is_a_size_beside_any_tensor() -> None:
         assert f(X[0].to("meta"), number).shape == (5,)
         with FakeTensorMode():
             assert f(torch.ones(4, device="cuda"), number).device.type == "cuda"
+
+
+def test_a_call_of_the_operator_is_on_one_device() -> None:
+    """A meta tensor beside others would choose what only makes shapes."""
+    f = tilec.compile("Y[i, j] = X[i, j] * W[j] * S")
+    call, text, number = torch.ops.tilec.call, text_of(f.specialiser), torch.tensor(2.0)
+    for inputs in ([X, W.to("meta"), number], [X.to("meta"), W, number]):
+        with pytest.raises(tilec.TileError, match="inputs on different devices: X on .*, W on "):
+            call(text, inputs, [], [])
+    (y,) = call(text, [X.to("meta"), W.to("meta"), number], [], [])
+    assert y.device.type == "meta"

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary, finalize
 
 import torch
 
+from tilec.arguments import device_of
 from tilec.late import when_imported
 from tilec.native import native
 from tilec.prepare.prepared import CACHED_CALLS, Bounded, Prepared
@@ -123,7 +124,7 @@ def weak_of(inputs: TensorList, numbers: Sequence[int] | None) -> tuple[bool, ..
 def _fake(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """Tensors of the outputs' shapes and types."""
     function, weak = function_of(program), weak_of(inputs, numbers)
-    device = inputs[0].device if inputs else torch.device("cpu")
+    device = device_of(function.inputs, inputs)
     if symbolic.is_open(inputs, sizes):
         types = symbolic.example_types(function, inputs, weak)
         results = symbolic.result_types(function, inputs, weak, sizes)

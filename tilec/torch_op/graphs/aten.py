@@ -28,7 +28,7 @@ def _table() -> dict[Any, str | Callable[..., Expr]]:
     for name in ("add", "sub"):
         made[getattr(aten, name).Tensor] = _scaled(name)
     for name in ("mul", "div"):
-        made[getattr(aten, name).Tensor] = name
+        made[getattr(aten, name).Tensor] = made[getattr(aten, name).Scalar] = name
     made[aten.pow.Tensor_Scalar], made[aten.pow.Tensor_Tensor] = _power, "pow"
     for name in _COMPARED.split():
         made[getattr(aten, name).Tensor] = made[getattr(aten, name).Scalar] = name
@@ -80,9 +80,12 @@ def expression(node: Node, value_of: Callable[[Node], Expr]) -> Expr:
     given = {k: _argument(a, value_of) for k, a in node.kwargs.items()}
     if callable(ours):
         return ours(*args, **given)
-    if given or None in args:
+    operands = [a for a in args if a is not None]
+    if given or len(operands) < len(args):
         raise NotTile
-    return Call(ours, tuple(a for a in args if a is not None))
+    if ours == "div" and not any(n.meta["val"].dtype.is_floating_point for n in tensor_operands(node)):
+        operands[0] = Call(DTYPE_NAMES[node.meta["val"].dtype], (operands[0],))  # Tile's of integers rounds down
+    return Call(ours, tuple(operands))
 
 
 def _argument(a: Any, value_of: Callable[[Node], Expr]) -> Expr | None:
