@@ -28,6 +28,14 @@ CASES = {
     "heads of 80": (HEADS, ((3, 50, 64), (64, 2, 80))),
     "rows alone": (HEADS, ((3, 50, 64), (64, 1, 80))),
     "heads of 9": (HEADS, ((2, 35, 40), (40, 8, 9))),
+    "rows of digits in another order": (
+        "function (X[N, B, C], W[H, C, E]) -> (Q) { Q[b, n, h, e : B, N, H, E] = +(X[n, b, c] * W[h, c, e]); }",
+        ((16, 2, 64), (1, 64, 8)),
+    ),
+    "two rows of a result of eight": (
+        "function (X[N, C], W[E, H, C]) -> (Q) { Q[h, e, n : H, E, N] = +(X[n, c] * W[e, h, c]); }",
+        ((8, 72), (40, 2, 72)),
+    ),
     "columns that become rows": (TURNED, ((2, 40, 40), (40, 3, 24))),
 }
 

@@ -244,7 +244,7 @@ def _digits(w: Lines, d: Design, v: Variable, mark: str = "") -> None:
     """The digits of a row or column, `<name><mark>`."""
     rest = f"{v.name}{mark}"
     for digit in d.problem.digits_of(v.name):
-        size = d.hinted(f"{digit.name}_n")
+        size = f"{digit.name}_n"  # which what divides the rows of the output need not divide
         counted = digit in d.counted_digits
         w.assign(f"{digit.name}{mark}", f"{rest} % ({size})" if counted else rest)
         rest = f"({rest}) // ({size})"
