@@ -231,7 +231,7 @@ def _joins(k: ChainKernel, o: ChainKernel) -> bool:
 
 
 def _block(extent: int) -> int:
-    return max(16, 1 << (int(extent) - 1).bit_length())
+    return max(16, 1 << (extent - 1).bit_length())
 
 
 def _independent(k: ChainKernel, o: ChainKernel, depends: Mapping[str, set[str]]) -> bool:
