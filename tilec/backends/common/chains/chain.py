@@ -223,14 +223,15 @@ def _joins(k: ChainKernel, o: ChainKernel) -> bool:
     sides = (k.blocked[0], k.looped)
     if any(t.conditions or any(abs(f.coefficient(v)) > 1 for f in t.bounds for v in sides) for t in targets):
         return False
-    rows, columns = (_block(k.extent[v]) for v in sides)
+    rows, columns = (feature_block(k.extent[v]) for v in sides)
     features = [(k.extent.get(r.target.feature or "", 1), rows) for r in k.targets]
     features += [(o.extent.get(r.target.feature or "", 1), columns) for r in o.targets]
-    sums = sum(n * _block(f) for f, n in features)
+    sums = sum(n * feature_block(f) for f, n in features)
     return BOTH_SIDES_MATRICES * rows * columns + sums <= BOTH_SIDES_REGISTERS
 
 
-def _block(extent: int) -> int:
+def feature_block(extent: int) -> int:
+    """The length of the block that holds so many."""
     return max(16, 1 << (extent - 1).bit_length())
 
 

@@ -16,9 +16,9 @@ from itertools import count
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
-from tilec.backends.common.chains.chain import ChainKernel, Reduced
+from tilec.backends.common.chains.chain import ChainKernel, Reduced, feature_block
 from tilec.backends.common.chains.codegen.emit import LN2, LOG2E, Emitter
-from tilec.backends.common.chains.codegen.places import feature_block, size_name, tensors_of
+from tilec.backends.common.chains.codegen.places import size_name, tensors_of
 from tilec.backends.common.chains.values import DOT_DTYPES, plain_index, rebuilt
 from tilec.backends.common.pairs import PRODUCTS
 from tilec.cost import H200

@@ -188,12 +188,7 @@ def _apart(m: LookedAt, column: Expr, types: Types) -> tuple[Statement, Statemen
 def _differs(m: LookedAt, first: LookedAt, types: Types) -> bool:
     """Whether a scatter is no sum of floats, or goes over other variables of an output of another form."""
     s, t = m.statement, first.statement
-    if (
-        s.aggregation != "sum"
-        or s.default is not None
-        or not is_floating(types[s.output].dtype)
-        or m.axes != first.axes
-    ):
+    if s.aggregation != "sum" or s.default is not None or not is_floating(types[s.output].dtype):
         return True
     if m.axes != first.axes or types[s.output] != types[t.output]:
         return True

@@ -10,7 +10,7 @@ from functools import reduce
 
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Load, Op, Store, Value, every_operation
-from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement
+from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement, feature_block
 from tilec.backends.common.chains.codegen.emit import Emitter
 from tilec.backends.common.chains.codegen.walk import is_falling, is_rising
 from tilec.backends.common.chains.values import NARROWEST_ROW
@@ -46,10 +46,6 @@ class Tiling:
     boxed: bool = True
     tiles: int = 1
     one_loop: bool = True
-
-
-def feature_block(extent: int) -> int:
-    return max(16, 1 << (extent - 1).bit_length())
 
 
 def feature_blocks(extent: int, most: int = 3) -> tuple[int, ...]:
