@@ -138,7 +138,7 @@ def _of_both(
         kept = [v for v in extent if v in rows]
         points = math.prod(extent[v] for v in kept)
         deep = math.prod(extent[v] for v in columns - rows)
-        larger = points > math.prod(types[p.output].shape)
+        larger = points > types[p.output].numel
         given = {a.tensor for a in accesses_in(one, two)} <= inputs
         if deep < _LEAST_SHARED * (_LEAST_SHARED if larger else 1) or (larger and not given and deep <= _WIDEST):
             return None  # what is computed need not be stored as it is

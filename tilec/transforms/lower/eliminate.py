@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import ZERO, all_of, call, operands_of
+from tilec.ir.functions import ZERO, all_of, operands_of
 from tilec.ir.index import as_stored, distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
@@ -59,6 +59,7 @@ from tilec.transforms.util.naming import Names
 from tilec.transforms.util.nested_sums import inner_sums_first
 from tilec.transforms.util.plain import is_elementary
 from tilec.transforms.util.ranges import axis_places, ranges_of
+from tilec.transforms.util.rewrite import rounded_after
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
 MUCH = 4  # times as many terms, at least, where what is added up first is read times another factor
@@ -198,7 +199,8 @@ def _eliminated(
     if alone is not None:
         reused = _reused(whole, (alone,), before, types)
         if reused is None and types[s.output].dtype in NARROW:
-            total, value = _in_float32(whole, types, names)
+            body = quotient_of([replace(f, value=in_wider_type(f.value, "float32", types)) for f in whole.factors])
+            total, value = rounded_after(replace(s, body=body), types[s.output].dtype, names)
             known = {**types, total.output: statement_type(total, types)}
             return [*_eliminated(total, before, known, names, inputs), value]
         made = [reused] if reused is not None else _summed_first(whole, alone, types, names)
@@ -244,15 +246,6 @@ def _summed_first(whole: SumOfProducts, v: str, types: Types, names: Names) -> l
     inside = inside if dtype in NARROW else [as_accumulated(f, dtype, types) for f in inside]
     first = Statement(name, places, sizes, quotient_of(inside), "sum", all_of(guards), span=s.span)
     return [first, _rest(whole, (v,), Access(name, places), outside)]
-
-
-def _in_float32(whole: SumOfProducts, types: Types, names: Names) -> tuple[Statement, Statement]:
-    """The sum as it is added up, and then in its type of 16 bits."""
-    s, dtype = whole.statement, types[whole.statement.output].dtype
-    body = quotient_of([replace(f, value=in_wider_type(f.value, "float32", types)) for f in whole.factors])
-    total = replace(s, output=names.fresh(f"{s.output}_total"), body=body, attributes=())
-    value = call(dtype, Access(total.output, s.index or ()))
-    return total, replace(s, body=value, aggregation="assign", guard=None)
 
 
 def _is_sum_alone(whole: SumOfProducts, v: str) -> bool:
@@ -321,7 +314,7 @@ def _is_joined(s: Statement, made: Sequence[Statement], types: Types) -> bool:
         return False
     joined = ((a | b, c) for a, b, c in (sides, sides[1:] + sides[:1], sides[2:] + sides[:2]))
     least = min((_elements(whole, ab) for ab, c in joined if set(whole.summed) <= ab & c), default=math.inf)
-    return least <= math.prod(types[made[0].output].shape)
+    return least <= types[made[0].output].numel
 
 
 def _elements(whole: SumOfProducts, variables: Iterable[str]) -> int:

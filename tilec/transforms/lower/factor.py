@@ -12,7 +12,6 @@ is a number, and a sum of weighted deviations from the mean of the same points i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -171,7 +170,7 @@ def _before_and_after(s: Statement, types: Types, names: Names) -> list[Statemen
         return None
     if not is_floating(dtype) or dtype in NARROW or reads_itself(s):
         return None
-    if n < LEAST_FACTORS or n * math.prod(types[s.output].shape) < LEAST_TERMS:
+    if n < LEAST_FACTORS or n * types[s.output].numel < LEAST_TERMS:
         return None
     ahead = Affine.variable(k) - Affine.variable(v) - 1
     sides = (("before", ahead), ("after", Affine.variable(v) - Affine.variable(k) - 1))

@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import call
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import (
@@ -36,6 +35,7 @@ from tilec.lattice.sets import Box, bounds, covers, sizes_of
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
 from tilec.transforms.util.plain import is_elementary, is_pure
+from tilec.transforms.util.rewrite import rounded_after
 
 SPARED = 32  # terms that storing and reading an element again is worth, in float32: 5x5 is quicker whole
 FEWEST = 2**21  # terms spared in all: fewer take less time than another launch
@@ -91,12 +91,7 @@ def _separated(s: Statement, types: Types, names: Names) -> list[Statement]:
     if first is None:
         return [s]
     inner = _separated(first, {**types, first.output: statement_type(first, types)}, names)
-    if dtype not in NARROW or not sums:
-        return [*inner, last]
-    total = replace(last, output=names.fresh(f"{s.output}_total"), attributes=())
-    place = tuple(map(Index, written))
-    value = call(dtype, Access(total.output, place))
-    return [*inner, total, replace(last, body=value, aggregation="assign", constraints=())]
+    return [*inner, *(rounded_after(last, dtype, names) if dtype in NARROW and sums else [last])]
 
 
 def _gathered(s: Statement, types: Types) -> Statement | None:

@@ -38,7 +38,7 @@ from tilec.ir.types import TensorType
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure, is_unmasked
-from tilec.transforms.util.reshapes import reshape_indices, row_major_steps
+from tilec.transforms.util.reshapes import reshape_indices, reshape_statement, row_major_steps
 
 IN_ANY_ORDER = ("sum", "max", "min", "prod", "any", "all", "logsumexp")
 
@@ -142,10 +142,7 @@ class _Splitter:
         fine = self._fresh(s, tuple(shape))
         self.statements.append(replace(new, output=fine, index=tuple(index), sizes=tuple(map(Int, shape))))
         wanted = self.types[s.output].shape
-        variables = [Index(f"v{k}") for k in range(len(wanted))]
-        whole = Access(fine, _places(wanted, shape, variables))
-        last = replace(s, aggregation="assign", guard=None, constraints=(), body=whole)
-        self.statements.append(replace(last, index=tuple(variables), sizes=tuple(map(Int, wanted))))
+        self.statements.append(replace(reshape_statement(s.output, wanted, fine, tuple(shape)), span=s.span))
         self.merged[s.output] = _Merged(fine, _together(shape, wanted))
         return True
 

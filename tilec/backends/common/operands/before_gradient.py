@@ -152,12 +152,12 @@ def _operands_apart(s: Statement, types: Types, names: Names, statistics: Collec
         called = {e.function for f in factors for e in walk(f.value) if isinstance(e, Call)}
         alone = len(reads) < 2 and not called & COSTLY_FUNCTIONS
         relative = "exp" in called and any(a.tensor in statistics for a in reads)  # a softmax, which chains know
-        wider = product.count(own) > max([0, *(math.prod(types[a.tensor].shape) for a in reads)])
+        wider = product.count(own) > max([0, *(types[a.tensor].numel for a in reads)])
         if alone or relative or wider or not varies or product.count(other - own) < _LEAST_REUSE:
             operands += factors
             continue
         body = quotient_of(factors)
-        largest = max(reads, key=lambda a: math.prod(types[a.tensor].shape))
+        largest = max(reads, key=lambda a: types[a.tensor].numel)
         order = [v for v in dict.fromkeys((*index_variables(largest), *index_variables(body))) if v in own]
         index = tuple(map(Index, order))
         sizes = tuple(Int(product.extent[v]) for v in order)
@@ -237,7 +237,7 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
         return None
     written = dict(zip(outputs, types[s.output].shape, strict=True))
     extent = ranges_of(axis_places(every, types), written, lambda e, n: linear(e).bare is None)
-    points = math.prod(types[s.output].shape)
+    points = types[s.output].numel
     if extent is None or not set(index_variables(s.body)) <= extent.keys() or points < _FEWEST_READS:
         return None
     found: dict[Expr, Expr] = {}
@@ -249,7 +249,7 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
         ends = [ends_of(e, extent) for e in a.index]
         inside = all(x is not None and 0 <= x[0] <= x[1] < n for x, n in zip(ends, types[a.tensor].shape, strict=True))
         elements = math.prod(extent[v] for v in own)
-        fewer = elements * 2 <= points and elements > math.prod(types[a.tensor].shape)
+        fewer = elements * 2 <= points and elements > types[a.tensor].numel
         if not inside or not fewer:
             continue
         index = tuple(map(Index, own))

@@ -95,7 +95,7 @@ class Frame(PositionText):
     def part_address(self, tensor: str, parts: str, forms: Sequence[Affine], spread_over: frozenset[str]) -> str:
         """The same in this program's part of a split sum: `parts` holds as many elements as the tensor for each."""
         offsets, base = self._offsets(tensor, forms, spread_over), self.kernel.pointer(parts)
-        step = self.kernel.number("elements", "elements", math.prod(self.types[tensor].shape))
+        step = self.kernel.number("elements", "elements", self.types[tensor].numel)
         return f"{base} + {PROGRAM[2]}.to(tl.int64) * {step}{offsets}"
 
     def _offsets(self, tensor: str, forms: Sequence[Affine], spread_over: frozenset[str]) -> str:

@@ -97,7 +97,7 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     if len(places) != 1:
         return None
     (place,) = places
-    if not _each_once(place, reader, types) or not set(index_variables(*place)) - set(
+    if not reads_each_once(place, reader, types) or not set(index_variables(*place)) - set(
         index_variables(*(reader.index or ()))
     ):
         return None  # of elements that are read again, or no reduction
@@ -112,9 +112,9 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     return replace(map_values(reader, computed), constraints=(*reader.constraints, *ranges))
 
 
-def _each_once(place: Sequence[Expr], reader: Statement, types: Types) -> bool:
+def reads_each_once(place: Sequence[Expr], reader: Statement, types: Types) -> bool:
     """Whether a statement's points read different elements at a place: by bare variables, or in windows that do not
-    meet."""
+    overlap."""
     forms = [linear(e) for e in place]
     found = [v for form in forms for v in form.variables()]
     if len(set(found)) < len(found) or not set(variables_of(reader)) <= set(found):
@@ -122,7 +122,7 @@ def _each_once(place: Sequence[Expr], reader: Statement, types: Types) -> bool:
     if all(form.bare is not None for form in forms):
         return True
     space = build_space(reader, types)
-    if space is None or len(space.classes) != 1 or not all(f.is_affine and f.is_integral for f in forms):
+    if space is None or not all(form.is_affine and form.is_integral for form in forms):
         return False
     return all(_steps_over(form, space) for form in forms)
 
@@ -135,7 +135,7 @@ def _steps_over(form: Affine, space: Space) -> bool:
         if step <= reach:
             return False
         reach += step * (space.largest(v) - 1)
-    return bool(form.terms)
+    return True
 
 
 def reads_values(s: Statement, tensor: str) -> bool:
@@ -393,6 +393,6 @@ def _seconds(s: Statement, types: Types, summed: bool) -> float | None:
     if not accesses or len(accesses) > MOST_READS:
         return None
     memory = size_in_bytes(types[s.output]) + sum(size_in_bytes(types[t]) for t in {a.tensor for a in accesses})
-    widths = sum(size_in_bytes(types[a.tensor]) / max(math.prod(types[a.tensor].shape), 1) for a in accesses)
+    widths = sum(size_in_bytes(types[a.tensor]) / max(types[a.tensor].numel, 1) for a in accesses)
     points = space.count(space.reductions) if elements == 1 else 1  # several elements' are written out
-    return max(memory, math.prod(types[s.output].shape) / elements * points * widths / CACHED)
+    return max(memory, types[s.output].numel / elements * points * widths / CACHED)

@@ -154,7 +154,7 @@ def _lead(s: Statement, layouts: Mapping[str, WindowLayout], types: Types) -> in
     row = next(iter(rows)) if len(rows) == 1 else None
     if row is None:
         return None
-    largest = max(math.prod(types[a.tensor].shape) for a in own)
+    largest = max(types[a.tensor].numel for a in own)
     for a in touched:
         shape = types[a.tensor].shape
         count = math.prod(shape)
@@ -216,7 +216,7 @@ def _axis_of_memory(s: Statement, types: Types) -> int | None:
     plain = s.aggregation == "sum" and is_pure(s) and not s.attributes
     if names is None or not plain or s.sizes is None or not set(variables_of(s)) - set(names):
         return None
-    read = [a for a in value_accesses(s) if math.prod(types[a.tensor].shape) > _FEW]
+    read = [a for a in value_accesses(s) if types[a.tensor].numel > _FEW]
     if not read or any(list(accesses_in(*a.index)) for a in read):
         return None
     along = {linear(a.index[-1]).bare for a in read}
@@ -224,7 +224,7 @@ def _axis_of_memory(s: Statement, types: Types) -> int | None:
     if v is None or v not in names:
         return None
     axis = names.index(v)
-    largest = max(math.prod(types[a.tensor].shape) for a in read)
+    largest = max(types[a.tensor].numel for a in read)
     few = math.prod(shape) * _TIMES_SMALLER <= largest and math.prod(shape) <= _MOST_BESIDE * shape[axis]
     wanted = few and shape[axis] >= LEAST_LINE and math.prod(shape[axis + 1 :]) > 1
     return axis if wanted and not _along_in_any_order(s, v, types) else None

@@ -121,7 +121,7 @@ def pointwise(
         if taps is not None
         else _Writer([Computed(own, flat)], merged, tiling).steps()
     )
-    shape = (number, math.prod(view.types[s.output].shape))
+    shape = (number, view.types[s.output].numel)
     content = None if taps is not None else unwritten(own, accumulator)
     return [
         Allocate(parts, shape, accumulator.dtype, content),

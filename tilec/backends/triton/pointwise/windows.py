@@ -129,7 +129,7 @@ def reads_rows(space: Space, view: StridedView, last: str) -> bool:
     """Whether memory runs along an output variable in all large tensors that are read along it; the rest is the same
     for a row (a kernel, the cotangent of a correlation)."""
     read = {a for a in value_accesses(space.statement) if last in index_variables(*a.index)}
-    sizes = {a: math.prod(view.types[a.tensor].shape) for a in read}
+    sizes = {a: view.types[a.tensor].numel for a in read}
     large = [a for a in read if SMALL_KERNEL * sizes[a] >= max(sizes.values())]
     moved = [moved_least(a, view.strides[a.tensor], space.largest) for a in large]
     return bool(moved) and all(found is not None and last in found[1] for found in moved)

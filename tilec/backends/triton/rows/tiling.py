@@ -77,7 +77,7 @@ def _first_guess(group: Group, together: int, strides: Strides, types: Types) ->
     along = {v for v in group.columns if group.extent[v] > 1}
     filled = any(along & set(index_variables(*(s.index or ()))) for s in group.statements if s.output in group.stored)
     many = rows >= 4 * MULTIPROCESSORS * WALKED
-    near = all(2 * math.prod(types[name].shape) <= rows * columns for name in full)  # windows, which caches hold
+    near = all(2 * types[name].numel <= rows * columns for name in full)  # windows, which caches hold
     walks = depth == 1 or near and depth == 2
     if together > 1 and many and columns <= SHORT_WALK and walks and alone and not filled:
         down = next(n for n in (8, 4, 2, 1) if n == 1 or rows >= 8 * MULTIPROCESSORS * n * WALKED) * WALKED

@@ -90,7 +90,7 @@ def as_product(members: Sequence[LookedAt], types: Types, output: str) -> tuple[
     ):
         return None
     looked_at = math.prod(points.values())
-    if looked_at > _MOST_POINTS or math.prod(types[first.output].shape) * looked_at > FEW_MULTIPLIED:
+    if looked_at > _MOST_POINTS or types[first.output].numel * looked_at > FEW_MULTIPLIED:
         return None
     values = [value for t, names in zip(terms, apart, strict=True) for value in _written_out(t, common, names)]
     weight = sum_of([Call("select", (test, e, ZERO)) for test, e in values])

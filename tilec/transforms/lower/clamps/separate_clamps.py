@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilec.ir.functions import call
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import (
@@ -40,6 +39,7 @@ from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import Box, Shapes, bounds_of, covers, domain, sizes_of
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
+from tilec.transforms.util.rewrite import rounded_after
 
 LEAST_SPARED = 8  # terms that storing and reading an element again is worth, where parts are saved as well
 
@@ -208,13 +208,4 @@ def _separated(s: Statement, order: _Order, types: Types, names: Names) -> list[
         body=quotient_of([*map(accumulated, order.outer), Factor(read, False)]),
         constraints=order.late,
     )
-    if dtype not in NARROW:
-        return [first, last]
-    total = replace(last, output=names.fresh(f"{s.output}_total"), attributes=())
-    return [first, total, _cast(s, total, dtype)]
-
-
-def _cast(s: Statement, total: Statement, dtype: str) -> Statement:
-    places = tuple(Index(f"i{a}") for a in range(len(total.index or ())))
-    value = call(dtype, Access(total.output, places))
-    return Statement(s.output, places, s.sizes, value, attributes=s.attributes, span=s.span)
+    return [first, *(rounded_after(last, dtype, names) if dtype in NARROW else [last])]

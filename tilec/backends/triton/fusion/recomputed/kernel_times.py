@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tilec.backends.triton.fusion.fuse_producers import CACHED, LEAST_GAIN, MOST_READS, time_of_all
@@ -53,7 +52,7 @@ def _seconds(kernel: Together, types: Types) -> float | None:
     for s in statements:
         extent |= zip(distinct_variables(s.index) or (), types[s.output].shape, strict=True)
     fastest = next((v for v in reversed(extent) if extent[v] > 1), "")
-    points = max(math.prod(types[s.output].shape) for s in statements)
+    points = max(types[s.output].numel for s in statements)
     vectors = len(statements) == 1 or takes_vectors(statements, stored, fastest, types)
     cached = points * cached_bytes(read, fastest, types, vectors)
     calls = {e for s in statements for e in computed(s) if isinstance(e, Call)}
