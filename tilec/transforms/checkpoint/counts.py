@@ -19,7 +19,7 @@ from tilec.transforms.util.naming import Names
 _LEAST_READ = 2**16  # elements of what is counted
 
 
-def with_counts_apart(program: Program, inputs: Mapping[str, TensorType], cotangents: Collection[str]) -> Program:
+def with_stored_counts(program: Program, inputs: Mapping[str, TensorType], cotangents: Collection[str]) -> Program:
     """The flat program, in which what depends on cotangents reads such counts so; `inputs` are the types of its
     inputs."""
     types = dict(infer(program, inputs))

@@ -194,8 +194,8 @@ def _eliminated(
     if whole is None or not whole.summed:
         return [s]
     every = [v for v in whole.summed if _is_sum_alone(whole, v)]
-    alike = (v for v in every if _parted(whole, v)[0] == _parted(whole, every[0])[0])
-    alone = min(alike, key=lambda v: _elements(whole, _parted(whole, v)[2]), default=None)
+    alike = (v for v in every if _partitioned(whole, v)[0] == _partitioned(whole, every[0])[0])
+    alone = min(alike, key=lambda v: _elements(whole, _partitioned(whole, v)[2]), default=None)
     if alone is not None:
         reused = _reused(whole, (alone,), before, types)
         if reused is None and types[s.output].dtype in NARROW:
@@ -216,7 +216,7 @@ def _eliminated(
             return [reused]
     choices: list[tuple[bool, int, str]] = []
     for v in whole.summed:
-        inside, outside, index = _parted(whole, v)
+        inside, outside, index = _partitioned(whole, v)
         left = {w for f in outside if not f.divides for w in index_variables(f.value)}
         if any(f.divides for f in inside) or not left & {*whole.summed}:
             continue
@@ -237,7 +237,7 @@ def _eliminated(
 def _summed_first(whole: SumOfProducts, v: str, types: Types, names: Names) -> list[Statement]:
     """The sum over v of the factors that have it, and the sum over the other variables of that times the others."""
     s = whole.statement
-    inside, outside, index = _parted(whole, v)
+    inside, outside, index = _partitioned(whole, v)
     name = names.fresh(f"{s.output}_over_{v.rstrip(chr(39))}")
     guards = [g for g in whole.guards if v in index_variables(g)]
     places = tuple(map(Index, index))
@@ -250,7 +250,7 @@ def _summed_first(whole: SumOfProducts, v: str, types: Types, names: Names) -> l
 
 def _is_sum_alone(whole: SumOfProducts, v: str) -> bool:
     """Whether factors that others do not share the variable with are read for each value of what others alone have."""
-    inside, outside, index = _parted(whole, v)
+    inside, outside, index = _partitioned(whole, v)
     if len(whole.summed) < 2 or not any(not f.divides and index_variables(f.value) for f in outside):
         return False
     sets = {frozenset(index_variables(f.value)) for f in inside}
@@ -261,7 +261,7 @@ def _is_sum_alone(whole: SumOfProducts, v: str) -> bool:
     return every - first - rest >= LEAST_SAVED
 
 
-def _parted(whole: SumOfProducts, *variables: str) -> tuple[list[Factor], list[Factor], tuple[str, ...]]:
+def _partitioned(whole: SumOfProducts, *variables: str) -> tuple[list[Factor], list[Factor], tuple[str, ...]]:
     """The factors with one of the variables, those without, and the other variables that the former and the guard
     have."""
     own = set(variables)
@@ -333,7 +333,7 @@ def _rest(whole: SumOfProducts, variables: Sequence[str], inner: Access, outside
 def _product_reused(whole: SumOfProducts, before: Sequence[Statement], types: Types) -> Statement | None:
     """A sum over one variable of what an earlier product adds up, times other factors, as these times that product."""
     (v,) = whole.summed
-    inside, outside, index = _parted(whole, v)
+    inside, outside, index = _partitioned(whole, v)
     if not outside or any(f.divides for f in inside) or not _is_product(inside, index, v):
         return None
     return _reused(whole, (v,), before, types)
@@ -344,14 +344,14 @@ def _reused(
 ) -> Statement | None:
     """The sum with an earlier statement's value in the place of its sum over these; None where there is no such."""
     own = set(variables)
-    inside, outside, _ = _parted(whole, *variables)
+    inside, outside, _ = _partitioned(whole, *variables)
     guards = [g for g in whole.guards if not own.isdisjoint(index_variables(g))]
     dtype = types[whole.statement.output].dtype
     for s in before:
         other = sum_of_products(s, types, computed=True)
         if other is None or len(other.summed) != len(own) or ITEM_BYTES[types[s.output].dtype] < ITEM_BYTES[dtype]:
             continue
-        there, beside, _ = _parted(other, *other.summed)
+        there, beside, _ = _partitioned(other, *other.summed)
         across = [f for f in beside if f.value != Float(1.0)]
         conditions = [g for g in other.guards if not set(other.summed).isdisjoint(index_variables(g))]
         if len(there) != len(inside) or len(conditions) != len(guards) or len(other.guards) != len(conditions):

@@ -84,7 +84,7 @@ def _separated(s: Statement, types: Types, names: Names) -> list[Statement]:
     if box is None:
         return [s]
     least = SPARED * 1.5 if dtype in NARROW and sums else SPARED
-    spared = [(_spared(whole, v, first, box), first, last) for v, (first, last) in orders]
+    spared = [(_terms_saved(whole, v, first, box), first, last) for v, (first, last) in orders]
     found = [x for x in spared if x[0] >= max(least * math.prod(sizes_of(x[1])), FEWEST)]
     best = sorted(found, key=lambda x: -x[0])
     first, last = next(((f, g) for _, f, g in best if not sums or covers(f, shapes)), (None, s))
@@ -181,7 +181,7 @@ def _last(
     return first, last
 
 
-def _spared(s: Statement, v: str, first: Statement, box: Box) -> int:
+def _terms_saved(s: Statement, v: str, first: Statement, box: Box) -> int:
     """How many terms the sum over `v` after the first statement's spares."""
     written = distinct_variables(s.index) or ()
     extent = {w: high - low + 1 for w, (low, high) in box.items()}

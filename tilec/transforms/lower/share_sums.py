@@ -48,7 +48,7 @@ def share_sums(program: Program, inputs: Types) -> Program:
 
 
 def _with_one_shared(program: Program, types: Types, names: Names) -> Program | None:
-    sums = [found for s in program.statements if (found := _spanned(s, types)) is not None]
+    sums = [found for s in program.statements if (found := _dense_sum(s, types)) is not None]
     for whole in sums:
         parts = [p for p in sums if _may_be_part(p, whole, types)]
         for part in sorted(parts, key=lambda p: -math.prod(p.extent[v] for v in p.summed)):
@@ -72,7 +72,7 @@ def _with_one_shared(program: Program, types: Types, names: Names) -> Program | 
     return None
 
 
-def _spanned(s: Statement, types: Types) -> SumOfProducts | None:
+def _dense_sum(s: Statement, types: Types) -> SumOfProducts | None:
     """The sum over a box, or the points of it that a guard says, where some element is read for each of them."""
     found = sum_of_products(s, types, shifted=True) if s.aggregation == "sum" else None
     if found is None or not found.summed:

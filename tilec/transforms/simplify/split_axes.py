@@ -95,7 +95,7 @@ class _Splitter:
             source, there = fine, common
         self.statements.append(s)
         if common is not None and common == _long(there) and common != _long(wanted):
-            self.merged[s.output] = _Merged(source, _together(there, wanted))
+            self.merged[s.output] = _Merged(source, _merged_axes(there, wanted))
 
     def _value(self, name: str, index: tuple[Expr, ...]) -> Expr:
         """An element, or the value that it is given where nobody else reads it."""
@@ -143,7 +143,7 @@ class _Splitter:
         self.statements.append(replace(new, output=fine, index=tuple(index), sizes=tuple(map(Int, shape))))
         wanted = self.types[s.output].shape
         self.statements.append(replace(reshape_statement(s.output, wanted, fine, tuple(shape)), span=s.span))
-        self.merged[s.output] = _Merged(fine, _together(shape, wanted))
+        self.merged[s.output] = _Merged(fine, _merged_axes(shape, wanted))
         return True
 
     def _parts(self, s: Statement) -> dict[str, tuple[int, ...]]:
@@ -227,7 +227,7 @@ def _refined(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(reversed(sizes)) if exact else None
 
 
-def _together(there: Sequence[int], wanted: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _merged_axes(there: Sequence[int], wanted: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """For each axis of `wanted`, the axes of `there` that make it."""
     left = [a for a, n in enumerate(there) if n != 1]
     found = []

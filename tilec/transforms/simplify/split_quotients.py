@@ -140,7 +140,7 @@ class _Classes:
 
 
 def _rewritten(program: Program, types: Mapping[str, TensorType], parts: Mapping[_Node, int]) -> Program:
-    apart = _Apart(types, parts, Names.of(program), frozenset(program.input_names()))
+    apart = _QuotientRewriter(types, parts, Names.of(program), frozenset(program.input_names()))
     statements: list[Statement] = []
     for s in program.statements:
         new = apart.statement(s)
@@ -151,7 +151,7 @@ def _rewritten(program: Program, types: Mapping[str, TensorType], parts: Mapping
     return replace(program, statements=tuple(statements))
 
 
-class _Apart:
+class _QuotientRewriter:
     """Statements with variables and axes apart. `views`: reshapes of inputs that the last one is the first to read."""
 
     def __init__(

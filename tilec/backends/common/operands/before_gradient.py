@@ -118,7 +118,7 @@ def _statistics(program: Program) -> set[str]:
 
 def _parts(parts: list[Statement], types: Types, names: Names, statistics: Collection[str]) -> list[Statement]:
     known = dict(types)
-    for step in (sheared, spread, _scaled_after, partial(_operands_apart, statistics=statistics), _reads_apart):
+    for step in (sheared, spread, _scaled_after, partial(_stored_operands, statistics=statistics), _stored_gathers):
         parts = [p for part in parts for p in step(part, known, names) or [part]]
         known.update((p.output, statement_type(p, known)) for p in parts)
     return parts
@@ -138,7 +138,7 @@ def _scaled_after(s: Statement, types: Types, names: Names) -> list[Statement] |
     return _alike([whole, last], [whole], s, types)
 
 
-def _operands_apart(s: Statement, types: Types, names: Names, statistics: Collection[str]) -> list[Statement] | None:
+def _stored_operands(s: Statement, types: Types, names: Names, statistics: Collection[str]) -> list[Statement] | None:
     """The operands that are made of several tensors, and their product."""
     product = _Product.of(s, types)
     if product is None:
@@ -225,7 +225,7 @@ class _Product:
         return product if min(map(product.count, least)) >= LEAST and summed <= a & b else None
 
 
-def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | None:
+def _stored_gathers(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     """What is read at computed places that are inside wherever they are, and the statement that reads it there."""
     outputs = distinct_variables(s.index)
     if outputs is None or not is_pure(s) or not is_floating(types[s.output].dtype):

@@ -42,18 +42,22 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
         for a in accesses_in(root):
             size = view.types[a.tensor].numel
             if size > best and free_of(a) & set(reductions):
-                found = moved_least(a, view.strides[a.tensor], space.largest)
+                found = innermost_index(a, view.strides[a.tensor], space.largest)
                 if found is None:
                     elsewhere |= any(accesses_in(*a.index))
                     continue
                 alike = free_of(a) <= set(space.reductions)
                 best, (i, fastest) = size, found
                 v = min(fastest)
-                answer = v in reductions and not (short and (_slides(i, v, space) or _is_beside(a, v, space, view)))
+                answer = v in reductions and not (
+                    short and (_slides(i, v, space) or _is_interleaved(a, v, space, view))
+                )
     return answer and not (short and alike and elsewhere)
 
 
-def moved_least(a: Access, strides: Sequence[int], extent: Callable[[str], int]) -> tuple[Expr, frozenset[str]] | None:
+def innermost_index(
+    a: Access, strides: Sequence[int], extent: Callable[[str], int]
+) -> tuple[Expr, frozenset[str]] | None:
     """The index in which memory runs from one point to the next, and the variables that step there by the least; None
     where nothing steps, or data says where to: what is beside is anywhere then. A value computed of variables
     (`x // 2`) steps by one."""
@@ -90,7 +94,7 @@ def moves_at_once(a: Access, view: StridedView, v: str, count: int) -> bool:
     return sum(step for w, step in _moves(a, view) if w == v) == 1
 
 
-def _is_beside(a: Access, v: str, space: Space, view: StridedView) -> bool:
+def _is_interleaved(a: Access, v: str, space: Space, view: StridedView) -> bool:
     """Whether a summed variable has few values side by side, and an output variable the next ones: neighbours of that
     share what memory is read in."""
     beside, moves = space.largest(v), dict(_moves(a, view))
@@ -131,7 +135,7 @@ def runs_across(space: Space, view: StridedView, outputs: Sequence[str]) -> str 
     return max((x for x in read if x[1] in rest), default=(0, None))[1]
 
 
-def turned_window(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
+def transposed_window(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
     """The output variable but the last along which memory runs in the largest tensor that a window slides over, which
     is read along the last too (an image whose channels lie last, of which channels are written first)."""
     read = [a for a in value_accesses(space.statement) if not free_of(a).isdisjoint(space.reductions)]
@@ -143,7 +147,7 @@ def turned_window(space: Space, view: StridedView, outputs: Sequence[str]) -> st
     return None if any(abs(step) == 1 and v == outputs[-1] for v, step in moves) else next(iter(along), None)
 
 
-def turned_sum(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
+def transposed_sum(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
     """The output variable along which memory runs in a tensor that is summed, next to none smaller than the largest."""
     read = [a for a in value_accesses(space.statement) if not free_of(a).isdisjoint(space.reductions)]
     sizes = [view.types[a.tensor].numel for a in read]

@@ -135,9 +135,9 @@ class Frame(PositionText):
             for a, c in form.terms:
                 moves[a] = moves.get(a, 0) + as_int(c) * stride
             start += as_int(form.constant) * stride
-        return self._together(moves) if self.kernel.powers else moves, start
+        return self._coalesced(moves) if self.kernel.powers else moves, start
 
-    def _together(self, moves: dict[Expr, int]) -> dict[Expr, int]:
+    def _coalesced(self, moves: dict[Expr, int]) -> dict[Expr, int]:
         """The moves, those of all variables of an axis as one of its last where memory runs through them as the axis
         does: a position's parts then need not be known to read there."""
         k, left = self.kernel, dict(moves)

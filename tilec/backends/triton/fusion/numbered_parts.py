@@ -173,7 +173,7 @@ _MOST_COLUMNS = 4
 LEAST_APART = 2**20  # terms of a column
 
 
-def with_columns_apart(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:
+def with_stored_columns(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:
     """The program with the columns of such sums as statements of their own, and all types. `barred`: outputs of
     statements that stay as they are."""
     names, known = Names.of(program), dict(types)

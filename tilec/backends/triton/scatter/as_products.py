@@ -120,7 +120,7 @@ def in_turn(
 ) -> tuple[list[Statement], Types] | None:
     """The same along two axes one after the other, as statements, and all types. `look`: a statement as a scatter."""
     column = fresh_variable("w", {v for m in members for v in all_variables(m.statement)})
-    found = [_apart(m, Index(column), types) for m in members]
+    found = [_in_two_sums(m, Index(column), types) for m in members]
     both = [f for f in found if f is not None]
     known, firsts, seconds = dict(types), dict[frozenset[Statement], str](), list[LookedAt]()
     made: list[Statement] = []
@@ -144,7 +144,7 @@ def _over(e: Expr, made: str) -> Expr:
     return replace(e, tensor=made) if isinstance(e, Access) and not e.tensor else rebuild(e, lambda x: _over(x, made))
 
 
-def _apart(m: LookedAt, column: Expr, types: Types) -> tuple[Statement, Statement] | None:
+def _in_two_sums(m: LookedAt, column: Expr, types: Types) -> tuple[Statement, Statement] | None:
     """A scatter along two axes as a sum along the last one for each point of the other, and the sum of those; both
     without the name of what is made first."""
     s, low, extent = m.statement, m.domain.low, m.domain.extent

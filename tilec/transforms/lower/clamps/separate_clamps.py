@@ -64,7 +64,7 @@ def one_axis_first(s: Statement, types: Types, shapes: Shapes, names: Names) -> 
         return None
     box = bounds_of(domain(s, shapes))
     orders = [] if box is None else [o for a in clamped if (o := _order(s, a, types)) is not None]
-    spared = [(_spared(o, box), o) for o in orders if box is not None]
+    spared = [(_terms_saved(o, box), o) for o in orders if box is not None]
     for gain, order in sorted(spared, key=lambda x: -x[0]):
         if gain >= LEAST_SPARED * math.prod(order.sizes) and _is_covered(order, s, shapes):
             return _separated(s, order, types, names)
@@ -150,7 +150,7 @@ def _values(e: Expr) -> set[str]:
     return {v for a in e.args for v in _values(a)} if isinstance(e, Call) else set()
 
 
-def _spared(order: _Order, box: Box) -> int:
+def _terms_saved(order: _Order, box: Box) -> int:
     """How many terms there are less."""
     count = {v: high - low + 1 for v, (low, high) in box.items()}
     own = math.prod(n for v, n in count.items() if v in order.own)

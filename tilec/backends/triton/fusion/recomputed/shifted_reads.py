@@ -65,7 +65,7 @@ def with_shifted_reads(program: Program, types: Types) -> Program:
         own = [statements[n] for n in readers.get(s.output, ()) if n in statements]
         if not any(_reads_neighbours(r, s, types) for r in own):
             continue
-        compared = _compared(program) if compared is None else compared
+        compared = _compared_tensors(program) if compared is None else compared
         stays = s.output in compared and not _rounds_alike(s, inputs)
         producer = None if stays else _Producer.of(s, types)
         written = {} if producer is None else _all_written(own, producer, types)
@@ -100,7 +100,7 @@ def comparisons(statements: Iterable[Statement]) -> Iterator[tuple[str, Call]]:
                 yield s.output, e
 
 
-def _compared(program: Program) -> set[str]:
+def _compared_tensors(program: Program) -> set[str]:
     """Tensors that statements compare with others: what is equal in one kernel may be rounded otherwise in another."""
     among = (e for _, e in comparisons(program.statements) if not any(isinstance(x, Int | Float) for x in e.args))
     return {a.tensor for e in among for a in accesses_in(e)}
