@@ -313,8 +313,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
                 return element_at(s, a, types) if isinstance(e, Access) else ONE
         return rebuild(e, visit)
 
-    guard = None if reader.guard is None else visit(reader.guard)
-    made = replace(reader, body=visit(reader.body), guard=guard)
+    made = map_values(reader, visit)
     made = replace(made, constraints=(*reader.constraints, *asked))
     if node_count(made.body) > LONGEST_BODY:
         return None

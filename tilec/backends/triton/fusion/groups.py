@@ -21,7 +21,7 @@ from tilec.backends.common.operands.orders import with_better_orders
 from tilec.backends.common.operands.rounded import with_rounded_operands
 from tilec.backends.common.operands.short_sums import with_short_sums
 from tilec.backends.common.operands.stored_products import with_stored_products
-from tilec.backends.common.units import Units, ordered
+from tilec.backends.common.units import Units, by_unit, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.disjoint_windows import with_points_written_out, with_windows
 from tilec.backends.triton.fusion.fuse_producers import elementwise, with_producers
@@ -259,10 +259,7 @@ def _order(program: Program, candidates: Sequence[GroupCandidate], chains: Chain
     """Outputs by kernel, each after what it reads."""
     unit_of: dict[str, object] = {s.output: k for k, c in enumerate(candidates) for s in (*c.members, *c.after)}
     unit_of |= {s.output: kernel.outputs for kernel in chains.kernels.values() for s in kernel.statements}
-    units: dict[object, list[str]] = {}
-    for s in program.statements:
-        units.setdefault(unit_of.get(s.output, s.output), []).append(s.output)
-    every = list(units.values())
+    every = list(by_unit(program, unit_of).values())
     order = ordered(every, _reads(program, chains))
     assert order is not None, "joined units can be ordered"
     return [every[k] for k in order]

@@ -37,6 +37,7 @@ from tilec.ir.program import (
     substitute,
 )
 from tilec.ir.types import NARROW, TensorType, Types, is_floating
+from tilec.transforms.util.factors import in_common
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 FEW_MULTIPLIED = 2**27  # terms that tensor cores multiply in the time of the launches of a sort and of its runs
@@ -79,7 +80,7 @@ def as_product(members: Sequence[LookedAt], types: Types, output: str) -> tuple[
     found = [_term(m, types, [index[a] for a in axes]) for m in members]
     terms = [t for t in found if t is not None]
     outputs = {*index_variables(*(e for a, e in enumerate(index) if a not in axes))}
-    common = [e for e in _common([t.factors for t in terms]) if outputs & {*index_variables(e)}]
+    common = [e for e in in_common([t.factors for t in terms])[0] if outputs & {*index_variables(e)}]
     known = {*index_variables(*common)}
     points = {v: n for v, n in members[0].domain.extent.items() if v in known - outputs}
     if len(terms) < len(found) or not points:
@@ -226,18 +227,6 @@ def _values(*roots: Expr) -> Iterator[Access]:
         if isinstance(e, Access):
             yield e
         yield from _values(*(e.access.index if isinstance(e, Inside) else children(e)))
-
-
-def _common(factors: Sequence[Sequence[Expr]]) -> list[Expr]:
-    """The factors that all products have."""
-    left = [list(f) for f in factors[1:]]
-    found: list[Expr] = []
-    for e in factors[0] if factors else ():
-        if all(e in f for f in left):
-            found.append(e)
-            for f in left:
-                f.remove(e)
-    return found
 
 
 def _written_out(t: _Term, common: Sequence[Expr], names: Sequence[str]) -> list[tuple[Expr, Expr]]:

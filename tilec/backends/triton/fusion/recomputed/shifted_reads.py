@@ -37,6 +37,7 @@ from tilec.ir.program import (
     accesses_in,
     expressions,
     index_variables,
+    map_values,
     node_count,
     reads,
     rebuild,
@@ -232,8 +233,7 @@ def _written_out(reader: Statement, producer: _Producer, types: Types) -> Statem
                 return value(a, True) if isinstance(e, Access) else ONE
         return rebuild(e, visit)
 
-    guard = None if reader.guard is None else visit(reader.guard)
-    made = replace(reader, body=visit(reader.body), guard=guard)
+    made = map_values(reader, visit)
     return _bounded(made, asked, types) if node_count(made.body) <= LONGEST else None
 
 
