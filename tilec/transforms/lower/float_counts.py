@@ -49,6 +49,7 @@ from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.factor import counts_points, only_names
 from tilec.transforms.simplify.simplify import drop_dead, fold
 from tilec.transforms.util.naming import Names, all_variables
+from tilec.transforms.util.rewrite import map_reads
 
 _EXACT = 2**24  # integers that float32 holds
 _DIVIDED = ("float32", "float64")
@@ -158,14 +159,14 @@ def _over_fewer_axes(program: Program, inputs: Types) -> Program:
         if same and all(_reach_no_further(r, s.output, own, same, shapes) for r, own in read.items()):
             if any(_repeats(r, a.index, shapes[s.output], shapes) for r, own in read.items() for a in own):
                 dropped[s.output] = same
+    if not dropped:
+        return program
 
-    def fewer(e: Expr) -> Expr:
-        if isinstance(e, Access) and e.tensor in dropped:
-            return replace(e, index=tuple(i for d, i in enumerate(e.index) if d not in dropped[e.tensor]))
-        return rebuild(e, fewer)
+    def fewer(e: Access) -> Access:
+        return replace(e, index=tuple(i for d, i in enumerate(e.index) if d not in dropped[e.tensor]))
 
     kept = (_without_axes(s, dropped[s.output]) if s.output in dropped else s for s in program.statements)
-    return replace(program, statements=tuple(map_expressions(s, fewer) for s in kept)) if dropped else program
+    return replace(program, statements=tuple(map_expressions(s, lambda e: map_reads(e, dropped, fewer)) for s in kept))
 
 
 def _same_along(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

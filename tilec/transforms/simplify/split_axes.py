@@ -31,7 +31,6 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     map_expressions,
-    rebuild,
     walk,
 )
 from tilec.ir.types import TensorType
@@ -39,6 +38,7 @@ from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.reshapes import reshape_indices, reshape_statement, row_major_steps
+from tilec.transforms.util.rewrite import map_reads
 
 IN_ANY_ORDER = ("sum", "max", "min", "prod", "any", "all", "logsumexp")
 
@@ -115,10 +115,7 @@ class _Splitter:
         parts = {v: [Index(fresh_variable(v, used)) for _ in n] for v, n in sizes.items()}
         forms = {v: Affine.of(zip(parts[v], row_major_steps(n), strict=True)) for v, n in sizes.items()}
 
-        def visit(e: Expr) -> Expr:
-            e = rebuild(e, visit)
-            if not isinstance(e, Access) or e.tensor not in self.merged:
-                return e
+        def over_parts(e: Access) -> Access:
             known = self.merged[e.tensor]
             index: list[Expr] = [Int(0)] * len(self.types[known.source].shape)
             for i, axes in zip(e.index, known.axes, strict=True):
@@ -127,7 +124,7 @@ class _Splitter:
                     index[axis] = place
             return replace(e, tensor=known.source, index=tuple(index))
 
-        new = map_expressions(replace(s, index=None), visit)
+        new = map_expressions(replace(s, index=None), lambda e: map_reads(e, self.merged, over_parts))
         new = map_expressions(new, lambda e: replace_indices(e, forms))
         index: list[Expr] = []
         shape: list[int] = []

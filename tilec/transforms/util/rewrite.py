@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.index import distinct_variables, linear, replace_indices
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, Index, Statement, rebuild
 from tilec.transforms.util.naming import Names
 
@@ -14,6 +14,19 @@ from tilec.transforms.util.naming import Names
 def with_parts(e: Expr, parts: Mapping[Any, Expr]) -> Expr:
     """The expression with others in the place of these parts of it."""
     return parts[e] if e in parts else rebuild(e, lambda x: with_parts(x, parts))
+
+
+def map_reads(e: Expr, tensors: Container[str], f: Callable[[Access], Expr]) -> Expr:
+    """The expression with f of each read of these tensors in its place, those in its index before."""
+    e = rebuild(e, lambda x: map_reads(x, tensors, f))
+    return f(e) if isinstance(e, Access) and e.tensor in tensors else e
+
+
+def at_variables(e: Expr, names: Mapping[Affine, str]) -> Expr:
+    """The expression with a variable for each position that is one of these forms."""
+    if isinstance(e, Access):
+        return replace(e, index=tuple(Index(names[linear(i)]) if linear(i) in names else i for i in e.index))
+    return rebuild(e, lambda x: at_variables(x, names))
 
 
 def body_at(s: Statement, place: Sequence[Expr]) -> Expr:

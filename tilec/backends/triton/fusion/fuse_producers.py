@@ -51,7 +51,7 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure
-from tilec.transforms.util.rewrite import body_at
+from tilec.transforms.util.rewrite import body_at, with_parts
 
 
 def with_producers(
@@ -104,12 +104,9 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     filled = writes_all(s, dict(zip(names, types[s.output].shape, strict=True)), types)
     read = Access(s.output, place)
     value = _filled_at(s, read, types) if filled else element_at(s, read, types)
-
-    def computed(e: Expr) -> Expr:
-        return value if isinstance(e, Access) and e.tensor == s.output else rebuild(e, computed)
-
     ranges = _unbounded(value if filled else None, read, types)
-    return replace(map_values(reader, computed), constraints=(*reader.constraints, *ranges))
+    made = map_values(reader, lambda e: with_parts(e, {read: value}))
+    return replace(made, constraints=(*reader.constraints, *ranges))
 
 
 def reads_each_once(place: Sequence[Expr], reader: Statement, types: Types) -> bool:

@@ -45,7 +45,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, Types
 from tilec.transforms.util.plain import is_pure, is_unmasked
-from tilec.transforms.util.rewrite import body_at
+from tilec.transforms.util.rewrite import body_at, map_reads
 
 LONGEST_RECOMPUTED = 256  # of a body that several kernels compute
 LEAST_EXPANSION = 2  # bytes of values that a sum computes again over those of what they are made from, at least
@@ -341,9 +341,7 @@ def asks_of(s: Statement, view: Statement) -> bool:
 def read_through(s: Statement, views: Mapping[str, Statement]) -> Statement:
     """The statement with what these views are of in their place."""
 
-    def visit(e: Expr) -> Expr:
-        if not isinstance(e, Access) or e.tensor not in views:
-            return rebuild(e, visit)
-        return body_at(views[e.tensor], tuple(map(visit, e.index)))
+    def value(e: Access) -> Expr:
+        return body_at(views[e.tensor], e.index)
 
-    return s if not views.keys() & set(reads(s)) else map_values(s, visit)
+    return map_values(s, lambda e: map_reads(e, views, value)) if views.keys() & set(reads(s)) else s

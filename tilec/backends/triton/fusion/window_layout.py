@@ -40,13 +40,13 @@ from tilec.ir.program import (
     index_variables,
     map_values,
     reads,
-    rebuild,
     value_accesses,
     variables_of,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.plain import is_pure
+from tilec.transforms.util.rewrite import map_reads
 
 _MOST_PLACES = 64  # of a window
 _LEAST_ROW = 64  # elements along memory
@@ -87,17 +87,14 @@ def _laid_out(program: Program, types: Types, order: Mapping[str, tuple[int, ...
     """The program with tensors whose axes lie in another order, and their types."""
     laid_out = {n: TensorType(tuple(types[n].shape[k] for k in axes), types[n].dtype) for n, axes in order.items()}
 
-    def visit(e: Expr) -> Expr:
-        e = rebuild(e, visit)
-        if not isinstance(e, Access) or e.tensor not in order:
-            return e
+    def laid_out_read(e: Access) -> Access:
         return replace(e, index=_in_order(e.index, order[e.tensor]))
 
     def changed(s: Statement) -> Statement:
         if s.output in order:
             axes = order[s.output]
             s = replace(s, index=_in_order(s.index or (), axes), sizes=_in_order(s.sizes or (), axes))
-        return map_values(s, visit)
+        return map_values(s, lambda e: map_reads(e, order, laid_out_read))
 
     touched = (not order.keys().isdisjoint((s.output, *reads(s))) for s in program.statements)
     statements = tuple(changed(s) if own else s for s, own in zip(program.statements, touched, strict=True))

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 from tilec.backends.common.domain import Domain, point_conditions, size_of
 from tilec.backends.common.scalars import accumulation_dtype
@@ -33,12 +33,12 @@ from tilec.ir.program import (
     Statement,
     children,
     index_variables,
-    rebuild,
     substitute,
 )
 from tilec.ir.types import NARROW, TensorType, Types, is_floating
 from tilec.transforms.util.factors import in_common
 from tilec.transforms.util.naming import all_variables, fresh_variable
+from tilec.transforms.util.rewrite import map_reads
 
 FEW_MULTIPLIED = 2**27  # terms that tensor cores multiply in the time of the launches of a sort and of its runs
 _MOST_POINTS = 1024  # points of an element
@@ -135,14 +135,10 @@ def in_turn(
             if product is None:
                 return None
             made, known = [*made, *product[0]], {**product[1]}
-        seconds.append(look(replace(second, output=output, body=_over(second.body, own)), known))
+        body = map_reads(second.body, ("",), partial(replace, tensor=own))
+        seconds.append(look(replace(second, output=output, body=body), known))
     last = as_product(seconds, known, output) if seconds and len({*both}) == len(members) else None
     return None if last is None else ([*made, *last[0]], last[1])
-
-
-def _over(e: Expr, made: str) -> Expr:
-    """A value over the tensor of this name, which has none before."""
-    return replace(e, tensor=made) if isinstance(e, Access) and not e.tensor else rebuild(e, lambda x: _over(x, made))
 
 
 def _in_two_sums(m: LookedAt, column: Expr, types: Types) -> tuple[Statement, Statement] | None:
