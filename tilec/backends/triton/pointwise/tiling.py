@@ -105,12 +105,20 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         return replace(
             _window_tiling(space, outputs) or _spread(space, reductions, _map_tiling(space, outputs)), reduction=None
         )
-    count = space.count(tuple(outputs))
-    many = count * points >= MANY_POINTS
+    many = space.count(tuple(outputs)) * points >= MANY_POINTS
     if many and not few and not taps and share_terms(space, outputs, reductions):
         tiling = _of_neighbours(space, outputs)
         enough = ENOUGH_HEAVY if heavy_calls(space) else TWO_A_MULTIPROCESSOR
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling, enough))
+    return _of_outputs_and_points(space, view, outputs, reductions, along, taps)
+
+
+def _of_outputs_and_points(
+    space: Space, view: StridedView, outputs: Sequence[str], reductions: Sequence[str], along: bool, taps: bool
+) -> PointwiseTiling:
+    """Blocks of outputs x points of a reduction, in parts where programs are few. `along`: memory runs along these."""
+    count, points = space.count(tuple(outputs)), space.count(tuple(reductions))
+    many = count * points >= MANY_POINTS
     weighted = weighted_columns(space, outputs, reductions) if many and not along and not taps else None
     axes: tuple[tuple[tuple[str, ...], int], ...]
     if along:
