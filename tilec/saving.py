@@ -45,7 +45,7 @@ from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs
 from tilec.transforms.autodiff.window_places import with_window_places
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
-from tilec.transforms.checkpoint.counts import with_counts_apart
+from tilec.transforms.checkpoint.counts import with_stored_counts
 from tilec.transforms.lower.stack_operands import with_stacked_operands
 from tilec.transforms.simplify.evaluated import compared_sides, tensors_evaluated, values_read
 from tilec.transforms.simplify.simplify import drop_dead
@@ -209,7 +209,7 @@ class _Joint:
         for name, o in zip(cotangents, program.outputs, strict=True):
             t = outputs[o]
             inputs[name] = TensorType(t.shape, t.dtype if is_floating(t.dtype) else "float32")
-        flat = with_counts_apart(bind_flat(joint, inputs, values), inputs, cotangents)
+        flat = with_stored_counts(bind_flat(joint, inputs, values), inputs, cotangents)
         gradients = flat.outputs[len(program.outputs) :]
         return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -109,6 +110,10 @@ class TensorType:
     dtype: str
     weak: bool = False
     strong: bool = False
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
 
     def element(self) -> ElementType:
         return _element(self.dtype, self.weak, not self.shape and not self.strong)

@@ -254,7 +254,7 @@ def _is_dense(s: Statement, types: Types) -> bool:
         extent.update((i.name, types[tensor].shape[d]) for d, i in enumerate(index) if isinstance(i, Index))
     if any(isinstance(e, Index) and e.name not in extent for e in walk(*expressions(s))):
         return True
-    return math.prod(extent.values()) >= DENSE * max(math.prod(types[t].shape) for t in (s.output, *reads(s)))
+    return math.prod(extent.values()) >= DENSE * max(types[t].numel for t in (s.output, *reads(s)))
 
 
 def accesses_of(s: Statement) -> list[Access]:

@@ -117,7 +117,7 @@ class Domain:
 
     def inside(self, access: Access, types: Types) -> bool:
         """Whether the box implies that the access lies in its tensor."""
-        return all(self.holds(c) for c in (*access_conditions(access, types), *whole_arguments(access.index)))
+        return all(map(self.holds, read_conditions(access, types)))
 
 
 def _multiples(form: Affine) -> tuple[Affine, Fraction, Affine, Fraction] | None:
@@ -169,13 +169,20 @@ def access_conditions(access: Access, types: Types) -> tuple[Condition, ...]:
     return tuple(Condition(linear(e), n) for e, n in zip(access.index, types[access.tensor].shape, strict=True))
 
 
-def all_conditions(access: Access, types: Types) -> tuple[Condition, ...]:
-    """The conditions under which an access lies in its tensor, and those in its index in theirs."""
+def read_conditions(access: Access, types: Types) -> tuple[Condition, ...]:
+    """Those under which its index has a value that lies in its tensor."""
+    return (*access_conditions(access, types), *whole_arguments(access.index))
+
+
+def all_conditions(access: Access, types: Types, own: str | None = None) -> tuple[Condition, ...]:
+    """The conditions under which an access lies in its tensor, and those in its index in theirs; of elements of `own`
+    there nothing is asked."""
     wanted: dict[Condition, None] = {}
     pending = [access]
     while pending:
         a = pending.pop()
-        wanted.update(dict.fromkeys((*access_conditions(a, types), *whole_arguments(a.index))))
+        if a is access or a.tensor != own:
+            wanted |= dict.fromkeys(read_conditions(a, types))
         pending += [x for e in a.index for x in gathered(linear(e))]
     return tuple(wanted)
 
@@ -208,25 +215,19 @@ def conditions_of(s: Statement, types: Types, own: str | None = None) -> tuple[C
     """Everything that a bound statement asks of a point, its guard's value and tensors' elements in indices aside: the
     accesses, those in `in` and of values that are dropped included, its constraints and its output index. Reads of
     `own` ask nothing."""
-    wanted: dict[Condition, None] = {}
     assert s.index is not None and s.sizes is not None
-    for access in constraining(s.body, s.guard, *s.index, own=own):
-        wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
-    wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in s.constraints))
-    wanted.update(dict.fromkeys(Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True)))
-    wanted.update(dict.fromkeys(whole_arguments((*s.index, *(c.expr for c in s.constraints)))))
-    return tuple(wanted)
+    points = point_conditions((s.body, *s.guards, *s.index), s.constraints, types, own)
+    stored = (Condition(linear(e), size_of(n)) for e, n in zip(s.index, s.sizes, strict=True))
+    return tuple(dict.fromkeys((*points, *stored, *whole_arguments(s.index))))
 
 
-def point_conditions(roots: Iterable[Expr], constraints: Iterable[Constraint], types: Types) -> tuple[Condition, ...]:
-    """What the accesses in these expressions and the constraints ask of a point."""
-    wanted: dict[Condition, None] = {}
-    for access in constraining(*roots):
-        wanted.update(dict.fromkeys((*access_conditions(access, types), *whole_arguments(access.index))))
-    constraints = tuple(constraints)
-    wanted.update(dict.fromkeys(Condition(linear(c.expr), signed(c.bound)) for c in constraints))
-    wanted.update(dict.fromkeys(whole_arguments([c.expr for c in constraints])))
-    return tuple(wanted)
+def point_conditions(
+    roots: Iterable[Expr], constraints: Sequence[Constraint], types: Types, own: str | None = None
+) -> tuple[Condition, ...]:
+    """What the accesses in these expressions and the constraints ask of a point; those of `own` ask nothing."""
+    read = (c for access in constraining(*roots, own=own) for c in read_conditions(access, types))
+    bounds = (Condition(linear(c.expr), signed(c.bound)) for c in constraints)
+    return tuple(dict.fromkeys((*read, *bounds, *whole_arguments([c.expr for c in constraints]))))
 
 
 def _forward(s: Statement, ranges: Mapping[str, tuple[int, int]], types: Types) -> Statement:

@@ -31,17 +31,21 @@ def ordered(units: Sequence[Collection[str]], read: Reads) -> list[int] | None:
     return order if len(order) == len(units) else None
 
 
+def by_unit(program: Program, unit_of: Mapping[str, object]) -> dict[object, list[str]]:
+    """Outputs by unit, in order; a statement without one is its own."""
+    units: dict[object, list[str]] = {}
+    for s in program.statements:
+        units.setdefault(unit_of.get(s.output, s.output), []).append(s.output)
+    return units
+
+
 class Units:
     """Units that grow by joins. A join looks at what stands between its units in the order, and at nothing else."""
 
     def __init__(self, program: Program, kernels: Sequence[Collection[str]], read: Reads):
         """`kernels`: outputs of statements that are one unit already."""
         self._read = read
-        of = {name: k for k, names in enumerate(kernels) for name in names}
-        first: dict[object, list[str]] = {}
-        for s in program.statements:
-            first.setdefault(of.get(s.output, s.output), []).append(s.output)
-        units = list(first.values())
+        units = list(by_unit(program, {name: k for k, names in enumerate(kernels) for name in names}).values())
         order = ordered(units, read)
         self._sound = order is not None
         self._at = {rank: units[k] for rank, k in enumerate(order or ())}

@@ -13,6 +13,7 @@ from tilec.backends.common.code import python_name
 from tilec.backends.common.memory import TensorMemory
 from tilec.backends.triton.fusion.groups import Grouped, grouped
 from tilec.backends.triton.fusion.memory_order import layouts_of
+from tilec.backends.triton.permuted import PermutedLowering, orders_given, permuted_lowering
 from tilec.backends.triton.plan.device_info import check_target
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.recurrence.recurrence import check_recurrences
@@ -22,7 +23,6 @@ from tilec.backends.triton.runtime.wrapper import wrapper
 from tilec.backends.triton.schedule.axis_tiling import budget_of, planned, slab_budget, within
 from tilec.backends.triton.tuning.store import default_store
 from tilec.backends.triton.tuning.tuner import known_choice, tune_products
-from tilec.backends.triton.turned import Turned, orders_given, turned_lowering
 from tilec.language.show import show_statement
 from tilec.late import puts_off_collection
 
@@ -69,7 +69,7 @@ class TritonBackend:
         holds them."""
         flat = lowering.stages["flat"]
         plain = self._plain_planner(lowering, chosen, grouping)
-        known: dict[tuple, tuple[Turned, MakePlan] | None] = {}
+        known: dict[tuple, tuple[PermutedLowering, MakePlan] | None] = {}
 
         def plan(
             strides: Sequence[tuple[int, ...]], setting: Setting, inputs: Mapping[str, torch.Tensor] | None = None
@@ -77,7 +77,7 @@ class TritonBackend:
             given = orders_given(lowering, strides)
             key = tuple(given.items())
             if key not in known:
-                made = turned_lowering(lowering, given)
+                made = permuted_lowering(lowering, given)
                 known[key] = None if made is None else (made, self._plain_planner(made.lowering, chosen))
             if (found := known[key]) is None:
                 return plain(strides, setting, inputs)

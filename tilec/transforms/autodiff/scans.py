@@ -52,16 +52,16 @@ def split_scans(program: Program, names: Names) -> tuple[Statement, ...]:
     for s in (part for whole in program.statements for part in _up_to_itself(whole, known, names)):
         found = _scan(s, known)
         if found is not None and not _plain(s, found):
-            terms, s = _terms_apart(s, found, s.sizes or (), names)
+            terms, s = _stored_terms(s, found, s.sizes or (), names)
             result.append(terms)
         elif (running := _running_sum(s, known)) is not None:
-            terms, s = _terms_apart(s, *running, names)
+            terms, s = _stored_terms(s, *running, names)
             result.append(terms)
         result.append(s)
     return tuple(result)
 
 
-def _terms_apart(s: Statement, found: _Scan, shape: tuple[Expr, ...], names: Names) -> tuple[Statement, Statement]:
+def _stored_terms(s: Statement, found: _Scan, shape: tuple[Expr, ...], names: Names) -> tuple[Statement, Statement]:
     """What a scan aggregates as a tensor of that shape, and the scan of it."""
     moved = {found.summed: found.output}
     joint = tuple(c for c in s.constraints if found.output in index_variables(c.expr))

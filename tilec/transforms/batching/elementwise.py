@@ -44,7 +44,7 @@ def batch_elementwise(batch: Batch, s: Statement) -> None:
 def _draw(batch: Batch, e: Call, s: Statement) -> str:
     """A draw of an elementwise statement as a statement of its own, with the counters that an element of the batch
     has on its own and with the element's seed."""
-    place = _counter(batch, e.args[1], s) if len(e.args) > 1 else _spanned(batch, s)
+    place = _counter(batch, e.args[1], s) if len(e.args) > 1 else _broadcast_over(batch, s)
     index = batch.variables(0 if place is None else batch.ranks.of(place))
     sizes = () if place is None else batch.sizes(place)
     counter: Expr = Int(0)
@@ -73,7 +73,7 @@ def _counter(batch: Batch, e: Expr, s: Statement) -> str:
     return made.output
 
 
-def _spanned(batch: Batch, s: Statement) -> str | None:
+def _broadcast_over(batch: Batch, s: Statement) -> str | None:
     """A tensor of the shape of an elementwise statement; None where that is one number."""
     if batch.ranks.of(s.output) == 0:
         return None

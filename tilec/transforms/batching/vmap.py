@@ -66,7 +66,7 @@ def vmap(
     UnknownRank where a rank is needed and not known.
     """
     _check(program, in_axes, randomness)
-    program = with_ranks(program, {**_told(program, in_axes), **(ranks or {})})
+    program = with_ranks(program, {**_ranks_of_elements(program, in_axes), **(ranks or {})})
     return Batch(program, tuple(in_axes), tuple(out_axes), randomness).run()
 
 
@@ -376,7 +376,7 @@ def _check(program: Program, in_axes: Sequence[int | None], randomness: str) -> 
         )
 
 
-def _told(program: Program, in_axes: Sequence[int | None]) -> dict[str, int]:
+def _ranks_of_elements(program: Program, in_axes: Sequence[int | None]) -> dict[str, int]:
     """The ranks of batched inputs that their elements tell."""
     read = ranks_of_reads(program)
     batched = (i.name for i, axis in zip(program.inputs, in_axes, strict=True) if axis is not None)

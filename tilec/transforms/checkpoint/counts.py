@@ -7,7 +7,6 @@ the count does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from tilec.transforms.util.naming import Names
 _LEAST_READ = 2**16  # elements of what is counted
 
 
-def with_counts_apart(program: Program, inputs: Mapping[str, TensorType], cotangents: Collection[str]) -> Program:
+def with_stored_counts(program: Program, inputs: Mapping[str, TensorType], cotangents: Collection[str]) -> Program:
     """The flat program, in which what depends on cotangents reads such counts so; `inputs` are the types of its
     inputs."""
     types = dict(infer(program, inputs))
@@ -41,7 +40,7 @@ def with_counts_apart(program: Program, inputs: Mapping[str, TensorType], cotang
             continue
         statements.append(s)
         t = types[s.output]
-        counted = max((math.prod(types[n].shape) for n in reads(s)), default=0)
+        counted = max((types[n].numel for n in reads(s)), default=0)
         if s.aggregation != "assign" and t.shape == () and not t.weak and not is_floating(t.dtype):
             if counted >= _LEAST_READ and s.output not in program.outputs:
                 name = kept[s.output] = names.fresh(f"{s.output}_kept")

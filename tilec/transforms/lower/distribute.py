@@ -72,7 +72,7 @@ def distribute(program: Program, inputs: Types) -> Program:
     types = dict(infer(program, inputs))
     names = Names.of(program)
     program = _with_shared_operands(program, types, names)
-    return replace(program, statements=tuple(m for s in program.statements for m in _apart(s, types, names)))
+    return replace(program, statements=tuple(m for s in program.statements for m in _distributed(s, types, names)))
 
 
 def _with_shared_operands(program: Program, types: dict[str, TensorType], names: Names) -> Program:
@@ -138,7 +138,7 @@ def _of_both(
         kept = [v for v in extent if v in rows]
         points = math.prod(extent[v] for v in kept)
         deep = math.prod(extent[v] for v in columns - rows)
-        larger = points > math.prod(types[p.output].shape)
+        larger = points > types[p.output].numel
         given = {a.tensor for a in accesses_in(one, two)} <= inputs
         if deep < _LEAST_SHARED * (_LEAST_SHARED if larger else 1) or (larger and not given and deep <= _WIDEST):
             return None  # what is computed need not be stored as it is
@@ -167,14 +167,14 @@ class _Cut:
     inside: bool
 
 
-def _apart(s: Statement, types: Types, names: Names) -> list[Statement]:
+def _distributed(s: Statement, types: Types, names: Names) -> list[Statement]:
     """The statement, or those that take its place."""
     cut = _cut(s, types)
     if cut is None:
         nested = _nested(s, types, names)
         if nested is not None:
             first, last = nested
-            return [*_apart(first, {**types, first.output: statement_type(first, types)}, names), last]
+            return [*_distributed(first, {**types, first.output: statement_type(first, types)}, names), last]
         stacked = stack_operands(s, types, names)
         return stacked if len(stacked) > 1 else _each_alone(s, types, names)
     sizes = dict(zip(index_variables(*(s.index or ())), types[s.output].shape, strict=True))

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.functions import ZERO, all_of, call, operands_of
+from tilec.ir.functions import ZERO, all_of, operands_of
 from tilec.ir.index import as_stored, distinct_variables, linear
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
@@ -59,6 +59,7 @@ from tilec.transforms.util.naming import Names
 from tilec.transforms.util.nested_sums import inner_sums_first
 from tilec.transforms.util.plain import is_elementary
 from tilec.transforms.util.ranges import axis_places, ranges_of
+from tilec.transforms.util.rewrite import rounded_after
 
 LEAST_SAVED = 2**16  # terms, for which a statement more is worth its launch
 MUCH = 4  # times as many terms, at least, where what is added up first is read times another factor
@@ -193,12 +194,13 @@ def _eliminated(
     if whole is None or not whole.summed:
         return [s]
     every = [v for v in whole.summed if _is_sum_alone(whole, v)]
-    alike = (v for v in every if _parted(whole, v)[0] == _parted(whole, every[0])[0])
-    alone = min(alike, key=lambda v: _elements(whole, _parted(whole, v)[2]), default=None)
+    alike = (v for v in every if _partitioned(whole, v)[0] == _partitioned(whole, every[0])[0])
+    alone = min(alike, key=lambda v: _elements(whole, _partitioned(whole, v)[2]), default=None)
     if alone is not None:
         reused = _reused(whole, (alone,), before, types)
         if reused is None and types[s.output].dtype in NARROW:
-            total, value = _in_float32(whole, types, names)
+            body = quotient_of([replace(f, value=in_wider_type(f.value, "float32", types)) for f in whole.factors])
+            total, value = rounded_after(replace(s, body=body), types[s.output].dtype, names)
             known = {**types, total.output: statement_type(total, types)}
             return [*_eliminated(total, before, known, names, inputs), value]
         made = [reused] if reused is not None else _summed_first(whole, alone, types, names)
@@ -214,7 +216,7 @@ def _eliminated(
             return [reused]
     choices: list[tuple[bool, int, str]] = []
     for v in whole.summed:
-        inside, outside, index = _parted(whole, v)
+        inside, outside, index = _partitioned(whole, v)
         left = {w for f in outside if not f.divides for w in index_variables(f.value)}
         if any(f.divides for f in inside) or not left & {*whole.summed}:
             continue
@@ -235,7 +237,7 @@ def _eliminated(
 def _summed_first(whole: SumOfProducts, v: str, types: Types, names: Names) -> list[Statement]:
     """The sum over v of the factors that have it, and the sum over the other variables of that times the others."""
     s = whole.statement
-    inside, outside, index = _parted(whole, v)
+    inside, outside, index = _partitioned(whole, v)
     name = names.fresh(f"{s.output}_over_{v.rstrip(chr(39))}")
     guards = [g for g in whole.guards if v in index_variables(g)]
     places = tuple(map(Index, index))
@@ -246,18 +248,9 @@ def _summed_first(whole: SumOfProducts, v: str, types: Types, names: Names) -> l
     return [first, _rest(whole, (v,), Access(name, places), outside)]
 
 
-def _in_float32(whole: SumOfProducts, types: Types, names: Names) -> tuple[Statement, Statement]:
-    """The sum as it is added up, and then in its type of 16 bits."""
-    s, dtype = whole.statement, types[whole.statement.output].dtype
-    body = quotient_of([replace(f, value=in_wider_type(f.value, "float32", types)) for f in whole.factors])
-    total = replace(s, output=names.fresh(f"{s.output}_total"), body=body, attributes=())
-    value = call(dtype, Access(total.output, s.index or ()))
-    return total, replace(s, body=value, aggregation="assign", guard=None)
-
-
 def _is_sum_alone(whole: SumOfProducts, v: str) -> bool:
     """Whether factors that others do not share the variable with are read for each value of what others alone have."""
-    inside, outside, index = _parted(whole, v)
+    inside, outside, index = _partitioned(whole, v)
     if len(whole.summed) < 2 or not any(not f.divides and index_variables(f.value) for f in outside):
         return False
     sets = {frozenset(index_variables(f.value)) for f in inside}
@@ -268,7 +261,7 @@ def _is_sum_alone(whole: SumOfProducts, v: str) -> bool:
     return every - first - rest >= LEAST_SAVED
 
 
-def _parted(whole: SumOfProducts, *variables: str) -> tuple[list[Factor], list[Factor], tuple[str, ...]]:
+def _partitioned(whole: SumOfProducts, *variables: str) -> tuple[list[Factor], list[Factor], tuple[str, ...]]:
     """The factors with one of the variables, those without, and the other variables that the former and the guard
     have."""
     own = set(variables)
@@ -321,7 +314,7 @@ def _is_joined(s: Statement, made: Sequence[Statement], types: Types) -> bool:
         return False
     joined = ((a | b, c) for a, b, c in (sides, sides[1:] + sides[:1], sides[2:] + sides[:2]))
     least = min((_elements(whole, ab) for ab, c in joined if set(whole.summed) <= ab & c), default=math.inf)
-    return least <= math.prod(types[made[0].output].shape)
+    return least <= types[made[0].output].numel
 
 
 def _elements(whole: SumOfProducts, variables: Iterable[str]) -> int:
@@ -340,7 +333,7 @@ def _rest(whole: SumOfProducts, variables: Sequence[str], inner: Access, outside
 def _product_reused(whole: SumOfProducts, before: Sequence[Statement], types: Types) -> Statement | None:
     """A sum over one variable of what an earlier product adds up, times other factors, as these times that product."""
     (v,) = whole.summed
-    inside, outside, index = _parted(whole, v)
+    inside, outside, index = _partitioned(whole, v)
     if not outside or any(f.divides for f in inside) or not _is_product(inside, index, v):
         return None
     return _reused(whole, (v,), before, types)
@@ -351,14 +344,14 @@ def _reused(
 ) -> Statement | None:
     """The sum with an earlier statement's value in the place of its sum over these; None where there is no such."""
     own = set(variables)
-    inside, outside, _ = _parted(whole, *variables)
+    inside, outside, _ = _partitioned(whole, *variables)
     guards = [g for g in whole.guards if not own.isdisjoint(index_variables(g))]
     dtype = types[whole.statement.output].dtype
     for s in before:
         other = sum_of_products(s, types, computed=True)
         if other is None or len(other.summed) != len(own) or ITEM_BYTES[types[s.output].dtype] < ITEM_BYTES[dtype]:
             continue
-        there, beside, _ = _parted(other, *other.summed)
+        there, beside, _ = _partitioned(other, *other.summed)
         across = [f for f in beside if f.value != Float(1.0)]
         conditions = [g for g in other.guards if not set(other.summed).isdisjoint(index_variables(g))]
         if len(there) != len(inside) or len(conditions) != len(guards) or len(other.guards) != len(conditions):

@@ -12,7 +12,6 @@ is a number, and a sum of weighted deviations from the mean of the same points i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -171,7 +170,7 @@ def _before_and_after(s: Statement, types: Types, names: Names) -> list[Statemen
         return None
     if not is_floating(dtype) or dtype in NARROW or reads_itself(s):
         return None
-    if n < LEAST_FACTORS or n * math.prod(types[s.output].shape) < LEAST_TERMS:
+    if n < LEAST_FACTORS or n * types[s.output].numel < LEAST_TERMS:
         return None
     ahead = Affine.variable(k) - Affine.variable(v) - 1
     sides = (("before", ahead), ("after", Affine.variable(v) - Affine.variable(k) - 1))
@@ -266,7 +265,7 @@ def _cut(s: Statement, types: Types) -> SumCut | None:
     needed = set(index_variables(*(f.value for _, factors in inner for f in factors))) | set(fixed)
     large = [v for v, n in zip(outputs, types[s.output].shape, strict=True) if v not in needed and n > 1]
     numerators = all(any(not f.divides for f in factors) for _, factors in inner)
-    compute_heavy = any(_is_compute_heavy(f) for f in outer) and _is_spanned(s)
+    compute_heavy = any(_is_compute_heavy(f) for f in outer) and _is_dense_sum(s)
     if not numerators or not reduced <= needed or not (large or compute_heavy):
         return None
     everything = [*outer, *(f for _, factors in inner for f in factors)]
@@ -360,7 +359,7 @@ def _is_compute_heavy(f: Factor) -> bool:
     return not is_number(f.value) and (f.divides or isinstance(f.value, Call))
 
 
-def _is_spanned(s: Statement) -> bool:
+def _is_dense_sum(s: Statement) -> bool:
     """Whether some element is read for each point: then no product of matrices is taken apart."""
     variables = set(index_variables(*(s.index or ()), s.body))
     return any(isinstance(e, Access) and variables <= set(index_variables(e)) for e in walk(s.body))

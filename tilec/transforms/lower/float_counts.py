@@ -44,11 +44,12 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType, Types, shapes_in
-from tilec.lattice.sets import InRange, bounds, domain, shapes_of
+from tilec.lattice.sets import InRange, bounds, domain, interval_of, shapes_of
 from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.factor import counts_points, only_names
-from tilec.transforms.simplify.simplify import fold
+from tilec.transforms.simplify.simplify import drop_dead, fold
 from tilec.transforms.util.naming import Names, all_variables
+from tilec.transforms.util.rewrite import map_reads
 
 _EXACT = 2**24  # integers that float32 holds
 _DIVIDED = ("float32", "float64")
@@ -104,9 +105,7 @@ def _with_numbers(program: Program, inputs: Types) -> Program:
         return rebuild(e, divided)
 
     statements = [map_expressions(s, divided) for s in program.statements]
-    left = {name for s in statements for name in (*reads(s), *([s.default] if s.default else ()))}
-    kept = (s for s in statements if s.output not in known or s.output in left)
-    return replace(program, statements=tuple(kept))
+    return replace(program, statements=drop_dead(statements, program.outputs))
 
 
 def _with_ends(program: Program, inputs: Types) -> Program:
@@ -142,9 +141,7 @@ def _with_ends(program: Program, inputs: Types) -> Program:
         asked = {c.form: c.bound for c in domain(s, shapes).conditions}
         return map_values(s, partial(put, others=others, asked=asked))
 
-    statements = [with_lengths(s) for s in statements]
-    left = {name for s in statements for name in (*reads(s), *([s.default] if s.default else ()), *program.outputs)}
-    return replace(program, statements=tuple(s for s in statements if s.output not in made or s.output in left))
+    return replace(program, statements=drop_dead(list(map(with_lengths, statements)), program.outputs))
 
 
 def _over_fewer_axes(program: Program, inputs: Types) -> Program:
@@ -162,14 +159,14 @@ def _over_fewer_axes(program: Program, inputs: Types) -> Program:
         if same and all(_reach_no_further(r, s.output, own, same, shapes) for r, own in read.items()):
             if any(_repeats(r, a.index, shapes[s.output], shapes) for r, own in read.items() for a in own):
                 dropped[s.output] = same
+    if not dropped:
+        return program
 
-    def fewer(e: Expr) -> Expr:
-        if isinstance(e, Access) and e.tensor in dropped:
-            return replace(e, index=tuple(i for d, i in enumerate(e.index) if d not in dropped[e.tensor]))
-        return rebuild(e, fewer)
+    def fewer(e: Access) -> Access:
+        return replace(e, index=tuple(i for d, i in enumerate(e.index) if d not in dropped[e.tensor]))
 
     kept = (_without_axes(s, dropped[s.output]) if s.output in dropped else s for s in program.statements)
-    return replace(program, statements=tuple(map_expressions(s, fewer) for s in kept)) if dropped else program
+    return replace(program, statements=tuple(map_expressions(s, lambda e: map_reads(e, dropped, fewer)) for s in kept))
 
 
 def _same_along(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -287,10 +284,7 @@ def _least(forms: Sequence[Affine], sizes: Mapping[str, int]) -> list[Affine]:
 
 def _span(form: Affine, sizes: Mapping[str, int]) -> tuple[int, int]:
     """The least and greatest value of a form over the elements of an output."""
-    low = high = form.constant
-    for v in form.variables():
-        end = form.coefficient(v) * (sizes[v] - 1)
-        low, high = low + min(end, 0), high + max(end, 0)
+    low, high = interval_of(form, lambda v: (0, sizes[v.name] - 1))
     return as_int(low), as_int(high)
 
 

@@ -23,7 +23,7 @@ _BESIDE = 16  # terms of an element that is moved by data, of which others are s
 _SPREAD = 4  # elements over terms that are moved to them by data, at most: each of these is looked for at all elements
 
 
-def turned_back(s: Statement, shapes: Shapes) -> Statement:
+def unrotated(s: Statement, shapes: Shapes) -> Statement:
     """The statement over its elements where an output index turns a variable round, `(v + rest) % n`, alone or beside
     what it is moved by: a variable of about as many values as n, or one that goes round once by longer steps
     (`O[(2*i + 3) % D] = +(A[i])` is `O[2*i + 1] = +(A[(i - 1) % (D/2)])`). By what is all the same: for each value of
@@ -130,7 +130,7 @@ def _own_variables(s: Statement, rows: list[Affine], shapes: Shapes) -> list[str
     return found
 
 
-def moved_back(s: Statement, shapes: Shapes) -> Statement:
+def with_inverted_index(s: Statement, shapes: Shapes) -> Statement:
     """The statement over its elements where each output index is a variable of its own, moved, mirrored or divided:
     what walks the same elements, such as the parts of a stencil's gradient, then does so by the same index."""
     rows = [linear(e) for e in s.index or ()]

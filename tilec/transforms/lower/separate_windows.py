@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import call
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import (
@@ -28,7 +27,6 @@ from tilec.ir.program import (
     Statement,
     accesses_in,
     index_variables,
-    rebuild,
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating, shapes_in
@@ -36,6 +34,7 @@ from tilec.lattice.sets import Box, bounds, covers, sizes_of
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
 from tilec.transforms.util.plain import is_elementary, is_pure
+from tilec.transforms.util.rewrite import at_variables, rounded_after
 
 SPARED = 32  # terms that storing and reading an element again is worth, in float32: 5x5 is quicker whole
 FEWEST = 2**21  # terms spared in all: fewer take less time than another launch
@@ -84,19 +83,14 @@ def _separated(s: Statement, types: Types, names: Names) -> list[Statement]:
     if box is None:
         return [s]
     least = SPARED * 1.5 if dtype in NARROW and sums else SPARED
-    spared = [(_spared(whole, v, first, box), first, last) for v, (first, last) in orders]
+    spared = [(_terms_saved(whole, v, first, box), first, last) for v, (first, last) in orders]
     found = [x for x in spared if x[0] >= max(least * math.prod(sizes_of(x[1])), FEWEST)]
     best = sorted(found, key=lambda x: -x[0])
     first, last = next(((f, g) for _, f, g in best if not sums or covers(f, shapes)), (None, s))
     if first is None:
         return [s]
     inner = _separated(first, {**types, first.output: statement_type(first, types)}, names)
-    if dtype not in NARROW or not sums:
-        return [*inner, last]
-    total = replace(last, output=names.fresh(f"{s.output}_total"), attributes=())
-    place = tuple(map(Index, written))
-    value = call(dtype, Access(total.output, place))
-    return [*inner, total, replace(last, body=value, aggregation="assign", constraints=())]
+    return [*inner, *(rounded_after(last, dtype, names) if dtype in NARROW and sums else [last])]
 
 
 def _gathered(s: Statement, types: Types) -> Statement | None:
@@ -162,41 +156,35 @@ def _last(
     place = tuple(h if w == moved[0] else w for w in written if w in used and w not in moved[1:])
     shape = dict(zip(written, sizes_of(s), strict=True))
     sizes = tuple(n if w == h else shape[w] for w in place)
-    name = names.fresh(f"{s.output}_along")
-
-    def accumulated(f: Factor) -> Factor:
-        return as_accumulated(f, dtype, types) if s.aggregation == "sum" else f
-
-    body = quotient_of([accumulated(replace(f, value=_at(f.value, form, h))) for f in inner])
-    first = Statement(
-        name,
-        tuple(map(Index, place)),
-        tuple(map(Int, sizes)),
-        body,
-        s.aggregation,
-        constraints=tuple(early),
-        span=s.span,
-    )
-    read = Access(name, tuple(form.to_expr() if w == h else Index(w) for w in place))
-    last = replace(
-        s,
-        body=quotient_of([*map(accumulated, outer), Factor(read, False)]),
-        constraints=tuple(late),
-    )
-    return first, last
+    inner = [replace(f, value=at_variables(f.value, {form: h})) for f in inner]
+    read = tuple(form.to_expr() if w == h else Index(w) for w in place)
+    first = replace(s, index=tuple(map(Index, place)), sizes=tuple(map(Int, sizes)), constraints=tuple(early))
+    return one_after_the_other(first, inner, replace(s, constraints=tuple(late)), outer, read, dtype, types, names)
 
 
-def _spared(s: Statement, v: str, first: Statement, box: Box) -> int:
+def one_after_the_other(
+    first: Statement,
+    inner: Sequence[Factor],
+    last: Statement,
+    outer: Sequence[Factor],
+    read: tuple[Expr, ...],
+    dtype: str,
+    types: Types,
+    names: Names,
+) -> tuple[Statement, Statement]:
+    """The aggregation of the `inner` factors over the points of `first`, and of what is read of that times the `outer`
+    ones over those of `last`."""
+
+    if last.aggregation == "sum":
+        inner, outer = ([as_accumulated(f, dtype, types) for f in factors] for factors in (inner, outer))
+    first = replace(first, output=names.fresh(f"{last.output}_along"), body=quotient_of(inner), attributes=())
+    return first, replace(last, body=quotient_of([*outer, Factor(Access(first.output, read), False)]))
+
+
+def _terms_saved(s: Statement, v: str, first: Statement, box: Box) -> int:
     """How many terms the sum over `v` after the first statement's spares."""
     written = distinct_variables(s.index) or ()
     extent = {w: high - low + 1 for w, (low, high) in box.items()}
     others = math.prod(extent[w] for w in set(index_variables(s.body)) - {*written, v})
     elements = math.prod(sizes_of(s))
     return elements * extent[v] * (others - 1) - math.prod(sizes_of(first)) * others
-
-
-def _at(e: Expr, form: Affine, h: str) -> Expr:
-    """The value with `h` for every position that is this form."""
-    if isinstance(e, Access):
-        return replace(e, index=tuple(Index(h) if linear(i) == form else i for i in e.index))
-    return rebuild(e, lambda x: _at(x, form, h))

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.functions import all_of, call
+from tilec.ir.functions import all_of
 from tilec.ir.index import linear
 from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import (
@@ -36,6 +36,7 @@ from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products
 from tilec.transforms.util.factors import MINUS_ONE, Factor, as_accumulated, is_number, quotient_of, unwidened
 from tilec.transforms.util.matching import unified
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.rewrite import rounded_after
 
 
 def share_sums(program: Program, inputs: Types) -> Program:
@@ -47,7 +48,7 @@ def share_sums(program: Program, inputs: Types) -> Program:
 
 
 def _with_one_shared(program: Program, types: Types, names: Names) -> Program | None:
-    sums = [found for s in program.statements if (found := _spanned(s, types)) is not None]
+    sums = [found for s in program.statements if (found := _dense_sum(s, types)) is not None]
     for whole in sums:
         parts = [p for p in sums if _may_be_part(p, whole, types)]
         for part in sorted(parts, key=lambda p: -math.prod(p.extent[v] for v in p.summed)):
@@ -71,7 +72,7 @@ def _with_one_shared(program: Program, types: Types, names: Names) -> Program | 
     return None
 
 
-def _spanned(s: Statement, types: Types) -> SumOfProducts | None:
+def _dense_sum(s: Statement, types: Types) -> SumOfProducts | None:
     """The sum over a box, or the points of it that a guard says, where some element is read for each of them."""
     found = sum_of_products(s, types, shifted=True) if s.aggregation == "sum" else None
     if found is None or not found.summed:
@@ -165,12 +166,8 @@ def _order(statements: Sequence[Statement], whole: Statement, part: Statement) -
     return [*statements[:at], *statements[at + 1 : there + 1], whole, *statements[there + 1 :]]
 
 
-def _in_float32(s: Statement, factors: Sequence[Factor], types: Types, names: Names) -> tuple[Statement, ...]:
+def _in_float32(s: Statement, factors: Sequence[Factor], types: Types, names: Names) -> list[Statement]:
     """The sum of products of these factors, first as it is added up and then, where it has 16 bits, in its type."""
     dtype = types[s.output].dtype
     total = replace(s, body=quotient_of([as_accumulated(f, dtype, types) for f in factors]), constraints=())
-    if dtype not in NARROW:
-        return (total,)
-    total = replace(total, output=names.fresh(f"{s.output}_total"), attributes=())
-    value = call(dtype, Access(total.output, s.index or ()))
-    return total, replace(s, body=value, aggregation="assign", guard=None, constraints=())
+    return rounded_after(total, dtype, names) if dtype in NARROW else [total]

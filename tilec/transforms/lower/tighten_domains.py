@@ -44,7 +44,7 @@ from tilec.ir.rational import as_int
 from tilec.lattice.conditions import bound_of
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, interval_of, shapes_of
 from tilec.transforms.lower.clamps.pieces import is_folded, pieces_of
-from tilec.transforms.lower.move_outputs import moved_back, turned_back
+from tilec.transforms.lower.move_outputs import unrotated, with_inverted_index
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
 from tilec.transforms.util.rewrite import with_parts
@@ -63,7 +63,7 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
     if reads_itself(s):
         return s
     s = _pinned(_running(_confined(without_repeats(s, shapes), shapes), shapes), shapes)
-    return _sized(_over_bands(moved_back(turned_back(s, shapes), shapes), shapes), shapes, computed)
+    return _sized(_over_bands(with_inverted_index(unrotated(s, shapes), shapes), shapes), shapes, computed)
 
 
 # constraints that accesses state as well

@@ -36,10 +36,11 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import Types
+from tilec.lattice.sets import interval_of
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names, all_variables
 from tilec.transforms.util.plain import is_pure
-from tilec.transforms.util.reshapes import reshape_indices, row_major_steps
+from tilec.transforms.util.reshapes import reshape_statement, row_major_steps
 
 _MOST_NODES = 128  # of an element's expression
 
@@ -123,10 +124,10 @@ def _gives_all(d: _Digits, types: Types) -> bool:
     for a in _asked(demands(body)):
         for i, n in zip(a.index, types[a.tensor].shape, strict=True):
             form = linear(i)
-            ends = [form.coefficient(v) * (extent[v] - 1) for v in form.variables() if v in extent]
-            if not form.is_affine or len(ends) < len(form.variables()):
+            if not form.is_affine or not extent.keys() >= {*form.variables()}:
                 return False
-            if sum(min(x, 0) for x in ends) + form.constant < 0 or sum(max(x, 0) for x in ends) + form.constant >= n:
+            low, high = interval_of(form, lambda v: (0, extent[v.name] - 1))
+            if low < 0 or high >= n:
                 return False
     return True
 
@@ -216,7 +217,4 @@ def _over_digits(d: _Digits, alone: Mapping[str, _Digits], types: Types, names: 
     apart, shape, sizes = names.fresh(f"{s.output}_apart"), types[s.output].shape, tuple(counts.values())
     index = tuple(map(Index, counts))
     fine = replace(s, output=apart, index=index, sizes=tuple(map(Int, sizes)), body=elementwise(s.body), constraints=())
-    whole = [Index(f"v{a}") for a in range(len(shape))]
-    places = tuple(form.to_expr() for form in reshape_indices(shape, sizes, whole))
-    same = replace(fine, output=s.output, index=tuple(whole), sizes=tuple(map(Int, shape)), body=Access(apart, places))
-    return [*beside.values(), fine, same]
+    return [*beside.values(), fine, replace(reshape_statement(s.output, shape, apart, sizes), span=s.span)]

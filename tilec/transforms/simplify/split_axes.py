@@ -31,14 +31,14 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     map_expressions,
-    rebuild,
     walk,
 )
 from tilec.ir.types import TensorType
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure, is_unmasked
-from tilec.transforms.util.reshapes import reshape_indices, row_major_steps
+from tilec.transforms.util.reshapes import reshape_indices, reshape_statement, row_major_steps
+from tilec.transforms.util.rewrite import map_reads
 
 IN_ANY_ORDER = ("sum", "max", "min", "prod", "any", "all", "logsumexp")
 
@@ -95,7 +95,7 @@ class _Splitter:
             source, there = fine, common
         self.statements.append(s)
         if common is not None and common == _long(there) and common != _long(wanted):
-            self.merged[s.output] = _Merged(source, _together(there, wanted))
+            self.merged[s.output] = _Merged(source, _merged_axes(there, wanted))
 
     def _value(self, name: str, index: tuple[Expr, ...]) -> Expr:
         """An element, or the value that it is given where nobody else reads it."""
@@ -115,10 +115,7 @@ class _Splitter:
         parts = {v: [Index(fresh_variable(v, used)) for _ in n] for v, n in sizes.items()}
         forms = {v: Affine.of(zip(parts[v], row_major_steps(n), strict=True)) for v, n in sizes.items()}
 
-        def visit(e: Expr) -> Expr:
-            e = rebuild(e, visit)
-            if not isinstance(e, Access) or e.tensor not in self.merged:
-                return e
+        def over_parts(e: Access) -> Access:
             known = self.merged[e.tensor]
             index: list[Expr] = [Int(0)] * len(self.types[known.source].shape)
             for i, axes in zip(e.index, known.axes, strict=True):
@@ -127,7 +124,7 @@ class _Splitter:
                     index[axis] = place
             return replace(e, tensor=known.source, index=tuple(index))
 
-        new = map_expressions(replace(s, index=None), visit)
+        new = map_expressions(replace(s, index=None), lambda e: map_reads(e, self.merged, over_parts))
         new = map_expressions(new, lambda e: replace_indices(e, forms))
         index: list[Expr] = []
         shape: list[int] = []
@@ -142,11 +139,8 @@ class _Splitter:
         fine = self._fresh(s, tuple(shape))
         self.statements.append(replace(new, output=fine, index=tuple(index), sizes=tuple(map(Int, shape))))
         wanted = self.types[s.output].shape
-        variables = [Index(f"v{k}") for k in range(len(wanted))]
-        whole = Access(fine, _places(wanted, shape, variables))
-        last = replace(s, aggregation="assign", guard=None, constraints=(), body=whole)
-        self.statements.append(replace(last, index=tuple(variables), sizes=tuple(map(Int, wanted))))
-        self.merged[s.output] = _Merged(fine, _together(shape, wanted))
+        self.statements.append(replace(reshape_statement(s.output, wanted, fine, tuple(shape)), span=s.span))
+        self.merged[s.output] = _Merged(fine, _merged_axes(shape, wanted))
         return True
 
     def _parts(self, s: Statement) -> dict[str, tuple[int, ...]]:
@@ -230,7 +224,7 @@ def _refined(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(reversed(sizes)) if exact else None
 
 
-def _together(there: Sequence[int], wanted: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _merged_axes(there: Sequence[int], wanted: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """For each axis of `wanted`, the axes of `there` that make it."""
     left = [a for a, n in enumerate(there) if n != 1]
     found = []

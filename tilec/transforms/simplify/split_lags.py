@@ -29,12 +29,12 @@ from tilec.ir.program import (
     index_variables,
     map_expressions,
     reads_itself,
-    rebuild,
 )
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import gcd, is_symbolic
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.rewrite import map_reads
 
 LEAST_LAG = 16  # steps that all reads reach back by, or by multiples of them
 
@@ -89,16 +89,13 @@ def _split(s: Statement, axis: int, lag: int, t: TensorType, names: Names) -> li
     def parts(items: tuple[Expr, ...], block: Expr, rest: Expr) -> tuple[Expr, ...]:
         return (*items[:axis], block, rest, *items[axis + 1 :])
 
-    def visit(e: Expr) -> Expr:
-        e = rebuild(e, visit)
-        if not isinstance(e, Access) or e.tensor != s.output:
-            return e
+    def in_blocks(e: Access) -> Access:
         reach = linear(e.index[axis]) - Affine.variable(q, lag) - Affine.variable(r)
         block = Affine.variable(q) + as_int(reach.constant) // lag
         return replace(e, tensor=output, index=parts(e.index, block.to_expr(), Index(r)))
 
     at = {time: Affine.variable(q, lag) + Affine.variable(r)}
-    moved = map_expressions(substitute_affine(s, at), visit)
+    moved = map_expressions(substitute_affine(s, at), lambda e: map_reads(e, (s.output,), in_blocks))
     init = None if s.init is None else replace_indices(s.init, at)
     blocks = replace(
         moved,

@@ -38,7 +38,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
-from tilec.transforms.util.reshapes import reshape_indices
+from tilec.transforms.util.reshapes import reshape_statement
 
 _Variable = tuple[str, str]  # the output of a statement, one of its variables
 _Axis = tuple[str, int]  # a computed tensor, one of its axes
@@ -140,18 +140,18 @@ class _Classes:
 
 
 def _rewritten(program: Program, types: Mapping[str, TensorType], parts: Mapping[_Node, int]) -> Program:
-    apart = _Apart(types, parts, Names.of(program), frozenset(program.input_names()))
+    apart = _QuotientRewriter(types, parts, Names.of(program), frozenset(program.input_names()))
     statements: list[Statement] = []
     for s in program.statements:
         new = apart.statement(s)
         statements += (*apart.views, new)
         apart.views.clear()
         if new.output != s.output and s.output in program.outputs:
-            statements.append(_reshape(s.output, types[s.output].shape, new.output, apart.shape(s.output)))
+            statements.append(reshape_statement(s.output, types[s.output].shape, new.output, apart.shape(s.output)))
     return replace(program, statements=tuple(statements))
 
 
-class _Apart:
+class _QuotientRewriter:
     """Statements with variables and axes apart. `views`: reshapes of inputs that the last one is the first to read."""
 
     def __init__(
@@ -175,7 +175,7 @@ class _Apart:
             name = self.known[tensor, by] = self.names.fresh(f"{tensor}_apart")
             if tensor in self.inputs:
                 shape = self.shape(tensor, by)
-                self.views.append(_reshape(name, shape, tensor, self.types[tensor].shape))
+                self.views.append(reshape_statement(name, shape, tensor, self.types[tensor].shape))
         return self.known[tensor, by]
 
     def statement(self, s: Statement) -> Statement:
@@ -219,10 +219,3 @@ class _Apart:
         }
         constraints |= {Constraint(r, Int(sizes[v])): None for v, (_, r) in pairs.items() if r not in bounded}
         return replace(new, index=index, constraints=tuple(constraints))
-
-
-def _reshape(name: str, shape: tuple[int, ...], source: str, there: tuple[int, ...]) -> Statement:
-    """All elements of `source` in order, in another shape."""
-    variables = tuple(Index(f"v{k}") for k in range(len(shape)))
-    places = tuple(form.to_expr() for form in reshape_indices(shape, there, variables))
-    return Statement(name, variables, tuple(map(Int, shape)), Access(source, places))

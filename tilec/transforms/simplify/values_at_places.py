@@ -70,7 +70,7 @@ class _Elements:
             e = rebuild(e, visit)
             if not isinstance(e, Access) or e.tensor in asked | compared or e.tensor not in self.made:
                 return e
-            few = points * _FEWER <= math.prod(self.types[e.tensor].shape)
+            few = points * _FEWER <= self.types[e.tensor].numel
             if not few or not any(isinstance(i, Int) or any(accesses_in(i)) for i in e.index):
                 return e
             value = self.value(e, points)
@@ -81,7 +81,7 @@ class _Elements:
     def value(self, e: Access, points: int) -> Expr | None:
         """What the element is, of tensors that are stored; None where it is made of others."""
         s = self.made.get(e.tensor)
-        if s is None or points * _FEWER > math.prod(self.types[e.tensor].shape):
+        if s is None or points * _FEWER > self.types[e.tensor].numel:
             return e
         if not _gives_values(s, self.types):
             return None

@@ -29,13 +29,13 @@ from tilec.ir.program import (
     node_count,
     reads,
     reads_itself,
-    rebuild,
     substitute,
     walk,
 )
 from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables
 from tilec.transforms.util.plain import is_pure, is_unmasked
+from tilec.transforms.util.rewrite import map_reads
 
 MOST_NODES = 200  # of a body that takes another in
 WORTH_A_READER = 2**20  # elements that are worth a reader's few operations
@@ -127,15 +127,12 @@ def _read_through(
             if isinstance(e, Access) and e.tensor == s.output and any(e.index[d] != Int(0) for d in dropped):
                 return None
 
-    def visit(e: Expr) -> Expr:
-        e = rebuild(e, visit)
-        if isinstance(e, Access) and e.tensor == s.output:
-            index = tuple(e.index[places[i.name]] if isinstance(i, Index) else i for i in source.index)
-            moved = replace(e, tensor=source.tensor, index=index)
-            return Call("neg", (moved,)) if negated else moved
-        return e
+    def read(e: Access) -> Expr:
+        index = tuple(e.index[places[i.name]] if isinstance(i, Index) else i for i in source.index)
+        moved = replace(e, tensor=source.tensor, index=index)
+        return Call("neg", (moved,)) if negated else moved
 
-    return [map_expressions(o, visit) for o in readers]
+    return [map_expressions(o, lambda e: map_reads(e, (s.output,), read)) for o in readers]
 
 
 def _only_values(s: Statement, tensor: str) -> bool:
@@ -236,14 +233,11 @@ def _spread_there(
     if not all(_reads_own(o, s.output, types) for o in readers):
         return None
 
-    def visit(e: Expr) -> Expr:
-        if isinstance(e, Access) and e.tensor == s.output:
-            return substitute(
-                s.body, {i.name: x for i, x in zip(s.index or (), e.index, strict=True) if isinstance(i, Index)}
-            )
-        return rebuild(e, visit)
+    def value(e: Access) -> Expr:
+        at = {i.name: x for i, x in zip(s.index or (), e.index, strict=True) if isinstance(i, Index)}
+        return substitute(s.body, at)
 
-    return [map_expressions(o, visit) for o in readers]
+    return [map_expressions(o, lambda e: map_reads(e, (s.output,), value)) for o in readers]
 
 
 def _reads_own(s: Statement, tensor: str, types: Mapping[str, TensorType]) -> bool:

@@ -75,7 +75,7 @@ def _lifted(
     free = [v for v in e.bound if v not in kept]
     if not free or not set(e.bound) & kept:
         return e
-    for own, inner in _apart(free, others):
+    for own, inner in _components(free, others):
         read = constraining(*(f.value for f in inner), gathers=False)
         extent = ranges_of(axis_places(read, types), outputs, lambda i, n: isinstance(i, Int) and i.value < n)
         variables = index_variables(*(f.value for f in inner))
@@ -122,7 +122,7 @@ def _reads(e: Expr, output: str) -> bool:
     return any(isinstance(x, Access) and x.tensor == output for x in walk(e))
 
 
-def _apart(free: Collection[str], factors: list[Factor]) -> Iterator[tuple[set[str], list[Factor]]]:
+def _components(free: Collection[str], factors: list[Factor]) -> Iterator[tuple[set[str], list[Factor]]]:
     """Variables that factors have in common with each other and with no other one, and these factors."""
     left = set(free)
     while left:

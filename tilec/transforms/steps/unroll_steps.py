@@ -158,7 +158,7 @@ def _terms_of_step(s: Statement, types: Types) -> int:
         product = e.aggregation == "sum" and own and len(operands_of("mul", e.body)) > 1
         summed = {*index_variables(e.body)}.difference(outputs)
         if product and summed and summed <= extent.keys():
-            most = max(most, math.prod(types[s.output].shape) * math.prod(extent[v] for v in summed))
+            most = max(most, types[s.output].numel * math.prod(extent[v] for v in summed))
     return most
 
 

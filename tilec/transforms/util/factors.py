@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tilec.ir.functions import ONE, RANDOM, call
 from tilec.ir.infer import expression_type, expression_types
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, children, walk
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating
 
+_Item = TypeVar("_Item")
 MINUS_ONE = -Float(1.0)  # the factor that a sign is
 
 
@@ -74,13 +76,7 @@ def _shared(terms: list[tuple[bool, Expr]], types: Types) -> list[Factor] | None
     if not all(is_floating(expression_type(t, types).dtype) for _, t in terms):
         return None
     products = [factors_of(t, types) for _, t in terms]
-    common: list[Factor] = []
-    rest = [list(p) for p in products]
-    for f in products[0]:
-        if all(f in r for r in rest):
-            common.append(f)
-            for r in rest:
-                r.remove(f)
+    common, rest = in_common(products)
     if all(is_number(f.value) or f.value == MINUS_ONE for f in common):
         return None
     if any(rest):
@@ -88,6 +84,17 @@ def _shared(terms: list[tuple[bool, Expr]], types: Types) -> list[Factor] | None
     else:
         left = Float(float(sum(-1 if minus else 1 for minus, _ in terms)))
     return [*common, Factor(left, False)]
+
+
+def in_common(lists: Sequence[Sequence[_Item]]) -> tuple[list[_Item], list[list[_Item]]]:
+    """What all of them have, as often as it is in each, and what is left of each."""
+    common, rest = list[_Item](), [list(items) for items in lists]
+    for x in lists[0] if lists else ():
+        if all(x in items for items in rest):
+            common.append(x)
+            for items in rest:
+                items.remove(x)
+    return common, rest
 
 
 def quotient_of(factors: Sequence[Factor]) -> Expr:

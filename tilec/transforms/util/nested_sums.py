@@ -66,7 +66,7 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> Aggr
     every = math.prod(extent[v] for v in index_variables(*e.roots))
     choices = []
     for v in e.bound:
-        inside, outside = _parted(factors, v)
+        inside, outside = _partitioned(factors, v)
         used = index_variables(*(f.value for f in inside), *(t for t in tests if v in index_variables(t)))
         first, rest = math.prod(extent[w] for w in used), every // extent[v]
         movable = any(not f.divides and not _is_inside(f) for f in inside) and any(not f.divides for f in outside)
@@ -75,7 +75,7 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> Aggr
     if not choices:
         return e
     v = min(choices)[1]
-    inside, outside = _parted(factors, v)
+    inside, outside = _partitioned(factors, v)
     here = [t for t in tests if v in index_variables(t)]
     limits = {w: Constraint(Index(w), Int(extent[w])) for w in e.bound}
     kept = tuple(c for c in e.constraints if linear(c.expr).bare not in limits)
@@ -88,7 +88,7 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> Aggr
     return replace(e, body=body, bound=bound, guard=guard, constraints=(*kept, *limits.values()))
 
 
-def _parted(factors: list[Factor], v: str) -> tuple[list[Factor], list[Factor]]:
+def _partitioned(factors: list[Factor], v: str) -> tuple[list[Factor], list[Factor]]:
     inside = [f for f in factors if v in index_variables(f.value)]
     return inside, [f for f in factors if f not in inside]
 

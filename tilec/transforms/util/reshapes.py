@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.ir.index import Affine
-from tilec.ir.program import Call, Expr, Index, Int
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.rational import Fraction, as_int
 from tilec.transforms.util.broadcast import Shape
 
@@ -24,6 +24,13 @@ def reshape_indices(shape: Shape, source: Shape, variables: Sequence[Index]) -> 
         indices.append((above - below) / stride)
         above = below
     return indices
+
+
+def reshape_statement(output: str, shape: Shape, source: str, there: Shape) -> Statement:
+    """All elements of `source`, which has the shape `there`, in order."""
+    variables = tuple(Index(f"v{k}") for k in range(len(shape)))
+    places = tuple(form.to_expr() for form in reshape_indices(shape, there, variables))
+    return Statement(output, variables, tuple(map(Int, shape)), Access(source, places))
 
 
 def row_major_steps(shape: Shape) -> list[int]:

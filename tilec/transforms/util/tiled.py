@@ -125,14 +125,14 @@ def _joined(run: TiledCall[P], call: TiledCall[P]) -> TiledCall[P] | None:
         return None
     if run.program != call.program:
         return None
-    sources = [_moved(a, b, run.count) for a, b in zip(run.sources, call.sources, strict=True)]
-    sinks = [(k, _moved(a, b, run.count)) for (k, a), (_, b) in zip(run.sinks, call.sinks, strict=True)]
+    sources = [_advanced(a, b, run.count) for a, b in zip(run.sources, call.sources, strict=True)]
+    sinks = [(k, _advanced(a, b, run.count)) for (k, a), (_, b) in zip(run.sinks, call.sinks, strict=True)]
     if None in sources or None in [x for _, x in sinks]:
         return None
     return TiledCall(run.program, tuple(sources), tuple(sinks), run.count + 1)  # type: ignore[arg-type]
 
 
-def _moved(a: _Place, b: _Place, count: int) -> _Place | None:
+def _advanced(a: _Place, b: _Place, count: int) -> _Place | None:
     """The place that is `a` first and `b` after so many calls."""
     if not isinstance(a, Moving) or not isinstance(b, Moving):
         return a if a == b else None

@@ -118,7 +118,7 @@ def _statistics(program: Program) -> set[str]:
 
 def _parts(parts: list[Statement], types: Types, names: Names, statistics: Collection[str]) -> list[Statement]:
     known = dict(types)
-    for step in (sheared, spread, _scaled_after, partial(_operands_apart, statistics=statistics), _reads_apart):
+    for step in (sheared, spread, _scaled_after, partial(_stored_operands, statistics=statistics), _stored_gathers):
         parts = [p for part in parts for p in step(part, known, names) or [part]]
         known.update((p.output, statement_type(p, known)) for p in parts)
     return parts
@@ -138,7 +138,7 @@ def _scaled_after(s: Statement, types: Types, names: Names) -> list[Statement] |
     return _alike([whole, last], [whole], s, types)
 
 
-def _operands_apart(s: Statement, types: Types, names: Names, statistics: Collection[str]) -> list[Statement] | None:
+def _stored_operands(s: Statement, types: Types, names: Names, statistics: Collection[str]) -> list[Statement] | None:
     """The operands that are made of several tensors, and their product."""
     product = _Product.of(s, types)
     if product is None:
@@ -152,12 +152,12 @@ def _operands_apart(s: Statement, types: Types, names: Names, statistics: Collec
         called = {e.function for f in factors for e in walk(f.value) if isinstance(e, Call)}
         alone = len(reads) < 2 and not called & COSTLY_FUNCTIONS
         relative = "exp" in called and any(a.tensor in statistics for a in reads)  # a softmax, which chains know
-        wider = product.count(own) > max([0, *(math.prod(types[a.tensor].shape) for a in reads)])
+        wider = product.count(own) > max([0, *(types[a.tensor].numel for a in reads)])
         if alone or relative or wider or not varies or product.count(other - own) < _LEAST_REUSE:
             operands += factors
             continue
         body = quotient_of(factors)
-        largest = max(reads, key=lambda a: math.prod(types[a.tensor].shape))
+        largest = max(reads, key=lambda a: types[a.tensor].numel)
         order = [v for v in dict.fromkeys((*index_variables(largest), *index_variables(body))) if v in own]
         index = tuple(map(Index, order))
         sizes = tuple(Int(product.extent[v]) for v in order)
@@ -225,7 +225,7 @@ class _Product:
         return product if min(map(product.count, least)) >= LEAST and summed <= a & b else None
 
 
-def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | None:
+def _stored_gathers(s: Statement, types: Types, names: Names) -> list[Statement] | None:
     """What is read at computed places that are inside wherever they are, and the statement that reads it there."""
     outputs = distinct_variables(s.index)
     if outputs is None or not is_pure(s) or not is_floating(types[s.output].dtype):
@@ -237,7 +237,7 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
         return None
     written = dict(zip(outputs, types[s.output].shape, strict=True))
     extent = ranges_of(axis_places(every, types), written, lambda e, n: linear(e).bare is None)
-    points = math.prod(types[s.output].shape)
+    points = types[s.output].numel
     if extent is None or not set(index_variables(s.body)) <= extent.keys() or points < _FEWEST_READS:
         return None
     found: dict[Expr, Expr] = {}
@@ -249,7 +249,7 @@ def _reads_apart(s: Statement, types: Types, names: Names) -> list[Statement] | 
         ends = [ends_of(e, extent) for e in a.index]
         inside = all(x is not None and 0 <= x[0] <= x[1] < n for x, n in zip(ends, types[a.tensor].shape, strict=True))
         elements = math.prod(extent[v] for v in own)
-        fewer = elements * 2 <= points and elements > math.prod(types[a.tensor].shape)
+        fewer = elements * 2 <= points and elements > types[a.tensor].numel
         if not inside or not fewer:
             continue
         index = tuple(map(Index, own))

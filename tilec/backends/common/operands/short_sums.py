@@ -82,7 +82,7 @@ def _factors_written_out(s: Statement, types: Types) -> Statement | None:
     extent = {**ranges, factor: count}
     if any(extent.get(linear(e).bare or "") != n and not isinstance(e, Int) for e, n in places):
         return None
-    known = {a.tensor: math.prod(types[a.tensor].shape) for a in read}
+    known = {a.tensor: types[a.tensor].numel for a in read}
     if not 1 < count <= _MOST_FACTORS or math.prod(ranges.values()) < _TIMES_LARGER * sum(known.values()):
         return None
     factors = [replace_indices(s.body, {factor: Affine.of((), k)}) for k in range(count)]

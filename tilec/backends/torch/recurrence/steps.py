@@ -8,18 +8,16 @@ would take more room than a few times the states; a step takes its slice. What r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import tuple_text
 from tilec.backends.common.domain import (
     Condition,
     Domain,
-    access_conditions,
+    all_conditions,
     free,
-    gathered,
     row_major,
-    whole_arguments,
 )
 from tilec.backends.common.skew import Skew, plan_read
 from tilec.backends.torch.expr.access import TensorFrame
@@ -239,7 +237,7 @@ class Level:
     def inside(self, access: Access) -> Expr | None:
         """Where an access lies inside its tensor; None where it does everywhere."""
         if any(reads_own(i, self.own) for i in access.index):
-            return self._all(asked_inside(access, self.types, self.own))
+            return self._all(all_conditions(access, self.types, self.own))
         found = self.frame.inside(access)
         return None if found is None else self.condition(*found)
 
@@ -356,19 +354,6 @@ class Level:
         if s.init is None:
             return Call("bool", (ZERO,)) if self.types[self.own].dtype == "bool" else ZERO
         return initial(s, access)
-
-
-def asked_inside(access: Access, types: Mapping[str, TensorType], own: str) -> list[Condition]:
-    """The conditions under which an access lies in its tensor, and those in its index in theirs; of elements of `own`
-    nothing is asked, which `init` continues."""
-    found: dict[Condition, None] = {}
-    pending = [access]
-    while pending:
-        a = pending.pop()
-        if a is access or a.tensor != own:
-            found.update(dict.fromkeys((*access_conditions(a, types), *whole_arguments(a.index))))
-        pending += [x for f in map(linear, a.index) for x in gathered(f)]
-    return list(found)
 
 
 def reads_own(e: Expr, own: str) -> bool:

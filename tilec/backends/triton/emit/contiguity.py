@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tilec.backends.triton.emit.frame import free_of
@@ -41,20 +40,24 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
     short = is_window(space, reductions)
     for root in (space.statement.body, space.statement.guard):
         for a in accesses_in(root):
-            size = math.prod(view.types[a.tensor].shape)
+            size = view.types[a.tensor].numel
             if size > best and free_of(a) & set(reductions):
-                found = moved_least(a, view.strides[a.tensor], space.largest)
+                found = innermost_index(a, view.strides[a.tensor], space.largest)
                 if found is None:
                     elsewhere |= any(accesses_in(*a.index))
                     continue
                 alike = free_of(a) <= set(space.reductions)
                 best, (i, fastest) = size, found
                 v = min(fastest)
-                answer = v in reductions and not (short and (_slides(i, v, space) or _is_beside(a, v, space, view)))
+                answer = v in reductions and not (
+                    short and (_slides(i, v, space) or _is_interleaved(a, v, space, view))
+                )
     return answer and not (short and alike and elsewhere)
 
 
-def moved_least(a: Access, strides: Sequence[int], extent: Callable[[str], int]) -> tuple[Expr, frozenset[str]] | None:
+def innermost_index(
+    a: Access, strides: Sequence[int], extent: Callable[[str], int]
+) -> tuple[Expr, frozenset[str]] | None:
     """The index in which memory runs from one point to the next, and the variables that step there by the least; None
     where nothing steps, or data says where to: what is beside is anywhere then. A value computed of variables
     (`x // 2`) steps by one."""
@@ -91,7 +94,7 @@ def moves_at_once(a: Access, view: StridedView, v: str, count: int) -> bool:
     return sum(step for w, step in _moves(a, view) if w == v) == 1
 
 
-def _is_beside(a: Access, v: str, space: Space, view: StridedView) -> bool:
+def _is_interleaved(a: Access, v: str, space: Space, view: StridedView) -> bool:
     """Whether a summed variable has few values side by side, and an output variable the next ones: neighbours of that
     share what memory is read in."""
     beside, moves = space.largest(v), dict(_moves(a, view))
@@ -128,15 +131,15 @@ def runs_across(space: Space, view: StridedView, outputs: Sequence[str]) -> str 
     own = [v for v, step in _moves(written, view) if abs(step) == 1 and v in rest]
     if own:
         return own[0]
-    read = [(math.prod(view.types[a.tensor].shape), v) for v, a in _fastest_of_reads(space, view, outputs[-1])]
+    read = [(view.types[a.tensor].numel, v) for v, a in _fastest_of_reads(space, view, outputs[-1])]
     return max((x for x in read if x[1] in rest), default=(0, None))[1]
 
 
-def turned_window(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
+def transposed_window(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
     """The output variable but the last along which memory runs in the largest tensor that a window slides over, which
     is read along the last too (an image whose channels lie last, of which channels are written first)."""
     read = [a for a in value_accesses(space.statement) if not free_of(a).isdisjoint(space.reductions)]
-    largest = max(read, key=lambda a: math.prod(view.types[a.tensor].shape), default=None)
+    largest = max(read, key=lambda a: view.types[a.tensor].numel, default=None)
     if largest is None or outputs[-1] not in free_of(largest):
         return None
     moves = _moves(largest, view)
@@ -144,10 +147,10 @@ def turned_window(space: Space, view: StridedView, outputs: Sequence[str]) -> st
     return None if any(abs(step) == 1 and v == outputs[-1] for v, step in moves) else next(iter(along), None)
 
 
-def turned_sum(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
+def transposed_sum(space: Space, view: StridedView, outputs: Sequence[str]) -> str | None:
     """The output variable along which memory runs in a tensor that is summed, next to none smaller than the largest."""
     read = [a for a in value_accesses(space.statement) if not free_of(a).isdisjoint(space.reductions)]
-    sizes = [math.prod(view.types[a.tensor].shape) for a in read]
+    sizes = [view.types[a.tensor].numel for a in read]
     large = [a for a, size in zip(read, sizes, strict=True) if 2 * size >= max(sizes)]
     steps = ((v, step) for a in large for v, step in _moves(a, view))
     along = (v for v, step in steps if abs(step) == 1 and v in outputs and space.largest(v) >= VALUES_OF_A_LINE)

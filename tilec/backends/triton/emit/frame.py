@@ -95,7 +95,7 @@ class Frame(PositionText):
     def part_address(self, tensor: str, parts: str, forms: Sequence[Affine], spread_over: frozenset[str]) -> str:
         """The same in this program's part of a split sum: `parts` holds as many elements as the tensor for each."""
         offsets, base = self._offsets(tensor, forms, spread_over), self.kernel.pointer(parts)
-        step = self.kernel.number("elements", "elements", math.prod(self.types[tensor].shape))
+        step = self.kernel.number("elements", "elements", self.types[tensor].numel)
         return f"{base} + {PROGRAM[2]}.to(tl.int64) * {step}{offsets}"
 
     def _offsets(self, tensor: str, forms: Sequence[Affine], spread_over: frozenset[str]) -> str:
@@ -135,9 +135,9 @@ class Frame(PositionText):
             for a, c in form.terms:
                 moves[a] = moves.get(a, 0) + as_int(c) * stride
             start += as_int(form.constant) * stride
-        return self._together(moves) if self.kernel.powers else moves, start
+        return self._coalesced(moves) if self.kernel.powers else moves, start
 
-    def _together(self, moves: dict[Expr, int]) -> dict[Expr, int]:
+    def _coalesced(self, moves: dict[Expr, int]) -> dict[Expr, int]:
         """The moves, those of all variables of an axis as one of its last where memory runs through them as the axis
         does: a position's parts then need not be known to read there."""
         k, left = self.kernel, dict(moves)

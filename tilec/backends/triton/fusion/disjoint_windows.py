@@ -33,7 +33,6 @@ from tilec.ir.program import (
     map_values,
     node_count,
     reads_itself,
-    rebuild,
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating, shapes_in
@@ -41,7 +40,7 @@ from tilec.transforms.autodiff.window_places import SmallWindow
 from tilec.transforms.lower.defract import defract_statement
 from tilec.transforms.lower.reduce import reduce_statement
 from tilec.transforms.util.plain import is_pure
-from tilec.transforms.util.rewrite import body_at
+from tilec.transforms.util.rewrite import body_at, map_reads
 
 POINTS_OF_A_WINDOW = 9  # of a window: 16 take 16 seconds to plan
 WINDOWS = {"sum": "add", "max": "max", "min": "min"}  # aggregations of a window's points, and of two
@@ -192,12 +191,10 @@ def _read_inside(reader: Statement, name: str, s: Statement, types: Types) -> St
         return None
     ranges = dict[Constraint, None]()
 
-    def visit(e: Expr) -> Expr:
-        if not isinstance(e, Access) or e.tensor != name:
-            return rebuild(e, visit)
+    def value(e: Access) -> Expr:
         ranges.update((Constraint(i, Int(n)), None) for i, n in zip(e.index, types[name].shape, strict=True))
         return body_at(s, e.index)
 
-    made = map_values(reader, visit)
+    made = map_values(reader, lambda e: map_reads(e, (name,), value))
     constraints = tuple(dict.fromkeys((*reader.constraints, *ranges)))
     return replace(made, constraints=constraints) if node_count(made.body) <= LONGEST_BODY else None

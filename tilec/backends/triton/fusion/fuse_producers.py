@@ -51,7 +51,7 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure
-from tilec.transforms.util.rewrite import body_at
+from tilec.transforms.util.rewrite import body_at, with_parts
 
 
 def with_producers(
@@ -97,24 +97,21 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     if len(places) != 1:
         return None
     (place,) = places
-    if not _each_once(place, reader, types) or not set(index_variables(*place)) - set(
+    if not reads_each_once(place, reader, types) or not set(index_variables(*place)) - set(
         index_variables(*(reader.index or ()))
     ):
         return None  # of elements that are read again, or no reduction
     filled = writes_all(s, dict(zip(names, types[s.output].shape, strict=True)), types)
     read = Access(s.output, place)
     value = _filled_at(s, read, types) if filled else element_at(s, read, types)
-
-    def computed(e: Expr) -> Expr:
-        return value if isinstance(e, Access) and e.tensor == s.output else rebuild(e, computed)
-
     ranges = _unbounded(value if filled else None, read, types)
-    return replace(map_values(reader, computed), constraints=(*reader.constraints, *ranges))
+    made = map_values(reader, lambda e: with_parts(e, {read: value}))
+    return replace(made, constraints=(*reader.constraints, *ranges))
 
 
-def _each_once(place: Sequence[Expr], reader: Statement, types: Types) -> bool:
+def reads_each_once(place: Sequence[Expr], reader: Statement, types: Types) -> bool:
     """Whether a statement's points read different elements at a place: by bare variables, or in windows that do not
-    meet."""
+    overlap."""
     forms = [linear(e) for e in place]
     found = [v for form in forms for v in form.variables()]
     if len(set(found)) < len(found) or not set(variables_of(reader)) <= set(found):
@@ -122,7 +119,7 @@ def _each_once(place: Sequence[Expr], reader: Statement, types: Types) -> bool:
     if all(form.bare is not None for form in forms):
         return True
     space = build_space(reader, types)
-    if space is None or len(space.classes) != 1 or not all(f.is_affine and f.is_integral for f in forms):
+    if space is None or not all(form.is_affine and form.is_integral for form in forms):
         return False
     return all(_steps_over(form, space) for form in forms)
 
@@ -135,7 +132,7 @@ def _steps_over(form: Affine, space: Space) -> bool:
         if step <= reach:
             return False
         reach += step * (space.largest(v) - 1)
-    return bool(form.terms)
+    return True
 
 
 def reads_values(s: Statement, tensor: str) -> bool:
@@ -313,8 +310,7 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
                 return element_at(s, a, types) if isinstance(e, Access) else ONE
         return rebuild(e, visit)
 
-    guard = None if reader.guard is None else visit(reader.guard)
-    made = replace(reader, body=visit(reader.body), guard=guard)
+    made = map_values(reader, visit)
     made = replace(made, constraints=(*reader.constraints, *asked))
     if node_count(made.body) > LONGEST_BODY:
         return None
@@ -393,6 +389,6 @@ def _seconds(s: Statement, types: Types, summed: bool) -> float | None:
     if not accesses or len(accesses) > MOST_READS:
         return None
     memory = size_in_bytes(types[s.output]) + sum(size_in_bytes(types[t]) for t in {a.tensor for a in accesses})
-    widths = sum(size_in_bytes(types[a.tensor]) / max(math.prod(types[a.tensor].shape), 1) for a in accesses)
+    widths = sum(size_in_bytes(types[a.tensor]) / max(types[a.tensor].numel, 1) for a in accesses)
     points = space.count(space.reductions) if elements == 1 else 1  # several elements' are written out
-    return max(memory, math.prod(types[s.output].shape) / elements * points * widths / CACHED)
+    return max(memory, types[s.output].numel / elements * points * widths / CACHED)

@@ -18,10 +18,10 @@ from tilec.backends.common.chains.recognise import Chained, chained
 from tilec.backends.common.domain import Condition, Domain, point_conditions
 from tilec.backends.common.operands.mirrored import with_mirrored_sums
 from tilec.backends.common.operands.orders import with_better_orders
-from tilec.backends.common.operands.products_apart import with_products_apart
 from tilec.backends.common.operands.rounded import with_rounded_operands
 from tilec.backends.common.operands.short_sums import with_short_sums
-from tilec.backends.common.units import Units, ordered
+from tilec.backends.common.operands.stored_products import with_stored_products
+from tilec.backends.common.units import Units, by_unit, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.fusion.disjoint_windows import with_points_written_out, with_windows
 from tilec.backends.triton.fusion.fuse_producers import elementwise, with_producers
@@ -38,7 +38,7 @@ from tilec.backends.triton.fusion.loop_nest import (
 )
 from tilec.backends.triton.fusion.memory_order import Layouts
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
-from tilec.backends.triton.fusion.numbered_parts import with_columns_apart, with_narrow_scatters, with_numbered_parts
+from tilec.backends.triton.fusion.numbered_parts import with_narrow_scatters, with_numbered_parts, with_stored_columns
 from tilec.backends.triton.fusion.read_through import (
     aggregated_through,
     asking_inputs,
@@ -186,12 +186,12 @@ def _grouped(program: Program, types: Types, layouts: Layouts) -> Grouped:
     chains = chained(program, types)
     program, types = chains.program, chains.types
     members = chains.members()
-    program, types = with_products_apart(program, types, members)
+    program, types = with_stored_products(program, types, members)
     program, types = with_rounded_operands(program, types, members)
     program, types = with_mirrored_sums(program, types, members)
     program = with_short_sums(program, types, members)
     program, types = with_product_layouts(program, types, members)
-    program, types = with_columns_apart(program, types, members)
+    program, types = with_stored_columns(program, types, members)
     program, types, pairs = with_pair_sums(program, types, members)
     program, types, apart = with_invariants(program, types, members, pairs)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
@@ -259,10 +259,7 @@ def _order(program: Program, candidates: Sequence[GroupCandidate], chains: Chain
     """Outputs by kernel, each after what it reads."""
     unit_of: dict[str, object] = {s.output: k for k, c in enumerate(candidates) for s in (*c.members, *c.after)}
     unit_of |= {s.output: kernel.outputs for kernel in chains.kernels.values() for s in kernel.statements}
-    units: dict[object, list[str]] = {}
-    for s in program.statements:
-        units.setdefault(unit_of.get(s.output, s.output), []).append(s.output)
-    every = list(units.values())
+    every = list(by_unit(program, unit_of).values())
     order = ordered(every, _reads(program, chains))
     assert order is not None, "joined units can be ordered"
     return [every[k] for k in order]
@@ -276,7 +273,7 @@ def _assembled(
     of = {s.output: c for c in candidates for s in (*c.members, *c.after)}
     known = dict(types)
     fresh_names = Names.of(program)
-    compared = _compared(program.statements)
+    compared = _compared_tensors(program.statements)
     views, again, aggregations = _read_through(program, types, candidates, chains, around, compared)
     ordered: list[Statement] = []
     groups: dict[str, Group] = {}
@@ -369,7 +366,7 @@ def _is_read_across(name: str, program: Program, forms: Collection[str]) -> bool
     return any(len(found) > 1 for found in places.values())
 
 
-def _compared(statements: Iterable[Statement]) -> dict[str, set[str]]:
+def _compared_tensors(statements: Iterable[Statement]) -> dict[str, set[str]]:
     """Tensors from which statements compute what they compare (whether a maximum is what it was a maximum of), and the
     outputs of those statements."""
     found: dict[str, set[str]] = {}

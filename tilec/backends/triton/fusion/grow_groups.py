@@ -11,7 +11,7 @@ from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.fusion.loop_nest import LoopNest, Shared, reduced, walked, walked_by
 from tilec.backends.triton.fusion.members import ON_CHIP, GroupMembers, kind_of, members_of, scans_columns
-from tilec.backends.triton.fusion.memory_order import memory_order, rows_and_columns, runs_fastest, share_of_programs
+from tilec.backends.triton.fusion.memory_order import memory_order, occupancy, rows_and_columns, runs_fastest
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.cost import size_in_bytes
@@ -75,12 +75,12 @@ def _grown(seed: LoopNest, near: Sequence[LoopNest], around: Neighbourhood, type
         pending = len(left) < before
     in_order = sorted(shared.statements.values(), key=lambda s: around.place[s.output])
     growth = _Growth(around, shared.extent, types)
-    found, scanning = growth.totals(in_order), growth.beside_scans(in_order)
+    found, scanning = growth.totals(in_order), growth.with_scans_alone(in_order)
     while found is None and len(in_order) > 1:
         split = growth.split(in_order)
         if split is None:
             return None
-        busy = share_of_programs(in_order, split[0], shared.extent, around.layouts)
+        busy = occupancy(in_order, split[0], shared.extent, around.layouts)
         members = growth.members(in_order, *split)
         found = growth.candidate(members, *split, busy)
         if found is None and busy < 1 and any(reduced(s, shared.extent) for s in in_order):
@@ -157,7 +157,7 @@ class _Growth:
         if order is None or len(sets) < 2 or any(r != sets[0] for r in sets) or sets[0] == {*columns_of}:
             return None
         rows, columns = tuple(v for v in order if v not in sets[0]), tuple(v for v in order if v in sets[0])
-        busy = share_of_programs(statements, rows, self.extent, self.around.layouts)
+        busy = occupancy(statements, rows, self.extent, self.around.layouts)
         members = self.members(statements, rows, columns)
         if not any(map(self._reduced, members[0])):  # they read the others elsewhere: at computed positions
             members = self.members([s for s in statements if s not in members[0]], rows, columns)
@@ -165,7 +165,7 @@ class _Growth:
             return None
         return self.candidate(members, rows, columns, busy)
 
-    def beside_scans(self, statements: Sequence[Statement]) -> GroupCandidate | None:
+    def with_scans_alone(self, statements: Sequence[Statement]) -> GroupCandidate | None:
         """The kernel of scans and what walks their points alone, where others have further variables: memory may run
         along these, and a scan goes through columns along which it runs."""
         scans = [s for s in statements if s.output in self.around.scans]
@@ -177,7 +177,7 @@ class _Growth:
         split = within.split(rest)
         if split is None:
             return None
-        busy = share_of_programs(rest, split[0], within.extent, self.around.layouts)
+        busy = occupancy(rest, split[0], within.extent, self.around.layouts)
         found = within.candidate(within.members(rest, *split), *split, busy)
         return found if found is not None and any(s in found.members for s in scans) else None
 
@@ -285,14 +285,14 @@ class _Growth:
             return 0
         each = self._bytes_of_each(found.members)
         stored = self.around.stored_outside({*each}) | found.sums | found.cut
-        return sum(each.values()) - self._bytes_together(found.members, stored)
+        return sum(each.values()) - self._fused_bytes(found.members, stored)
 
     def _bytes_of_each(self, members: Sequence[Statement]) -> dict[str, int]:
         """What kernels of their own move, by output."""
         moved = {s.output: (n for n in (s.output, *reads(s)) if n in self.types) for s in members}
         return {output: sum(size_in_bytes(self.types[n]) for n in names) for output, names in moved.items()}
 
-    def _bytes_together(self, members: Sequence[Statement], stored: Collection[str]) -> int:
+    def _fused_bytes(self, members: Sequence[Statement], stored: Collection[str]) -> int:
         names = {s.output for s in members}
         read = {n for s in members for n in reads(s) if n in self.types} - names
         return sum(size_in_bytes(self.types[n]) for n in read | set(stored))
@@ -303,7 +303,7 @@ class _Growth:
         are counted as others would read them: once for each statistic, once for all that is left at each point."""
         each = self._bytes_of_each(members)
         stored = self.around.stored_outside({*each}) | late
-        together = self._bytes_together(members, stored)
+        together = self._fused_bytes(members, stored)
         apart, launches = sum(each.values()), len(members)
         pairs = any(s.output in self.around.scans and self.around.scans[s.output].before for s in members)
         if apart < (LEAST_GAIN_OF_PAIRS if pairs else LEAST_FUSION_GAIN) * together:

@@ -71,7 +71,7 @@ def join_launches(steps: Sequence[Step], processors: int) -> list[Step]:
     made = {name for step in steps for name in made_by(step)}
     for step in steps:
         place = _place(step, made, processors)
-        found = _beside(places, place, processors) if place.launches else None
+        found = _fusable_place(places, place, processors) if place.launches else None
         if found is None:
             places.append(place)
             continue
@@ -130,7 +130,7 @@ def _place(step: Step, made: set[str], processors: int) -> _Place:
     return _Place([step], reads=None)
 
 
-def _beside(places: Sequence[_Place], place: _Place, processors: int) -> int | None:
+def _fusable_place(places: Sequence[_Place], place: _Place, processors: int) -> int | None:
     """The first of the places that a launch may become one with."""
     found = None
     for k in range(len(places) - 1, -1, -1):

@@ -67,7 +67,7 @@ def with_invariants(
             whole = s.guard is None and _is_whole(s, extent, known)
             found = [*_invariant(s.body, extent, known)] if whole else []
         else:
-            single = s.output in alone or math.prod(known[s.output].shape) < MULTIPROCESSORS
+            single = s.output in alone or known[s.output].numel < MULTIPROCESSORS
             extent = _ranges(s, known) if single else {}
             inside = (x for x in operands_of("mul", s.body) if not is_of_positions(x))
             found = [e for x in inside for e in _invariant(x, extent, known, is_of_positions)] if extent else []

@@ -37,7 +37,7 @@ def members_of(
     sums: set[str] = set()
     cut: set[str] = set()
     after: dict[str, Statement] = {}
-    apart = _computed_apart(around, statements, across, along, extent)
+    apart = _stored_first(around, statements, across, along, extent)
     for original in around.between(statements):
         s = by_name.get(original.output)
         at_points = {n for n, m in members.items() if not reduced(m, extent) and n not in around.scans}
@@ -89,7 +89,7 @@ def kind_of(s: Statement, across: set[str], along: set[str], extent: Mapping[str
     return None
 
 
-def _computed_apart(
+def _stored_first(
     around: Neighbourhood,
     statements: Sequence[Statement],
     across: set[str],

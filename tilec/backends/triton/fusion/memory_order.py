@@ -69,7 +69,7 @@ def layouts_of(strides: Mapping[str, Sequence[int]], types: Types) -> dict[str, 
     return found
 
 
-def share_of_programs(
+def occupancy(
     statements: Sequence[Statement], rows: tuple[str, ...], extent: Mapping[str, int], layouts: Layouts
 ) -> float:
     """The share of the device that a kernel keeps busy whose programs walk whole rows, each a block of neighbouring

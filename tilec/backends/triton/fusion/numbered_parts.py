@@ -36,7 +36,6 @@ from tilec.ir.program import (
     accesses_in,
     index_variables,
     map_values,
-    rebuild,
     value_accesses,
     variables_of,
     walk,
@@ -47,6 +46,7 @@ from tilec.ir.types import TensorType, Types, is_floating
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.plain import is_plain_sum, is_pure
+from tilec.transforms.util.rewrite import map_reads
 
 
 def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types]:
@@ -73,7 +73,7 @@ def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types]
             known[output] = TensorType(tuple(shape[d] for d in kept), types[s.output].dtype)
             s = replace(s, output=output, index=tuple(index[d] for d in kept), sizes=tuple(sizes[d] for d in kept))
         if any(a.tensor in places for a in value_accesses(s)):
-            s = map_values(s, lambda e: _where_it_is(e, parts))
+            s = map_values(s, lambda e: map_reads(e, parts, lambda x: _where_it_is(x, parts[x.tensor])))
         statements.append(s)
     return replace(program, statements=tuple(statements)), known
 
@@ -159,10 +159,8 @@ def _at_own_index(s: Statement, types: Types) -> set[str]:
     return found - moved
 
 
-def _where_it_is(e: Expr, parts: Mapping[str, tuple[str, tuple[int | None, ...]]]) -> Expr:
-    if not isinstance(e, Access) or e.tensor not in parts:
-        return rebuild(e, lambda x: _where_it_is(x, parts))
-    name, places = parts[e.tensor]
+def _where_it_is(e: Access, part: tuple[str, tuple[int | None, ...]]) -> Expr:
+    name, places = part
     found = list(zip(e.index, places, strict=True))
     here = all_of([Call("eq", (i, Int(n))) for i, n in found if n is not None])
     assert here is not None
@@ -173,7 +171,7 @@ _MOST_COLUMNS = 4
 LEAST_APART = 2**20  # terms of a column
 
 
-def with_columns_apart(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:
+def with_stored_columns(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:
     """The program with the columns of such sums as statements of their own, and all types. `barred`: outputs of
     statements that stay as they are."""
     names, known = Names.of(program), dict(types)

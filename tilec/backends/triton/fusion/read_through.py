@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from tilec.backends.common.domain import Condition, access_conditions, point_conditions
 from tilec.backends.triton.emit.epilogue import as_assignment
-from tilec.backends.triton.fusion.fuse_producers import elementwise
+from tilec.backends.triton.fusion.fuse_producers import elementwise, reads_each_once
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
-from tilec.backends.triton.iteration.space import Space, build_space
+from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.cost import size_in_bytes
 from tilec.ir.functions import COSTLY_FUNCTIONS, draws
@@ -43,10 +43,9 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.rational import Fraction
 from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, Types
 from tilec.transforms.util.plain import is_pure, is_unmasked
-from tilec.transforms.util.rewrite import body_at
+from tilec.transforms.util.rewrite import body_at, map_reads
 
 LONGEST_RECOMPUTED = 256  # of a body that several kernels compute
 LEAST_EXPANSION = 2  # bytes of values that a sum computes again over those of what they are made from, at least
@@ -186,7 +185,7 @@ def recomputed_by_readers(
         inside: dict[str, Statement] = {}  # what nothing stores
         apart: dict[str, Statement] = {}  # the same in terms of what is costly and has fewer elements
         for s in [as_assignment(s, types) if s.output in members else s for s in program.statements]:
-            whole = math.prod(types[s.output].shape) >= math.prod(c.extent.values())
+            whole = types[s.output].numel >= math.prod(c.extent.values())
             if s.output not in members or not whole or not gives_values(s, program, types):
                 continue
             given = {**views, **found, **inside}
@@ -274,7 +273,7 @@ def _has_costly(s: Statement) -> bool:
 
 def _expands(made: Statement, s: Statement, types: Types) -> float:
     """How many elements a statement has for each of another's."""
-    return math.prod(types[s.output].shape) / max(math.prod(types[made.output].shape), 1)
+    return types[s.output].numel / max(types[made.output].numel, 1)
 
 
 def _reads_in_turn(s: Statement, tensor: str, types: Types) -> bool:
@@ -282,24 +281,7 @@ def _reads_in_turn(s: Statement, tensor: str, types: Types) -> bool:
     overlap do too."""
     places = (e for e in walk(*expressions(s)) if isinstance(e, Access | Inside | Pad))
     asked = {e for e in places if any(a.tensor == tensor for a in accesses_in(e))}
-    if len(asked) != 1 or not all(isinstance(e, Access) for e in asked):
-        return False
-    forms = [linear(i) for e in asked if isinstance(e, Access) for i in e.index]
-    read = [v for f in forms for v in f.variables()]
-    if len(set(read)) < len(read) or not set(variables_of(s)) <= set(read) or not all(f.is_affine for f in forms):
-        return False
-    space = None if all(f.bare is not None for f in forms) else build_space(s, types)
-    return all(f.bare is not None or space is not None and _are_digits(f, space) for f in forms)
-
-
-def _are_digits(form: Affine, space: Space) -> bool:
-    """Whether values of the variables are told by the form's, as `8*y + j` tells y and j below 8."""
-    reach = Fraction(0)
-    for v in sorted(form.variables(), key=lambda v: abs(form.coefficient(v))):
-        if abs(form.coefficient(v)) <= reach:
-            return False
-        reach += abs(form.coefficient(v)) * (space.largest(v) - 1)
-    return form.is_integral
+    return len(asked) == 1 and all(isinstance(e, Access) and reads_each_once(e.index, s, types) for e in asked)
 
 
 def _is_costly(s: Statement, types: Types, *, narrow_too: bool) -> bool:
@@ -333,7 +315,7 @@ def _reorders(s: Statement, read: Access, program: Program, types: Types) -> boo
     ):
         return False
     space = build_space(s, types)
-    whole = math.prod(source.shape) == math.prod(types[s.output].shape)
+    whole = math.prod(source.shape) == types[s.output].numel
     return whole and space is not None and space.covers and not space.valid
 
 
@@ -359,9 +341,7 @@ def asks_of(s: Statement, view: Statement) -> bool:
 def read_through(s: Statement, views: Mapping[str, Statement]) -> Statement:
     """The statement with what these views are of in their place."""
 
-    def visit(e: Expr) -> Expr:
-        if not isinstance(e, Access) or e.tensor not in views:
-            return rebuild(e, visit)
-        return body_at(views[e.tensor], tuple(map(visit, e.index)))
+    def value(e: Access) -> Expr:
+        return body_at(views[e.tensor], e.index)
 
-    return s if not views.keys() & set(reads(s)) else map_values(s, visit)
+    return map_values(s, lambda e: map_reads(e, views, value)) if views.keys() & set(reads(s)) else s

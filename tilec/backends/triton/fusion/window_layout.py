@@ -40,13 +40,13 @@ from tilec.ir.program import (
     index_variables,
     map_values,
     reads,
-    rebuild,
     value_accesses,
     variables_of,
 )
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.plain import is_pure
+from tilec.transforms.util.rewrite import map_reads
 
 _MOST_PLACES = 64  # of a window
 _LEAST_ROW = 64  # elements along memory
@@ -87,17 +87,14 @@ def _laid_out(program: Program, types: Types, order: Mapping[str, tuple[int, ...
     """The program with tensors whose axes lie in another order, and their types."""
     laid_out = {n: TensorType(tuple(types[n].shape[k] for k in axes), types[n].dtype) for n, axes in order.items()}
 
-    def visit(e: Expr) -> Expr:
-        e = rebuild(e, visit)
-        if not isinstance(e, Access) or e.tensor not in order:
-            return e
+    def laid_out_read(e: Access) -> Access:
         return replace(e, index=_in_order(e.index, order[e.tensor]))
 
     def changed(s: Statement) -> Statement:
         if s.output in order:
             axes = order[s.output]
             s = replace(s, index=_in_order(s.index or (), axes), sizes=_in_order(s.sizes or (), axes))
-        return map_values(s, visit)
+        return map_values(s, lambda e: map_reads(e, order, laid_out_read))
 
     touched = (not order.keys().isdisjoint((s.output, *reads(s))) for s in program.statements)
     statements = tuple(changed(s) if own else s for s, own in zip(program.statements, touched, strict=True))
@@ -154,7 +151,7 @@ def _lead(s: Statement, layouts: Mapping[str, WindowLayout], types: Types) -> in
     row = next(iter(rows)) if len(rows) == 1 else None
     if row is None:
         return None
-    largest = max(math.prod(types[a.tensor].shape) for a in own)
+    largest = max(types[a.tensor].numel for a in own)
     for a in touched:
         shape = types[a.tensor].shape
         count = math.prod(shape)
@@ -216,7 +213,7 @@ def _axis_of_memory(s: Statement, types: Types) -> int | None:
     plain = s.aggregation == "sum" and is_pure(s) and not s.attributes
     if names is None or not plain or s.sizes is None or not set(variables_of(s)) - set(names):
         return None
-    read = [a for a in value_accesses(s) if math.prod(types[a.tensor].shape) > _FEW]
+    read = [a for a in value_accesses(s) if types[a.tensor].numel > _FEW]
     if not read or any(list(accesses_in(*a.index)) for a in read):
         return None
     along = {linear(a.index[-1]).bare for a in read}
@@ -224,7 +221,7 @@ def _axis_of_memory(s: Statement, types: Types) -> int | None:
     if v is None or v not in names:
         return None
     axis = names.index(v)
-    largest = max(math.prod(types[a.tensor].shape) for a in read)
+    largest = max(types[a.tensor].numel for a in read)
     few = math.prod(shape) * _TIMES_SMALLER <= largest and math.prod(shape) <= _MOST_BESIDE * shape[axis]
     wanted = few and shape[axis] >= LEAST_LINE and math.prod(shape[axis + 1 :]) > 1
     return axis if wanted and not _along_in_any_order(s, v, types) else None

@@ -24,7 +24,7 @@ from tilec.backends.triton.fusion.window_layout import connected_tensors
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous_strides
-from tilec.backends.triton.pointwise.pointwise import form_beside
+from tilec.backends.triton.pointwise.pointwise import shareable_form
 from tilec.backends.triton.pointwise.windows import LEAST_OUTPUTS, RegisterBlock
 from tilec.ir.functions import draws
 from tilec.ir.index import distinct_variables
@@ -102,14 +102,14 @@ def _read_by_sums(values: Mapping[str, Statement], program: Program) -> dict[str
         kept = {
             n: s
             for n, s in left.items()
-            if (readers := program.readers(n)) and all(_is_beside(r, s, left) or _sums(r, n) for r in readers)
+            if (readers := program.readers(n)) and all(_is_sibling(r, s, left) or _sums(r, n) for r in readers)
         }
         if len(kept) == len(left):
             return kept
         left = kept
 
 
-def _is_beside(s: Statement, value: Statement, values: Mapping[str, Statement]) -> bool:
+def _is_sibling(s: Statement, value: Statement, values: Mapping[str, Statement]) -> bool:
     """Whether a statement gives another value to the same points."""
     return s.output in values and len(s.index or ()) == len(value.index or ())
 
@@ -141,7 +141,7 @@ def _summed_through(values: Mapping[str, Statement], program: Program, types: Ty
         taken[s.output] = made = aggregated_through(s, views, types)
         defracted = defracted_form(made, shapes)
         space = build_space(defracted, types)
-        form = None if space is None else form_beside(space, StridedView(defracted, types, strides))
+        form = None if space is None else shareable_form(space, StridedView(defracted, types, strides))
         if not isinstance(form, RegisterBlock) or node_count(made.body) > LONGEST_RECOMPUTED:
             return None
     return taken

@@ -113,7 +113,7 @@ def build_space(s: Statement, types: Types) -> Space | None:
     open_valid = tuple(c for c in valid if not all(b.holds(c) for b in nonempty) and c not in stored)
     open_stored = tuple(c for c in stored if not all(b.holds(c) for b in boxes))
     written = sum(math.prod(n[v] for v in outputs) for n in extent)
-    covers = not open_stored and written == math.prod(types[s.output].shape)
+    covers = not open_stored and written == types[s.output].numel
     return Space(s, outputs, reductions, tuple(moduli), classes, low, extent, open_valid, open_stored, covers, steps)
 
 

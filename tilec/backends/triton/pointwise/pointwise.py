@@ -60,13 +60,13 @@ STATE = ("acc", "top", "total", "new_top", "highest", "scaled")  # names of runn
 
 def several(results: Sequence[Computed], view: StridedView, form: PointwiseTiling | RegisterBlock) -> list[Step]:
     """Steps that compute aggregations over the same variables into their allocated outputs, in one kernel. `view`: of
-    all that they touch; `form`: of each, see `form_beside`."""
+    all that they touch; `form`: of each, see `shareable_form`."""
     if isinstance(form, RegisterBlock):
         return [RegisterBlockWriter(form, results, view).launch()]
     return _Writer(results, view, form).steps()
 
 
-def form_beside(space: Space, view: StridedView) -> PointwiseTiling | RegisterBlock | None:
+def shareable_form(space: Space, view: StridedView) -> PointwiseTiling | RegisterBlock | None:
     """How an aggregation is spread over programs where others can stand in its kernel; None where they cannot."""
     tiling = choose_pointwise_tiling(space, view)
     if tiling.outer or tiling.parts > 1 or tiling.lanes is not None:
@@ -121,7 +121,7 @@ def pointwise(
         if taps is not None
         else _Writer([Computed(own, flat)], merged, tiling).steps()
     )
-    shape = (number, math.prod(view.types[s.output].shape))
+    shape = (number, view.types[s.output].numel)
     content = None if taps is not None else unwritten(own, accumulator)
     return [
         Allocate(parts, shape, accumulator.dtype, content),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +37,7 @@ def as_memory_runs(reductions: Sequence[str], s: Statement, types: Types, stride
         step = {v: abs(n) for e, n in zip(a.index, strides[a.tensor], strict=True) if (v := linear(e).bare) is not None}
         if {*reductions} <= step.keys():
             order = sorted(reductions, key=lambda v: -step[v])
-            found.append((math.prod(types[a.tensor].shape), order))
+            found.append((types[a.tensor].numel, order))
     return max(found, key=lambda x: x[0])[1] if found else list(reductions)
 
 

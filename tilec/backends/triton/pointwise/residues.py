@@ -172,7 +172,7 @@ def class_elements(found: Residues, space: Space, types: Types) -> WrittenOut:
     tiles: dict[str, tuple[str, int]] = {}
     for v, count in found.periods.items():
         tiles[v] = fresh_variable(v, all_variables(s) | {tile for tile, _ in tiles.values()}), count
-    own = _together(space)
+    own = _joint_box(space)
     places = tiled(own, tiles)
     box = places.box(0)
     elements: list[Element] = []
@@ -255,7 +255,7 @@ class ResidueWriter(OutputsKernel):
         return self.points
 
 
-def _together(space: Space) -> Space:
+def _joint_box(space: Space) -> Space:
     """The box of all classes, without their residues and what is summed."""
     outputs = tuple(v for v in space.outputs if v not in space.steps)
     low = {v: min(a[v] for a in space.low) for v in outputs}

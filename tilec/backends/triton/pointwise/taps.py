@@ -17,7 +17,7 @@ from itertools import product
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import access_conditions, point_conditions
-from tilec.backends.triton.emit.contiguity import moved_least
+from tilec.backends.triton.emit.contiguity import innermost_index
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, all_text
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -130,7 +130,7 @@ def _sums_along(space: Space, view: StridedView, forms: Sequence[Affine]) -> Tap
 def _runs_along(v: str, space: Space, view: StridedView) -> bool:
     """Whether all that is read along a summed variable lies so in memory, two tensors or more."""
     read = {a for a in value_accesses(space.statement) if v in index_variables(*a.index)}
-    moved = [moved_least(a, view.strides[a.tensor], space.largest) for a in read]
+    moved = [innermost_index(a, view.strides[a.tensor], space.largest) for a in read]
     return len(read) > 1 and all(found is not None and v in index_variables(found[0]) for found in moved)
 
 

@@ -11,8 +11,8 @@ from tilec.backends.triton.emit.contiguity import (
     moves_at_once,
     runs_across,
     runs_along,
-    turned_sum,
-    turned_window,
+    transposed_sum,
+    transposed_window,
 )
 from tilec.backends.triton.emit.scalar import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -86,7 +86,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
         tiling = _map_tiling(space, outputs, runs_across(space, view, outputs), _map_block(space, view))
-        return _filled(_beside_one_row(tiling, space, view), space)
+        return _filled(_for_row_vectors(tiling, space, view), space)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     bm, bn, warps = block_sizes(space, rows, columns) if rows and columns else (1, 1, 4)
@@ -99,18 +99,26 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling))
     along = runs_along(space, view, reductions)
     if not few and ((not along and is_window(space, reductions)) or choose_register_block(space, view) is not None):
-        turned = turned_window(space, view, outputs) if len(outputs) > 1 else None
+        turned = transposed_window(space, view, outputs) if len(outputs) > 1 else None
         if turned is not None:
             return _spread(space, reductions, _map_tiling(space, outputs, turned))
         return replace(
             _window_tiling(space, outputs) or _spread(space, reductions, _map_tiling(space, outputs)), reduction=None
         )
-    count = space.count(tuple(outputs))
-    many = count * points >= MANY_POINTS
+    many = space.count(tuple(outputs)) * points >= MANY_POINTS
     if many and not few and not taps and share_terms(space, outputs, reductions):
         tiling = _of_neighbours(space, outputs)
         enough = ENOUGH_HEAVY if heavy_calls(space) else TWO_A_MULTIPROCESSOR
         return replace(tiling, parts=_parts_of_walk(space, reductions, tiling, enough))
+    return _of_outputs_and_points(space, view, outputs, reductions, along, taps)
+
+
+def _of_outputs_and_points(
+    space: Space, view: StridedView, outputs: Sequence[str], reductions: Sequence[str], along: bool, taps: bool
+) -> PointwiseTiling:
+    """Blocks of outputs x points of a reduction, in parts where programs are few. `along`: memory runs along these."""
+    count, points = space.count(tuple(outputs)), space.count(tuple(reductions))
+    many = count * points >= MANY_POINTS
     weighted = weighted_columns(space, outputs, reductions) if many and not along and not taps else None
     axes: tuple[tuple[tuple[str, ...], int], ...]
     if along:
@@ -121,7 +129,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
         decoded = decoded_once(space, outputs, reductions) if many and br > SHORT_ROW else None
-        across = turned_sum(space, view, outputs) if many and br > SHORT_ROW else None
+        across = transposed_sum(space, view, outputs) if many and br > SHORT_ROW else None
         if decoded is not None and across is None:
             last, bn = decoded
             rest = tuple(outputs[: -len(last)])
@@ -210,7 +218,7 @@ def _map_tiling(
     return PointwiseTiling(axes, None, 1, warps)
 
 
-def _beside_one_row(tiling: PointwiseTiling, space: Space, view: StridedView) -> PointwiseTiling:
+def _for_row_vectors(tiling: PointwiseTiling, space: Space, view: StridedView) -> PointwiseTiling:
     """The same with fewer warps, and rows in proportion, where a tensor has the block's columns alone (a bias, a
     weight): a thread reads as many elements of its one row at once as of the block then. With fewer, the block would
     go through shared memory to stand beside it. Programs of one warp, or of few elements, are not better."""
@@ -220,7 +228,7 @@ def _beside_one_row(tiling: PointwiseTiling, space: Space, view: StridedView) ->
     s = space.statement
     along = [a for a in {Access(s.output, s.index or ()), *value_accesses(s)} if last in index_variables(*a.index)]
     elements = {size_in_bytes(replace(view.types[a.tensor], shape=())) for a in along}
-    if len(elements) != 1 or {last} not in _moved_along(space):
+    if len(elements) != 1 or {last} not in _walked_variables(space):
         return tiling
     at_once = 16 // elements.pop()
     warps = bn // (32 * at_once)
@@ -232,7 +240,7 @@ def _beside_one_row(tiling: PointwiseTiling, space: Space, view: StridedView) ->
     return replace(tiling, axes=((rows, fewer), tiling.axes[1]), warps=warps)
 
 
-def _moved_along(space: Space) -> list[set[str]]:
+def _walked_variables(space: Space) -> list[set[str]]:
     """For each tensor that is read, the output variables of several values along which it is."""
     many = {v for v in space.outputs if space.largest(v) > 1}
     return [many.intersection(index_variables(*a.index)) for a in set(value_accesses(space.statement))]
@@ -241,7 +249,7 @@ def _moved_along(space: Space) -> list[set[str]]:
 def _filled(tiling: PointwiseTiling, space: Space) -> PointwiseTiling:
     """The same with narrower blocks of more rows, where they fill what there is of columns better. Not where a tensor
     has the block's columns alone: threads would read few elements of it at once."""
-    if len(tiling.axes) != 2 or any(own == {tiling.axes[1][0][-1]} for own in _moved_along(space)):
+    if len(tiling.axes) != 2 or any(own == {tiling.axes[1][0][-1]} for own in _walked_variables(space)):
         return tiling
     (rows, down), (last, bn) = tiling.axes
     narrow = filled_block(space.largest(last[0]), bn, NARROWEST_FILLED)

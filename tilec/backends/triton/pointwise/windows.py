@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tilec.backends.common.domain import Condition, access_conditions
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.contiguity import is_window, moved_least, turned_window
+from tilec.backends.triton.emit.contiguity import innermost_index, is_window, transposed_window
 from tilec.backends.triton.emit.kernel import Axis, Scope
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
@@ -87,7 +87,7 @@ def choose_register_block(space: Space, view: StridedView) -> RegisterBlock | No
     fits = is_window(space, reductions) or (of_rows and points <= MOST_POINTS_OF_ROWS)
     if 32 > MOST_PADDING * space.largest(outputs[-1]):
         return None
-    if not fits or turned_window(space, view, outputs) is not None:
+    if not fits or transposed_window(space, view, outputs) is not None:
         return None
     most_taps = MOST_TAPS_OF_ROWS if of_rows else MOST_TAPS
     forms = index_forms(space)
@@ -129,9 +129,9 @@ def reads_rows(space: Space, view: StridedView, last: str) -> bool:
     """Whether memory runs along an output variable in all large tensors that are read along it; the rest is the same
     for a row (a kernel, the cotangent of a correlation)."""
     read = {a for a in value_accesses(space.statement) if last in index_variables(*a.index)}
-    sizes = {a: math.prod(view.types[a.tensor].shape) for a in read}
+    sizes = {a: view.types[a.tensor].numel for a in read}
     large = [a for a in read if SMALL_KERNEL * sizes[a] >= max(sizes.values())]
-    moved = [moved_least(a, view.strides[a.tensor], space.largest) for a in large]
+    moved = [innermost_index(a, view.strides[a.tensor], space.largest) for a in large]
     return bool(moved) and all(found is not None and last in found[1] for found in moved)
 
 

@@ -12,7 +12,7 @@ from tilec.backends.triton.emit.kernel import Kernel, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.fusion.groups import conditions
 from tilec.backends.triton.rows.online_softmax import Rescaled
-from tilec.backends.triton.rows.statistics import BlockReduction, Running, combined_at_once, go_together, is_short
+from tilec.backends.triton.rows.statistics import BlockReduction, Running, combined_at_once, is_short, share_an_exchange
 from tilec.ir.program import Access, Expr, Statement, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW
 
@@ -69,7 +69,7 @@ class BlockValues:
         """Combine blocks of values along the columns; sums of one type go together, which takes one exchange."""
         while pending:
             r = pending[0]
-            group = [o for o in pending if o is r or go_together(o.accumulator, r.accumulator)]
+            group = [o for o in pending if o is r or share_an_exchange(o.accumulator, r.accumulator)]
             pending[:] = [o for o in pending if o not in group]
             self.k.add(*combined_at_once([(o.accumulator, o.block) for o in group]))
             for o in group:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import count_uses
-from tilec.backends.triton.emit.contiguity import moved_least
+from tilec.backends.triton.emit.contiguity import innermost_index
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, triton_type
 from tilec.backends.triton.iteration.space import Space
@@ -47,7 +47,7 @@ def _along_rows(made: Rescaled, strides: Strides) -> Collection[str] | None:
     group = made.group
     for s in group.statements:
         for a in (Access(s.output, s.index or ()), *value_accesses(s)):
-            found = moved_least(a, strides[a.tensor], group.extent.__getitem__) if a.tensor in strides else None
+            found = innermost_index(a, strides[a.tensor], group.extent.__getitem__) if a.tensor in strides else None
             if found is not None and not found[1].isdisjoint(group.columns):
                 return None
     return [v for v in (*group.rows, *group.columns)[-2:] if v in group.rows]

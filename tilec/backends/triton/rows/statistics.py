@@ -35,13 +35,13 @@ def is_short(s: Statement, extent: Mapping[str, int]) -> bool:
     return 0 <= low and high < LARGEST_SHORT
 
 
-def go_together(a: Accumulator, b: Accumulator) -> bool:
+def share_an_exchange(a: Accumulator, b: Accumulator) -> bool:
     """Whether one exchange serves both."""
     return a.aggregation == b.aggregation == "sum" and a.dtype == b.dtype
 
 
 def combined_at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[CodeLine]:
-    """Lines that combine blocks of values along the columns, of which those of several `go_together`."""
+    """Lines that combine blocks of values along the columns, of which those of several `share_an_exchange`."""
     rest = list(blocks)
     while rest:
         n = next((n for n in JOINT if n <= len(rest)), 1)
@@ -112,7 +112,7 @@ class Running:
                 (top,) = self.accumulators[self.maxima[output]].state
                 lost = f'tl.where({top} == float("-inf"), float("nan"), 1.0)'  # exp(-inf - -inf)
                 ended.append(assign(acc, lost, "*="))
-            if go_together(accumulator, accumulator):
+            if share_an_exchange(accumulator, accumulator):
                 sums.setdefault(accumulator.dtype, []).append(accumulator)
             else:
                 lines += accumulator.reduce(1)

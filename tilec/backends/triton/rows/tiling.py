@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec import knobs
-from tilec.backends.triton.emit.contiguity import bytes_at_once, mixes_vectors, moved_least
+from tilec.backends.triton.emit.contiguity import bytes_at_once, innermost_index, mixes_vectors
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.members import ON_CHIP
 from tilec.backends.triton.fusion.memory_order import NEIGHBOURS
@@ -58,7 +58,7 @@ def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling
     """A first guess that is good untuned, fitted to what was measured on an H200: about 32 elements a thread, fewer
     where a program reads several tensors at each point; partial sums of two programs a multiprocessor, loads of the
     next rows under way, or of one where rows are long."""
-    together = rows_together(group, strides)
+    together = rows_of_a_block(group, strides)
     tiling = _first_guess(group, together, strides, types)
     written, read = _at_each_point(group)
     many = {v for v, n in group.extent.items() if n > 1}
@@ -77,7 +77,7 @@ def _first_guess(group: Group, together: int, strides: Strides, types: Types) ->
     along = {v for v in group.columns if group.extent[v] > 1}
     filled = any(along & set(index_variables(*(s.index or ()))) for s in group.statements if s.output in group.stored)
     many = rows >= 4 * MULTIPROCESSORS * WALKED
-    near = all(2 * math.prod(types[name].shape) <= rows * columns for name in full)  # windows, which caches hold
+    near = all(2 * types[name].numel <= rows * columns for name in full)  # windows, which caches hold
     walks = depth == 1 or near and depth == 2
     if together > 1 and many and columns <= SHORT_WALK and walks and alone and not filled:
         down = next(n for n in (8, 4, 2, 1) if n == 1 or rows >= 8 * MULTIPROCESSORS * n * WALKED) * WALKED
@@ -272,14 +272,14 @@ def _fastest(group: Group) -> str:
     return next((v for v in reversed(group.columns) if group.extent[v] > 1), "")
 
 
-def rows_together(group: Group, strides: Strides) -> int:
+def rows_of_a_block(group: Group, strides: Strides) -> int:
     """How many rows a block needs for memory to be read in runs: one where it runs along the columns."""
     best, answer = -1, 1
     for s in group.statements:
         for a in value_accesses(s):
             if a.tensor not in strides:
                 continue
-            found = moved_least(a, strides[a.tensor], lambda v: group.extent.get(v, 1))
+            found = innermost_index(a, strides[a.tensor], lambda v: group.extent.get(v, 1))
             walking = {v for i in a.index for v in linear(i).variables() if v in group.extent}
             size = math.prod(group.extent[v] for v in walking)
             if found is not None and size > best:

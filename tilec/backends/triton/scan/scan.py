@@ -6,7 +6,6 @@ chunks: a launch for their totals, and one for the chunks themselves, which read
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -84,7 +83,7 @@ def runs_along_steps(scan: Scan, view: StridedView) -> bool:
     s = scan.statement
     accesses = [e for e in walk(s.body) if isinstance(e, Access) and e.tensor != s.output]
     accesses.append(Access(s.output, s.index or ()))
-    largest = max(accesses, key=lambda a: math.prod(view.types[a.tensor].shape))
+    largest = max(accesses, key=lambda a: view.types[a.tensor].numel)
     moves = {v: 0 for v in (*scan.lanes, scan.along)}
     for e, stride in zip(largest.index, view.strides[largest.tensor], strict=True):
         for v in moves:

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 from tilec.backends.common.domain import Domain, point_conditions, size_of
 from tilec.backends.common.scalars import accumulation_dtype
@@ -33,11 +33,12 @@ from tilec.ir.program import (
     Statement,
     children,
     index_variables,
-    rebuild,
     substitute,
 )
 from tilec.ir.types import NARROW, TensorType, Types, is_floating
+from tilec.transforms.util.factors import in_common
 from tilec.transforms.util.naming import all_variables, fresh_variable
+from tilec.transforms.util.rewrite import map_reads
 
 FEW_MULTIPLIED = 2**27  # terms that tensor cores multiply in the time of the launches of a sort and of its runs
 _MOST_POINTS = 1024  # points of an element
@@ -79,7 +80,7 @@ def as_product(members: Sequence[LookedAt], types: Types, output: str) -> tuple[
     found = [_term(m, types, [index[a] for a in axes]) for m in members]
     terms = [t for t in found if t is not None]
     outputs = {*index_variables(*(e for a, e in enumerate(index) if a not in axes))}
-    common = [e for e in _common([t.factors for t in terms]) if outputs & {*index_variables(e)}]
+    common = [e for e in in_common([t.factors for t in terms])[0] if outputs & {*index_variables(e)}]
     known = {*index_variables(*common)}
     points = {v: n for v, n in members[0].domain.extent.items() if v in known - outputs}
     if len(terms) < len(found) or not points:
@@ -90,7 +91,7 @@ def as_product(members: Sequence[LookedAt], types: Types, output: str) -> tuple[
     ):
         return None
     looked_at = math.prod(points.values())
-    if looked_at > _MOST_POINTS or math.prod(types[first.output].shape) * looked_at > FEW_MULTIPLIED:
+    if looked_at > _MOST_POINTS or types[first.output].numel * looked_at > FEW_MULTIPLIED:
         return None
     values = [value for t, names in zip(terms, apart, strict=True) for value in _written_out(t, common, names)]
     weight = sum_of([Call("select", (test, e, ZERO)) for test, e in values])
@@ -120,7 +121,7 @@ def in_turn(
 ) -> tuple[list[Statement], Types] | None:
     """The same along two axes one after the other, as statements, and all types. `look`: a statement as a scatter."""
     column = fresh_variable("w", {v for m in members for v in all_variables(m.statement)})
-    found = [_apart(m, Index(column), types) for m in members]
+    found = [_in_two_sums(m, Index(column), types) for m in members]
     both = [f for f in found if f is not None]
     known, firsts, seconds = dict(types), dict[frozenset[Statement], str](), list[LookedAt]()
     made: list[Statement] = []
@@ -134,17 +135,13 @@ def in_turn(
             if product is None:
                 return None
             made, known = [*made, *product[0]], {**product[1]}
-        seconds.append(look(replace(second, output=output, body=_over(second.body, own)), known))
+        body = map_reads(second.body, ("",), partial(replace, tensor=own))
+        seconds.append(look(replace(second, output=output, body=body), known))
     last = as_product(seconds, known, output) if seconds and len({*both}) == len(members) else None
     return None if last is None else ([*made, *last[0]], last[1])
 
 
-def _over(e: Expr, made: str) -> Expr:
-    """A value over the tensor of this name, which has none before."""
-    return replace(e, tensor=made) if isinstance(e, Access) and not e.tensor else rebuild(e, lambda x: _over(x, made))
-
-
-def _apart(m: LookedAt, column: Expr, types: Types) -> tuple[Statement, Statement] | None:
+def _in_two_sums(m: LookedAt, column: Expr, types: Types) -> tuple[Statement, Statement] | None:
     """A scatter along two axes as a sum along the last one for each point of the other, and the sum of those; both
     without the name of what is made first."""
     s, low, extent = m.statement, m.domain.low, m.domain.extent
@@ -226,18 +223,6 @@ def _values(*roots: Expr) -> Iterator[Access]:
         if isinstance(e, Access):
             yield e
         yield from _values(*(e.access.index if isinstance(e, Inside) else children(e)))
-
-
-def _common(factors: Sequence[Sequence[Expr]]) -> list[Expr]:
-    """The factors that all products have."""
-    left = [list(f) for f in factors[1:]]
-    found: list[Expr] = []
-    for e in factors[0] if factors else ():
-        if all(e in f for f in left):
-            found.append(e)
-            for f in left:
-                f.remove(e)
-    return found
 
 
 def _written_out(t: _Term, common: Sequence[Expr], names: Sequence[str]) -> list[tuple[Expr, Expr]]:

@@ -40,7 +40,7 @@ def corners(s: Statement, types: Types) -> Corners | None:
     if domain is None or s.aggregation != "sum" or s.default is not None or not is_floating(out.dtype):
         return None
     places = PointPlaces.of(domain, types, sort=True)
-    beside = _beside(places, domain)
+    beside = _neighbour_variables(places, domain)
     count = math.prod(domain.extent[v] for v in beside)
     points = math.prod(domain.extent[v] for v in places.keyed)
     if not 1 < count <= MOST_CORNERS or points < FEWEST_CORNERS:
@@ -65,7 +65,7 @@ def corners(s: Statement, types: Types) -> Corners | None:
     return Corners(members, total, known, margins)
 
 
-def _beside(places: PointPlaces, domain: Domain) -> list[str]:
+def _neighbour_variables(places: PointPlaces, domain: Domain) -> list[str]:
     """The variables that count neighbours: each is added to one computed place, and no condition but its range speaks
     of it."""
     conditions = [linear(c.expr) for c in places.statement.constraints]

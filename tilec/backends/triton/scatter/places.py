@@ -120,7 +120,7 @@ class PointPlaces:
         rows = tuple(row + first for row, first in zip(self.rows, before, strict=False))
         lengths = self.lengths(margins)
         inside = tuple(Constraint(row.to_expr(), Int(n)) for row, n in zip(rows, lengths, strict=True))
-        constraints = dict.fromkeys((*self._told(), *inside))
+        constraints = dict.fromkeys((*self._point_constraints(), *inside))
         return Statement(
             f"{s.output}.at",
             tuple(map(self.shifted, keyed)),
@@ -139,7 +139,7 @@ class PointPlaces:
         conditions = frozenset((substitute(c.expr, number), c.bound) for c in position.constraints)
         return tuple(substitute(e, number) for e in forms), conditions, position.sizes
 
-    def _told(self) -> Iterable[Constraint]:
+    def _point_constraints(self) -> Iterable[Constraint]:
         """What says which points there are, beside the limits. That other reads are inside at computed places is asked
         where points are combined: sums by one tensor share a sort."""
         s = self.statement

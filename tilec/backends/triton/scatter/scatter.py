@@ -82,13 +82,13 @@ def scattered(
             if apart is None:
                 return [*_others(found.runs, epilogue, context), *_combined([found], epilogue)]
             context = replace(context, types=apart.types)
-            return scattered_together(apart.members, context, (apart.total, *epilogue), apart.margins)
+            return fused_scatters(apart.members, context, (apart.total, *epilogue), apart.margins)
         case Fixed():
             return fixed_steps([found], epilogue)
     return found
 
 
-def scattered_together(
+def fused_scatters(
     statements: Sequence[Statement],
     context: ScatterContext,
     epilogue: Sequence[Statement],

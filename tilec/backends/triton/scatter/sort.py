@@ -20,11 +20,11 @@ from tilec.backends.triton.plan.source import KernelFunction
 from tilec.backends.triton.scatter.sort_text import (
     KEY_SHIFT,
     MOST_COUNTED_ON_CHIP,
-    bases_of_digits,
     counts_of_digits,
+    digit_offsets,
     first_places,
-    moved_in_one_pass,
-    moved_points,
+    permute_in_one_pass,
+    permute_points,
     ranks_of_points,
     runs_of_points,
 )
@@ -184,7 +184,7 @@ def _in_one_pass(sort: Sort) -> list[Step] | None:
         Allocate(before, (blocks, digits), "int32"),
         Allocate(less, (blocks,), "int32"),
         _launch(sort, "sort_digits", counts_of_digits, own, numbers, sizes, grid, warps),
-        _launch(sort, "sort_in_one_pass", moved_in_one_pass, moved, *last, grid, warps),
+        _launch(sort, "sort_in_one_pass", permute_in_one_pass, moved, *last, grid, warps),
         Release((counts, before, less)),
     ]
 
@@ -215,13 +215,13 @@ def _by_digits(sort: Sort) -> list[Step]:
         own = {**tensors, "less": less, "totals": totals}
         steps.append(_launch(sort, "sort_digits", counts_of_digits, own, numbers, sizes, (blocks, 1, 1), counting))
         own, programs = {"counts": counts, "less": less, "totals": totals}, digits // DIGITS_BESIDE + 1
-        steps.append(_launch(sort, "sort_bases", bases_of_digits, own, number, summed, (programs, 1, 1), 4))
+        steps.append(_launch(sort, "sort_bases", digit_offsets, own, number, summed, (programs, 1, 1), 4))
         tensors |= {"totals": totals, **_named(there)}
         if not sort.packed:
             tensors["given"] = given[-1]
         tensors["starts"], numbers["passes"], numbers["count"] = sort.starts, passes, sort.count
         sizes = {**sort.moved_together, "DIGITS": digits}
-        steps.append(_launch(sort, "sort_moved", moved_points, tensors, numbers, sizes, (blocks, 1, 1), sort.moving))
+        steps.append(_launch(sort, "sort_moved", permute_points, tensors, numbers, sizes, (blocks, 1, 1), sort.moving))
         given = there
     found = [_search(sort)] if passes > 1 else []
     return [*steps, *found, Release(tuple(a.tensor for a in made))]

@@ -139,7 +139,7 @@ def counts_of_digits(kind: str) -> list[CodeLine]:
     ]
 
 
-def bases_of_digits(kind: str) -> list[CodeLine]:
+def digit_offsets(kind: str) -> list[CodeLine]:
     """In the place of a block's count of a digit: how many there are in the blocks before. A program more than
     there are digits for adds up how many keys are less than the one before."""
     return [
@@ -189,7 +189,7 @@ def bases_of_digits(kind: str) -> list[CodeLine]:
     ]
 
 
-def moved_points(kind: str) -> list[CodeLine]:
+def permute_points(kind: str) -> list[CodeLine]:
     """A block, sorted by digit, to its places, and where keys begin."""
     return [
         *_block(kind),
@@ -203,7 +203,7 @@ def moved_points(kind: str) -> list[CodeLine]:
                 assign("own", "block * DIGITS + digit"),
                 assign("target", "base + tl.load(counts + own) - tl.load(before + own) + lane"),
                 If("number == 0", _first_point(kind), _later_point(kind)),
-                *_moved_on(kind),
+                *_store_point(kind),
             ),
             (If("number + 1 == passes", (*_stored("place", _POSITION, "place", "inside", kind),)),),
         ),
@@ -211,7 +211,7 @@ def moved_points(kind: str) -> list[CodeLine]:
     ]
 
 
-def moved_in_one_pass(kind: str) -> list[CodeLine]:
+def permute_in_one_pass(kind: str) -> list[CodeLine]:
     """The same where keys are one digit and blocks few: each program adds up the counts of all of them."""
     return [
         *_block(kind),
@@ -226,7 +226,7 @@ def moved_in_one_pass(kind: str) -> list[CodeLine]:
         assign("base", "tl.gather(tl.cumsum(total) - total + earlier, digit, 0)"),
         assign("target", "base - tl.load(before + block * DIGITS + digit) + lane"),
         *_first_point(kind),
-        *_moved_on(kind),
+        *_store_point(kind),
         If(f"{PROGRAM[0]} == 0", (StoreLine("starts + one", "tl.cumsum(total)", "one <= count"),)),
     ]
 
@@ -255,7 +255,7 @@ _POSITION = "tl.load(keys + place, mask=inside, other=0)"
 def _first_point(kind: str) -> tuple[CodeLine, ...]:
     """A point beside its key."""
     key = assign("key", "tl.load(keys + source, mask=inside, other=0)")
-    return key, assign("point", _beside("key", "source") if kind == PACKED else "source")
+    return key, assign("point", _packed("key", "source") if kind == PACKED else "source")
 
 
 def _later_point(kind: str) -> tuple[CodeLine, ...]:
@@ -265,7 +265,7 @@ def _later_point(kind: str) -> tuple[CodeLine, ...]:
     return assign("key", moved), assign("point", "tl.load(given + source, mask=inside, other=0)")
 
 
-def _moved_on(kind: str) -> tuple[CodeLine, ...]:
+def _store_point(kind: str) -> tuple[CodeLine, ...]:
     """A point and its key, to the next place."""
     key = () if kind == PACKED else (StoreLine("placed + target", "key", "inside"),)
     return *key, StoreLine("order + target", "point", "inside")
@@ -274,9 +274,9 @@ def _moved_on(kind: str) -> tuple[CodeLine, ...]:
 def _stored(place: str, key: str, point: str, mask: str, kind: str) -> tuple[CodeLine, ...]:
     """Lines that store a key and its point at a place."""
     if kind == PACKED:
-        return (StoreLine(f"order + {place}", _beside(key, point), mask),)
+        return (StoreLine(f"order + {place}", _packed(key, point), mask),)
     return StoreLine(f"placed + {place}", key, mask), StoreLine(f"order + {place}", point, mask)
 
 
-def _beside(key: str, point: str) -> str:
+def _packed(key: str, point: str) -> str:
     return f"(({key}).to(tl.int64) << {KEY_SHIFT}) | {point}"

@@ -26,7 +26,7 @@ from tilec.backends.triton.plan.plan import (
 )
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.rows.rows import row_launch
-from tilec.backends.triton.rows.tiling import RowTiling, rows_together
+from tilec.backends.triton.rows.tiling import RowTiling, rows_of_a_block
 from tilec.ir.index import linear
 from tilec.ir.program import Statement, reads
 from tilec.ir.types import TensorType
@@ -193,7 +193,7 @@ def _tiling(group: Group, strides: Mapping[str, tuple[int, ...]]) -> RowTiling |
     columns = power_of_two(group.count(group.columns))
     rows = power_of_two(group.count(group.rows))
     turned = any(s.index and linear(s.index[-1]).bare in group.rows for s in group.statements[1:])
-    if turned or rows_together(group, strides) > 1:
+    if turned or rows_of_a_block(group, strides) > 1:
         down = min(rows, FEWEST_NEIGHBOURS, AT_ONCE // columns)
         if down < min(rows, FEWEST_ROWS):
             return None

@@ -6,7 +6,6 @@ instructions are hidden by memory, and a library may multiply: estimates of both
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from tilec.backends.triton.emit.epilogue import epilogue_over
@@ -78,10 +77,10 @@ def _coalesced(p: Problem, product: MatrixProduct) -> tuple[MatrixProduct, tuple
 
 def _epilogue(p: Problem, product: MatrixProduct, statements: tuple[Statement, ...]) -> Epilogue:
     made = {p.flat.output, *(s.output for s in p.epilogue)}
-    elements = math.prod(p.types[p.flat.output].shape)
+    elements = p.types[p.flat.output].numel
     read = {a for s in p.epilogue for a in accesses_in(s.body) if a.tensor not in made}
     instructions = sum(_instructions(x, p) for s in p.epilogue for x in {*walk(s.body)})
-    instructions += LOADED * sum(math.prod(p.types[a.tensor].shape) >= elements for a in read)
+    instructions += LOADED * sum(p.types[a.tensor].numel >= elements for a in read)
     bytes_read = sum(size_in_bytes(p.types[name]) for name in {a.tensor for a in read})
     told = (p.flat, *p.epilogue)
     return Epilogue(product.space, statements, product.view, told, instructions, bytes_read)

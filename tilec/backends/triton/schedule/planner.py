@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -160,7 +159,7 @@ class _Planner:
         return Allocate(output, rows_of_vectors(t) if output in self.padded else t.shape, t.dtype)
 
     def _has_elements(self, output: str) -> bool:
-        return bool(math.prod(self.types[output].shape))
+        return bool(self.types[output].numel)
 
     def _chain_unit(self, kernel: ChainKernel) -> Unit:
         steps: list[Step] = [self._allocated(o) for o in kernel.outputs]

@@ -145,7 +145,7 @@ def product_sum_steps(
     if shares == 1 or space is None:
         return steps if shares == 1 else None
     added = StridedView(found.added, types, strides, p.view.int64_index)
-    memory = Allocate(parts, (shares, math.prod(types[output].shape)), total.dtype)
+    memory = Allocate(parts, (shares, types[output].numel), total.dtype)
     return [memory, *steps, *combine_parts(space, added, shares, total), Release((parts,))]
 
 

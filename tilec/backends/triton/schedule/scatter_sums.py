@@ -12,7 +12,7 @@ from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.read_through import LONGEST_RECOMPUTED
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
-from tilec.backends.triton.scatter.scatter import ScatterContext, over_others, scattered_together, without
+from tilec.backends.triton.scatter.scatter import ScatterContext, fused_scatters, over_others, without
 from tilec.backends.triton.schedule.families import is_multiplied, statement_steps
 from tilec.backends.triton.schedule.problem import needs_int64_index
 from tilec.ir.program import Access, Expr, Program, Statement, node_count, reads, rebuild
@@ -61,7 +61,7 @@ def sum_steps(found: ScatterSum, types: Types, strides: Strides, setting: Settin
     carry = partial(statement_steps, setting=setting)
     multiplies = partial(is_multiplied, setting=setting)
     context = ScatterContext(types, strides, int64_index, carry, setting.fixed, multiplies)
-    return scattered_together(found.members, context, found.epilogue, setting.margins)
+    return fused_scatters(found.members, context, found.epilogue, setting.margins)
 
 
 @dataclass(frozen=True)

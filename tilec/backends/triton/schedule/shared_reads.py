@@ -18,7 +18,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
-from tilec.backends.triton.pointwise.pointwise import fits_registers, form_beside, several
+from tilec.backends.triton.pointwise.pointwise import fits_registers, several, shareable_form
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.schedule.families import is_pointwise
 from tilec.backends.triton.schedule.problem import Problem, Unit, problem_of
@@ -171,7 +171,7 @@ class _Members:
     def steps(self, stored: Collection[str]) -> list[Step]:
         assert self._problems is not None
         problems = next(self._problems[merged] for merged in (True, False) if merged in self._problems)
-        form = form_beside(problems[0].space, problems[0].view)
+        form = shareable_form(problems[0].space, problems[0].view)
         assert form is not None
         types, strides = dict(problems[0].view.types), dict(problems[0].view.strides)
         for p in problems:
@@ -212,8 +212,8 @@ class _Members:
         a, b = first.space, last.space
         if (a.outputs, set(a.reductions), a.low, a.extent) != (b.outputs, set(b.reductions), b.low, b.extent):
             return False
-        form = form_beside(b, last.view)
-        if form is None or form != form_beside(a, first.view):
+        form = shareable_form(b, last.view)
+        if form is None or form != shareable_form(a, first.view):
             return False
         if not fits_registers(form, [p.view.statement for p in problems], self.types):
             return False
@@ -238,11 +238,11 @@ def _over_box(s: Statement, types: Types) -> Space | None:
     if space is None or len(space.classes) != 1 or space.residues or space.steps or not space.covers:
         return None
     if all(map(space.single, space.reductions)):
-        return space if any(map(_is_moved, value_accesses(s))) else None
+        return space if any(map(_is_shifted, value_accesses(s))) else None
     return space if len(space.reductions) <= MOST_SUMMED else None
 
 
-def _is_moved(a: Access) -> bool:
+def _is_shifted(a: Access) -> bool:
     """Whether it reads at other places than those that its variables count."""
     return any(linear(e).bare is None and free(linear(e)) for e in a.index)
 

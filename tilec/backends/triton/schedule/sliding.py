@@ -72,7 +72,7 @@ def recognise_sliding(view: StridedView) -> StagedProduct | None:
     best = max(slides, key=lambda x: space.largest(x.tap), default=None)
     if best is None or not _pays(best, space, types) or tap_sums(space, view) is not None:
         return None
-    found = _batches_apart(_in_blocks(view, best, space), best, space)
+    found = _over_batch_copies(_in_blocks(view, best, space), best, space)
     product = product_over(found.product)
     return found if product is not None and worthwhile(product.dot, product.space) else None
 
@@ -94,7 +94,7 @@ def _slides(moved: Access, other: Access, space: Space) -> Iterator[_Slide]:
             yield _Slide(moved, other, v, tap, *steps)
 
 
-def _batches_apart(found: StagedProduct, x: _Slide, space: Space) -> StagedProduct:
+def _over_batch_copies(found: StagedProduct, x: _Slide, space: Space) -> StagedProduct:
     """The product over copies, where elements of other batches (what both tensors know and each output has of its own)
     are neighbours: of tensors along the filter, of the result along its blocks."""
     product = product_over(found.product)

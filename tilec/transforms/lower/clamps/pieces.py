@@ -103,7 +103,7 @@ def _of_call(e: Call, base: Affine, low: int, high: int) -> _Pieces | None:
     if len(known) < len(args):
         return None
     if e.function == "mod":
-        return _turned(*known)
+        return _remainders(*known)
     if e.function == "clamp":
         form, least, most = known
         if any(a.slope or b.slope or a.rest > b.rest for _, _, a, b in _both(least, most)):
@@ -155,7 +155,7 @@ def _chosen(p: AffinePiece, q: AffinePiece, value: int, choose: Callable[[int, i
     return p if choose(p.at(value), q.at(value)) == p.at(value) else q
 
 
-def _turned(f: _Pieces, g: _Pieces) -> _Pieces | None:
+def _remainders(f: _Pieces, g: _Pieces) -> _Pieces | None:
     """The remainders by a number."""
     out: list[AffinePiece] = []
     for first, last, p, q in _both(f, g):

@@ -16,11 +16,10 @@ the same sum in another order. So are windows without clamps (`separate_windows`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilec.ir.functions import call
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import (
@@ -33,13 +32,14 @@ from tilec.ir.program import (
     Int,
     Statement,
     index_variables,
-    rebuild,
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import Box, Shapes, bounds_of, covers, domain, sizes_of
-from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
+from tilec.transforms.lower.separate_windows import one_after_the_other
+from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names, fresh_variable
+from tilec.transforms.util.rewrite import at_variables, rounded_after
 
 LEAST_SPARED = 8  # terms that storing and reading an element again is worth, where parts are saved as well
 
@@ -64,7 +64,7 @@ def one_axis_first(s: Statement, types: Types, shapes: Shapes, names: Names) -> 
         return None
     box = bounds_of(domain(s, shapes))
     orders = [] if box is None else [o for a in clamped if (o := _order(s, a, types)) is not None]
-    spared = [(_spared(o, box), o) for o in orders if box is not None]
+    spared = [(_terms_saved(o, box), o) for o in orders if box is not None]
     for gain, order in sorted(spared, key=lambda x: -x[0]):
         if gain >= LEAST_SPARED * math.prod(order.sizes) and _is_covered(order, s, shapes):
             return _separated(s, order, types, names)
@@ -150,7 +150,7 @@ def _values(e: Expr) -> set[str]:
     return {v for a in e.args for v in _values(a)} if isinstance(e, Call) else set()
 
 
-def _spared(order: _Order, box: Box) -> int:
+def _terms_saved(order: _Order, box: Box) -> int:
     """How many terms there are less."""
     count = {v: high - low + 1 for v, (low, high) in box.items()}
     own = math.prod(n for v, n in count.items() if v in order.own)
@@ -163,58 +163,29 @@ def _is_covered(order: _Order, s: Statement, shapes: Shapes) -> bool:
     (clamp, _), *_ = linear((s.index or ())[order.axis]).terms
     assert isinstance(clamp, Call)
     form, first, last = map(linear, clamp.args)
-    h, body = _body(order, set(index_variables(*s.roots, *(s.index or ()))), lambda f: f)
+    h, inner = _inner(order, set(index_variables(*s.roots, *(s.index or ()))))
     index = order.among(map(Index, h), form.to_expr())
     sizes = tuple(map(Int, order.sizes))
-    inside = Statement("", index, sizes, body, "sum", constraints=order.early)
+    inside = Statement("", index, sizes, quotient_of(inner), "sum", constraints=order.early)
     return first.constant <= 0 and last.constant >= order.width - 1 and covers(inside, shapes)
 
 
-def _body(order: _Order, taken: set[str], accumulated: Callable[[Factor], Factor]) -> tuple[list[str], Expr]:
-    """Variables for the places of what goes first, and its terms there."""
+def _inner(order: _Order, taken: set[str]) -> tuple[list[str], list[Factor]]:
+    """Variables for the places of what goes first, and its factors there."""
     h = [fresh_variable("h", taken) for _ in order.places]
     at = dict(zip(order.places, h, strict=True))
-
-    def visit(e: Expr) -> Expr:
-        if isinstance(e, Access):
-            return replace(e, index=tuple(Index(at[linear(i)]) if linear(i) in at else i for i in e.index))
-        return rebuild(e, visit)
-
-    return h, quotient_of([accumulated(replace(f, value=visit(f.value))) for f in order.inner])
+    return h, [replace(f, value=at_variables(f.value, at)) for f in order.inner]
 
 
 def _separated(s: Statement, order: _Order, types: Types, names: Names) -> list[Statement]:
     written, dtype = s.index or (), statement_type(s, types).dtype
     taken = set(index_variables(*s.roots, *written))
 
-    def accumulated(f: Factor) -> Factor:
-        return as_accumulated(f, dtype, types)
-
-    h, body = _body(order, taken, accumulated)
-    first = Statement(
-        names.fresh(f"{s.output}_along"),
-        order.among(map(Index, h), written[order.axis]),
-        tuple(map(Int, order.sizes)),
-        body,
-        "sum",
-        constraints=order.early,
-        span=s.span,
-    )
+    h, inner = _inner(order, taken)
     v = Index(fresh_variable("v", taken))
-    read = Access(first.output, order.among((form.to_expr() for form in order.places), v))
-    last = replace(
-        s,
-        index=tuple(v if k == order.axis else e for k, e in enumerate(written)),
-        body=quotient_of([*map(accumulated, order.outer), Factor(read, False)]),
-        constraints=order.late,
-    )
-    if dtype not in NARROW:
-        return [first, last]
-    total = replace(last, output=names.fresh(f"{s.output}_total"), attributes=())
-    return [first, total, _cast(s, total, dtype)]
-
-
-def _cast(s: Statement, total: Statement, dtype: str) -> Statement:
-    places = tuple(Index(f"i{a}") for a in range(len(total.index or ())))
-    value = call(dtype, Access(total.output, places))
-    return Statement(s.output, places, s.sizes, value, attributes=s.attributes, span=s.span)
+    index, sizes = order.among(map(Index, h), written[order.axis]), tuple(map(Int, order.sizes))
+    first = replace(s, index=index, sizes=sizes, constraints=order.early)
+    last = replace(s, index=tuple(v if k == order.axis else e for k, e in enumerate(written)), constraints=order.late)
+    read = order.among((form.to_expr() for form in order.places), v)
+    first, last = one_after_the_other(first, inner, last, order.outer, read, dtype, types, names)
+    return [first, *(rounded_after(last, dtype, names) if dtype in NARROW else [last])]

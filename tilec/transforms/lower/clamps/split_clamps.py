@@ -45,7 +45,7 @@ from tilec.ir.types import NARROW, TensorType, Types
 from tilec.lattice.sets import Shapes, bounds, shapes_of
 from tilec.transforms.lower.clamps.pieces import AffinePiece, is_folded, pieces_of
 from tilec.transforms.lower.clamps.separate_clamps import is_clamp, one_axis_first
-from tilec.transforms.lower.move_outputs import turned_back
+from tilec.transforms.lower.move_outputs import unrotated
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
@@ -59,7 +59,7 @@ def split_clamps(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     pending = list(reversed(program.statements))
     while pending:
         s = pending.pop()
-        parts = _parted(s, types, shapes, names) if _folded(s) else None
+        parts = _split(s, types, shapes, names) if _folded(s) else None
         if parts is not None:
             pending += reversed(parts)
             continue
@@ -78,12 +78,12 @@ def _folded(s: Statement) -> tuple[int, ...]:
     return folded if all(row.is_affine for axis, row in enumerate(rows) if axis not in folded) else ()
 
 
-def _parted(s: Statement, types: Types, shapes: Shapes, names: Names) -> list[Statement] | None:
+def _split(s: Statement, types: Types, shapes: Shapes, names: Names) -> list[Statement] | None:
     """The statements that take the place of such a sum, None where it stays. What is turned is left to `move_outputs`
     where that takes it, and an element that a row's other indices name to a selection."""
     bare = {v for e in s.index or () if (v := linear(e).bare) is not None}
     named = any({*index_variables((s.index or ())[axis])} <= bare for axis in _folded(s))
-    if named or _moves_products(s) or turned_back(s, shapes) is not s:
+    if named or _moves_products(s) or unrotated(s, shapes) is not s:
         return None
     s = _clamped(s, shapes)
     first = one_axis_first(s, types, shapes, names)

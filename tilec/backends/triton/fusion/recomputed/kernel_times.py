@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tilec.backends.triton.fusion.fuse_producers import CACHED, LEAST_GAIN, MOST_READS, time_of_all
@@ -29,10 +28,10 @@ VECTOR_BYTES, LEAST_BYTES = 16, 4  # bytes that a thread reads at once; and that
 WAITS = 3.5  # bytes of cached lines over those of memory from which on kernels wait for caches
 NARROW_BYTES = 2  # of an element
 DIVISION = 24  # instructions, those of its rare cases beside it
-Together = tuple[tuple[Statement, ...], frozenset[str]]  # statements, and the outputs that are stored
+FusedKernel = tuple[tuple[Statement, ...], frozenset[str]]  # statements, and the outputs that are stored
 
 
-def faster(made: Sequence[Together], apart: Sequence[Together], types: Types) -> bool:
+def faster(made: Sequence[FusedKernel], apart: Sequence[FusedKernel], types: Types) -> bool:
     """Whether some kernels take clearly less time than others, those aside that are the same."""
     same = {*made} & {*apart}
     times = [[_seconds(k, types) for k in kernels if k not in same] for kernels in (made, apart)]
@@ -40,7 +39,7 @@ def faster(made: Sequence[Together], apart: Sequence[Together], types: Types) ->
     return together is not None and (before is None or before >= LEAST_GAIN * together)
 
 
-def _seconds(kernel: Together, types: Types) -> float | None:
+def _seconds(kernel: FusedKernel, types: Types) -> float | None:
     """None for one that reads too much."""
     statements, stored = kernel
     read = reads_around(statements)
@@ -53,7 +52,7 @@ def _seconds(kernel: Together, types: Types) -> float | None:
     for s in statements:
         extent |= zip(distinct_variables(s.index) or (), types[s.output].shape, strict=True)
     fastest = next((v for v in reversed(extent) if extent[v] > 1), "")
-    points = max(math.prod(types[s.output].shape) for s in statements)
+    points = max(types[s.output].numel for s in statements)
     vectors = len(statements) == 1 or takes_vectors(statements, stored, fastest, types)
     cached = points * cached_bytes(read, fastest, types, vectors)
     calls = {e for s in statements for e in computed(s) if isinstance(e, Call)}

@@ -86,9 +86,9 @@ def with_pair_sums(program: Program, types: Types, barred: Collection[str]) -> t
 
 def _least_read(program: Program, views: Collection[str], types: Types) -> dict[str, int]:
     """How many elements at least the largest tensor has that each is computed from, or each itself if that is less."""
-    least = {name: math.prod(types[name].shape) for name in program.input_names()}
+    least = {name: types[name].numel for name in program.input_names()}
     for s in program.statements:
-        own = math.prod(types[s.output].shape)
+        own = types[s.output].numel
         read = max((least.get(n, 0) for n in reads(s)), default=0)
         least[s.output] = min(own, read) if s.output in views else own
     return least
@@ -171,7 +171,7 @@ def _pays(s: Statement, domain: Domain, types: Types) -> bool:
     if statement_type(s, types) != types[s.output]:
         return False
     pairs = math.prod(domain.extent.values())
-    if not _are_many(pairs, (math.prod(types[n].shape) for n in reads(s))):
+    if not _are_many(pairs, (types[n].numel for n in reads(s))):
         return False
     every = {v for v, n in domain.extent.items() if n > 1}
     if not every & set(domain.reductions()):

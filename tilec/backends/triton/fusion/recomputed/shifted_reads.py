@@ -37,6 +37,7 @@ from tilec.ir.program import (
     accesses_in,
     expressions,
     index_variables,
+    map_values,
     node_count,
     reads,
     rebuild,
@@ -65,7 +66,7 @@ def with_shifted_reads(program: Program, types: Types) -> Program:
         own = [statements[n] for n in readers.get(s.output, ()) if n in statements]
         if not any(_reads_neighbours(r, s, types) for r in own):
             continue
-        compared = _compared(program) if compared is None else compared
+        compared = _compared_tensors(program) if compared is None else compared
         stays = s.output in compared and not _rounds_alike(s, inputs)
         producer = None if stays else _Producer.of(s, types)
         written = {} if producer is None else _all_written(own, producer, types)
@@ -100,7 +101,7 @@ def comparisons(statements: Iterable[Statement]) -> Iterator[tuple[str, Call]]:
                 yield s.output, e
 
 
-def _compared(program: Program) -> set[str]:
+def _compared_tensors(program: Program) -> set[str]:
     """Tensors that statements compare with others: what is equal in one kernel may be rounded otherwise in another."""
     among = (e for _, e in comparisons(program.statements) if not any(isinstance(x, Int | Float) for x in e.args))
     return {a.tensor for e in among for a in accesses_in(e)}
@@ -232,8 +233,7 @@ def _written_out(reader: Statement, producer: _Producer, types: Types) -> Statem
                 return value(a, True) if isinstance(e, Access) else ONE
         return rebuild(e, visit)
 
-    guard = None if reader.guard is None else visit(reader.guard)
-    made = replace(reader, body=visit(reader.body), guard=guard)
+    made = map_values(reader, visit)
     return _bounded(made, asked, types) if node_count(made.body) <= LONGEST else None
 
 

@@ -28,11 +28,11 @@ from tilec.transforms.axis_orders import (
 )
 from tilec.transforms.util.naming import Names
 
-TURNED_STAGES = ("flat", "reduced", "defracted")
+PERMUTED_STAGES = ("flat", "reduced", "defracted")
 
 
 @dataclass(frozen=True)
-class Turned:
+class PermutedLowering:
     """A lowered program over tensors whose axes stand as memory holds them. `orders`: of inputs and outputs, by their
     own names; `names`: those that they have in it."""
 
@@ -79,11 +79,11 @@ def orders_given(lowering: Lowering, strides: Sequence[tuple[int, ...]]) -> dict
     return {name: order for name, order in found if order is not None}
 
 
-def turned_lowering(lowering: Lowering, given: AxisOrders) -> Turned | None:
+def permuted_lowering(lowering: Lowering, given: AxisOrders) -> PermutedLowering | None:
     """The program over tensors as memory holds them, for inputs of these orders; None where there is none, and
     where no output has an order: kernels read tensors of any strides."""
     flat, bound = lowering.stages["flat"], lowering.stages["bound"]
-    if not given or not all(_may_be_turned(lowering.stages[stage]) for stage in TURNED_STAGES):
+    if not given or not all(_may_be_permuted(lowering.stages[stage]) for stage in PERMUTED_STAGES):
         return None
     outputs = {name: order for name, order in axis_orders(bound, given).items() if name in bound.outputs}
     orders = lowered_axis_orders(flat, given, outputs)
@@ -94,12 +94,12 @@ def turned_lowering(lowering: Lowering, given: AxisOrders) -> Turned | None:
     fresh = Names.of(flat)
     names = {name: fresh.fresh(f"{name}_laid") for name in (*flat.input_names(), *flat.outputs) if name in orders}
     types = {names.get(n, n): replace(t, shape=in_order(t.shape, orders.get(n))) for n, t in lowering.types.items()}
-    stages = {stage: with_orders(lowering.stages[stage], orders, names) for stage in TURNED_STAGES}
+    stages = {stage: with_orders(lowering.stages[stage], orders, names) for stage in PERMUTED_STAGES}
     kept = {name: order for name, order in orders.items() if name in names}
-    return Turned(replace(lowering, stages=stages, types=types), kept, names)
+    return PermutedLowering(replace(lowering, stages=stages, types=types), kept, names)
 
 
-def _may_be_turned(program: Program) -> bool:
+def _may_be_permuted(program: Program) -> bool:
     """Whether nothing in a program depends on the order of axes: numbers of points do, and what names a tensor as a
     whole."""
     if any(s.aggregation in NUMBERED for s in program.statements):

@@ -24,9 +24,9 @@ from tilec.transforms.util.naming import Names
 _Key = tuple[Expr, int]
 
 
-def with_products_apart(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:
+def with_stored_products(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:
     """The program with such products as statements, once each, and its types, but for statements `barred`."""
-    found = {s.output: f for s in program.statements if s.output not in barred and (f := _parted(s, types))}
+    found = {s.output: f for s in program.statements if s.output not in barred and (f := _factored(s, types))}
     times = Counter(_key(inner) for inner, _ in found.values())
     known, names = dict(types), Names.of(program)
     made: dict[_Key, str] = {}
@@ -55,7 +55,7 @@ def with_products_apart(program: Program, types: Types, barred: Collection[str])
     return replace(program, statements=tuple(statements)), known
 
 
-def _parted(s: Statement, types: Types) -> tuple[Inner, Statement] | None:
+def _factored(s: Statement, types: Types) -> tuple[Inner, Statement] | None:
     """A long product of rows and columns, and the statement that multiplies it by a factor of both."""
     found = as_inner(s, types)
     if found is None or s.attributes:
