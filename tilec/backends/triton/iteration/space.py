@@ -148,6 +148,18 @@ def _ranges(
     return {v: found[v] for v in (*outputs, *reductions)}
 
 
+def with_points(space: Space, types: Types) -> Space:
+    """The space of those elements alone that have points, of one class: what else there is must be filled."""
+    s, shapes = space.statement, shapes_in(types)
+    found = None if len(space.classes) != 1 or space.covers else bounds(s, shapes)
+    if found is None:
+        return space
+    low, extent = ({v: part(found[v]) for v in space.low[0]} for part in (lambda b: b[0], lambda b: b[1] - b[0] + 1))
+    box = _box(s, {}, low, extent)
+    valid, stored = (tuple(c for c in conditions if not box.holds(c)) for conditions in (space.valid, space.stored))
+    return replace(space, low=(low,), extent=(extent,), valid=valid, stored=stored)
+
+
 def elements_of(s: Statement, types: Types) -> tuple[tuple[str, ...], Space]:
     """Variables along the axes of a statement's output, and the space of its elements by these."""
     shape = types[s.output].shape
