@@ -145,7 +145,7 @@ def with_rows_aligned(product: MatrixProduct, setting: Setting) -> OperandRewrit
 def with_channels_aligned(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
     """A convolution in 16 bits over copies of the operands whose innermost rows do not begin at whole vectors; None
     where it is none, or a copy takes longer than kernels that read through pointers lose."""
-    dot, space, view = product.dot, product.space, product.view
+    dot, view = product.dot, product.view
     windows = any(linear(e).bare is None for a in product.accesses() for e in a.index)
     if dot.dtype not in NARROW or not windows or not all(map(_is_element, (*dot.left, *dot.right))):
         return None

@@ -175,7 +175,11 @@ def _rewritten(p: Problem) -> Any:
     if p.product is None:
         dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
         few = None if dot is None else class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
-        return few or placed(p.space, p.view, p.setting) or recognise_sliding(StridedView(p.defracted, p.types, p.strides, p.view.int64_index))
+        return (
+            few
+            or placed(p.space, p.view, p.setting)
+            or recognise_sliding(StridedView(p.defracted, p.types, p.strides, p.view.int64_index))
+        )
     return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
 
 
