@@ -31,6 +31,7 @@ from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous, rounded_up
+from tilec.backends.triton.pointwise.pointwise import fill
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
@@ -81,7 +82,8 @@ def placed(space: Space, view: StridedView, setting: Setting) -> StagedProduct |
     """A statement that is such a product at the elements that have points: patches leave an edge of an image."""
     reached = with_points(space, view.types)
     dot = None if reached is space else recognise_dot(reached, view)
-    return None if dot is None else columns(MatrixProduct(dot, reached, view), setting)
+    found = None if dot is None else columns(MatrixProduct(dot, reached, view), setting)
+    return found and replace(found, before=(*(fill(reached, view.types) if space.covers else ()), *found.before))
 
 
 def _extents(space: Space) -> dict[str, int] | None:

@@ -172,15 +172,13 @@ def _tuned(p: Problem) -> list[Step] | None:
 
 
 def _rewritten(p: Problem) -> Any:
-    if p.product is None:
-        dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
-        few = None if dot is None else class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
-        return (
-            few
-            or placed(p.space, p.view, p.setting)
-            or recognise_sliding(StridedView(p.defracted, p.types, p.strides, p.view.int64_index))
-        )
-    return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
+    if edged := placed(p.space, p.view, p.setting):
+        return edged
+    if p.product is not None:
+        return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
+    dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
+    few = dot and class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
+    return few or recognise_sliding(StridedView(p.defracted, p.types, p.strides, p.view.int64_index))
 
 
 def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
@@ -207,10 +205,9 @@ def _in_place(p: Problem) -> MatrixProduct | None:
 
 
 def _over_copies(p: Problem) -> OperandRewrite | None:
-    if p.product is None:
-        return None
-    found = over_copies(p.product, p.setting) if worthwhile(p.product.dot, p.space) else None
-    return found or (with_channels_aligned(p.product, p.setting) if by_library(p) is None else None)
+    product = p.product
+    found = over_copies(product, p.setting) if product and worthwhile(product.dot, p.space) else None
+    return found or (with_channels_aligned(product, p.setting) if product and by_library(p) is None else None)
 
 
 def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:
