@@ -12,7 +12,7 @@ import tilec
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul import columns as module
-from tilec.backends.triton.matmul.columns import columns, placed
+from tilec.backends.triton.matmul.columns import columns, columns_of_reached
 from tilec.backends.triton.matmul.dot import StagedProduct, product_over
 from tilec.backends.triton.plan.device_info import DEVICES
 from tilec.backends.triton.plan.plan import Allocate, Launch, Setting, Step
@@ -99,7 +99,7 @@ def made(lowering) -> StagedProduct | None:
     over = coalesce(StridedView(defracted, types, {n: contiguous(t.shape) for n, t in types.items()}))
     product, setting = product_over(over), Setting("highest", device=DEVICES["sm_90"])
     space = build_space(over.statement, types)
-    found = None if space is None else placed(space, over, setting)
+    found = None if space is None else columns_of_reached(space, over, setting)
     return columns(product, setting) if product and found is None else found
 
 

@@ -78,7 +78,7 @@ def columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     return StagedProduct(made, build.made, tuple(build.before), tuple(build.after), steps, repairs)
 
 
-def placed(space: Space, view: StridedView, setting: Setting) -> StagedProduct | None:
+def columns_of_reached(space: Space, view: StridedView, setting: Setting) -> StagedProduct | None:
     """A statement that is such a product at the elements that have points: patches leave an edge of an image."""
     reached = with_points(space, view.types)
     dot = None if reached is space else recognise_dot(reached, view)

@@ -16,7 +16,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import choose_config
 from tilec.backends.triton.matmul.class_columns import class_columns
-from tilec.backends.triton.matmul.columns import columns, placed
+from tilec.backends.triton.matmul.columns import columns, columns_of_reached
 from tilec.backends.triton.matmul.distances import Distances, distance_steps, recognise_distances
 from tilec.backends.triton.matmul.dot import (
     MatrixProduct,
@@ -172,7 +172,7 @@ def _tuned(p: Problem) -> list[Step] | None:
 
 
 def _rewritten(p: Problem) -> Any:
-    if edged := placed(p.space, p.view, p.setting):
+    if edged := columns_of_reached(p.space, p.view, p.setting):
         return edged
     if p.product is not None:
         return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
