@@ -188,7 +188,7 @@ def mostly_padding(product: MatrixProduct) -> bool:
 
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
 FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
-CHANNELS, MOST_OVERHANG = 64, 2  # channels of a box; what boxes may compute beside what is asked for, at most
+CHANNELS, MOST_EMPTY = 64, 2  # channels of a box; what boxes may compute beside what is asked for, at most
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
@@ -360,7 +360,7 @@ def ours_is_faster(product: MatrixProduct, setting: Setting) -> bool:
     plain = bare and is_plain(product, has_long_rows(product, setting)) and _stores_vectors(product, setting)
     steps = None if plain else hopper_steps(product, setting)
     split = steps is not None and len(steps) > 1
-    padded = not bare and _padding_of_channels(product) > MOST_OVERHANG
+    padded = not bare and _padding_of_channels(product) > MOST_EMPTY
     return steps is not None and not padded and (bare or not split or product.counts[1] > FEW_COLUMNS)
 
 
