@@ -260,9 +260,13 @@ def is_read_in_place(steps: Sequence[Step], product: MatrixProduct, setting: Set
     """Whether a library's convolution takes channels-first rows of 16 bits that begin anywhere: it copies none of a
     1 x 1, and reads them five times as fast as kernels that take single elements."""
     call = next((x.gradient for x in steps if isinstance(x, TorchLines)), None)
+    return call is not None and not _all_rows_aligned(product, setting)
+
+
+def _all_rows_aligned(product: MatrixProduct, setting: Setting) -> bool:
+    """Whether rows of 16 bits begin where vectors do, in all that a product reads and writes."""
     names = (product.space.statement.output, *(a.tensor for a in product.accesses()))
-    narrow = [n for n in names if product.view.types[n].dtype in NARROW]
-    return call is not None and not all(rows_aligned(n, product.view, setting) for n in narrow)
+    return all(rows_aligned(n, product.view, setting) for n in names if product.view.types[n].dtype in NARROW)
 
 
 def _is_copied(a: Access, product: MatrixProduct) -> bool:
@@ -360,13 +364,14 @@ def ours_is_faster(product: MatrixProduct, setting: Setting) -> bool:
     plain = bare and is_plain(product, has_long_rows(product, setting)) and _stores_vectors(product, setting)
     steps = None if plain else hopper_steps(product, setting)
     split = steps is not None and len(steps) > 1
-    padded = not bare and _padding_of_channels(product) > MOST_EMPTY
+    padded = not bare and _all_rows_aligned(product, setting) and _padding_of_channels(product) > MOST_EMPTY
     return steps is not None and not padded and (bare or not split or product.counts[1] > FEW_COLUMNS)
 
 
 def _padding_of_channels(product: MatrixProduct) -> float:
     """How many times as much tiles compute as is asked for, since they take channels by the box."""
-    tensors = {Access(product.space.statement.output, product.space.statement.index or ()), *product.accesses()}
+    s = product.space.statement
+    tensors = {Access(s.output, s.index or ()), *product.accesses()}
     inner = {
         linear(e).bare for a in tensors for e, n in zip(a.index, product.view.strides[a.tensor], strict=True) if n == 1
     }

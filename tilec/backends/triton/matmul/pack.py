@@ -143,14 +143,19 @@ def with_rows_aligned(product: MatrixProduct, setting: Setting) -> OperandRewrit
 
 
 def with_channels_aligned(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
-    """A convolution in 16 bits over copies of the operands whose innermost rows do not begin at whole vectors; None
-    where it is none, or a copy takes longer than kernels that read through pointers lose."""
+    """A convolution in 16 bits over copies of the operands whose channels lie innermost and fill no whole vectors; None
+    where it is none, or a copy takes longer than kernels that read through pointers lose. A library copies such
+    operands too, and its kernels then take longer: 1 x 5 from 205 to 203 channels 487 us, and 734 backward, where ours
+    take 146 and 254 (H100)."""
     dot, view = product.dot, product.view
     windows = any(linear(e).bare is None for a in product.accesses() for e in a.index)
     if dot.dtype not in NARROW or not windows or not all(map(_is_element, (*dot.left, *dot.right))):
         return None
-    axes = {a: _rows_axis(a.tensor, view) for a in product.accesses() if not rows_aligned(a.tensor, view, setting)}
-    copied = {a: axis for a, axis in axes.items() if axis is not None and view.types[a.tensor].shape[axis] >= LEAST}
+    unaligned = [a for a in product.accesses() if not rows_aligned(a.tensor, view, setting)]
+    copied = {a: axis for a in unaligned if (axis := _rows_axis(a.tensor, view)) is not None}
+    if any(linear(a.index[axis]).bare is None for a, axis in copied.items()):
+        return None
+    copied = {a: axis for a, axis in copied.items() if view.types[a.tensor].shape[axis] >= LEAST}
     moved = 2 * sum(size_in_bytes(view.types[a.tensor]) for a in copied) / MEMORY_BYTES
     took = math.prod(max(n, LEAST) for n in product.counts) * product.repeated / PRODUCTS[dot.dtype]
     if not copied or (1 / POINTERS - 1) * took < moved + len(copied) * LAUNCH_SECONDS:
