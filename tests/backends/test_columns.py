@@ -10,11 +10,12 @@ from support.gluon import run
 
 import tilec
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
+from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul import columns as module
-from tilec.backends.triton.matmul.columns import columns
+from tilec.backends.triton.matmul.columns import columns, columns_of_reached
 from tilec.backends.triton.matmul.dot import StagedProduct, product_over
 from tilec.backends.triton.plan.device_info import DEVICES
-from tilec.backends.triton.plan.plan import Launch, Setting
+from tilec.backends.triton.plan.plan import Allocate, Launch, Setting, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.evaluate import evaluate
 from tilec.ir.program import Input, Program, Statement, reads
@@ -57,6 +58,7 @@ ODD_PATCHES = texts("3*{0} + {1}", "H / 3, W / 3")
 PADDED = texts("5*{0} + {1} - 1", "(H + 4) / 5, (W + 4) / 5")
 STEM = texts("2*{0} + {1} - 1", "(H - 1) / 2 + 1, (W - 1) / 2 + 1")
 OF_PATCHES = {"N": 3, "H": 12, "W": 8, "C": 3, "D": 17, "P": 3, "Q": 2, "R": 4, "S": 4}
+OF_EDGE = {**OF_PATCHES, "H": 14, "W": 11}
 OF_ODD_PATCHES = {"N": 2, "H": 12, "W": 9, "C": 3, "D": 17, "P": 4, "Q": 3, "R": 3, "S": 3}
 OF_PADDED = {"N": 1, "H": 38, "W": 38, "C": 3, "D": 17, "P": 8, "Q": 8, "R": 5, "S": 5}
 OF_STEM = {"N": 2, "H": 9, "W": 7, "C": 3, "D": 17, "P": 5, "Q": 4, "R": 3, "S": 3}
@@ -64,6 +66,7 @@ CASES = {
     **{f"patches, {name}": (text, OF_PATCHES) for name, text in PATCHES.items()},
     **{f"odd patches, {name}": (text, OF_ODD_PATCHES) for name, text in ODD_PATCHES.items()},
     **{f"channels first, {name}": (text, OF_FIRST) for name, text in FIRST.items()},
+    **{f"patches with an edge, {name}": (text, OF_EDGE) for name, text in PATCHES.items()},
     **{f"padded, {name}": (text, OF_PADDED) for name, text in PADDED.items() if name != "image"},
 }
 
@@ -94,9 +97,10 @@ def made(lowering) -> StagedProduct | None:
     (defracted,) = lowering.stages["defracted"].statements
     types = dict(lowering.types)
     over = coalesce(StridedView(defracted, types, {n: contiguous(t.shape) for n, t in types.items()}))
-    product = product_over(over)
-    assert product is not None
-    return columns(product, Setting("highest", device=DEVICES["sm_90"]))
+    product, setting = product_over(over), Setting("highest", device=DEVICES["sm_90"])
+    space = build_space(over.statement, types)
+    found = None if space is None else columns_of_reached(space, over, setting)
+    return columns(product, setting) if product and found is None else found
 
 
 def view(v: StridedView, tensor: str, memory: dict[str, np.ndarray]) -> np.ndarray:
@@ -104,7 +108,11 @@ def view(v: StridedView, tensor: str, memory: dict[str, np.ndarray]) -> np.ndarr
     return np.lib.stride_tricks.as_strided(memory[tensor], v.types[tensor].shape, steps)
 
 
-def carry_out(v: StridedView, memory: dict[str, np.ndarray]) -> None:
+def carry_out(v: StridedView | Step, memory: dict[str, np.ndarray]) -> None:
+    if isinstance(v, Allocate):
+        memory[v.tensor][:] = v.fill
+        return
+    assert isinstance(v, StridedView)
     s = v.statement
     view(v, s.output, memory)[...] = value_of(s, {n: view(v, n, memory) for n in reads(s)})
 

@@ -51,6 +51,16 @@ def test_two_products_share_a_copy() -> None:
     assert copies(both) == ["(2048, 32008)"]
 
 
+def test_convolutions_no_library_takes_read_copies_of_odd_channels() -> None:
+    head = "D[N, Y, X, O], K[3, 3, C, O]) -> (G"
+    text = "G[n, 2*y + p, 2*x + q, c : N, 2*Y, 2*X, C] = +(D[n, y, x, o] * K[p, q, c, o]);"
+    for channels in (3, 72):
+        ours = source(head, text, (32, 64, 64, 70), (3, 3, channels, 70))
+        assert copies(ours) == ["(32, 64, 64, 72)"] and "gluon_map(G_D_3" in ours and "_dot" not in ours
+        assert not copies(source(head, text, (32, 64, 64, 80), (3, 3, channels, 80)))
+    assert not copies(source(head, text, (1, 4, 4, 70), (3, 3, 72, 70)))  # no time to lose
+
+
 def test_products_over_copies_have_an_epilogue() -> None:
     text = "O[n, j : N, J] = +(X[n, h] * W[h, j]); Y = relu(O + B);"
     ours = source("X[N, H], W[H, J], B[J]) -> (Y", text, (1500, 1001), (1001, 2731), (2731,))

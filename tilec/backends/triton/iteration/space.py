@@ -148,6 +148,26 @@ def _ranges(
     return {v: found[v] for v in (*outputs, *reductions)}
 
 
+def with_points(space: Space, types: Types) -> Space:
+    """The space of the elements alone that have points, where these are one box: what else there is must be filled."""
+    s, shapes = space.statement, shapes_in(types)
+    if s.aggregation != "sum" or not space.reductions or (space.covers and not space.residues):
+        return space
+    own = [substitute_affine(s, {v: Affine.of((), r) for v, r in c.items()}) if c else s for c in space.classes]
+    ranges = [bounds(x, shapes) for x in own]
+    counts = {v: len({c[v] for c in space.classes}) for v in space.residues}
+    if not ranges or ranges[0] is None or ranges.count(ranges[0]) < math.prod(counts.values()):
+        return space
+    box = {v: ranges[0][v] for v in (*space.outputs, *space.reductions)} | {v: (0, n - 1) for v, n in counts.items()}
+    low, extent = {v: a for v, (a, _) in box.items()}, {v: b - a + 1 for v, (a, b) in box.items()}
+    outputs = (*space.outputs[:-1], *space.residues, *space.outputs[-1:])
+    if math.prod(extent[v] for v in outputs) == math.prod(types[s.output].shape):
+        return space
+    whole = _box(s, {}, low, extent)
+    valid, stored = (tuple(c for c in conditions if not whole.holds(c)) for conditions in (space.valid, space.stored))
+    return Space(s, outputs, space.reductions, (), ({},), (low,), (extent,), valid, stored, False, space.steps)
+
+
 def elements_of(s: Statement, types: Types) -> tuple[tuple[str, ...], Space]:
     """Variables along the axes of a statement's output, and the space of its elements by these."""
     shape = types[s.output].shape

@@ -18,7 +18,7 @@ from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Setting
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import contiguous, rounded_up
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Call, Index, Int, Pad, Statement, index_variables
@@ -70,11 +70,13 @@ def class_columns(given: MatrixProduct, setting: Setting) -> StagedProduct | Non
         shifts[v] = Affine.combine({}, values.pop())
 
     types, strides = dict(view.types), dict(view.strides)
+    memory: dict[str, tuple[int, ...]] = {}
     extent = {**classes, channel: padded, **taps, **{v: space.largest(v) for v in rows}}
 
     def tensor(name: str, variables: list[str], like: str) -> Access:
-        shape = tuple(extent[v] for v in variables)
-        types[name], strides[name] = replace(types[like], shape=shape), contiguous(shape)
+        *outer, row = (extent[v] for v in variables)
+        memory[name] = (*outer, rounded_up(row, ROW_MULTIPLE))
+        types[name], strides[name] = replace(types[like], shape=(*outer, row)), contiguous(memory[name])
         return Access(name, tuple(map(Index, variables)))
 
     copy = tensor(f"{kernel.tensor}.classes", [*classes, channel, *windows, *inner], kernel.tensor)
@@ -93,8 +95,7 @@ def class_columns(given: MatrixProduct, setting: Setting) -> StagedProduct | Non
     if steps is None:
         return None
     first, view, last = (StridedView(x, types, strides) for x in (made, product, placed))
-    shapes = {a.tensor: types[a.tensor].shape for a in (copy, result)}
-    return StagedProduct(view, shapes, (first,), (last,), steps, repair_steps(given, s))
+    return StagedProduct(view, memory, (first,), (last,), steps, repair_steps(given, s))
 
 
 def _fits(columns: int) -> bool:

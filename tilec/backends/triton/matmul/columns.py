@@ -17,12 +17,21 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import MOST_STORED
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.iteration.space import Space
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, StagedProduct, operand_accesses, product_over
+from tilec.backends.triton.iteration.space import Space, with_points
+from tilec.backends.triton.matmul.dot import (
+    LEAST,
+    NARROW,
+    MatrixProduct,
+    StagedProduct,
+    operand_accesses,
+    product_over,
+    recognise_dot,
+)
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous, rounded_up
+from tilec.backends.triton.pointwise.pointwise import fill
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
@@ -67,6 +76,14 @@ def columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     outside = dot.zero_left or dot.zero_right
     repairs = repair_steps(given, view.statement) if outside else []
     return StagedProduct(made, build.made, tuple(build.before), tuple(build.after), steps, repairs)
+
+
+def columns_of_reached(space: Space, view: StridedView, setting: Setting) -> StagedProduct | None:
+    """A statement that is such a product at the elements that have points: patches leave an edge of an image."""
+    reached = with_points(space, view.types)
+    dot = None if reached is space else recognise_dot(reached, view)
+    found = None if dot is None else columns(MatrixProduct(dot, reached, view), setting)
+    return found and replace(found, before=(*(fill(reached, view.types) if space.covers else ()), *found.before))
 
 
 def _extents(space: Space) -> dict[str, int] | None:
@@ -145,8 +162,8 @@ class _Build:
         return _over(replace(s, output=found.tensor, index=found.index, sizes=shape), read)
 
     def split(self, a: Access) -> tuple[Access, dict[str, TensorType], dict[str, tuple[int, ...]]] | None:
-        """The access over a view in which each variable has an axis; None where two of them meet in other elements than
-        a number of two digits has."""
+        """The access over a view in which each variable has an axis, of as many elements as it walks; None where two of
+        them meet in other elements than a number of two digits has."""
         index: list[Expr] = []
         shape: list[int] = []
         strides: list[int] = []
@@ -155,7 +172,7 @@ class _Build:
             terms = sorted(form.terms, key=lambda t: -t[1])
             values = [self.extent.get(getattr(atom, "name", ""), 0) for atom, _ in terms]
             digits = [math.prod(values[k + 1 :]) for k in range(len(values))]
-            if form.constant or [int(c) for _, c in terms] != digits or math.prod(values) != n:
+            if form.constant or [int(c) for _, c in terms] != digits or math.prod(values) > n:
                 return None
             index += [atom for atom, _ in terms]
             shape += values

@@ -16,7 +16,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import choose_config
 from tilec.backends.triton.matmul.class_columns import class_columns
-from tilec.backends.triton.matmul.columns import columns
+from tilec.backends.triton.matmul.columns import columns, columns_of_reached
 from tilec.backends.triton.matmul.distances import Distances, distance_steps, recognise_distances
 from tilec.backends.triton.matmul.dot import (
     MatrixProduct,
@@ -39,7 +39,7 @@ from tilec.backends.triton.matmul.library import (
     ours_is_faster,
 )
 from tilec.backends.triton.matmul.logsumexp_matmul import recognise_log
-from tilec.backends.triton.matmul.pack import columns_packed, over_copies, packed, wanted_along
+from tilec.backends.triton.matmul.pack import columns_packed, over_copies, packed, wanted_along, with_channels_aligned
 from tilec.backends.triton.matmul.precompute_operands import has_stored_operands, hoisted, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import split_steps
@@ -172,11 +172,13 @@ def _tuned(p: Problem) -> list[Step] | None:
 
 
 def _rewritten(p: Problem) -> Any:
-    if p.product is None:
-        dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
-        few = None if dot is None else class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
-        return few or recognise_sliding(StridedView(p.defracted, p.types, p.strides, p.view.int64_index))
-    return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
+    if edged := columns_of_reached(p.space, p.view, p.setting):
+        return edged
+    if p.product is not None:
+        return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
+    dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
+    few = dot and class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
+    return few or recognise_sliding(StridedView(p.defracted, p.types, p.strides, p.view.int64_index))
 
 
 def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
@@ -203,8 +205,9 @@ def _in_place(p: Problem) -> MatrixProduct | None:
 
 
 def _over_copies(p: Problem) -> OperandRewrite | None:
-    big = p.product is not None and worthwhile(p.product.dot, p.space)
-    return over_copies(p.product, p.setting) if big and p.product is not None else None
+    product = p.product
+    found = over_copies(product, p.setting) if product and worthwhile(product.dot, p.space) else None
+    return found or (with_channels_aligned(product, p.setting) if product else None)
 
 
 def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:
