@@ -32,7 +32,8 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items):
     """Of each test marked `covering`, all cases but as few as hold every value of every parameter are slow; of one
-    marked `one_in(n)`, of what is left then all but every n-th."""
+    marked `one_in(n)`, of what is left then all but every n-th and those that a parameter of few values needs to have
+    each of them."""
     for cases in _marked(items, "covering"):
         missing = {value for item in cases for value in _values(item)}
         while missing:
@@ -43,9 +44,21 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
     for cases in _marked(items, "one_in"):
         (n,) = cases[0].get_closest_marker("one_in").args
-        for k, item in enumerate(cases):
-            if k % n:
-                item.add_marker(pytest.mark.slow)
+        for item in set(cases) - set(_every(n, cases)):
+            item.add_marker(pytest.mark.slow)
+
+
+def _every(n, cases):
+    """Every n-th case, and the first ones with values that none of those has, of parameters that have fewer values than
+    those are cases."""
+    kept = cases[::n]
+    few = len(kept)
+    for name in cases[0].callspec.params if hasattr(cases[0], "callspec") else ():
+        first = {id(item.callspec.params[name]): item for item in reversed(cases)}
+        if len(first) < few:
+            held = {id(item.callspec.params[name]) for item in kept}
+            kept += [item for value, item in first.items() if value not in held]
+    return kept
 
 
 def _marked(items, marker):

@@ -142,7 +142,7 @@ ATTENDED = """L[b, h, i : B, H, N] = logsumexp({0}S[b, h, i, j]);
 @pytest.mark.parametrize("guard", ["", "i >= j ? ", "i + 16 * h >= 50 & j < 30 ? "])
 @pytest.mark.parametrize("heads", [4, 5])
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_heads_that_share_columns_are_dealt_out(monkeypatch, heads, guard):
     """What programs walk around their columns has parts too: of a statistic over both, and of the gradient of keys
     that heads share. Columns that see nothing are there."""
@@ -188,6 +188,7 @@ def test_all_that_a_program_walks_is_shared_out(monkeypatch, guard):
 
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.one_in(2)
 def test_windows_that_share_a_bias_are_dealt_out(dtype):
     """The bias's gradient has few programs, each of which walks a part of the windows."""
     torch.manual_seed(0)
@@ -408,6 +409,7 @@ def without_rows(name, columns):
 @pytest.mark.parametrize("columns", (1024, 2080))
 @pytest.mark.parametrize("name", WITHOUT_ROWS)
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_one_row_without_an_axis(name, columns):
     """A query of each head, whose scores have no axis for it: a chain like others, and no copy of anything."""
     text, given = without_rows(name, columns)
