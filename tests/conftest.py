@@ -87,6 +87,18 @@ def pytest_unconfigure():
     gc.unfreeze()
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    """Which files take longest, where many are run."""
+    spent = defaultdict(float)
+    for report in (r for reports in terminalreporter.stats.values() for r in reports if hasattr(r, "duration")):
+        spent[report.nodeid.split("::")[0]] += report.duration
+    longest = sorted(spent, key=spent.__getitem__, reverse=True)[: config.getoption("durations") or 0]
+    if len(spent) > len(longest) > 0:
+        terminalreporter.section(f"slowest {len(longest)} files of {sum(spent.values()):.0f} s")
+        for name in longest:
+            terminalreporter.write_line(f"{spent[name]:.2f}s {name}")
+
+
 def _values(item) -> set[tuple[str, int]]:
     return {(name, id(value)) for name, value in item.callspec.params.items()}
 
