@@ -13,7 +13,6 @@ import tilec
 from tests.gpu.gpu_programs import SIZED
 from tests.support.kernel_cases import UNEVEN, KernelCase, _over
 from tests.support.recurrences import RECURRENCES
-from tests.support.tiers import slow_but
 from tests.support.torch_programs import EXAMPLES, compiled
 from tests.torch_op.cuda_ways import CUDA_WAYS, differentiated, without_synchronization
 from tests.torch_op.test_compile import WAYS
@@ -89,11 +88,11 @@ def _families() -> dict[str, KernelCase]:
 
 
 FAMILIES = _families()
-THIRD = [(name, "torch") for name in list(FAMILIES)[::3]]
 
 
 @pytest.mark.parametrize(("name", "backend"), [
-    *((name, "triton") for name in FAMILIES), *slow_but([(name, "torch") for name in FAMILIES], THIRD)
+    *((name, "triton") for name in FAMILIES),
+    *(pytest.param(name, "torch", marks=[pytest.mark.slow] * (k % 3 > 0)) for k, name in enumerate(FAMILIES)),
 ])  # fmt: skip
 def test_nothing_is_read_back(name: str, backend: str) -> None:
     """A repeated call of every family of programs, and its gradient, under a ban of synchronization."""
