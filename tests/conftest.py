@@ -49,13 +49,13 @@ def pytest_collection_modifyitems(items):
 
 
 def _every(n, cases):
-    """Every n-th case, and the first ones with values that none of those has, of parameters that have fewer values than
+    """Every n-th case, and the first ones with values that none of those has, of parameters that have no more values than
     those are cases."""
     kept = cases[::n]
     few = len(kept)
     for name in cases[0].callspec.params if hasattr(cases[0], "callspec") else ():
         first = {id(item.callspec.params[name]): item for item in reversed(cases)}
-        if len(first) < few:
+        if len(first) <= few:
             held = {id(item.callspec.params[name]) for item in kept}
             kept += [item for value, item in first.items() if value not in held]
     return kept
