@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(items):
 
 
 def _every(n, cases):
-    """Every n-th case, and the first ones with values that none of those has, of parameters that have no more values than
-    those are cases."""
+    """Every n-th case, and the first ones with values that none of those has, of parameters that have no more values
+    than those are cases."""
     kept = cases[::n]
     few = len(kept)
     for name in cases[0].callspec.params if hasattr(cases[0], "callspec") else ():
