@@ -65,7 +65,7 @@ LATER = {
 @pytest.mark.parametrize("name", [*LATER, "an output of fewer times", "three steps back, shifted"])
 @pytest.mark.one_in(2)
 def test_chunks_in_the_middle_of_time(name: str, monkeypatch) -> None:
-    """Of twenty chunks, those in which something begins, ends or is cut off are others than their neighbours."""
+    """Of many chunks, those in which something begins, ends or is cut off are others than their neighbours."""
     if name in LATER:
         loss, shapes = LATER[name]
         more = ", Y[S, B]" if len(shapes) > 1 else ""

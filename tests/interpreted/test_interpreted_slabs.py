@@ -117,13 +117,13 @@ def test_attention(name, shape, budget, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "dtype, tolerance, budget", [(torch.float64, 1e-11, 4000), (torch.float16, 4e-3, 1300)], ids=str
+    "dtype, tolerance, budget", [(torch.float64, 1e-11, 9000), (torch.float16, 4e-3, 3000)], ids=str
 )
 @pytest.mark.parametrize("name", ["plain", "causal"])
 @pytest.mark.covering
 @pytest.mark.one_in(2)
 def test_types(name, dtype, tolerance, budget, monkeypatch):
-    inputs = [normal(*s, dtype=dtype, seed=k) / 2 for k, s in enumerate([(1, 24, 8), (1, 34, 8), (1, 34, 8)])]
+    inputs = [normal(*s, dtype=dtype, seed=k) / 2 for k, s in enumerate([(1, 34, 8), (1, 54, 8), (1, 54, 8)])]
     check(ATTENTIONS[name][0], inputs, tolerance, monkeypatch, budget)
 
 
@@ -141,7 +141,7 @@ def test_sums_of_sixteen_bits_are_rounded_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "size", slow_but([(0, 20), (1, 20), (20, 0), (20, 1), (17, 3)], [(0, 20), (20, 1), (17, 3)]), ids=str
+    "size", slow_but([(0, 20), (1, 20), (20, 0), (20, 1), (33, 3)], [(0, 20), (20, 1), (33, 3)]), ids=str
 )
 def test_sizes_that_are_awkward(size, monkeypatch):
     n, m = size
@@ -256,14 +256,14 @@ def test_log_semiring(monkeypatch):
 def test_second_order(monkeypatch):
     """torch's autograd to second order through a function in slabs, against torch's own formula."""
     source = ATTENTIONS["causal"][0]
-    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "550")
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "2000")
     f = tilec.compile(source, backend="triton")
-    made = [normal(1, n, 4, dtype=torch.float64, seed=n).requires_grad_() for n in (10, 9, 8)]
-    q, k, v = made[0], made[1][:, :8].detach().requires_grad_(), made[2]
+    made = [normal(1, n, 4, dtype=torch.float64, seed=n).requires_grad_() for n in (18, 17, 16)]
+    q, k, v = made[0], made[1][:, :16].detach().requires_grad_(), made[2]
 
     def formula(q, k, v):
         s = q @ k.transpose(1, 2)
-        hidden = torch.ones(10, 8, dtype=torch.bool).triu(1)
+        hidden = torch.ones(18, 16, dtype=torch.bool).triu(1)
         return torch.softmax(s.masked_fill(hidden, float("-inf")), -1) @ v
 
     def orders(function):
