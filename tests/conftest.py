@@ -32,7 +32,8 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items):
     """Of each test marked `covering`, all cases but as few as hold every value of every parameter are slow; of one
-    marked `one_in(n)`, of what is left then all but every n-th."""
+    marked `one_in(n)`, of what is left then all but every n-th and those that a parameter of few values needs to have
+    each of them."""
     for cases in _marked(items, "covering"):
         missing = {value for item in cases for value in _values(item)}
         while missing:
@@ -43,9 +44,21 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
     for cases in _marked(items, "one_in"):
         (n,) = cases[0].get_closest_marker("one_in").args
-        for k, item in enumerate(cases):
-            if k % n:
-                item.add_marker(pytest.mark.slow)
+        for item in set(cases) - set(_every(n, cases)):
+            item.add_marker(pytest.mark.slow)
+
+
+def _every(n, cases):
+    """Every n-th case, and the first ones with values that none of those has, of parameters that have no more values
+    than those are cases."""
+    kept = cases[::n]
+    few = len(kept)
+    for name in cases[0].callspec.params if hasattr(cases[0], "callspec") else ():
+        first = {id(item.callspec.params[name]): item for item in reversed(cases)}
+        if len(first) <= few:
+            held = {id(item.callspec.params[name]) for item in kept}
+            kept += [item for value, item in first.items() if value not in held]
+    return kept
 
 
 def _marked(items, marker):
@@ -72,6 +85,18 @@ def pytest_collection_finish(session):
 
 def pytest_unconfigure():
     gc.unfreeze()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Which files take longest, where many are run."""
+    spent = defaultdict(float)
+    for report in (r for reports in terminalreporter.stats.values() for r in reports if hasattr(r, "duration")):
+        spent[report.nodeid.split("::")[0]] += report.duration
+    longest = sorted(spent, key=spent.__getitem__, reverse=True)[: config.getoption("durations") or 0]
+    if len(spent) > len(longest) > 0:
+        terminalreporter.section(f"slowest {len(longest)} files of {sum(spent.values()):.0f} s")
+        for name in longest:
+            terminalreporter.write_line(f"{spent[name]:.2f}s {name}")
 
 
 def _values(item) -> set[tuple[str, int]]:

@@ -62,10 +62,10 @@ LATER = {
 
 
 @pytest.mark.filterwarnings("ignore::tilec.TileWarning")  # that the shorter input ends before time does is meant
-@pytest.mark.parametrize("name", [*LATER, "three steps back, shifted", "an output of fewer times"])
+@pytest.mark.parametrize("name", [*LATER, "an output of fewer times", "three steps back, shifted"])
 @pytest.mark.one_in(2)
 def test_chunks_in_the_middle_of_time(name: str, monkeypatch) -> None:
-    """Of twenty chunks, those in which something begins, ends or is cut off are others than their neighbours."""
+    """Of many chunks, those in which something begins, ends or is cut off are others than their neighbours."""
     if name in LATER:
         loss, shapes = LATER[name]
         more = ", Y[S, B]" if len(shapes) > 1 else ""
@@ -73,7 +73,7 @@ def test_chunks_in_the_middle_of_time(name: str, monkeypatch) -> None:
         inputs = inputs_for(shapes)
     else:
         source, made = CHUNKED[name]
-        inputs = inputs_for(made(400))
+        inputs = inputs_for(made(200))
     wanted = gradients(tilec.compile(source), inputs)
     monkeypatch.setenv(BUDGET, "1")
     function = tilec.compile(source)
@@ -147,7 +147,7 @@ def test_where_sums_have_the_same_order_so_have_bits(monkeypatch) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got[1:], wanted[1:], strict=True))
 
 
-@pytest.mark.parametrize("steps", slow_but([0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 19], (0, 1, 9, 17)))
+@pytest.mark.parametrize("steps", slow_but([0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 19], (0, 1, 9)))
 def test_any_number_of_steps(steps: int, monkeypatch) -> None:
     """No chunks, one more step than chunks, a last chunk of any length."""
     inputs = inputs_for([(steps, 2), (2,)])
@@ -164,7 +164,7 @@ def test_any_number_of_steps(steps: int, monkeypatch) -> None:
 def test_derivatives_of_any_order(name: str, monkeypatch) -> None:
     monkeypatch.setenv(BUDGET, "1")
     source, shapes = CHUNKED[name]
-    function, inputs = tilec.compile(source), inputs_for(shapes(26))
+    function, inputs = tilec.compile(source), inputs_for(shapes(17))
     assert kept_states(function, *inputs)
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
@@ -209,7 +209,7 @@ def test_chunks_are_as_long_as_the_budget_allows(monkeypatch) -> None:
     assert kept.shape == (89, 1, 2)
 
 
-@pytest.mark.parametrize("by_hand", [False, True], ids=["recorded", "called by hand"])
+@pytest.mark.parametrize("by_hand", slow_but((False, True), (False,)), ids=["recorded", "called by hand"])
 @pytest.mark.parametrize(
     ("name", "steps"),
     [

@@ -96,7 +96,7 @@ def exponent(counts: tuple[int, ...], program: str, gradient: bool, backend: str
     return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
 
 
-@pytest.mark.parametrize("program", slow_but(PROGRAMS, ("elementwise", "products", "residual_blocks")))
+@pytest.mark.parametrize("program", slow_but(PROGRAMS, ("products", "residual_blocks")))
 def test_steps_grow_as_the_program_does(program: str) -> None:
     assert exponent(COUNTS[1:3], program, False) < LARGEST
 

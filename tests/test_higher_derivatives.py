@@ -71,6 +71,7 @@ def derived(source: str) -> dict[str, Program]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.one_in(3)
 def test_derivatives_beside_torch(name: str) -> None:
     source, reference, shapes, _ = CASES[name]
     inputs, along = tensors(shapes, torch.float64, 0), tensors(shapes, torch.float64, 1)

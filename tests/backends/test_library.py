@@ -94,13 +94,24 @@ def with_gradient(source: str, tensors: list[torch.Tensor], monkeypatch: pytest.
     return [y, *found]
 
 
+@pytest.fixture
+def expected(name: str, monkeypatch: pytest.MonkeyPatch) -> list:
+    """What the statements of a routine give, with their gradients."""
+    if name not in EXPECTED:
+        source, shapes, _ = ROUTINES[name]
+        EXPECTED[name] = with_gradient(source, inputs(shapes), monkeypatch, False)
+    return EXPECTED[name]
+
+
+EXPECTED: dict[str, list] = {}
+
+
 @pytest.mark.parametrize("name", ROUTINES)
-def test_routines_give_what_the_statements_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routines_give_what_the_statements_give(name: str, expected: list, monkeypatch: pytest.MonkeyPatch) -> None:
     source, shapes, word = ROUTINES[name]
     tensors = inputs(shapes)
     assert word in executables(source, tensors)[0].source() and word not in executables(source, tensors)[1].source()
-    ours, expected = (with_gradient(source, tensors, monkeypatch, library) for library in (True, False))
-    for a, b in zip(ours, expected, strict=True):
+    for a, b in zip(with_gradient(source, tensors, monkeypatch, True), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
@@ -127,7 +138,7 @@ def test_infinities_and_nan(name: str, bad: float, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ROUTINES)
-def test_inputs_lie_in_any_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_lie_in_any_way(name: str, expected: list, monkeypatch: pytest.MonkeyPatch) -> None:
     """Transposed, every third element, one element for all of a row or for all rows."""
     source, shapes, _ = ROUTINES[name]
     tensors = inputs(shapes)
@@ -142,7 +153,7 @@ def test_inputs_lie_in_any_way(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         for a, b in zip(with_(given), without([t.contiguous() for t in given]), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     ours = with_gradient(source, [transposed(t) for t in tensors], monkeypatch, True)
-    for a, b in zip(ours, with_gradient(source, tensors, monkeypatch, False), strict=True):
+    for a, b in zip(ours, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
@@ -167,7 +178,8 @@ def test_distances_of_no_sets() -> None:
 
 
 @pytest.mark.parametrize(
-    "term, condition", [("", "A[b,i] > 0 & j > 4 ?"), ("+ A[b,j]", ""), ("+ log(A[b,j])", "i > 3 ?")]
+    "term, condition",
+    [("", "A[b,i] > 0 & j > 4 ?"), pytest.param("+ A[b,j]", "", marks=pytest.mark.slow), ("+ log(A[b,j])", "i > 3 ?")],
 )
 def test_rows_that_see_nothing_have_logarithms_of_their_own(
     term: str, condition: str, monkeypatch: pytest.MonkeyPatch
@@ -188,7 +200,7 @@ def test_rows_that_see_nothing_have_logarithms_of_their_own(
         torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("bad", [None, math.inf, math.nan])
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_of_attention(name: str, bad: float | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,19 +93,6 @@ def test_the_statements(name, anywhere):
     np.testing.assert_array_equal(arrays["O"].reshape(want.shape), want)
 
 
-def test_the_product():
-    """By the kernel that is launched."""
-    found, shapes, _ = made("convolution", **LARGE)
-    assert found is not None
-    arrays = drawn(shapes)
-    s, (blocks,) = found.product.statement, found.before
-    arrays[blocks.statement.output] = value_of(blocks.statement, blocks.types, arrays)
-    want = value_of(s, found.product.types, arrays)
-    memory = {n: arrays[n].reshape(-1).copy() for n in reads(s)} | {s.output: np.full(want.size, np.nan)}
-    run([x for x in found.steps if isinstance(x, Launch)], memory, dict.fromkeys(memory, "bfloat16"))
-    np.testing.assert_array_equal(memory[s.output].reshape(want.shape), want)
-
-
 @pytest.mark.parametrize(
     ("sizes", "count"),
     [({}, 4), ({"G": 6}, 2), ({"G": 32, "C": 4, "D": 4}, 16), ({"G": 32, "C": 16, "D": 32}, 2)],
@@ -126,7 +113,8 @@ def test_left_alone(sizes, anywhere):
 
 @pytest.mark.parametrize("name", ["convolution", "gradient of the image", "kernel stored otherwise", "no windows"])
 def test_what_is_infinite_stays_in_its_group(name):
-    """Zeros times another group's infinity are no part of the sum, whichever operand of the kernel it is in."""
+    """By the kernel that is launched: zeros times another group's infinity are no part of the sum, whichever operand of
+    the kernel it is in."""
     found, shapes, statement = made(name, **LARGE)
     assert found is not None and found.before
     (blocks,), (grown,) = found.before, found.made

@@ -59,7 +59,7 @@ def test_a_workload_computes_what_its_peer_does(task: str) -> None:
 def test_drawn_sizes() -> None:
     """By the seed, other than the large ones, of the same rank in each input; windows and strides stay."""
     same = []
-    for workload in list(WORKLOADS.values())[::6]:
+    for workload in list(WORKLOADS.values())[::15]:
         large, drawn = workload.sizes_at("large"), workload.sizes_at("drawn-3")
         assert drawn == workload.sizes_at("drawn-3") and drawn.keys() == large.keys()
         assert all(

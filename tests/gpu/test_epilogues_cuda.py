@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -64,18 +66,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("stored", [False, True], ids=["Y", "S, Y"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_values(name: str, dtype: torch.dtype, stored: bool, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`special`: with infinities and NaN among what is multiplied."""
+def test_values(name: str, dtype: torch.dtype, stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of finite numbers, and with infinities and NaN among what is multiplied: by the same kernels."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     inputs, statements, all_shapes = CASES[name]
     outputs = "S, Y" if stored else "Y"
     text = f"function ({inputs}) -> ({outputs}) {{ {statements} }}"
     f, exact = tilec.compile(text, backend="triton"), tilec.compile(text, backend="torch")
-    for shapes in all_shapes:
+    for shapes, special in itertools.product(all_shapes, (False, True)):
         generator = torch.Generator().manual_seed(0)
         made = [torch.randn(s, generator=generator) for s in shapes]
         made[1] *= (made[1][0].numel() if made[1].dim() == 2 else made[1][..., 0].numel()) ** -0.5

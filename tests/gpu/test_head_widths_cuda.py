@@ -18,13 +18,20 @@ TEXT = """function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {{
 }}"""
 
 
+WIDTHS = [(65, 65), (72, 72), (96, 96), (104, 120), (127, 127), (128, 72), (136, 64), (160, 160), (192, 128)]
+WIDTHS += [(128, 192), (192, 192), (200, 144), (255, 129), (256, 64), (256, 256)]
+
+
 @pytest.mark.parametrize("batch, rows", [(3, 300), (132, 768)], ids=["small", "large"])
-@pytest.mark.parametrize("guard", ["i >= j ? ", ""], ids=["causal", "full"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(
-    "widths",
-    [(65, 65), (72, 72), (96, 96), (104, 120), (127, 127), (128, 72), (136, 64), (160, 160), (192, 128), (128, 192)]
-    + [(192, 192), (200, 144), (255, 129), (256, 64), (256, 256)],
+    ("widths", "dtype", "guard"),
+    [  # by default half of the kinds of calls of each width, the other half of the next one
+        pytest.param(w, d, g, id=f"{w}-{d}-{g or 'full'}", marks=[pytest.mark.slow] * ((k + m) % 2))
+        for k, w in enumerate(WIDTHS)
+        for m, (d, g) in enumerate(
+            ((torch.bfloat16, "i >= j ? "), (torch.float16, "i >= j ? "), (torch.float16, ""), (torch.bfloat16, ""))
+        )
+    ],
 )
 def test_widths(widths: tuple[int, int], dtype: torch.dtype, guard: str, batch: int, rows: int) -> None:
     """The large ones are enough for tensor maps and for warps with work of their own."""

@@ -24,8 +24,11 @@ PROGRAMS = (
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("source", PROGRAMS)
+@pytest.mark.parametrize(
+    ("source", "dtype"),
+    [(s, d) for s in PROGRAMS for d in (torch.int8, torch.int32, torch.int64)[: 3 if "K[N]" in s else 1]],
+    ids=str,
+)
 def test_values_and_gradients(source: str, dtype: torch.dtype) -> None:
     f = tilec.compile(source)
     x = torch.arange(1.0, 50.0).reshape(7, 7)

@@ -22,7 +22,7 @@ def test_programs_at_many_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(knobs.VERIFY.name, "1")  # what fails with open sizes is raised
     source, _ = PROGRAMS[name]
     f, random, sizes = tilec.compile(source, backend="triton"), Random(name), {"p": 4}
-    for step in range(6):
+    for step in range(4):
         generator = torch.Generator().manual_seed(step)
         made = [torch.randn(s, generator=generator).cuda() for s in drawn(name, random, sizes, step)]
-        check_at(source, f, made, 1 if step in (2, 4) else None, "triton")
+        check_at(source, f, made, 1 if step in (1, 3) else None, "triton")

@@ -42,11 +42,11 @@ CASES = {
     ),
     "a long walk for each of two": (
         "function (X[B, G, N], Y[B, H, N]) -> (Z) { Z[g, h : G, H] = +(X[b, g, n] * sin(Y[b, h, n])); }",
-        ((2, 3, 1501), (2, 5, 1501)),
+        ((2, 3, 701), (2, 5, 701)),
     ),
     "a long walk for each of two, in eights": (
         "function (X[B, G, N], Y[B, H, N]) -> (Z) { Z[g, h : G, H] = >(X[b, g, n] * Y[b, h, n]); }",
-        ((2, 3, 1504), (2, 5, 1504)),
+        ((2, 3, 704), (2, 5, 704)),
     ),
     "indices": (
         "function (X[N, M]) -> (Y) { E[i, j : N, M] = 2.0 * j; Y[j : M] = sum(E[i, j] * X[i, j]); }",

@@ -88,7 +88,7 @@ BILINEAR = f"""function (I[N, H, W, C]) -> (O) {{
 @pytest.mark.one_in(2)
 def test_two_steps_of_a_resize_in_one_kernel(dtype: torch.dtype) -> None:
     f = tilec.compile(BILINEAR, backend="triton")
-    for shape in ((2, 5, 6, 33), (1, 1, 1, 32), (0, 2, 3, 32)):
+    for shape in ((2, 3, 4, 33), (1, 1, 1, 32), (0, 2, 3, 32)):
         i = image(shape, dtype)
         torch.testing.assert_close(f(i), tilec.compile(BILINEAR, backend="torch")(i), rtol=0, atol=0)
     (kernel,) = f.lower(image((2, 5, 6, 33))).kernels
@@ -134,8 +134,8 @@ def test_gradients_of_windows_that_do_not_overlap(name: str) -> None:
     source = f"function (I[N, H, W, C]) -> (O) {{ {APART[name]} }}"
     whole, exact = tilec.compile(source, backend="triton"), tilec.compile(source, backend="torch")
     f = whole.grad(["I"])
-    shapes = (2, 9, 7, 34), (1, 1, 1, 40), (0, 4, 4, 32), (2, 4, 1, 33), (1, 7, 4, 139)
-    shorter = (*shapes[:3], shapes[4])
+    shapes = (2, 5, 5, 34), (1, 1, 1, 40), (0, 4, 4, 32), (2, 4, 1, 33), (1, 7, 4, 139)
+    shorter = (*shapes[:3], *shapes[4:][: "memory" in name])
     for dtype, some in ((torch.float32, shorter), (torch.bfloat16, shapes[:1]), (torch.float64, shapes[3:4])):
         for shape in some:
             i = with_extremes(shape, dtype)

@@ -7,16 +7,13 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.plan.plan import Plan
-from tilec.backends.triton.runtime.executable import PlannedCall
-from tilec.backends.triton.scatter import scatter, sort, sort_text
+from tilec.backends.triton.scatter import scatter, sort
 from tilec.backends.triton.schedule import planner
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
 )
 
-CPU = torch.device("cpu")
 POINTS = 1100  # more than one program combines of a run
 SORTED = ["Y_at_kernel", "sort_compared", "Y_pieces", "Y_segments"]
 PASSED = ["Y_at_kernel", "sort_digits", "sort_in_one_pass", "Y_pieces", "Y_segments"]
@@ -107,6 +104,7 @@ FEW = {
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("points", [1, 40])
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_few_points_are_looked_at_by_each_element(name: str, points: int) -> None:
     source = FEW[name]
     for dtype in (torch.float64, torch.float16, torch.int32) if "X" in source else (torch.float32,):
@@ -336,77 +334,3 @@ def test_an_epilogue_of_runs(name: str, dtype: torch.dtype, tolerance: float) ->
     torch.testing.assert_close(f(*tensors).double(), wanted, rtol=tolerance, atol=tolerance * 20)
     names = [k.name for k in f.lower(*tensors).kernels]
     assert names[-1] == "A_segments" and not any(name.startswith("Y") for name in names)
-
-
-ORDERS = {
-    "at random": lambda m, n, g: torch.randint(-3, n + 3, (m,), generator=g),
-    "in order": lambda m, n, g: torch.randint(0, n, (m,), generator=g).sort()[0],
-    "the other way round": lambda m, n, g: torch.arange(m).flip(0) % n,
-    "most at one": lambda m, n, g: torch.where(
-        torch.rand(m, generator=g) < 0.9, n - 1, torch.randint(0, n, (m,), generator=g)
-    ),
-    "all outside": lambda m, n, g: torch.full((m,), n),
-    "in order but for the last": lambda m, n, g: torch.cat([torch.arange(m - 1), torch.zeros(1, dtype=torch.int64)]),
-}
-
-
-@pytest.mark.covering
-@pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.parametrize(
-    ("points", "count", "dtype", "few"),
-    [
-        (5001, 5000, torch.int64, 0),
-        (2049, 3, torch.int32, 0),
-        (2049, 3, torch.int32, 5000),
-        (301, 200000, torch.int64, 5000),
-    ],
-)
-@pytest.mark.one_in(2)
-def test_sorted(
-    name: str, points: int, count: int, dtype: torch.dtype, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sort, "FEW", few)
-    place = ORDERS[name](points, count, torch.Generator().manual_seed(0)).to(dtype)
-    f = tilec.compile("function (X[M], T[M], N[V]) -> (Y) { Y[T[m] : V] = +(X[m]); }", backend="triton")
-    x, n = torch.arange(points, dtype=torch.float32), torch.empty(count)
-    inside = (place >= 0) & (place < count)
-    wanted = torch.zeros(count).index_add_(0, place[inside].long(), x[inside])
-    assert torch.equal(f(x, place, n), wanted)
-    names = [k.name for k in f.lower(x, place, n).kernels]
-    assert ("sort_moved" in names) is (few == 0 and count > 1000) and ("sort_starts" in names) is (count > 1000)
-    assert ("sort_in_one_pass" in names) is (few == 0 and count < 1000)
-
-
-@pytest.mark.parametrize("few", [0, 1000])
-@pytest.mark.parametrize(
-    ("count", "wide", "at_once"),
-    [(2, False, 2**13), (2, False, 0), (300, False, 0), (900, True, 0), (3000, False, 0), (14, True, 2**13)],
-)
-@pytest.mark.one_in(2)
-def test_the_sort_is_stable_in_any_number_of_passes(
-    count: int, wide: bool, at_once: int, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sort_text, "MOST_COUNTED_ON_CHIP", 16)
-    for name, value in {
-        "FEW": few,
-        "FEWEST_BITS": 4,
-        "MOST_BITS": 5,
-        "COUNTS_AT_ONCE": at_once,
-        "MOVED_TOGETHER": 32,
-        "MOST_MOVED_TOGETHER": 32,
-        "BLOCKS_AT_ONCE": 4,
-        "MOST_COMPARED": 10000,
-    }.items():
-        monkeypatch.setattr(sort, name, value)
-    for points in (6 * 32 - 5, 7):
-        asked = sort.Sort("Y", points, count, wide)
-        call = PlannedCall(Plan(tuple(sort.sort_steps(asked)), asked.made), (asked.keys,), CPU)
-        keys = torch.randint(0, count + 1, (points,)).to(getattr(torch, asked.dtype))
-        for given in (keys, keys // 5, keys.sort()[0]):
-            *placed, order, starts = call((given,))
-            if asked.packed:
-                placed, order = [order >> 32], order & (2**32 - 1)
-            wanted, places = torch.sort(given, stable=True)
-            assert torch.equal(placed[0], wanted.to(placed[0].dtype))
-            assert torch.equal(order, places.to(order.dtype))
-            assert torch.equal(starts, torch.searchsorted(wanted, torch.arange(1, count + 2)).to(starts.dtype))

@@ -64,6 +64,7 @@ SHAPES = {"greater": ((2, 3, 17, 19), (40, 45)), "less": ((1, 5, 37, 40), (16, 2
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("name", RESIZES)
+@pytest.mark.covering
 def test_gradients_of_resizes(name: str, dtype: torch.dtype, shape: str) -> None:
     text, mode = RESIZES[name]
     sizes, (p, q) = SHAPES[shape]

@@ -75,6 +75,7 @@ def compare(source: str, tensors: list[torch.Tensor], tolerance: float = 1e-5) -
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("neighbours", [False, True])
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_windows(name: str, neighbours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each program computes several neighbours at once, too."""
     text, count = CASES[name]

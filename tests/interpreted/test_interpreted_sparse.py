@@ -93,7 +93,7 @@ def test_sums_of_one_number(monkeypatch, number):
         tilec.compile(f"function (T[M], Z[N]) -> (C) {{ C[T[m] : N] = +(float32({number})); }}", backend=b)
         for b in ("triton", "torch")
     )
-    t = torch.randint(-3, 700, (50_000 if number == "600.0" else 400,))
+    t = torch.randint(-3, 700, (28_000 if number == "600.0" else 400,))
     t[5:90] = 11
     assert torch.equal(f(t, torch.zeros(690)), wanted(t, torch.zeros(690)))
     added = any(k.name in ("C_each", "C_counts") for k in f.lower(t, torch.zeros(690)).kernels)

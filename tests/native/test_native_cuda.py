@@ -12,7 +12,7 @@ from tests.native.test_native_calls import NODES
 from tests.support.torch_programs import EXAMPLES, compiled
 from tests.torch_op.cuda_ways import CUDA_WAYS
 from tests.torch_op.test_on_cuda import TWO, check
-from tests.torch_op.test_transforms import flat
+from tests.torch_op.test_transforms import flat, sampled
 from tilec.backends.triton.runtime import native_plan
 
 pytestmark = [
@@ -20,6 +20,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore"),
 ]
+
+ELSEWHERE = ("a side stream", "many streams", "threads", "graph of forward and backward")
 
 
 @pytest.fixture
@@ -35,8 +37,9 @@ def function(library, name: str) -> Callable[..., torch.Tensor]:
     return made
 
 
-@pytest.mark.parametrize("way", CUDA_WAYS)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    ("name", "way"), list(sampled(EXAMPLES, CUDA_WAYS, 2, first=1))
+)  # the others are Python's calls
 def test_ways(function: Callable, name: str, way: str) -> None:
     torch._dynamo.reset()
     example = EXAMPLES[name]
@@ -68,8 +71,7 @@ def test_a_call_in_a_captured_graph_is_the_library_s(function: Callable, name: s
 
 
 @TWO
-@pytest.mark.parametrize("way", ("a side stream", "many streams", "threads", "graph of forward and backward"))
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(("name", "way"), list(sampled(EXAMPLES, ELSEWHERE, 2, first=1)))
 def test_ways_on_the_second_device(function: Callable, name: str, way: str) -> None:
     example = EXAMPLES[name]
     inputs = example.inputs(device="cuda:1")

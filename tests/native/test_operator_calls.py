@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from support.tiers import slow_but
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
@@ -123,7 +124,9 @@ def test_they_go_with_their_function(library) -> None:
     assert CALL(text, [torch.ones(3)], [], [])[0].tolist() == [3.25] * 3, "a graph may still call it"
 
 
-@pytest.mark.parametrize("first", ["tilec.torch_op.neighbours", "torch._inductor.config", "tilec"])
+@pytest.mark.parametrize(
+    "first", slow_but(("tilec.torch_op.neighbours", "torch._inductor.config", "tilec"), ("torch._inductor.config",))
+)
 def test_passes_are_there_whatever_is_imported_first(first: str) -> None:
     text = (
         f"import {first}, tilec; from torch._inductor import config; from tilec.torch_op import neighbours\n"

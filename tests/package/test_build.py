@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.packages import CASES, arguments
+from support.tiers import slow_but
 
 import tilec
 from tilec.errors import InputMistake, Unsupported
@@ -61,9 +62,14 @@ def launcher(directory: Path, name: str, stub: Path, main: Path) -> Path:
     return program
 
 
+@pytest.fixture(scope="module")
+def program(softmax: Path, stub: Path) -> Path:
+    """The example's, without a warning."""
+    return launcher(softmax, "softmax", stub, ROOT / "examples" / "deploy" / "main.cpp")
+
+
 @needs_a_compiler
-def test_the_example_compiles_links_and_launches(softmax: Path, stub: Path, tmp_path: Path) -> None:
-    program = launcher(softmax, "softmax", stub, ROOT / "examples" / "deploy" / "main.cpp")
+def test_the_example_compiles_links_and_launches(program: Path, softmax: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     environment = {"STUB_LOG": str(log), "STUB_CAPABILITY": "90"}
     made = subprocess.run([str(program), str(softmax)], env=environment, capture_output=True, text=True)
@@ -79,8 +85,7 @@ def test_the_example_compiles_links_and_launches(softmax: Path, stub: Path, tmp_
 
 @needs_a_compiler
 @pytest.mark.parametrize("capability", ["80", pytest.param("100", marks=pytest.mark.slow)])
-def test_another_architecture_is_named(softmax: Path, stub: Path, capability: str) -> None:
-    program = launcher(softmax, "softmax", stub, ROOT / "examples" / "deploy" / "main.cpp")
+def test_another_architecture_is_named(program: Path, softmax: Path, capability: str) -> None:
     made = subprocess.run(
         [str(program), str(softmax)], env={"STUB_CAPABILITY": capability}, capture_output=True, text=True
     )
@@ -89,8 +94,7 @@ def test_another_architecture_is_named(softmax: Path, stub: Path, capability: st
 
 
 @needs_a_compiler
-def test_a_missing_cubin_is_named(softmax: Path, stub: Path, tmp_path: Path) -> None:
-    program = launcher(softmax, "softmax", stub, ROOT / "examples" / "deploy" / "main.cpp")
+def test_a_missing_cubin_is_named(program: Path, tmp_path: Path) -> None:
     made = subprocess.run([str(program), str(tmp_path)], capture_output=True, text=True)
     assert made.returncode == 1
     assert "cannot read" in made.stderr and str(tmp_path) in made.stderr
@@ -99,11 +103,7 @@ def test_a_missing_cubin_is_named(softmax: Path, stub: Path, tmp_path: Path) -> 
 @needs_a_compiler
 @pytest.mark.parametrize(
     "name",
-    [
-        "product",
-        "several",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in CASES if n not in ("product", "several")),
-    ],
+    slow_but(CASES, ("several",)),
 )
 def test_launchers_compile(name: str, stub: Path, tmp_path: Path) -> None:
     """Without a warning, for forward and gradient; the header is C."""

@@ -175,6 +175,7 @@ class Called(torch.nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.one_in(2)
 def test_halves_every_way(way: str) -> None:
     torch._dynamo.reset()
     f = tilec.compile(NORM)

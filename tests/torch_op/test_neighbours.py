@@ -13,6 +13,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 
 import tilec
+from tests.support.tiers import slow_but
 from tests.support.torch_programs import EXAMPLES, compiled
 from tilec.language import show
 from tilec.torch_op.graphs.casts import TakeCasts
@@ -112,7 +113,7 @@ def test_all_is_taken(name: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_gradients(name: str, dynamic: bool) -> None:
     """Numbers, and how many operations are left of those that torch has beside the calls, forward and backward."""
     f, shapes = CASES[name]
@@ -322,6 +323,7 @@ def stacked(x, w, b, m):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (1, 1, 5), (7, 1, 3)])
 @pytest.mark.covering
+@pytest.mark.one_in(2)
 def test_what_others_read_too_is_an_output(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     graphs, inputs = Graphs(), given((shape, shape[-1:], shape[-1:], 2 * shape[-1:]), dtype)
     found = torch.compile(stacked, backend=graphs.backend, fullgraph=True)(*inputs)
@@ -365,9 +367,8 @@ def heads(x, w):
     return HEADS(q, k, v).transpose(1, 2).reshape(b, n, c)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", slow_but((False, True), (False,)))
 @pytest.mark.parametrize("shape", [(2, 3, 8), (1, 5, 4), (3, 1, 6)])
-@pytest.mark.covering
 def test_gradients_of_heads_are_written_as_they_are_joined(shape: tuple[int, ...], dynamic: bool) -> None:
     graphs, inputs = Graphs(), given((shape, (shape[-1], 3 * shape[-1])))
     found = torch.compile(heads, backend=graphs.backend, fullgraph=True, dynamic=dynamic)(*inputs)

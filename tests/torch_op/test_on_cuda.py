@@ -16,7 +16,7 @@ from tests.support.recurrences import RECURRENCES
 from tests.support.torch_programs import EXAMPLES, compiled
 from tests.torch_op.cuda_ways import CUDA_WAYS, differentiated, without_synchronization
 from tests.torch_op.test_compile import WAYS
-from tests.torch_op.test_transforms import TRANSFORMS, batched_gradients, flat
+from tests.torch_op.test_transforms import TRANSFORMS, batched_gradients, flat, sampled
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,6 +25,7 @@ pytestmark = [
 ]
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode asks for it
 TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+ELSEWHERE = ("graph of forward and backward", "reduce-overhead", "a side stream", "many streams")
 TORCH_TOO = ("graph", "graph of forward and backward", "a side stream", "deterministic", "no synchronization")
 
 
@@ -45,8 +46,9 @@ def check(found: object, expected: object, close: float = 1e-7) -> None:
         torch.testing.assert_close(ours, theirs, rtol=close, atol=close / 100)
 
 
-@pytest.mark.parametrize("way", CUDA_WAYS)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    ("name", "way"), list(sampled(EXAMPLES, CUDA_WAYS, 2))
+)  # the library for calls does the others
 def test_ways(name: str, way: str) -> None:
     example = EXAMPLES[name]
     check(*CUDA_WAYS[way](compiled(name), example.torch, example, example.inputs(device="cuda")))
@@ -59,8 +61,7 @@ def test_torch_backend(name: str, way: str) -> None:
     check(*CUDA_WAYS[way](compiled(name, "torch"), example.torch, example, example.inputs(device="cuda")))
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(("name", "transform"), list(sampled(EXAMPLES, TRANSFORMS, 2)))
 def test_transforms(name: str, transform: str) -> None:
     example, inputs = EXAMPLES[name], EXAMPLES[name].inputs(device="cuda")
     check(TRANSFORMS[transform](compiled(name), *inputs), TRANSFORMS[transform](example.torch, *inputs))
@@ -72,8 +73,7 @@ def test_batched_gradients(name: str) -> None:
     check(batched_gradients(compiled(name), *inputs), batched_gradients(example.torch, *inputs))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(("name", "way"), list(sampled(EXAMPLES, WAYS, 2)))
 def test_traced(name: str, way: str) -> None:
     example = EXAMPLES[name]
     check(*WAYS[way](compiled(name), example.torch, example, example.inputs(device="cuda")))
@@ -90,8 +90,10 @@ def _families() -> dict[str, KernelCase]:
 FAMILIES = _families()
 
 
-@pytest.mark.parametrize("backend", ["triton", "torch"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "backend"), [
+    *((name, "triton") for name in FAMILIES),
+    *(pytest.param(name, "torch", marks=[pytest.mark.slow] * (k % 3 > 0)) for k, name in enumerate(FAMILIES)),
+])  # fmt: skip
 def test_nothing_is_read_back(name: str, backend: str) -> None:
     """A repeated call of every family of programs, and its gradient, under a ban of synchronization."""
     case, made = FAMILIES[name], torch.Generator().manual_seed(1)
@@ -175,8 +177,7 @@ def test_another_device_is_current(name: str, backend: str | None) -> None:
 
 
 @TWO
-@pytest.mark.parametrize("way", ("graph of forward and backward", "reduce-overhead", "a side stream", "many streams"))
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(("name", "way"), list(sampled(EXAMPLES, ELSEWHERE, 2)))
 def test_ways_on_the_second_device(name: str, way: str) -> None:
     """After the same on the first: what is kept for a device or a stream of it is not another's."""
     example = EXAMPLES[name]

@@ -148,11 +148,11 @@ def flat(result):
     return [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
-def sampled(rows, columns, share: int):
+def sampled(rows, columns, share: int, first: int = 0):
     """All pairs, of which the default suite has so small a share, each row and column in it."""
     for k, row in enumerate(rows):
         for j, column in enumerate(columns):
-            slow = () if (k + j) % share == 0 else (pytest.mark.slow,)
+            slow = () if (k + j) % share == first else (pytest.mark.slow,)
             yield pytest.param(row, column, marks=slow, id=f"{row}-{column}")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.tiers import slow_but
 
 import tilec
 from tilec.backends.triton.runtime import front_end
@@ -50,7 +51,7 @@ def test_names_that_a_loop_assigns() -> None:
     assert front_end.carried_names(body, ["z", "e", "b", "x", "j", "g", "a"]) == ["e", "b", "j", "a"]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", slow_but(PROGRAMS, ("causal", "taps")))  # loops of tiles, and unrolled ones
 def test_code_is_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, shapes = PROGRAMS[name]
     inputs = [tilec.spec(s, "float16") for s in shapes]

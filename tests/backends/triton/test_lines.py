@@ -130,9 +130,10 @@ def test_names_that_writers_give_are_reserved_and_no_others():
     texts: set[object] = set()
     for path in folder.rglob("*.py"):
         where = path.relative_to(folder).as_posix()
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
         if path.name != "kernel.py" or path.parent.name != "emit":
-            texts |= {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
-        for node in ast.walk(ast.parse(path.read_text())) if not where.startswith(WHOLE) else ():
+            texts |= {n.value for n in nodes if isinstance(n, ast.Constant)}
+        for node in nodes if not where.startswith(WHOLE) else ():
             match node:
                 case ast.Call(ast.Name("assign" | "ForLoop"), [first, *_]):
                     names = [first]

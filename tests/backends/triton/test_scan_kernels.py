@@ -59,7 +59,7 @@ def test_compiled_for_each_target(source, shape, dtype, target):
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels are not compiled")
 @pytest.mark.parametrize(
     "tiling",
-    [ScanTiling(16, 64, False, 2, apart=True), pytest.param(ScanTiling(64, 32, False, 4), marks=pytest.mark.slow)],
+    [ScanTiling(8, 32, False, 2, apart=True), pytest.param(ScanTiling(64, 32, False, 4), marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("source", [LINEAR.replace("t - 1", "t + 1"), ACROSS % "logsumexp"])
 @pytest.mark.one_in(2)
