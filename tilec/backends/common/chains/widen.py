@@ -34,6 +34,7 @@ from tilec.ir.program import (
     reads,
     reads_itself,
     rebuild,
+    variables_of,
     walk,
 )
 from tilec.ir.types import NARROW, TensorType, Types
@@ -48,8 +49,29 @@ def widen_statistics(program: Program, inputs: Types) -> Program:
     types = infer(program, inputs)
     if not any(t.dtype in NARROW for t in types.values()):
         return program
-    names = _statistics(program, types)
-    return _widened(program, inputs, types, names) if names else program
+    chains = _statistics(program, types)
+    rows = _row_statistics(program, types) - chains
+    return _widened(program, inputs, types, chains, rows) if chains or rows else program
+
+
+def _row_statistics(program: Program, types: Types) -> set[str]:
+    """Small sums and extrema of a tensor's elements, and what a pass makes of sums in float32 to be one of 16 bits. A
+    gradient takes differences of what the elements of a row have in common: one rounding is an error of them all."""
+    made = {s.output: s for s in program.statements}
+    read = {n for s in program.statements for n in reads(s)}
+    found: set[str] = set()
+    for name, s in made.items():
+        if types[name].dtype not in NARROW or name not in read or name in program.outputs or not plain_index(s):
+            continue
+        if s.aggregation in ("sum", "mean", "max", "min"):
+            exact = isinstance(s.body, Access) and s.aggregation in ("max", "min") and s.body.tensor not in made
+            if _of_one_tensor(s) and not exact and _is_small(s, types):
+                found.add(name)
+        elif isinstance(s.body, Call) and s.body.function == types[name].dtype and s.body.span is None:
+            totals = [made[n] for n in reads(s) if n in made and types[n].dtype == "float32"]
+            if any(t.aggregation == "sum" and _is_small(t, types) for t in totals):
+                found.add(name)
+    return found
 
 
 def _statistics(program: Program, types: Types) -> set[str]:
@@ -107,14 +129,24 @@ def _is_small(s: Statement, types: Types) -> bool:
     return _MANY * math.prod(types[s.output].shape) <= max(read, default=0)
 
 
+def _of_one_tensor(s: Statement) -> bool:
+    """Whether a statement has one point for each element of a tensor that it reads; a product of matrices has more."""
+    return any(set(variables_of(s)) <= set(index_variables(a)) for a in accesses_in(s.body))
+
+
 def _of(program: Program, name: str) -> Statement:
     return next(s for s in program.statements if s.output == name)
 
 
-def _widened(program: Program, inputs: Types, types: Types, names: Collection[str]) -> Program:
+def _widened(program: Program, inputs: Types, types: Types, chains: Collection[str], rows: Collection[str]) -> Program:
+    """`chains`: what is wide as chains read it, and makes others wide; `rows`: what makes small tensors wide alone."""
+    names = {*chains, *rows}
     fresh = Names.of(program)
     renamed = {n: fresh.fresh(f"{n}_wide") for n in names if n in program.outputs}
     known: dict[str, TensorType] = dict(inputs)
+    before = {**types, **{new: types[n] for n, new in renamed.items()}}
+    operands = {a.tensor for s in program.statements if not _of_one_tensor(s) for a in accesses_in(s.body)}
+    by_rows: set[str] = set()  # wide tensors that `rows` alone make so
     done: list[Statement] = []
 
     def add(s: Statement) -> None:
@@ -131,13 +163,21 @@ def _widened(program: Program, inputs: Types, types: Types, names: Collection[st
                 (body,) = body.args
             s = replace(s, output=renamed.get(narrow, narrow), body=call("float32", body))
             add(s)
+            by_rows |= {s.output} & {renamed.get(n, n) for n in rows}
             if narrow in renamed:
                 whole = tuple(Index(f"i{d}") for d in range(len(types[narrow].shape)))
                 sizes = tuple(map(Int, types[narrow].shape))
                 add(Statement(narrow, whole, sizes, call(old, Access(s.output, whole)), span=s.span))
             continue
         if old in NARROW and statement_type(s, known).dtype != old:
-            s = _with_operands(s, types, known, renamed, s.output in program.outputs)
+            wide = [n for n in reads(s) if known[n].dtype != before.get(n, known[n]).dtype]
+            of_rows = by_rows.issuperset(wide)
+            s = _with_operands(s, types, known, renamed, of_rows or s.output in program.outputs)
+            if of_rows and s.output not in program.outputs and statement_type(s, known).dtype != old:
+                if s.output in operands and not reduction_variables(s):
+                    s = replace(s, body=call(old, s.body))
+                else:
+                    by_rows.add(s.output)
             if s.output in program.outputs and statement_type(s, known).dtype != old:
                 if reduction_variables(s):
                     float32_name = fresh.fresh(f"{s.output}_wide")
