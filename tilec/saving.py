@@ -315,8 +315,8 @@ class _Joint:
         return tuple(found)
 
     def with_outputs(self, outputs: Sequence[str], kept: Sequence[str]) -> tuple[str, ...]:
-        """`kept`, and each output that lets inputs go which are as large, or 16-bit sums that it was made of before they
-        were rounded."""
+        """`kept`, and each output that lets inputs go which are as large, or 16-bit sums, of which it was made before
+        they were rounded."""
         assigned = {s.output for s in self.forward_statements()}
         chosen = tuple(kept)
         for o in dict.fromkeys(outputs):
