@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.values import plain_index, rebuilt, reduction_variables
-from tilec.ir.functions import call
+from tilec.ir.functions import COMPARISONS, call
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -37,7 +37,7 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
-from tilec.ir.types import NARROW, TensorType, Types
+from tilec.ir.types import NARROW, TensorType, Types, promote
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
@@ -145,7 +145,8 @@ def _widened(program: Program, inputs: Types, types: Types, chains: Collection[s
     renamed = {n: fresh.fresh(f"{n}_wide") for n in names if n in program.outputs}
     known: dict[str, TensorType] = dict(inputs)
     before = {**types, **{new: types[n] for n, new in renamed.items()}}
-    operands = {a.tensor for s in program.statements if not _of_one_tensor(s) for a in accesses_in(s.body)}
+    products = [s for s in program.statements if reduction_variables(s) and not _of_one_tensor(s)]
+    operands = {a.tensor for s in products for a in accesses_in(s.body)}
     by_rows: set[str] = set()  # wide tensors that `rows` alone make so
     done: list[Statement] = []
 
@@ -157,6 +158,8 @@ def _widened(program: Program, inputs: Types, types: Types, chains: Collection[s
         old = types[s.output].dtype
         narrow = s.output
         s = _reading(s, renamed)
+        if not by_rows.isdisjoint(reads(s)):
+            s = map_values(s, lambda e: _comparing(e, before, known))
         if narrow in names:
             body = s.body
             if isinstance(body, Call) and body.function == old:
@@ -234,6 +237,17 @@ def _rounded_where_made(program: Program, types: Types, known: Types) -> Program
 
 def _is_rounded(e: Call) -> bool:
     return e.function in NARROW and len(e.args) == 1 and isinstance(e.args[0], Access)
+
+
+def _comparing(e: Expr, before: Types, known: Types) -> Expr:
+    """The expression with comparisons of 16-bit values as they were, so that an extremum is found again."""
+    e = rebuild(e, lambda x: _comparing(x, before, known))
+    if not isinstance(e, Call) or e.function not in COMPARISONS:
+        return e
+    old = promote(*(expression_type(a, before) for a in e.args)).dtype
+    if old not in NARROW or promote(*(expression_type(a, known) for a in e.args)).dtype == old:
+        return e
+    return replace(e, args=tuple(call(old, a) if expression_type(a, known).dtype == "float32" else a for a in e.args))
 
 
 def _reading(s: Statement, renamed: Mapping[str, str]) -> Statement:
