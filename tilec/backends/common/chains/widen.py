@@ -55,8 +55,10 @@ def widen_statistics(program: Program, inputs: Types) -> Program:
 
 
 def _row_statistics(program: Program, types: Types) -> set[str]:
-    """Small sums and extrema of a tensor's elements, and what a pass makes of sums in float32 to be one of 16 bits. A
-    gradient takes differences of what the elements of a row have in common: one rounding is an error of them all."""
+    """Where there are extrema of computed values: those, sums over such rows, and what a pass makes of sums in float32
+    to be one of 16 bits. Their own kernel has the extremum as it was computed, and exponentials of differences from it
+    sums that belong to it: a gradient that reads it rounded is off by one factor in all elements of a row."""
+    extrema: set[str] = set()
     made = {s.output: s for s in program.statements}
     read = {n for s in program.statements for n in reads(s)}
     found: set[str] = set()
@@ -67,11 +69,12 @@ def _row_statistics(program: Program, types: Types) -> set[str]:
             exact = isinstance(s.body, Access) and s.aggregation in ("max", "min") and s.body.tensor not in made
             if _of_one_tensor(s) and not exact and _is_small(s, types):
                 found.add(name)
+                extrema |= {name} if s.aggregation in ("max", "min") else set()
         elif isinstance(s.body, Call) and s.body.function == types[name].dtype and s.body.span is None:
             totals = [made[n] for n in reads(s) if n in made and types[n].dtype == "float32"]
             if any(t.aggregation == "sum" and _is_small(t, types) for t in totals):
                 found.add(name)
-    return found
+    return found if extrema else set()
 
 
 def _statistics(program: Program, types: Types) -> set[str]:
@@ -139,7 +142,8 @@ def _of(program: Program, name: str) -> Statement:
 
 
 def _widened(program: Program, inputs: Types, types: Types, chains: Collection[str], rows: Collection[str]) -> Program:
-    """`chains`: what is wide as chains read it, and makes others wide; `rows`: what makes small tensors wide alone."""
+    """The program with these tensors, and what is made of them, in float32. Of what `rows` make so operands of
+    products and sides of comparisons keep 16 bits, which `chains` say for themselves."""
     names = {*chains, *rows}
     fresh = Names.of(program)
     renamed = {n: fresh.fresh(f"{n}_wide") for n in names if n in program.outputs}
@@ -147,7 +151,7 @@ def _widened(program: Program, inputs: Types, types: Types, chains: Collection[s
     before = {**types, **{new: types[n] for n, new in renamed.items()}}
     products = [s for s in program.statements if reduction_variables(s) and not _of_one_tensor(s)]
     operands = {a.tensor for s in products for a in accesses_in(s.body)}
-    by_rows: set[str] = set()  # wide tensors that `rows` alone make so
+    by_rows: set[str] = set()  # what is in float32 by `rows` alone
     done: list[Statement] = []
 
     def add(s: Statement) -> None:
@@ -159,6 +163,7 @@ def _widened(program: Program, inputs: Types, types: Types, chains: Collection[s
         narrow = s.output
         s = _reading(s, renamed)
         if not by_rows.isdisjoint(reads(s)):
+            s = _as_narrow(s, by_rows, before) if reads_itself(s) else s
             s = map_values(s, lambda e: _comparing(e, before, known))
         if narrow in names:
             body = s.body
@@ -173,8 +178,8 @@ def _widened(program: Program, inputs: Types, types: Types, chains: Collection[s
                 add(Statement(narrow, whole, sizes, call(old, Access(s.output, whole)), span=s.span))
             continue
         if old in NARROW and statement_type(s, known).dtype != old:
-            wide = [n for n in reads(s) if known[n].dtype != before.get(n, known[n]).dtype]
-            of_rows = by_rows.issuperset(wide)
+            widened = [n for n in reads(s) if known[n].dtype != before.get(n, known[n]).dtype]
+            of_rows = by_rows.issuperset(widened)
             s = _with_operands(s, types, known, renamed, of_rows or s.output in program.outputs)
             if of_rows and s.output not in program.outputs and statement_type(s, known).dtype != old:
                 if s.output in operands and not reduction_variables(s):
@@ -237,6 +242,17 @@ def _rounded_where_made(program: Program, types: Types, known: Types) -> Program
 
 def _is_rounded(e: Call) -> bool:
     return e.function in NARROW and len(e.args) == 1 and isinstance(e.args[0], Access)
+
+
+def _as_narrow(s: Statement, names: Collection[str], before: Types) -> Statement:
+    """A recurrence, whose states keep their type, with these tensors read as they were."""
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Access) and e.tensor in names:
+            return call(before[e.tensor].dtype, e)
+        return e if isinstance(e, Inside) else rebuild(e, visit)
+
+    return replace(map_values(s, visit), init=None if s.init is None else visit(s.init))
 
 
 def _comparing(e: Expr, before: Types, known: Types) -> Expr:
