@@ -12,6 +12,7 @@ import pytest
 from support.kernel_cases import KernelCase, kernel_cases
 from tools.kernels import differences
 
+from tilec.backends.triton.chains import launch
 from tilec.backends.triton.plan import sizes
 from tilec.backends.triton.recurrence import recurrence
 from tilec.backends.triton.schedule import problem
@@ -39,14 +40,14 @@ SHARED = KernelCase(
 
 @pytest.mark.slow
 def test_kernels_have_positions_of_64_bits_where_these_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tensors of any size, here: those of chains alone decide for each position."""
-    for module in (recurrence, problem):
+    """Of tensors of any size, here: those of chains alone decide for each position, also where they add up parts."""
+    for module in (recurrence, problem, launch):
         monkeypatch.setattr(module, sizes.needs_int64_positions.__name__, lambda *given: True)
     narrow = [
         (case.name, kernel.name)
         for case in (*kernel_cases(), SHARED)
         for kernel in case.lowered().kernels
-        if "int64" not in kernel.source and not kernel.name.endswith("_chain")
+        if "int64" not in kernel.source and not kernel.name.removesuffix("_together").endswith("_chain")
     ]
     assert not narrow
 

@@ -12,6 +12,8 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
   into, and all such take no more than MOST_HEAVY_BYTES (the logits of a linear layer that goes into a cross-entropy, of
   some thousand rows);
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax);
+- where it is all that is asked of what would be kept, and there anyway: a hidden layer that the next product reads, and
+  not its sums, which are rounded before the bias is added;
 - where it says which elements of small windows are their extremum, if less is kept with it (a pool).
 
 An extremum that the gradient looks for among sums computed again, or among what is made of computed values of 16 bits,
@@ -36,6 +38,7 @@ from tilec.backends.common.operands.before_gradient import before_gradient
 from tilec.backends.common.pairs import in_pairs
 from tilec.cost import operations, size_in_bytes
 from tilec.ir.aggregations import LOGICAL
+from tilec.ir.index import distinct_variables
 from tilec.ir.infer import infer
 from tilec.ir.program import Access, Expr, Input, Program, Statement, accesses_in, reads, reads_itself
 from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
@@ -50,6 +53,7 @@ from tilec.transforms.lower.stack_operands import with_stacked_operands
 from tilec.transforms.simplify.evaluated import compared_sides, tensors_evaluated, values_read
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_pure, is_unmasked
 
 SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
 OUTPUT_FRACTION = 4  # of an output, which somebody reads anyway
@@ -267,7 +271,7 @@ class _Joint:
 
     def kept(self, outputs: Sequence[str]) -> tuple[str, ...]:
         """What to keep beside inputs, without what only looks equal."""
-        return self.found_again(self.choose(outputs))
+        return self.found_again(self.with_operands(self.choose(outputs), outputs))
 
     def choose(self, outputs: Sequence[str]) -> tuple[str, ...]:
         """What to keep beside inputs."""
@@ -297,16 +301,33 @@ class _Joint:
                 candidates.append(s.output)
         return self.with_outputs(outputs, self._frontier(candidates))
 
+    def with_operands(self, kept: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
+        """`kept` with operands of products in the place of what nothing else than they is made of."""
+        forward, found = self.forward_statements(), list(kept)
+        products = {
+            n for s in drop_dead(forward, outputs) if s.aggregation == "sum" for n in reads(s) if len(reads(s)) > 1
+        }
+        for k, name in enumerate(found):
+            readers = [s for s in self.needed(found) if name in reads(s) and name not in outputs]
+            operand = readers[0].output if len(readers) == 1 and readers[0] in forward else ""
+            if operand in products - {*found} and _is_map(readers[0]) and self.types[operand] == self.types[name]:
+                found[k] = operand
+        return tuple(found)
+
     def with_outputs(self, outputs: Sequence[str], kept: Sequence[str]) -> tuple[str, ...]:
-        """`kept`, and each output that lets inputs go which are as large."""
+        """`kept`, and each output that lets inputs go which are as large, or 16-bit sums, of which it was made before
+        they were rounded."""
         assigned = {s.output for s in self.forward_statements()}
         chosen = tuple(kept)
         for o in dict.fromkeys(outputs):
             if o in assigned and o not in chosen and self._may_be_kept(self.types[o]):
                 larger = (*chosen, o)
-                if o in (after := self.backward(larger)).values:
-                    if self.bytes_of(after.values) <= self.bytes_of(self.backward(chosen).values):
-                        chosen = larger
+                after, before = self.backward(larger), self.backward(chosen)
+                spared = assigned & {s.output for s in before.program.statements if s.aggregation == "sum"}
+                spared -= {s.output for s in after.program.statements}
+                fewer = self.bytes_of(after.values) <= self.bytes_of(before.values)
+                if o in after.values and (fewer or any(self.types[n].dtype in NARROW for n in spared)):
+                    chosen = larger
         return tuple(n for n in chosen if n in self.backward(chosen).values)
 
     def found_again(self, kept: Sequence[str]) -> tuple[str, ...]:
@@ -372,3 +393,8 @@ class _Joint:
         for s in statements:
             found[s.output] = set().union(*(found[n] for n in values_read(s) if n in found))
         return found
+
+
+def _is_map(s: Statement) -> bool:
+    """Whether each element is a function of others at the same place, or of fewer."""
+    return s.aggregation == "assign" and is_pure(s) and is_unmasked(s) and distinct_variables(s.index) is not None

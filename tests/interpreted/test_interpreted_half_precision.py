@@ -64,3 +64,76 @@ def test_a_maximum_that_was_kept_is_found_again():
     x = torch.randn(24, 8, generator=g).to(torch.bfloat16).requires_grad_()
     f(x, torch.rand(8, generator=g).to(torch.bfloat16) + 0.5).sum().backward()
     assert (x.grad.abs().sum(1) > 0).all()
+
+
+RELU = """function (X[M, H], W[J, H], A[J]) -> (Y) {
+    O[m, j : M, J] = +(X[m, h] * W[j, h]);
+    Y = relu(O + A);
+}"""
+HIDDEN = """function (X[M, H], W[J, H], A[J], V[J, L]) -> (Z) {
+    O[m, j : M, J] = +(X[m, h] * W[j, h]);
+    Y = relu(O + A);
+    Z[m, l : M, L] = +(Y[m, j] * V[j, l]);
+}"""
+
+
+def errors(f: tilec.Function, exact, inputs: list[torch.Tensor]) -> tuple[list[float], list[float]]:
+    """Of gradients, ours and torch's in the inputs' type, the greatest over the greatest gradient in float64."""
+    wide = [t.double().requires_grad_() for t in inputs]
+    value = exact(*wide)
+    cotangent = torch.randn(value.shape, generator=torch.Generator().manual_seed(9)).to(inputs[0].dtype)
+    wanted = torch.autograd.grad(value, wide, cotangent.double())
+
+    def of(function) -> list[float]:
+        given = [t.clone().requires_grad_() for t in inputs]
+        found = torch.autograd.grad(function(*given), given, cotangent)
+        return [float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True)]
+
+    return of(f), of(exact)
+
+
+@pytest.mark.parametrize("shape", [(33, 64, 48), (128, 256, 65)])
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_relu_has_the_mask_of_a_sum_that_is_rounded_with_its_bias(shape, hidden, dtype):
+    """The first row of the product is the negative bias but for rounding, so that rounding it would decide the mask."""
+    m, h, j = shape
+    g = torch.Generator().manual_seed(0)
+    x, w, v = (torch.randn(s, generator=g).to(dtype) for s in ((m, h), (j, h), (j, 7)))
+    a = -(x[0].double() @ w.double().T).to(dtype)
+    f = tilec.compile(HIDDEN if hidden else RELU, backend="triton")
+    inputs = [x, w, a, v] if hidden else [x, w, a]
+
+    def exact(x, w, a, *v):
+        y = torch.relu(torch.nn.functional.linear(x, w, a))
+        return y @ v[0] if v else y
+
+    ours, torchs = errors(f, exact, inputs)
+    assert all(a <= 2 * b for a, b in zip(ours, torchs, strict=True)), (ours, torchs)
+    assert "O" not in {s.name for s in f.saved(*inputs)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_slope_of_a_bias_of_distances(weighted, dtype):
+    """A sum over all pairs of what cancels within rows: an error that all of a row share is multiplied by distances."""
+    n, m = 5, 33
+    text = """function (S[N, M, M], A[N]) -> (P) {
+        C[h, i, j : N, M, M] = 0.25*S[h, i, j] + A[h]*(j - i);
+        P[h, i, j] = exp(C[h, i, j] - max[k](C[h, i, k])) / sum[k](exp(C[h, i, k] - max[l](C[h, i, l])));
+    }"""
+    if weighted:
+        text = text.replace("A[N]) -> (P)", "A[N], V[N, M, D]) -> (O)")
+        text = text.replace("\n    }", " O[h, i, d : N, M, D] = +(P[h, i, j] * V[h, j, d]); }")
+    g = torch.Generator().manual_seed(0)
+    s, a, v = torch.randn(n, m, m, generator=g), 0.3 * torch.randn(n, generator=g), torch.randn(n, m, 7, generator=g)
+
+    def exact(s, a, *v):
+        i = torch.arange(m)
+        p = torch.softmax(0.25 * s + a[:, None, None] * (i - i[:, None]).to(s.dtype), -1)
+        return p @ v[0] if v else p
+
+    inputs = [t.to(dtype) for t in ((s, a, v) if weighted else (s, a))]
+    ours, torchs = errors(tilec.compile(text, backend="triton"), exact, inputs)
+    assert all(a <= 2 * b for a, b in zip(ours, torchs, strict=True)), (ours, torchs)
+    assert {s.dtype for s in tilec.compile(text).saved(*inputs) if s.name[1:] in ("_max", "_sum")} == {"float32"}

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tilec.ir import philox
-from tilec.ir.program import Access, Call, Expr, Float, Int, walk
+from tilec.ir.program import Access, Call, Expr, Float, Int, Name, walk
 from tilec.ir.types import CASTS, FLOATS
 
 Pullback = Callable[[Expr, tuple[Expr, ...], Expr], tuple[Expr | None, ...]]
@@ -179,10 +179,8 @@ def _logaddexp(g, args, f):
 
 
 def _relu(g, args, f):
-    """A result that is at hand says as much as the argument; a recurrence's is, as the argument reads that tensor."""
-    (x,) = args
-    is_read = isinstance(f, Access) and any(isinstance(e, Access) and e.tensor == f.tensor for e in walk(x))
-    return (_where(call("gt", f if is_read else x, ZERO), g),)
+    """A result that is a tensor says as much as the argument, which may be made of sums that were rounded since."""
+    return (_where(call("gt", f if isinstance(f, (Access, Name)) else args[0], ZERO), g),)
 
 
 # operators: loose to tight, as the grammar has them; `?:` is precedence 1

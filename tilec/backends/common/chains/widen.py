@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.recognise import chained
 from tilec.backends.common.chains.values import plain_index, rebuilt, reduction_variables
-from tilec.ir.functions import call
+from tilec.ir.functions import COMPARISONS, call
 from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -34,9 +34,10 @@ from tilec.ir.program import (
     reads,
     reads_itself,
     rebuild,
+    variables_of,
     walk,
 )
-from tilec.ir.types import NARROW, TensorType, Types
+from tilec.ir.types import NARROW, TensorType, Types, promote
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 
@@ -48,8 +49,32 @@ def widen_statistics(program: Program, inputs: Types) -> Program:
     types = infer(program, inputs)
     if not any(t.dtype in NARROW for t in types.values()):
         return program
-    names = _statistics(program, types)
-    return _widened(program, inputs, types, names) if names else program
+    chains = _statistics(program, types)
+    rows = _row_statistics(program, types) - chains
+    return _widened(program, inputs, types, chains, rows) if chains or rows else program
+
+
+def _row_statistics(program: Program, types: Types) -> set[str]:
+    """Where there are extrema of computed values: those, sums over such rows, and what a pass makes of sums in float32
+    to be one of 16 bits. Their own kernel has the extremum as it was computed, and exponentials of differences from it
+    sums that belong to it: a gradient that reads it rounded is off by one factor in all elements of a row."""
+    extrema: set[str] = set()
+    made = {s.output: s for s in program.statements}
+    read = {n for s in program.statements for n in reads(s)}
+    found: set[str] = set()
+    for name, s in made.items():
+        if types[name].dtype not in NARROW or name not in read or name in program.outputs or not plain_index(s):
+            continue
+        if s.aggregation in ("sum", "mean", "max", "min"):
+            exact = isinstance(s.body, Access) and s.aggregation in ("max", "min") and s.body.tensor not in made
+            if _of_one_tensor(s) and not exact and _is_small(s, types):
+                found.add(name)
+                extrema |= {name} if s.aggregation in ("max", "min") else set()
+        elif isinstance(s.body, Call) and s.body.function == types[name].dtype and s.body.span is None:
+            totals = [made[n] for n in reads(s) if n in made and types[n].dtype == "float32"]
+            if any(t.aggregation == "sum" and _is_small(t, types) for t in totals):
+                found.add(name)
+    return found if extrema else set()
 
 
 def _statistics(program: Program, types: Types) -> set[str]:
@@ -107,14 +132,26 @@ def _is_small(s: Statement, types: Types) -> bool:
     return _MANY * math.prod(types[s.output].shape) <= max(read, default=0)
 
 
+def _of_one_tensor(s: Statement) -> bool:
+    """Whether a statement has one point for each element of a tensor that it reads; a product of matrices has more."""
+    return any(set(variables_of(s)) <= set(index_variables(a)) for a in accesses_in(s.body))
+
+
 def _of(program: Program, name: str) -> Statement:
     return next(s for s in program.statements if s.output == name)
 
 
-def _widened(program: Program, inputs: Types, types: Types, names: Collection[str]) -> Program:
+def _widened(program: Program, inputs: Types, types: Types, chains: Collection[str], rows: Collection[str]) -> Program:
+    """The program with these tensors, and what is made of them, in float32. Of what `rows` make so operands of
+    products and sides of comparisons keep 16 bits, which `chains` say for themselves."""
+    names = {*chains, *rows}
     fresh = Names.of(program)
     renamed = {n: fresh.fresh(f"{n}_wide") for n in names if n in program.outputs}
     known: dict[str, TensorType] = dict(inputs)
+    before = {**types, **{new: types[n] for n, new in renamed.items()}}
+    products = [s for s in program.statements if reduction_variables(s) and not _of_one_tensor(s)]
+    operands = {a.tensor for s in products for a in accesses_in(s.body)}
+    by_rows: set[str] = set()  # what is in float32 by `rows` alone
     done: list[Statement] = []
 
     def add(s: Statement) -> None:
@@ -125,19 +162,30 @@ def _widened(program: Program, inputs: Types, types: Types, names: Collection[st
         old = types[s.output].dtype
         narrow = s.output
         s = _reading(s, renamed)
+        if not by_rows.isdisjoint(reads(s)):
+            s = _as_narrow(s, by_rows, before) if reads_itself(s) else s
+            s = map_values(s, lambda e: _comparing(e, before, known))
         if narrow in names:
             body = s.body
             if isinstance(body, Call) and body.function == old:
                 (body,) = body.args
             s = replace(s, output=renamed.get(narrow, narrow), body=call("float32", body))
             add(s)
+            by_rows |= {s.output} & {renamed.get(n, n) for n in rows}
             if narrow in renamed:
                 whole = tuple(Index(f"i{d}") for d in range(len(types[narrow].shape)))
                 sizes = tuple(map(Int, types[narrow].shape))
                 add(Statement(narrow, whole, sizes, call(old, Access(s.output, whole)), span=s.span))
             continue
         if old in NARROW and statement_type(s, known).dtype != old:
-            s = _with_operands(s, types, known, renamed, s.output in program.outputs)
+            widened = [n for n in reads(s) if known[n].dtype != before.get(n, known[n]).dtype]
+            of_rows = by_rows.issuperset(widened)
+            s = _with_operands(s, types, known, renamed, of_rows or s.output in program.outputs)
+            if of_rows and s.output not in program.outputs and statement_type(s, known).dtype != old:
+                if s.output in operands and not reduction_variables(s):
+                    s = replace(s, body=call(old, s.body))
+                else:
+                    by_rows.add(s.output)
             if s.output in program.outputs and statement_type(s, known).dtype != old:
                 if reduction_variables(s):
                     float32_name = fresh.fresh(f"{s.output}_wide")
@@ -194,6 +242,28 @@ def _rounded_where_made(program: Program, types: Types, known: Types) -> Program
 
 def _is_rounded(e: Call) -> bool:
     return e.function in NARROW and len(e.args) == 1 and isinstance(e.args[0], Access)
+
+
+def _as_narrow(s: Statement, names: Collection[str], before: Types) -> Statement:
+    """A recurrence, whose states keep their type, with these tensors read as they were."""
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Access) and e.tensor in names:
+            return call(before[e.tensor].dtype, e)
+        return e if isinstance(e, Inside) else rebuild(e, visit)
+
+    return replace(map_values(s, visit), init=None if s.init is None else visit(s.init))
+
+
+def _comparing(e: Expr, before: Types, known: Types) -> Expr:
+    """The expression with comparisons of 16-bit values as they were, so that an extremum is found again."""
+    e = rebuild(e, lambda x: _comparing(x, before, known))
+    if not isinstance(e, Call) or e.function not in COMPARISONS:
+        return e
+    old = promote(*(expression_type(a, before) for a in e.args)).dtype
+    if old not in NARROW or promote(*(expression_type(a, known) for a in e.args)).dtype == old:
+        return e
+    return replace(e, args=tuple(call(old, a) if expression_type(a, known).dtype == "float32" else a for a in e.args))
 
 
 def _reading(s: Statement, renamed: Mapping[str, str]) -> Statement:

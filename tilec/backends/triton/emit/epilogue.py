@@ -156,12 +156,14 @@ def finish(
     compute_dtype: str,
     statements: Sequence[Statement],
     given: Mapping[Expr, ScalarValue] | None = None,
+    stored: bool = False,
 ) -> tuple[str, str]:
-    """Text and dtype of the epilogue's last value, given the anchor's and others."""
+    """Text and dtype of the epilogue's last value, given the anchor's and others. `stored`: the anchor is read in other
+    places too, as it is stored."""
     output = space.statement.output
     known = dict(given or {})
     for s in epilogue_over(space, statements):
-        known |= as_read(frame, space, output, value, compute_dtype)
+        known |= as_read(frame, space, output, value, compute_dtype, stored and output == space.statement.output)
         evaluator = TritonScalars(frame, s.body, given=known)
         result = evaluator.value(s.body)
         out = frame.types[s.output].dtype
@@ -173,15 +175,18 @@ def finish(
     return value, compute_dtype
 
 
-def as_read(frame: Frame, space: Space, output: str, value: str, compute_dtype: str) -> dict[Expr, ScalarValue]:
-    """A value, which goes into a tensor's own element, as it is read there."""
+def as_read(
+    frame: Frame, space: Space, output: str, value: str, compute_dtype: str, stored: bool = True
+) -> dict[Expr, ScalarValue]:
+    """A value, which goes into a tensor's own element, as it is read there, or before it is rounded to be stored."""
     t = frame.types[output]
     narrow = t.dtype == "int64" and compute_dtype == "int32"
-    text = value if compute_dtype == t.dtype or narrow else f"({value}).to({triton_type(t.dtype)})"
-    text = f"{text}.to(tl.float32)" if t.dtype in NARROW else text
+    exact = stored or t.dtype not in NARROW or compute_dtype != "float32"
+    text = value if compute_dtype == t.dtype or narrow or not exact else f"({value}).to({triton_type(t.dtype)})"
+    text = f"{text}.to(tl.float32)" if exact and t.dtype in NARROW else text
     name = frame.kernel.names.fresh(python_name(output).lower())
     frame.kernel.assign(name, text)
     variables = frozenset((*space.outputs, *space.residues, ANCHOR))
     dtype = compute_dtype if narrow else compute_dtype_of(t.dtype)
-    found = ScalarValue(name, t.element(), dtype, variables, exact=True)
+    found = ScalarValue(name, t.element(), dtype, variables, exact=exact)
     return {Access(output, tuple(r.to_expr() for r in space.rows)): found}

@@ -121,7 +121,7 @@ def epilogue_text(e: Epilogue, problem: HopperProblem, split: bool = False) -> E
     for name in e.space.outputs:
         kernel.value_of.setdefault(name, kernel.low(name))
     frame = Frame(kernel, tuple(axes), axes)
-    value, dtype = finish(frame, e.space, "sums", "float32", e.statements)
+    value, dtype = finish(frame, e.space, "sums", "float32", e.statements, stored=e.stored)
     if dtype != "float32" or kernel.columns or kernel.constants:
         return None
     kernel.add(Return(value))
