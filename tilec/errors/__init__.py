@@ -181,6 +181,10 @@ class SizeMistake(TileError):
     """Sizes that disagree, come out negative or fractional, or cannot be known."""
 
 
+class DividesByZero(SizeMistake):
+    """A division by zero among sizes; as a value it may still be legal, so a size statement postpones it."""
+
+
 class TypeMistake(TileError):
     """An element type that an operation, or tilec, does not support."""
 
