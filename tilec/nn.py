@@ -108,11 +108,11 @@ class Tile(torch.nn.Module):
         sizes: dict[str, tuple[int, str]] = {}
         for name, value in given.items():
             shape = _shape(name, value)
-            plain = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-            if name in parameters and plain and not value.is_floating_point():
+            if name in parameters and isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
                 kind = str(value.dtype).removeprefix("torch.")
-                hint = "pass it as one of the buffers, which have no gradient"
-                raise TypeMistake(f"{name} is a parameter, so it must be floating, not {kind}", hint=hint)
+                if not value.is_floating_point():
+                    hint = "pass it as one of the buffers, which have no gradient"
+                    raise TypeMistake(f"{name} is a parameter, so it must be floating, not {kind}", hint=hint)
             dims = inputs[name].dims
             if dims is None:
                 continue
