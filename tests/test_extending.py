@@ -19,6 +19,7 @@ TABLES = {  # where a row of a table is put
     "TRANSFORMS": '    "flatten": lambda',
     "CONTRACTIONS": '    "widen_statistics",\n)',
     "FAMILIES": '    Family("pointwise"',
+    "WAYS": '    "hopper": Way(',
     "DEVICES": '    "sm_80"',
 }
 IMPORTS = {
@@ -70,6 +71,26 @@ for source in (
     assert ("Y_copy" in text) == ("< 3" not in source), text
 """
 
+WAY = """
+from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.schedule.candidates import product_configs, steps_of
+from tilec.backends.triton.schedule.problem import product_task
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.ir.types import TensorType
+from tilec.language import parse
+from tilec.pipeline import lower
+
+for shape, fits in (((64, 64), True), ((3, 3), False)):
+    types = dict.fromkeys(("A", "B"), TensorType(shape, "float32"))
+    lowering = lower(parse("function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"), types, {})
+    (flat,), (defracted,) = (lowering.stages[n].statements for n in ("flat", "defracted"))
+    strides = {n: contiguous(t.shape) for n, t in lowering.types.items()}
+    p = product_task(defracted, flat, lowering.types, strides, Setting())
+    ours = [] if p is None else [c for c, _ in product_configs(p) if c["family"] == "small"]
+    assert bool(ours) == fits, ours
+    assert all(steps_of(p, c) for c in ours)
+"""
+
 ALONE = """
 from tilec.cli import main
 assert main(["opt", "-e", "Y[i] = -(-X[i])", "-p", "bind,cancel_negations", "--shape", "X=5"]) == 0
@@ -114,8 +135,8 @@ def run(folder: Path, *arguments: str) -> str:
 
 def test_all_additions_work(extended: Path) -> None:
     """And the pass alone, in the same process."""
-    assert "Y[i : 5] = X[i];" in run(extended, "-c", PROGRAM + ALONE)
+    assert "Y[i : 5] = X[i];" in run(extended, "-c", PROGRAM + WAY + ALONE)
 
 
 def test_each_addition_is_of_the_page() -> None:
-    assert len(blocks()) == 9, list(blocks())
+    assert len(blocks()) == 10, list(blocks())

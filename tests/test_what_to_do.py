@@ -29,6 +29,17 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "a function": (lambda: tilec.compile(torch.exp), "tilec.from_torch"),  # type: ignore[arg-type]
     "no examples": (lambda: tilec.from_torch(torch.softmax), "give an example of each argument"),
     "a parameter of another name": (lambda: tilec.nn.Tile(F, parameters={"b": (3, 4)}), "did you mean `B`?"),
+    "an option of another name": (lambda: tilec.compile("Y = X", backends="torch"), "did you mean `backend`?"),  # type: ignore[call-arg]
+    "two names by position": (lambda: F.grad("A", "B"), "its arguments: wrt=None"),  # type: ignore[call-arg]
+    "no target": (lambda: tilec.build(F, A, B, directory="x"), "its arguments: function, args, target"),  # type: ignore[call-arg]
+    "an option of a module": (lambda: tilec.nn.Tile(F, params={"B": (3, 4)}), "did you mean `parameters`?"),  # type: ignore[call-arg]
+    "parameters without shapes": (lambda: tilec.nn.Tile(F, parameters=["B"]), "{'W': (3, 4)}"),  # type: ignore[arg-type]
+    "a number for a parameter": (lambda: tilec.nn.Tile(F, parameters={"B": 3.0}), "() is that of one number"),  # type: ignore[dict-item]
+    "an integer parameter": (lambda: tilec.nn.Tile(F, parameters={"B": torch.ones(3, 4, dtype=torch.int8)}), "buffers"),
+    "a shift of a float": (lambda: tilec.compile("Y = X << 2")(A), "or multiply by 2, 4, 8"),
+    "a number too large": (lambda: tilec.compile("Y = X + 1e400"), "write `inf`"),
+    "an attribute of a value": (lambda: tilec.compile("Y[i] = argmax(X[i, j]).x"), "no attributes"),
+    "an index over zero": (lambda: tilec.compile("Y[i : 3] = X[i/0]")(A[0]), "another number than 0"),
     "a parameter of another rank": (lambda: tilec.nn.Tile(F, parameters={"B": (3,)}), "in the text: B[K, J]"),
 }
 
@@ -39,6 +50,33 @@ def test_the_hint(case: str) -> None:
     with pytest.raises(tilec.TileError) as caught:
         call()
     assert hint in (caught.value.hint or ""), str(caught.value)
+
+
+def test_a_path_is_a_path() -> None:
+    with pytest.raises(tilec.TileError, match="load takes the path of a file; got int"):
+        tilec.load(3)  # type: ignore[arg-type]
+
+
+def test_a_mistake_inside_of_a_function_is_no_misfit_of_its_call() -> None:
+    """A TypeError that a function raises itself stays what it is."""
+
+    class Odd:
+        __qualname__ = "Odd"
+
+        def __iter__(self):
+            raise TypeError("not today")
+
+    with pytest.raises(TypeError, match="not today"):
+        tilec.spec(Odd())  # type: ignore[arg-type]
+
+
+def test_a_quoted_error_says_where_and_what_to_do() -> None:
+    """torch.compile prints the repr of what a call raises while it traces."""
+    with pytest.raises(tilec.TileError) as caught:
+        F(A, torch.ones(5, 6))
+    assert repr(caught.value).startswith("SizeMistake('<tile>:1:20: K is 3") and "; hint: one name" in repr(
+        caught.value
+    )
 
 
 def test_a_target_that_does_not_exist_is_refused_at_once() -> None:

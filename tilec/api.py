@@ -119,6 +119,8 @@ def read(path: str | PathLike[str]) -> str:
     if TEXT.search(str(path)):
         hint = "write tilec.compile(text); tilec.load(path) reads a file"
         raise InputMistake("this is Tile text, and load takes the path of a file", hint=hint)
+    if not isinstance(path, (str, PathLike)):
+        raise InputMistake(f"load takes the path of a file; got {type(path).__name__}")
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:

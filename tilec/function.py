@@ -197,6 +197,7 @@ class Function(Displayed):
 
         Raises:
             NameMistake: There is no input of that name.
+            InputMistake: What is no name, or names of none.
         """
         names = chosen_inputs(wrt, self.inputs)
         if ("grad", names) not in self._derived:
@@ -220,6 +221,7 @@ class Function(Displayed):
 
         Raises:
             NameMistake: There is no input of that name.
+            InputMistake: What is no name, or names of none.
         """
         names = chosen_inputs(wrt, self.inputs)
         return self._derive(("jvp", names), lambda: Tangents(self._specialiser, names))
@@ -358,6 +360,7 @@ class Function(Displayed):
 
         Raises:
             NameMistake: There is no input of that name.
+            InputMistake: What is no name, or names of none.
             InputMistake: A dimension that the input does not have, or nothing says how many ranks there are.
             TileError: What a call with these arguments raises.
         """

@@ -9,7 +9,7 @@ import torch
 
 from tilec.api import compile
 from tilec.arguments import by_name
-from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, TileError, listed
+from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, TileError, TypeMistake, listed
 from tilec.errors.tracebacks import hide_frames, public
 from tilec.function import Function
 from tilec.ir.program import Access, Index, Program, expressions, index_variables, walk
@@ -50,7 +50,8 @@ class Tile(torch.nn.Module):
 
     Raises:
         NameMistake: A name that is no input.
-        InputMistake: A name that is both a parameter and a buffer.
+        InputMistake: A name that is both a parameter and a buffer, or what is no tensor and no shape.
+        TypeMistake: A parameter of integers.
         RankMistake: A shape of another rank than the text declares.
         SizeMistake: Sizes that the text does not allow.
         TileError: The text is no Tile program.
@@ -92,6 +93,10 @@ class Tile(torch.nn.Module):
         self, parameters: Mapping[str, TensorOrShape], buffers: Mapping[str, TensorOrShape], init: Mapping[str, Initial]
     ) -> None:
         inputs = {i.name: i for i in self.function.program.inputs}
+        for what, mapping in (("parameters", parameters), ("buffers", buffers), ("init", init)):
+            if not isinstance(mapping, Mapping):
+                hint = "name each with a tensor or its shape, as in {'W': (3, 4)}"
+                raise InputMistake(f"{what} is a mapping of names; got {type(mapping).__name__}", hint=hint)
         for name in (*parameters, *buffers, *init):
             if name not in inputs:
                 raise NameMistake(f"no input is called {name}", hint=listed(name, inputs))
@@ -102,7 +107,12 @@ class Tile(torch.nn.Module):
             raise InputMistake(f"init fills what is given by its shape, and {name} is not")
         sizes: dict[str, tuple[int, str]] = {}
         for name, value in given.items():
-            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else tuple(value)
+            shape = _shape(name, value)
+            if name in parameters and isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+                kind = str(value.dtype).removeprefix("torch.")
+                if not value.is_floating_point():
+                    hint = "pass it as one of the buffers, which have no gradient"
+                    raise TypeMistake(f"{name} is a parameter, so it must be floating, not {kind}", hint=hint)
             dims = inputs[name].dims
             if dims is None:
                 continue
@@ -167,3 +177,12 @@ def fan_in(program: Program, name: str, shape: Sequence[int]) -> int:
                 summed = (not set(index_variables(i)) <= set(left) or not isinstance(i, Index) for i in e.index)
                 return math.prod(n for n, inner in zip(shape, summed, strict=True) if inner)
     return math.prod(shape[:-1])
+
+
+def _shape(name: str, given: TensorOrShape) -> tuple[int, ...]:
+    if isinstance(given, torch.Tensor):
+        return tuple(given.shape)
+    if not isinstance(given, Sequence) or not all(isinstance(n, int) for n in given):
+        hint = f"write {name}=torch.tensor(...), or a shape: () is that of one number"
+        raise InputMistake(f"{name} is given by a tensor or by its shape; got {given!r}", hint=hint)
+    return tuple(given)

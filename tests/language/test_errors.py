@@ -208,6 +208,7 @@ DOUBLING = (
     "function f(A) -> (B) { A0 = A; " + " ".join(f"A{n} = A{n - 1} * A{n - 1};" for n in range(1, 100)) + " B = A99; }"
 )
 SOURCES = [
+    ("SyntaxMistake", "Y[i] «==» X[i]", "hint: write `=`"),
     ("SyntaxMistake", "«»", "the source is empty"),
     ("SyntaxMistake", "«»  // nothing but this\n# and this\n", "the source is empty"),
     ("SyntaxMistake", "Y = «(»A + B", "`(` is never closed"),

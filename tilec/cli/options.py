@@ -44,7 +44,8 @@ def check_source(args: argparse.Namespace) -> None:
         items[:] = [item for item in items if "=" in item]
     fail: NoReturn | None = None  # argparse's error does not return
     if args.text is not None and args.file:
-        fail = args.usage_error("a FILE and -e TEXT exclude each other")
+        told = f"a FILE and -e TEXT exclude each other, and {args.file[0]} is taken for a FILE"
+        fail = args.usage_error(f"{told}; a value of an option has its name before it, as in X=3")
     if args.text is None and not args.file:
         fail = args.usage_error("a FILE or -e TEXT is required")
     if len(args.file) > 1 and not args.several:

@@ -95,6 +95,12 @@ class TileError(Exception):
         """Changes of `source` that do what the hint says; empty where it says no more than the words."""
         return self.hint.edits if isinstance(self.hint, Hint) else ()
 
+    def __repr__(self) -> str:
+        """One line, for those who quote an error inside of theirs, as torch.compile does."""
+        place = "" if self.position is None else f"{self.filename}:{self.position[0]}:{self.position[1]}: "
+        told = f"; hint: {self.hint}" if self.hint else ""
+        return f"{type(self).__name__}({place + self.message + told!r})"
+
     @property
     def position(self) -> tuple[int, int] | None:
         """One-based line and column of the span's start, where both the span and the source are known."""
@@ -173,6 +179,10 @@ class RankMistake(TileError):
 
 class SizeMistake(TileError):
     """Sizes that disagree, come out negative or fractional, or cannot be known."""
+
+
+class DividesByZero(SizeMistake):
+    """A division by zero among sizes; as a value it may still be legal, so a size statement postpones it."""
 
 
 class TypeMistake(TileError):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tilec.errors import InternalMistake, TileError
+from tilec.errors import InputMistake, InternalMistake, TileError, listed
 from tilec.knobs import FULL_TRACEBACK
 
 F = TypeVar("F", bound=Callable)
@@ -26,7 +27,8 @@ def hide_frames(error: TileError) -> None:
 
 
 def public(function: F) -> F:
-    """An entry of the API whose TileErrors show the caller's frame alone. Costs one call: not for hot paths."""
+    """An entry of the API whose TileErrors show the caller's frame alone, and which raises one where it is given other
+    arguments than it takes. Costs one call: not for hot paths."""
 
     @functools.wraps(function)
     def entry(*args, **named):
@@ -35,8 +37,31 @@ def public(function: F) -> F:
         except TileError as error:
             hide_frames(error)
             raise
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # of the function's own
+                raise
+            mistake = _misfit(function, args, named)
+            if mistake is None:
+                raise
+        raise mistake
 
     return entry  # type: ignore[return-value]
+
+
+def _misfit(function: Callable, args: tuple, named: dict[str, object]) -> InputMistake | None:
+    """What is wrong with the arguments of a call that Python refuses; None where nothing is."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        taken = {p.name: p for p in signature.parameters.values() if p.name != "self"}
+        called = function.__qualname__.removesuffix(".__init__").removeprefix("Function.")
+        unknown = next((n for n in named if n not in taken), None)
+        if unknown is not None:
+            return InputMistake(f"{called} has no argument `{unknown}`", hint=listed(unknown, taken, "arguments"))
+        shown = (p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in taken.values())
+        return InputMistake(f"{called}: {error}", hint=f"its arguments: {', '.join(shown)}")
+    return None
 
 
 def traceback_lines(error: TileError) -> list[str]:

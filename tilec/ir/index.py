@@ -227,7 +227,7 @@ def _of_call(e: Call) -> Affine:
             if divisor.terms:
                 raise AffineMistake("an index must be affine: the divisor here is not a number", b.span or e.span)
             if not divisor.constant:
-                raise AffineMistake("division by zero in an index", e.span)
+                raise AffineMistake("division by zero in an index", e.span, hint="divide by another number than 0")
             return linear(a) * (1 / divisor.constant)
         case Call(function, args) if function in QUASI_AFFINE:
             return _quasi_affine(e, function, [linear(a) for a in args])

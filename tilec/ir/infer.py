@@ -46,6 +46,7 @@ TYPE_ROUNDS = 8  # of a recurrence's type: promotion only goes up, and not often
 NO_BOOL_AT_ALL = ("sub", "neg")
 TRUTH_HINT = "compare with 0 first, as in (X != 0)"
 BITS_HINTS = {"and": TRUTH_HINT, "or": TRUTH_HINT, "not": TRUTH_HINT, "xor": "a power is pow(X, 2), or X * X"}
+BITS_HINTS |= dict.fromkeys(("shl", "shr"), "cast with int64(...), or multiply by 2, 4, 8 and so on")
 NOT_BOOL = (*NO_BOOL_AT_ALL, *ROUNDING, "abs", "relu", "mod", "pow", "shl", "shr")
 _SYMBOLS = {name: f"`{symbol}`" for (symbol, _), name in OPERATORS.items()} | {"neg": "unary `-`"}
 

@@ -180,7 +180,8 @@ class TreeBuilder:
     def floating(self, parts) -> SpannedExpr:
         token = parts[0]
         value = float(token)
-        assert not math.isnan(value)
+        if math.isinf(value):
+            raise SyntaxMistake("this number is beyond float64", token_span(token), hint="write `inf` for infinity")
         return Float(value, span=token_span(token)), token.start_pos, token.end_pos
 
     def multiple(self, parts) -> SpannedExpr:

@@ -77,7 +77,8 @@ class Package:
             raise PackageError(f"{directory} holds no package: its manifest is no object")
         if self.manifest.get("format") != PACKAGE_FORMAT:
             found = self.manifest.get("format")
-            raise PackageError(f"{directory} has format {found}, and this loader reads format {PACKAGE_FORMAT}")
+            told = f"{directory} has format {found}, and this loader reads format {PACKAGE_FORMAT}"
+            raise PackageError(f"{told}: build it again, or load it with the package.py in it")
         self.name: str = self.manifest["name"]
         self._kernels: dict[int, DeviceKernels] = {}
         self._lock = threading.Lock()

@@ -11,7 +11,9 @@ from tilec.language.syntax import token_span
 def double_equals(c: Complaint) -> SyntaxMistake | None:
     if c.token.type != "EQEQ" or "EQUAL" not in c.accepted:
         return None
-    hint = "the operator is `=` followed by the aggregation: write `= =(...)` for assign, or plain `= ...`"
+    hint = "write `=`"
+    if c.source[c.span.stop :].lstrip().startswith("("):
+        hint = "the operator is `=` followed by the aggregation: write `= =(...)` for assign, or plain `= ...`"
     return SyntaxMistake("`==` compares, and here a statement assigns", c.span, hint=Hint(hint, Edit(c.span, "=")))
 
 

@@ -250,6 +250,16 @@ IDIOMS: tuple[Idiom, ...] = (
     ),
     *NOTATION,
     Idiom(
+        r"\)\s*,\s*(?P<at>(?P<v>[a-z]\w*)\s*=(?!=)\s*(?P<c>\w+))\s*(?=[,;}]|$)",
+        "a constraint has the form `e < c`",
+        lambda m, source: Hint(f"write `{m['v']} - {m['c']} < 1`", instead(m, f"{m['v']} - {m['c']} < 1", "at")),
+    ),
+    Idiom(
+        rf"(?:^|[;{{])\s*(?P<x>{NAME})(?P<at>\()(?P<a>[^()]*)\)\s*=(?!=)",
+        "the indices of a tensor stand in brackets",
+        lambda m, source: f"write `{m['x']}[{m['a']}] = ...`",
+    ),
+    Idiom(
         r"[(,]\s*(?P<at>[a-z_]\w*\s*=)(?!=)",
         "the arguments of a function have no names",
         lambda m, source: Hint(f"give them by position, without `{m['at']}`", instead(m, "", "at")),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from tilec.errors import Hint
+from tilec.ir.aggregations import AGGREGATIONS, BY_SYMBOL
+from tilec.ir.types import CASTS
 from tilec.language.hints.functions import assigned_element, subscripted
 from tilec.language.hints.rewrites import (
     NAME,
@@ -46,6 +48,16 @@ UNICODE_WORDS = {
 
 def _conditional(c: str, a: str, b: str | None) -> str:
     return f"{c.strip()} ? {a.strip()}" + ("" if b is None else f" : {b.strip()}")
+
+
+def _conditioned(m: Match) -> str:
+    """The value under a condition, which goes into an aggregation that is all of it: there its variables are."""
+    whole = re.fullmatch(
+        r"\s*(?P<aggregation>[a-z]+(?:\[[^\]]*\])?|[+*<>=])\((?P<body>[^()]*(?:\([^()]*\)[^()]*)*)\)", m["a"]
+    )
+    if whole is None or whole["aggregation"].partition("[")[0] not in (*AGGREGATIONS, *BY_SYMBOL):
+        return f" {_conditional(m['c'], m['a'], None)}"
+    return f" {whole['aggregation']}({_conditional(m['c'], whole['body'], None)})"
 
 
 def _negated(m: Match) -> str:
@@ -101,7 +113,7 @@ OPERATOR_IDIOMS: tuple[Idiom, ...] = (
     Idiom(
         r"(?<==)(?P<a>[^;=]*[^;=\s])\s*(?P<at>\b(?:if|where|when)\b)\s*(?P<c>[^;}]+)",
         "there is no `{at}`: a condition stands before `?`",
-        written_hint(lambda m: " " + _conditional(m["c"], m["a"], None)),
+        written_hint(_conditioned),
     ),
     Idiom(
         r"(?P<at>\b(?:if|else|elif|then|endif|where|when|such that)\b)\s*",
@@ -109,6 +121,11 @@ OPERATOR_IDIOMS: tuple[Idiom, ...] = (
         suggestion(
             "write `condition ? value : other`; a constraint on the points stands after the statement: `, i < N`"
         ),
+    ),
+    Idiom(
+        rf"(?P<x>{ATOM})\s+(?P<at>as)\s+(?P<type>{'|'.join(CASTS)})\b",
+        "there is no `as`: a cast is a function",
+        written_hint(lambda m: f"{m['type']}({m['x']})"),
     ),
     Idiom(r"(?P<at>\band\b)\s*", "there is no `and`: the operator is `&`", written_hint(lambda m: "& ")),
     Idiom(r"(?P<at>\bor\b)\s*", "there is no `or`: the operator is `|`", written_hint(lambda m: "| ")),

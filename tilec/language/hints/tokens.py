@@ -14,7 +14,7 @@ RESERVED_TOKENS = frozenset(("FUNCTION", "DEFAULT", "INIT", "NO_DEFRACT"))
 STARTS = frozenset(("INT", "FLOAT", "LPAR", "MINUS", "TILDE", "UPPER", "LOWER"))
 CHARACTERS = {
     "!": "`!=` compares; a bitwise not is `~`",
-    ".": "a number has a digit beside its point",
+    ".": "a value has no attributes or methods, and a number has a digit beside its point",
     "_": "names begin with a letter",
     "'": "an apostrophe may only end a name",
     "$": "quoted names are not part of the language",

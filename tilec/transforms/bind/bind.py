@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tilec.errors import AggregationMistake, NameMistake, RankMistake, SizeMistake
+from tilec.errors import AggregationMistake, DividesByZero, NameMistake, RankMistake, SizeMistake
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import RANDOM, STRUCTURAL
 from tilec.ir.index import integer
@@ -35,7 +35,7 @@ from tilec.language import show_expr
 from tilec.transforms.bind.branches import resolve
 from tilec.transforms.bind.legality import check_bounded, check_writes, features, scaled_by_sizes
 from tilec.transforms.bind.scalars import promoted
-from tilec.transforms.bind.sizes import DividesByZero, bind_inputs, counted
+from tilec.transforms.bind.sizes import bind_inputs, counted
 from tilec.transforms.bind.structural import STRUCTURAL_EXPANSIONS, Argument, expand_reshape
 from tilec.transforms.bind.value_inputs import size_inputs
 from tilec.transforms.bind.values import BindingScope, ValueBinder

@@ -7,17 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilec.errors import InputMistake, NameMistake, RankMistake, SizeMistake, Span, TypeMistake
+from tilec.errors import DividesByZero, InputMistake, NameMistake, RankMistake, SizeMistake, Span, TypeMistake
 from tilec.ir.index import QUASI_AFFINE, Affine, linear
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, Program, walk
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import DTYPES, TensorType, is_integer
 from tilec.language import show_expr
 from tilec.transforms.bind.value_inputs import names_in_size, size_inputs
-
-
-class DividesByZero(SizeMistake):
-    """A division by zero among sizes; as a value it may still be legal, so a size statement postpones it."""
 
 
 def _truncate(a: int, b: int) -> int:

@@ -1,0 +1,1 @@
+"""Axes taken apart and joined: reshapes, quotients and remainders, long lags."""
