@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tilec.backends.common.domain import point_conditions
+from tilec.backends.common.domain import build_domain, point_conditions
 from tilec.backends.common.pairs import PRODUCTS
 from tilec.backends.common.scalars import value_children
 from tilec.backends.common.terms import product_of
@@ -180,7 +180,10 @@ def _assigned(
 
 
 def _in_order(e: Expr, names: frozenset[str]) -> list[str]:
-    return [v for v in index_variables(e) if v in names]
+    """The variables of an index, those first that go furthest: of a window's places, then of places within it."""
+    form = linear(e)
+    found = [v for v in index_variables(e) if v in names]
+    return sorted(found, key=lambda v: -abs(form.coefficient(v))) if form.is_affine else found
 
 
 def shared(space: Space, view: StridedView) -> OperandRewrite | None:
@@ -241,7 +244,7 @@ def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
     made: list[Statement] = []
     checked = False
     for k, (factors, zeros) in enumerate(((dot.left, dot.zero_left), (dot.right, dot.zero_right))):
-        gathered = any(is_gathered(f) for f in factors)
+        gathered = any(is_gathered(f) or _is_window(f, dot.dtype) for f in factors)
         if not gathered and len(factors) == 1 and isinstance(factors[0], Access):
             continue  # a library knows what is outside of a window
         if not set(zeros) <= set(point_conditions(factors, (), view.types)) or zeros and not gathered:
@@ -269,11 +272,54 @@ def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
     return StoredOperands(tuple(made), product, replace(view, statement=product), checked)
 
 
+def with_stored_products(flat: Statement, defracted: Statement, given: MatrixProduct) -> list[Statement] | None:
+    """A float32 sum of products that meet where they are written, `Y[n + 160*t] = +(D[t, f] * W[n, f])`, as two
+    statements: products, which a library makes, and the sums of these. None where that gains nothing."""
+    types, (dtype, rates) = given.view.types, ("float32", GATHERED["float32"])
+    forms, domain = [linear(e) for e in flat.index or ()], build_domain(flat, types)
+    written = [v for e in flat.index or () for v in _in_order(e, frozenset(index_variables(e)))]
+    sides = operand_accesses(flat.body), operand_accesses(defracted.body)
+    if given.dot.dtype != dtype or domain is None or flat.guard is not None or flat.default is not None:
+        return None
+    if all(form.bare is not None for form in forms) or len(written) > len({*written}) or flat.constraints:
+        return None
+    if not all(form.is_affine for form in forms) or not isinstance(flat.body, Call) or flat.body.function != "mul":
+        return None
+    if [flat.body.args, defracted.body] != [tuple(sides[0]), Call("mul", tuple(sides[1]))]:
+        return None
+    places: dict[str, Affine] = {}
+    for a, b in zip(*sides, strict=True):
+        for e, place in zip(a.index, b.index, strict=True):
+            v = linear(e).bare
+            if v is None:
+                return None
+            places[v] = linear(place)
+    extent = [domain.extent[v] for v in written]
+    stored = ITEM_BYTES[dtype] * math.prod(extent)
+    moved = 2 * stored / MEMORY_BYTES + LAUNCH_SECONDS
+    if given.multiplications * (1 / rates[0] - 1 / rates[1]) <= moved or stored > MOST_STORED_OPERANDS:
+        return None
+    name = f"{flat.output}.products"
+    index = tuple((Affine.variable(v) - domain.low[v]).to_expr() for v in written)
+    product = replace(flat, output=name, index=index, sizes=tuple(map(Int, extent)))
+    read = Access(name, tuple((places[v] - domain.low[v]).to_expr() for v in written))
+    return [product, replace(defracted, body=read)]
+
+
 def has_stored_operands(dot: Dot) -> bool:
     """Whether a library would take an operand only if it were stored: it is gathered, or made of several elements.
     Hopper's kernels take stored operands of 16 bits as fast as a library."""
     sides = dot.left, dot.right
-    return any(map(is_gathered, (*dot.left, *dot.right))) or dot.dtype not in NARROW and any(map(_computed, sides))
+    every = (*dot.left, *dot.right)
+    return any(is_gathered(f) or _is_window(f, dot.dtype) for f in every) or (
+        dot.dtype not in NARROW and any(map(_computed, sides))
+    )
+
+
+def _is_window(e: Expr, dtype: str) -> bool:
+    """Whether an operand in float32 is read at sums of multiples of variables, of which a library's products know none:
+    its convolutions, which do, come first."""
+    return dtype == "float32" and any(len(linear(i).variables()) > 1 for a in operand_accesses(e) for i in a.index)
 
 
 def is_gathered(e: Expr) -> bool:
