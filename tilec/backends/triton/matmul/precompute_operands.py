@@ -232,9 +232,9 @@ class StoredOperands:
     checked: bool
 
 
-def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
+def with_stored_operands(given: MatrixProduct, windows: bool) -> StoredOperands | None:
     """None where nothing that is gathered or computed would gain by being stored. A gathered batch has blocks of its
-    own, which kernels read as fast as others."""
+    own, which kernels read as fast as others. `windows`: these are stored too."""
     dot, space, view = given.dot, given.space, given.view
     s = view.statement
     plain = dot.scale == 1 and not dot.zero_result and s.guard is None and not s.constraints
@@ -244,7 +244,7 @@ def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
     made: list[Statement] = []
     checked = False
     for k, (factors, zeros) in enumerate(((dot.left, dot.zero_left), (dot.right, dot.zero_right))):
-        gathered = any(is_gathered(f) or _is_window(f, dot.dtype) for f in factors)
+        gathered = any(is_gathered(f) or windows and _is_window(f, dot.dtype) for f in factors)
         if not gathered and len(factors) == 1 and isinstance(factors[0], Access):
             continue  # a library knows what is outside of a window
         if not set(zeros) <= set(point_conditions(factors, (), view.types)) or zeros and not gathered:
@@ -317,8 +317,8 @@ def has_stored_operands(dot: Dot) -> bool:
 
 
 def _is_window(e: Expr, dtype: str) -> bool:
-    """Whether an operand in float32 is read at sums of multiples of variables, of which a library's products know none:
-    its convolutions, which do, come first."""
+    """Whether an operand in float32 is read at sums of multiples of variables, of which a library's products know none.
+    Its convolutions do."""
     return dtype == "float32" and any(len(linear(i).variables()) > 1 for a in operand_accesses(e) for i in a.index)
 
 
