@@ -1,4 +1,4 @@
-"""Products of 16 bits whose rows begin anywhere: over copies, by a library or, of results with such rows, our kernels."""
+"""Products of 16 bits whose rows begin anywhere: over copies, by a library; results with such rows by our kernels."""
 
 from __future__ import annotations
 

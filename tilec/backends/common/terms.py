@@ -50,8 +50,9 @@ def _factors(e: Expr, typed: Typed, whole: str) -> tuple[list[Expr], float | int
             return None if x is None else ([*x[0], Call("recip", (b,))], x[1])
         case Call("ident" | "reverse_grad", (a, *_)):
             return split(a)
-        case Call("select", (Call("and") as every, Int(n), Int(0))) if whole == "int64":
-            return [Call("int64", (c,)) for c in _conditions(every, typed)], n
+        case Call("select", (Call("and") as every, Int() | Call("neg", (Int(),)) as n, Int(0))) if whole == "int64":
+            number = split(n)
+            return None if number is None else ([Call("int64", (c,)) for c in _conditions(every, typed)], number[1])
     return [e], 1
 
 

@@ -44,7 +44,7 @@ FEWEST = 2**21  # terms spared in all: fewer take less time than another launch
 
 def separate_windows(program: Program, inputs: Types) -> Program:
     """The program with such windows one axis after the other. `inputs`: types of the inputs."""
-    if not any(_slides(s) for s in program.statements):
+    if not any(_slides(s) or any(_hop(s, c) for c in s.constraints) for s in program.statements):
         return program
     types = dict(infer(program, inputs))
     names = Names.of(program)

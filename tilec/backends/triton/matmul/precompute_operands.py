@@ -43,7 +43,7 @@ from tilec.ir.functions import COSTLY_FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, walk
-from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType
+from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types
 from tilec.lattice.sets import sizes_of
 from tilec.transforms.util.rewrite import with_parts
 
@@ -232,9 +232,9 @@ class StoredOperands:
     checked: bool
 
 
-def with_stored_operands(given: MatrixProduct, windows: bool) -> StoredOperands | None:
+def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
     """None where nothing that is gathered or computed would gain by being stored. A gathered batch has blocks of its
-    own, which kernels read as fast as others. `windows`: these are stored too."""
+    own, which kernels read as fast as others."""
     dot, space, view = given.dot, given.space, given.view
     s = view.statement
     plain = dot.scale == 1 and not dot.zero_result and s.guard is None and not s.constraints
@@ -244,7 +244,7 @@ def with_stored_operands(given: MatrixProduct, windows: bool) -> StoredOperands 
     made: list[Statement] = []
     checked = False
     for k, (factors, zeros) in enumerate(((dot.left, dot.zero_left), (dot.right, dot.zero_right))):
-        gathered = any(is_gathered(f) or windows and _is_window(f, dot.dtype) for f in factors)
+        gathered = any(is_gathered(f) for f in factors)
         if not gathered and len(factors) == 1 and isinstance(factors[0], Access):
             continue  # a library knows what is outside of a window
         if not set(zeros) <= set(point_conditions(factors, (), view.types)) or zeros and not gathered:
@@ -272,10 +272,12 @@ def with_stored_operands(given: MatrixProduct, windows: bool) -> StoredOperands 
     return StoredOperands(tuple(made), product, replace(view, statement=product), checked)
 
 
-def with_stored_products(flat: Statement, defracted: Statement, given: MatrixProduct) -> list[Statement] | None:
+def with_stored_products(
+    flat: Statement, defracted: Statement, types: Types, given: MatrixProduct
+) -> list[Statement] | None:
     """A float32 sum of products that meet where they are written, `Y[n + 160*t] = +(D[t, f] * W[n, f])`, as two
     statements: products, which a library makes, and the sums of these. None where that gains nothing."""
-    types, (dtype, rates) = given.view.types, ("float32", GATHERED["float32"])
+    dtype, rates = "float32", GATHERED["float32"]
     forms, domain = [linear(e) for e in flat.index or ()], build_domain(flat, types)
     written = [v for e in flat.index or () for v in _in_order(e, frozenset(index_variables(e)))]
     sides = operand_accesses(flat.body), operand_accesses(defracted.body)
@@ -310,16 +312,7 @@ def has_stored_operands(dot: Dot) -> bool:
     """Whether a library would take an operand only if it were stored: it is gathered, or made of several elements.
     Hopper's kernels take stored operands of 16 bits as fast as a library."""
     sides = dot.left, dot.right
-    every = (*dot.left, *dot.right)
-    return any(is_gathered(f) or _is_window(f, dot.dtype) for f in every) or (
-        dot.dtype not in NARROW and any(map(_computed, sides))
-    )
-
-
-def _is_window(e: Expr, dtype: str) -> bool:
-    """Whether an operand in float32 is read at sums of multiples of variables, of which a library's products know none.
-    Its convolutions do."""
-    return dtype == "float32" and any(len(linear(i).variables()) > 1 for a in operand_accesses(e) for i in a.index)
+    return any(map(is_gathered, (*dot.left, *dot.right))) or dot.dtype not in NARROW and any(map(_computed, sides))
 
 
 def is_gathered(e: Expr) -> bool:

@@ -232,16 +232,16 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     if not has_stored_operands(p.product.dot):
         return None
     written = product_over(StridedView(p.flat, p.types, p.strides, p.view.int64_index))
-    for windows in (False, True) if written is not None else ():  # which convolutions know
-        found = with_stored_operands(written, windows)
-        s, view = (p.flat, p.view) if found is None else (found.product, found.view)
-        own = None if found is None else problem_of(s, s, view.types, view.strides, p.setting)
-        product = None if own is None else by_library(own)
-        if found is not None and product is not None:
-            before = [_requested(operand, view, p.setting) for operand in found.operands]
-            repaired = repair_steps(written, p.flat) if found.checked else []
-            return [*before, *product, Release(tuple(o.output for o in found.operands)), *repaired]
-    return None
+    found = None if written is None else with_stored_operands(written)
+    if written is None or found is None:
+        return None
+    own = problem_of(found.product, found.product, found.view.types, found.view.strides, p.setting)
+    product = None if own is None else by_library(own)
+    if product is None:
+        return None
+    before = [_requested(s, found.view, p.setting) for s in found.operands]
+    repaired = repair_steps(written, p.flat) if found.checked else []
+    return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
 
 
 def _of_parts(p: Problem, epilogue: Sequence[Statement] = ()) -> list[Step] | None:

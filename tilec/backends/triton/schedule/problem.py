@@ -41,7 +41,7 @@ def stages_of(p: Problem) -> list[Statement] | None:
     """The statement as several, over tensors with the axes that they have: a library may multiply these."""
     if p.product is not None:
         exact = p.setting.library and p.setting.precision == "highest"
-        return with_stored_products(p.flat, p.defracted, p.product) if exact else None
+        return with_stored_products(p.flat, p.defracted, p.types, p.product) if exact else None
     space = build_space(p.defracted, p.types)
     return None if space is None else pairwise(space, p.types, variables_outside)
 
