@@ -39,6 +39,7 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.hopper.steps import has_long_rows, hopper_steps
 from tilec.backends.triton.matmul.pack import UNALIGNED, rows_aligned, source_of_rows
 from tilec.backends.triton.matmul.steps import repair_steps
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.plan import Once, Setting, Step, TorchLines
 from tilec.backends.triton.plan.sizes import Strides, contiguous, rounded_up
 from tilec.cost import size_in_bytes
@@ -91,7 +92,8 @@ def library_steps_over(over: OperandRewrite, flat: Statement, types: Types, sett
     product, view = product_over(over.view), over.view
     if len(made) < len(over.before) or product is None or view.statement.output != flat.output:
         return None
-    if product.multiplications < LARGE_PRODUCT or not rows_aligned(flat.output, view, setting):
+    few = product.counts[0] * product.counts[1] < LARGE_TILES * MULTIPROCESSORS
+    if few or product.multiplications < LARGE_PRODUCT or not rows_aligned(flat.output, view, setting):
         return None
     if any(is_symbolic(n) for t in made for n in types[t].shape):
         return None
@@ -213,6 +215,7 @@ def mostly_padding(product: MatrixProduct) -> bool:
 
 
 LARGE_PRODUCT = 2**34  # multiplications of which a library spares more than its launch takes
+LARGE_TILES = 128 * 256  # elements of a result for each multiprocessor, of which sums are not split
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
 FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
