@@ -151,7 +151,7 @@ def _slices(
 ) -> Iterator[tuple[str, ...]]:
     """Of such sums that a statement adds up, and nothing else reads: those that write all slices of an axis, in
     order."""
-    places: dict[object, dict[int, str]] = {}
+    places: dict[tuple[int, object], dict[int, str]] = {}
     read = [a.tensor for a in value_accesses(reader)]
     for t in _added_up(reader.body) if elementwise(reader) is not None else ():
         if t.tensor not in domains or t.index != reader.index or read.count(t.tensor) > 1:
@@ -166,9 +166,9 @@ def _slices(
         extent = tuple(
             (v, domains[t.tensor].low[v], domains[t.tensor].extent[v]) for v in index_variables(*s.index or ())
         )
-        key = axis, shape[axis], tuple(row for a, row in enumerate(rows) if a != axis), extent
+        key = shape[axis], (axis, tuple(row for a, row in enumerate(rows) if a != axis), extent)
         places.setdefault(key, {})[as_int(rows[axis].constant)] = t.tensor
-    for (_, count, *_), found in places.items():
+    for (count, _), found in places.items():
         if not is_symbolic(count) and 2 <= count <= _MOST_COLUMNS and set(found) == set(range(count)):
             yield tuple(found[n] for n in range(count))
 
