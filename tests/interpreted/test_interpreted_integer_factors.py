@@ -114,3 +114,27 @@ def test_integers_past_16_bits_that_meet_in_a_pair(dtype, kind, monkeypatch):
     wanted = (x.double() * p) @ (y.double() * q) @ z.double()
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), wanted, rtol=4 * torch.finfo(dtype).eps, atol=0.0)
+
+
+TRUTHS = {
+    "both": "O[i, j] = sum(A[i, k] & B[j, k] ? 3 : 0)",
+    "triangles": "O[i] = sum(A[i, j] & B[j, k] & A[i, k] ? 1 : 0)",
+    "comparisons": "O[i, j] = sum(X[i, k] > 0 & Y[j, k] < 0.5 ? -2 : 0)",
+    "beside the diagonal": "O[i, j] = sum(A[i, k] & B[j, k] & i != j ? 1 : 0)",
+    "casts": "O[i, j] = sum(int64(A[i, k]) * int64(I[k, j]))",
+    "three": "O[i, j] = sum(int64(I[i, k]) * int64(A[k, j]) * int64(I[i, j]))",
+}
+
+
+@pytest.mark.parametrize("n", [1, 17, 40])
+@pytest.mark.parametrize("name", TRUTHS)
+def test_truths_are_multiplied(name, n):
+    generator = torch.Generator().manual_seed(n)
+    given = {c: torch.rand(n, n, generator=generator) < 0.5 for c in "AB"}
+    given |= {c: torch.randn(n, n, generator=generator) for c in "XY"}
+    given["I"] = torch.randint(-128, 128, (n, n), generator=generator).to(torch.int8)
+    f = tilec.compile(TRUTHS[name], backend="triton")
+    inputs = [given[c] for c in f.inputs]
+    np.testing.assert_array_equal(f(*inputs).numpy(), tilec.interpret(TRUTHS[name], *(t.numpy() for t in inputs)))
+    large = f.lower(*(tilec.spec((512, 512), str(t.dtype)[6:]) for t in inputs), target="sm_90")
+    assert any("tl.dot(" in k.source for k in large.kernels)

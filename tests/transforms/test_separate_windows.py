@@ -43,6 +43,22 @@ WINDOWS = {  # inputs, statement, how many statements stand for it
     "weights of both": ("X[N, H, W], K[R, R]", f"{VALID} = sum(X[n, y + j, x + i] * K[j, i]);", 1),
     "aslant": ("X[N, H, W], K[R]", "A[n, y, x : N, H - 12, W - 12] = sum(X[n, y + j + i, x + i] * K[j] * K[i]);", 1),
     "a position as a value": ("X[N, H, W], K[R]", f"{VALID} = sum(X[n, y + j, x + i] * K[j] * K[i] * j);", 1),
+    "squares in hops": ("X[N, W]", "A[n, t : N, W/2] = +(X[n, 2*t + w] * X[n, 2*t + w]), w < 6;", 2),
+    "differences in hops": (
+        "X[N, W], M[M]",
+        "A[n, t, l : N, W/3, M] = +((X[n, 3*t + w] - X[n, 3*t + w + l]) * X[n, 3*t + w] * M[l]), w < 9;",
+        2,
+    ),
+    "from behind, in hops": ("X[N, W]", "A[t, n : W/2, N] = +(sin(X[n, 1 + 2*t + w])), w < 6;", 2),
+    "written in hops": ("X[N, W], K[Q]", "A[n, 2*t + w : N, W] = +(X[n, 2*t + w] * K[t]), w < 6;", 2),
+    "written beside, in hops": (
+        "X[N, W], K[N, Q]",
+        "A[n, 3*t + w + j : N, W] = +(X[n, 3*t + w] / K[n, t]), w < 6, j < 2;",
+        2,
+    ),
+    "half a hop": ("X[N, W]", "A[n, t : N, W/2] = +(X[n, 2*t + w] * X[n, 2*t + w]), w < 5;", 1),
+    "weights of a hop": ("X[N, W], K[R]", "A[n, t : N, W/2] = +(X[n, 2*t + w] * K[w]), w < 6;", 1),
+    "a first place as a value": ("X[N, W]", "A[n, t : N, W/2] = +(X[n, 2*t + w] * t), w < 6;", 1),
     "rows that see nothing": (
         "X[N, H, W], K[R]",
         "A[n, y, x : N, H + 40, W + 30] = +(X[n, y + j - 20, x + i - 20] * K[j] * K[i]);",

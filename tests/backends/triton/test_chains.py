@@ -38,3 +38,17 @@ def test_products_of_few_channels_are_products_where_that_is_much_work():
         tilec.spec((16384, 16384)), tilec.spec((16384,)), backend="triton", target="sm_90"
     )
     assert not any("tl.dot" in k.source for k in lowered.kernels), "memory takes longer than the terms"
+
+
+@pytest.mark.parametrize("shape, stored", [((32, 1152, 8), True), ((128, 300, 4), False)])
+def test_small_matrices_of_a_walk_are_stored(shape, stored):
+    """Votes between capsules: each step of a walk over them would make a matrix of operands that it alone reads."""
+    b, i, d = shape
+    text = """function (U[B, I, D], W[I, O, D, E], L[B, I]) -> (Y) {
+        P[b, i, o, e : B, I, O, E] = +(U[b, i, d] * W[i, o, d, e]);
+        M[b, i, o : B, I, O] = >(P[b, i, o, e]);
+        Y[b, o, e : B, O, E] = +(exp(P[b, i, o, e] - M[b, i, o]) * L[b, i]); }"""
+    width = 16 if stored else 64
+    specs = [tilec.spec(shape), tilec.spec((i, 10, d, width)), tilec.spec((b, i))]
+    kernels = [k.name for k in tilec.compile(text).lower(*specs, target="sm_90").kernels]
+    assert any("chain" in name for name in kernels) != stored

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton.matmul import precompute_operands
 from tilec.backends.triton.plan.plan import Allocate, TorchLines
 
 BF, BYTE = torch.bfloat16, torch.int8
@@ -152,3 +153,33 @@ def test_weights_of_four_bits_are_stored_for_products_of_many_rows(rows, stored)
     source = tilec.compile(text).lower(*specs, target="sm_90").source()
     assert ("gluon_map(X, 0, (512, 4096), (4096, 1)" in source) == stored
     assert ("Y_right = " in source) == stored
+
+
+HOPS = "function (X[B, L], C[N, F]) -> (Y) { Y[b, t, f : B, (L - N)/160 + 1, F] = +(X[b, 160*t + n] * C[n, f]); }"
+
+
+def test_products_of_windows_that_overlap_are_added_up_after_a_library_made_them():
+    """The gradient by a signal."""
+    _, steps = plan_of(tilec.compile(HOPS), ((16, 64000), torch.float32), ((400, 201), torch.float32))
+    assert not any(isinstance(s, TorchLines) for s in steps)
+    given = ((16, 64000), torch.float32), ((400, 201), torch.float32), ((16, 398, 201), torch.float32)
+    _, steps = plan_of(tilec.compile(HOPS).grad("X"), *given)
+    assert any(isinstance(s, TorchLines) and any(n.endswith(".products") for n in s.writes) for s in steps)
+    few = ((1, 1000), torch.float32), ((400, 20), torch.float32), ((1, 4, 20), torch.float32)
+    assert not any(isinstance(s, TorchLines) for s in plan_of(tilec.compile(HOPS).grad("X"), *few)[1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_of_windows_that_overlap(dtype, monkeypatch):
+    monkeypatch.setattr(precompute_operands, "LAUNCH_SECONDS", -1.0)
+    x, c = (torch.randn(shape, dtype=getattr(torch, dtype)) for shape in ((2, 100), (17, 20)))
+    text = HOPS.replace("160", "5")
+    found = [t.requires_grad_() for t in (x, c)]
+    given = [t.detach().double().requires_grad_() for t in (x, c)]
+    y, wanted = tilec.compile(text)(*found), given[0].unfold(1, 17, 5) @ given[1]
+    for a, b in zip(
+        (y, *torch.autograd.grad(y.sin().sum(), found)),
+        (wanted, *torch.autograd.grad(wanted.sin().sum(), given)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)

@@ -45,6 +45,7 @@ LEAST = 16  # rows, columns and points of a reduction that a tensor core takes a
 # points a second, as measured on an H200: of a sum term by term; of a product on tensor cores.
 TERMS = 4e12
 PRODUCTS = {"bfloat16": 300e12, "float16": 300e12, "float32": 40e12, "float64": 15e12}
+SMALL_INTEGERS = 100e12  # of integers of 8 bits and truths
 GAIN = 1.3  # what is gained by dividing a sum, at least
 _LEAST_JOINED = 2**24  # points of a sum over windows from which factors are made one first
 MOST_STORED = 2**30  # bytes of what is stored between two products
@@ -168,10 +169,12 @@ def _seconds(
     def count(variables: Collection[str]) -> int:
         return math.prod(extent[v] for v in variables)
 
-    total = 0.0
+    total, made = 0.0, 0
     left = list(operands)
     for pair in path:
         chosen = [left[k] for k in pair]
+        given = max(pair) < len(left) - made
+        made += 1 - sum(k >= len(left) - made for k in pair)
         left = [g for k, g in enumerate(left) if k not in pair]
         every = frozenset().union(*chosen)
         written = every & outputs.union(*left)
@@ -179,7 +182,8 @@ def _seconds(
         if len(chosen) == 2:
             a, b = chosen
             roles = (a - b) & written, (b - a) & written, (a & b) - written
-            rate = PRODUCTS[dtype] if min(map(count, roles)) >= LEAST else TERMS
+            product = PRODUCTS.get(dtype, SMALL_INTEGERS if given else TERMS)  # what two make has more than 8 bits
+            rate = product if min(map(count, roles)) >= LEAST else TERMS
         if left and width * count(written) > MOST_STORED:
             return math.inf
         total += count(every) / rate + width * sum(map(count, (*chosen, written))) / H200.memory + H200.launch

@@ -15,7 +15,8 @@ Typed = Callable[[Expr], ElementType]
 def split_factors(e: Expr, types: Types) -> tuple[list[Expr], float | int] | None:
     """Factors of a body and the number they are multiplied by. Floating division is multiplication by the inverse.
 
-    A product of integers inside a floating body wraps in its own type first, and is one factor.
+    A product of integers inside a floating body wraps in its own type first, and is one factor. A number where several
+    conditions hold, in a body of integers, is a product of these: `A[i, k] & B[k, j] ? n : 0`.
     """
     typed = expression_types(types)
     return _factors(e, typed, typed(e).dtype)
@@ -49,7 +50,18 @@ def _factors(e: Expr, typed: Typed, whole: str) -> tuple[list[Expr], float | int
             return None if x is None else ([*x[0], Call("recip", (b,))], x[1])
         case Call("ident" | "reverse_grad", (a, *_)):
             return split(a)
+        case Call("select", (Call("and") as every, Int() | Call("neg", (Int(),)) as n, Int(0))) if whole == "int64":
+            number = split(n)
+            return None if number is None else ([Call("int64", (c,)) for c in _conditions(every, typed)], number[1])
     return [e], 1
+
+
+def _conditions(e: Expr, typed: Typed) -> list[Expr]:
+    """What all must hold for a condition to hold."""
+    match e:
+        case Call("and", (a, b)) if typed(a).dtype == typed(b).dtype == "bool":
+            return _conditions(a, typed) + _conditions(b, typed)
+    return [e]
 
 
 def _same_arithmetic(t: ElementType, whole: str) -> bool:

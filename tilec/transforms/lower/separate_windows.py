@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices, substitute_affine
 from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import (
     Access,
@@ -29,6 +29,7 @@ from tilec.ir.program import (
     index_variables,
     walk,
 )
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, Types, is_floating, shapes_in
 from tilec.lattice.sets import Box, bounds, covers, sizes_of
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of
@@ -42,16 +43,95 @@ FEWEST = 2**21  # terms spared in all: fewer take less time than another launch
 
 def separate_windows(program: Program, inputs: Types) -> Program:
     """The program with such windows one axis after the other. `inputs`: types of the inputs."""
-    if not any(_slides(s) for s in program.statements):
+    if not any(_slides(s) or any(_hop(s, c) for c in s.constraints) for s in program.statements):
         return program
     types = dict(infer(program, inputs))
     names = Names.of(program)
     statements: list[Statement] = []
     for s in program.statements:
-        made = _separated(s, types, names)
+        made = _in_hops(s, types, names) or _separated(s, types, names)
         statements += made
         types.update((m.output, statement_type(m, types)) for m in made[:-1])
     return replace(program, statements=tuple(statements))
+
+
+def _in_hops(s: Statement, types: Types, names: Names) -> list[Statement] | None:
+    """Sums over windows that overlap, one of `c` positions after the other, each of which the next windows have too:
+    `E[t] = +(f(X[c*t + w])), w < c*m` is the sum of m values of `P[t] = +(f(X[c*t + w])), w < c`. What writes to all
+    positions of its window, `D[c*t + w] = +(E[t] * g(X[c*t + w])), w < c*m`, has the sum of m of the E first. None
+    where that spares little."""
+    if s.aggregation != "sum" or s.guard is not None or not is_pure(s) or s.index is None:
+        return None
+    if types[s.output].dtype not in ("float32", "float64") or not is_elementary(walk(s.body)) or _counts(s.body):
+        return None
+    hops = [found for c in s.constraints if (found := _hop(s, c)) is not None]
+    shapes = shapes_in(types)
+    box = bounds(s, shapes) if hops else None
+    made = [x for hop in hops if box is not None and (x := _over_hops(s, *hop, box, types, names)) is not None]
+    return list(made[0]) if made else None
+
+
+def _hop(s: Statement, c: Constraint) -> tuple[str, str, int, int] | None:
+    """The variable of a window's places that a constraint bounds, that of its first place, by how much this moves, and
+    how many moves a window is long."""
+    w, bound = linear(c.expr).bare, c.bound
+    if w is None or not isinstance(bound, Int) or is_symbolic(bound.value):
+        return None
+    forms = [form for form in _forms(s, c) if w in index_variables(form.to_expr())]
+    for t in forms[0].variables() if forms else ():
+        steps = {form.coefficient(t) / form.coefficient(w) if form.coefficient(w) else 0 for form in forms}
+        step = next(iter(steps))
+        if t != w and len(steps) == 1 and step.denominator == 1 and step > 1 and bound.value % step == 0:
+            return (w, t, int(step), bound.value // int(step)) if bound.value > step else None
+    return None
+
+
+def _forms(s: Statement, but: Constraint) -> list[Affine]:
+    """Where a statement writes and reads, and what is bounded."""
+    places = [i for a in accesses_in(s.body) for i in a.index]
+    return [linear(e) for e in (*(s.index or ()), *places, *(c.expr for c in s.constraints if c is not but))]
+
+
+def _over_hops(
+    s: Statement, w: str, t: str, step: int, moves: int, box: Box, types: Types, names: Names
+) -> tuple[Statement, Statement] | None:
+    """What is summed first of such a window, and the rest."""
+    own = next(c for c in s.constraints if linear(c.expr).bare == w)
+    narrowed = tuple(replace(c, bound=Int(step)) if c is own else c for c in s.constraints)
+    alone = [f for f in _forms(s, own) if t in index_variables(f.to_expr()) and w not in f.variables()]
+    written = [f for f in map(linear, s.index or ()) if f in alone]
+    factors = factors_of(s.body, types)
+    known = [f for f in factors if any(f in alone for a in accesses_in(f.value) for f in map(linear, a.index))]
+    extent = {v: high - low + 1 for v, (low, high) in box.items()}
+    extent[t] += moves - 1
+    k = fresh_variable("k", {*index_variables(*s.roots, *(s.index or ()))})
+    later = {t: Affine.variable(t) - Affine.variable(k)}
+    if known and not written:
+        if any(w in index_variables(f.value) for f in known) or any(linear(c.expr) in alone for c in s.constraints):
+            return None
+        variables = index_variables(*(f.value for f in known))
+        body = replace_indices(quotient_of(known), later)
+        constraints: tuple[Constraint, ...] = (Constraint(Index(k), Int(moves)),)
+        kept = [f for f in factors if f not in known]
+    elif not known and len(written) == 1 and written[0].bare == t and distinct_variables(s.index) is not None:
+        if len(alone) > 1:
+            return None
+        variables, body, constraints, kept = distinct_variables(s.index) or (), s.body, narrowed, []
+    else:
+        return None
+    place = tuple((Affine.variable(v) - box[v][0]).to_expr() for v in variables)
+    name, sizes = names.fresh(f"{s.output}_hops"), tuple(Int(extent[v]) for v in variables)
+    first = Statement(name, place, sizes, body, "sum", constraints=constraints, span=s.span)
+    points, elements = math.prod(high - low + 1 for low, high in box.values()), math.prod(extent[v] for v in variables)
+    if known:
+        last = replace(s, body=quotient_of([Factor(Access(name, place), False), *kept]), constraints=narrowed)
+    else:
+        read = Access(name, tuple(replace_indices(e, {t: Affine.variable(t) + Affine.variable(k)}) for e in place))
+        last = replace(s, body=read, constraints=(Constraint(Index(k), Int(moves)),))
+    spared = points - points // moves - elements * moves
+    if spared < max(SPARED * elements, FEWEST) or known and not covers(first, shapes_in(types)):
+        return None
+    return first, last
 
 
 def _slides(s: Statement) -> bool:

@@ -16,6 +16,7 @@ from tilec.ir.types import ITEM_BYTES, NARROW, Types
 # matrix elements for each of what is read and made, at least, where there is no exponential; of 16-bit products of up
 # to so many terms and features, which a chain computes about as fast as a library
 LARGE, LARGE_NARROW, NARROW_TERMS = 8, 2, 128
+_BLOCK, _LEAST_OPERANDS = 64, 0.5  # of a side; elements that a matrix element's operands have of their own
 _FEWEST = 32  # programs of a kernel that walks far
 FAR = 2**12
 # products of operands wider than that, for which blocks of a chain are small, those in 16 bits beside what it reads of
@@ -35,7 +36,7 @@ def chains_pay(kernels: Sequence[ChainKernel], matrices: Matrices, types: Types)
     is read and made: each inner sum is one that would be stored."""
     if not any(k.looped is not None for k in kernels):
         return False
-    if _sooner_stored(kernels, matrices) or _angles_take_long(kernels, matrices):
+    if _sooner_stored(kernels, matrices) or _angles_take_long(kernels, matrices) or _used_once(kernels, matrices):
         return False
     times = Counter(n for k in kernels for n in k.inners)
     if any(times[n] > 1 and min(k.extent[v] for v in k.blocked) == 1 for k in kernels for n in k.inners):
@@ -99,6 +100,23 @@ def _sooner_stored(kernels: Sequence[ChainKernel], matrices: Matrices) -> bool:
     width = ITEM_BYTES[dtype]
     gain = flops / rates[0] - flops / rates[1] - width * moved / STORED_BYTES
     return gain > _LEAST_GAIN and width * sum(size.values()) <= MOST_STORED_BYTES
+
+
+def _used_once(kernels: Sequence[ChainKernel], matrices: Matrices) -> bool:
+    """Whether matrices of a few terms are added up over variables that all of their operands have: each step of such a
+    walk makes a small matrix of operands that it alone reads, nearly as many elements as the matrix has."""
+    walking = [k for k in kernels if k.walked and k.looped is None]
+    inners = _inners(kernels)
+    if not walking or any(i.extent > SHORT for i in inners.values()):
+        return False
+    for k in walking:
+        sides = sum(1 / min(k.extent[v], _BLOCK) for v in k.blocked)
+        operands = [a for i in k.inners.values() for a in accesses_in(i.body)]
+        apart = all({*k.walked} <= {*index_variables(*a.index)} for a in operands)
+        if not apart or max((i.extent for i in k.inners.values()), default=0) * sides < _LEAST_OPERANDS:
+            return False
+    width = max(ITEM_BYTES[i.dtype] for i in inners.values())
+    return width * sum(_sizes(inners, matrices).values()) <= MOST_STORED_BYTES
 
 
 def _reads_matrices(k: ChainKernel) -> bool:

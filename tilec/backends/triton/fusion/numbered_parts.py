@@ -12,10 +12,10 @@ columns, which go to their places afterwards: so each point is one of all column
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.domain import build_domain
+from tilec.backends.common.domain import Domain, build_domain, size_of
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.fusion.window_layout import LEAST_LINE
@@ -42,11 +42,15 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import TensorType, Types, is_floating
+from tilec.ir.types import ITEM_BYTES, TensorType, Types, is_floating
 from tilec.transforms.lower.reduce import keep_constraint_variables
-from tilec.transforms.util.naming import Names
+from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 from tilec.transforms.util.plain import is_plain_sum, is_pure
 from tilec.transforms.util.rewrite import map_reads
+
+_MOST_COLUMNS = 4
+LEAST_APART = 2**20  # terms of a column
+_MOST_TERM_BYTES = 2**28  # bytes of what a sum adds up
 
 
 def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types]:
@@ -79,7 +83,9 @@ def with_numbered_parts(program: Program, types: Types) -> tuple[Program, Types]
 
 
 def with_narrow_scatters(program: Program, types: Types) -> tuple[Program, Types]:
-    """The program with sums at places in data of no more columns than they write, and all types."""
+    """The program with sums at places in data of no more columns than they write, and of costly terms that are stored,
+    and all types."""
+    program, types = _with_stored_terms(program, types)
     known, names = dict(types), Names.of(program)
     statements: list[Statement] = []
     for s in program.statements:
@@ -95,6 +101,112 @@ def with_narrow_scatters(program: Program, types: Types) -> tuple[Program, Types
             s = put
         statements.append(s)
     return replace(program, statements=tuple(statements)), known
+
+
+def _with_stored_terms(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program with the costly terms of sums at places in data as tensors, and all types: a kernel that combines
+    runs of points computes as many for each run as for the longest. Sums that write one slice each of an axis, all of
+    its slices between them, and are added up, `G[T[m], d, 0 : N, D, 2] = +(...)`, are one sum of whole rows."""
+    known, names = dict(types), Names.of(program)
+    domains = {s.output: found for s in program.statements if (found := _costly_terms(s, types)) is not None}
+    slices = {t: found for r in program.statements for found in _slices(r, program, domains, types) for t in found}
+    terms: dict[str, Access] = {}
+    dropped: set[str] = set()
+    statements: list[Statement] = []
+    for s in program.statements:
+        if s.output in domains:
+            made, terms[s.output] = _stored_terms(s, domains[s.output], names.fresh(f"{s.output}_terms"))
+            known[made.output] = TensorType(tuple(map(size_of, made.sizes or ())), types[s.output].dtype)
+            statements.append(made)
+            together = slices.get(s.output, (s.output,))
+            if not {*together} <= terms.keys():
+                dropped.add(s.output)  # the last of them stands for all
+                continue
+            s = _of_terms(s, [terms[t] for t in together])
+        elif dropped & {a.tensor for a in value_accesses(s)}:
+            s = replace(s, body=_without_terms(s.body, dropped))
+        statements.append(s)
+    return replace(program, statements=tuple(statements)), known
+
+
+def _costly_terms(s: Statement, types: Types) -> Domain | None:
+    """The points of a large sum in float32 or float64 at places in data, beside which its index has columns and numbers
+    alone, where each column calls the device's library."""
+    rows, dtype = [linear(e) for e in s.index or ()], types[s.output].dtype
+    if s.aggregation != "sum" or not is_pure(s) or dtype not in ("float32", "float64"):
+        return None
+    columns = {row.bare for row in rows if row.bare is not None}
+    if not columns or not any(row.atoms() for row in rows) or any(r.variables() and r.bare is None for r in rows):
+        return None
+    heavy = (e for e in walk(s.body) if isinstance(e, Call) and e.function in COSTLY_FUNCTIONS)
+    domain = build_domain(s, types) if any(columns <= {*index_variables(e)} for e in heavy) else None
+    if domain is None or math.prod(domain.extent.values()) < LEAST_APART:
+        return None
+    count = math.prod(domain.extent[v] for v in index_variables(*(s.index or ())))
+    return domain if count * ITEM_BYTES[dtype] <= _MOST_TERM_BYTES else None
+
+
+def _slices(
+    reader: Statement, program: Program, domains: Mapping[str, Domain], types: Types
+) -> Iterator[tuple[str, ...]]:
+    """Of such sums that a statement adds up, and nothing else reads: those that write all slices of an axis, in
+    order."""
+    places: dict[tuple[int, object], dict[int, str]] = {}
+    read = [a.tensor for a in value_accesses(reader)]
+    for t in _added_up(reader.body) if elementwise(reader) is not None else ():
+        if t.tensor not in domains or t.index != reader.index or read.count(t.tensor) > 1:
+            continue
+        s, shape = domains[t.tensor].statement, types[t.tensor].shape
+        alone = t.tensor not in program.outputs and [r.output for r in program.readers(t.tensor)] == [reader.output]
+        rows = [linear(e) for e in s.index or ()]
+        numbered = [a for a, row in enumerate(rows) if not row.terms]
+        if len(numbered) != 1 or not alone or shape != types[reader.output].shape:
+            continue
+        (axis,) = numbered
+        extent = tuple(
+            (v, domains[t.tensor].low[v], domains[t.tensor].extent[v]) for v in index_variables(*s.index or ())
+        )
+        key = shape[axis], (axis, tuple(row for a, row in enumerate(rows) if a != axis), extent)
+        places.setdefault(key, {})[as_int(rows[axis].constant)] = t.tensor
+    for (count, _), found in places.items():
+        if not is_symbolic(count) and 2 <= count <= _MOST_COLUMNS and set(found) == set(range(count)):
+            yield tuple(found[n] for n in range(count))
+
+
+def _added_up(e: Expr) -> list[Access]:
+    match e:
+        case Call("add", (a, b)):
+            return _added_up(a) + _added_up(b)
+        case Access():
+            return [e]
+    return []
+
+
+def _without_terms(e: Expr, dropped: Collection[str]) -> Expr:
+    if not isinstance(e, Call) or e.function != "add":
+        return e
+    left = [_without_terms(a, dropped) for a in e.args if not isinstance(a, Access) or a.tensor not in dropped]
+    return Call("add", tuple(left)) if len(left) == 2 else left[0] if left else ZERO
+
+
+def _stored_terms(s: Statement, domain: Domain, name: str) -> tuple[Statement, Access]:
+    """A statement that stores what a sum adds up at places in data, columns last, and how the sum reads it."""
+    rows = sorted(s.index or (), key=lambda e: linear(e).bare is not None)
+    names = index_variables(*rows)
+    index = tuple((Affine.variable(v) - domain.low[v]).to_expr() for v in names)
+    sizes = tuple(Int(domain.extent[v]) for v in names)
+    return replace(s, output=name, index=index, sizes=sizes), Access(name, index)
+
+
+def _of_terms(s: Statement, terms: Sequence[Access]) -> Statement:
+    """The sum of stored terms, of one slice each where there are several."""
+    body: Expr = terms[-1]
+    index, c = s.index or (), Index(fresh_variable("c", {*all_variables(s)}))
+    if len(terms) > 1:
+        index = tuple(e if linear(e).terms else c for e in index)
+        for n in reversed(range(len(terms) - 1)):
+            body = Call("select", (Call("eq", (c, Int(n))), terms[n], body))
+    return replace(s, index=index, body=body, guard=None, constraints=())
 
 
 def _columns(s: Statement, types: Types) -> dict[int, tuple[str, int, int]]:
@@ -165,10 +277,6 @@ def _where_it_is(e: Access, part: tuple[str, tuple[int | None, ...]]) -> Expr:
     here = all_of([Call("eq", (i, Int(n))) for i, n in found if n is not None])
     assert here is not None
     return Call("select", (here, Access(name, tuple(i for i, n in found if n is None)), ZERO))
-
-
-_MOST_COLUMNS = 4
-LEAST_APART = 2**20  # terms of a column
 
 
 def with_stored_columns(program: Program, types: Types, barred: Collection[str]) -> tuple[Program, Types]:

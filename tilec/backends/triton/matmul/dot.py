@@ -160,9 +160,9 @@ def recognise_dot(
         return None
     if dtype != element.dtype and max(len(found.left), len(found.right)) > 1:
         # a product of several stored elements is rounded, or wraps, where the casts in the text would not let it
-        if dtype == "int8":
+        if dtype == "int8" and not all(_is_truth(f, view.types) for f in factors):
             return None
-        dtype = element.dtype
+        dtype = dtype if dtype == "int8" else element.dtype
     if dtype == "int8" and scale != 1 and element.dtype != "int64":
         return None
     return replace(found, scale=scale, dtype=dtype)
@@ -214,9 +214,10 @@ def sides_of(
 
 def _dot_type(factors: list[Expr], element: str, view: StridedView) -> str | None:
     """The type that operands are multiplied in. 16-bit elements under a cast to float32 stay what they are: their
-    products are exact in the accumulator. So are those of 8-bit integers that are cast before they are multiplied."""
+    products are exact in the accumulator. So are those of 8-bit integers and truths that are cast before they are
+    multiplied."""
     if element in ("int16", "int32", "int64"):
-        return "int8" if all(_stored(f, view) == "int8" and isinstance(f, Call) for f in factors) else None
+        return "int8" if all(_is_small(f, view.types) for f in factors) else None
     if element not in FLOATS:
         return None
     if element == "float32":
@@ -232,6 +233,21 @@ def _fits_16_bits(f: Expr, view: StridedView) -> bool:
     match f:
         case Call(cast, (Access() as a,)) if cast in (*NARROW, "float32"):
             return view.types[a.tensor].dtype in ("int8", "uint8")
+    return False
+
+
+def _is_small(f: Expr, types: Types) -> bool:
+    """Whether a factor is a stored integer of 8 bits under a cast, or a truth."""
+    match f:
+        case Call("int16" | "int32" | "int64", (Access(name),)) if types[name].dtype == "int8":
+            return True
+    return _is_truth(f, types)
+
+
+def _is_truth(f: Expr, types: Types) -> bool:
+    match f:
+        case Call("int16" | "int32" | "int64", (c,)):
+            return expression_type(c, types).dtype == "bool"
     return False
 
 
@@ -339,14 +355,17 @@ def pairwise(space: Space, types: Types, variables_of: Callable[[Expr], frozense
     s = space.statement
     if s.aggregation != "sum" or s.guard is not None or s.default is not None or space.valid or space.stored:
         return None
-    if s.constraints or len(space.classes) != 1 or expression_type(s.body, types).dtype not in FLOATS:
+    dtype, split = types[s.output].dtype, split_factors(s.body, types)
+    if s.constraints or len(space.classes) != 1 or split is None:
         return None
-    split = split_factors(s.body, types)
-    if split is None:
+    if expression_type(s.body, types).dtype in FLOATS:
+        factors = as_floats(split[0], types, dtype)
+    elif dtype == "int64" and all(_is_small(f, types) for f in split[0]):
+        factors = tuple(split[0])
+    else:
         return None
-    factors, scale = as_floats(split[0], types, types[s.output].dtype), split[1]
     if any(space.single(v) for f in factors for v in variables_of(f)):
         return None  # a variable of one value would be summed over all of its axis in a statement of its own
     low, extent = space.low[0], space.extent[0]
-    whole = FactorSpace(s, factors, scale, low, extent, tuple(space.outputs), tuple(space.reductions))
-    return paired(whole, types[s.output].dtype, variables_of, lambda k: f"{s.output}.{k}")
+    whole = FactorSpace(s, factors, split[1], low, extent, tuple(space.outputs), tuple(space.reductions))
+    return paired(whole, dtype, variables_of, lambda k: f"{s.output}.{k}")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tilec.backends.common.domain import point_conditions
+from tilec.backends.common.domain import build_domain, point_conditions
 from tilec.backends.common.pairs import PRODUCTS
 from tilec.backends.common.scalars import value_children
 from tilec.backends.common.terms import product_of
@@ -43,7 +43,7 @@ from tilec.ir.functions import COSTLY_FUNCTIONS
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Int, Statement, index_variables, walk
-from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType
+from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types
 from tilec.lattice.sets import sizes_of
 from tilec.transforms.util.rewrite import with_parts
 
@@ -180,7 +180,10 @@ def _assigned(
 
 
 def _in_order(e: Expr, names: frozenset[str]) -> list[str]:
-    return [v for v in index_variables(e) if v in names]
+    """The variables of an index, those first that go furthest: of a window's places, then of places within it."""
+    form = linear(e)
+    found = [v for v in index_variables(e) if v in names]
+    return sorted(found, key=lambda v: -abs(form.coefficient(v))) if form.is_affine else found
 
 
 def shared(space: Space, view: StridedView) -> OperandRewrite | None:
@@ -267,6 +270,42 @@ def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
         return None
     product = replace(s, body=Call("mul", (product_of(sides[0]), product_of(sides[1]))))
     return StoredOperands(tuple(made), product, replace(view, statement=product), checked)
+
+
+def with_stored_products(
+    flat: Statement, defracted: Statement, types: Types, given: MatrixProduct
+) -> list[Statement] | None:
+    """A float32 sum of products that meet where they are written, `Y[n + 160*t] = +(D[t, f] * W[n, f])`, as two
+    statements: products, which a library makes, and the sums of these. None where that gains nothing."""
+    dtype, rates = "float32", GATHERED["float32"]
+    forms, domain = [linear(e) for e in flat.index or ()], build_domain(flat, types)
+    written = [v for e in flat.index or () for v in _in_order(e, frozenset(index_variables(e)))]
+    sides = operand_accesses(flat.body), operand_accesses(defracted.body)
+    if given.dot.dtype != dtype or domain is None or flat.guard is not None or flat.default is not None:
+        return None
+    if all(form.bare is not None for form in forms) or len(written) > len({*written}) or flat.constraints:
+        return None
+    if not all(form.is_affine for form in forms) or not isinstance(flat.body, Call) or flat.body.function != "mul":
+        return None
+    if [flat.body.args, defracted.body] != [tuple(sides[0]), Call("mul", tuple(sides[1]))]:
+        return None
+    places: dict[str, Affine] = {}
+    for a, b in zip(*sides, strict=True):
+        for e, place in zip(a.index, b.index, strict=True):
+            v = linear(e).bare
+            if v is None:
+                return None
+            places[v] = linear(place)
+    extent = [domain.extent[v] for v in written]
+    stored = ITEM_BYTES[dtype] * math.prod(extent)
+    moved = 2 * stored / MEMORY_BYTES + LAUNCH_SECONDS
+    if given.multiplications * (1 / rates[0] - 1 / rates[1]) <= moved or stored > MOST_STORED_OPERANDS:
+        return None
+    name = f"{flat.output}.products"
+    index = tuple((Affine.variable(v) - domain.low[v]).to_expr() for v in written)
+    product = replace(flat, output=name, index=index, sizes=tuple(map(Int, extent)))
+    read = Access(name, tuple((places[v] - domain.low[v]).to_expr() for v in written))
+    return [product, replace(defracted, body=read)]
 
 
 def has_stored_operands(dot: Dot) -> bool:

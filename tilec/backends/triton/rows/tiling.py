@@ -280,8 +280,10 @@ def rows_of_a_block(group: Group, strides: Strides) -> int:
             if a.tensor not in strides:
                 continue
             found = innermost_index(a, strides[a.tensor], lambda v: group.extent.get(v, 1))
-            walking = {v for i in a.index for v in linear(i).variables() if v in group.extent}
-            size = math.prod(group.extent[v] for v in walking)
+            walking = {v for i in a.index for v in linear(i).variables()}
+            if found is not None and not found[1].isdisjoint(group.columns):
+                walking |= {*index_variables(*a.index)}  # rows that data names, of columns side by side
+            size = math.prod(group.extent[v] for v in walking if v in group.extent)
             if found is not None and size > best:
                 fastest = found[1]  # a window's, and its place's
                 short = group.count(group.columns) <= SHORT_WALK or fastest.isdisjoint(group.columns)

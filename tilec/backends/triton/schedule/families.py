@@ -22,10 +22,8 @@ from tilec.backends.triton.matmul.dot import (
     MatrixProduct,
     OperandRewrite,
     StagedProduct,
-    pairwise,
     product_over,
     recognise_dot,
-    variables_outside,
     worthwhile,
     worthwhile_padded,
 )
@@ -35,6 +33,7 @@ from tilec.backends.triton.matmul.library import (
     biased_steps,
     copies_take_longest,
     is_read_in_place,
+    library_steps_over,
     mostly_padding,
     ours_is_faster,
 )
@@ -45,7 +44,7 @@ from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import split_steps
 from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
-from tilec.backends.triton.plan.plan import Allocate, Release, Setting, Step
+from tilec.backends.triton.plan.plan import Allocate, Release, Request, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous
 from tilec.backends.triton.pointwise.pointwise import fill, pointwise
 from tilec.backends.triton.scan.form import recognise_scan, terms_first
@@ -55,7 +54,7 @@ from tilec.backends.triton.schedule.banded import recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.exponential_products import exponential_steps
 from tilec.backends.triton.schedule.on_sums import in_one_launch, on_sums
-from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of
+from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of, stages_of
 from tilec.backends.triton.schedule.sliding import recognise_sliding
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Statement, reads
@@ -213,7 +212,8 @@ def _over_copies(p: Problem) -> OperandRewrite | None:
 def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:
     s, view, setting = over.view.statement, over.view, replace(p.setting, library=False)
     if not p.epilogue:
-        return over.around(_over_views(view, setting))
+        by_torch = library_steps_over(over, p.flat, p.types, p.setting) if p.setting.library else None
+        return over.around(by_torch or _over_views(view, setting))
     # a result that is moved to its place afterwards has no epilogue before
     steps = fused_steps(s, p.flat, p.epilogue, view.types, view.strides, setting) if s.output == p.flat.output else None
     return None if steps is None else over.around(steps)
@@ -237,7 +237,7 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     product = None if own is None else by_library(own)
     if product is None:
         return None
-    before = [step for s in found.operands for step in _allocated_steps(s, found.view, p.setting)]
+    before = [_requested(s, found.view, p.setting) for s in found.operands]
     repaired = repair_steps(written, p.flat) if found.checked else []
     return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
 
@@ -324,12 +324,6 @@ def _merged(p: Problem) -> tuple[Space, StridedView]:
     return space, view
 
 
-def _chain(p: Problem) -> list[Statement] | None:
-    """The statement as products of two, over tensors with the axes that they have: a library may multiply them."""
-    space = None if p.product is not None else build_space(p.defracted, p.types)
-    return None if space is None else pairwise(space, p.types, variables_outside)
-
-
 def _in_turn(p: Problem, stages: list[Statement]) -> list[Step] | None:
     """Steps of a statement that was cut into several, the last of which takes the epilogue or has none."""
     types, strides, setting = dict(p.types), dict(p.strides), replace(p.setting, library=False)
@@ -372,7 +366,7 @@ FAMILIES = (
         fills=False,
     ),
     Family("library", by_library, _alone, _left_to_library, fills=False),
-    Family("chain of products", _chain, _in_turn, fills=False),
+    Family("chain of products", stages_of, _in_turn, fills=False),
     Family("product of stored operands", _plain(_of_stored_operands), _alone, fills=False),
     Family("product", lambda p: p.product, _product, lambda p, product: worthwhile(product.dot, p.space)),
     Family("padded product", lambda p: p.product, _dot_steps, lambda p, product: worthwhile_padded(product)),
@@ -388,6 +382,10 @@ FAMILIES = (
     ),
     Family("pointwise", lambda p: p.space, _pointwise),
 )
+
+
+def _requested(s: Statement, view: StridedView, setting: Setting) -> Request:
+    return Request(s, view.types, view.strides, view.int64_index, partial(_allocated_steps, s, view, setting))
 
 
 def _allocated_steps(s: Statement, view: StridedView, setting: Setting) -> list[Step]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.code import python_name
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.loop_nest import Shared, form_of, reduced
 from tilec.backends.triton.plan.plan import (
@@ -22,6 +23,7 @@ from tilec.backends.triton.plan.plan import (
     Repeat,
     Request,
     Step,
+    TorchLines,
     made_by,
 )
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
@@ -116,7 +118,14 @@ def _with_names(step: Request, names: Renamed) -> Request:
 
 def _joined(step: Request, place: int, makers: Sequence[_Maker], names: Renamed) -> bool:
     """Let a maker make it too, or what one makes already stand for it."""
-    form = form_of(step.statement, step.types)
+    own = step.statement
+    for maker in makers:
+        first = maker.first
+        alike = _equal(own, first.statement) and step.types[own.output] == first.types[first.statement.output]
+        if alike and place <= maker.place and _same_views(step, maker):
+            names[own.output] = first.statement.output
+            return True
+    form = form_of(own, step.types)
     if form is None:
         return False
     for maker in makers:
@@ -221,9 +230,14 @@ def _made(maker: _Maker) -> list[Step]:
 
 
 def _renamed(step: Step, names: Renamed) -> Step:
-    if not isinstance(step, Launch):
-        return step
-    return replace(step, arguments=tuple((p, _of_name(v, names)) for p, v in step.arguments))
+    match step:
+        case Launch():
+            return replace(step, arguments=tuple((p, _of_name(v, names)) for p, v in step.arguments))
+        case TorchLines() if names.keys() & {*step.reads}:
+            given = tuple(f"{python_name(n)} = {python_name(names[n])}" for n in step.reads if n in names)
+            reads = tuple(dict.fromkeys(names.get(n, n) for n in step.reads))
+            return replace(step, lines=(*given, *step.lines), reads=reads)
+    return step
 
 
 def _of_name(value: object, names: Renamed) -> object:
@@ -236,11 +250,12 @@ def _of_name(value: object, names: Renamed) -> object:
 
 
 def _released(steps: Sequence[Step], asked: set[str]) -> list[Step]:
-    """With what was asked for let go after the last launch that reads it."""
+    """With what was asked for let go after the last step that reads it."""
     last: dict[str, int] = {}
     for place, step in enumerate(steps):
-        if isinstance(step, Launch):
-            last.update(dict.fromkeys(sorted(set(step.tensors) & asked), place))
+        if isinstance(step, Launch | TorchLines):
+            read = step.tensors if isinstance(step, Launch) else step.reads
+            last.update(dict.fromkeys(sorted(set(read) & asked), place))
     result: list[Step] = []
     for place, step in enumerate(steps):
         if isinstance(step, Release):
