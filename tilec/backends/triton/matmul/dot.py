@@ -20,10 +20,11 @@ from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.functions import ZERO
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, children, index_variables, walk
+from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, children, index_variables, reads, walk
 from tilec.ir.types import FLOATS, NARROW, Types
 
 POINTERS = 0.25  # of a product's rate on tensor cores, the share that kernels which read through pointers reach
+SHORT_SUM = 64  # terms of a sum, up to which kernels that read through pointers take as long as memory does
 MEMORY_BYTES, LAUNCH_SECONDS = H200.memory, H200.launch
 
 
@@ -341,6 +342,25 @@ def worthwhile_padded(product: MatrixProduct) -> bool:
     read = {a.tensor for a in product.accesses()}
     moved = sum(size_in_bytes(product.view.types[n]) for n in (*read, product.space.statement.output)) / MEMORY_BYTES
     return terms > 2 * max(products, moved, LAUNCH_SECONDS)
+
+
+def short_sums_pay(product: MatrixProduct, epilogue: Sequence[Statement]) -> bool:
+    """Whether kernels that read through pointers carry out a product of few terms, with its epilogue, in less time than
+    a library's product and a kernel for the epilogue: memory takes longest, and the product is not stored."""
+    dot, space, types = product.dot, product.space, product.view.types
+    if dot.dtype not in PRODUCTS or not product.is_plain or not space.covers or product.counts[2] > SHORT_SUM:
+        return False
+
+    def moved(*names: str) -> float:
+        return sum(size_in_bytes(types[name]) for name in {*names}) / MEMORY_BYTES
+
+    own, made = space.statement.output, {space.statement.output, *(s.output for s in epilogue)}
+    operands, last = [a.tensor for a in product.accesses()], epilogue[-1].output
+    beside = [name for s in epilogue for name in reads(s) if name not in made]
+    (rows, columns, terms), rate = product.counts, PRODUCTS[dot.dtype]
+    least = max(rows, LEAST) * max(columns, LEAST) * max(terms, LEAST) * product.repeated
+    apart = max(product.multiplications / rate, moved(*operands, own)) + moved(own, *beside, last) + LAUNCH_SECONDS
+    return max(least / (POINTERS * rate), moved(*operands, *beside, last)) < apart
 
 
 def operand_accesses(e: Expr) -> list[Access]:

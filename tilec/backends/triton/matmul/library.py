@@ -244,9 +244,6 @@ def is_plain(product: MatrixProduct, long_rows: bool = False) -> bool:
     return set(order[: many[3]]) <= set(dot.batch)
 
 
-SHORT_SUM = 64  # terms of a sum, up to which kernels that read through pointers take as long as memory does
-
-
 def copies_take_longest(product: MatrixProduct) -> bool:
     """Whether a library would copy operands whose axes it cannot merge, or a result whose axes lie in another order
     than batch, rows and columns, for longer than kernels that read and write all in its place lose otherwise: few
@@ -265,25 +262,6 @@ def copies_take_longest(product: MatrixProduct) -> bool:
     library = max(math.prod(counts) * repeated / rate, moved) + copying
     own = max(math.prod(max(n, LEAST) for n in counts) * repeated / (POINTERS * rate), moved)
     return copying > LAUNCH_SECONDS and own < library
-
-
-def short_sums_pay(product: MatrixProduct, epilogue: Sequence[Statement]) -> bool:
-    """Whether kernels that read through pointers carry out a product of few terms, with its epilogue, in less time than
-    a library's product and a kernel for the epilogue: memory takes longest, and the product is not stored."""
-    dot, space, types = product.dot, product.space, product.view.types
-    if dot.dtype not in PRODUCTS or not product.is_plain or not space.covers or product.counts[2] > SHORT_SUM:
-        return False
-
-    def moved(*names: str) -> float:
-        return sum(size_in_bytes(types[name]) for name in {*names}) / MEMORY_BYTES
-
-    own, made = space.statement.output, {space.statement.output, *(s.output for s in epilogue)}
-    operands, last = [a.tensor for a in product.accesses()], epilogue[-1].output
-    beside = [name for s in epilogue for name in reads(s) if name not in made]
-    (rows, columns, terms), rate = product.counts, PRODUCTS[dot.dtype]
-    least = max(rows, LEAST) * max(columns, LEAST) * max(terms, LEAST) * product.repeated
-    apart = max(product.multiplications / rate, moved(*operands, own)) + moved(own, *beside, last) + LAUNCH_SECONDS
-    return max(least / (POINTERS * rate), moved(*operands, *beside, last)) < apart
 
 
 def is_read_in_place(steps: Sequence[Step], product: MatrixProduct, setting: Setting) -> bool:
