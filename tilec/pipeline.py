@@ -38,6 +38,7 @@ from tilec.transforms.simplify.split_lags import split_lags
 from tilec.transforms.simplify.split_quotients import split_quotients
 from tilec.transforms.simplify.values_at_places import compute_where_read
 from tilec.transforms.simplify.views import drop_views
+from tilec.transforms.steps.solved_sums import solve_sums
 from tilec.transforms.steps.step_sums import lift_step_sums
 from tilec.transforms.steps.unroll_steps import unroll_steps
 from tilec.transforms.util.kinds import Kinds
@@ -59,6 +60,7 @@ Transform = Callable[[Program, CallContext], Program]
 # Every pass between a source and a backend, by name, so that each can be run alone (`tilec opt`).
 TRANSFORMS: dict[str, Transform] = {
     "bind": lambda program, setting: bind(program, setting.types, setting.values),
+    "solve_sums": lambda program, setting: solve_sums(program, setting.types),
     "unroll_steps": lambda program, setting: unroll_steps(program, setting.types),
     "flatten": lambda program, setting: flatten(program, setting.types),
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
@@ -102,6 +104,7 @@ class Pass:
 
 CONTRACTIONS = (
     *(
+        "solve_sums",
         "unroll_steps",
         "flatten",
         "known_inside",

@@ -28,6 +28,7 @@ from tilec.ir.types import NARROW
 
 FEW_SUMMED_POINTS = 8  # summed points up to here are walked one by one
 MOST_IN_BLOCK = 16384  # lanes x summed points held at once
+MOST_PER_THREAD = 64  # of these, where all lanes have the sum in common
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class StepFrame(Frame):
         bound: dict[str, int],
     ):
         super().__init__(kernel, axes, tails, *inner)
-        self.own, self.time, self.bound = loop.own, loop.time, bound
+        self.states, self.time, self.bound = loop.states, loop.time, bound
         self.loaded: dict[Access, str] = {}
         self.running: str | None = None
         self.only: str | None = None
@@ -72,7 +73,7 @@ class StepFrame(Frame):
         return super().dependencies(access) | ({self.time} if self._asks_states(access) else frozenset())
 
     def _asks_states(self, *roots: Expr) -> bool:
-        return any(isinstance(e, Access) and e.tensor == self.own for e in walk(*roots))
+        return any(isinstance(e, Access) and e.tensor in self.states for e in walk(*roots))
 
     def masked_over(self, access: Access) -> frozenset[str]:
         shape = self.types[access.tensor].shape
@@ -83,7 +84,7 @@ class StepFrame(Frame):
     def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         if access in self.loaded:
             return self.loaded[access]
-        with self._in_the_loop(access, how=self.shared if access.tensor == self.own and self.inner else ""):
+        with self._in_the_loop(access, how=self.shared if access.tensor in self.states and self.inner else ""):
             return super().read(access, other)
 
     def atom(self, e: Expr) -> str:
@@ -128,6 +129,7 @@ class StepWriter:
         self.kernel, self.loop = kernel, loop
         self.bound: dict[str, int] = {}
         self.blocks: dict[str, str] = {"row": "BM"}
+        self.warps = 1
 
     def frame(
         self, axes: Sequence[str], tails: Mapping[str, str], inner: Sequence[frozenset[str]], around: StepFrame | None
@@ -262,12 +264,14 @@ class StepWriter:
             return ScalarValue(literal(n), t, None, number=n)
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
         accumulator = replace(accumulator, names=tuple(own.items()))
-        spare = self._is_alike(e, frame)
-        if spare:
-            points = int(k.constants[self.blocks[frame.axes[1]]])
+        alike = self._is_alike(e, frame)
+        spare, alone = alike and len(frame.axes) == 2, alike and len(frame.axes) == 1
+        if alike:
+            points = int(k.constants[self.blocks[frame.axes[1]]]) if spare else 1
         tiled = count > FEW_SUMMED_POINTS and (len(frame.axes) == 1 or spare)
-        spare = spare and tiled
-        size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points)) if tiled else 1
+        spare, alone = spare and tiled, alone and tiled
+        most = min(MOST_IN_BLOCK, 32 * self.warps * MOST_PER_THREAD) if alike else MOST_IN_BLOCK
+        size = max(1, min(power_of_two(count), most // points)) if tiled else 1
         whole = tiled and count <= size
         red, at, first = own["red"], own["value"], k.names.fresh("first")
         tails, axes = dict(frame.tails), list(frame.axes)
@@ -276,7 +280,7 @@ class StepWriter:
             block = k.names.fresh("BR")
             k.constants[block] = size
             self.blocks[red] = block
-            if spare:
+            if spare or alone:
                 tails.pop(axes[0], None)
                 axes[0] = red
             else:
@@ -287,7 +291,7 @@ class StepWriter:
 
         total = k.count([v for v in e.bound if k.space.largest(v) > 1])
         if not whole:
-            rows = tiled and e.aggregation == "logsumexp"  # whose terms are best combined a block at a time
+            rows = tiled and not alone and e.aggregation == "logsumexp"  # whose terms are best combined a block at a time
             k.add(*accumulator.start(f"({self.blocks[axes[1 - along]]},)" if rows else shape))
             k.scopes.append(Scope())
         lines = k.scopes[0 if whole else -1].lines
@@ -331,8 +335,8 @@ class StepWriter:
         return f"({place}).to(tl.int64)" if self.kernel.int64_index else place
 
     def _is_alike(self, e: Aggregate, frame: StepFrame) -> bool:
-        """Is an aggregation inside another the same for all lanes? Then its points take their place in the block."""
-        if len(frame.axes) != 2 or self.blocks.get(frame.axes[1]) not in self.kernel.constants:
+        """Is an aggregation the same for all lanes of a block? Then its points take their place, in another one too."""
+        if len(frame.axes) > 2 or len(frame.axes) == 2 and self.blocks.get(frame.axes[1]) not in self.kernel.constants:
             return False
         return frame.axes[0] not in frame.dimensions(frozenset(index_variables(e)))
 
