@@ -38,7 +38,7 @@ from tilec.transforms.simplify.split_lags import split_lags
 from tilec.transforms.simplify.split_quotients import split_quotients
 from tilec.transforms.simplify.values_at_places import compute_where_read
 from tilec.transforms.simplify.views import drop_views
-from tilec.transforms.steps.solved_sums import solve_sums
+from tilec.transforms.lower.clamps.solved_sums import solve_sums
 from tilec.transforms.steps.step_sums import lift_step_sums
 from tilec.transforms.steps.unroll_steps import unroll_steps
 from tilec.transforms.util.kinds import Kinds

@@ -59,7 +59,7 @@ class Blocks:
         return self.programs > 0
 
 
-def share(loop: SkewedLoop, setting: Setting) -> Sharing:
+def sharing_of(loop: SkewedLoop, setting: Setting) -> Sharing:
     """The loop with what programs share apart."""
     return shared_sums(loop, setting.device.multiprocessors, WAITING_WORK)
 
@@ -69,41 +69,46 @@ def choose_blocks(sharing: Sharing, setting: Setting) -> Blocks:
     loop = sharing.loop
     coupled, parallel = loop.count(loop.coupled), loop.count(loop.parallel)
     points = max([1, *(loop.count(e.bound) for e in loop.aggregates())])
-    points = 1 if points <= FEW_SUMMED_POINTS else points
-    most = SUMMED_LANES if points > 1 else MOST_LANES
+    if points <= FEW_SUMMED_POINTS and coupled > 2 * RESIDENT_LANES:
+        points = 1  # as a map of so many elements
     span = -(-coupled * parallel // setting.device.multiprocessors)
     waits = bool(sharing.sums) or points > 1 and span * points + WAITING_WORK < coupled * points
     if waits and setting.device.capability:
         widest = max([coupled * parallel, *(loop.count(s.variables) for s in sharing.sums)])
         programs = min(setting.device.multiprocessors, widest)
         span = -(-coupled * parallel // programs)
-        blocks = [(span, points), *(_block_of(s, loop, programs) for s in sharing.sums)]
-        warps = max(_warps(lanes * min(power_of_two(n), MOST_IN_BLOCK // lanes)) for lanes, n in map(_rounded, blocks))
+        parts = [(span, points), *(_part_of(s, loop, programs) for s in sharing.sums)]
+        warps = max(_block_warps(_lanes(*part), part[1], MOST_IN_BLOCK) for part in parts)
         used = programs if sharing.sums else -(-coupled * parallel // span)
-        return Blocks(min(power_of_two(span), most), span, warps, used)
+        return Blocks(_lanes(span, points), span, warps, used)
     least = LAUNCH_WORK + span * points
     if sharing.sums or coupled > RESIDENT_LANES or points > 1 and coupled * points > least:
         few = max(MOST_LANES // 8, min(MOST_LANES, power_of_two(coupled * parallel // (4 * MULTIPROCESSORS))))
         lanes = min(power_of_two(coupled * parallel), 16 if points > 1 else few)
-        alone = max(1, lanes // (32 * LANES_PER_THREAD))
-        return Blocks(lanes, 0, alone if points == 1 else _warps(lanes * min(power_of_two(points), 1024)))
-    sets = 1
+        return Blocks(lanes, 0, _block_warps(lanes, points, 1024 * lanes))
+    sets, most = 1, SUMMED_LANES if points > 1 else MOST_LANES
     if coupled < most // 4:
         sets = max(1, min(most // 4 // coupled, -(-parallel // MULTIPROCESSORS)))
     lanes = min(power_of_two(sets * coupled), most)
-    alone = max(1, min(16, lanes // (32 * LANES_PER_THREAD)))
-    return Blocks(lanes, sets * coupled, alone if points == 1 else _warps(lanes * min(power_of_two(points), 64)))
+    return Blocks(lanes, sets * coupled, _block_warps(lanes, points, 64 * lanes))
 
 
-def _rounded(block: tuple[int, int]) -> tuple[int, int]:
-    """Lanes of a block, of as many of a program's own, and the points of each."""
-    return min(power_of_two(block[0]), SUMMED_LANES), block[1]
+def _lanes(span: int, points: int) -> int:
+    """Lanes of a block, of so many of a program's own, each of so many points."""
+    return min(power_of_two(span), SUMMED_LANES if points > 1 else MOST_LANES)
 
 
-def _block_of(s: SharedSum, loop: SkewedLoop, programs: int) -> tuple[int, int]:
+def _part_of(s: SharedSum, loop: SkewedLoop, programs: int) -> tuple[int, int]:
     """Elements of a shared sum that each program computes, and terms of each."""
     points = max(loop.count(e.bound) for e in walk(s.statement.body) if isinstance(e, Aggregate))
     return -(-loop.count(s.variables) // programs), points
+
+
+def _block_warps(lanes: int, points: int, most: int) -> int:
+    """`most`: lanes x points that are held at once."""
+    if points == 1:
+        return max(1, min(16, lanes // (32 * LANES_PER_THREAD)))
+    return _warps(min(lanes * power_of_two(points), most))
 
 
 def _warps(points: int) -> int:
@@ -118,17 +123,17 @@ def swept(sharing: Sharing, strides: Strides, int64_index: bool, blocks: Blocks)
     if blocks.span:
         made += _Sweep(sharing, known, int64_index, blocks).steps()
     else:
-        parts = [_part_of(s, sharing, blocks) for level in range(sharing.levels) for s in sharing.of_level(level)]
+        parts = [_launched(s, sharing, blocks) for level in range(sharing.levels) for s in sharing.of_level(level)]
         steps = [_Sweep(sharing, known, int64_index, b, s).step() for s, b in [*parts, (None, blocks)]]
         made.append(Repeat(tuple(launch for launch, _ in steps), tuple(c for _, c in steps), loop.steps))
     return [*made, Release(tuple(tensors))] if tensors else made
 
 
-def _part_of(s: SharedSum, sharing: Sharing, blocks: Blocks) -> tuple[SharedSum, Blocks]:
+def _launched(s: SharedSum, sharing: Sharing, blocks: Blocks) -> tuple[SharedSum, Blocks]:
     """A shared sum with the blocks of its launches."""
-    _, points = _block_of(s, sharing.loop, 1)
-    lanes = min(power_of_two(sharing.loop.count(s.variables)), 16)
-    return s, replace(blocks, lanes=lanes, warps=_warps(lanes * min(power_of_two(points), 1024)))
+    elements, points = _part_of(s, sharing.loop, 1)
+    lanes = min(power_of_two(elements), 16)
+    return s, replace(blocks, lanes=lanes, warps=_block_warps(lanes, points, 1024 * lanes))
 
 
 class _Sweep(StepWriter):
@@ -185,12 +190,12 @@ class _Sweep(StepWriter):
         k, sharing, blocks = self.kernel, self.sharing, self.tiling
         k.scopes.append(Scope())
         self.moment(Moment("at_step"), True)
-        turns: list[list[SharedSum | None]] = [[*sharing.of_level(level)] for level in range(sharing.levels)]
-        turns.append([None])
-        for turn, parts in enumerate(turns):
+        phases: list[list[SharedSum | None]] = [[*sharing.of_level(level)] for level in range(sharing.levels)]
+        phases.append([None])
+        for phase, parts in enumerate(phases):
             for part in parts:
                 self._own_part(part, blocks)
-            self._wait(turn, len(turns))
+            self._wait(phase, len(phases))
         k.close("at_step", f"range(0, {k.extent(self.loop.time)})")
 
     def _own_part(self, part: SharedSum | None, blocks: Blocks) -> None:
@@ -199,7 +204,7 @@ class _Sweep(StepWriter):
         span = -(-loop.count(variables) // blocks.programs)
         axis = "row" if part is None else k.names.fresh("place")
         block = "BM" if part is None else k.names.fresh("BP")
-        lanes = min(power_of_two(span), SUMMED_LANES)
+        lanes = blocks.lanes if part is None else _lanes(*_part_of(part, loop, blocks.programs))
         k.constants[block] = lanes
         self.blocks[axis] = block
         own = k.number(("span", axis), "span", span)
@@ -276,13 +281,13 @@ class _Sweep(StepWriter):
         self._wait(0, 1)
         self.kernel.close("at_step", f"range(0, {self.kernel.extent(self.loop.time)})")
 
-    def _wait(self, turn: int, turns: int) -> None:
-        """Wait until all lanes have come to the end of that turn of a step."""
+    def _wait(self, phase: int, phases: int) -> None:
+        """Wait until all lanes have come to the end of that phase of a step."""
         self.kernel.add(BARRIER)
         if self.tiling.cooperative:
             arrived = self.kernel.pointer(self.arrived)
             self.kernel.store(arrived, "1", call="atomic_add", how=', sem="release"')
-            passed = "at_step + 1" if turns == 1 else f"at_step * {turns} + {turn + 1}"
+            passed = "at_step + 1" if phases == 1 else f"at_step * {phases} + {phase + 1}"
             self.kernel.add(WhileLoop(f'tl.atomic_add({arrived}, 0, sem="acquire") < ({passed}) * tl.num_programs(0)'))
             self.kernel.add(BARRIER)
 

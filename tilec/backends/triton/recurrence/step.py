@@ -28,7 +28,7 @@ from tilec.ir.types import NARROW
 
 FEW_SUMMED_POINTS = 8  # summed points up to here are walked one by one
 MOST_IN_BLOCK = 16384  # lanes x summed points held at once
-MOST_PER_THREAD = 64  # of these, where all lanes have the sum in common
+MOST_PER_THREAD = 64  # of these, where lanes have a sum in common
 
 
 @dataclass(frozen=True)
@@ -264,13 +264,13 @@ class StepWriter:
             return ScalarValue(literal(n), t, None, number=n)
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
         accumulator = replace(accumulator, names=tuple(own.items()))
-        alike = self._is_alike(e, frame)
-        spare, alone = alike and len(frame.axes) == 2, alike and len(frame.axes) == 1
-        if alike:
-            points = int(k.constants[self.blocks[frame.axes[1]]]) if spare else 1
-        tiled = count > FEW_SUMMED_POINTS and (len(frame.axes) == 1 or spare)
-        spare, alone = spare and tiled, alone and tiled
-        most = min(MOST_IN_BLOCK, 32 * self.warps * MOST_PER_THREAD) if alike else MOST_IN_BLOCK
+        alone = count > FEW_SUMMED_POINTS and not frame.dimensions(frozenset(index_variables(e)))
+        spare = not alone and self._is_alike(e, frame)
+        if alone or spare:
+            points = 1 if alone else int(k.constants[self.blocks[frame.axes[1]]])
+        tiled = count > FEW_SUMMED_POINTS and (alone or len(frame.axes) == 1 or spare)
+        spare = spare and tiled
+        most = min(MOST_IN_BLOCK, 32 * self.warps * MOST_PER_THREAD) if alone or spare else MOST_IN_BLOCK
         size = max(1, min(power_of_two(count), most // points)) if tiled else 1
         whole = tiled and count <= size
         red, at, first = own["red"], own["value"], k.names.fresh("first")
@@ -280,7 +280,9 @@ class StepWriter:
             block = k.names.fresh("BR")
             k.constants[block] = size
             self.blocks[red] = block
-            if spare or alone:
+            if alone:
+                tails, axes = {}, [red]
+            elif spare:
                 tails.pop(axes[0], None)
                 axes[0] = red
             else:
@@ -335,8 +337,8 @@ class StepWriter:
         return f"({place}).to(tl.int64)" if self.kernel.int64_index else place
 
     def _is_alike(self, e: Aggregate, frame: StepFrame) -> bool:
-        """Is an aggregation the same for all lanes of a block? Then its points take their place, in another one too."""
-        if len(frame.axes) > 2 or len(frame.axes) == 2 and self.blocks.get(frame.axes[1]) not in self.kernel.constants:
+        """Is an aggregation inside another the same for all lanes? Then its points take their place in the block."""
+        if len(frame.axes) != 2 or self.blocks.get(frame.axes[1]) not in self.kernel.constants:
             return False
         return frame.axes[0] not in frame.dimensions(frozenset(index_variables(e)))
 

@@ -143,9 +143,9 @@ def _value_of(v: str, form: Affine, types: Types) -> Affine | None:
     if abs(c) != 1 or not form.is_integral or form.is_affine:
         return None
     value = (Affine.variable(v) * c - form) * c
-    held = [e for atom in value.atoms() for e in walk(atom) if isinstance(e, Access)]
+    read = [e for atom in value.atoms() for e in walk(atom) if isinstance(e, Access)]
     plain = all(isinstance(atom, Access) for atom in value.atoms())
-    integers = all(kind(types[e.tensor].dtype) is Kind.INTEGER for e in held)
+    integers = all(kind(types[e.tensor].dtype) is Kind.INTEGER for e in read)
     return value if plain and integers and v not in index_variables(value.to_expr()) else None
 
 
@@ -191,7 +191,7 @@ def _by_pieces(e: Aggregate, own: str, types: Types) -> Expr:
 def _pieces_at(
     v: str, form: Affine, e: Aggregate, own: str, types: Types
 ) -> tuple[tuple[AffinePiece, ...], Affine, Affine] | None:
-    """The pieces of the place, the form of v that they are of, and what the place is to be."""
+    """The pieces of the place, the form that they are of, which v is one time in, and what the place is to be."""
     atoms = [(atom, c) for atom, c in form.terms if v in index_variables(atom)]
     rest = form - Affine.of(atoms)
     signs = {c for _, c in atoms}
@@ -199,10 +199,11 @@ def _pieces_at(
         return None
     sign = signs.pop()
     row, target = Affine.of([(atom, 1) for atom, _ in atoms]), rest * -sign
-    extent = _extent(v, e, own, types)
-    if not is_folded(row) or {*index_variables(row.to_expr())} != {v} or not extent:
+    extents = {u: _extent(u, e, own, types) for u in index_variables(row.to_expr())}
+    box = {u: (0, n - 1) for u, n in extents.items() if n and u in e.bound}
+    if not is_folded(row) or len(box) < len(extents):
         return None
-    found = pieces_of(row, {v: (0, extent - 1)})
+    found = pieces_of(row, box)
     if found is None or abs(found[0].coefficient(v)) != 1:
         return None
     base, pieces = found
