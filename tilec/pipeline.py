@@ -15,6 +15,7 @@ from tilec.ir.verify import verify
 from tilec.late import puts_off_collection
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.lower.clamps.known_inside import known_inside
+from tilec.transforms.lower.clamps.solved_sums import solve_sums
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.distribute import distribute
@@ -38,7 +39,6 @@ from tilec.transforms.simplify.split_lags import split_lags
 from tilec.transforms.simplify.split_quotients import split_quotients
 from tilec.transforms.simplify.values_at_places import compute_where_read
 from tilec.transforms.simplify.views import drop_views
-from tilec.transforms.lower.clamps.solved_sums import solve_sums
 from tilec.transforms.steps.step_sums import lift_step_sums
 from tilec.transforms.steps.unroll_steps import unroll_steps
 from tilec.transforms.util.kinds import Kinds

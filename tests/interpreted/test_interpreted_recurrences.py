@@ -13,9 +13,9 @@ from support.scale import scaled
 from support.stages import agree_with_gradient, agree_with_oracle
 
 import tilec
-from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
 from tilec.backends.triton.plan.device_info import DeviceInfo
 from tilec.backends.triton.plan.plan import Setting
+from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
 from tilec.backends.triton.recurrence import independent_lanes, parallel_lanes, recurrence, shared_sums
 from tilec.backends.triton.recurrence import step as recurrence_step
 from tilec.language import parse

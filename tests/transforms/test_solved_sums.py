@@ -62,7 +62,12 @@ def test_the_gradient_of_ranks_along_edges() -> None:
         R[t, v : 3, N] = t == 0 ? R0[v] : sum(D[e] == v ? R[t - 1, S[e]] * W[e]);
     }"""
     random = np.random.default_rng(1)
-    arrays = [np.array([0, 1, 2, 2, 5]), np.array([1, 0, 0, -1, 2]), random.standard_normal(5), random.standard_normal(3)]
+    arrays = [
+        np.array([0, 1, 2, 2, 5]),
+        np.array([1, 0, 0, -1, 2]),
+        random.standard_normal(5),
+        random.standard_normal(3),
+    ]
     grad = agreeing(text, "W R0", arrays, random.standard_normal((3, 3)))
     assert [len(e.bound) for e in sums_of(grad)] and all(len(e.bound) == 1 for e in sums_of(grad))
 
@@ -86,5 +91,7 @@ def test_gradients_of_steps_with_edges(step: str, n: int) -> None:
     grad = agreeing(text, "X K" if "K[k]" in text else "X", arrays, np.round(random.standard_normal((4, n)) * 4))
     own = (s for s in grad.statements if s.output == "GU")
     variables = {v for s in own for e in walk(*s.roots) if isinstance(e, Aggregate) for v in e.bound}
-    left = {"taps": {"k", "i"}, "every other": {"i"}, "edges repeated": {"i"}, "an end of its own": {"i"}}.get(step, set())
+    left = {"taps": {"k", "i"}, "every other": {"i"}, "edges repeated": {"i"}, "an end of its own": {"i"}}.get(
+        step, set()
+    )
     assert {v.rstrip("'0123456789") for v in variables} <= left

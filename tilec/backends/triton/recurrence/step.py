@@ -293,7 +293,9 @@ class StepWriter:
 
         total = k.count([v for v in e.bound if k.space.largest(v) > 1])
         if not whole:
-            rows = tiled and not alone and e.aggregation == "logsumexp"  # whose terms are best combined a block at a time
+            rows = (
+                tiled and not alone and e.aggregation == "logsumexp"
+            )  # whose terms are best combined a block at a time
             k.add(*accumulator.start(f"({self.blocks[axes[1 - along]]},)" if rows else shape))
             k.scopes.append(Scope())
         lines = k.scopes[0 if whole else -1].lines

@@ -232,7 +232,9 @@ def _part(
         at = Affine.of((), piece.first)
         asked = Constraint((target - piece.rest).to_expr(), Int(1))
         if count > 1:
-            return replace(e, constraints=(*e.constraints, asked, Constraint((base - piece.first).to_expr(), Int(count))))
+            return replace(
+                e, constraints=(*e.constraints, asked, Constraint((base - piece.first).to_expr(), Int(count)))
+            )
     value = (at - (base - Affine.variable(v) * c)) * c
     moved = _substituted(replace(e, constraints=(*e.constraints, asked)), v, value)
     return moved if moved.bound else _only_term(moved, own, types)
