@@ -176,7 +176,10 @@ def _rewritten(p: Problem) -> Any:
         dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
         few = None if dot is None else class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
         return few or recognise_sliding(StridedView(p.defracted, p.types, p.strides, p.view.int64_index))
-    return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
+    found = next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
+    if found is not None or worthwhile(p.product.dot, p.space) or worthwhile_padded(p.product):
+        return found
+    return recognise_sliding(StridedView(p.defracted, p.types, p.strides, p.view.int64_index))
 
 
 def _of_rewritten(p: Problem, found: Any) -> list[Step] | None:
