@@ -48,11 +48,24 @@ FORMS = {  # how recurrences are carried out, other than as chosen: what is patc
         (recurrence_sweep, "WAITING_WORK"): -(2**62),
         (recurrence_sweep, "SUMMED_LANES"): 2,
     },
+    "together in a program": {
+        (recurrence, "recognise_local"): lambda loop: None,
+        (recurrence, "choose_blocks"): lambda sharing, setting: recurrence_sweep.choose_blocks(sharing, ALONE),
+        (recurrence_sweep, "RESIDENT_LANES"): 0,
+        (recurrence_sweep, "MOST_LANES"): 2,
+    },
 }
 ALONE = Setting(device=DeviceInfo("one", 90, 1, 2**16))  # one program waits for none
 
 
-SLOW = ("sums apart in a program", "unrolled", "two steps ahead", "four steps ahead", "resident in blocks")
+SLOW = (
+    "together in a program",
+    "sums apart in a program",
+    "unrolled",
+    "two steps ahead",
+    "four steps ahead",
+    "resident in blocks",
+)
 
 
 @pytest.fixture(params=[pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FORMS])

@@ -20,7 +20,7 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import BARRIER, WhileLoop, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous_strides, power_of_two
-from tilec.backends.triton.recurrence.shared_sums import SharedSum, Sharing, shared_sums
+from tilec.backends.triton.recurrence.shared_sums import SharedSum, Sharing, shared_sums, work
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
 from tilec.backends.triton.recurrence.step import (
     FEW_SUMMED_POINTS,
@@ -69,10 +69,12 @@ def choose_blocks(sharing: Sharing, setting: Setting) -> Blocks:
     loop = sharing.loop
     coupled, parallel = loop.count(loop.coupled), loop.count(loop.parallel)
     points = max([1, *(loop.count(e.bound) for e in loop.aggregates())])
-    if points <= FEW_SUMMED_POINTS and coupled > 2 * RESIDENT_LANES:
-        points = 1  # as a map of so many elements
     span = -(-coupled * parallel // setting.device.multiprocessors)
-    waits = bool(sharing.sums) or points > 1 and span * points + WAITING_WORK < coupled * points
+    if points <= FEW_SUMMED_POINTS and coupled > RESIDENT_LANES:  # a map of so many elements, before the host is back
+        waits, points = span * sum(work(loop, e) for e in loop.roots) < LAUNCH_WORK, 1
+    else:
+        waits = points > 1 and span * points + WAITING_WORK < coupled * points
+    waits = waits or bool(sharing.sums)
     if waits and setting.device.capability:
         widest = max([coupled * parallel, *(loop.count(s.variables) for s in sharing.sums)])
         programs = min(setting.device.multiprocessors, widest)

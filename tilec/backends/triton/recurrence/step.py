@@ -23,12 +23,27 @@ from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
 from tilec.ir.infer import aggregate_type, expression_type
-from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Pad, Statement, children, index_variables, walk
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Inside,
+    Int,
+    Pad,
+    Statement,
+    accesses_in,
+    children,
+    index_variables,
+    walk,
+)
 from tilec.ir.types import NARROW
 
 FEW_SUMMED_POINTS = 8  # summed points up to here are walked one by one
 MOST_IN_BLOCK = 16384  # lanes x summed points held at once
 MOST_PER_THREAD = 64  # of these, where lanes have a sum in common
+MOST_ADDRESSES = 8  # elements that a thread reads of each tensor at once, where each has an address of its own
+SPECIALISED = 16  # of whose multiples alone Triton knows
 
 
 @dataclass(frozen=True)
@@ -104,7 +119,7 @@ class StepFrame(Frame):
         """What is made of the recurrence's own elements stands where these are read, or deeper; its other parts need
         not. `how`: of loads."""
         before = self._least, self.how
-        self._least = int(bool(self.inner) and self._asks_states(*roots))
+        self._least = self.bound.get(self.time, 0) if self.inner and self._asks_states(*roots) else 0
         self.how = how
         try:
             yield
@@ -272,6 +287,8 @@ class StepWriter:
         spare = spare and tiled
         most = min(MOST_IN_BLOCK, 32 * self.warps * MOST_PER_THREAD) if alone or spare else MOST_IN_BLOCK
         size = max(1, min(power_of_two(count), most // points)) if tiled else 1
+        if size < count and not self._has_vectors(e):
+            size = max(1, min(size, 32 * self.warps * MOST_ADDRESSES // points))
         whole = tiled and count <= size
         red, at, first = own["red"], own["value"], k.names.fresh("first")
         tails, axes = dict(frame.tails), list(frame.axes)
@@ -337,6 +354,11 @@ class StepWriter:
             return f"tl.full((), 0, {'tl.int64' if self.kernel.int64_index else 'tl.int32'}) + {first}"
         place = f"{first} + tl.arange(0, {block})" if first else f"tl.arange(0, {block})"
         return f"({place}).to(tl.int64)" if self.kernel.int64_index else place
+
+    def _has_vectors(self, e: Aggregate) -> bool:
+        """Whether rows of all that is read begin at whole vectors, so that several elements have one address."""
+        strides = (n for a in accesses_in(e.body) for n in self.kernel.strides[a.tensor])
+        return all(n == 1 or n % SPECIALISED == 0 for n in strides)
 
     def _is_alike(self, e: Aggregate, frame: StepFrame) -> bool:
         """Is an aggregation inside another the same for all lanes? Then its points take their place in the block."""
