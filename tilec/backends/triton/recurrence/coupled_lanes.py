@@ -148,7 +148,7 @@ class _Sweep(StepWriter):
         kernel = Kernel(python_name(name) + "_kernel", loop.space(), loop.types, strides, int64_index)
         super().__init__(kernel, loop)
         self.sharing, self.part = sharing, part
-        self.tiling, self.warps = blocks, blocks.warps
+        self.tiling, self.warps, self.together = blocks, blocks.warps, blocks.cooperative
         kernel.constants["BM"] = blocks.lanes
         self.program = kernel.program()
         self.moving = frozenset((loop.time,))

@@ -144,7 +144,7 @@ class StepWriter:
         self.kernel, self.loop = kernel, loop
         self.bound: dict[str, int] = {}
         self.blocks: dict[str, str] = {"row": "BM"}
-        self.warps = 1
+        self.warps, self.together = 1, False
 
     def frame(
         self, axes: Sequence[str], tails: Mapping[str, str], inner: Sequence[frozenset[str]], around: StepFrame | None
@@ -287,7 +287,7 @@ class StepWriter:
         spare = spare and tiled
         most = min(MOST_IN_BLOCK, 32 * self.warps * MOST_PER_THREAD) if alone or spare else MOST_IN_BLOCK
         size = max(1, min(power_of_two(count), most // points)) if tiled else 1
-        if size < count and not self._has_vectors(e):
+        if self.together and size < count and not self._has_vectors(e):
             size = max(1, min(size, 32 * self.warps * MOST_ADDRESSES // points))
         whole = tiled and count <= size
         red, at, first = own["red"], own["value"], k.names.fresh("first")

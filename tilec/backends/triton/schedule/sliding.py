@@ -8,7 +8,6 @@ block of 64 outputs and L taps has L + 63 places w for each of them.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Constraint, Expr, Float, Index, Int, Statement, index_variables
 from tilec.ir.types import Types
+from tilec.transforms.util.factors import Factor, quotient_of
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 _TERMS_OF_FILTERS = 1e12  # points a second, term by term, as measured on an H100
@@ -93,7 +93,9 @@ def _of_two(view: StridedView, factors: Sequence[Expr], scale: float) -> StagedP
     name, t = f"{s.output}.factor", replace(types[s.output], shape=types[whole.tensor].shape)
     if any(types[f.tensor].dtype != t.dtype for f in rest):
         return None
-    first = Statement(name, whole.index, tuple(map(Int, t.shape)), functools.reduce(Expr.__mul__, rest), "assign")
+    first = Statement(
+        name, whole.index, tuple(map(Int, t.shape)), quotient_of([Factor(f, False) for f in rest]), "assign"
+    )
     both = moved[0] * Access(name, whole.index)
     seen = view.with_tensor(name, t, contiguous(t.shape))
     body = both if scale == 1 else both * Float(float(scale))

@@ -60,9 +60,9 @@ def solve_sums(program: Program, inputs: Types) -> Program:
 
 def _asks(s: Statement) -> bool:
     """Whether a place stands in a condition, which may be an equation."""
-    nodes = [e for e in walk(*s.roots) if isinstance(e, Aggregate)]
-    conditions = [c.expr for x in (s, *nodes) for c in x.constraints]
-    tests = [e for x in (s, *nodes) if x.guard is not None for e in walk(x.guard)]
+    nodes: list[Statement | Aggregate] = [s, *(e for e in walk(*s.roots) if isinstance(e, Aggregate))]
+    conditions = [c.expr for x in nodes for c in x.constraints]
+    tests = [e for x in nodes if x.guard is not None for e in walk(x.guard)]
     return any(map(_of_data, conditions)) or any(isinstance(e, Access) for e in tests) or reads_itself(s)
 
 
@@ -75,7 +75,7 @@ def _solved(s: Statement, types: Types) -> Statement:
         e = rebuild(e, visit)
         if not isinstance(e, Aggregate):
             return e
-        e = _without_named(e, e.bound, types)
+        e = _with_used(_without_named(e, e.bound, types))
         return _by_pieces(e, s.output, types) if reads_itself(s) and e.aggregation == "sum" else e
 
     s = map_values(s, visit) if any(isinstance(e, Aggregate) for e in walk(*s.roots)) else s
@@ -159,11 +159,16 @@ def _stands_as_value(v: str, e: Expr) -> bool:
     return any(_stands_as_value(v, x) for x in children(e))
 
 
+def _with_used(e: Aggregate) -> Aggregate:
+    """Without the variables that nothing in it names."""
+    used = index_variables(*children(e))
+    return e if {*e.bound} <= {*used} else replace(e, bound=tuple(v for v in e.bound if v in used))
+
+
 def _substituted(x: _Node, v: str, value: Affine) -> _Node:
     mapping = {v: value}
     moved = map_values(x, lambda e: replace_indices(e, mapping))
-    moved = replace(moved, constraints=replace_constraints(x.constraints, mapping))
-    return replace(moved, bound=tuple(u for u in x.bound if u != v)) if isinstance(moved, Aggregate) else moved
+    return replace(moved, constraints=replace_constraints(x.constraints, mapping))
 
 
 # a variable whose place has pieces
@@ -236,7 +241,7 @@ def _part(
                 e, constraints=(*e.constraints, asked, Constraint((base - piece.first).to_expr(), Int(count)))
             )
     value = (at - (base - Affine.variable(v) * c)) * c
-    moved = _substituted(replace(e, constraints=(*e.constraints, asked)), v, value)
+    moved = _with_used(_substituted(replace(e, constraints=(*e.constraints, asked)), v, value))
     return moved if moved.bound else _only_term(moved, own, types)
 
 
