@@ -15,6 +15,7 @@ from tilec.ir.verify import verify
 from tilec.late import puts_off_collection
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.lower.clamps.known_inside import known_inside
+from tilec.transforms.lower.clamps.solved_sums import solve_sums
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.distribute import distribute
@@ -59,6 +60,7 @@ Transform = Callable[[Program, CallContext], Program]
 # Every pass between a source and a backend, by name, so that each can be run alone (`tilec opt`).
 TRANSFORMS: dict[str, Transform] = {
     "bind": lambda program, setting: bind(program, setting.types, setting.values),
+    "solve_sums": lambda program, setting: solve_sums(program, setting.types),
     "unroll_steps": lambda program, setting: unroll_steps(program, setting.types),
     "flatten": lambda program, setting: flatten(program, setting.types),
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
@@ -102,6 +104,7 @@ class Pass:
 
 CONTRACTIONS = (
     *(
+        "solve_sums",
         "unroll_steps",
         "flatten",
         "known_inside",

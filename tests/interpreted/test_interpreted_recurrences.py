@@ -13,8 +13,10 @@ from support.scale import scaled
 from support.stages import agree_with_gradient, agree_with_oracle
 
 import tilec
+from tilec.backends.triton.plan.device_info import DeviceInfo
+from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
-from tilec.backends.triton.recurrence import independent_lanes, parallel_lanes, recurrence
+from tilec.backends.triton.recurrence import independent_lanes, parallel_lanes, recurrence, shared_sums
 from tilec.backends.triton.recurrence import step as recurrence_step
 from tilec.language import parse
 from tilec.transforms.steps import unroll_steps
@@ -38,10 +40,32 @@ FORMS = {  # how recurrences are carried out, other than as chosen: what is patc
     },
     "unrolled": {(unroll_steps, "LARGE_STEP"): 0},
     "stepwise": {(recurrence, "recognise_local"): lambda loop: None, (recurrence_sweep, "RESIDENT_LANES"): 0},
+    "sums apart": {(recurrence, "recognise_local"): lambda loop: None, (shared_sums, "_GAIN"): -1},
+    "sums apart in a program": {
+        (recurrence, "recognise_local"): lambda loop: None,
+        (recurrence, "choose_blocks"): lambda sharing, setting: recurrence_sweep.choose_blocks(sharing, ALONE),
+        (shared_sums, "_GAIN"): -1,
+        (recurrence_sweep, "WAITING_WORK"): -(2**62),
+        (recurrence_sweep, "SUMMED_LANES"): 2,
+    },
+    "together in a program": {
+        (recurrence, "recognise_local"): lambda loop: None,
+        (recurrence, "choose_blocks"): lambda sharing, setting: recurrence_sweep.choose_blocks(sharing, ALONE),
+        (recurrence_sweep, "RESIDENT_LANES"): 0,
+        (recurrence_sweep, "MOST_LANES"): 2,
+    },
 }
+ALONE = Setting(device=DeviceInfo("one", 90, 1, 2**16))  # one program waits for none
 
 
-SLOW = ("unrolled", "two steps ahead", "four steps ahead", "resident in blocks")
+SLOW = (
+    "together in a program",
+    "sums apart in a program",
+    "unrolled",
+    "two steps ahead",
+    "four steps ahead",
+    "resident in blocks",
+)
 
 
 @pytest.fixture(params=[pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FORMS])

@@ -63,6 +63,36 @@ def test_batches_innermost(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(f(u, k).double(), wanted, atol=1e-4, rtol=1e-4)
 
 
+GATED = {
+    "sum[s](H[t - s, d] * X[b, s, d] * V[b, s, d])": 3,
+    "sum[s](H[s - t, d] * X[b, s, d] * V[b, s, d] * 0.5 * H[s, d])": 3,
+    "sum[s](X[b, s, d] * H[t - s, d])": 1,  # fewer columns than tensor cores take
+}
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted where TRITON_INTERPRET=1 is set")
+@pytest.mark.parametrize("size", [1024, 999])
+@pytest.mark.parametrize("text", GATED)
+def test_several_factors_of_the_signal(text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What knows nothing of the place is multiplied first."""
+    monkeypatch.setattr(sliding, "_pays", lambda *_: True)
+    text = f"function (H[T, D], X[B, T, D], V[B, T, D]) -> (Y) {{ Y[b, t, d : B, T, D] = {text}; }}"
+    random = torch.Generator().manual_seed(0)
+    h, x, v = (torch.randn(s, generator=random) for s in ((size, 2), (2, size, 2), (2, size, 2)))
+    f = tilec.compile(text, backend="triton")
+    assert any("apart" in k.name or "dot" in k.name for k in f.lower(h, x, v).kernels)
+    wanted = tilec.compile(text)(*(z.double() for z in (h, x, v)))
+    torch.testing.assert_close(f(h, x, v).double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_gated_long_convolution_is_a_product() -> None:
+    body = "sum(H[t - s, d] * X[b, s, d] * V[b, s, d])"
+    text = f"(V[B, T, D], X[B, T, D], H[T, D]) -> (Y) {{ Y[b, t, d : B, T, D] = {body}; }}"
+    specs = *[tilec.spec((4, 1024, 256))] * 2, tilec.spec((1024, 256))
+    found = [k.name for k in tilec.compile(f"function {text}").lower(*specs, target="sm_90").kernels]
+    assert any("apart_dot" in name for name in found), found
+
+
 def test_copies_of_large_tensors_have_positions_of_64_bits() -> None:
     text = "function (U[B, T, D], K[D, L]) -> (C) { C[b, t, d : B, T, D] = sum(K[d, s] * U[b, t - s, d]); }"
     specs = tilec.spec((16, 2**13, 2**15)), tilec.spec((2**15, 64))

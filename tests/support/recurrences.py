@@ -105,6 +105,21 @@ RECURRENCES = {
         "{ H[k, i : 3, N] = k == 0 ? i : pad(P[H[k - 1, i], 0], -1) + max(P[H[k - 1, i] + m, m]); }",
         (RNG.integers(-1, 4, (4, 2)),),
     ),
+    "edges repeated and reflected": (
+        "function (X[N], A[N]) -> (H) { H[t, i : 3, N] = t == 0 ? X[i] : H[t - 1, clamp(i - 1, 0, N - 1)]"
+        " + sin(A[i] * H[t - 1, abs(i - 2)]) + A[clamp(i + 1, 0, N - 1)] * H[t - 1, clamp(i + 1, 0, N - 1)]; }",
+        (normal(5), normal(5)),
+    ),
+    "ranks along edges of a graph": (
+        "function (S[E], D[E], W[E], X[N]) -> (H) "
+        "{ H[t, v : 3, N] = t == 0 ? X[v] : sum(D[e] == v ? H[t - 1, S[e]] * W[e]); }",
+        (RNG.integers(-1, 4, 6), RNG.integers(0, 5, 6), normal(6), normal(4)),
+    ),
+    "a step scaled by its own length": (
+        "function (A[N, N], X[N]) -> (H) { H[t, i : 3, N] = t == 0 ? X[i] : sum[j](A[i, j] * H[t - 1, j])"
+        " / sqrt(1 + sum[k](sum[l](A[k, l] * H[t - 1, l]) * sum[m](A[k, m] * H[t - 1, m]))); }",
+        (normal(3, 3), normal(3)),
+    ),
     "substitution, a guard orders": (
         "function (A[N, N], X[N]) -> (H) { H[i : N] = X[i] - sum[j](j < i ? A[i, j] * H[j]); }",
         (normal(4, 4), normal(4)),

@@ -121,10 +121,8 @@ class _Resolver:
                 place = MemoryPlace("table", self.first_table + len(self.tables))
                 self.tables.append(rows)
                 self.tensors[name] = _Tensor(TensorType((len(rows), len(rows[0]) if rows else 0), "int32"), place)
-            case Launch():
+            case Launch() | Repeat():
                 self._add(step, {n: self.tensors[n] for n in step.tensors})
-            case Repeat(launch=launch):
-                self._add(step, {n: self.tensors[n] for n in launch.tensors})
             case Release():
                 pass
             case SubPlan():
@@ -204,8 +202,17 @@ def _resolved(step: Step, tensors: Mapping[str, _Tensor]) -> Iterator[Fill | Cop
             yield Fill(places[name], tensors[name].type, fill)
         case Launch() if math.prod(step.grid):
             yield KernelRun(step, places, dtypes)
-        case Repeat(launch, counter, count) if math.prod(launch.grid) and count:
-            yield KernelRun(launch, places, dtypes, count, counter)
+        case Repeat(launches, counters, count):
+            runs = [(x, c) for x, c in zip(launches, counters, strict=True) if math.prod(x.grid)]
+            if count and len(runs) == 1:
+                yield KernelRun(runs[0][0], places, dtypes, count, runs[0][1])
+            elif count:
+                yield from (KernelRun(_at(x, c, t), places, dtypes) for t in range(count) for x, c in runs)
+
+
+def _at(launch: Launch, counter: str, value: int) -> Launch:
+    """The launch with that value of an argument."""
+    return replace(launch, arguments=tuple((n, value if n == counter else v) for n, v in launch.arguments))
 
 
 def strides_of(t: TensorType) -> tuple[int, ...]:

@@ -227,8 +227,9 @@ def test_one_kernel_that_is_launched_again_and_again(monkeypatch: pytest.MonkeyP
     (repeat,) = [s for s in plan.steps if isinstance(s, Repeat)]
     told: list[tuple[Any, ...]] = []
     (h,) = bound_over(plan, names, told).run(*inputs)
-    place = [name for name, _ in repeat.launch.arguments].index(repeat.counter)
-    given = [given for launch, given in told if launch is repeat.launch]
+    (launched,), (counter,) = repeat.launches, repeat.counters
+    place = [name for name, _ in launched.arguments].index(counter)
+    given = [given for launch, given in told if launch is launched]
     assert [g[6 + place] for g in given] == list(range(repeat.count))
     assert all(h.data_ptr() in g for g in given) and h.shape == (6, 20)
 

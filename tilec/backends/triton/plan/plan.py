@@ -105,11 +105,20 @@ class Launch:
 
 @dataclass(frozen=True)
 class Repeat:
-    """One kernel launched `count` times in turn: its argument `counter` is 0, 1, ..., count - 1."""
+    """Kernels launched in turn, `count` times: the argument of each that `counters` names is 0, 1, ..., count - 1."""
 
-    launch: Launch
-    counter: str
+    launches: tuple[Launch, ...]
+    counters: tuple[str, ...]
     count: int
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        return self.launches[-1].statements
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors that the kernels are given, each once."""
+        return tuple(dict.fromkeys(name for launch in self.launches for name in launch.tensors))
 
 
 @dataclass(frozen=True)
@@ -236,8 +245,8 @@ class Plan:
             match s:
                 case Launch():
                     found.append(s)
-                case Repeat(launch=launch):
-                    found.append(launch)
+                case Repeat(launches=launches):
+                    found += launches
                 case SubPlan(plan=plan):
                     found += plan.launches()
                 case TiledLoop():

@@ -2,26 +2,35 @@
 
 `resident`: one launch. A program owns whole sets of lanes that depend on each other, and a barrier stands between its
 steps. `cooperative`: one launch of as many programs as run at once, each with a part of all lanes, and a barrier of all
-of them between steps. `stepwise`: a launch for each step, over as many programs as its lanes fill.
+of them between steps. `stepwise`: a launch for each step, over as many programs as its lanes fill. Sums that lanes of
+several programs have in common (`shared_sums`) come first in each step, with a barrier or in a launch of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import gathered
 from tilec.backends.triton.emit.frame import free_of
-from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
+from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
+from tilec.backends.triton.emit.scalar import compute_dtype_of
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.lines import BARRIER, WhileLoop
+from tilec.backends.triton.plan.lines import BARRIER, WhileLoop, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step
-from tilec.backends.triton.plan.sizes import Strides, power_of_two
+from tilec.backends.triton.plan.sizes import Strides, contiguous_strides, power_of_two
+from tilec.backends.triton.recurrence.shared_sums import SharedSum, Sharing, shared_sums, work
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
-from tilec.backends.triton.recurrence.step import MOST_IN_BLOCK, Moment, StepFrame, StepWriter
+from tilec.backends.triton.recurrence.step import (
+    FEW_SUMMED_POINTS,
+    MOST_IN_BLOCK,
+    Moment,
+    StepFrame,
+    StepWriter,
+)
 from tilec.ir.index import linear
-from tilec.ir.program import Access
+from tilec.ir.program import Access, Aggregate, walk
 
 MOST_LANES = 1024  # lanes of a block, where nothing is summed over
 SUMMED_LANES = 256  # where something is
@@ -37,49 +46,109 @@ AHEAD = 4  # steps before the one that uses it, what other tensors hold is loade
 @dataclass(frozen=True)
 class Blocks:
     """`lanes` of a block, `span` lanes that a program owns (0: it owns its block, and time is an argument), warps.
-    `cooperative`: the programs wait for each other after each step, so that any lanes may be a program's own."""
+    `programs` (0: not so): as many run at once, and wait for each other after each step, so that any lanes may be a
+    program's own."""
 
     lanes: int
     span: int
     warps: int
-    cooperative: bool = False
+    programs: int = 0
+
+    @property
+    def cooperative(self) -> bool:
+        return self.programs > 0
 
 
-def choose_blocks(loop: SkewedLoop, setting: Setting) -> Blocks:
+def sharing_of(loop: SkewedLoop, setting: Setting) -> Sharing:
+    """The loop with what programs share apart."""
+    return shared_sums(loop, setting.device.multiprocessors, WAITING_WORK)
+
+
+def choose_blocks(sharing: Sharing, setting: Setting) -> Blocks:
     """By the points that a program goes through in a step; waiting for all others costs as much as some of those."""
+    loop = sharing.loop
     coupled, parallel = loop.count(loop.coupled), loop.count(loop.parallel)
     points = max([1, *(loop.count(e.bound) for e in loop.aggregates())])
-    most = SUMMED_LANES if points > 1 else MOST_LANES
     span = -(-coupled * parallel // setting.device.multiprocessors)
-    if points > 1 and setting.device.capability and span * points + WAITING_WORK < coupled * points:
-        lanes = min(power_of_two(span), most)
-        return Blocks(lanes, span, _warps(lanes * min(power_of_two(points), MOST_IN_BLOCK // lanes)), cooperative=True)
+    if points <= FEW_SUMMED_POINTS and coupled > RESIDENT_LANES:  # a map of so many elements, before the host is back
+        waits, points = span * sum(work(loop, e) for e in loop.roots) < LAUNCH_WORK, 1
+    else:
+        waits = points > 1 and span * points + WAITING_WORK < coupled * points
+    waits = waits or bool(sharing.sums)
+    if waits and setting.device.capability:
+        widest = max([coupled * parallel, *(loop.count(s.variables) for s in sharing.sums)])
+        programs = min(setting.device.multiprocessors, widest)
+        span = -(-coupled * parallel // programs)
+        parts = [(span, points), *(_part_of(s, loop, programs) for s in sharing.sums)]
+        warps = max(_block_warps(_lanes(*part), part[1], MOST_IN_BLOCK) for part in parts)
+        used = programs if sharing.sums else -(-coupled * parallel // span)
+        return Blocks(_lanes(span, points), span, warps, used)
     least = LAUNCH_WORK + span * points
-    if coupled > RESIDENT_LANES or points > 1 and coupled * points > least:
-        lanes = min(power_of_two(coupled * parallel), 16 if points > 1 else most)
-        return Blocks(lanes, 0, _warps(lanes * min(power_of_two(points), 1024)))
-    sets = 1
+    if sharing.sums or coupled > RESIDENT_LANES or points > 1 and coupled * points > least:
+        few = max(MOST_LANES // 8, min(MOST_LANES, power_of_two(coupled * parallel // (4 * MULTIPROCESSORS))))
+        lanes = min(power_of_two(coupled * parallel), 16 if points > 1 else few)
+        return Blocks(lanes, 0, _block_warps(lanes, points, 1024 * lanes))
+    sets, most = 1, SUMMED_LANES if points > 1 else MOST_LANES
     if coupled < most // 4:
         sets = max(1, min(most // 4 // coupled, -(-parallel // MULTIPROCESSORS)))
     lanes = min(power_of_two(sets * coupled), most)
-    alone = max(1, min(16, lanes // (32 * LANES_PER_THREAD)))
-    return Blocks(lanes, sets * coupled, alone if points == 1 else _warps(lanes * min(power_of_two(points), 64)))
+    return Blocks(lanes, sets * coupled, _block_warps(lanes, points, 64 * lanes))
+
+
+def _lanes(span: int, points: int) -> int:
+    """Lanes of a block, of so many of a program's own, each of so many points."""
+    return min(power_of_two(span), SUMMED_LANES if points > 1 else MOST_LANES)
+
+
+def _part_of(s: SharedSum, loop: SkewedLoop, programs: int) -> tuple[int, int]:
+    """Elements of a shared sum that each program computes, and terms of each."""
+    points = max(loop.count(e.bound) for e in walk(s.statement.body) if isinstance(e, Aggregate))
+    return -(-loop.count(s.variables) // programs), points
+
+
+def _block_warps(lanes: int, points: int, most: int) -> int:
+    """`most`: lanes x points that are held at once."""
+    if points == 1:
+        return max(1, min(16, lanes // (32 * LANES_PER_THREAD)))
+    return _warps(min(lanes * power_of_two(points), most))
 
 
 def _warps(points: int) -> int:
     return max(1, min(16, power_of_two(points // (32 * POINTS_PER_THREAD))))
 
 
-def swept(loop: SkewedLoop, strides: Strides, int64_index: bool, blocks: Blocks) -> list[Step]:
+def swept(sharing: Sharing, strides: Strides, int64_index: bool, blocks: Blocks) -> list[Step]:
     """Steps that compute the output."""
-    return _Sweep(loop, strides, int64_index, blocks).steps()
+    loop, tensors = sharing.loop, {name: sharing.loop.types[name] for name in sharing.loop.shared}
+    known = {**strides, **contiguous_strides(tensors)}
+    made: list[Step] = [Allocate(name, t.shape, t.dtype) for name, t in tensors.items()]
+    if blocks.span:
+        made += _Sweep(sharing, known, int64_index, blocks).steps()
+    else:
+        parts = [_launched(s, sharing, blocks) for level in range(sharing.levels) for s in sharing.of_level(level)]
+        steps = [_Sweep(sharing, known, int64_index, b, s).step() for s, b in [*parts, (None, blocks)]]
+        made.append(Repeat(tuple(launch for launch, _ in steps), tuple(c for _, c in steps), loop.steps))
+    return [*made, Release(tuple(tensors))] if tensors else made
+
+
+def _launched(s: SharedSum, sharing: Sharing, blocks: Blocks) -> tuple[SharedSum, Blocks]:
+    """A shared sum with the blocks of its launches."""
+    elements, points = _part_of(s, sharing.loop, 1)
+    lanes = min(power_of_two(elements), 16)
+    return s, replace(blocks, lanes=lanes, warps=_block_warps(lanes, points, 1024 * lanes))
 
 
 class _Sweep(StepWriter):
-    def __init__(self, loop: SkewedLoop, strides: Strides, int64_index: bool, blocks: Blocks):
-        kernel = Kernel(python_name(loop.own) + "_kernel", loop.space(), loop.types, strides, int64_index)
+    """Of all that a step computes; stepwise of a shared sum alone, or of the states."""
+
+    def __init__(
+        self, sharing: Sharing, strides: Strides, int64_index: bool, blocks: Blocks, part: SharedSum | None = None
+    ):
+        loop, name = sharing.loop, sharing.loop.own if part is None else part.statement.output
+        kernel = Kernel(python_name(name) + "_kernel", loop.space(), loop.types, strides, int64_index)
         super().__init__(kernel, loop)
-        self.tiling = blocks
+        self.sharing, self.part = sharing, part
+        self.tiling, self.warps, self.together = blocks, blocks.warps, blocks.cooperative
         kernel.constants["BM"] = blocks.lanes
         self.program = kernel.program()
         self.moving = frozenset((loop.time,))
@@ -87,9 +156,9 @@ class _Sweep(StepWriter):
 
     def steps(self) -> list[Step]:
         loop, blocks = self.loop, self.tiling
-        if not blocks.span:
-            return self._stepwise()
-        if blocks.span <= blocks.lanes:
+        if self.sharing.sums:
+            self._in_turn()
+        elif blocks.span <= blocks.lanes:
             self._lanes("tl.arange(0, BM)")
             self._through()
         else:
@@ -101,19 +170,62 @@ class _Sweep(StepWriter):
             self._step(self._frame(self.moving, inner))
             self.kernel.close("lanes_at", f"range(0, {self._span()}, BM)")
             self._next()
-        launch = self._launch(-(-loop.count(loop.lanes) // blocks.span))
+        launch = self._launch(blocks.programs or -(-loop.count(loop.lanes) // blocks.span))
         if not blocks.cooperative:
             return [launch]
         return [Allocate(self.arrived, (1,), "int32", 0), launch, Release((self.arrived,))]
 
-    def _stepwise(self) -> list[Step]:
-        k, loop = self.kernel, self.loop
+    def step(self) -> tuple[Launch, str]:
+        """The launch of a step, and its argument that says which."""
+        k = self.kernel
         counter = k.number("moment", "moment", 0, False)
         self.moment(Moment(counter), True)
-        self._decode(f"{self.program} * BM + tl.arange(0, BM)", self._order(), [])
-        self._step(self._frame())
-        programs = -(-loop.count(loop.lanes) // self.tiling.lanes)
-        return [Repeat(self._launch(programs), counter, loop.steps)]
+        variables = self._order() if self.part is None else self.part.variables
+        self._decode(f"{self.program} * BM + tl.arange(0, BM)", variables, [])
+        self._computed(self.part, self._frame())
+        programs = -(-self.loop.count(variables) // self.tiling.lanes)
+        return self._launch(programs), counter
+
+    def _in_turn(self) -> None:
+        """The loop over time, in which all programs compute their parts of what is shared, level by level, and then
+        their lanes, and wait for each other after each."""
+        k, sharing, blocks = self.kernel, self.sharing, self.tiling
+        k.scopes.append(Scope())
+        self.moment(Moment("at_step"), True)
+        phases: list[list[SharedSum | None]] = [[*sharing.of_level(level)] for level in range(sharing.levels)]
+        phases.append([None])
+        for phase, parts in enumerate(phases):
+            for part in parts:
+                self._own_part(part, blocks)
+            self._wait(phase, len(phases))
+        k.close("at_step", f"range(0, {k.extent(self.loop.time)})")
+
+    def _own_part(self, part: SharedSum | None, blocks: Blocks) -> None:
+        k, loop = self.kernel, self.loop
+        variables = self._order() if part is None else part.variables
+        span = -(-loop.count(variables) // blocks.programs)
+        axis = "row" if part is None else k.names.fresh("place")
+        block = "BM" if part is None else k.names.fresh("BP")
+        lanes = blocks.lanes if part is None else _lanes(*_part_of(part, loop, blocks.programs))
+        k.constants[block] = lanes
+        self.blocks[axis] = block
+        own = k.number(("span", axis), "span", span)
+        whole, depth = span <= lanes, 0 if span <= lanes else None
+        lane = k.names.fresh("lane")
+        if not whole:
+            first = k.names.fresh("lanes_at")
+            k.scopes.append(Scope())
+        lines = k.scopes[0] if whole else k.scopes[-1]
+        lines.lines.append(assign(lane, f"tl.arange(0, {block})" if whole else f"{first} + tl.arange(0, {block})"))
+        lines.lines.append(assign(axis, f"{self.program} * {own} + {lane}"))
+        total = k.count([v for v in variables if k.space.largest(v) > 1])
+        tail = "row_in" if part is None else k.names.fresh(f"{axis}_in")
+        lines.lines.append(assign(tail, f"({lane} < {own}) & ({axis} < {total})"))
+        k.decode(Axis(axis, tuple(variables), block), depth)
+        inner = [self.moving] if whole else [self.moving, frozenset((axis, lane, *variables))]
+        self._computed(part, self._frame(*inner, axis=axis, tail=tail))
+        if not whole:
+            k.close(first, f"range(0, {own}, {block})")
 
     def _through(self) -> None:
         """The loop over time for lanes in one block. What a step reads of other tensors, sums aside, is loaded a few
@@ -144,11 +256,22 @@ class _Sweep(StepWriter):
             frame.loaded[a] = frame.read(a, None)
         return frame.loaded
 
-    def _frame(self, *inner: frozenset[str]) -> StepFrame:
-        frame = self.frame(["row"], {"row": "row_in"}, inner, None)
+    def _frame(self, *inner: frozenset[str], axis: str = "row", tail: str = "row_in") -> StepFrame:
+        frame = self.frame([axis], {axis: tail}, inner, None)
         if self.tiling.cooperative:  # what other multiprocessors have stored is not in this one's cache
             frame.shared = ', cache_modifier=".cg"'
         return frame
+
+    def _computed(self, part: SharedSum | None, frame: StepFrame) -> None:
+        """The lines that compute and store a part of a step."""
+        if part is None:
+            return self._step(frame)
+        k, s = self.kernel, part.statement
+        dtype, block = self.loop.types[s.output].dtype, self.blocks[frame.axes[0]]
+        code = self.evaluator(frame, (s.body,), k.constants[block]).text(s.body, compute_dtype_of(dtype))
+        value = f"({code}).to({triton_type(dtype)})"
+        mask = f"tl.broadcast_to({all_text(frame.store_tests())}, ({block},))"
+        k.store(frame.element_address(s), f"tl.broadcast_to({value}, ({block},))", mask)
 
     def _step(self, frame: StepFrame) -> None:
         code, compute_dtype = self.element(frame, self.tiling.lanes)
@@ -157,14 +280,18 @@ class _Sweep(StepWriter):
 
     def _next(self) -> None:
         """End the loop over time: what a step has stored, the next one reads."""
+        self._wait(0, 1)
+        self.kernel.close("at_step", f"range(0, {self.kernel.extent(self.loop.time)})")
+
+    def _wait(self, phase: int, phases: int) -> None:
+        """Wait until all lanes have come to the end of that phase of a step."""
         self.kernel.add(BARRIER)
         if self.tiling.cooperative:
             arrived = self.kernel.pointer(self.arrived)
             self.kernel.store(arrived, "1", call="atomic_add", how=', sem="release"')
-            waits = f'tl.atomic_add({arrived}, 0, sem="acquire") < (at_step + 1) * tl.num_programs(0)'
-            self.kernel.add(WhileLoop(waits))
+            passed = "at_step + 1" if phases == 1 else f"at_step * {phases} + {phase + 1}"
+            self.kernel.add(WhileLoop(f'tl.atomic_add({arrived}, 0, sem="acquire") < ({passed}) * tl.num_programs(0)'))
             self.kernel.add(BARRIER)
-        self.kernel.close("at_step", f"range(0, {self.kernel.extent(self.loop.time)})")
 
     # lanes
 
@@ -199,6 +326,6 @@ class _Sweep(StepWriter):
         k.decode(Axis("row", tuple(variables), "BM"))
 
     def _launch(self, programs: int) -> Launch:
-        fusion, cooperative = bool(self.loop.aggregates()), self.tiling.cooperative
+        fusion, cooperative = bool(self.sharing.sums or self.loop.aggregates()), self.tiling.cooperative
         grid, warps = (programs, 1, 1), self.tiling.warps
         return self.kernel.launch(grid, warps, 1, self.loop.flat, fusion=fusion, cooperative=cooperative)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from tilec.backends.torch.recurrence.recurrence import assigned
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, needs_int64_positions
-from tilec.backends.triton.recurrence.coupled_lanes import choose_blocks, swept
+from tilec.backends.triton.recurrence.coupled_lanes import choose_blocks, sharing_of, swept
 from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue, is_beside, over, time_axis, times_read
 from tilec.backends.triton.recurrence.independent_lanes import choose_local, recognise_local
 from tilec.backends.triton.recurrence.parallel_lanes import local_steps
@@ -38,7 +38,8 @@ def sequential(loop: SkewedLoop, strides: Strides, int64_index: bool, setting: S
     local = recognise_local(loop)
     if local is not None:
         return local_steps(local, strides, int64_index, choose_local(local))
-    return swept(loop, strides, int64_index, choose_blocks(loop, setting))
+    sharing = sharing_of(loop, setting)
+    return swept(sharing, strides, int64_index, choose_blocks(sharing, setting))
 
 
 def with_epilogue(

@@ -40,7 +40,7 @@ from tilec.transforms.recurrence import padded
 class SkewedLoop:
     """`statement` is over `time` and lanes, `low` and `extent` their ranges and those of nested aggregations'
     variables. `parallel`: lanes along which no element depends on another lane's; `coupled`: the others. Steps run from
-    the greatest time to the least where `falling`."""
+    the greatest time to the least where `falling`. `shared`: tensors of sums that each step computes before."""
 
     flat: Statement
     statement: Statement
@@ -52,10 +52,16 @@ class SkewedLoop:
     low: Mapping[str, int]
     extent: Mapping[str, int]
     skew: Skew
+    shared: tuple[str, ...] = ()
 
     @property
     def own(self) -> str:
         return self.flat.output
+
+    @property
+    def states(self) -> frozenset[str]:
+        """Tensors that steps write and read."""
+        return frozenset((self.own, *self.shared))
 
     @property
     def steps(self) -> int:
@@ -175,7 +181,7 @@ def step_inputs(loop: SkewedLoop, roots: Sequence[Expr], is_known: Callable[[Pad
         for i in access.index:
             for inner in gathered(linear(i)):
                 add(inner)
-        if access.tensor != s.output:
+        if access.tensor not in loop.states:
             found.setdefault(access)
 
     stack = list(reversed(roots))
@@ -191,4 +197,4 @@ def step_inputs(loop: SkewedLoop, roots: Sequence[Expr], is_known: Callable[[Pad
             stack += [] if is_known(e) else [*outside, e.access]
         else:
             stack += reversed(value_children(e))
-    return [a for a in found if not any(isinstance(x, Access) and x.tensor == s.output for x in walk(*a.index))]
+    return [a for a in found if not any(isinstance(x, Access) and x.tensor in loop.states for x in walk(*a.index))]

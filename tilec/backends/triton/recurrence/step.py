@@ -23,11 +23,27 @@ from tilec.backends.triton.plan.lines import assign
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
 from tilec.ir.infer import aggregate_type, expression_type
-from tilec.ir.program import Access, Aggregate, Call, Expr, Inside, Int, Pad, Statement, children, index_variables, walk
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Call,
+    Expr,
+    Inside,
+    Int,
+    Pad,
+    Statement,
+    accesses_in,
+    children,
+    index_variables,
+    walk,
+)
 from tilec.ir.types import NARROW
 
 FEW_SUMMED_POINTS = 8  # summed points up to here are walked one by one
 MOST_IN_BLOCK = 16384  # lanes x summed points held at once
+MOST_PER_THREAD = 64  # of these, where lanes have a sum in common
+MOST_ADDRESSES = 8  # elements that a thread reads of each tensor at once, where each has an address of its own
+SPECIALISED = 16  # of whose multiples alone Triton knows
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,7 @@ class StepFrame(Frame):
         bound: dict[str, int],
     ):
         super().__init__(kernel, axes, tails, *inner)
-        self.own, self.time, self.bound = loop.own, loop.time, bound
+        self.states, self.time, self.bound = loop.states, loop.time, bound
         self.loaded: dict[Access, str] = {}
         self.running: str | None = None
         self.only: str | None = None
@@ -72,7 +88,7 @@ class StepFrame(Frame):
         return super().dependencies(access) | ({self.time} if self._asks_states(access) else frozenset())
 
     def _asks_states(self, *roots: Expr) -> bool:
-        return any(isinstance(e, Access) and e.tensor == self.own for e in walk(*roots))
+        return any(isinstance(e, Access) and e.tensor in self.states for e in walk(*roots))
 
     def masked_over(self, access: Access) -> frozenset[str]:
         shape = self.types[access.tensor].shape
@@ -83,7 +99,7 @@ class StepFrame(Frame):
     def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         if access in self.loaded:
             return self.loaded[access]
-        with self._in_the_loop(access, how=self.shared if access.tensor == self.own and self.inner else ""):
+        with self._in_the_loop(access, how=self.shared if access.tensor in self.states and self.inner else ""):
             return super().read(access, other)
 
     def atom(self, e: Expr) -> str:
@@ -103,7 +119,7 @@ class StepFrame(Frame):
         """What is made of the recurrence's own elements stands where these are read, or deeper; its other parts need
         not. `how`: of loads."""
         before = self._least, self.how
-        self._least = int(bool(self.inner) and self._asks_states(*roots))
+        self._least = self.bound.get(self.time, 0) if self.inner and self._asks_states(*roots) else 0
         self.how = how
         try:
             yield
@@ -128,6 +144,7 @@ class StepWriter:
         self.kernel, self.loop = kernel, loop
         self.bound: dict[str, int] = {}
         self.blocks: dict[str, str] = {"row": "BM"}
+        self.warps, self.together = 1, False
 
     def frame(
         self, axes: Sequence[str], tails: Mapping[str, str], inner: Sequence[frozenset[str]], around: StepFrame | None
@@ -262,12 +279,16 @@ class StepWriter:
             return ScalarValue(literal(n), t, None, number=n)
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
         accumulator = replace(accumulator, names=tuple(own.items()))
-        spare = self._is_alike(e, frame)
-        if spare:
-            points = int(k.constants[self.blocks[frame.axes[1]]])
-        tiled = count > FEW_SUMMED_POINTS and (len(frame.axes) == 1 or spare)
+        alone = count > FEW_SUMMED_POINTS and not frame.dimensions(frozenset(index_variables(e)))
+        spare = not alone and self._is_alike(e, frame)
+        if alone or spare:
+            points = 1 if alone else int(k.constants[self.blocks[frame.axes[1]]])
+        tiled = count > FEW_SUMMED_POINTS and (alone or len(frame.axes) == 1 or spare)
         spare = spare and tiled
-        size = max(1, min(power_of_two(count), MOST_IN_BLOCK // points)) if tiled else 1
+        most = min(MOST_IN_BLOCK, 32 * self.warps * MOST_PER_THREAD) if alone or spare else MOST_IN_BLOCK
+        size = max(1, min(power_of_two(count), most // points)) if tiled else 1
+        if self.together and size < count and not self._has_vectors(e):
+            size = max(1, min(size, 32 * self.warps * MOST_ADDRESSES // points))
         whole = tiled and count <= size
         red, at, first = own["red"], own["value"], k.names.fresh("first")
         tails, axes = dict(frame.tails), list(frame.axes)
@@ -276,7 +297,9 @@ class StepWriter:
             block = k.names.fresh("BR")
             k.constants[block] = size
             self.blocks[red] = block
-            if spare:
+            if alone:
+                tails, axes = {}, [red]
+            elif spare:
                 tails.pop(axes[0], None)
                 axes[0] = red
             else:
@@ -287,7 +310,9 @@ class StepWriter:
 
         total = k.count([v for v in e.bound if k.space.largest(v) > 1])
         if not whole:
-            rows = tiled and e.aggregation == "logsumexp"  # whose terms are best combined a block at a time
+            rows = (
+                tiled and not alone and e.aggregation == "logsumexp"
+            )  # whose terms are best combined a block at a time
             k.add(*accumulator.start(f"({self.blocks[axes[1 - along]]},)" if rows else shape))
             k.scopes.append(Scope())
         lines = k.scopes[0 if whole else -1].lines
@@ -329,6 +354,11 @@ class StepWriter:
             return f"tl.full((), 0, {'tl.int64' if self.kernel.int64_index else 'tl.int32'}) + {first}"
         place = f"{first} + tl.arange(0, {block})" if first else f"tl.arange(0, {block})"
         return f"({place}).to(tl.int64)" if self.kernel.int64_index else place
+
+    def _has_vectors(self, e: Aggregate) -> bool:
+        """Whether rows of all that is read begin at whole vectors, so that several elements have one address."""
+        strides = (n for a in accesses_in(e.body) for n in self.kernel.strides[a.tensor])
+        return all(n == 1 or n % SPECIALISED == 0 for n in strides)
 
     def _is_alike(self, e: Aggregate, frame: StepFrame) -> bool:
         """Is an aggregation inside another the same for all lanes? Then its points take their place in the block."""

@@ -6,6 +6,7 @@ import itertools
 import linecache
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 import tilec.backends.torch.runtime as torch_runtime
 from tilec.backends.common.tiled_program import Tensors
-from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Release, Step, Table, TorchLines
+from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Release, Repeat, Step, Table, TorchLines
 from tilec.backends.triton.runtime.aten_calls import AtenStep, aten_step
 from tilec.backends.triton.runtime.compiled import interpreting
 from tilec.backends.triton.runtime.launcher import Launched
@@ -78,7 +79,20 @@ class BoundPlan:
         scope = {**self._scope, "device": self._device}
         exec(compile(text, "<tilec step>", "exec"), scope)
         operation = scope["operation"]
+        if isinstance(step, Repeat):
+            return RepeatedStep(operation, [self.of(launch) for launch in step.launches])
         return _ConstantStep(operation, step.tensor) if isinstance(step, Table) else operation
+
+
+@dataclass(frozen=True)
+class RepeatedStep:
+    """Launches in turn, again and again, and what launches each."""
+
+    operation: Operation
+    launched: Sequence[Launched]
+
+    def __call__(self, tensors: Tensors, stream: int) -> None:
+        self.operation(tensors, stream)
 
 
 class _ConstantStep:

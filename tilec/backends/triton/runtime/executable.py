@@ -147,13 +147,12 @@ class PlannedCall:
             if isinstance(step, SubPlan):
                 types = step.types
                 known |= {n: _stand_in(types[n].dtype, types[n].shape) for n in step.plan.outputs}
-            launch = step.launch if isinstance(step, Repeat) else step
-            if not isinstance(launch, Launch) or not all(name in known for name in launch.tensors):
-                continue
-            launched = self.bound.of(launch)
-            if not launched.known(known):
-                job = partial(self._here, action, launched, dict(known))
-                jobs.setdefault(launched.compiled_for(known), []).append(job)
+            launches = step.launches if isinstance(step, Repeat) else (step,) if isinstance(step, Launch) else ()
+            for launch in launches:
+                launched = self.bound.of(launch)
+                if all(name in known for name in launch.tensors) and not launched.known(known):
+                    job = partial(self._here, action, launched, dict(known))
+                    jobs.setdefault(launched.compiled_for(known), []).append(job)
 
     def _here(self, action: KernelAction, launched: Launched, tensors: Tensors) -> None:
         with torch.cuda.device(self._index), contextlib.suppress(TileError):
@@ -318,8 +317,8 @@ def _typed(plan: Plan, types: Mapping[str, TensorType]) -> Iterator[tuple[Launch
         match step:
             case Launch():
                 yield step, dtypes
-            case Repeat(launch=launch):
-                yield launch, dtypes
+            case Repeat(launches=launches):
+                yield from ((launch, dtypes) for launch in launches)
             case SubPlan() | TiledLoop():
                 for part in (step,) if isinstance(step, SubPlan) else step.parts:
                     yield from _typed(part.plan, part.types)

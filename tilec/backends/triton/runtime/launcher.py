@@ -94,13 +94,14 @@ class Launched:
         """Is it compiled?"""
         return self._compiled_kernel is not None
 
-    def compiled(self) -> DriverLaunch | None:
-        """The compiled kernel as the driver launches it; None where Triton does more than that."""
+    def compiled(self, **numbers: int) -> DriverLaunch | None:
+        """The compiled kernel as the driver launches it, with these numbers among its arguments; None where Triton does
+        more than that."""
         ready = self._compiled_kernel
         if ready is None:
             return None
         arguments = [
-            (name, self._encoded_map(place, ready.encoder) if place in self._maps else v)
+            (name, self._encoded_map(place, ready.encoder) if place in self._maps else numbers.get(name, v))
             for place, (name, v) in enumerate(self._launch.arguments)
         ]
         return None if any(v is None for _, v in arguments) else ready.given(arguments)

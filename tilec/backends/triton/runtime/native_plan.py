@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release
+from tilec.backends.triton.plan.plan import Allocate, Launch, Plan, Pointer, Release, Repeat
+from tilec.backends.triton.runtime.bound import RepeatedStep
 from tilec.backends.triton.runtime.launcher import DriverLaunch, EncodedMap, Launched
 from tilec.backends.triton.runtime.workspace import places, step_tensors
 from tilec.native import native
@@ -28,6 +29,9 @@ def native_plan(
         return None
 
 
+MOST_REPEATED = 256  # times that kernels are launched in turn
+
+
 class PlanMaker:
     """Steps of a plan as the library takes them. `placed`: places of tensors in the shared allocation, and its size. A
     number that each call has of its own is its place among these, alone in a tuple."""
@@ -39,7 +43,16 @@ class PlanMaker:
 
     def made(self, library: Any, operations: Sequence[Callable[..., None] | None]) -> Any:
         """The plan, of operations that have run once."""
-        return self.plan(library, [self._step(s, o) for s, o in zip(self._plan.steps, operations, strict=True)])
+        pairs = zip(self._plan.steps, operations, strict=True)
+        return self.plan(library, [made for step, operation in pairs for made in self._steps(step, operation)])
+
+    def _steps(self, step: object, operation: Callable[..., None] | None) -> list[tuple | None]:
+        if isinstance(step, Repeat) and isinstance(operation, RepeatedStep) and step.count <= MOST_REPEATED:
+            own = list(zip(operation.launched, step.launches, step.counters, strict=True))
+            made = [(x.compiled(**{c: t}), launch.grid) for t in range(step.count) for x, launch, c in own]
+            if all(launched is not None for launched, _ in made):
+                return [self.launch(launched, grid) for launched, grid in made if launched is not None]
+        return [self._step(step, operation)]
 
     def plan(self, library: Any, steps: Sequence[tuple | None]) -> Any:
         outputs = [self._slot(name) for name in self._plan.outputs]

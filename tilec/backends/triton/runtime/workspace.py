@@ -24,8 +24,8 @@ def step_tensors(step: object) -> tuple[tuple[str, ...], tuple[str, ...]] | None
             return step.tensors, ()
         case Launch():
             return (), ()
-        case Repeat(launch):
-            return launch.tensors, ()
+        case Repeat():
+            return step.tensors, ()
         case Table(tensor):
             return (), (tensor,)
         case TorchLines():

@@ -184,8 +184,7 @@ class _Writer:
         steps = [tuple(writer.lines(step)) for step in plan.steps]
         for step, lines in zip(plan.steps, steps, strict=True):
             if isinstance(step, Launch | Repeat | TorchLines):
-                carried = step.launch.statements if isinstance(step, Repeat) else step.statements
-                fresh = [s for s in carried if s in statements and s not in told]
+                fresh = [s for s in step.statements if s in statements and s not in told]
                 told.update(fresh)
                 body += [f"# {line}" for s in fresh for line in statements[s].splitlines()]
             body += lines
@@ -237,8 +236,9 @@ class _FunctionWriter:
                 return [f"{', '.join(map(name, step.writes))}, = {self.file.titles[id(step)]}({given})"]
             case Launch():
                 return [self._launched(step, {})]
-            case Repeat(launch, counter, count):
-                return [f"for step in range({count}):", f"    {self._launched(launch, {counter: 'step'})}"]
+            case Repeat(launches, counters, count):
+                each = zip(launches, counters, strict=True)
+                return [f"for step in range({count}):", *(f"    {self._launched(x, {c: 'step'})}" for x, c in each)]
         raise AssertionError(f"no step: {step!r}")
 
     def _launched(self, launch: Launch, given: Mapping[str, str]) -> str:

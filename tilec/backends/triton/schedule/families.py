@@ -174,8 +174,11 @@ def _rewritten(p: Problem) -> Any:
     if edged := columns_of_reached(p.space, p.view, p.setting):
         return edged
     if p.product is not None:
-        return next(filter(None, (rule(p.product, p.setting) for rule in (side_by_side, columns, class_columns))), None)
-    dot = recognise_dot(p.space, p.view, one_channel=True) if len(p.space.classes) > 1 else None
+        rules = (side_by_side, columns, class_columns)
+        found = next(filter(None, (rule(p.product, p.setting) for rule in rules)), None)
+        if found is not None or worthwhile(p.product.dot, p.space) or worthwhile_padded(p.product):
+            return found
+    dot = recognise_dot(p.space, p.view, one_channel=True) if p.product is None and len(p.space.classes) > 1 else None
     few = dot and class_columns(MatrixProduct(dot, p.space, p.view), p.setting)
     return few or recognise_sliding(StridedView(p.defracted, p.types, p.strides, p.view.int64_index))
 

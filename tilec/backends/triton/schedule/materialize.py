@@ -103,10 +103,8 @@ def made_once(steps: Sequence[Step]) -> list[Step]:
 
 def _written(step: Step) -> tuple[str, ...]:
     match step:
-        case Launch(statements=statements):
-            return statements
-        case Repeat(launch=launch):
-            return launch.statements
+        case Launch() | Repeat():
+            return step.statements
     return tuple(made_by(step))
 
 

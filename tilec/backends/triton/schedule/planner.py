@@ -301,10 +301,8 @@ def _is_made_again(tensor: str, following: Sequence[Step]) -> bool:
 def _given(step: Step) -> tuple[str, ...]:
     """The tensors that a step finds there."""
     match step:
-        case Launch():
+        case Launch() | Repeat():
             return step.tensors
-        case Repeat(launch):
-            return launch.tensors
         case Allocate(fill=str() as content):
             return (content,)
         case TorchLines():

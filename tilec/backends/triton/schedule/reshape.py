@@ -79,8 +79,8 @@ def over_sources(
             case Launch():
                 yield _given(step, sources)
                 continue
-            case Repeat(launch=launch):
-                yield replace(step, launch=_given(launch, sources))
+            case Repeat(launches=launches):
+                yield replace(step, launches=tuple(_given(launch, sources) for launch in launches))
                 continue
         for name in [n for n in _read_as_tensors(step) if n in sources and n not in there]:
             there.add(name)

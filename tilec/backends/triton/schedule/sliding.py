@@ -9,7 +9,7 @@ block of 64 outputs and L taps has L + 63 places w for each of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import PRODUCTS
@@ -26,12 +26,12 @@ from tilec.backends.triton.matmul.dot import (
 )
 from tilec.backends.triton.matmul.pack import with_axes_last
 from tilec.backends.triton.plan.sizes import contiguous, rounded_up
-from tilec.backends.triton.pointwise.taps import tap_sums
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.infer import statement_type
-from tilec.ir.program import Access, Constraint, Expr, Index, Int, index_variables
+from tilec.ir.program import Access, Constraint, Expr, Float, Index, Int, Statement, index_variables
 from tilec.ir.types import Types
+from tilec.transforms.util.factors import Factor, quotient_of
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 _TERMS_OF_FILTERS = 1e12  # points a second, term by term, as measured on an H100
@@ -62,6 +62,8 @@ def recognise_sliding(view: StridedView) -> StagedProduct | None:
     if dtype not in PRODUCTS or statement_type(s, types).dtype != dtype:
         return None
     split = split_factors(s.body, types)
+    if split is not None and len(split[0]) > 2:
+        return _of_two(view, *split)
     space = build_space(s, types) if split is not None and len(split[0]) == 2 else None
     if split is None or space is None or len(space.classes) != 1 or not space.covers:
         return None
@@ -70,11 +72,38 @@ def recognise_sliding(view: StridedView) -> StagedProduct | None:
         return None
     slides = [x for pair in ((a, b), (b, a)) for x in _slides(*pair, space)]
     best = max(slides, key=lambda x: space.largest(x.tap), default=None)
-    if best is None or not _pays(best, space, types) or tap_sums(space, view) is not None:
+    if best is None or not _pays(best, space, types):
         return None
     found = _over_batch_copies(_in_blocks(view, best, space), best, space)
     product = product_over(found.product)
     return found if product is not None and worthwhile(product.dot, product.space) else None
+
+
+def _of_two(view: StridedView, factors: Sequence[Expr], scale: float) -> StagedProduct | None:
+    """The product of one of several factors, at a place of two variables, and of all others, which are multiplied
+    first: none of them knows that place."""
+    s, types = view.statement, view.types
+    moved = [f for f in factors if any(len(linear(e).variables()) > 1 for e in getattr(f, "index", ()))]
+    rest = [f for f in factors if f not in moved and isinstance(f, Access)]
+    whole = next((f for f in rest if {*index_variables(*f.index)} >= {*index_variables(*rest)}), None)
+    if len(moved) != 1 or len(rest) + 1 < len(factors) or whole is None or distinct_variables(whole.index) is None:
+        return None
+    if not {*index_variables(*moved)} - {*index_variables(whole)}:
+        return None
+    name, t = f"{s.output}.factor", replace(types[s.output], shape=types[whole.tensor].shape)
+    if any(types[f.tensor].dtype != t.dtype for f in rest):
+        return None
+    first = Statement(
+        name, whole.index, tuple(map(Int, t.shape)), quotient_of([Factor(f, False) for f in rest]), "assign"
+    )
+    both = moved[0] * Access(name, whole.index)
+    seen = view.with_tensor(name, t, contiguous(t.shape))
+    body = both if scale == 1 else both * Float(float(scale))
+    found = recognise_sliding(replace(seen, statement=replace(s, body=body)))
+    if found is None:
+        return None
+    made = {name: t.shape, **found.made}
+    return replace(found, made=made, before=(replace(seen, statement=first), *found.before))
 
 
 def _slides(moved: Access, other: Access, space: Space) -> Iterator[_Slide]:
