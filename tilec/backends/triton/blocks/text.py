@@ -36,6 +36,7 @@ from tilec.ir.functions import FUNCTIONS
 
 TRITON_FUNCTIONS: Mapping[str, str] = {
     "quotient": "({0} / {1})",
+    "reciprocal": "(tl.rsqrt({0}) * tl.rsqrt({0}))",  # two instructions, where a division is four
     "exp2": "tl.exp2({0})",
     "log2": "tl.log2({0})",
     "floordiv": "({0} // {1})",

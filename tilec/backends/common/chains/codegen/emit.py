@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, reduce
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
@@ -37,7 +37,8 @@ def _compute_dtype_of(t: ElementType) -> str:
 class Emitter:
     """Values at the points that `positions` gives each variable, which has as many values as `extent` says. `given`:
     values of accesses that are not read. `within`: for the variables of an access, the condition under which they have
-    such a value. `in_place`: what is read at computed positions, by name. What was asked for once is kept."""
+    such a value. `in_place`: what is read at computed positions, by name. `in_exponents`: values of which absolute
+    errors count. What was asked for once is kept."""
 
     def __init__(
         self,
@@ -48,9 +49,11 @@ class Emitter:
         within: Callable[[tuple[str, ...]], Value | None],
         given: Callable[[Access], Value | None],
         in_place: Mapping[str, ReadInPlace],
+        in_exponents: Collection[Expr] = (),
     ):
         self.b, self.types, self.positions, self.extent = builder, types, positions, extent
         self._within, self._given, self._in_place = within, given, in_place
+        self.in_exponents = in_exponents
         self.type_of = expression_types(types)
         self.place, self.read, self.value = cache(self._place), cache(self._read), cache(self._value)
 
@@ -220,6 +223,11 @@ class Emitter:
         function = "quotient" if len(v.type.axes) > 1 else "div"
         return self.b.apply(function, self.b.number(1.0, "float32"), v)
 
+    def _logistic(self, e: Expr, c: float) -> Value:
+        """1 over 1 and two to the power of c times a value."""
+        p = self.b.apply("exp2", self.scaled(e, c), hint="p") + 1.0
+        return self.b.apply("reciprocal", p) if len(p.type.axes) > 1 else self._inverse(p)
+
     def _make(self, e: Expr) -> Value:
         b = self.b
         match e:
@@ -260,8 +268,11 @@ class Emitter:
         if compute_dtype == "float32" and f == "exp":
             return b.apply("exp2", self.scaled(e.args[0], LOG2E), hint="p")
         if compute_dtype == "float32" and f == "sigmoid":
-            p = b.apply("exp2", self.scaled(e.args[0], -LOG2E), hint="p")
-            return self._inverse(p + 1.0)
+            return self._logistic(e.args[0], -LOG2E)
+        if f == "tanh" and result.dtype in NARROW and e in self.in_exponents:
+            # within 2^-22, which is no more than what products leave; the library's, which is as exact for small values
+            # too, takes as long as all else that is done to a score
+            return b.number(1.0, "float32") - self._logistic(e.args[0], 2 * LOG2E) * 2.0
         if f == "pow" and compute_dtype == "float32" and self.number(e.args[1]) in SMALL_POWERS:
             base, n = self.value(e.args[0], compute_dtype), int(self.number(e.args[1]) or 0)
             square = base * base
