@@ -22,9 +22,11 @@ from tilec.ir.infer import call_type, expression_types
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, ElementType, Types, kind
+from tilec.lattice.conditions import is_affine
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
+EXACT_IN_FLOAT32 = 2**24  # integers up to there
 
 
 def _compute_dtype_of(t: ElementType) -> str:
@@ -168,8 +170,31 @@ class Emitter:
         if n is not None:
             wanted = dtype or _compute_dtype_of(self.type_of(e))
             return self.b.number(fit(n, wanted), wanted)
+        if dtype == "float32" and self._across(e):
+            return self._float_form(linear(e))
         made = self._make(e)
         return made if dtype is None else self.b.cast(made, dtype)
+
+    def _across(self, e: Expr) -> bool:
+        """Whether a value is a form of several axes' positions, and float32 holds all its parts exactly: these are
+        converted for each axis then, and not for each point."""
+        if not isinstance(e, Call) or not is_affine(e):
+            return False
+        form = linear(e)
+        if len([v for v in form.variables() if self.positions[v].type.axes]) < 2:
+            return False
+        reach = abs(as_int(form.constant))
+        reach += sum(abs(as_int(form.coefficient(v))) * self.extent[v] for v in form.variables())
+        return reach < EXACT_IN_FLOAT32
+
+    def _float_form(self, form: Affine) -> Value:
+        """An affine form of positions in float32."""
+        b, total = self.b, self.b.number(float(as_int(form.constant)), "float32")
+        for v in form.variables():
+            c, x = as_int(form.coefficient(v)), b.cast(self.positions[v], "float32")
+            x = x if abs(c) == 1 else x * float(abs(c))
+            total = b.apply("add" if c > 0 else "sub", total, x)
+        return total
 
     def condition(self, e: Expr) -> Value:
         v = self.value(e)
