@@ -11,7 +11,7 @@ from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import BlockProgram, Value
 from tilec.backends.common.blocks.show import served_lines
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.codegen.build import build_kernel, scores_beside
+from tilec.backends.common.chains.codegen.build import build_kernel, has_short_rows, scores_beside
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.common.chains.splits import Split, build_together, split_of, sums_of_parts
@@ -125,7 +125,8 @@ class _ChainPlanner:
         self, made: BlockProgram, tiling: Tiling, loads: Mapping[Value, BoxLoad], maps: Mapping[str, Descriptor]
     ) -> Launch:
         factors = self._factors(made)
-        file = print_kernel(made, self._int64_tensors(made), self._heading(), loads, factors)
+        apart = has_short_rows(self.kernel, tiling)
+        file = print_kernel(made, self._int64_tensors(made), self._heading(), loads, factors, apart)
         return self._launch_of(made, file, maps, tiling, factors)
 
     def _factors(self, made: BlockProgram) -> dict[tuple[str, int], int]:
