@@ -34,6 +34,7 @@ from tilec.ir.functions import FUNCTIONS
 COMPUTE_DTYPES = {"bfloat16": np.float32, "float16": np.float32, "bool": np.bool_}
 NUMPY_EXTRA: Mapping[str, Callable[..., np.ndarray]] = {
     "quotient": np.divide,
+    "reciprocal": np.reciprocal,
     "exp2": np.exp2,
     "log2": np.log2,
     "floordiv": np.floor_divide,

@@ -264,6 +264,7 @@ def _names(place: Mapping[str, int], warps: int) -> dict[str, object]:
         minimum=lambda a, b, propagate_nan=None: value(np.minimum(a, b)),
         maximum=lambda a, b, propagate_nan=None: value(np.maximum(a, b)),
         exp2=lambda x: value(np.exp2(x)),
+        rsqrt=lambda x: value(1 / np.sqrt(x)),
         log2=lambda x: value(np.log2(x)),
         div_rn=lambda a, b: value(np.divide(a, b)),
         to_tensor=value,

@@ -27,7 +27,7 @@ def check(mine, theirs, tolerance):
         assert np.linalg.norm(x - y) <= tolerance * np.linalg.norm(y) + 1e-30
 
 
-@pytest.mark.parametrize("name", ["causal", "divided", "bias"])
+@pytest.mark.parametrize("name", ["causal", "divided", "bias", "capped", "slopes", "sigmoid"])
 def test_16_bits(name):
     """As accurate as operands of products that are rounded to 16 bits let it be."""
     mine, theirs, *_ = both_ways(VARIANTS[name], "bfloat16", SIZES, Tiling(16, 32))

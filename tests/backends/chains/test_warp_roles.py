@@ -222,7 +222,7 @@ def test_what_is_not_of_this_form(monkeypatch: pytest.MonkeyPatch) -> None:
         (128, f"{product} + P[i, j]", ""),
         (128, product, "D[i] == D[j] ? "),
         (128, product, "i >= j & i - j < 64 ? "),
-        (128, f"30 * tanh({product} / 30)", ""),
+        (128, f"30 * atan({product} / 30)", ""),
     ):
         f = tilec.compile(scored.format(score, guard), backend="triton")
         given = [tilec.spec((2, 256, width), "bfloat16")] * 3

@@ -209,9 +209,12 @@ Op = (
 )
 
 # beside the rows of the table of scalar functions: powers and logarithms to base 2, quotients of integers that are not
-# negative and what these leave, extremes that need not propagate NaN, quotients within two units in the last place
+# negative and what these leave, extremes that need not propagate NaN, quotients within two units in the last place, 1
+# over a positive number within four
 MIRRORED = {"ge": "le", "gt": "lt", "lt": "gt", "le": "ge", "eq": "eq", "ne": "ne"}  # with their sides exchanged
-EXTRA: Mapping[str, int] = {"quotient": 2, "exp2": 1, "log2": 1, "floordiv": 2, "rest": 2, "larger": 2, "smaller": 2}
+EXTRA: Mapping[str, int] = {
+    "quotient": 2, "reciprocal": 1, "exp2": 1, "log2": 1, "floordiv": 2, "rest": 2, "larger": 2, "smaller": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Expr, Program, Statement, accesses_in, index_variables
+from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, walk
 from tilec.ir.types import NARROW
 from tilec.transforms.util.factors import Factor
 
@@ -153,6 +153,13 @@ class ChainKernel:
         roots += [r.statement.body for r in self.rows]
         own = {*self.inners, *(s.output for s in self.statements)}
         return self.tensors(a.tensor for a in accesses_in(*roots) if a.tensor not in own)
+
+    @property
+    def exponents(self) -> list[Expr]:
+        """What exponentials are taken of, in sums of them too."""
+        targets = [r.target for r in self.targets]
+        taken = (e.args[0] for t in targets for e in walk(t.body) if isinstance(e, Call) and e.function == "exp")
+        return [*taken, *(t.body for t in targets if t.aggregation == "logsumexp")]
 
     @property
     def elementwise(self) -> bool:

@@ -42,9 +42,10 @@ def box_loads(
     shapes: Mapping[str, Sequence[int]],
     strides: Mapping[str, Sequence[int]],
     misaligned: Collection[str],
+    least: int = 0,
 ) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
     """The loads that can be boxes, by their value, and the maps by the kernel's argument. Operands of
-    products in 16 bits alone: maps of float32 round to tf32."""
+    products in 16 bits alone: maps of float32 round to tf32. `least`: bytes that rows of a box have."""
     made: dict[Value, Op] = {v: op for op in every_operation(kernel.body) for v in results(op)}
     found: dict[Value, BoxLoad] = {}
     maps: dict[str, Descriptor] = {}
@@ -53,7 +54,7 @@ def box_loads(
             continue
         shape, steps = shapes[op.tensor], strides[op.tensor]
         places = _places(op, made)
-        if places is None or not _fits(op, kernel, shape, steps) or not _implied(op, kernel, shape, made):
+        if places is None or not _fits(op, kernel, shape, steps, least) or not _implied(op, kernel, shape, made):
             continue
         axes = tuple(v.type.axes[0] for v in op.index if v.type.axes)
         block = tuple(kernel.axes[v.type.axes[0]] if v.type.axes else 1 for v in op.index)
@@ -82,7 +83,7 @@ def _places(op: Load, made: Mapping[Value, Op]) -> tuple[Value | None, ...] | No
     return tuple(found)
 
 
-def _fits(op: Load, kernel: BlockProgram, shape: Sequence[int], strides: Sequence[int]) -> bool:
+def _fits(op: Load, kernel: BlockProgram, shape: Sequence[int], strides: Sequence[int], least: int) -> bool:
     """Whether the tensor has a map and the box is one of it."""
     size = {"float16": 2, "bfloat16": 2}.get(op.out.type.dtype, 0)
     blocks = [kernel.axes[v.type.axes[0]] if v.type.axes else 1 for v in op.index]
@@ -97,7 +98,7 @@ def _fits(op: Load, kernel: BlockProgram, shape: Sequence[int], strides: Sequenc
     aligned = all(n > 0 and n * size % _ALIGNMENT == 0 for n in outer) and all(
         n * size % _ALIGNMENT == 0 for n in strides[:-1]
     )
-    return strides[-1] == 1 and aligned and blocks[-1] * size >= _ALIGNMENT and math.prod(shape) < 2**62
+    return strides[-1] == 1 and aligned and blocks[-1] * size >= max(least, _ALIGNMENT) and math.prod(shape) < 2**62
 
 
 def _implied(op: Load, kernel: BlockProgram, shape: Sequence[int], made: Mapping[Value, Op]) -> bool:

@@ -36,6 +36,7 @@ from tilec.ir.functions import FUNCTIONS
 
 TRITON_FUNCTIONS: Mapping[str, str] = {
     "quotient": "({0} / {1})",
+    "reciprocal": "(tl.rsqrt({0}) * tl.rsqrt({0}))",  # two instructions, where a division is four
     "exp2": "tl.exp2({0})",
     "log2": "tl.log2({0})",
     "floordiv": "({0} // {1})",
@@ -71,15 +72,18 @@ def print_kernel(
     heading: Sequence[str],
     loads: Mapping[Value, BoxLoad],
     factors: Mapping[tuple[str, int], int],
+    at_distances: bool = False,
 ) -> KernelFile:
     """The file of a kernel. Its arguments are tensor maps, the tensors, the sizes, and the strides of each tensor.
     `int64_tensors`: those whose positions need 64 bits. `heading`: comments. `loads`: what maps bring, by value.
-    `factors`: of strides by tensor and axis; the argument is the stride without it."""
+    `factors`: of strides by tensor and axis; the argument is the stride without it. `at_distances`: where a row of
+    elements begins is a term of its own: what a thread reads of it lies at distances from its first element that do not
+    change then, where 32-bit sums take an address each."""
     arguments = list(dict.fromkeys(box.parameter for box in loads.values()))
     arguments += [python_name(t.name) for t in kernel.tensors]
     arguments += list(kernel.sizes)
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
-    writer = BlockText(kernel, frozenset(int64_tensors), set(arguments), loads, factors)
+    writer = BlockText(kernel, frozenset(int64_tensors), set(arguments), loads, factors, at_distances)
     body = tuple(writer.lines(kernel.body))
     return kernel_file(KernelFunction(kernel.name, tuple(arguments), (), body, heading=tuple(heading)))
 
@@ -94,12 +98,15 @@ class BlockText:
         taken: set[str],
         loads: Mapping[Value, BoxLoad],
         factors: Mapping[tuple[str, int], int] | None = None,
+        at_distances: bool = False,
     ):
         self.kernel, self.int64_tensors, self.loads, self.factors = kernel, int64_tensors, loads, factors or {}
         self.taken = taken | {"tl", "triton", "libdevice", "range", "float"}
         self.counts: Counter[str] = Counter()  # numbers from which names are free, by stem
         self.names: dict[Value, str] = {}
         self.numbers: dict[Value, float | int | bool] = {}
+        every = every_operation(kernel.body) if at_distances else ()
+        self.moved = {op.out: op.args for op in every if isinstance(op, Apply) and _is_moved(op)}
 
     def lines(self, ops: Sequence[Op], yielded: Sequence[Value] = ()) -> list[CodeLine]:
         """The lines of operations, of a loop where it yields values."""
@@ -197,7 +204,9 @@ class BlockText:
 
     def place(self, tensor: str, index: Sequence[Value], axes: Sequence[str]) -> str:
         terms = []
-        for d, v in enumerate(index):
+        moved = self.moved if len(axes) == 1 else {}
+        parts = ((d, part) for d, place in enumerate(index) for part in moved.get(place, (place,)))
+        for d, v in parts:
             if self.numbers.get(v) == 0 and not isinstance(self.numbers[v], bool):
                 continue
             text = self.spread(v, axes)
@@ -272,6 +281,11 @@ class BlockText:
         if template.count("{0}") > 1 or template.startswith("(-"):
             texts[0] = f"({texts[0]})"
         return template.format(*texts)
+
+
+def _is_moved(op: Apply) -> bool:
+    """Whether positions along an axis are moved by one number."""
+    return op.function == "add" and len(op.out.type.axes) == 1 and sorted(len(v.type.axes) for v in op.args) == [0, 1]
 
 
 def _of_masks_alone(ops: Sequence[Op], yielded: Sequence[Value]) -> dict[Value, Apply]:

@@ -35,7 +35,7 @@ GROUPS_OF_WARPS = 2  # groups of warps that multiply
 GROUP_ROWS = 64  # of each: what a group's wgmma has
 # functions of blocks that a group of warps computes
 GLUON_FUNCTIONS = (
-    "add", "sub", "mul", "neg", "div", "select", "and", "or", "not", *COMPARISONS, *TRITON_FUNCTIONS,
+    "add", "sub", "mul", "neg", "abs", "div", "select", "and", "or", "not", *COMPARISONS, *TRITON_FUNCTIONS,
 )  # fmt: skip
 GLUON_REDUCTIONS = ("sum", "max")
 

@@ -11,7 +11,7 @@ from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import BlockProgram, Value
 from tilec.backends.common.blocks.show import served_lines
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.codegen.build import build_kernel, scores_beside
+from tilec.backends.common.chains.codegen.build import build_kernel, has_short_rows, scores_beside
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.common.chains.splits import Split, build_together, split_of, sums_of_parts
@@ -37,6 +37,7 @@ from tilec.language.show import show_statement
 AnyStrides = Mapping[str, tuple[int, ...]]
 _MANY = 2**26  # points of a kernel for which lists of blocks pay
 _MUCH = 2**33  # points times columns of operands of a kernel for which tensor maps pay
+_LEAST_ROW = 128  # bytes of a row of a box: the copy engine takes as long for fewer
 ONE_WARP = 2**11  # elements of all parts of a row, up to which one warp puts them together
 LISTS = PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that make lists, or put parts together
 
@@ -125,7 +126,8 @@ class _ChainPlanner:
         self, made: BlockProgram, tiling: Tiling, loads: Mapping[Value, BoxLoad], maps: Mapping[str, Descriptor]
     ) -> Launch:
         factors = self._factors(made)
-        file = print_kernel(made, self._int64_tensors(made), self._heading(), loads, factors)
+        apart = has_short_rows(self.kernel, tiling)
+        file = print_kernel(made, self._int64_tensors(made), self._heading(), loads, factors, apart)
         return self._launch_of(made, file, maps, tiling, factors)
 
     def _factors(self, made: BlockProgram) -> dict[tuple[str, int], int]:
@@ -164,24 +166,33 @@ class _ChainPlanner:
 
     def _warp_roles(self, tiling: Tiling, visits: Visits | None) -> Launch | None:
         """The launch of a kernel whose warps have work of their own; None where that is not of its form, or there are
-        fewer programs than multiprocessors."""
+        fewer programs than multiprocessors: half as many where all walks are as long as each other, since programs of
+        half the rows would be two to a multiprocessor."""
         made = build_kernel(self._name, self.kernel, self.types, tiling, visits, roles=True)
-        loads, maps = self._boxes(made, tiling)
-        found = warp_roles(made, loads) if made.grid >= MULTIPROCESSORS else None
+        loads, maps = self._boxes(made, tiling, least=0)
+        enough = made.grid >= MULTIPROCESSORS or made.grid > MULTIPROCESSORS // 2 and self._walks_are_alike
+        found = warp_roles(made, loads) if enough else None
         if found is None:
             return None
         found, maps = half_maps(found, maps)
         file = warp_roles_file(found, maps, self._int64_tensors(made), self._heading(), tiling.stages)
         return self._launch_of(made, file, maps, tiling, {})
 
-    def _boxes(self, made: BlockProgram, tiling: Tiling) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
-        """What the copy engine brings: where there is one, and where the kernel works for long enough that the host's
-        work on tensor maps does not show."""
+    @property
+    def _walks_are_alike(self) -> bool:
+        targets = [r.target for r in self.kernel.targets]
+        return not any(t.bounds or t.conditions for t in targets)
+
+    def _boxes(
+        self, made: BlockProgram, tiling: Tiling, least: int = _LEAST_ROW
+    ) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
+        """What the copy engine brings, in rows of at least so many bytes: where there is one, and where the kernel
+        works for long enough that the host's work on tensor maps does not show."""
         work = _points(self.kernel) * columns_of_operands(self.kernel)
         if self.setting.device.capability != HOPPER or work < _MUCH or not tiling.boxed:
             return {}, {}
         shapes = {t.name: self.types[t.name].shape for t in made.tensors}
-        return box_loads(made, shapes, self.strides, self.setting.misaligned)
+        return box_loads(made, shapes, self.strides, self.setting.misaligned, least)
 
 
 def _tests_equality(visits: Visits) -> bool:

@@ -47,6 +47,14 @@ MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     128: (Tiling(64, 64, 4, 2),) * 3,
     256: (Tiling(64, 32, 4, 2, boxed=False),) * 3,
 }
+# of one product into a mixture of narrow operands, where more than two blocks of 64 are walked, all of them
+LONG_WALK = Tiling(64, 64, 4, 3, boxed=False)
+# the same where rows begin between sectors: larger blocks of rows, as what they walk takes long to arrive
+BETWEEN_SECTORS: Mapping[int, Tiling] = {
+    64: Tiling(128, 64, 8, 3, boxed=False),
+    80: Tiling(128, 64, 4, 3, boxed=False),
+}
+SECTOR = 16  # 16-bit elements
 NARROW_WIDTH, TWO_BLOCKS = 64, 128  # of operands with long steps where a walk has more than a block of 64, at most two
 ROLES = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
 ROLES_WIDTH = 128  # of their operands, at least
@@ -89,6 +97,8 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
         short = NARROW_WIDTH < kernel.extent[kernel.looped] <= TWO_BLOCKS
         if table is MIXTURES and widest <= NARROW_WIDTH and short:
             chosen = LONG_STEPS
+        elif table is ONE_PRODUCT:
+            chosen = _of_one_product(kernel, types, chosen)
     operands = _operands(kernel)
     boxed = chosen.boxed or bool(operands[2])  # a matrix takes more addresses than anything else
     found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
@@ -107,14 +117,32 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
     return _with_tiles(found, kernel, operands, 2 if halves else 4, setting.device.shared)
 
 
+def _of_one_product(kernel: ChainKernel, types: Types, otherwise: Tiling) -> Tiling:
+    """Of long walks of many rows through narrow operands, or otherwise the table's."""
+    widest, kind_of_walk = _width(kernel), _walk_of(kernel, types)
+    long = kernel.extent[kernel.looped or ""] > TWO_BLOCKS and len(kernel.blocked) == 1
+    if not long or kind_of_walk == 2 or _operands(kernel)[2] or kernel.extent[kernel.blocked[0]] < LONG_WALK.block:
+        return otherwise
+    unaligned = any(n % SECTOR for n in _widths(kernel)) and not cut_at_both_ends(kernel)
+    larger = next((t for n, t in BETWEEN_SECTORS.items() if widest <= n), None) if unaligned else None
+    if larger is not None and _programs(kernel, larger) >= TWO_A_MULTIPROCESSOR:
+        return larger
+    plain = kind_of_walk == 0 and widest <= NARROW_WIDTH
+    return LONG_WALK if plain and _programs(kernel, LONG_WALK) >= TWO_A_MULTIPROCESSOR else otherwise
+
+
+def _programs(kernel: ChainKernel, tiling: Tiling) -> int:
+    tiles = math.prod(-(-kernel.extent[v] // tiling.block) for v in kernel.blocked)
+    return tiles * math.prod(kernel.extent[v] for v in kernel.batch)
+
+
 def _has_few_programs(kernel: ChainKernel, tiling: Tiling) -> bool:
     """Whether blocks of twice 64 rows leave multiprocessors idle that half of them would use: two programs of four
     warps have one, or a program of operands wider than 128 columns."""
     large = _width(kernel) > ROLES_WIDTH
     if tiling.block <= MATRIX.block or len(kernel.blocked) != 1 or not (large or tiling.warps == MATRIX.warps):
         return False
-    programs = -(-kernel.extent[kernel.blocked[0]] // tiling.block) * math.prod(kernel.extent[v] for v in kernel.batch)
-    return programs < (TWO_A_MULTIPROCESSOR // 2 if large else TWO_A_MULTIPROCESSOR)
+    return _programs(kernel, tiling) < (TWO_A_MULTIPROCESSOR // 2 if large else TWO_A_MULTIPROCESSOR)
 
 
 def _with_tiles(tiling: Tiling, kernel: ChainKernel, operands: _Operands, size: int, shared: int) -> Tiling:
@@ -145,9 +173,13 @@ def _for_both_sides(kernel: ChainKernel) -> Tiling:
 
 def _width(kernel: ChainKernel) -> int:
     """Of the widest operand's block."""
+    return max([32, *(padded_features(kernel, n) for n in _widths(kernel))])
+
+
+def _widths(kernel: ChainKernel) -> list[int]:
+    """Of all operands."""
     widths = [i.extent for i in kernel.inners.values() if i.left is not None]
-    widths += [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
-    return max([32, *(padded_features(kernel, n) for n in widths)])
+    return widths + [kernel.extent[r.target.feature] for r in kernel.targets if r.target.feature is not None]
 
 
 def _mixed_features(kernel: ChainKernel) -> int:

@@ -174,8 +174,7 @@ def _rewritten(p: Problem) -> Any:
     if edged := columns_of_reached(p.space, p.view, p.setting):
         return edged
     if p.product is not None:
-        rules = (side_by_side, columns, class_columns)
-        found = next(filter(None, (rule(p.product, p.setting) for rule in rules)), None)
+        found = next(filter(None, (f(p.product, p.setting) for f in (side_by_side, columns, class_columns))), None)
         if found is not None or worthwhile(p.product.dot, p.space) or worthwhile_padded(p.product):
             return found
     dot = recognise_dot(p.space, p.view, one_channel=True) if p.product is None and len(p.space.classes) > 1 else None

@@ -17,11 +17,13 @@ from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced
 from tilec.backends.common.chains.codegen.accumulate import Accumulation
 from tilec.backends.common.chains.codegen.emit import LN2, Emitter
-from tilec.backends.common.chains.codegen.places import Tiling, distance, in_one_block, tensors_touched
+from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, distance, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
 from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces, within_ends
 from tilec.ir.program import Access, accesses_in, index_variables
 from tilec.ir.types import Types
+
+_LANES = 32  # of a warp
 
 
 def build_kernel(
@@ -47,6 +49,31 @@ def scores_beside(kernel: ChainKernel) -> list[Access]:
     return list(dict.fromkeys(found))
 
 
+def has_short_rows(kernel: ChainKernel, tiling: Tiling) -> bool:
+    """Whether a block of the walk has fewer elements than its program has threads: Triton reads what has an element for
+    each place of it as products take it then, several elements a thread. Not where products in several blocks, or
+    variables walked around the block, leave no registers for more than that."""
+    extents = [i.extent for i in kernel.inners.values() if i.left is not None]
+    whole = all(len(blocks_in(kernel, n)) == 1 for n in extents)
+    return len(extents) > 1 and whole and not kernel.walked and tiling.step < _LANES * tiling.warps
+
+
+def _along_the_walk(kernel: ChainKernel) -> list[Access]:
+    """The elements of each place of the walk that no exponent takes, as the gradients of statistics are where it goes
+    over rows. Triton begins the sums of a product with what is added to it, and does not load that ahead: this way it
+    is under way while the product before is computed."""
+    bodies = [r.target.body for r in kernel.targets]
+    inside = {*accesses_in(*kernel.exponents)}
+    beside = {*kernel.blocked, *(r.target.feature for r in kernel.targets)}
+    found = []
+    for a in dict.fromkeys(accesses_in(*bodies)):
+        used = {*index_variables(a)}
+        elsewhere = a.tensor in kernel.inners or a.tensor in kernel.in_place or a in inside
+        if not elsewhere and kernel.looped in used and beside.isdisjoint(used):
+            found.append(a)
+    return found
+
+
 class _Build(Accumulation):
     def __init__(
         self,
@@ -68,7 +95,9 @@ class _Build(Accumulation):
             sorted(products, key=lambda a: -max(distance(e, a) for e in bodies)) if several else [*products]
         )
 
-        self._loaded_first = [a for a in scores_beside(kernel) if a.tensor in loaded_first] if products else []
+        first = [a for a in scores_beside(kernel) if a.tensor in loaded_first]
+        rows = _along_the_walk(kernel) if has_short_rows(kernel, tiling) else []
+        self._loaded_first = [*first, *rows] if products else []
 
     def program(self, name: str) -> BlockProgram:
         kernel, b = self.kernel, self.b

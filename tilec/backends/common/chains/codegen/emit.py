@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, reduce
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
@@ -22,9 +22,11 @@ from tilec.ir.infer import call_type, expression_types
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, ElementType, Types, kind
+from tilec.lattice.conditions import is_affine
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
+EXACT_IN_FLOAT32 = 2**24  # integers up to there
 
 
 def _compute_dtype_of(t: ElementType) -> str:
@@ -37,7 +39,8 @@ def _compute_dtype_of(t: ElementType) -> str:
 class Emitter:
     """Values at the points that `positions` gives each variable, which has as many values as `extent` says. `given`:
     values of accesses that are not read. `within`: for the variables of an access, the condition under which they have
-    such a value. `in_place`: what is read at computed positions, by name. What was asked for once is kept."""
+    such a value. `in_place`: what is read at computed positions, by name. `in_exponents`: values of which absolute
+    errors count. What was asked for once is kept."""
 
     def __init__(
         self,
@@ -48,9 +51,11 @@ class Emitter:
         within: Callable[[tuple[str, ...]], Value | None],
         given: Callable[[Access], Value | None],
         in_place: Mapping[str, ReadInPlace],
+        in_exponents: Collection[Expr] = (),
     ):
         self.b, self.types, self.positions, self.extent = builder, types, positions, extent
         self._within, self._given, self._in_place = within, given, in_place
+        self.in_exponents = in_exponents
         self.type_of = expression_types(types)
         self.place, self.read, self.value = cache(self._place), cache(self._read), cache(self._value)
 
@@ -165,8 +170,31 @@ class Emitter:
         if n is not None:
             wanted = dtype or _compute_dtype_of(self.type_of(e))
             return self.b.number(fit(n, wanted), wanted)
+        if dtype == "float32" and self._across(e):
+            return self._float_form(linear(e))
         made = self._make(e)
         return made if dtype is None else self.b.cast(made, dtype)
+
+    def _across(self, e: Expr) -> bool:
+        """Whether a value is a form of several axes' positions, and float32 holds all its parts exactly: these are
+        converted for each axis then, and not for each point."""
+        if not isinstance(e, Call) or not is_affine(e):
+            return False
+        form = linear(e)
+        if len([v for v in form.variables() if self.positions[v].type.axes]) < 2:
+            return False
+        reach = abs(as_int(form.constant))
+        reach += sum(abs(as_int(form.coefficient(v))) * self.extent[v] for v in form.variables())
+        return reach < EXACT_IN_FLOAT32
+
+    def _float_form(self, form: Affine) -> Value:
+        """An affine form of positions in float32."""
+        b, total = self.b, self.b.number(float(as_int(form.constant)), "float32")
+        for v in form.variables():
+            c, x = as_int(form.coefficient(v)), b.cast(self.positions[v], "float32")
+            x = x if abs(c) == 1 else x * float(abs(c))
+            total = b.apply("add" if c > 0 else "sub", total, x)
+        return total
 
     def condition(self, e: Expr) -> Value:
         v = self.value(e)
@@ -220,6 +248,11 @@ class Emitter:
         function = "quotient" if len(v.type.axes) > 1 else "div"
         return self.b.apply(function, self.b.number(1.0, "float32"), v)
 
+    def _logistic(self, e: Expr, c: float) -> Value:
+        """1 over 1 and two to the power of c times a value."""
+        p = self.b.apply("exp2", self.scaled(e, c), hint="p") + 1.0
+        return self.b.apply("reciprocal", p) if len(p.type.axes) > 1 else self._inverse(p)
+
     def _make(self, e: Expr) -> Value:
         b = self.b
         match e:
@@ -260,8 +293,11 @@ class Emitter:
         if compute_dtype == "float32" and f == "exp":
             return b.apply("exp2", self.scaled(e.args[0], LOG2E), hint="p")
         if compute_dtype == "float32" and f == "sigmoid":
-            p = b.apply("exp2", self.scaled(e.args[0], -LOG2E), hint="p")
-            return self._inverse(p + 1.0)
+            return self._logistic(e.args[0], -LOG2E)
+        if f == "tanh" and result.dtype in NARROW and e in self.in_exponents:
+            # within 2^-22, which is no more than what products leave; the library's, which is as exact for small values
+            # too, takes as long as all else that is done to a score
+            return b.number(1.0, "float32") - self._logistic(e.args[0], 2 * LOG2E) * 2.0
         if f == "pow" and compute_dtype == "float32" and self.number(e.args[1]) in SMALL_POWERS:
             base, n = self.value(e.args[0], compute_dtype), int(self.number(e.args[1]) or 0)
             square = base * base

@@ -17,7 +17,7 @@ from tilec.backends.common.chains.values import NARROWEST_ROW
 from tilec.backends.common.code import python_name
 from tilec.ir.functions import without_casts
 from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Call, Expr, accesses_in, children
+from tilec.ir.program import Access, Call, Expr, accesses_in, children, walk
 from tilec.ir.rational import as_fraction
 from tilec.ir.types import NARROW, Types
 
@@ -113,6 +113,7 @@ class Places:
         for n in [*extents, *self.summed.values()]:
             for axis, start, block in _feature_axes(kernel, n):
                 self.features[axis], self.starts[axis], axes[axis] = n, start, block
+        self._in_exponents = {x for e in kernel.exponents for x in walk(e) if isinstance(x, Call)}
         self.b = Builder(axes)
         self.axes = axes
         shared = [set(r.target.bounds) for r in kernel.targets]
@@ -248,7 +249,7 @@ class Places:
                 return self._inner(kernel.inners[a.tensor], a, made)
             return self.row.get(a.tensor)
 
-        made = Emitter(b, self.types, here, self.extent, within, given, kernel.in_place)
+        made = Emitter(b, self.types, here, self.extent, within, given, kernel.in_place, self._in_exponents)
         return made
 
     def feature_positions(self, axis: str) -> Value:
