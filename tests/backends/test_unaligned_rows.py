@@ -34,8 +34,7 @@ def test_results_are_stored_by_our_kernels() -> None:
 def test_operands_are_copied(text: str, reads: str) -> None:
     other = (32003, 512) if "W" in reads else (2048, 512)
     ours = source(f"D[N, V], {reads}) -> (G", text, (2048, 32003), other)
-    by_torch = "G_D_1 = G_D_1[..., :32003]" in ours  # of a large result
-    assert copies(ours) == ["(2048, 32008)"] and ("gluon_map(" in ours) != by_torch == ("X" in reads)
+    assert copies(ours) == ["(2048, 32008)"] and "_lines(" not in ours
     assert not copies(source(f"D[N, V], {reads}) -> (G", text, (2048, 32003), other, dtype="float32"))
     small = (67, 64) if "W" in reads else (64, 64)
     assert not copies(source(f"D[N, V], {reads}) -> (G", text, (64, 67), small))

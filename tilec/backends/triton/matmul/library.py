@@ -33,23 +33,19 @@ from tilec.backends.triton.matmul.dot import (
     MEMORY_BYTES,
     POINTERS,
     MatrixProduct,
-    OperandRewrite,
     product_over,
 )
 from tilec.backends.triton.matmul.hopper.steps import has_long_rows, hopper_steps
-from tilec.backends.triton.matmul.pack import UNALIGNED, rows_aligned, source_of_rows
+from tilec.backends.triton.matmul.pack import UNALIGNED, rows_aligned
 from tilec.backends.triton.matmul.steps import repair_steps
-from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.plan import Once, Setting, Step, TorchLines
+from tilec.backends.triton.plan.plan import Setting, Step, TorchLines
 from tilec.backends.triton.plan.sizes import Strides, contiguous, rounded_up
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Expr, Index, Statement, index_variables, reads, substitute
-from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import NARROW, TensorType, Types
-from tilec.transforms.simplify.simplify import rename_reads
 from tilec.transforms.util.plain import is_plain_sum
 
 
@@ -82,30 +78,6 @@ def library_steps(
     if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
         return None
     return [_step(task, [*found, *_stored(task.out)])]
-
-
-def library_steps_over(over: OperandRewrite, flat: Statement, types: Types, setting: Setting) -> list[Step] | None:
-    """Steps by torch's product of copies whose rows begin at whole vectors; None where copies differ in more than that,
-    the result has no such rows, or Hopper's kernels take about as long."""
-    copies = {source_of_rows(step): step for step in over.before}
-    made = {n: step.makes[0] for n, step in copies.items() if n is not None and isinstance(step, Once)}
-    product, view = product_over(over.view), over.view
-    if len(made) < len(over.before) or product is None or view.statement.output != flat.output:
-        return None
-    few = product.counts[0] * product.counts[1] < LARGE_TILES * MULTIPROCESSORS
-    if few or product.multiplications < LARGE_PRODUCT or not rows_aligned(flat.output, view, setting):
-        return None
-    if any(is_symbolic(n) for t in made for n in types[t].shape):
-        return None
-    if any(types[n].shape != view.types[copy].shape for n, copy in made.items()):
-        return None
-    s = rename_reads(flat, made)
-    steps = library_steps(s, s, {**types, **{copy: types[n] for n, copy in made.items()}}, product)
-    if steps is None or len(steps) > 1 or not isinstance(steps[0], TorchLines):
-        return None
-    rows = {copy: types[n].shape[-1] for n, copy in made.items()}
-    cut = [f"{python_name(copy)} = {python_name(copy)}[..., :{n}]" for copy, n in rows.items()]
-    return [replace(steps[0], lines=(*cut, *steps[0].lines))]
 
 
 def joint_gradients(a: TorchLines, b: TorchLines) -> TorchLines | None:
@@ -214,8 +186,6 @@ def mostly_padding(product: MatrixProduct) -> bool:
     return repeated * tiles / LIBRARY_RATE > max(repeated * rows * columns * summed / TERMS, moved)
 
 
-LARGE_PRODUCT = 2**34  # multiplications of which a library spares more than its launch takes
-LARGE_TILES = 128 * 256  # elements of a result for each multiprocessor, of which sums are not split
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
 FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
 CHANNELS, MOST_EMPTY = 64, 2  # channels of a box; what boxes may compute beside what is asked for, at most

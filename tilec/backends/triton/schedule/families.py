@@ -33,7 +33,6 @@ from tilec.backends.triton.matmul.library import (
     biased_steps,
     copies_take_longest,
     is_read_in_place,
-    library_steps_over,
     mostly_padding,
     ours_is_faster,
 )
@@ -214,8 +213,7 @@ def _over_copies(p: Problem) -> OperandRewrite | None:
 def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:
     s, view, setting = over.view.statement, over.view, replace(p.setting, library=False)
     if not p.epilogue:
-        by_torch = library_steps_over(over, p.flat, p.types, p.setting) if p.setting.library else None
-        return over.around(by_torch or _over_views(view, setting))
+        return over.around(_over_views(view, setting))
     # a result that is moved to its place afterwards has no epilogue before
     steps = fused_steps(s, p.flat, p.epilogue, view.types, view.strides, setting) if s.output == p.flat.output else None
     return None if steps is None else over.around(steps)
