@@ -54,7 +54,7 @@ BETWEEN_SECTORS: Mapping[int, Tiling] = {
     64: Tiling(128, 64, 8, 3, boxed=False),
     80: Tiling(128, 64, 4, 3, boxed=False),
 }
-SECTOR = 16  # 16-bit elements
+_SECTOR = 16  # 16-bit elements
 NARROW_WIDTH, TWO_BLOCKS = 64, 128  # of operands with long steps where a walk has more than a block of 64, at most two
 ROLES = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
 ROLES_WIDTH = 128  # of their operands, at least
@@ -123,7 +123,7 @@ def _of_one_product(kernel: ChainKernel, types: Types, otherwise: Tiling) -> Til
     long = kernel.extent[kernel.looped or ""] > TWO_BLOCKS and len(kernel.blocked) == 1
     if not long or kind_of_walk == 2 or _operands(kernel)[2] or kernel.extent[kernel.blocked[0]] < LONG_WALK.block:
         return otherwise
-    unaligned = any(n % SECTOR for n in _widths(kernel)) and not cut_at_both_ends(kernel)
+    unaligned = any(n % _SECTOR for n in _widths(kernel)) and not cut_at_both_ends(kernel)
     larger = next((t for n, t in BETWEEN_SECTORS.items() if widest <= n), None) if unaligned else None
     if larger is not None and _programs(kernel, larger) >= TWO_A_MULTIPROCESSOR:
         return larger
