@@ -1,4 +1,4 @@
-"""Products of 16 bits whose rows begin anywhere: over copies, by a library; results with such rows by our kernels."""
+"""Products of 16 bits whose rows begin anywhere: our kernels in the place of a library's slow ones, over copies."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_two_products_share_a_copy() -> None:
     assert copies(both) == ["(2048, 32008)"]
 
 
-def test_convolutions_no_library_takes_read_copies_of_odd_channels() -> None:
+def test_convolutions_of_odd_channels_read_copies() -> None:
     head = "D[N, Y, X, O], K[3, 3, C, O]) -> (G"
     text = "G[n, 2*y + p, 2*x + q, c : N, 2*Y, 2*X, C] = +(D[n, y, x, o] * K[p, q, c, o]);"
     for channels in (3, 72):
