@@ -12,7 +12,7 @@ import numpy as np
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS
-from tilec.ir.program import Access, Call, Expr, Pad, Statement
+from tilec.ir.program import Access, Call, Expr, Pad, Statement, walk
 from tilec.ir.types import NARROW, ElementType, is_floating
 
 LEAST_CERTAIN = {"float32": 2.0**-99, "float64": 2.0**-966}  # least sum, a term, whose relative error is sure
@@ -58,7 +58,8 @@ def values_in(*roots: Expr) -> dict[Expr, None]:
 def rounds_each(statements: Iterable[Statement]) -> bool:
     """Must a kernel of these statements round products before it subtracts? Where one subtracts a product from what is
     computed from it, or the reverse, what is left are roundings, so the product must be what it was there. The same
-    holds in an exponential of a product less what may be the logarithm of a sum of such, from another kernel."""
+    holds in an exponential of a product less what may be the logarithm of a sum of such, from another kernel. A sum
+    that has a product in it and is looked for an extremum among, or is compared with one, is the same in both."""
     bodies = {s.output: s for s in statements}
     computed = {Access(s.output, s.index or ()): s.body for s in bodies.values() if s.aggregation == "assign"}
 
@@ -83,7 +84,17 @@ def rounds_each(statements: Iterable[Statement]) -> bool:
         s = bodies.get(e.tensor) if isinstance(e, Access) else None
         return isinstance(e, Access) and (s is None or s.aggregation == "logsumexp")
 
+    def adds_product(e: Expr) -> bool:
+        sums = (x for x in values_in(meant(e)) if isinstance(x, Call) and x.function in ("add", "sub"))
+        products = (y for s in sums for x in s.args if isinstance(y := meant(x), Call) and y.function in ("mul", "pow"))
+        return any(isinstance(x, Access) for y in products for x in values_in(y))
+
     every = values_in(*(r for s in bodies.values() for r in s.roots))
+    compared = [s.body for s in bodies.values() if s.aggregation in ("max", "min")]
+    inner = (e for s in bodies.values() for r in s.roots for e in walk(r))
+    compared += [x for e in inner if isinstance(e, Call) and e.function in ("eq", "ne") for x in e.args]
+    if any(map(adds_product, compared)):
+        return True
     exponents = {meant(x) for e in every if isinstance(e, Call) and e.function == "exp" for x in e.args}
     for e in (e for e in every if isinstance(e, Call) and e.function == "sub"):
         for x, y in (e.args, e.args[::-1]):
