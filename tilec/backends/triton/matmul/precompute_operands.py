@@ -272,7 +272,7 @@ def with_stored_operands(given: MatrixProduct) -> StoredOperands | None:
     return StoredOperands(tuple(made), product, replace(view, statement=product), checked)
 
 
-def with_stored_products(
+def products_before_sums(
     flat: Statement, defracted: Statement, types: Types, given: MatrixProduct
 ) -> list[Statement] | None:
     """A float32 sum of products that meet where they are written, `Y[n + 160*t] = +(D[t, f] * W[n, f])`, as two

@@ -10,7 +10,7 @@ from functools import cached_property
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import MatrixProduct, pairwise, recognise_dot, variables_outside
-from tilec.backends.triton.matmul.precompute_operands import with_stored_products
+from tilec.backends.triton.matmul.precompute_operands import products_before_sums
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, needs_int64_positions
 from tilec.ir.program import Statement, reads
@@ -41,7 +41,7 @@ def stages_of(p: Problem) -> list[Statement] | None:
     """The statement as several, over tensors with the axes that they have: a library may multiply these."""
     if p.product is not None:
         exact = p.setting.library and p.setting.precision == "highest"
-        return with_stored_products(p.flat, p.defracted, p.types, p.product) if exact else None
+        return products_before_sums(p.flat, p.defracted, p.types, p.product) if exact else None
     space = build_space(p.defracted, p.types)
     return None if space is None else pairwise(space, p.types, variables_outside)
 
