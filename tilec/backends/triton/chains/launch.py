@@ -37,7 +37,7 @@ from tilec.language.show import show_statement
 AnyStrides = Mapping[str, tuple[int, ...]]
 _MANY = 2**26  # points of a kernel for which lists of blocks pay
 _MUCH = 2**33  # points times columns of operands of a kernel for which tensor maps pay
-_LEAST_ROW = 128  # bytes of a row of a box: the copy engine takes as long for fewer
+_LEAST_ROW = 128  # bytes of a row of a box: the copy engine takes as long for fewer, but asks for no masks
 ONE_WARP = 2**11  # elements of all parts of a row, up to which one warp puts them together
 LISTS = PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that make lists, or put parts together
 
@@ -114,12 +114,12 @@ class _ChainPlanner:
         of each point that no map brings; in that of such loads rows lie across lanes and warps (windows of 49 places
         with a bias: 173 µs in place of 42)."""
         made = build_kernel(self._name, self.kernel, self.types, tiling, visits)
-        loads, maps = self._boxes(made, tiling)
+        loads, maps = self._boxes(made, tiling, self._least_row(tiling))
         brought = {m.tensor for m in maps.values()}
         first = [a.tensor for a in scores_beside(self.kernel) if a.tensor not in brought]
         if first:
             made = build_kernel(self._name, self.kernel, self.types, tiling, visits, loaded_first=first)
-            loads, maps = self._boxes(made, tiling)
+            loads, maps = self._boxes(made, tiling, self._least_row(tiling))
         return self._launched(made, tiling, loads, maps)
 
     def _launched(
@@ -183,8 +183,13 @@ class _ChainPlanner:
         targets = [r.target for r in self.kernel.targets]
         return not any(t.bounds or t.conditions for t in targets)
 
+    def _least_row(self, tiling: Tiling) -> int:
+        """Of a box: any where several products read what is walked, and loads by pointers would have masks."""
+        looped, products = self.kernel.looped, sum(i.left is not None for i in self.kernel.inners.values())
+        return 0 if products > 1 and looped and self.kernel.extent[looped] % tiling.step else _LEAST_ROW
+
     def _boxes(
-        self, made: BlockProgram, tiling: Tiling, least: int = _LEAST_ROW
+        self, made: BlockProgram, tiling: Tiling, least: int
     ) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
         """What the copy engine brings, in rows of at least so many bytes: where there is one, and where the kernel
         works for long enough that the host's work on tensor maps does not show."""
