@@ -173,6 +173,47 @@ def test_a_gradient_by_some_of_the_inputs() -> None:
         torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("wanted", ["XWAV", "X", "W", "A", "V", "XV", "AV"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_hidden_layer_by_some_of_the_inputs_and_outputs(dtype: torch.dtype, wanted: str) -> None:
+    """What is kept in the place of sums depends on both; and torch sees when the layer itself is changed."""
+    f = tilec.compile("""function (X[M, H], W[J, H], A[J], V[J, L]) -> (Y, Z) {
+        O[m, j : M, J] = +(X[m, h] * W[j, h]);
+        Y = relu(O + A);
+        Z[m, l : M, L] = +(Y[m, j] * V[j, l]);
+    }""")
+    g = torch.Generator().manual_seed(3)
+    inputs = [torch.randn(s, generator=g).to(dtype) for s in ((64, 192), (64, 192), (64,), (64, 16))]
+    cotangents = [torch.randn(64, n, generator=g).to(dtype) for n in (64, 16)]
+
+    def layer(x, w, a, v):
+        y = torch.relu(torch.nn.functional.linear(x, w, a))
+        return y, y @ v
+
+    def gradients(function, type: torch.dtype, places: tuple[int, ...], change: bool = False):
+        given = [t.to(type, copy=True).requires_grad_(n in wanted) for t, n in zip(inputs, "XWAV", strict=True)]
+        results = function(*given)
+        if change:
+            results[0].detach().zero_()
+        outputs = [results[k] for k in places if results[k].requires_grad]
+        by = [cotangents[k].to(type) for k in places if results[k].requires_grad]
+        asked = [t for t in given if t.requires_grad]
+        return torch.autograd.grad(outputs, asked, by, materialize_grads=True)
+
+    for places in ((1,), (0, 1)) if wanted == "V" else ((0,), (1,), (0, 1)):
+        expected = gradients(layer, torch.float64, places)
+        for ours, exact in zip(gradients(f, dtype, places), expected, strict=True):
+            assert ours.dtype == dtype
+            error = (ours.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-9)
+            assert error < (1.5e-2 if dtype is torch.bfloat16 else 1e-5), (places, error)
+        try:
+            changed = gradients(f, dtype, places, change=True)
+        except RuntimeError as e:
+            assert "modified by an inplace operation" in str(e)
+        else:
+            assert all(map(torch.equal, changed, gradients(f, dtype, places)))
+
+
 def test_a_statistic_whose_derivative_asks_for_more() -> None:
     """The gradient reads S, whose own derivative would read all of Z: the step function has none, so nothing is kept
     for it, and derivatives of every order are right."""

@@ -103,3 +103,28 @@ def test_inputs_of_which_the_shape_alone_is_read_take_the_fast_path(monkeypatch)
     monkeypatch.setattr(recorded.Recorded, "pulled_back", None)  # what is unusual goes there
     (found,) = torch.autograd.grad(f(x, t), x, cotangent)
     torch.testing.assert_close(found, wanted)
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "reversed": lambda t: t.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+    "expanded": lambda t: t[:1].expand(t.shape),
+    "row-major": lambda t: t,
+}
+
+
+@pytest.mark.parametrize("text", ["Y = X + Z", "Y = X * Z", "Y = exp(X) - Z"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_of_gradients_that_are_traced(text, layout):
+    """Contiguous whatever operands and cotangent lie like; an eager call's may lie otherwise, and are equal."""
+    f, g = tilec.compile(text), torch.Generator().manual_seed(0)
+    x, z, c = (torch.randn(2, 3, 4, dtype=torch.float64, generator=g) for _ in range(3))
+    z, c = (LAYOUTS[layout](t) for t in (z, c))
+    x, z = (t.detach().requires_grad_() for t in (x, z))
+    torch._dynamo.reset()
+    found, wanted = (h(x, z) for h in (torch.compile(f, fullgraph=True, backend="aot_eager"), f))
+    torch.testing.assert_close(found, wanted)
+    assert found.is_contiguous()
+    for ours, eager in zip(*(torch.autograd.grad(y, (x, z), c) for y in (found, wanted)), strict=True):
+        torch.testing.assert_close(ours, eager)
+        assert ours.is_contiguous()
