@@ -99,8 +99,24 @@ def made(lowering) -> StagedProduct | None:
     over = coalesce(StridedView(defracted, types, {n: contiguous(t.shape) for n, t in types.items()}))
     product, setting = product_over(over), Setting("highest", device=DEVICES["sm_90"])
     space = build_space(over.statement, types)
-    found = None if space is None else columns_of_reached(space, over, setting)
+    found = None if space is None else columns_of_reached(space, over, setting, types)
     return columns(product, setting) if product and found is None else found
+
+
+def test_an_edge_is_filled_in_the_shape_that_is_stored():
+    """Whatever axes its view has."""
+    text = """function (U[B, N, P, Q, D], K[D, R, S, C]) -> (O) {
+        O[b, n, 4*y + j, 4*x + i, c : B, N, 14, 11, C] = +(U[b, n, y, x, o] * K[o, j, i, c]); }"""
+    shapes = (4, 3, 3, 2, 64), (64, 4, 4, 3)
+    source = tilec.compile(text).lower(*(tilec.spec(x, "bfloat16") for x in shapes), target="sm_90").source()
+    assert "O_columns = torch.empty((72, 48)" in source and "O = torch.full((4, 3, 14, 11, 3), 0.0" in source
+
+
+@pytest.mark.parametrize("constraint", ["", "j < 3", "j + y < 4", "o + c < 5"])
+def test_constraints_beyond_the_bounds_of_tensors(constraint, anywhere):
+    text, sizes = CASES["patches, kernel"]
+    found = made(lowered(text.replace(");", f"), {constraint};" if constraint else ");"), sizes))
+    assert (found is None) == bool(constraint)
 
 
 def view(v: StridedView, tensor: str, memory: dict[str, np.ndarray]) -> np.ndarray:

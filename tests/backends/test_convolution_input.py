@@ -52,6 +52,14 @@ def test_strided_gradients_are_torchs_where_rows_lie_last(source, x, k, dtype, o
     assert ("convolution_input" not in found.source()) == ours
 
 
+@pytest.mark.parametrize("x, k", [((2, 16, 16, 0), (64, 3, 3, 0)), ((2, 16, 16, 64), (64, 0, 0, 64))])
+@pytest.mark.parametrize("wrt", ["", "I", "K"])
+def test_no_channels_and_no_windows(x, k, wrt):
+    f = tilec.compile(CHANNELS_LAST.replace("2*", ""))
+    given = [tilec.spec(s, "bfloat16") for s in ((x, k, (2, 7, 7, 64)) if wrt else (x, k))]
+    assert (f.grad(wrt) if wrt else f).lower(*given, target="sm_90").source()
+
+
 def test_patches_are_not_torchs():
     f = tilec.compile(ROWS_LAST.replace("2*", "4*").replace("H - 1)/2", "H)/4").replace("W - 1)/2", "W)/4")).grad("I")
     given = [tilec.spec(s, "float16") for s in ((2, 8, 32, 32), (16, 8, 4, 4), (2, 16, 8, 8))]

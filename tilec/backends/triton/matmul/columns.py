@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.domain import point_conditions
 from tilec.backends.common.pairs import MOST_STORED
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, with_points
@@ -34,7 +35,7 @@ from tilec.backends.triton.plan.sizes import contiguous, rounded_up
 from tilec.backends.triton.pointwise.pointwise import fill
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.rewrite import with_parts
 
 ROW_MULTIPLE = 8  # 16-bit elements of 16 bytes
@@ -48,6 +49,8 @@ def columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     extent = _extents(space)
     if extent is None or view.statement.guard is not None or dot.dtype not in NARROW or dot.batch:
         return None
+    if any(c in space.valid for c in point_conditions((), view.statement.constraints, view.types)):
+        return None  # copies know where tensors end, and no more
     zero = Affine()
     forms = [linear(e) for a in operand_accesses(view.statement.body) for e in a.index]
     beside = {v for f in forms if f.bare is None for v in f.variables() if v in space.reductions and extent[v] == 1}
@@ -78,12 +81,13 @@ def columns(given: MatrixProduct, setting: Setting) -> StagedProduct | None:
     return StagedProduct(made, build.made, tuple(build.before), tuple(build.after), steps, repairs)
 
 
-def columns_of_reached(space: Space, view: StridedView, setting: Setting) -> StagedProduct | None:
-    """A statement that is such a product at the elements that have points: patches leave an edge of an image."""
+def columns_of_reached(space: Space, view: StridedView, setting: Setting, types: Types) -> StagedProduct | None:
+    """A statement that is such a product at the elements that have points: patches leave an edge of an image. `types`:
+    of tensors as they are stored, of which a view may have fewer axes."""
     reached = with_points(space, view.types)
     dot = None if reached is space else recognise_dot(reached, view)
     found = None if dot is None else columns(MatrixProduct(dot, reached, view), setting)
-    return found and replace(found, before=(*(fill(reached, view.types) if space.covers else ()), *found.before))
+    return found and replace(found, before=(*(fill(reached, types) if space.covers else ()), *found.before))
 
 
 def _extents(space: Space) -> dict[str, int] | None:

@@ -353,7 +353,7 @@ def _padding_of_channels(product: MatrixProduct) -> float:
     inner = {
         linear(e).bare for a in tensors for e, n in zip(a.index, product.view.strides[a.tensor], strict=True) if n == 1
     }
-    counts = [product.space.largest(v) for v in inner if v is not None and not product.space.single(v)]
+    counts = [n for v in inner if v is not None and (n := product.space.largest(v)) > 1]
     return math.prod(rounded_up(n, CHANNELS) / n for n in counts)
 
 

@@ -170,7 +170,7 @@ def _tuned(p: Problem) -> list[Step] | None:
 
 
 def _rewritten(p: Problem) -> Any:
-    if edged := columns_of_reached(p.space, p.view, p.setting):
+    if edged := columns_of_reached(p.space, p.view, p.setting, p.types):
         return edged
     if p.product is not None:
         found = next(filter(None, (f(p.product, p.setting) for f in (side_by_side, columns, class_columns))), None)
