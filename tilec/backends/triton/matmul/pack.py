@@ -13,7 +13,7 @@ library multiplies them at a fifth of its rate. Operands with such rows are copi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.pairs import LEAST, PRODUCTS
@@ -49,6 +49,7 @@ FEWEST_BATCHES, FEWEST_APART = 4, 16  # of what lies innermost, and elements tha
 LEAST_BYTES_APART = 2**21  # bytes of a tensor that caches would hold
 WHOLE_VECTOR = 8  # elements of 16 bits
 UNALIGNED = 5  # times as long as others a library's products of 16 bits take where rows begin anywhere, at least
+WINDOW_AXES = 2  # of windows for which a library's convolution of odd channels takes longer than ours over copies
 LIBRARY_GROUPS = 8  # what a library's convolution of groups takes, beside a product of as many terms, at least
 
 
@@ -142,14 +143,18 @@ def with_rows_aligned(product: MatrixProduct, setting: Setting) -> OperandRewrit
     return _on_hopper(with_axes_last(product, copied), setting)
 
 
-def with_channels_aligned(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
+def with_channels_aligned(
+    product: MatrixProduct, setting: Setting, by_library: Callable[[], bool]
+) -> OperandRewrite | None:
     """A convolution in 16 bits over copies of the operands whose channels lie innermost and fill no whole vectors; None
     where it is none, or a copy takes longer than kernels that read through pointers lose. A library copies such
     operands too, and its kernels then take longer: 1 x 5 from 205 to 203 channels 487 us, and 734 backward, where ours
-    take 146 and 254 (H100)."""
+    take 146 and 254 (H100). Not in windows of three axes: 3 x 3 x 3 from 40 to 73 takes 1103 backward, cuDNN 809."""
     dot, view = product.dot, product.view
-    windows = any(linear(e).bare is None for a in product.accesses() for e in a.index)
-    if dot.dtype not in NARROW or not windows or not all(map(_is_element, (*dot.left, *dot.right))):
+    windows = max((sum(linear(e).bare is None for e in a.index) for a in product.accesses()), default=0)
+    if dot.dtype not in NARROW or not windows or (windows > WINDOW_AXES and by_library()):
+        return None
+    if not all(map(_is_element, (*dot.left, *dot.right))):
         return None
     unaligned = [a for a in product.accesses() if not rows_aligned(a.tensor, view, setting)]
     copied = {a: axis for a in unaligned if (axis := _rows_axis(a.tensor, view)) is not None}
