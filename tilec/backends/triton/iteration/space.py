@@ -151,7 +151,7 @@ def _ranges(
 def with_points(space: Space, types: Types) -> Space:
     """The space of the elements alone that have points, where these are one box: what else there is must be filled."""
     s, shapes = space.statement, shapes_in(types)
-    if s.aggregation != "sum" or not space.reductions or (space.covers and not space.residues):
+    if s.aggregation != "sum" or not space.reductions or not (space.stored or space.residues):
         return space
     own = [substitute_affine(s, {v: Affine.of((), r) for v, r in c.items()}) if c else s for c in space.classes]
     ranges = [bounds(x, shapes) for x in own]

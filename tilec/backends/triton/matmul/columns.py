@@ -176,7 +176,12 @@ class _Build:
             terms = sorted(form.terms, key=lambda t: -t[1])
             values = [self.extent.get(getattr(atom, "name", ""), 0) for atom, _ in terms]
             digits = [math.prod(values[k + 1 :]) for k in range(len(values))]
-            if form.constant or [int(c) for _, c in terms] != digits or math.prod(values) > n:
+            walked = math.prod(values)  # patches alone may leave an edge
+            if (
+                form.constant
+                or [int(c) for _, c in terms] != digits
+                or (walked > n if len(values) > 1 else walked != n)
+            ):
                 return None
             index += [atom for atom, _ in terms]
             shape += values
