@@ -49,6 +49,7 @@ from tilec.transforms.util.rewrite import body_at, map_reads
 
 LONGEST_RECOMPUTED = 256  # of a body that several kernels compute
 LEAST_EXPANSION = 2  # bytes of values that a sum computes again over those of what they are made from, at least
+_CHOOSING = frozenset(("relu", "max", "min", "neg", "abs", "ident"))
 
 
 def is_view(s: Statement, program: Program, types: Types) -> bool:
@@ -155,8 +156,9 @@ def recomputed_by_readers(
 ) -> tuple[dict[str, Statement], set[str]]:
     """Elementwise members that other groups, elementwise statements or aggregations at other places compute again from
     what these read anyhow, or from fewer bytes than storing and reading them takes; each in terms of what is stored.
-    Nothing looks for their values by equality, and an element takes fewer costly functions than it has bytes, of 16
-    bits none, or for aggregations as one of float32. Also those aggregations."""
+    Nothing compares their values, unless these are chosen among what is stored (a relu), and an element takes fewer
+    costly functions than it has bytes, of 16 bits none, or for aggregations as one of float32. Also those
+    aggregations."""
     found: dict[str, Statement] = {}
     aggregations: set[str] = set()
     kernel_of, reading = _kernels(program, candidates, around)
@@ -200,7 +202,8 @@ def recomputed_by_readers(
             if node_count(made.body) > LONGEST_RECOMPUTED:
                 continue
             if others:
-                if s.output in compared or not may_compute(made, readers, others, members):
+                looked_for = s.output in compared and not _chooses(made)
+                if looked_for or not may_compute(made, readers, others, members):
                     continue
                 found[s.output] = made
                 aggregations.update(r.output for r in readers if r.output not in kernel_of)
@@ -294,6 +297,11 @@ def _is_costly(s: Statement, types: Types, *, narrow_too: bool) -> bool:
     most = (3 if narrow_too else 0) if dtype in NARROW else ITEM_BYTES[dtype] - 1
     compares = any(e.function in ("eq", "ne") and not any(map(_is_number, e.args)) for e in calls)
     return each > most or compares or draws(s.body)
+
+
+def _chooses(s: Statement) -> bool:
+    """Whether elements are ones that are stored, or their negatives: the same wherever they are computed."""
+    return all(e.function in _CHOOSING for e in walk(s.body) if isinstance(e, Call))
 
 
 def _is_number(e: Expr) -> bool:
