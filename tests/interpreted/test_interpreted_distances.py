@@ -56,6 +56,7 @@ POINTS = {
 @pytest.fixture(autouse=True)
 def _smaller(monkeypatch):
     monkeypatch.setattr(distances, "LEAST_POINTS", 0)
+    monkeypatch.setattr(distances, "_WHOLE_VECTOR", 1)
     monkeypatch.setattr(distances, "DISTANCE_BLOCK", Config(32, 32, 16, 4, 2))
 
 
@@ -97,3 +98,12 @@ def test_values_and_gradients(program, points):
 def test_what_is_none(text):
     f = tilec.compile(f"function (X[N, D], Y[M, D]) -> (S) {{ {text} }}", backend="triton")
     assert not any("distances" in k.name for k in f.lower(torch.ones(40, 40), torch.ones(90, 40)).kernels)
+
+
+def test_rows_between_vectors_are_added_up(monkeypatch):
+    """Parts of such rows would be read element by element."""
+    monkeypatch.setattr(distances, "_WHOLE_VECTOR", 8)
+    f = tilec.compile(f"function {PROGRAMS['pairs'][0]}", backend="triton")
+    for terms in (33, 40):
+        kernels = f.lower(torch.ones(70, terms), torch.ones(90, terms)).kernels
+        assert any("distances" in k.name for k in kernels) == (terms % 8 == 0)
