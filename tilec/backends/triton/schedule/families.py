@@ -207,7 +207,9 @@ def _in_place(p: Problem) -> MatrixProduct | None:
 def _over_copies(p: Problem) -> OperandRewrite | None:
     product = p.product
     found = over_copies(product, p.setting) if product and worthwhile(product.dot, p.space) else None
-    return found or (product and with_channels_aligned(product, p.setting, lambda: by_library(p) is not None))
+    if found is not None or product is None:
+        return found
+    return with_channels_aligned(product, p.setting, lambda: by_library(p) is not None)
 
 
 def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:
