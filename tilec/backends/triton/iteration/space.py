@@ -153,15 +153,16 @@ def with_points(space: Space, types: Types) -> Space:
     s, shapes = space.statement, shapes_in(types)
     if s.aggregation != "sum" or not space.reductions or not (space.stored or space.residues):
         return space
-    own = [substitute_affine(s, {v: Affine.of((), r) for v, r in c.items()}) if c else s for c in space.classes]
-    ranges = [bounds(x, shapes) for x in own]
+    own = (substitute_affine(s, {v: Affine.of((), r) for v, r in c.items()}) if c else s for c in space.classes)
+    ranges = (bounds(x, shapes) for x in own)
+    first = next(ranges, None)
     counts = {v: len({c[v] for c in space.classes}) for v in space.residues}
-    if not ranges or ranges[0] is None or ranges.count(ranges[0]) < math.prod(counts.values()):
+    if first is None or len(space.classes) < math.prod(counts.values()) or any(r != first for r in ranges):
         return space
-    box = {v: ranges[0][v] for v in (*space.outputs, *space.reductions)} | {v: (0, n - 1) for v, n in counts.items()}
+    box = {v: first[v] for v in (*space.outputs, *space.reductions)} | {v: (0, n - 1) for v, n in counts.items()}
     low, extent = {v: a for v, (a, _) in box.items()}, {v: b - a + 1 for v, (a, b) in box.items()}
     outputs = (*space.outputs[:-1], *space.residues, *space.outputs[-1:])
-    if math.prod(extent[v] for v in outputs) == math.prod(types[s.output].shape):
+    if math.prod(extent[v] for v in outputs) == types[s.output].numel:
         return space
     whole = _box(s, {}, low, extent)
     valid, stored = (tuple(c for c in conditions if not whole.holds(c)) for conditions in (space.valid, space.stored))
