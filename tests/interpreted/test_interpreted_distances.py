@@ -56,7 +56,7 @@ POINTS = {
 @pytest.fixture(autouse=True)
 def _smaller(monkeypatch):
     monkeypatch.setattr(distances, "LEAST_POINTS", 0)
-    monkeypatch.setattr(distances, "_WHOLE_VECTOR", 1)
+    monkeypatch.setattr(distances, "WHOLE_VECTOR", 1)
     monkeypatch.setattr(distances, "DISTANCE_BLOCK", Config(32, 32, 16, 4, 2))
 
 
@@ -102,7 +102,7 @@ def test_what_is_none(text):
 
 def test_rows_between_vectors_are_added_up(monkeypatch):
     """Parts of such rows would be read element by element."""
-    monkeypatch.setattr(distances, "_WHOLE_VECTOR", 8)
+    monkeypatch.setattr(distances, "WHOLE_VECTOR", 8)
     f = tilec.compile(f"function {PROGRAMS['pairs'][0]}", backend="triton")
     for terms in (33, 40):
         kernels = f.lower(torch.ones(70, terms), torch.ones(90, terms)).kernels

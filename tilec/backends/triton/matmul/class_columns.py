@@ -12,8 +12,7 @@ import math
 from dataclasses import replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.matmul.columns import ROW_MULTIPLE
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, StagedProduct, product_over
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, WHOLE_VECTOR, MatrixProduct, StagedProduct, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
@@ -75,7 +74,7 @@ def class_columns(given: MatrixProduct, setting: Setting) -> StagedProduct | Non
 
     def tensor(name: str, variables: list[str], like: str) -> Access:
         *outer, row = (extent[v] for v in variables)
-        memory[name] = (*outer, rounded_up(row, ROW_MULTIPLE))
+        memory[name] = (*outer, rounded_up(row, WHOLE_VECTOR))
         types[name], strides[name] = replace(types[like], shape=(*outer, row)), contiguous(memory[name])
         return Access(name, tuple(map(Index, variables)))
 
@@ -99,7 +98,7 @@ def class_columns(given: MatrixProduct, setting: Setting) -> StagedProduct | Non
 
 
 def _fits(columns: int) -> bool:
-    return columns >= LEAST and columns % ROW_MULTIPLE == 0
+    return columns >= LEAST and columns % WHOLE_VECTOR == 0
 
 
 def _axis(a: Access, v: str) -> int:

@@ -22,6 +22,7 @@ from tilec.backends.triton.iteration.space import Space, with_points
 from tilec.backends.triton.matmul.dot import (
     LEAST,
     NARROW,
+    WHOLE_VECTOR,
     MatrixProduct,
     StagedProduct,
     operand_accesses,
@@ -38,7 +39,6 @@ from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.rewrite import with_parts
 
-ROW_MULTIPLE = 8  # 16-bit elements of 16 bytes
 FEWEST_IN_A_ROW = 4  # elements of a window that lie side by side in an image of channels first
 SAME = 1.25  # elements of a copy over those of the tensor, where windows do not overlap
 
@@ -195,7 +195,7 @@ class _Build:
         axes = [(v, n) for e, n in zip(a.index, self.strides[a.tensor], strict=True) if (v := linear(e).bare)]
         count = next((k for k, (v, _) in enumerate(reversed(axes)) if (v in some) != (axes[-1][0] in some)), len(axes))
         outer, inner = axes[: len(axes) - count], axes[len(axes) - count :]
-        if len(axes) < len(a.index) or inner[-1][1] != 1 or not any(n % ROW_MULTIPLE for _, n in outer):
+        if len(axes) < len(a.index) or inner[-1][1] != 1 or not any(n % WHOLE_VECTOR for _, n in outer):
             return a
         return self.copied(a, [v for v, _ in outer], [v for v, _ in inner])
 
@@ -215,7 +215,7 @@ class _Build:
         """A tensor with a row, padded to whole vectors, of all values of `inner` for each of `outer`."""
         shape = tuple(self.extent[v] for v in (*outer, *inner))
         row = math.prod(self.extent[v] for v in inner)
-        width = rounded_up(row, ROW_MULTIPLE)
+        width = rounded_up(row, WHOLE_VECTOR)
         rows = math.prod(self.extent[v] for v in outer)
         if 2 * rows * width > MOST_STORED:
             return None

@@ -18,7 +18,14 @@ from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
-from tilec.backends.triton.matmul.dot import MatrixProduct, operand_accesses, sides_of, variables_outside, worthwhile
+from tilec.backends.triton.matmul.dot import (
+    WHOLE_VECTOR,
+    MatrixProduct,
+    operand_accesses,
+    sides_of,
+    variables_outside,
+    worthwhile,
+)
 from tilec.backends.triton.matmul.kernel import DotTask, DotWriter
 from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter, top_of, with_tops
 from tilec.backends.triton.matmul.precompute_operands import Precomputed, operand_of
@@ -31,7 +38,6 @@ from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Statement
 
 _FEWEST_TERMS = 32  # of a sum; fewer are added up as quickly as they are multiplied
-_WHOLE_VECTOR = 8  # 16-bit terms; of parts whose rows begin between vectors single elements are read, for twice as long
 LEAST_POINTS = 2**26  # rows x columns x terms for which four launches more pay
 _KEPT = 1 / 32  # the least share of |l|^2 + |r|^2 that a result keeps its accuracy with: errors stay below 1e-5
 _LEAST_SQUARES, _MOST_SQUARES = "1.0e-28", "5.0e37"  # between which products of parts neither vanish nor overflow
@@ -64,7 +70,8 @@ def recognise_distances(space: Space, view: StridedView) -> Distances | None:
     points = space.count((*found.batch, *found.rows, *found.columns, *found.summed))
     fewest = min(space.count(found.rows), space.count(found.columns))
     terms = space.count(found.summed)
-    if terms < _FEWEST_TERMS or terms % _WHOLE_VECTOR or fewest < LEAST_REUSE or points < LEAST_POINTS:
+    # of parts whose rows begin between vectors single elements are read, for twice as long as terms take
+    if terms < _FEWEST_TERMS or terms % WHOLE_VECTOR or fewest < LEAST_REUSE or points < LEAST_POINTS:
         return None
     (left,), (right,) = found.left, found.right
     own = {*found.batch, *found.summed}

@@ -26,6 +26,7 @@ from tilec.backends.triton.matmul.dot import (
     LAUNCH_SECONDS,
     MEMORY_BYTES,
     POINTERS,
+    WHOLE_VECTOR,
     MatrixProduct,
     OperandRewrite,
     product_over,
@@ -47,7 +48,6 @@ LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
 FEWEST_BATCHES, FEWEST_APART = 4, 16  # of what lies innermost, and elements that lie next to each other in the copy
 LEAST_BYTES_APART = 2**21  # bytes of a tensor that caches would hold
-WHOLE_VECTOR = 8  # elements of 16 bits
 UNALIGNED = 5  # times as long as others a library's products of 16 bits take where rows begin anywhere, at least
 WINDOW_AXES = 2  # of windows for which a library's convolution of odd channels takes longer than ours over copies
 LIBRARY_GROUPS = 8  # what a library's convolution of groups takes, beside a product of as many terms, at least
