@@ -56,7 +56,6 @@ POINTS = {
 @pytest.fixture(autouse=True)
 def _smaller(monkeypatch):
     monkeypatch.setattr(distances, "LEAST_POINTS", 0)
-    monkeypatch.setattr(distances, "WHOLE_VECTOR", 1)
     monkeypatch.setattr(distances, "DISTANCE_BLOCK", Config(32, 32, 16, 4, 2))
 
 
@@ -100,10 +99,13 @@ def test_what_is_none(text):
     assert not any("distances" in k.name for k in f.lower(torch.ones(40, 40), torch.ones(90, 40)).kernels)
 
 
-def test_rows_between_vectors_are_added_up(monkeypatch):
-    """Parts of such rows would be read element by element."""
-    monkeypatch.setattr(distances, "WHOLE_VECTOR", 8)
+@pytest.mark.parametrize("terms", [33, 40])
+def test_operands_are_filled_to_whole_vectors(terms):
+    """Parts of rows that begin between vectors would be read element by element."""
     f = tilec.compile(f"function {PROGRAMS['pairs'][0]}", backend="triton")
-    for terms in (33, 40):
-        kernels = f.lower(torch.ones(70, terms), torch.ones(90, terms)).kernels
-        assert any("distances" in k.name for k in kernels) == (terms % 8 == 0)
+    x, y = torch.randn(70, terms), torch.randn(90, terms)
+    lowered = f.lower(x, y)
+    assert ("left_filled" in lowered.source()) == (terms % 8 > 0)
+    assert any("distances" in k.name for k in lowered.kernels)
+    want = (x[:, None].double() - y.double()).square().sum(-1)
+    torch.testing.assert_close(f(x, y).double(), want, rtol=1e-5, atol=0)

@@ -2,22 +2,29 @@
 
     python tests/tools/kernels.py --write FOLDER
     python tests/tools/kernels.py --against REVISION
+    python tests/tools/kernels.py --compile sm_80,sm_90 --jobs 8
 
-Both revisions are asked for the programs of this one's list, so that a new program does not count as a difference.
-Exits with 1 where kernels differ.
+The second asks both revisions for the programs of this one's list, so that a new program does not count as a
+difference. The third needs no device: it compiles every program's kernels to machine code and prints what failed.
+Exits with 1 where kernels differ or do not compile.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import multiprocessing
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
 
 
 def write(folder: Path) -> None:
@@ -43,6 +50,36 @@ def texts(package: Path) -> dict[str, str]:
         return {str(path.relative_to(base)): path.read_text() for path in sorted(base.rglob("*.txt"))}
 
 
+def compiled(name: str, target: str) -> tuple[str, str, int, float, str]:
+    """A case's name and target, the bytes of its cubins, the seconds taken, and the error if there was one."""
+    from support.kernel_cases import kernel_cases
+
+    case = next(case for case in kernel_cases() if case.name == name)
+    start = time.perf_counter()
+    try:
+        size, error = len(case.lowered(target).asm("cubin")) // 2, ""
+    except Exception as caught:
+        size, error = 0, f"{type(caught).__name__}: {caught}"
+    return name, target, size, time.perf_counter() - start, error
+
+
+def compile_all(targets: list[str], jobs: int) -> int:
+    """Compiles every case for every target, in processes side by side; how many failed."""
+    from support.kernel_cases import kernel_cases
+
+    asked = [(case.name, target) for case in kernel_cases() for target in targets]
+    failed, seconds = 0, []
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for name, target, size, taken, error in pool.map(compiled, *zip(*asked, strict=True)):
+            seconds.append(taken)
+            if error or not size:
+                failed += 1
+                print(f"{target} {name}: {error or 'no machine code'}", flush=True)
+    median, longest = statistics.median(seconds), max(seconds)
+    print(f"{len(asked) - failed} of {len(asked)} compile; {median:.2f} s each (median), {longest:.1f} s the longest")
+    return failed
+
+
 def at(revision: str) -> dict[str, str]:
     """The kernels of a commit, from an export of its package."""
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +103,11 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", type=Path, metavar="FOLDER", help="write the kernels of the package in use")
     what.add_argument("--against", metavar="REVISION", help="print how the kernels of that commit differ from these")
+    what.add_argument("--compile", metavar="TARGETS", help="compile for these architectures, as in sm_80,sm_90")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile")
     args = parser.parse_args()
+    if args.compile is not None:
+        return int(compile_all(args.compile.split(","), args.jobs) > 0)
     if args.write is not None:
         write(args.write)
         return 0
@@ -78,5 +119,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "tests"))
     sys.exit(main())

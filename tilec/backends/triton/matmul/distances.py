@@ -16,10 +16,11 @@ from functools import partial
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
 from tilec.backends.triton.matmul.dot import (
     WHOLE_VECTOR,
+    Dot,
     MatrixProduct,
     operand_accesses,
     sides_of,
@@ -33,9 +34,12 @@ from tilec.backends.triton.matmul.split import SMALLER, SOME, SplitOperands, spl
 from tilec.backends.triton.matmul.steps import launched
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.backends.triton.plan.plan import Release, Request, Setting, Step
+from tilec.backends.triton.plan.sizes import rounded_up
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Statement
+from tilec.ir.program import Access, Call, Expr, Int, Statement
+from tilec.ir.types import TensorType
+from tilec.lattice.sets import sizes_of
 
 _FEWEST_TERMS = 32  # of a sum; fewer are added up as quickly as they are multiplied
 LEAST_POINTS = 2**26  # rows x columns x terms for which four launches more pay
@@ -46,9 +50,11 @@ DISTANCE_BLOCK = Config(64, 64, 32, 4, 2)
 
 @dataclass(frozen=True)
 class Distances(MatrixProduct):
-    """The product of the operands, both relative to the first column's; `difference`: what is squared."""
+    """The product of the operands, both relative to the first column's; `difference`: what is squared. `filled`: what
+    makes operands of whole vectors, where they are read in these."""
 
     difference: Expr
+    filled: tuple[Statement, ...] = ()
 
 
 def recognise_distances(space: Space, view: StridedView) -> Distances | None:
@@ -70,17 +76,39 @@ def recognise_distances(space: Space, view: StridedView) -> Distances | None:
     points = space.count((*found.batch, *found.rows, *found.columns, *found.summed))
     fewest = min(space.count(found.rows), space.count(found.columns))
     terms = space.count(found.summed)
-    # of parts whose rows begin between vectors single elements are read, for twice as long as terms take
-    if terms < _FEWEST_TERMS or terms % WHOLE_VECTOR or fewest < LEAST_REUSE or points < LEAST_POINTS:
+    if terms < _FEWEST_TERMS or fewest < LEAST_REUSE or points < LEAST_POINTS:
         return None
     (left,), (right,) = found.left, found.right
     own = {*found.batch, *found.summed}
     if not variables_outside(left) - own <= {*found.rows} or not variables_outside(right) - own <= {*found.columns}:
         return None
+    if terms % WHOLE_VECTOR:
+        return _of_whole_vectors(found, space, view)
     first = replace_indices(right, {v: Affine() + space.low[0][v] for v in found.columns})
     operands = ((Call("sub", (left, first)),), (Call("sub", (right, first)),))
     dot = replace(found, left=operands[0], right=operands[1], dtype="float32")
     return Distances(dot, space, view, difference)
+
+
+def _of_whole_vectors(dot: Dot, space: Space, view: StridedView) -> Distances | None:
+    """The same over operands with as many zeros after their terms as make whole vectors. Of parts whose rows begin
+    between vectors single elements would be read, for twice as long as terms take that are added up."""
+    last = dot.summed[-1]
+    made: list[Statement] = []
+    for label, side in (("left", dot.left), ("right", dot.right)):
+        s = operand_of(f"{label}_filled", side, "float32", space, view, last)
+        if s is None or s.index is None or linear(s.index[-1]).coefficient(last) != 1:
+            return None
+        *outer, terms = sizes_of(s)
+        shape = (*outer, rounded_up(terms, WHOLE_VECTOR))
+        made.append(replace(s, sizes=tuple(map(Int, shape)), aggregation="sum"))  # of nothing, where there are no terms
+        view = view.with_tensor(s.output, TensorType(shape, "float32"))
+    left, right = (Access(s.output, s.index or ()) for s in made)
+    difference = Call("sub", (left, right))
+    view = replace(view, statement=replace(view.statement, body=Call("mul", (difference, difference))))
+    whole = build_space(view.statement, view.types)
+    found = None if whole is None else recognise_distances(whole, view)
+    return None if found is None else replace(found, filled=tuple(made))
 
 
 def config_of(found: Distances, setting: Setting) -> Config:
@@ -122,7 +150,8 @@ def distance_steps(
     task = DotTask(replace(found, view=view), "highest", config_of(found, setting), tuple(epilogue))
     writer = DistanceWriter(difference, squares, task, split)
     own = [*copies.before, *steps, *launched(writer, flat), *copies.after]
-    return [*over.around(own), Release(tuple(s.output for s in squares))]
+    filled = [step for s in found.filled for step in carry(s, replace(found.view, statement=s))]
+    return [*filled, *over.around(own), Release(tuple(s.output for s in (*squares, *found.filled)))]
 
 
 def _along_results(found: Distances, made: Precomputed) -> Expr:
