@@ -65,13 +65,7 @@ def start_of(w: Writer, start: _Size, size: _Size) -> str:
 
 
 def sliced(
-    w: Writer,
-    meta: torch.Tensor,
-    x: Term,
-    dim: int = 0,
-    start: _Size | None = None,
-    end: object = None,
-    step: int = 1,
+    w: Writer, meta: torch.Tensor, x: Term, dim: int = 0, start: _Size | None = None, end: object = None, step: int = 1
 ) -> Term:
     dim = normalized_dim(dim, x.rank)
     if not start and step == 1 and w.size(meta.shape[dim]) == w.size(x.shape[dim]):

@@ -12,13 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import tuple_text
-from tilec.backends.common.domain import (
-    Condition,
-    Domain,
-    all_conditions,
-    free,
-    row_major,
-)
+from tilec.backends.common.domain import Condition, Domain, all_conditions, free, row_major
 from tilec.backends.common.skew import Skew, plan_read
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.scalar import TorchScalars

@@ -22,13 +22,7 @@ from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, S
 from tilec.backends.triton.plan.sizes import Strides, contiguous_strides, power_of_two
 from tilec.backends.triton.recurrence.shared_sums import SharedSum, Sharing, shared_sums, work
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
-from tilec.backends.triton.recurrence.step import (
-    FEW_SUMMED_POINTS,
-    MOST_IN_BLOCK,
-    Moment,
-    StepFrame,
-    StepWriter,
-)
+from tilec.backends.triton.recurrence.step import FEW_SUMMED_POINTS, MOST_IN_BLOCK, Moment, StepFrame, StepWriter
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Aggregate, walk
 

@@ -40,10 +40,7 @@ class OpenPlan:
     natives: dict[object, OpenNative | None] = field(default_factory=dict)
 
     def filled_in(
-        self,
-        sizes: Mapping[str, int],
-        inputs: Mapping[str, torch.Tensor],
-        operation: Callable[[Any], Operation],
+        self, sizes: Mapping[str, int], inputs: Mapping[str, torch.Tensor], operation: Callable[[Any], Operation]
     ) -> Any | None:
         """The library's plan for these sizes and for inputs like these, if it can be made of what has run."""
         key = placed_as(inputs.values())
