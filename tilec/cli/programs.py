@@ -52,9 +52,7 @@ def add(commands) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     files = [None] if args.text is not None else args.file
-    if args.watch:
-        return _watch(args)
-    return int(not all([_checked(args, file) for file in files]))
+    return _watch(args) if args.watch else int(not all([_checked(args, file) for file in files]))
 
 
 def _checked(args: argparse.Namespace, file: str | None) -> bool:

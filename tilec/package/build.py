@@ -99,7 +99,6 @@ def write_package(
 
 
 def loader_text() -> str:
-    """The loader in one file."""
     own, below = (Path(str(m.__file__)).read_text(encoding="utf-8") for m in (loader, launches))
     heading, _, rest = own.partition("from __future__ import annotations\n")
     rest = re.sub(r"^from tilec\.package\.launches import [^\n]*\n", "", rest, flags=re.M)

@@ -30,7 +30,6 @@ def text(w: Writer, operand: _Operand, level: int = PRIMARY) -> str:
 
 
 def as_text(value: float | int | bool) -> str:
-    """A literal."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float) and not math.isfinite(value):
@@ -185,7 +184,6 @@ def logical(symbol: str) -> Callable[..., Term]:
 
 
 def filled(w: Writer, meta: torch.Tensor, value: float) -> Term:
-    """A tensor of one value."""
     indices = w.indices(meta.dim())
     return w.state(indices, meta.shape, f"{name_of(meta.dtype)}({as_text(value)})", meta.dtype)
 

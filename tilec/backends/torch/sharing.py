@@ -91,8 +91,6 @@ def or_zero(s: Statement) -> Expr:
 
 
 def _reading(s: Statement, key: Expr, tensor: str, index: tuple[int, ...], keys: _Keys) -> Statement:
-    """The statement with what is stored read."""
-
     def access(e: Expr) -> Access:
         variables = index_variables(e)
         return Access(tensor, tuple(Index(variables[k]) for k in index), span=e.span)

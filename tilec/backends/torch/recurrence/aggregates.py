@@ -63,7 +63,6 @@ def nested(outer: Level, e: Aggregate) -> Expr:
 
 
 def first_to_last(level: Level) -> int:
-    """The last step of a level."""
     return level.domain.low[level.time] - level.start + level.domain.extent[level.time] - 1
 
 

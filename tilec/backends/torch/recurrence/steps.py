@@ -124,7 +124,6 @@ class Level:
         self.step = TensorStepFrame(self)
 
     def inside_of(self, domain: Domain, order: Sequence[str]) -> Level:
-        """A level for an aggregation in this one."""
         return Level(self.task, self.skew, self.state, domain, order, self.start, self.loose, self.nested)
 
     @property

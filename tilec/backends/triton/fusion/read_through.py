@@ -347,8 +347,6 @@ def asks_of(s: Statement, view: Statement) -> bool:
 
 
 def read_through(s: Statement, views: Mapping[str, Statement]) -> Statement:
-    """The statement with what these views are of in their place."""
-
     def value(e: Access) -> Expr:
         return body_at(views[e.tensor], e.index)
 

@@ -216,5 +216,4 @@ class OutputsKernel(UnrolledKernel):
 
 
 def inside_tile(tile: str, count: int, place: int, extent: int) -> Constraint:
-    """That a place of a tile is one of those that there are."""
     return Constraint((Affine.variable(tile, count) + place).to_expr(), Int(extent))

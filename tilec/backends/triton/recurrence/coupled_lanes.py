@@ -126,7 +126,6 @@ def swept(sharing: Sharing, strides: Strides, int64_index: bool, blocks: Blocks)
 
 
 def _launched(s: SharedSum, sharing: Sharing, blocks: Blocks) -> tuple[SharedSum, Blocks]:
-    """A shared sum with the blocks of its launches."""
     elements, points = _part_of(s, sharing.loop, 1)
     lanes = min(power_of_two(elements), 16)
     return s, replace(blocks, lanes=lanes, warps=_block_warps(lanes, points, 1024 * lanes))
@@ -312,7 +311,6 @@ class _Sweep(StepWriter):
             self._decode(f"{place} + lane", self._order(), [f"(lane < {self._span()})"])
 
     def _decode(self, position: str, variables: Sequence[str], tests: Sequence[str]) -> None:
-        """Lanes from their position."""
         k = self.kernel
         k.assign("row", position)
         total = k.count([v for v in variables if k.space.largest(v) > 1])

@@ -106,7 +106,6 @@ class OpenPlans:
         setting: Setting,
         inputs: Mapping[str, torch.Tensor] | None = None,
     ) -> Plan:
-        """The plan for these sizes and strides."""
         made = self.find(sizes, strides, setting)
         if made is not None:
             return made.at(sizes)

@@ -81,7 +81,6 @@ class _Order:
         return self.among(self.places.values(), self.width)
 
     def among(self, others: Iterable[Any], own: Any) -> tuple[Any, ...]:
-        """These with that of its own axis."""
         items = tuple(others)
         return (*items[: self.position], own, *items[self.position :])
 
