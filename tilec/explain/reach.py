@@ -95,17 +95,14 @@ def reached_points(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> Reach
         found.setdefault(access.tensor, []).append(at[inside])
     own = points.positions(s.index)
     assert own is not None
+    names = {name: dimension_names([a.index for a in reads if a.tensor == name]) for name in found}
     written = Reached(s.output, shape, np.unique(own, axis=0), dimension_names([s.index]), False)
     inputs = tuple(
-        Reached(name, shapes[name], np.unique(np.concatenate(parts), axis=0), _names_of(name, reads), points.cut)
+        Reached(name, shapes[name], np.unique(np.concatenate(parts), axis=0), names[name], points.cut)
         for name, parts in found.items()
         if shapes[name]
     )
     return Reach(written, inputs, by_data)
-
-
-def _names_of(tensor: str, reads: Sequence[Access]) -> tuple[str, ...]:
-    return dimension_names([a.index for a in reads if a.tensor == tensor])
 
 
 def dimension_names(indices: Sequence[Sequence[Expr]]) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ def _largest(statements: Sequence[Statement], types: Types, keys: _Keys) -> tupl
     """The expression, in canonical variables, and the first statement that has it."""
     seen: dict[Expr, list[int]] = {}
     for number, s in enumerate(statements):
-        for root in _roots(s):
+        for root in s.roots:
             for e in walk(root):
                 if isinstance(e, Call) and (key := keys.of(e)) is not None:
                     places = seen.setdefault(key, [])
@@ -134,10 +134,6 @@ def _largest(statements: Sequence[Statement], types: Types, keys: _Keys) -> tupl
         if _extents(key, types) is not None and expression_type(key, types).dtype in EXACT:
             return key, -first
     return None
-
-
-def _roots(s: Statement) -> list[Expr]:
-    return [s.body] if s.guard is None else [s.guard, s.body]
 
 
 def _canonical(e: Expr) -> Expr | None:
