@@ -104,8 +104,8 @@ def _block_warps(lanes: int, points: int, most: int) -> int:
     """`most`: lanes x points that are held at once."""
     if points == 1:
         return max(1, min(16, lanes // (32 * LANES_PER_THREAD)))
-    held = min(lanes * power_of_two(points), most)
-    return max(1, min(16, power_of_two(held // (32 * POINTS_PER_THREAD))))
+    points = min(lanes * power_of_two(points), most)
+    return max(1, min(16, power_of_two(points // (32 * POINTS_PER_THREAD))))
 
 
 def swept(sharing: Sharing, strides: Strides, int64_index: bool, blocks: Blocks) -> list[Step]:
