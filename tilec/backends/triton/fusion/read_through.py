@@ -196,7 +196,7 @@ def recomputed_by_readers(
                 continue
             readers = [r for r in around.program.readers(s.output) if kernel_of.get(r.output) != kernel]
             others = {kernel_of.get(r.output, "") for r in readers}
-            near = {t: m for t, m in apart.items() if _is_cheap_table(m, s, types)}
+            near = {t: m for t, m in apart.items() if not _has_costly(m) or _expands(m, s, types) < LEAST_EXPANSION}
             parted = read_through(s, {**views, **found, **near})
             made = parted if "" in others else read_through(s, given)
             if node_count(made.body) > LONGEST_RECOMPUTED:
@@ -270,10 +270,13 @@ def _is_filled(s: Statement, types: Types) -> bool:
     return space is not None and space.covers and not space.valid
 
 
-def _is_cheap_table(made: Statement, s: Statement, types: Types) -> bool:
-    """Whether a statement calls no costly function, or has few fewer elements than what reads it."""
-    costly = any(isinstance(e, Call) and e.function in COSTLY_FUNCTIONS for e in walk(made.body))
-    return not costly or types[s.output].numel < LEAST_EXPANSION * max(types[made.output].numel, 1)
+def _has_costly(s: Statement) -> bool:
+    return any(isinstance(e, Call) and e.function in COSTLY_FUNCTIONS for e in walk(s.body))
+
+
+def _expands(made: Statement, s: Statement, types: Types) -> float:
+    """How many elements a statement has for each of another's."""
+    return types[s.output].numel / max(types[made.output].numel, 1)
 
 
 def _reads_in_turn(s: Statement, tensor: str, types: Types) -> bool:
@@ -344,6 +347,8 @@ def asks_of(s: Statement, view: Statement) -> bool:
 
 
 def read_through(s: Statement, views: Mapping[str, Statement]) -> Statement:
+    """The statement with what these views are of in their place."""
+
     def value(e: Access) -> Expr:
         return body_at(views[e.tensor], e.index)
 
