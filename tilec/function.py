@@ -338,11 +338,7 @@ class Function(Displayed):
 
     @public
     def sharding(
-        self,
-        placements: Mapping[str, object] | None = None,
-        *args,
-        ranks: int | Sequence[int] | None = None,
-        **named,
+        self, placements: Mapping[str, object] | None = None, *args, ranks: int | Sequence[int] | None = None, **named
     ) -> Sharding:
         """Where the outputs lie if inputs lie so over the ranks of a mesh, and what a call communicates for that, in
         bytes, and why. Nothing runs.

@@ -91,10 +91,7 @@ CACHE: Knob[Path | None] = Knob(
 )
 
 DUMP: Knob[Path | None] = Knob(
-    "TILEC_DUMP",
-    None,
-    _parse_directory,
-    "directory for the stages, text and kernels of whatever is compiled by a call",
+    "TILEC_DUMP", None, _parse_directory, "directory for the stages, text and kernels of whatever is compiled by a call"
 )
 PARTIAL_ROWS: Knob[int | None] = Knob(
     "TILEC_PARTIAL_ROWS",

@@ -129,8 +129,7 @@ CONTRACTIONS = (
 PASSES: tuple[Pass, ...] = (
     Pass("bound", ("bind",)),
     Pass(
-        "flat",
-        (*CONTRACTIONS, "float_counts", "identities", "lift_choices", "copy_shared_outputs", "exact_remainders"),
+        "flat", (*CONTRACTIONS, "float_counts", "identities", "lift_choices", "copy_shared_outputs", "exact_remainders")
     ),
     Pass("reduced", ("reduce",)),
     Pass("defracted", ("defract",)),

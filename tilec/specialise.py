@@ -260,7 +260,6 @@ class Specialiser:
         origin.warn(inputs, {name: values[name] for name in origin.sizes})
 
     def specialised(self, types: dict[str, TensorType], values: dict[str, int]) -> Specialised:
-        """The program for these types."""
         if self.gradient is None:
             return Specialised(self.program, types, tuple(range(len(self.outputs))), {})
         replaced = self._replaced_cotangents(types, values)

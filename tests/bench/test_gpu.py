@@ -199,7 +199,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(command, "DOCUMENT", document)
     monkeypatch.chdir(tmp_path)
 
-    def here(tasks, work, *, limit, deadline):
+    def here(tasks, work, *, deadline, **_):
         for task in tasks:
             if deadline <= time.monotonic():
                 return

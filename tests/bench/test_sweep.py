@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tilec.bench import __main__ as command
-from tilec.bench import works, works_steps
+from tilec.bench import gpu, works, works_steps
 from tilec.bench.sweep import draw as sweep_draw
 from tilec.bench.sweep import layers as sweep_layers
 from tilec.bench.sweep import points, sweep
@@ -82,7 +82,7 @@ def test_the_command_measures_resumes_writes_and_draws(
     one = dict([next(iter(SMALL.items()))])
     monkeypatch.setattr(sweep, "POINTS", one)
     monkeypatch.setattr(
-        sweep.workers, "run", lambda names, work, **_: ((n, sweep.measured(one[n], "cpu")) for n in names)
+        gpu.workers, "run", lambda names, work, **_: ((n, sweep.measured(one[n], "cpu")) for n in names)
     )
     arguments = ["sweep", "--device", "cpu", "--folder", str(tmp_path), "--resume", str(tmp_path / "known")]
     drawn: list[Path] = []

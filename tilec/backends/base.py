@@ -98,9 +98,7 @@ class Executable(Protocol):
 class OpenExecutable(Executable, Protocol):
     """An executable that was built with open sizes."""
 
-    def at(self, sizes: Mapping[str, int]) -> Executable:
-        """The executable for these sizes, by name."""
-        ...
+    def at(self, sizes: Mapping[str, int]) -> Executable: ...
 
 
 class Backend(Protocol):

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ import torch.multiprocessing as mp
 
 import tilec
 from tilec.bench.overheads import CONVOLUTION, synchronize
+from tilec.bench.works import MATMUL
+from tilec.bench.works_steps import LINEAR_WORK
 from tilec.torch_op import dtensors
 
 _LINK = {"cuda": 400e9, "cpu": 5e9}  # bytes a second that a rank receives: NVLink 4 as NCCL uses it; shared memory
@@ -27,8 +29,7 @@ function (Q[B, N, E], K[B, M, E], V[B, M, F]) -> (O) {
     O[b, i, f] = sum(exp(S[b, i, j] - L[b, i]) * V[b, j, f]);
 }
 """
-_SCAN = "function (A[T, D], X[T, D]) -> (H) { H[t, d : T, D] = A[t, d] * H[t - 1, d] + X[t, d]; }"
-_PRODUCT = "function (A[I, K], B[K, J]) -> (C) { C[i, j : I, J] = +(A[i, k] * B[k, j]); }"
+_SCAN = LINEAR_WORK.source
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class ShardedCase:
     def shrunk(self) -> ShardedCase:
         """The same for a look at whether it runs."""
         shapes = tuple(tuple(max(2, min(n, 24)) for n in s) for s in self.shapes)
-        return ShardedCase(self.name, self.source, shapes, self.dims, "float32", self.gradients, self.whole, self.exact)
+        return replace(self, shapes=shapes, dtype="float32")
 
 
 _IMAGES = ((1024, 120, 120, 64), (3, 3, 64, 128))
@@ -65,7 +66,7 @@ SHARDED_CASES = (
     ShardedCase("scan, time sharded", _SCAN, ((65536, 4096),) * 2, (0, 0), "float32"),
     ShardedCase("scan, time sharded, states passed", _SCAN, ((65536, 4096),) * 2, (0, 0), "float32", exact=True),
     ShardedCase("scan, lanes sharded", _SCAN, ((65536, 4096),) * 2, (1, 1), "float32"),
-    ShardedCase("product, sum sharded", _PRODUCT, ((8192, 65536), (65536, 8192)), (1, 0)),
+    ShardedCase("product, sum sharded", MATMUL.source, ((8192, 65536), (65536, 8192)), (1, 0)),
 )
 
 

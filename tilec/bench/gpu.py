@@ -13,7 +13,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,17 +235,36 @@ def gather_rows(
     names: list[str], settings: GpuSettings, path: Path, *, deadline: float, limit: float, told: Callable[[str], None]
 ) -> dict[str, Record]:
     """Measure these tasks, those in the file excepted, and keep each result in the file; all that it then holds."""
-    known = load_records(path)
-    left = [name for name in names if name not in known]
+    lost = {"machine": "", "seed": settings.seed}
     work = functools.partial(_work, settings)
-    for name, answer in workers.run(left, work, limit=limit, deadline=deadline):
-        if isinstance(answer, workers.Lost):
-            reason = answer.reason.strip().splitlines()[-1]
-            answer = {"failed": {LOST_ROW: reason}, "machine": "", "seed": settings.seed}
-        known[name] = answer
-        save(path, known)
+    for name, _ in gather_records(names, work, path, LOST_ROW, lost, limit=limit, deadline=deadline):
         told(name)
-    return known
+    return load_records(path)
+
+
+def gather_records(
+    names: Iterable[str],
+    work: Callable[[str], Record],
+    path: Path,
+    failed: str,
+    lost: Record,
+    *,
+    jobs: int = 1,
+    limit: float,
+    deadline: float,
+    kept: bool = True,
+) -> Iterator[tuple[str, Record]]:
+    """Each task's record as it is done, those in the file excepted, and put into the file if `kept`. Of a task whose
+    process is lost: `lost`, with the reason of what `failed`."""
+    known = load_records(path) if kept else {}
+    left = [name for name in names if name not in known]
+    for name, answer in workers.run(left, work, jobs=jobs, limit=limit, deadline=deadline):
+        if isinstance(answer, workers.Lost):
+            answer = {**lost, "failed": {failed: answer.reason.strip().splitlines()[-1]}}
+        if kept:
+            known[name] = answer
+            save(path, known)
+        yield name, answer
 
 
 def load_records(path: Path) -> dict[str, Record]:

@@ -41,7 +41,6 @@ def section(tasks: tuple[Row | Fact, ...], known: Mapping[str, ReadRecord]) -> l
 
 
 def gpu_line(row: Row, record: ReadRecord) -> str:
-    """One row of the table."""
     us = record.get("us", {})
     peers = {name: us[name] for name in row.peers if name in us}
     best = min(peers, key=peers.__getitem__, default=None)
@@ -122,7 +121,6 @@ def means(rows: list[tuple[Row, ReadRecord]]) -> list[str]:
 
 
 def gpu_sentence(fact: Fact, record: ReadRecord) -> str:
-    """A fact in words."""
     if record["failed"]:
         return f"- {fact.name}: failed: {'; '.join(record['failed'].values())}"
     figure, beside = record["figures"]

@@ -60,9 +60,7 @@ LAYERS = {
         (WHOLE_MATRIX, (COLUMNS,), (COLUMNS,)),
     ),
     "softmax": Layer(
-        "Y[i, j] = exp(X[i, j] - max(X[i, k])) / sum(exp(X[i, k] - max(X[i, l])))",
-        softmax,
-        (WHOLE_MATRIX,),
+        "Y[i, j] = exp(X[i, j] - max(X[i, k])) / sum(exp(X[i, k] - max(X[i, l])))", softmax, (WHOLE_MATRIX,)
     ),
     "GEGLU": Layer(
         "function (X[N, E]) -> (Y) { Y[i, j : N, E/2] = X[i, j] * gelu(X[i, j + E/2]); }",

@@ -31,9 +31,9 @@ def measure(case: Case, rounds: int) -> tuple[float, dict[str, float]]:
     """Median seconds of the peer and of each of ours; AssertionError where a result differs from the peer's."""
     peer, ours = case.build()
     candidates = {case.peer: peer, **ours}
-    wanted = _results(peer())
+    wanted = result_tensors(peer())
     for name, run in ours.items():
-        for w, g in zip(wanted, _results(run()), strict=True):
+        for w, g in zip(wanted, result_tensors(run()), strict=True):
             scale = w.abs().max().clamp(min=1e-30)
             error = ((g.double() - w.double()).abs().max() / scale).item()
             assert error < case.tolerance, f"{case.name}, {name}: relative error {error}"
@@ -48,8 +48,9 @@ def measure(case: Case, rounds: int) -> tuple[float, dict[str, float]]:
     return medians.pop(case.peer), medians
 
 
-def _results(value: object) -> tuple[torch.Tensor, ...]:
-    values = value if isinstance(value, tuple) else (value,)
+def result_tensors(value: object) -> tuple[torch.Tensor, ...]:
+    """The tensors of a result, or of several."""
+    values = value if isinstance(value, tuple | list) else (value,)
     return tuple(v for v in values if isinstance(v, torch.Tensor))
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 
 import tilec
+from tilec.bench import works
+from tilec.bench.works_steps import LINEAR_WORK
 
 CONVOLUTION = """
 function (I[N, H, W, CI], K[KH, KW, CI, CO]) -> (O) {
@@ -132,9 +134,6 @@ function (Q[N, D], K[M, D], V[M, D]) -> (O) {
     O[i, d : N, D] = +(exp(S[i, j] - L[i]) * V[j, d]);
 }
 """
-_PRODUCT = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = +(A[i, k] * B[k, j]); }"
-_LOG_PRODUCT = "function (A[M, K], B[K, N]) -> (C) { C[i, j : M, N] = logsumexp(A[i, k] + B[k, j]); }"
-_RECURRENCE = "function (A[T, D], X[T, D]) -> (H) { H[t, d : T, D] = A[t, d] * H[t - 1, d] + X[t, d]; }"
 _MEAN = "function (X[N, F]) -> (Y) { Y[f : F] = +(X[n, f] / N); }"
 _GELU = "function (X[N, F], B[F]) -> (Y) { Y[n, f : N, F] = gelu(X[n, f] + B[f]); }"
 
@@ -155,9 +154,9 @@ LENGTH_CASES = (
     LengthCase("layer norm", _LAYER_NORM, lambda n: ((n, 256), (256,), (256,))),
     LengthCase("attention", _ATTENTION, lambda n: ((n, 64), (n, 64), (n, 64))),
     LengthCase("convolution", CONVOLUTION, lambda n: ((2, 3 * (n // 4), 27, 16), (3, 3, 16, 16))),
-    LengthCase("product", _PRODUCT, lambda n: ((n, 64), (64, 128))),
-    LengthCase("recurrence", _RECURRENCE, lambda n: ((n, 64), (n, 64))),
-    LengthCase("log product", _LOG_PRODUCT, lambda n: ((n, 64), (64, 64))),
+    LengthCase("product", works.MATMUL.source, lambda n: ((n, 64), (64, 128))),
+    LengthCase("recurrence", LINEAR_WORK.source, lambda n: ((n, 64), (n, 64))),
+    LengthCase("log product", works.LOG_PRODUCT_WORK.source, lambda n: ((n, 64), (64, 64))),
     LengthCase("mean over rows", _MEAN, lambda n: ((n, 256),)),
     LengthCase("bias + gelu", _GELU, lambda n: ((n, 256), (256,))),
 )

@@ -67,7 +67,6 @@ class Work:
         return {EAGER: self.formula, COMPILED: None, **dict(self.others)}[name] or _compiled(self.formula)
 
     def run(self, call: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> Callable[[], TensorResults]:
-        """What is measured of a call, on these inputs."""
         return self.backward(call, inputs) if self.wrt else lambda: call(*inputs)
 
     def backward(

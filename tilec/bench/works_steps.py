@@ -43,8 +43,7 @@ RUNNING_SUM = Work(
 )
 SUM_DOWN = Work("function (X[N, D]) -> (O) { O[i, j : N, D] = +(X[k, j]), i - k < N; }", lambda x: torch.cumsum(x, 0))
 RUNNING_LOG = Work(
-    "function (X[N, D]) -> (O) { O[i, j : N, D] = logsumexp(X[i, k]), j - k < D; }",
-    lambda x: torch.logcumsumexp(x, 1),
+    "function (X[N, D]) -> (O) { O[i, j : N, D] = logsumexp(X[i, k]), j - k < D; }", lambda x: torch.logcumsumexp(x, 1)
 )
 DROPOUT = Work(
     "function (X, S, P) -> (Y) { Y = rand(S) < P ? X / P : 0; }", lambda x: F.dropout(x, 0.1), numbers=(7, 0.9)

@@ -125,7 +125,6 @@ _apply = super(torch.autograd.Function, FastTileCall).apply  # torch's own binds
 
 
 def fast_call(recorded: Recorded, tensors: Sequence[torch.Tensor]) -> Callable[..., Outputs]:
-    """The recorded call of tensors like these, one by one."""
     return partial(_apply, FastCall(recorded, tensors))
 
 

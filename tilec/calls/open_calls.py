@@ -79,9 +79,7 @@ class OpenCalls:
         return None if self._programs is None else self._programs.find(sizes)
 
     def _run(self, found: tuple[Prepared | None, Mapping[str, int]] | None, tensors: TensorSequence) -> Any | None:
-        if found is None or found[0] is None:
-            return None
-        return self._runs.at(found[0], found[1], tensors)
+        return None if found is None or found[0] is None else self._runs.at(found[0], found[1], tensors)
 
     def _kind(self, shared: OpenRecord, sizes: Mapping[str, int]) -> OpenKind:
         if id(shared) not in self._kinds:

@@ -14,7 +14,7 @@ from torch.utils.benchmark import Timer
 
 from tilec.arguments import Spec
 from tilec.bench.gpu import copy_rate, timed
-from tilec.bench.measure import peak_bytes
+from tilec.bench.measure import peak_bytes, result_tensors
 from tilec.errors import InputMistake
 from tilec.function import Function
 
@@ -63,9 +63,9 @@ def peer_of(text: str) -> Callable[..., object]:
     return found
 
 
-def inputs_of(specs: Sequence[Spec | int | float], device: str, seed: int = 0) -> list[object]:
+def inputs_of(specs: Sequence[Spec | int | float], device: str) -> list[object]:
     """Normal values where a spec is floating, integers below 2 elsewhere; numbers stay."""
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     return [_input(s, generator, device) if isinstance(s, Spec) else s for s in specs]
 
 
@@ -87,7 +87,7 @@ def compare(function: Function, peers: dict[str, Callable[..., object]], inputs:
     leaves = [n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.is_floating_point()]
     device = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
     rate = _copy_rate(device)
-    wanted = _listed(function(*exact))
+    wanted = result_tensors(function(*exact))
     weights = [torch.randn_like(t) if t.is_floating_point() else None for t in wanted]
     truths, least = {"forward": wanted}, {"forward": _least(function, inputs, wanted, False)}
     if leaves and any(w is not None for w in weights):
@@ -127,7 +127,7 @@ def _copy_rate(device: str) -> float:
 def _forward(run: Callable[..., object], inputs: list[object]) -> Callable[[], Results]:
     def once() -> Results:
         with torch.no_grad():
-            return _listed(run(*inputs))
+            return result_tensors(run(*inputs))
 
     return once
 
@@ -139,7 +139,7 @@ def _gradients(
     given = list(inputs)
     for n in leaves:
         given[n] = inputs[n].detach().clone().requires_grad_()  # type: ignore[attr-defined]
-    results = _listed(run(*given))
+    results = result_tensors(run(*given))
     pairs = [(r, w.to(r.dtype)) for r, w in zip(results, weights, strict=True) if w is not None and r.requires_grad]
     tensors: list[torch.Tensor] = [given[n] for n in leaves]  # type: ignore[misc]
 
@@ -153,11 +153,6 @@ def _gradients(
 
 def _wide(x: object) -> object:
     return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-
-
-def _listed(value: object) -> Results:
-    values = value if isinstance(value, tuple | list) else (value,)
-    return tuple(v for v in values if isinstance(v, torch.Tensor))
 
 
 def _error(got: Results, wanted: Results) -> float:

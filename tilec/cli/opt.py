@@ -19,11 +19,7 @@ def add(commands) -> None:
     add_source(opt)
     add_types(opt)
     opt.add_argument(
-        "-p",
-        "--passes",
-        required=True,
-        metavar="PASS,...",
-        help=f"what to run, in this order: {', '.join(TRANSFORMS)}",
+        "-p", "--passes", required=True, metavar="PASS,...", help=f"what to run, in this order: {', '.join(TRANSFORMS)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -75,7 +76,10 @@ def argument_specs(function: tilec.Function, args: argparse.Namespace) -> list[S
     for declared in function.program.inputs:
         name = declared.name
         if name in values:
-            inputs.append(number(values[name], f"--value {name}="))
+            value = parsed_number(values[name])
+            if value is None:
+                raise InputMistake(f"--value {name}={values[name]}: expected a number")
+            inputs.append(value)
         elif name in shapes or declared.dims == () or _literal(declared.dims):
             texts = [n.strip() for n in shapes.get(name, "").split(",") if n.strip()]
             sizes: list[int | str] = [
@@ -105,14 +109,12 @@ def pairs(items: Sequence[str], option: str, names: Sequence[str]) -> dict[str, 
     return found
 
 
-def number(text: str, where: str) -> int | float:
-    """An integer or a float."""
+def parsed_number(text: str) -> int | float | None:
+    """An integer or a float; None of another text."""
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
-    raise InputMistake(f"{where}{text}: expected a number")
+    return None
 
 
 def _integer(text: str, where: str) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import tilec
 from tilec import knobs
 from tilec.backends import NAMES
-from tilec.cli.options import STDIN, add_source, add_types, argument_specs, compiled, pairs
+from tilec.cli.options import STDIN, add_source, add_types, argument_specs, compiled, pairs, parsed_number
 from tilec.cli.progress import progress
 from tilec.display.latex import latex
 from tilec.errors import InputMistake, TileError
@@ -52,9 +52,7 @@ def add(commands) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     files = [None] if args.text is not None else args.file
-    if args.watch:
-        return _watch(args)
-    return int(not all([_checked(args, file) for file in files]))
+    return _watch(args) if args.watch else int(not all([_checked(args, file) for file in files]))
 
 
 def _checked(args: argparse.Namespace, file: str | None) -> bool:
@@ -152,11 +150,8 @@ def _run(args: argparse.Namespace) -> None:
 
 def _load(name: str, text: str) -> np.ndarray | int | float:
     """A number, or the array in a .npy file; pickled objects are not loaded."""
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
+    if (number := parsed_number(text)) is not None:
+        return number
     try:
         return np.load(Path(text), allow_pickle=False)
     except OSError as error:

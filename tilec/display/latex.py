@@ -77,7 +77,7 @@ def statement_parts(s: Statement, align: str = "") -> tuple[str, str]:
     if s.index is None:
         return f"{_name(s.output)}{align or ' '}= {body}", ""
     left = _element(s.output, s.index)
-    own = [v for v in index_variables(s.body, *_guard(s.guard)) if v not in index_variables(*s.index)]
+    own = [v for v in index_variables(s.body, *s.guards) if v not in index_variables(*s.index)]
     spans = zip(s.index, s.sizes or (), strict=False)
     extent = [f"0 \\le {_text(i)} < {_size(n)}" for i, n in spans if not isinstance(i, Int)]
     if len(set(names)) == len(s.index):
@@ -94,10 +94,6 @@ def statement_parts(s: Statement, align: str = "") -> tuple[str, str]:
     if s.init is not None:
         extent.append(f"{left} = {_text(s.init)} \\text{{ outside}}")
     return text, COMMA.join(extent)
-
-
-def _guard(guard: Expr | None) -> tuple[Expr, ...]:
-    return () if guard is None else (guard,)
 
 
 def _aggregated(

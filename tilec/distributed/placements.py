@@ -61,7 +61,6 @@ def everywhere(mesh: Mesh) -> Placements:
 
 
 def coordinates(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
-    """Those of each rank."""
     return tuple(product(*map(range, mesh)))
 
 

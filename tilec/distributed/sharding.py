@@ -93,12 +93,7 @@ class _Choice:
 
 class _Planner(Copies):
     def __init__(
-        self,
-        program: Program,
-        types: Mapping[str, TensorType],
-        home: dict[str, Placements],
-        mesh: Mesh,
-        exact: bool,
+        self, program: Program, types: Mapping[str, TensorType], home: dict[str, Placements], mesh: Mesh, exact: bool
     ):
         super().__init__(program, types, home, mesh)
         self.exact = exact

@@ -52,7 +52,6 @@ def listed(name: object, known: Iterable[str], what: str = "inputs") -> str:
 
 
 def edited(source: str, edits: Sequence[Edit]) -> str:
-    """The source with these edits made."""
     for e in reversed(edits):
         source = source[: e.span.start] + e.text + source[e.span.stop :]
     return source

@@ -95,17 +95,14 @@ def reached_points(s: Statement, shapes: Mapping[str, tuple[int, ...]]) -> Reach
         found.setdefault(access.tensor, []).append(at[inside])
     own = points.positions(s.index)
     assert own is not None
+    names = {name: dimension_names([a.index for a in reads if a.tensor == name]) for name in found}
     written = Reached(s.output, shape, np.unique(own, axis=0), dimension_names([s.index]), False)
     inputs = tuple(
-        Reached(name, shapes[name], np.unique(np.concatenate(parts), axis=0), _names_of(name, reads), points.cut)
+        Reached(name, shapes[name], np.unique(np.concatenate(parts), axis=0), names[name], points.cut)
         for name, parts in found.items()
         if shapes[name]
     )
     return Reach(written, inputs, by_data)
-
-
-def _names_of(tensor: str, reads: Sequence[Access]) -> tuple[str, ...]:
-    return dimension_names([a.index for a in reads if a.tensor == tensor])
 
 
 def dimension_names(indices: Sequence[Sequence[Expr]]) -> tuple[str, ...]:
@@ -144,8 +141,8 @@ def tile_points(s: Statement, shapes: Mapping[str, tuple[int, ...]], tile: Spans
     return TilePoints({v: x[inside] for v, x in values.items()}, int(inside.sum()), cut)
 
 
-def tile_of(s: Statement, shape: Sequence[int], width: int = TILE) -> list[tuple[int, int]]:
-    """First and last of each dimension: `width` in the middle of two of them, one of the others. The two are those
+def tile_of(s: Statement, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each dimension: `TILE` in the middle of two of them, one of the others. The two are those
     that are written or read at expressions, as windows are, then the last ones."""
     expressed = {
         v for a in accesses_in(s.body) for e in a.index if not isinstance(e, Index) for v in index_variables(e)
@@ -153,7 +150,7 @@ def tile_of(s: Statement, shape: Sequence[int], width: int = TILE) -> list[tuple
     index = s.index or ()
     telling = [not isinstance(e, Index) or bool({*index_variables(e)} & expressed) for e in index]
     order = sorted(range(len(shape)), key=lambda d: (shape[d] > 1, telling[d], d), reverse=True)
-    return [middle(n, width if d in order[:2] else 1) for d, n in enumerate(shape)]
+    return [middle(n, TILE if d in order[:2] else 1) for d, n in enumerate(shape)]
 
 
 def middle(size: int, width: int) -> tuple[int, int]:

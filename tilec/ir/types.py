@@ -123,5 +123,4 @@ Types = Mapping[str, TensorType]  # of tensors, by name
 
 
 def shapes_in(types: Types) -> dict[str, tuple[int, ...]]:
-    """The tensors' shapes."""
     return {name: t.shape for name, t in types.items()}

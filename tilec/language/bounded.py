@@ -96,7 +96,7 @@ def _form(e: Expr) -> Coefficients:
             return {v: PRIME - c for v, c in _form(e.args[0]).items() if c}
         case Call(function="mul"):
             a, b = _form(e.args[0]), _form(e.args[1])
-            if _varies(b):
+            if any(v != CONSTANT for v in b):
                 a, b = b, a
             return _scaled(a, b.get(CONSTANT, 0))
         case Call(function="div"):
@@ -105,10 +105,6 @@ def _form(e: Expr) -> Coefficients:
         case Call() if not any(isinstance(x, (Index, Access)) for x in _leaves(e)):
             return {CONSTANT: _generic(repr(e))}
     raise _Unconfined
-
-
-def _varies(form: Coefficients) -> bool:
-    return any(v != CONSTANT for v in form)
 
 
 def _scaled(form: Coefficients, factor: int) -> Coefficients:

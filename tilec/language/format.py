@@ -111,7 +111,6 @@ def _statements(pieces: list[CommentedToken]) -> Iterator[list[CommentedToken]]:
 
 
 def _laid_out(statement: list[CommentedToken], indent: str) -> list[str]:
-    """The lines of a statement."""
     whole = indent + _line(statement)
     comments = any(p.after for p in statement[:-1]) or any(p.before for p in statement[1:])
     if comments or len(whole) > WIDTH:

@@ -55,7 +55,6 @@ def _attribute(a: Attribute) -> str:
 
 
 def show_statement(s: Statement) -> str:
-    """One statement with its semicolon."""
     target = s.output
     if s.index is not None:
         places = _list(s.index, tight=True)

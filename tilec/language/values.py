@@ -132,7 +132,6 @@ class Values:
         return e
 
     def apply(self, e: CallSyntax, region: Region) -> Expr:
-        """A call as written."""
         if e.bound is not None and not aggregation_of(e):
             raise AggregationMistake(
                 f"`{e.function}` is no aggregation, so it binds no index variables",

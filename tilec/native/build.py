@@ -30,7 +30,6 @@ _running: list[subprocess.Popen] = []
 
 @cache
 def _version() -> str:
-    """What the library is for."""
     parts = [torch.__version__, sys.implementation.cache_tag, platform.machine(), sys.platform]
     return hashlib.sha256("\0".join([*map(str, parts), *(s.read_text() for s in SOURCES)]).encode()).hexdigest()[:16]
 

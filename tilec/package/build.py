@@ -82,24 +82,30 @@ def write_package(
     }
     manifest = as_json(manifest)
     in_numbers = in_c(manifest)
-    path = Path(directory)
+    texts = {
+        "manifest.json": json.dumps(manifest, indent=1) + "\n",
+        f"{title}.h": header_text(in_numbers),
+        f"{title}.cpp": launcher_text(in_numbers),
+        "package.py": loader_text(),
+    }
+    images = {file: kernel.image for file, kernel in zip(files, kernels.images, strict=True)}
+    return _written(Path(directory), {**images, **{file: text.encode() for file, text in texts.items()}})
+
+
+def _written(path: Path, contents: Mapping[str, bytes]) -> Path:
+    """The directory with these files in it, and no kernels of earlier ones."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         for old in path.glob("[0-9][0-9]*_*.cubin"):
             old.unlink()
-        for file, kernel in zip(files, kernels.images, strict=True):
-            (path / file).write_bytes(kernel.image)
-        (path / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        (path / f"{title}.h").write_text(header_text(in_numbers), encoding="utf-8")
-        (path / f"{title}.cpp").write_text(launcher_text(in_numbers), encoding="utf-8")
-        (path / "package.py").write_text(loader_text(), encoding="utf-8")
+        for file, content in contents.items():
+            (path / file).write_bytes(content)
     except OSError as error:
         raise InputMistake(f"cannot write {error.filename or path}: {error.strerror}") from None
     return path
 
 
 def loader_text() -> str:
-    """The loader in one file."""
     own, below = (Path(str(m.__file__)).read_text(encoding="utf-8") for m in (loader, launches))
     heading, _, rest = own.partition("from __future__ import annotations\n")
     rest = re.sub(r"^from tilec\.package\.launches import [^\n]*\n", "", rest, flags=re.M)

@@ -74,7 +74,6 @@ int encode(Map *map, CUdeviceptr address, int type, unsigned rank, const uint64_
 
 
 def header_text(manifest: Mapping[str, Any]) -> str:
-    """The header's text."""
     name = manifest["name"]
     functions = "".join(_declaration(name, e) for e in manifest["entries"])
     title = f"{name}, built by tilec {manifest['tilec']}"
@@ -122,7 +121,6 @@ def c_name(direction: str, name: str) -> str:
 
 
 def launcher_text(manifest: Mapping[str, Any]) -> str:
-    """The launcher's text."""
     name = manifest["name"]
     maps = any(kind == "map" for e in manifest["entries"] for s in e["steps"] for kind, _ in s.get("arguments", ()))
     open_sizes = any("sizes" in e for e in manifest["entries"])

@@ -30,7 +30,6 @@ def text(w: Writer, operand: _Operand, level: int = PRIMARY) -> str:
 
 
 def as_text(value: float | int | bool) -> str:
-    """A literal."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float) and not math.isfinite(value):
@@ -118,10 +117,8 @@ def _clamped(
     w: Writer, meta: torch.Tensor, a: _Operand, low: _Operand | None = None, high: _Operand | None = None
 ) -> Term:
     found = text(w, a, 0)
-    if low is not None:
-        found = f"max({found}, {text(w, low, 0)})"
-    if high is not None:
-        found = f"min({found}, {text(w, high, 0)})"
+    for function, end in (("max", low), ("min", high)):
+        found = found if end is None else f"{function}({found}, {text(w, end, 0)})"
     return built(w, meta, found)
 
 
@@ -187,7 +184,6 @@ def logical(symbol: str) -> Callable[..., Term]:
 
 
 def filled(w: Writer, meta: torch.Tensor, value: float) -> Term:
-    """A tensor of one value."""
     indices = w.indices(meta.dim())
     return w.state(indices, meta.shape, f"{name_of(meta.dtype)}({as_text(value)})", meta.dtype)
 
@@ -229,57 +225,36 @@ def dropped_and_mask(w: Writer, metas: object, a: _Operand, p: float, train: boo
     return (dropped(w, metas[0], a, p, bool(train)),)  # type: ignore[index]
 
 
+_OVERLOADS = (
+    "default Tensor Scalar Tensor_mode Tensor_Scalar Scalar_Tensor Tensor_Tensor self Scalar_mode dim_IntList start "
+    "start_step ScalarOther ScalarSelf"
+).split()
+
+
 def _named(overloads: str) -> list[torch._ops.OpOverload]:
     """The overloads of an operation that torch has; `mul` is `mul.Tensor` and `mul.Scalar`."""
     packet = getattr(aten, overloads)
-    return [
-        getattr(packet, o)
-        for o in packet.overloads()
-        if o
-        in (
-            "default",
-            "Tensor",
-            "Scalar",
-            "Tensor_mode",
-            "Tensor_Scalar",
-            "Scalar_Tensor",
-            "Tensor_Tensor",
-            "self",
-            "Scalar_mode",
-            "dim_IntList",
-            "start",
-            "start_step",
-            "ScalarOther",
-            "ScalarSelf",
-        )
-    ]
+    return [getattr(packet, o) for o in packet.overloads() if o in _OVERLOADS]
 
 
 _FUNCTIONS = (
     "abs exp log sqrt rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh sigmoid relu floor ceil round erf silu"
 )
 _FUNCTIONS += " log1p expm1 sign logaddexp"
+_OPERATORS = dict(zip(
+    "add sub mul remainder eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor".split(),
+    "+ - * % == != < <= > >= & | ^".split(),
+    strict=True,
+))  # fmt: skip
 _BY_NAME: dict[str, Callable] = {
     **{name: _call(name) for name in _FUNCTIONS.split()},
-    "add": infix("+"),
-    "sub": infix("-"),
-    "mul": infix("*"),
+    **{name: infix(symbol) for name, symbol in _OPERATORS.items()},
     "div": divided,
-    "remainder": infix("%"),
     "rsub": subtracted_from,
     "neg": negated,
     "pow": power,
     "reciprocal": _call("recip"),
     "square": lambda w, m, a: power(w, m, a, 2),
-    "eq": infix("=="),
-    "ne": infix("!="),
-    "lt": infix("<"),
-    "le": infix("<="),
-    "gt": infix(">"),
-    "ge": infix(">="),
-    "bitwise_and": infix("&"),
-    "bitwise_or": infix("|"),
-    "bitwise_xor": infix("^"),
     "logical_and": logical("&"),
     "logical_or": logical("|"),
     "logical_not": inverted,
@@ -302,10 +277,7 @@ _BY_NAME: dict[str, Callable] = {
     "log2": _form("log({0}) / 0.6931471805599453", BINDING["/"], 2),
     "exp2": _form("exp(0.6931471805599453 * {0})", PRIMARY, 2),
     "isnan": _form("{0} != {0}", BINDING["!="], 2),
-    "clone": same,
-    "alias": same,
-    "contiguous": same,
-    "lift_fresh_copy": same,
+    **dict.fromkeys(("clone", "alias", "contiguous", "lift_fresh_copy"), same),
     "detach": detached,
     "_to_copy": converted,
     "full": of_sizes(None),

@@ -29,11 +29,8 @@ def reshaped(w: Writer, meta: torch.Tensor, x: Term, *_: object) -> Term:
 
 def moved(w: Writer, meta: torch.Tensor, x: Term, order: Sequence[int]) -> Term:
     """`order[d]` is the dimension of `x` that stands at `d`."""
-    out = w.indices(x.rank)
-    read = [""] * x.rank
-    for there, dim in enumerate(order):
-        read[normalized_dim(dim, x.rank)] = out[there]
-    return w.state(out, meta.shape, w.access(x, read), meta.dtype)
+    dims = [normalized_dim(d, x.rank) for d in order]
+    return w.read(meta, x, lambda out: [out[dims.index(d)] for d in range(x.rank)])
 
 
 def exchanged(w: Writer, meta: torch.Tensor, x: Term, a: int = 0, b: int = 1) -> Term:
@@ -53,15 +50,9 @@ def expanded(w: Writer, meta: torch.Tensor, x: Term, *_: object, **__: object) -
     return w.state(out, meta.shape, w.broadcast(x, out, meta.shape), meta.dtype)
 
 
-def along(dim_of: Callable[..., tuple[int, str]]) -> Callable[..., Term]:
-    """An operation that reads one dimension at another index: `dim_of(w, x, index, ...)` gives both."""
-
-    def write(w: Writer, meta: torch.Tensor, x: Term, *more: object, **options: object) -> Term:
-        out = w.indices(meta.dim())
-        dim, read = dim_of(w, x, out, *more, **options)
-        return w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim + 1 :]]), meta.dtype)
-
-    return write
+def at_dim(indices: Sequence[str], dim: int, index: str) -> list[str]:
+    """These indices with another one for a dimension."""
+    return [*indices[:dim], index, *indices[dim + 1 :]]
 
 
 def start_of(w: Writer, start: _Size, size: _Size) -> str:
@@ -74,38 +65,28 @@ def start_of(w: Writer, start: _Size, size: _Size) -> str:
 
 
 def sliced(
-    w: Writer,
-    meta: torch.Tensor,
-    x: Term,
-    dim: int = 0,
-    start: _Size | None = None,
-    end: object = None,
-    step: int = 1,
+    w: Writer, meta: torch.Tensor, x: Term, dim: int = 0, start: _Size | None = None, end: object = None, step: int = 1
 ) -> Term:
     dim = normalized_dim(dim, x.rank)
     if not start and step == 1 and w.size(meta.shape[dim]) == w.size(x.shape[dim]):
         return x
-    out = w.indices(x.rank)
-    read = f"{step}*{out[dim]}" if step != 1 else out[dim]
-    if start:
-        read += f" + {start_of(w, start, x.shape[dim])}"
-    return w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim + 1 :]]), meta.dtype)
+    times = f"{step}*" if step != 1 else ""
+    first = f" + {start_of(w, start, x.shape[dim])}" if start else ""
+    return w.read(meta, x, lambda out: at_dim(out, dim, f"{times}{out[dim]}{first}"))
 
 
 def selected(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: _Size) -> Term:
     dim = normalized_dim(dim, x.rank)
-    out = w.indices(meta.dim())
-    read = f"{w.offset(x.shape[dim])} - {-at}" if isinstance(at, int) and at < 0 else w.offset(at)
-    return w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim:]]), meta.dtype)
+    index = f"{w.offset(x.shape[dim])} - {-at}" if isinstance(at, int) and at < 0 else w.offset(at)
+    return w.read(meta, x, lambda out: [*out[:dim], index, *out[dim:]])
 
 
 def _split(w: Writer, metas: Sequence[torch.Tensor], x: Term, sizes: object, dim: int = 0) -> tuple[Term, ...]:
     dim = normalized_dim(dim, x.rank)
     parts, before = [], ""
     for meta in metas:
-        out = w.indices(x.rank)
-        read = out[dim] + (f" + {before}" if before else "")
-        parts.append(w.state(out, meta.shape, w.access(x, [*out[:dim], read, *out[dim + 1 :]]), meta.dtype))
+        first = f" + {before}" if before else ""
+        parts.append(w.read(meta, x, lambda out, first=first: at_dim(out, dim, out[dim] + first)))  # type: ignore[misc]
         before = f"{before} + {w.offset(meta.shape[dim])}" if before else w.offset(meta.shape[dim])
     return tuple(parts)
 
@@ -127,7 +108,7 @@ def _joined(w: Writer, meta: torch.Tensor, parts: Sequence[Term], dim: int = 0) 
     for p in parts:
         read = out[dim] + (f" - {_less(before)}" if before else "")
         before = f"{before} + {w.offset(p.shape[dim])}" if before else w.offset(p.shape[dim])
-        branches.append((before, w.access(p, [*out[:dim], read, *out[dim + 1 :]])))
+        branches.append((before, w.access(p, at_dim(out, dim, read))))
     conditions = [f"{out[dim]} < {end} ? {access} : " for end, access in branches[:-1]]
     return w.state(out, meta.shape, "".join(conditions) + branches[-1][1], meta.dtype)
 
@@ -147,10 +128,8 @@ def _padded(w: Writer, meta: torch.Tensor, x: Term, widths: Sequence[int], value
 
 
 def flipped(w: Writer, meta: torch.Tensor, x: Term, dims: Sequence[int]) -> Term:
-    out = w.indices(x.rank)
-    turned = {normalized_dim(d, x.rank) for d in dims}
-    read = [f"{w.offset(n)} - 1 - {i}" if d in turned else i for d, (n, i) in enumerate(zip(x.shape, out, strict=True))]
-    return w.state(out, meta.shape, w.access(x, read), meta.dtype)
+    turned = {d: f"{w.offset(x.shape[d])} - 1 - " for d in sorted({normalized_dim(d, x.rank) for d in dims})}
+    return w.read(meta, x, lambda out: [turned.get(d, "") + i for d, i in enumerate(out)])
 
 
 def rolled(w: Writer, meta: torch.Tensor, x: Term, shifts: Sequence[int], dims: Sequence[int] = ()) -> Term:
@@ -165,14 +144,8 @@ def rolled(w: Writer, meta: torch.Tensor, x: Term, shifts: Sequence[int], dims: 
 
 
 def windows(w: Writer, meta: torch.Tensor, x: Term, dim: int, size: int, step: int) -> Term:
-    dim = normalized_dim(dim, x.rank)
-    out = w.indices(x.rank + 1)
-    read = [
-        *out[:dim],
-        f"{step}*{out[dim]} + {out[-1]}" if step != 1 else f"{out[dim]} + {out[-1]}",
-        *out[dim + 1 : -1],
-    ]
-    return w.state(out, meta.shape, w.access(x, read), meta.dtype)
+    dim, times = normalized_dim(dim, x.rank), f"{step}*" if step != 1 else ""
+    return w.read(meta, x, lambda out: at_dim(out[:-1], dim, f"{times}{out[dim]} + {out[-1]}"))
 
 
 def triangle(sign: str) -> Callable[..., Term]:
@@ -194,20 +167,17 @@ def diagonal(w: Writer, meta: torch.Tensor, x: Term, offset: int = 0, a: int = 0
 
 
 def embedded(w: Writer, meta: torch.Tensor, table: Term, at: Term, *_: object) -> Term:
-    out = w.indices(meta.dim())
-    return w.state(out, meta.shape, w.access(table, [w.access(at, out[:-1]), out[-1]]), meta.dtype)
+    return w.read(meta, table, lambda out: [w.access(at, out[:-1]), out[-1]])
 
 
 def _rows(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term) -> Term:
     dim = normalized_dim(dim, x.rank)
-    out = w.indices(meta.dim())
-    return w.state(out, meta.shape, w.access(x, [*out[:dim], w.access(at, [out[dim]]), *out[dim + 1 :]]), meta.dtype)
+    return w.read(meta, x, lambda out: at_dim(out, dim, w.access(at, [out[dim]])))
 
 
 def _gathered(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term, **_: object) -> Term:
     dim = normalized_dim(dim, x.rank)
-    out = w.indices(meta.dim())
-    return w.state(out, meta.shape, w.access(x, [*out[:dim], w.access(at, out), *out[dim + 1 :]]), meta.dtype)
+    return w.read(meta, x, lambda out: at_dim(out, dim, w.access(at, out)))
 
 
 def indexed(w: Writer, meta: torch.Tensor, x: Term, at: Sequence[Term | None]) -> Term:
@@ -235,7 +205,7 @@ def _scattered(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term, sourc
     """`x.scatter_add(dim, at, source)`."""
     dim = normalized_dim(dim, x.rank)
     i = w.indices(at.rank)
-    added = w.state([*i[:dim], w.access(at, i), *i[dim + 1 :]], meta.shape, f"+({w.access(source, i)})", meta.dtype)
+    added = w.state(at_dim(i, dim, w.access(at, i)), meta.shape, f"+({w.access(source, i)})", meta.dtype)
     return infix("+")(w, meta, x, added)
 
 
@@ -244,7 +214,7 @@ def rows_added(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term, sourc
     dim = normalized_dim(dim, x.rank)
     i = w.indices(x.rank)
     body = w.access(source, i) if alpha == 1 else f"{as_text(alpha)} * {w.access(source, i)}"
-    added = w.state([*i[:dim], w.access(at, [i[dim]]), *i[dim + 1 :]], meta.shape, f"+({body})", meta.dtype)
+    added = w.state(at_dim(i, dim, w.access(at, [i[dim]])), meta.shape, f"+({body})", meta.dtype)
     return infix("+")(w, meta, x, added)
 
 
@@ -254,14 +224,9 @@ def one_hot(w: Writer, meta: torch.Tensor, at: Term, classes: int = -1) -> Term:
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
-    aten.view.default: reshaped,
-    aten.reshape.default: reshaped,
-    aten._unsafe_view.default: reshaped,
-    aten.flatten.using_ints: reshaped,
-    aten.unsqueeze.default: reshaped,
-    aten.squeeze.default: reshaped,
-    aten.squeeze.dim: reshaped,
-    aten.squeeze.dims: reshaped,
+    **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), reshaped),
+    **dict.fromkeys((aten.flatten.using_ints, aten.unsqueeze.default), reshaped),
+    **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), reshaped),
     aten.permute.default: moved,
     aten.transpose.int: exchanged,
     aten.t.default: exchanged,

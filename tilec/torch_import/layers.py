@@ -35,12 +35,13 @@ def _normalised(
         mean = w.state(kept, shape, f"mean({here})", meta.dtype, hint="mean")
         here = f"({here} - {w.access(mean, kept)})"
     spread = w.state(kept, shape, f"mean({here} * {here})", meta.dtype, hint="variance" if centred else "square")
-    body = f"{here} * rsqrt({w.access(spread, kept)} + {as_text(eps)})"
-    if weight is not None:
-        body += f" * {w.access(weight, scale_at(read))}"
-    if bias is not None:
-        body += f" + {w.access(bias, scale_at(read))}"
+    body = f"{here} * rsqrt({w.access(spread, kept)} + {as_text(eps)}){_affine(w, weight, bias, scale_at(read))}"
     return w.state(read, meta.shape, body, meta.dtype)
+
+
+def _affine(w: Writer, weight: Term | None, bias: Term | None, at: Sequence[str]) -> str:
+    scale = "" if weight is None else f" * {w.access(weight, at)}"
+    return scale if bias is None else f"{scale} + {w.access(bias, at)}"
 
 
 def _layer_norm(
@@ -52,22 +53,17 @@ def _layer_norm(
     bias: Term | None = None,
     eps: float = 1e-5,
     *_: object,
+    centred: bool = True,
 ) -> Term:
     own = range(x.rank - len(shape), x.rank)
-    return _normalised(w, meta, x, own, weight, bias, lambda read: read[own[0] :], eps)
+    return _normalised(w, meta, x, own, weight, bias, lambda read: read[own[0] :], eps, centred)
 
 
 def rms_norm(
-    w: Writer,
-    meta: torch.Tensor,
-    x: Term,
-    shape: Sequence[int],
-    weight: Term | None = None,
-    eps: float | None = None,
+    w: Writer, meta: torch.Tensor, x: Term, shape: Sequence[int], weight: Term | None = None, eps: float | None = None
 ) -> Term:
-    own = range(x.rank - len(shape), x.rank)
     small = torch.finfo(meta.dtype).eps if eps is None else eps
-    return _normalised(w, meta, x, own, weight, None, lambda read: read[own[0] :], small, centred=False)
+    return _layer_norm(w, meta, x, shape, weight, None, small, centred=False)
 
 
 def group_norm(
@@ -93,31 +89,6 @@ def group_norm(
     )
 
 
-def batch_norm(
-    w: Writer,
-    meta: torch.Tensor,
-    x: Term,
-    weight: Term | None,
-    bias: Term | None,
-    mean: Term | None,
-    variance: Term | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    *_: object,
-) -> Term:
-    if training:
-        own = [d for d in range(x.rank) if d != 1]
-        return _normalised(w, meta, x, own, weight, bias, lambda read: [read[1]], eps)
-    assert mean is not None and variance is not None
-    read = w.indices(x.rank)
-    c = [read[1]]
-    body = f"({w.access(x, read)} - {w.access(mean, c)}) * rsqrt({w.access(variance, c)} + {as_text(eps)})"
-    body += "" if weight is None else f" * {w.access(weight, c)}"
-    body += "" if bias is None else f" + {w.access(bias, c)}"
-    return w.state(read, meta.shape, body, meta.dtype)
-
-
 def batch_norm_of_batch(
     w: Writer,
     metas: Sequence[torch.Tensor],
@@ -128,7 +99,8 @@ def batch_norm_of_batch(
     momentum: float,
     eps: float,
 ) -> tuple[Term, ...]:
-    return (batch_norm(w, metas[0], x, weight, bias, None, None, training, momentum, eps),)
+    own = [d for d in range(x.rank) if d != 1]
+    return (_normalised(w, metas[0], x, own, weight, bias, lambda read: [read[1]], eps),)
 
 
 def batch_norm_kept(
@@ -142,7 +114,10 @@ def batch_norm_kept(
     momentum: float,
     eps: float,
 ) -> tuple[Term, ...]:
-    return (batch_norm(w, metas[0], x, weight, bias, mean, variance, False, momentum, eps),)
+    read = w.indices(x.rank)
+    c = [read[1]]
+    body = f"({w.access(x, read)} - {w.access(mean, c)}) * rsqrt({w.access(variance, c)} + {as_text(eps)})"
+    return (w.state(read, metas[0].shape, body + _affine(w, weight, bias, c), metas[0].dtype),)
 
 
 def attention(
@@ -192,7 +167,8 @@ def cross_entropy(
     smoothing: float = 0.0,
 ) -> Term:
     """Labels outside the classes count nothing, which is what `ignore_index` means."""
-    if weight is not None or smoothing or target.dtype.is_floating_point or not _negative(ignored):
+    counted = not isinstance(ignored, int) or ignored >= 0
+    if weight is not None or smoothing or target.dtype.is_floating_point or counted:
         raise refuse("cross_entropy with weights, smoothing, probabilities as targets or another ignore_index")
     x, target = w.named(x), w.named(target)
     at = w.indices(target.rank + 1)
@@ -201,14 +177,13 @@ def cross_entropy(
     everything = [*rows[:channel], v, *rows[channel:]]
     picked = [*rows[:channel], w.access(target, rows), *rows[channel:]]
     total = w.state(rows, target.shape, f"logsumexp({w.access(x, everything)})", meta.dtype, hint="total")
-    term = f"{w.access(total, rows)} - {w.access(x, picked)}"
+    return _loss(w, meta, rows, f"{w.access(total, rows)} - {w.access(x, picked)}", reduction)
+
+
+def _loss(w: Writer, meta: torch.Tensor, indices: list[str], term: str, reduction: int) -> Term:
     if reduction == 0:
-        return w.state(rows, meta.shape, term, meta.dtype)
+        return w.state(indices, meta.shape, term, meta.dtype)
     return w.state([], [], f"{'mean' if reduction == 1 else 'sum'}({term})", meta.dtype)
-
-
-def _negative(value: object) -> bool:
-    return isinstance(value, int) and value < 0
 
 
 def losses(body: str) -> Callable[..., Term]:
@@ -218,10 +193,7 @@ def losses(body: str) -> Callable[..., Term]:
         x, y = w.named(x), w.named(y)
         shape = torch.broadcast_shapes(x.shape, y.shape)
         i = w.indices(len(shape))
-        term = body.format(w.broadcast(x, i, shape), w.broadcast(y, i, shape))
-        if reduction == 0:
-            return w.state(i, meta.shape, term, meta.dtype)
-        return w.state([], [], f"{'mean' if reduction == 1 else 'sum'}({term})", meta.dtype)
+        return _loss(w, meta, i, body.format(w.broadcast(x, i, shape), w.broadcast(y, i, shape)), reduction)
 
     return write
 

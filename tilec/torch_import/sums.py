@@ -8,95 +8,69 @@ from typing import Any
 import torch
 
 from tilec.torch_import.elementwise import BINDING, as_text
-from tilec.torch_import.indexing import normalized_dim
-from tilec.torch_import.writer import Term, Writer, name_of, refuse
+from tilec.torch_import.indexing import at_dim, normalized_dim
+from tilec.torch_import.writer import Term, Writer, converted_term, name_of, refuse
 
 aten = torch.ops.aten
 
 
 def _reduced(w: Writer, meta: torch.Tensor, x: Term, dims: Sequence[int] | None, keep: bool, body: str) -> Term:
     """`body` holds `{0}` for the access; dimensions that are kept have size 1."""
-    summed = {normalized_dim(d, x.rank) for d in dims} if dims else set(range(x.rank))
-    read = w.indices(x.rank)
-    if not keep:
-        out = [i for d, i in enumerate(read) if d not in summed]
-    else:
-        free = w.indices(2 * x.rank)[x.rank :]
-        out = [free[d] if d in summed else i for d, i in enumerate(read)]
-    return w.state(out, meta.shape, body.format(w.access(x, read)), meta.dtype)
+    out = _left(w, x, _dims(x, dims), keep)
+    return w.state(out, meta.shape, body.format(w.access(x, w.indices(x.rank))), meta.dtype)
+
+
+def _dims(x: Term, dims: Sequence[int] | None) -> set[int]:
+    return {normalized_dim(d, x.rank) for d in dims or range(x.rank)}
+
+
+def _left(w: Writer, x: Term, summed: set[int], keep: bool) -> list[str]:
+    """The indices of what is left of x, whose own are the first ones."""
+    free = w.indices(2 * x.rank)
+    return [free[d + x.rank * (d in summed)] for d in range(x.rank) if keep or d not in summed]
 
 
 def _reduction(name: str) -> Callable[..., Term]:
     def write(w: Writer, meta: torch.Tensor, x: Term, dims: object = None, keep: bool = False, **_: object) -> Term:
         dims = [dims] if isinstance(dims, int) else dims
-        if not x.rank:
-            return (
-                x if x.dtype == meta.dtype else Term(f"{name_of(meta.dtype)}({x.text})", (), meta.dtype, is_name=False)
-            )
+        if not (x.rank or name.startswith("arg")):
+            return converted_term(x, meta.dtype)
         inner = f"{name_of(meta.dtype)}({{0}})" if name in ("sum", "prod", "mean") and x.dtype != meta.dtype else "{0}"
         return _reduced(w, meta, x, dims, keep, f"{name}({inner})")  # type: ignore[arg-type]
 
     return write
 
 
-def variance(
-    w: Writer,
-    meta: torch.Tensor,
-    x: Term,
-    dims: Sequence[int] | None = None,
-    *,
-    correction: float | None = 1,
-    keepdim: bool = False,
-) -> Term:
-    return moments(w, meta, x, dims, 1 if correction is None else correction, keepdim)[0]
-
-
-def deviation(
-    w: Writer,
-    meta: torch.Tensor,
-    x: Term,
-    dims: Sequence[int] | None = None,
-    *,
-    correction: float | None = 1,
-    keepdim: bool = False,
-) -> Term:
-    found = variance(w, meta, x, dims, correction=correction, keepdim=keepdim)
-    return Term(f"sqrt({found.text})", found.shape, found.dtype, is_name=False)
-
-
-def variance_and_mean(
-    w: Writer,
-    metas: Sequence[torch.Tensor],
-    x: Term,
-    dims: Sequence[int] | None = None,
-    *,
-    correction: float | None = 1,
-    keepdim: bool = False,
-) -> tuple[Term, ...]:
-    return moments(w, metas[0], x, dims, 1 if correction is None else correction, keepdim)
-
-
 def moments(
-    w: Writer, meta: torch.Tensor, x: Term, dims: Sequence[int] | None, correction: float, keep: bool
+    w: Writer,
+    meta: torch.Tensor | Sequence[torch.Tensor],
+    x: Term,
+    dims: Sequence[int] | None = None,
+    *,
+    correction: float | None = 1,
+    keepdim: bool = False,
 ) -> tuple[Term, Term]:
     """Variance and mean over dimensions."""
-    summed = sorted({normalized_dim(d, x.rank) for d in dims} if dims else range(x.rank))
+    meta = meta if isinstance(meta, torch.Tensor) else meta[0]
+    summed = _dims(x, dims)
     x = w.named(x)
-    mean = _reduced(w, meta, x, dims, keep, "mean({0})")
+    mean = _reduced(w, meta, x, dims, keepdim, "mean({0})")
     read = w.indices(x.rank)
-    extra = w.indices(2 * x.rank)[x.rank :]
-    at = (
-        [("0" if d in summed else i) for d, i in enumerate(read)]
-        if keep
-        else [i for d, i in enumerate(read) if d not in summed]
-    )
-    out = [extra[d] if d in summed else i for d, i in enumerate(read)] if keep else at
+    at = ["0" if d in summed else i for d, i in enumerate(read) if keepdim or d not in summed]
     apart = f"({w.access(x, read)} - {w.access(mean, at)})"
-    if correction == 0:
-        return w.state(out, meta.shape, f"mean({apart} * {apart})", meta.dtype), mean
-    count = " * ".join(w.size(x.shape[d]) for d in summed)
-    squares = w.state(out, meta.shape, f"sum({apart} * {apart}) / ({count} - {as_text(correction)})", meta.dtype)
-    return squares, mean
+    count = " * ".join(w.size(x.shape[d]) for d in sorted(summed))
+    less = as_text(1 if correction is None else correction)
+    body = f"mean({apart} * {apart})" if correction == 0 else f"sum({apart} * {apart}) / ({count} - {less})"
+    return w.state(_left(w, x, summed, keepdim), meta.shape, body, meta.dtype), mean
+
+
+def variance(*given: Any, **options: Any) -> Term:
+    return moments(*given, **options)[0]
+
+
+def deviation(*given: Any, **options: Any) -> Term:
+    found = variance(*given, **options)
+    return Term(f"sqrt({found.text})", found.shape, found.dtype, is_name=False)
 
 
 def norm(
@@ -117,17 +91,8 @@ def norm(
 def extremum(name: str) -> Callable[..., tuple[Term, ...]]:
     def write(w: Writer, metas: Sequence[torch.Tensor], x: Term, dim: int, keep: bool = False) -> tuple[Term, ...]:
         x = w.named(x)
-        return (
-            _reduced(w, metas[0], x, [dim], keep, f"{name}({{0}})"),
-            _reduced(w, metas[1], x, [dim], keep, f"arg{name}({{0}})"),
-        )
-
-    return write
-
-
-def _position(name: str) -> Callable[..., Term]:
-    def write(w: Writer, meta: torch.Tensor, x: Term, dim: int | None = None, keep: bool = False) -> Term:
-        return _reduced(w, meta, x, None if dim is None else [dim], keep, f"{name}({{0}})")
+        parts = zip(metas, (name, f"arg{name}"), strict=True)
+        return tuple(_reduced(w, meta, x, [dim], keep, f"{part}({{0}})") for meta, part in parts)
 
     return write
 
@@ -136,7 +101,7 @@ def scanned(name: str) -> Callable[..., Term]:
     def write(w: Writer, meta: torch.Tensor, x: Term, dim: int, **_: object) -> Term:
         dim = normalized_dim(dim, x.rank)
         *out, s = w.indices(x.rank + 1)
-        read = [*out[:dim], s, *out[dim + 1 :]]
+        read = at_dim(out, dim, s)
         inner = w.access(x, read) if x.dtype == meta.dtype else f"{name_of(meta.dtype)}({w.access(x, read)})"
         limit = f"{out[dim]} - {s} < {w.size(x.shape[dim])}"
         return w.state(out, meta.shape, f"{name}({inner})", meta.dtype, constraints=[limit])
@@ -155,12 +120,10 @@ def log_softmax(w: Writer, meta: torch.Tensor, x: Term, dim: int, dtype: torch.d
 
 
 def _normalised(w: Writer, meta: torch.Tensor, x: Term, dim: int) -> tuple[Term, list[str], str]:
-    x = w.named(x)
-    if x.dtype != meta.dtype:
-        x = w.named(Term(f"{name_of(meta.dtype)}({x.text})", x.shape, meta.dtype, is_name=False))
+    x = w.named(converted_term(w.named(x), meta.dtype))
     dim = normalized_dim(dim, x.rank)
     *read, other = w.indices(x.rank + 1)
-    return x, read, f"logsumexp({w.access(x, [*read[:dim], other, *read[dim + 1 :]])})"
+    return x, read, f"logsumexp({w.access(x, at_dim(read, dim, other))})"
 
 
 def _product(w: Writer, meta: torch.Tensor, a: Term, b: Term) -> Term:
@@ -174,12 +137,8 @@ def _product(w: Writer, meta: torch.Tensor, a: Term, b: Term) -> Term:
 
 
 def _batched(w: Writer, x: Term, batch: Sequence[str], meta: torch.Tensor, inner: Sequence[str]) -> str:
-    count = x.rank - len(inner)
-    far = list(meta.shape)[len(batch) - count : len(batch)]
-    own = list(batch)[len(batch) - count :]
-    pairs = zip(x.shape, far, own, strict=False)
-    outer = ["0" if w.size(n) == "1" and w.size(m) != "1" else i for n, m, i in pairs]
-    return w.access(x, [*outer, *inner])
+    shape = (*meta.shape[: len(batch)], *x.shape[x.rank - len(inner) :])
+    return w.broadcast(x, [*batch, *inner], shape)
 
 
 def _linear(w: Writer, meta: torch.Tensor, x: Term, weight: Term, bias: Term | None = None) -> Term:
@@ -268,11 +227,11 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.all.dim: _reduction("all"),
     aten.max.dim: extremum("max"),
     aten.min.dim: extremum("min"),
-    aten.argmax.default: _position("argmax"),
-    aten.argmin.default: _position("argmin"),
+    aten.argmax.default: _reduction("argmax"),
+    aten.argmin.default: _reduction("argmin"),
     aten.var.correction: variance,
     aten.std.correction: deviation,
-    aten.var_mean.correction: variance_and_mean,
+    aten.var_mean.correction: moments,
     aten.linalg_vector_norm.default: norm,
     aten.cumsum.default: scanned("sum"),
     aten.cumprod.default: scanned("prod"),

@@ -141,9 +141,7 @@ def pool(name: str, count: int) -> Callable[..., Term]:
     ) -> Term:
         sizes = _each(size, count)  # type: ignore[arg-type]
         steps = _each(stride, count) if stride not in ((), []) else sizes  # type: ignore[arg-type]
-        before = _each(padding, count)  # type: ignore[arg-type]
-        apart = [1] * count
-        every = ""
+        before, apart, every = _each(padding, count), [1] * count, ""  # type: ignore[arg-type]
         if name == "max":
             apart = _each(more[0] if more else options.get("dilation", 1), count)  # type: ignore[arg-type]
         else:
@@ -154,7 +152,7 @@ def pool(name: str, count: int) -> Callable[..., Term]:
                 every = " / " + str(torch.Size(sizes).numel())
         out = w.indices(x.rank + count)
         out, taps = out[: x.rank], out[x.rank :]
-        lead, at = out[: x.rank - count], out[x.rank - count :]
+        lead, at = out[:-count], out[-count:]
         space = [_index(*given) for given in zip(steps, at, apart, taps, before, strict=True)]
         body = f"{'sum' if every else name}({w.access(x, [*lead, *space])}){every}"
         limits = [f"{t} < {n}" for t, n in zip(taps, sizes, strict=True)]
@@ -173,14 +171,11 @@ def pool_to(count: int) -> Callable[..., Term]:
     """Adaptive average pools, where windows are equal and side by side."""
 
     def write(w: Writer, meta: torch.Tensor, x: Term, size: object) -> Term:
-        sizes = list(meta.shape[-count:])
-        far = list(x.shape[-count:])
-        if any(
-            not (isinstance(n, int) and (n == 1 or (isinstance(m, int) and m % n == 0)))
-            for n, m in zip(sizes, far, strict=True)
-        ):
-            raise refuse("an adaptive pool whose windows differ in size")
-        (*out,) = w.indices(x.rank)
+        sizes, far = meta.shape[-count:], x.shape[-count:]
+        for n, m in zip(sizes, far, strict=True):
+            if not (isinstance(n, int) and (n == 1 or isinstance(m, int) and m % n == 0)):
+                raise refuse("an adaptive pool whose windows differ in size")
+        out = w.indices(x.rank)
         taps = w.indices(x.rank + count)[x.rank :]
         read = list(out)
         limits = []

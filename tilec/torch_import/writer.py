@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -113,6 +113,11 @@ class Writer:
         self.statements.append(f"{left} = {', '.join([body, *constraints])};")
         return Term(name, tuple(shape), dtype)
 
+    def read(self, meta: torch.Tensor, x: Term, place: Callable[[list[str]], Sequence[str]]) -> Term:
+        """A statement whose elements are elements of x: `place` gives their indices by those of the result."""
+        out = self.indices(meta.dim())
+        return self.state(out, meta.shape, self.access(x, place(out)), meta.dtype)
+
     def hint(self) -> str:
         """What the operation at work calls its result."""
         assert self.node is not None
@@ -124,8 +129,14 @@ def constant(writer: Writer, tensor: torch.Tensor) -> Term:
     if tensor.numel() != 1:
         hint = "pass it as an argument, then it becomes an input"
         raise Unsupported(f"the code holds a constant tensor of shape {tuple(tensor.shape)}", hint=hint)
-    value = writer.state([], [], f"{name_of(tensor.dtype)}({tensor.item()})", tensor.dtype, hint="Constant")
-    return value
+    return writer.state([], [], f"{name_of(tensor.dtype)}({tensor.item()})", tensor.dtype, hint="Constant")
+
+
+def converted_term(value: Term, dtype: torch.dtype) -> Term:
+    """A tensor in an element type, as it is where it has that."""
+    if value.dtype == dtype:
+        return value
+    return Term(f"{name_of(dtype)}({value.text})", value.shape, dtype, is_name=False)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -18,7 +18,6 @@ SizeValues = tuple[int, ...]
 
 
 def run_plain(function: Specialiser, tensors: Sequence[torch.Tensor], weak: Weak, values: SizeValues) -> Outputs:
-    """The outputs, not recorded."""
     if ordinary(tensors):
         return function.prepared(tensors, weak, values)(tensors)
     if any(map(dtensors.is_distributed, tensors)):

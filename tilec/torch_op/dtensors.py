@@ -41,7 +41,6 @@ FLAT = ("bind", "flatten", "simplify")
 
 
 def is_distributed(t: object) -> bool:
-    """Is this a DTensor?"""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(t, module.DTensor)
 

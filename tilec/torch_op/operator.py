@@ -117,7 +117,6 @@ def _remember(
 
 
 def weak_of(inputs: TensorList, numbers: Sequence[int] | None) -> tuple[bool, ...]:
-    """Which inputs are Python numbers."""
     return tuple([place in (numbers or ()) for place in range(len(inputs))])
 
 

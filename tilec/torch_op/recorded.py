@@ -220,7 +220,6 @@ class Recorded:
         return tuple([None if r is None else found[r] for r in self.special.results])
 
     def tangents(self, inputs: Sequence[torch.Tensor], tangents: Outputs) -> Outputs:
-        """The outputs' and extras' tangents from the inputs'."""
         tensors = self.given(inputs)
         moving = {name: t for name, t in zip(self.inputs, tangents, strict=True) if t is not None}
         moving = {name: t for name, t in moving.items() if t.is_floating_point()}
@@ -232,7 +231,6 @@ class Recorded:
         return self.results([t if t is not None and t.is_floating_point() else None for t in found])
 
     def over_batch(self, randomness: str, dims: Sequence[int | None], tensors: Sequence[torch.Tensor]) -> Outputs:
-        """All outputs and extras over a batch."""
         tensors = self.given(tensors)
         return self.results(over_batch(self.plain, randomness, dims, tensors, self.weak, self.values_of))
 
@@ -359,7 +357,6 @@ class Open(Recorded):
         return tuple([p for p, n in enumerate(self.inputs) if n not in lent or p in self.special.replaced])
 
     def _of(self, outputs: tuple[str, ...]) -> Specialiser:
-        """The program with these of its outputs."""
         return self.plain.made(replace(self.plain.program, outputs=outputs))
 
     def backward(self, needed: tuple[bool, ...], there: tuple[bool, ...], computed: bool = False) -> BackwardPass:
@@ -389,7 +386,6 @@ class Ready:
         self._prepared: dict[object, tuple[Prepared, Callable[[Sequence[torch.Tensor]], Outputs]]] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Outputs:
-        """The outputs, recorded if torch records."""
         if transforming() or recording(tensors) or not ordinary(tensors):
             return recorded_call(self.function, tensors, self.weak, self.values)
         key = (tensors[0].device.type if tensors else "cpu", *[(t.shape, t.dtype) for t in tensors])

@@ -47,7 +47,6 @@ def _text(function: Specialiser) -> str:
 
 
 def function_of(text: str) -> Specialiser:
-    """The function of a text."""
     function = _functions.get(text)
     if function is None:
         function = _made[text] = _functions[text] = _function(text)

@@ -304,7 +304,6 @@ def _stands(e: Expr, v: str) -> bool:
 
 
 def slab_of(run: TileRegion, rows: int, types: Types, wanted: Sequence[str]) -> Slab:
-    """The run over `rows` of its rows."""
     names = Names({*types, *run.variables})
     start = names.fresh("Start")
     given: dict[tuple[str, int | None], str] = {}

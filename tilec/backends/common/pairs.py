@@ -222,12 +222,7 @@ def _divided(s: Statement, types: Types, names: Names, there: Collection[str]) -
     whole = factor_space(s, types)
     if whole is None:
         return _joined(s, types, names)
-    return paired(
-        whole,
-        types[s.output].dtype,
-        variables_in,
-        lambda _: names.fresh(f"{s.output}_pair"),
-    )
+    return paired(whole, types[s.output].dtype, variables_in, lambda _: names.fresh(f"{s.output}_pair"))
 
 
 def factor_space(s: Statement, types: Types) -> FactorSpace | None:

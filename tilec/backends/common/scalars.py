@@ -152,6 +152,4 @@ def identity(aggregation: str, dtype: str) -> bool | int | float:
 
 def accumulation_dtype(aggregation: str, dtype: str) -> str:
     """What values are combined in: 16-bit floating sums, products and logsumexp in float32."""
-    if aggregation in ("sum", "prod", "logsumexp") and dtype in NARROW:
-        return "float32"
-    return dtype
+    return "float32" if aggregation in ("sum", "prod", "logsumexp") and dtype in NARROW else dtype

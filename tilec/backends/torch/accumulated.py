@@ -48,11 +48,7 @@ def accumulated(
 
 
 def _collect(
-    task: Task,
-    names: dict[str, Expr] | None,
-    before: Mapping[str, Task],
-    special: Callable[[Task], bool],
-    found: _Sum,
+    task: Task, names: dict[str, Expr] | None, before: Mapping[str, Task], special: Callable[[Task], bool], found: _Sum
 ) -> bool:
     """Whether a statement is a sum, whose terms are added to those found. `names`: the sum's own for its variables."""
     s, index = task.flat, distinct_variables(task.flat.index)

@@ -56,9 +56,7 @@ def fused(tasks: Sequence[Task]) -> tuple[int, list[str]] | None:
             break
         members.append(member)
         written.add(task.flat.output)
-    if len(members) < 2:
-        return None
-    return len(members), _lines(domain, whole[0][1], members)
+    return None if len(members) < 2 else (len(members), _lines(domain, whole[0][1], members))
 
 
 def _calls(e: Expr) -> set[Expr]:

@@ -104,7 +104,6 @@ def _let_memory_stay() -> None:
 
 
 def build_program(lowering: Lowering, options: Options) -> TorchProgram:
-    """The executable of a lowered program."""
     _let_memory_stay()
     lowering = _reusing(lowering)
     lowering, cast = with_cast_inputs(lowering) if options.library else (lowering, ())

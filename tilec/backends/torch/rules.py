@@ -43,7 +43,6 @@ def tested_windows(task: Task) -> list[str] | None:
 
 
 def window_by_value(task: Task) -> list[str] | None:
-    """The values of a window."""
     return one_by_one(task, lines_for)
 
 

@@ -91,8 +91,6 @@ def or_zero(s: Statement) -> Expr:
 
 
 def _reading(s: Statement, key: Expr, tensor: str, index: tuple[int, ...], keys: _Keys) -> Statement:
-    """The statement with what is stored read."""
-
     def access(e: Expr) -> Access:
         variables = index_variables(e)
         return Access(tensor, tuple(Index(variables[k]) for k in index), span=e.span)
@@ -125,7 +123,7 @@ def _largest(statements: Sequence[Statement], types: Types, keys: _Keys) -> tupl
     """The expression, in canonical variables, and the first statement that has it."""
     seen: dict[Expr, list[int]] = {}
     for number, s in enumerate(statements):
-        for root in _roots(s):
+        for root in s.roots:
             for e in walk(root):
                 if isinstance(e, Call) and (key := keys.of(e)) is not None:
                     places = seen.setdefault(key, [])
@@ -136,10 +134,6 @@ def _largest(statements: Sequence[Statement], types: Types, keys: _Keys) -> tupl
         if _extents(key, types) is not None and expression_type(key, types).dtype in EXACT:
             return key, -first
     return None
-
-
-def _roots(s: Statement) -> list[Expr]:
-    return [s.body] if s.guard is None else [s.guard, s.body]
 
 
 def _canonical(e: Expr) -> Expr | None:

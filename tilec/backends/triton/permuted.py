@@ -73,7 +73,6 @@ def _permuted(name: str, source: str, order: AxisOrder, t: TensorType) -> TorchL
 
 
 def orders_given(lowering: Lowering, strides: Sequence[tuple[int, ...]]) -> dict[str, AxisOrder]:
-    """The orders of inputs of these strides."""
     named = zip(lowering.stages["flat"].input_names(), strides, strict=True)
     found = ((name, axis_order(lowering.types[name].shape, s)) for name, s in named)
     return {name: order for name, order in found if order is not None}

@@ -13,8 +13,8 @@ import torch
 
 import tilec
 from tilec.arguments import spec
-from tilec.bench import gpu, workers
-from tilec.bench.gpu import Record, copy_rate, load_records, machine, save, timed
+from tilec.bench import gpu
+from tilec.bench.gpu import Record, copy_rate, machine, timed
 from tilec.bench.overheads import synchronize
 from tilec.bench.suite.catalog import WORKLOADS
 from tilec.bench.suite.workload import Workload
@@ -223,15 +223,8 @@ def gather_workloads(
     names: list[str], settings: SuiteSettings, path: Path, *, jobs: int = 1, limit: float, deadline: float
 ) -> Iterator[tuple[str, Record]]:
     """Measure these tasks, those in the file excepted, and keep each result in the file (none of a warm run)."""
-    known = {} if settings.warm else load_records(path)
-    left = [name for name in names if name not in known]
-    for name, answer in workers.run(
-        left, functools.partial(measured_workload, settings=settings), jobs=jobs, limit=limit, deadline=deadline
-    ):
-        if isinstance(answer, workers.Lost):
-            reason = answer.reason.strip().splitlines()[-1]
-            answer = {"failed": {OUR_COLUMN: reason}, "machine": "", "us": {}, "errors": {}}
-        if not settings.warm:
-            known[name] = answer
-            save(path, known)
-        yield name, answer
+    work = functools.partial(measured_workload, settings=settings)
+    lost = {"machine": "", "us": {}, "errors": {}}
+    return gpu.gather_records(
+        names, work, path, OUR_COLUMN, lost, jobs=jobs, limit=limit, deadline=deadline, kept=not settings.warm
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import tilec
-from tilec.bench.recurrences import HIDDEN, LOG_PRODUCT, SHUFFLE
+from tilec.bench.recurrences import HIDDEN, LOG_PRODUCT, SHUFFLE, torch_shuffle_loop
 from tilec.bench.sweep import layers
 from tilec.bench.sweep.setup import MOST_BYTES, Point, Setup, TimedRun, TooLarge
 from tilec.transforms.autodiff.grad import grad
@@ -197,7 +197,7 @@ def shuffle(batch: int, steps: int, size: int = 512) -> Callable[[torch.Generato
     def make(g: torch.Generator, device: str) -> Setup:
         b = normal_point(g, device, batch, steps, size) / 30
         h = normal_point(g, device, batch, size)
-        exact = shuffle_loop(b, h)
+        exact = torch_shuffle_loop(b, h)
         gru = torch.nn.GRU(size, size, batch_first=True, device=device)
 
         def check(value: object) -> float:
@@ -212,20 +212,12 @@ def shuffle(batch: int, steps: int, size: int = 512) -> Callable[[torch.Generato
 
         builds: dict[str, Callable[[], TimedRun]] = {
             OUR_CURVE: lambda: bound(tilec.compile(SHUFFLE), b, h),
-            LOOP: lambda: bound(shuffle_loop, b, h),
+            LOOP: lambda: bound(torch_shuffle_loop, b, h),
             GRU: lambda: peer,
         }
         return Setup(builds, check, {})
 
     return make
-
-
-def shuffle_loop(b: Tensor, h: Tensor) -> Tensor:
-    states = []
-    for scores in b.unbind(1):
-        h = torch.relu(scores + torch.roll(h, 1, -1))
-        states.append(h)
-    return torch.stack(states, 1)
 
 
 def _points() -> Iterator[Point]:

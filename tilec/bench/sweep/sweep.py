@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from tilec.bench import workers
-from tilec.bench.gpu import Record, load_records, machine, save, timed
+from tilec.bench.gpu import Record, gather_records, in_one_line, load_records, machine, timed
 from tilec.bench.measure import peak_bytes
 from tilec.bench.sweep.points import POINTS
 from tilec.bench.sweep.setup import Point, TimedRun, TooLarge
@@ -40,9 +39,7 @@ def measured(point: Point, device: str, seed: int = 0) -> Record:
         except torch.OutOfMemoryError:
             record["failed"][name] = "out of memory"
         except Exception as error:
-            if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
-                raise
-            record["failed"][name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+            record["failed"][name] = in_one_line(error)
         run = _nothing  # lets go of what the candidate holds
         gc.collect()
         if device == "cuda":
@@ -71,15 +68,10 @@ def gather(
     names: list[str], device: str, path: Path, *, deadline: float, limit: float, told: Callable[[str, Record], None]
 ) -> dict[str, Record]:
     """Measure these points, those in the file excepted, and keep each in the file; all that it then holds."""
-    known = load_records(path)
     work = functools.partial(_work, device)
-    for name, answer in workers.run([n for n in names if n not in known], work, limit=limit, deadline=deadline):
-        if isinstance(answer, workers.Lost):
-            answer = {"failed": {"all": answer.reason.strip().splitlines()[-1]}}
-        known[name] = answer
-        save(path, known)
-        told(name, answer)
-    return known
+    for name, record in gather_records(names, work, path, "all", {}, limit=limit, deadline=deadline):
+        told(name, record)
+    return load_records(path)
 
 
 def sentence(name: str, record: Record) -> str:

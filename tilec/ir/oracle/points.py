@@ -216,9 +216,7 @@ def _invert(forms: Sequence[LinearForm], box: dict, variables: Sequence[str]) ->
 
 def _eliminate(row: dict, source: dict, pivot, other: dict, origin: dict) -> tuple[dict, dict]:
     factor = row.get(pivot, 0)
-    if not factor:
-        return row, source
-    return _minus(row, factor, other), _minus(source, factor, origin)
+    return (row, source) if not factor else (_minus(row, factor, other), _minus(source, factor, origin))
 
 
 def _minus(x: dict, factor: Fraction, y: dict) -> dict:

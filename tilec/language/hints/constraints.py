@@ -30,7 +30,8 @@ def constraint_hint(e: Expr, s: StatementSyntax, scope: FunctionScope) -> str:
         return MEANS
     if e.function == "and":
         both = ", ".join(_text(a, scope.source) for a in e.args)
-        change = () if _parenthesised(e, scope.source) else _instead(e, both)
+        parenthesised = e.span is None or scope.source[: e.span.start].rstrip().endswith("(")
+        change = () if parenthesised else _instead(e, both)
         return Hint(f"constraints stand one after another: write `{both}`", *change)
     text = _text(e, scope.source)
     if e.function == "ne":
@@ -68,10 +69,6 @@ def _left_out(e: Expr, source: str) -> tuple[Edit, ...]:
     """The constraint gone, and the comma before it."""
     before = "" if e.span is None else source[: e.span.start].rstrip()
     return (Edit(Span(len(before) - 1, e.span.stop), ""),) if e.span and before.endswith(",") else ()
-
-
-def _parenthesised(e: Expr, source: str) -> bool:
-    return e.span is None or source[: e.span.start].rstrip().endswith("(")
 
 
 def _from_below(rest: NameCoefficients, text: str, e: Expr, s: StatementSyntax, scope: FunctionScope) -> str:

@@ -68,11 +68,7 @@ def joined_operators(c: Complaint) -> SyntaxMistake | None:
     """Two operators of another language."""
     if c.previous is None or c.previous.end_pos != c.token.start_pos:
         return None
-    hints = {
-        "+=": "write `= +(...)` for a sum",
-        "*=": "write `= *(...)` for a product",
-        "++": "there is no `++`",
-    }
+    hints = {"+=": "write `= +(...)` for a sum", "*=": "write `= *(...)` for a product", "++": "there is no `++`"}
     hint = hints.get(f"{c.previous}{c.token}")
     if hint is None:
         return None

@@ -183,9 +183,7 @@ NO_STATEMENTS = "a text is a list of assignments, or function (A[N], B[N]) -> (O
 IDIOMS: tuple[Idiom, ...] = (
     # statements of other languages
     Idiom(
-        r"^\s*(?P<at>for|while|foreach|do)\b.*",
-        "there are no loops in Tile, but here is `{at}`",
-        suggestion(NO_LOOPS),
+        r"^\s*(?P<at>for|while|foreach|do)\b.*", "there are no loops in Tile, but here is `{at}`", suggestion(NO_LOOPS)
     ),
     Idiom(
         r"(?:^|[;{])\s*(?P<at>let|var|const|auto|float|int|tensor|Tensor)\s+(?P<rest>[A-Za-z][^;}]*)",

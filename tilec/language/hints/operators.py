@@ -90,11 +90,7 @@ def _unicode(m: Match, source: str) -> str:
 
 
 OPERATOR_IDIOMS: tuple[Idiom, ...] = (
-    Idiom(
-        rf"(?P<a>{ATOM})\s*(?P<at>@)\s*(?P<b>{ATOM})",
-        "there is no operator `@`",
-        _matrix_product,
-    ),
+    Idiom(rf"(?P<a>{ATOM})\s*(?P<at>@)\s*(?P<b>{ATOM})", "there is no operator `@`", _matrix_product),
     Idiom(
         r"(?P<at>\bif\b)\s*(?P<c>.+?)\s*\bthen\b\s*(?P<a>.+?)\s*\belse\b\s*(?P<b>[^;}]+)",
         "there is no `if`: a conditional is `c ? a : b`",
@@ -138,11 +134,7 @@ OPERATOR_IDIOMS: tuple[Idiom, ...] = (
         "there is no `not`",
         written_hint(_negated),
     ),
-    Idiom(
-        rf"(?P<a>{ATOM})\s+(?P<at>\bin\b)\s+(?P<b>{NAME})",
-        "there is no operator `in`",
-        _among,
-    ),
+    Idiom(rf"(?P<a>{ATOM})\s+(?P<at>\bin\b)\s+(?P<b>{NAME})", "there is no operator `in`", _among),
     Idiom(r"(?P<at>!)(?P<x>\([^()]*\)|[A-Z]\w*(?:\[[^\[\]]*\])?)", "there is no `!`", written_hint(_negated)),
     Idiom(r"(?P<at><>)", "there is no operator `<>`", written_hint(lambda m: "!=")),
     Idiom(r"(?P<at>===)", "there is no operator `===`", written_hint(lambda m: "==")),

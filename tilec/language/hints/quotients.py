@@ -47,9 +47,7 @@ def _visit(e: Expr, dimensions: frozenset[str]) -> Iterator[TypeMistake]:
             told = f"write 1.0*(...)/{n} for a fraction; a comparison or int64(...) around it says that it is meant"
             change = () if e.span is None else (Edit(Span(e.span.start, e.span.start), "1.0*"),)
             yield TypeMistake(
-                f"this quotient by the size `{n}` is one of integers, which truncates",
-                e.span,
-                hint=Hint(told, *change),
+                f"this quotient by the size `{n}` is one of integers, which truncates", e.span, hint=Hint(told, *change)
             )
         case Aggregate():
             for x in (e.body, *e.guards):

@@ -42,7 +42,6 @@ WORDS = {
 
 
 def open_brackets(tokens: list[Token]) -> list[Token]:
-    """Brackets that are open after these tokens."""
     stack: list[Token] = []
     for t in tokens:
         if t.type in OPENING:

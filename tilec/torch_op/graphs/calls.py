@@ -29,9 +29,7 @@ def plain_function(function: Specialiser, values: Sequence[torch.Tensor]) -> Spe
     if not all(v.dtype.is_floating_point for v in values[first:]):
         return None
     there = function.there([v.dtype for v in values])
-    if not all(there):
-        return None
-    return function.made(function.program)
+    return None if not all(there) else function.made(function.program)
 
 
 def has_shape(node: Node, shape: Sequence[Any]) -> bool:

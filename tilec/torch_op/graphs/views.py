@@ -127,7 +127,6 @@ def _made(graph: Graph, target: Any, args: Any, kwargs: Any) -> Node:
 
 
 def _made_of(graph: Graph, operation: Node, given: Mapping[Node, Node]) -> Node:
-    """The operation on others."""
     args, kwargs = map_arg((operation.args, operation.kwargs), lambda n: given.get(n, n))
     return _made(graph, operation.target, args, kwargs)
 

@@ -106,7 +106,7 @@ def _replaced(e: Expr, new: Mapping[Expr, Expr]) -> Expr:
 
 
 def _cut_assignment(s: Statement, names: Names, result: list[Statement]) -> None:
-    index, guard = s.index or (), () if s.guard is None else (s.guard,)
+    index, guard = s.index or (), s.guards
     bare = all(isinstance(e, Index) for e in index) and len(set(index)) == len(index)
     inner = set(index_variables(s.body, *guard)) - set(index_variables(*index))
     if s.aggregation != "assign" or s.sizes is None or not bare or inner:

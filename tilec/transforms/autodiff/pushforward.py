@@ -84,7 +84,6 @@ def added_tangents(terms: Sequence[Expr]) -> Expr:
 
 
 def addends(e: Expr) -> list[Expr]:
-    """What a sum is the sum of."""
     match e:
         case Call("add", (a, b)):
             return [*addends(a), *addends(b)]

@@ -158,7 +158,6 @@ class SmallWindow:
         return replace(s, body=body, aggregation="assign", constraints=())
 
     def places(self, name: str) -> Statement:
-        """The statement of the bits."""
         s = self.statement
         result = Access(s.output, s.index or ())
         bits: list[Expr] = []
@@ -179,7 +178,6 @@ class SmallWindow:
         return Call("int64", (Call("shr", (bits, Int(self.points))),))
 
     def has(self, bits: Expr, number: Expr) -> Expr:
-        """Whether the bit of this number is set."""
         one = _number(self.dtype, 1)
         return Call("eq", (Call("and", (Call("shr", (bits, number)), one)), one))
 

@@ -74,11 +74,7 @@ class Batch:
     """One pass over the statements. `axis` holds the batch dimension of each batched tensor."""
 
     def __init__(
-        self,
-        program: Program,
-        in_axes: tuple[int | None, ...],
-        out_axes: tuple[int | None, ...],
-        randomness: str,
+        self, program: Program, in_axes: tuple[int | None, ...], out_axes: tuple[int | None, ...], randomness: str
     ):
         self.names = Names.of(program)
         self.program = replace(program, statements=apart(program, self.names))

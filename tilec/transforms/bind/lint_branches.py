@@ -108,9 +108,7 @@ def _known(condition: Expr, taken: bool) -> Ways | None:
     """What a condition says of indices where it is true, or false; None where it says what is not understood."""
     reads_data = any(isinstance(e, Access) for e in walk(condition))
     found = alternatives(condition, taken)
-    if () in found and not reads_data and not isinstance(condition, (Int, Float)):
-        return None
-    return found
+    return None if () in found and not reads_data and not isinstance(condition, (Int, Float)) else found
 
 
 def _both(left: Ways, right: Ways | None) -> Ways | None:

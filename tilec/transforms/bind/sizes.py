@@ -170,7 +170,6 @@ class Sizes:
         return Int(as_number(value), span=e.span)
 
     def dimension(self, tensor: Name, axis: Expr, span: Span | None) -> int:
-        """The size of one dimension of a tensor."""
         shape = self.shape(tensor)
         d = self.evaluate(axis)
         if not 0 <= d < len(shape):

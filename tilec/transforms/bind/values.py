@@ -214,7 +214,6 @@ class ValueBinder:
         raise Unsupported(f"{e.function} is allowed in elementwise statements only", e.span)
 
     def _same(self, e: Call) -> Expr:
-        """The size that all of them are."""
         return Int(self.scope.sizes.evaluate(e), span=e.span)
 
 

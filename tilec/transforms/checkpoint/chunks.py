@@ -48,7 +48,6 @@ class Chunks:
         return k * self.length, (k + 1) * self.length
 
     def kept_type(self, s: States, t: TensorType) -> TensorType:
-        """The type of the kept states of a recurrence of type t."""
         return TensorType((self.count - 1, *(s.depth if k == s.axis else n for k, n in enumerate(t.shape))), t.dtype)
 
     def kept_statement(self, s: States, t: TensorType) -> Statement:
@@ -66,9 +65,7 @@ def choose_chunks(program: Program, types: Types, again: Mapping[str, str], shar
     fall into chunks."""
     try:
         schedule = CheckpointSchedule(timeline(program, types), again, frozenset(again))
-        if set(again) != set(schedule.first):
-            return None
-        return schedule.chunks(again.__getitem__, share)
+        return None if set(again) != set(schedule.first) else schedule.chunks(again.__getitem__, share)
     except Untimed:
         return None
 

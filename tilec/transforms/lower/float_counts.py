@@ -274,7 +274,6 @@ def _length(lows: Sequence[Affine], highs: Sequence[Affine], sizes: Mapping[str,
 
 
 def _least(forms: Sequence[Affine], sizes: Mapping[str, int]) -> list[Affine]:
-    """Those of the forms that may be the least."""
     kept: list[Affine] = []
     for form in dict.fromkeys(forms):
         if not any(_span(form - other, sizes)[0] >= 0 for other in kept):

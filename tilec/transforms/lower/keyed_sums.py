@@ -109,7 +109,6 @@ def _key(product: Statement) -> Key:
 
 
 def _added(product: Statement, types: dict[str, TensorType], products: Products) -> list[Statement]:
-    """The product, where it is not there yet."""
     if products.setdefault(_key(product), product) is not product or product.output in types:
         return []
     types[product.output] = statement_type(product, types)

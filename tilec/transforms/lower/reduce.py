@@ -24,8 +24,7 @@ def reduce(program: Program) -> Program:
     while no index is fractional, stay as they are."""
     shapes = shapes_of(program)
     return replace(
-        program,
-        statements=tuple(s if reads_itself(s) else reduce_statement(s, shapes) for s in program.statements),
+        program, statements=tuple(s if reads_itself(s) else reduce_statement(s, shapes) for s in program.statements)
     )
 
 

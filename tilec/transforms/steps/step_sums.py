@@ -70,7 +70,7 @@ def _lifted(
     factors = factors_of(e.body, types)
     stays = [f for f in factors if f.divides or _reads(f.value, s.output) or isinstance(f.value, Inside)]
     others = [f for f in factors if f not in stays]
-    conditions = [x for c in e.constraints for x in (c.expr, c.bound)] + ([] if e.guard is None else [e.guard])
+    conditions = [x for c in e.constraints for x in (c.expr, c.bound)] + [*e.guards]
     kept = {*index_variables(*(f.value for f in stays), *conditions)}
     free = [v for v in e.bound if v not in kept]
     if not free or not set(e.bound) & kept:

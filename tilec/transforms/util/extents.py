@@ -29,7 +29,6 @@ def sizes(extent: Extent, rank: int) -> tuple[Expr, ...]:
 
 
 def statement_extent(s: Statement, known: Mapping[str, Extent]) -> Extent:
-    """The extent of a statement's output."""
     if s.index is not None:
         if s.sizes is not None:
             return s.sizes

@@ -134,7 +134,6 @@ class ChainKernel:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What is stored."""
         stored = tuple(r.statement.output for r in self.rows if r.stored)
         return (*stored, *(r.target.output for r in self.targets))
 

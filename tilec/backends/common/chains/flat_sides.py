@@ -25,17 +25,7 @@ from tilec.backends.common.chains.values import (
 )
 from tilec.ir.functions import ZERO, all_of, call
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
-from tilec.ir.program import (
-    Access,
-    Call,
-    Expr,
-    Index,
-    Int,
-    Program,
-    Statement,
-    index_variables,
-    value_accesses,
-)
+from tilec.ir.program import Access, Call, Expr, Index, Int, Program, Statement, index_variables, value_accesses
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.lattice.conditions import bound_of, is_affine
 from tilec.transforms.bind.structural import reshape_indices

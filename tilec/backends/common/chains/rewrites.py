@@ -12,14 +12,7 @@ from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced
 from tilec.backends.common.chains.cost import MOST_STORED_BYTES
 from tilec.backends.common.chains.sheared import is_aslant
 from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
-from tilec.backends.common.chains.values import (
-    DOT_DTYPES,
-    Apart,
-    extents_of,
-    plain_index,
-    rebuilt,
-    reduction_variables,
-)
+from tilec.backends.common.chains.values import DOT_DTYPES, Apart, extents_of, plain_index, rebuilt, reduction_variables
 from tilec.backends.common.scalars import NARROW
 from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ONE, ZERO, all_of, call

@@ -145,9 +145,7 @@ def roles_of(s: Statement, matrices: Matrices) -> tuple[str, str] | None:
             row, column = (place[v] for v in matrices.roles[a.tensor])
             assert row is not None and column is not None
             found.add((row, column))
-    if len({frozenset(x) for x in found}) != 1:
-        return None
-    return min(found)
+    return None if len({frozenset(x) for x in found}) != 1 else min(found)
 
 
 def targets_of(program: Program, matrices: Matrices) -> dict[str, Target]:

@@ -112,7 +112,6 @@ def open_conditions(s: Statement, types: Types) -> tuple[Condition, ...]:
 
 
 def written_out(c: Condition) -> Expr:
-    """A condition as a value."""
     form = c.form.to_value()
     return Call("and", (call("ge", form, ZERO), call("lt", form, integer(c.bound))))
 

@@ -229,7 +229,7 @@ def _rounded_where_made(program: Program, types: Types, known: Types) -> Program
 
     def visit(e: Expr) -> Expr:
         match e:
-            case Call(_, (Access(tensor) as a,)) if tensor in chosen and _is_rounded(e):
+            case Call(function, (Access(tensor) as a,)) if tensor in chosen and function in NARROW:
                 return a
         return e if not children(e) or isinstance(e, Inside) else rebuild(e, visit)
 
@@ -238,10 +238,6 @@ def _rounded_where_made(program: Program, types: Types, known: Types) -> Program
         return replace(s, body=call(chosen[s.output], s.body)) if s.output in chosen else s
 
     return replace(program, statements=tuple(map(changed, program.statements))) if chosen else program
-
-
-def _is_rounded(e: Call) -> bool:
-    return e.function in NARROW and len(e.args) == 1 and isinstance(e.args[0], Access)
 
 
 def _as_narrow(s: Statement, names: Collection[str], before: Types) -> Statement:

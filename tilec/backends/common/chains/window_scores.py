@@ -140,11 +140,8 @@ def _inside(s: Statement, row: str, place: str, w: _Window, types: Types) -> boo
     if any(linear(e) == column and n == w.columns for a in accesses_in(s.body) for e, n in _axes(a, types)):
         return True
     rows = dict(zip(plain_index(s) or (), types[s.output].shape, strict=True))[row]
-    return s.guard is not None and _implied(s.guard, row, place, w, rows) or _always(w, rows)
-
-
-def _always(w: _Window, rows: int) -> bool:
-    return w.shift >= 0 and rows + w.places - 2 + w.shift < w.columns
+    always = w.shift >= 0 and rows + w.places - 2 + w.shift < w.columns
+    return always or s.guard is not None and _implied(s.guard, row, place, w, rows)
 
 
 def _implied(condition: Expr, row: str, place: str, w: _Window, rows: int) -> bool:

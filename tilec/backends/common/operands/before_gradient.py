@@ -131,9 +131,7 @@ def _scaled_after(s: Statement, types: Types, names: Names) -> list[Statement] |
         return None
     whole = replace(s, output=names.fresh(f"{s.output}_unscaled"), body=quotient_of(product.inner))
     last = replace(
-        s,
-        body=quotient_of([Factor(Access(whole.output, s.index or ()), False), *product.outer]),
-        aggregation="assign",
+        s, body=quotient_of([Factor(Access(whole.output, s.index or ()), False), *product.outer]), aggregation="assign"
     )
     return _alike([whole, last], [whole], s, types)
 

@@ -10,15 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.backends.common.code import FreshNames, literal, part_text, permuted, slice_text, tuple_text
-from tilec.backends.common.domain import (
-    Condition,
-    Domain,
-    access_conditions,
-    all_conditions,
-    free,
-    may_wrap,
-    row_major,
-)
+from tilec.backends.common.domain import Condition, Domain, access_conditions, all_conditions, free, may_wrap, row_major
 from tilec.backends.torch.expr.lookups import by_axes, whole_rows
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, accesses_in, index_variables

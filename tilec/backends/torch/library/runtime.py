@@ -42,7 +42,6 @@ def log_softmax_and_logarithms(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, 
 
 
 def log_softmax_gradient(c: Tensor, x: Tensor, logarithm: Tensor, dims: Sequence[int]) -> tuple[Tensor] | None:
-    """Likewise."""
     if not finite(logarithm):
         return None
     y = x - logarithm.unsqueeze(dims[0])

@@ -118,7 +118,6 @@ def exponential_form(
 
 
 def _exponent_terms(e: Expr, sign: int = 1) -> list[tuple[int, Expr]]:
-    """The terms of a sum, with their signs."""
     match e:
         case Call("add", (a, b)):
             return [*_exponent_terms(a, sign), *_exponent_terms(b, sign)]
@@ -141,9 +140,7 @@ def _exponent_sides(
     inner = [v for v in largest if v in taken and v & summed]
     right = [v for v in largest if v not in taken and v & summed]
     outer = [v for v in largest if not v & summed]
-    if (len(inner), len(right), len(outer)) != (1, 1, 1):
-        return None
-    return inner[0], right[0], outer[0]
+    return None if (len(inner), len(right), len(outer)) != (1, 1, 1) else (inner[0], right[0], outer[0])
 
 
 def _parts_of(

@@ -13,7 +13,7 @@ from tilec.backends.common.terms import split_factors, split_terms
 from tilec.backends.torch.expr.general import REDUCE
 from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
 from tilec.backends.torch.matmul.exponentials import exponential_form
-from tilec.backends.torch.matmul.factors import LOG, SUM
+from tilec.backends.torch.matmul.factors import LOG, SUM, TorchSemiring
 from tilec.backends.torch.recurrence.steps import Level, reads_own
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.functions import ONE, ZERO
@@ -63,7 +63,6 @@ def nested(outer: Level, e: Aggregate) -> Expr:
 
 
 def first_to_last(level: Level) -> int:
-    """The last step of a level."""
     return level.domain.low[level.time] - level.start + level.domain.extent[level.time] - 1
 
 
@@ -107,39 +106,24 @@ def _product(
 ) -> tuple[str, frozenset[str]] | None:
     """A sum of products, or a logsumexp of sums, of states and a feed as a matrix product."""
     semiring = {"sum": SUM, "logsumexp": LOG}.get(e.aggregation)
-    if semiring is None or level.domain.conditions or level.moving or not is_floating(element.dtype) or element.weak:
-        return None
-    if e.guard is not None and (not level.loose.allowed or semiring is LOG or reads_own(e.guard, level.own)):
-        return None
-    split = split_factors(e.body, level.task.types) if semiring is SUM else split_terms(e.body, level.task.types)
-    if split is None:
-        return None
-    factors, scale = split
     summed = {v for v in bound if level.domain.extent[v] > 1}
-    moving = [f for f in factors if reads_own(f, level.own)]
-    if not moving or not summed or any(summed - set(index_variables(f)) for f in moving):
+    found = None if semiring is None or element.weak else _sides(level, e, semiring, summed)
+    if semiring is None or found is None or not is_floating(element.dtype):
         return None
-    reach = {v for f in moving for v in index_variables(f)}
-    fixed = [f for f in factors if f not in moving and not set(index_variables(f)) <= reach | {level.time}]
-    moving = [f for f in factors if f not in fixed]
-    if not fixed or summed - {v for f in fixed for v in index_variables(f)}:
-        return None
-    count = math.prod(level.domain.extent[v] for v in level.order[1:])
-    if count < FEWEST_MATMUL_PRODUCTS:
-        return None
+    fixed, moving, scale = found
     dtype = "float32" if element.dtype in NARROW else element.dtype
     times = "mul" if semiring is SUM else "add"
     if e.guard is not None:
         level.loose.used = True
     right, known, still = _operand(level, fixed, times, dtype, e.guard)
-    left, found, _ = _operand(level, moving, times, dtype)
-    if not summed <= known & found:
+    left, walked, _ = _operand(level, moving, times, dtype)
+    if not summed <= known & walked:
         return None
     lanes = [v for v in level.order[1:] if v not in bound]
     extent = level.domain.extent
-    batch = [v for v in lanes if v in known and v in found]
-    rows = [v for v in lanes if v in found and v not in known]
-    columns = [v for v in lanes if v in known and v not in found]
+    batch = [v for v in lanes if v in known and v in walked]
+    rows = [v for v in lanes if v in walked and v not in known]
+    columns = [v for v in lanes if v in known and v not in walked]
     inner = [v for v in bound if v in summed]
     a = _matrix(level, left, batch, rows, inner)
     b = _matrix(level, right, batch, inner, columns)
@@ -162,6 +146,27 @@ def _product(
     if dtype != element.dtype:
         code = f"({code}).to(torch.{element.dtype})"
     return code, frozenset(order)
+
+
+def _sides(
+    level: Level, e: Aggregate, semiring: TorchSemiring, summed: set[str]
+) -> tuple[list[Expr], list[Expr], float | int] | None:
+    """The factors of a product of matrices that no state is part of, those of states, and the scale of both."""
+    if level.domain.conditions or level.moving or not summed:
+        return None
+    if e.guard is not None and (not level.loose.allowed or semiring is LOG or reads_own(e.guard, level.own)):
+        return None
+    split = split_factors(e.body, level.task.types) if semiring is SUM else split_terms(e.body, level.task.types)
+    if split is None or math.prod(level.domain.extent[v] for v in level.order[1:]) < FEWEST_MATMUL_PRODUCTS:
+        return None
+    factors, scale = split
+    own = [f for f in factors if reads_own(f, level.own)]
+    if not own or any(summed - set(index_variables(f)) for f in own):
+        return None
+    reach = {level.time, *index_variables(*own)}
+    fixed = [f for f in factors if f not in own and not set(index_variables(f)) <= reach]
+    whole = bool(fixed) and summed <= {*index_variables(*fixed)}
+    return (fixed, [f for f in factors if f not in fixed], scale) if whole else None
 
 
 def _operand(

@@ -12,13 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import tuple_text
-from tilec.backends.common.domain import (
-    Condition,
-    Domain,
-    all_conditions,
-    free,
-    row_major,
-)
+from tilec.backends.common.domain import Condition, Domain, all_conditions, free, row_major
 from tilec.backends.common.skew import Skew, plan_read
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.scalar import TorchScalars
@@ -130,7 +124,6 @@ class Level:
         self.step = TensorStepFrame(self)
 
     def inside_of(self, domain: Domain, order: Sequence[str]) -> Level:
-        """A level for an aggregation in this one."""
         return Level(self.task, self.skew, self.state, domain, order, self.start, self.loose, self.nested)
 
     @property

@@ -117,14 +117,7 @@ def warp_roles_file(
     lines.append(Effect(f"gl.warp_specialize([{parts}], [{GROUP_WARPS}, 1], [{registers}])"))
     sizes = tuple(n for n in program.sizes)
     kernel = KernelFunction(
-        program.name,
-        tuple(given),
-        (),
-        tuple(lines),
-        sizes,
-        tuple(heading),
-        dialect="gluon",
-        calls=called(own),
+        program.name, tuple(given), (), tuple(lines), sizes, tuple(heading), dialect="gluon", calls=called(own)
     )
     return gluon_file(kernel, own)
 

@@ -179,7 +179,6 @@ REWRITES = (
 
 
 def _grouped(program: Program, types: Types, layouts: Layouts) -> Grouped:
-    """With its chains and groups."""
     for rewrite in REWRITES:
         program, types = rewrite(program, types)
     program, types, pivots = with_moments(program, types)

@@ -94,9 +94,7 @@ def with_invariants(
 def _ranges(s: Statement, types: Types) -> dict[str, int]:
     """The variables of an aggregation from 0 on, and how far they go; none of what is computed in another way."""
     domain = build_domain(s, types) if s.index is not None and is_pure(s) and s.aggregation != "assign" else None
-    if domain is None or any(domain.low.values()):
-        return {}
-    return dict(domain.extent)
+    return {} if domain is None or any(domain.low.values()) else dict(domain.extent)
 
 
 def instructions(program: Program, types: Types) -> dict[str, float]:

@@ -90,11 +90,7 @@ def kind_of(s: Statement, across: set[str], along: set[str], extent: Mapping[str
 
 
 def _stored_first(
-    around: Neighbourhood,
-    statements: Sequence[Statement],
-    across: set[str],
-    along: set[str],
-    extent: Mapping[str, int],
+    around: Neighbourhood, statements: Sequence[Statement], across: set[str], along: set[str], extent: Mapping[str, int]
 ) -> set[str]:
     """Outputs of statements whose values many rows share in each column: those that a kernel waits for, and where it
     takes longer than a launch to read what the others need and compute them for each row, these and what they need, if

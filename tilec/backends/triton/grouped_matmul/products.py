@@ -105,7 +105,7 @@ def _by_key(key: Affine, groups: int, space: Space, view: StridedView) -> Groupe
     places, types, strides = _key_places(key, groups, space, view)
     if places is None or not _numbers_alike(places, space):
         return None
-    zeros: tuple[Condition | Expr, ...] = (*asked, *([] if s.guard is None else [s.guard]))
+    zeros: tuple[Condition | Expr, ...] = (*asked, *s.guards)
     dot = replace(dot, rows=tuple(v for v in places.keyed if v in dot.rows), zero_result=zeros)
     return GroupedProduct(dot, own, over, (group,), places, types, strides, groups)
 

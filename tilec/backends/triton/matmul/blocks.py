@@ -136,6 +136,4 @@ def inner_variables(product: MatrixProduct, block: int) -> tuple[str, ...]:
                     moves[v] = min(moves[v], float(abs(linear(e).coefficient(v))) * stride)
     best = min(summed, key=lambda v: (moves[v], -summed.index(v)))
     least = min(e[best] for e in product.space.extent)
-    if moves[best] == 1 and (least >= block or len(summed) == 1):
-        return (best,)
-    return tuple(summed)
+    return (best,) if moves[best] == 1 and (least >= block or len(summed) == 1) else tuple(summed)

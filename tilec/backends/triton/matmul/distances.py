@@ -230,8 +230,6 @@ class DistanceWriter(ExponentialWriter):
         return self.config.bm
 
     def _exact(self) -> list[CodeLine]:
-        """Difference by difference."""
-
         def step(values: list[str], tests: list[str]) -> Sequence[CodeLine]:
             assert not tests
             return (assign("difference", values[0]), assign("total", "difference * difference", "+="))

@@ -112,10 +112,7 @@ def _of_tensor(a: Access, output: str, dot: Dot, view: StridedView) -> tuple[Sta
 
 
 def split_operands(
-    product: MatrixProduct,
-    sides: tuple[str, ...] = ("left", "right"),
-    last: str | None = None,
-    windows: bool = False,
+    product: MatrixProduct, sides: tuple[str, ...] = ("left", "right"), last: str | None = None, windows: bool = False
 ) -> tuple[OperandRewrite, SplitOperands] | None:
     """The product over both operands' parts, or those of the sides, and how these are read. `last`:
     the variable along which parts shall lie. `windows`: of tensors that are read as they are, at any sums of variables,

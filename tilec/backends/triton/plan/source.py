@@ -22,7 +22,6 @@ def hole(what: str) -> str:
 
 
 def called(functions: Iterable[KernelFunction]) -> tuple[tuple[str, str], ...]:
-    """The `calls` of a function that calls these."""
     return tuple((f.name, f.name) for f in functions)
 
 

@@ -37,11 +37,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     whole_blocks,
 )
 from tilec.backends.triton.pointwise.taps import TapWriter, tap_sums
-from tilec.backends.triton.pointwise.tiling import (
-    PointwiseTiling,
-    choose_pointwise_tiling,
-    combining,
-)
+from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling, combining
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.pointwise.windows import (
     SUM_WORDS,
@@ -369,11 +365,7 @@ def unwritten(space: Space, accumulator: Accumulator) -> bool | int | float | No
 
 
 def combine_parts(
-    space: Space,
-    view: StridedView,
-    parts: int,
-    accumulator: Accumulator,
-    epilogue: Sequence[Statement] = (),
+    space: Space, view: StridedView, parts: int, accumulator: Accumulator, epilogue: Sequence[Statement] = ()
 ) -> list[Step]:
     """The launch that combines the parts of a split reduction, in order, and computes the epilogue."""
     s, output = space.statement, view.types[space.statement.output]

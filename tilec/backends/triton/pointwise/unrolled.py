@@ -43,14 +43,7 @@ class UnrolledKernel:
     """The text of one such kernel: blocks of rows x columns, a running value for each of the `statements`. `exact`:
     each point is tested; `space`: in which tiles stand for their variables."""
 
-    def __init__(
-        self,
-        name: str,
-        space: Space,
-        view: StridedView,
-        statements: Sequence[Statement],
-        exact: bool,
-    ):
+    def __init__(self, name: str, space: Space, view: StridedView, statements: Sequence[Statement], exact: bool):
         self.space, self.view, self.exact = space, view, exact
         self.k = Kernel(name, space, view.types, view.strides, view.int64_index, powers=True)
         bases = [Accumulator.over(space, s, view.types) for s in statements]
@@ -166,12 +159,7 @@ class OutputsKernel(UnrolledKernel):
     """A kernel with a sum for each of several elements at each place of its block, which it stores."""
 
     def __init__(
-        self,
-        space: Space,
-        view: StridedView,
-        elements: Sequence[Element],
-        computed: Sequence[Computed],
-        exact: bool,
+        self, space: Space, view: StridedView, elements: Sequence[Element], computed: Sequence[Computed], exact: bool
     ):
         name = python_name(space.statement.output) + "_kernel"
         super().__init__(name, space, view, [e.statement for e in elements], exact)
@@ -228,5 +216,4 @@ class OutputsKernel(UnrolledKernel):
 
 
 def inside_tile(tile: str, count: int, place: int, extent: int) -> Constraint:
-    """That a place of a tile is one of those that there are."""
     return Constraint((Affine.variable(tile, count) + place).to_expr(), Int(extent))

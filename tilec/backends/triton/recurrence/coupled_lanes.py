@@ -22,13 +22,7 @@ from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, S
 from tilec.backends.triton.plan.sizes import Strides, contiguous_strides, power_of_two
 from tilec.backends.triton.recurrence.shared_sums import SharedSum, Sharing, shared_sums, work
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
-from tilec.backends.triton.recurrence.step import (
-    FEW_SUMMED_POINTS,
-    MOST_IN_BLOCK,
-    Moment,
-    StepFrame,
-    StepWriter,
-)
+from tilec.backends.triton.recurrence.step import FEW_SUMMED_POINTS, MOST_IN_BLOCK, Moment, StepFrame, StepWriter
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Aggregate, walk
 
@@ -110,10 +104,7 @@ def _block_warps(lanes: int, points: int, most: int) -> int:
     """`most`: lanes x points that are held at once."""
     if points == 1:
         return max(1, min(16, lanes // (32 * LANES_PER_THREAD)))
-    return _warps(min(lanes * power_of_two(points), most))
-
-
-def _warps(points: int) -> int:
+    points = min(lanes * power_of_two(points), most)
     return max(1, min(16, power_of_two(points // (32 * POINTS_PER_THREAD))))
 
 
@@ -132,7 +123,6 @@ def swept(sharing: Sharing, strides: Strides, int64_index: bool, blocks: Blocks)
 
 
 def _launched(s: SharedSum, sharing: Sharing, blocks: Blocks) -> tuple[SharedSum, Blocks]:
-    """A shared sum with the blocks of its launches."""
     elements, points = _part_of(s, sharing.loop, 1)
     lanes = min(power_of_two(elements), 16)
     return s, replace(blocks, lanes=lanes, warps=_block_warps(lanes, points, 1024 * lanes))
@@ -318,7 +308,6 @@ class _Sweep(StepWriter):
             self._decode(f"{place} + lane", self._order(), [f"(lane < {self._span()})"])
 
     def _decode(self, position: str, variables: Sequence[str], tests: Sequence[str]) -> None:
-        """Lanes from their position."""
         k = self.kernel
         k.assign("row", position)
         total = k.count([v for v in variables if k.space.largest(v) > 1])

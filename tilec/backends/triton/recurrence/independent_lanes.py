@@ -146,9 +146,7 @@ def _moved(form: Affine, v: str, loop: SkewedLoop) -> tuple[int, bool] | None:
         case _:
             wraps = False
     shift = form - Affine.variable(v)
-    if shift.terms or shift.constant.denominator > 1:
-        return None
-    return int(shift.constant), wraps
+    return None if shift.terms or shift.constant.denominator > 1 else (int(shift.constant), wraps)
 
 
 def _circular_shift(shifts: Sequence[tuple[int, int]], n: int) -> int | None:

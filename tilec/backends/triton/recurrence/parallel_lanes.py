@@ -155,7 +155,6 @@ class _Writer(StepWriter):
         self.store(frame, name, compute_dtype, s.output)
 
     def _beside(self, frame: _Frame, s: Statement, state: str) -> tuple[TritonScalars, tuple[Condition, ...]]:
-        """What evaluates a statement beside the state, and its conditions."""
         loop = self.loop
         variables = frozenset((loop.time, *loop.lanes))
         t = loop.types[loop.own]

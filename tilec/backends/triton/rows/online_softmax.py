@@ -116,7 +116,6 @@ def _first_place(
 
 
 def tensors_read(e: Expr) -> set[str]:
-    """Tensors that an expression reads."""
     return {a.tensor for a in accesses_in(e)}
 
 

@@ -108,7 +108,6 @@ class _ConstantStep:
 
 
 def operation_of(step: Table | TorchLines, device: torch.device) -> Operation:
-    """What a step alone does."""
     reads, writes = step_tensors(step) or ((), ())
     plan = Plan((step,), writes)
     (operation,) = BoundPlan(plan, wrapper("step", reads, plan, {}), device).operations

@@ -81,8 +81,7 @@ def check_device(device: torch.device) -> None:
     found = device_info(device)
     if found.capability < 80:
         raise Unsupported(
-            f"kernels need compute capability 8.0; {found.name} has {found.capability / 10}",
-            hint='use backend="torch"',
+            f"kernels need compute capability 8.0; {found.name} has {found.capability / 10}", hint='use backend="torch"'
         )
 
 

@@ -21,7 +21,6 @@ _NUMBERS = {
     "fp32": ctypes.c_float,
 }
 MAP = "map"  # of an argument that is a tensor map: Triton's object, which holds it behind its head
-MAP_OFFSET = 128
 
 EncodeMap = Callable[[Any, int], list]  # how a tensor map becomes arguments
 # what launches a kernel, what it takes before the arguments, and whether maps hold the addresses that they had

@@ -15,10 +15,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
-LIBDEVICE_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "rint": torch.round,
-    "fast_dividef": torch.div,
-}
+LIBDEVICE_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"rint": torch.round, "fast_dividef": torch.div}
 WRITTEN_AS_INSTRUCTIONS = {"exp_": "exp", "share_exp_": "exp"}  # of the library, while kernels are interpreted
 
 

@@ -91,7 +91,6 @@ class Launched:
 
     @property
     def ready(self) -> bool:
-        """Is it compiled?"""
         return self._compiled_kernel is not None
 
     def compiled(self, **numbers: int) -> DriverLaunch | None:

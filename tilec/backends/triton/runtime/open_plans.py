@@ -40,10 +40,7 @@ class OpenPlan:
     natives: dict[object, OpenNative | None] = field(default_factory=dict)
 
     def filled_in(
-        self,
-        sizes: Mapping[str, int],
-        inputs: Mapping[str, torch.Tensor],
-        operation: Callable[[Any], Operation],
+        self, sizes: Mapping[str, int], inputs: Mapping[str, torch.Tensor], operation: Callable[[Any], Operation]
     ) -> Any | None:
         """The library's plan for these sizes and for inputs like these, if it can be made of what has run."""
         key = placed_as(inputs.values())
@@ -109,7 +106,6 @@ class OpenPlans:
         setting: Setting,
         inputs: Mapping[str, torch.Tensor] | None = None,
     ) -> Plan:
-        """The plan for these sizes and strides."""
         made = self.find(sizes, strides, setting)
         if made is not None:
             return made.at(sizes)

@@ -196,7 +196,6 @@ class ScanWriter:
         return f"{self.kernel.number('first', 'begin', first, False)} {'+' if self.scan.rising else '-'} {step}"
 
     def _term_test(self, step: str, along: str) -> str:
-        """Text of the test that there is a term at a step."""
         k, scan = self.kernel, self.scan
         tests = [f"({step} < {k.number('steps', 'steps', scan.steps, False)})"]
         last = scan.first + (scan.steps - 1) * (1 if scan.rising else -1)

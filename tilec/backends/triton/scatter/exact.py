@@ -142,7 +142,6 @@ def point_programs(runs: Runs) -> int:
 
 
 def point_launch(k: Kernel, runs: Runs) -> Launch:
-    """Of a kernel of all points."""
     return _launch(k, runs, point_programs(runs))
 
 

@@ -77,7 +77,6 @@ class Fixed:
 
     @property
     def integers(self) -> int:
-        """Of a plane."""
         return self.elements * INTEGERS_OF[self.dtype]
 
     @property

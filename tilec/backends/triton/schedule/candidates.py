@@ -143,10 +143,7 @@ class Way:
 
 # by what a choice calls its family; the first choice of all is the one that others are checked against
 WAYS = {
-    "library": Way(
-        lambda p: [{"family": "library"}] if p.setting.library else [],
-        lambda p, choice: by_library(p),
-    ),
+    "library": Way(lambda p: [{"family": "library"}] if p.setting.library else [], lambda p, choice: by_library(p)),
     "hopper": Way(_hopper_choices, _of_hopper_choice),
     "dot": Way(_dot_choices, _of_dot_choice),
 }

@@ -240,11 +240,9 @@ def _renamed(step: Step, names: Renamed) -> Step:
 
 def _of_name(value: object, names: Renamed) -> object:
     """An argument of a kernel, a tensor's under the name that it has now."""
-    return (
-        replace(value, tensor=names.get(value.tensor, value.tensor))
-        if isinstance(value, Pointer | Descriptor)
-        else value
-    )
+    if isinstance(value, Pointer | Descriptor):
+        return replace(value, tensor=names.get(value.tensor, value.tensor))
+    return value
 
 
 def _released(steps: Sequence[Step], asked: set[str]) -> list[Step]:

@@ -12,13 +12,7 @@ from tilec.backends.triton.emit.epilogue import epilogue_over
 from tilec.backends.triton.fusion.invariants import costly_instructions
 from tilec.backends.triton.iteration.coalesce import coalesce
 from tilec.backends.triton.matmul.blocks import short_block
-from tilec.backends.triton.matmul.dot import (
-    LAUNCH_SECONDS,
-    MEMORY_BYTES,
-    MatrixProduct,
-    product_over,
-    short_sums_pay,
-)
+from tilec.backends.triton.matmul.dot import LAUNCH_SECONDS, MEMORY_BYTES, MatrixProduct, product_over, short_sums_pay
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue
 from tilec.backends.triton.matmul.hopper.steps import timed_steps
 from tilec.backends.triton.matmul.steps import dot_steps

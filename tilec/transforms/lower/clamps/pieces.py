@@ -156,7 +156,6 @@ def _chosen(p: AffinePiece, q: AffinePiece, value: int, choose: Callable[[int, i
 
 
 def _remainders(f: _Pieces, g: _Pieces) -> _Pieces | None:
-    """The remainders by a number."""
     out: list[AffinePiece] = []
     for first, last, p, q in _both(f, g):
         n = q.rest

@@ -22,18 +22,7 @@ from typing import Any
 
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import statement_type
-from tilec.ir.program import (
-    Access,
-    Call,
-    Constraint,
-    Expr,
-    Float,
-    Index,
-    Int,
-    Statement,
-    index_variables,
-    walk,
-)
+from tilec.ir.program import Access, Call, Constraint, Expr, Float, Index, Int, Statement, index_variables, walk
 from tilec.ir.types import NARROW, Types, is_floating
 from tilec.lattice.sets import Box, Shapes, bounds_of, covers, domain, sizes_of
 from tilec.transforms.lower.separate_windows import one_after_the_other
@@ -92,7 +81,6 @@ class _Order:
         return self.among(self.places.values(), self.width)
 
     def among(self, others: Iterable[Any], own: Any) -> tuple[Any, ...]:
-        """These with that of its own axis."""
         items = tuple(others)
         return (*items[: self.position], own, *items[self.position :])
 

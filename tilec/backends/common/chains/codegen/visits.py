@@ -100,7 +100,6 @@ def _has_bounds(e: Expr, sides: tuple[str, str], types: Types) -> bool:
 
 
 def build_lists(name: str, visits: Visits, kernel: ChainKernel, types: Types, tiling: Tiling) -> BlockProgram:
-    """The kernel that makes the lists."""
     return verify_kernel(_Lists(visits, kernel, types, tiling).program(name))
 
 

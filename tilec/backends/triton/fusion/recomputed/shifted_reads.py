@@ -64,7 +64,8 @@ def with_shifted_reads(program: Program, types: Types) -> Program:
     for s in [statements[s.output] for s in reversed(program.statements)]:
         s = statements[s.output]
         own = [statements[n] for n in readers.get(s.output, ()) if n in statements]
-        if not any(_reads_neighbours(r, s, types) for r in own):
+        read = ((r, a) for r in own for a in value_accesses(r) if a.tensor == s.output)
+        if all(_in_place(a, r, s, types) for r, a in read):
             continue
         compared = _compared_tensors(program) if compared is None else compared
         stays = s.output in compared and not _rounds_alike(s, inputs)
@@ -159,10 +160,6 @@ class _Producer:
         body = self.statement.body if bare else self.padded
         body = body if narrowed or of_body == dtype else Call(dtype, (body,))
         return replace_indices(body, {v: linear(e) for v, e in zip(self.names, a.index, strict=True)})
-
-
-def _reads_neighbours(reader: Statement, s: Statement, types: Types) -> bool:
-    return any(a.tensor == s.output and not _in_place(a, reader, s, types) for a in value_accesses(reader))
 
 
 def _in_place(a: Access, reader: Statement, s: Statement, types: Types) -> bool:

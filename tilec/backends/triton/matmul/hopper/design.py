@@ -135,7 +135,6 @@ class Lines(LineBuilder):
 
 
 def spell(form: Affine, names: Mapping[str, str] | None = None) -> str:
-    """A form as an expression."""
     text = ""
     for name, c in coefficients(form):
         shown = (names or {}).get(name, name)
