@@ -139,6 +139,12 @@ def rows(t: Tensor, falling: bool = False) -> Sequence[np.ndarray]:
     return list(array[::-1] if falling else array)
 
 
+def in_rows(t: Tensor) -> Tensor:
+    """The tensor laid out so that what steps along the first dimension read lies side by side, on the CPU."""
+    strided = t.device.type == "cpu" and t.dim() > 1 and t.shape[-1] > 1 and t.stride(-1) != 1
+    return t.contiguous() if strided else t
+
+
 SCANS: dict[
     str, tuple[Callable[..., Tensor], Callable[..., Tensor], float, float]
 ] = {  # times, plus, and the elements that leave a state alone
