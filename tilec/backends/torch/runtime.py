@@ -40,6 +40,7 @@ from tilec.backends.torch.library.runtime import log_softmax_gradient as log_sof
 from tilec.backends.torch.library.runtime import softmax_and_statistics as softmax_and_statistics
 from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gradient
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
+from tilec.backends.torch.selection import add_where_bit as add_where_bit
 from tilec.backends.torch.selection import all_within as all_within
 from tilec.backends.torch.selection import between_limits as between_limits
 from tilec.backends.torch.selection import choose as choose

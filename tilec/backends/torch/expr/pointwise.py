@@ -158,12 +158,13 @@ def tested_bit(e: Expr, types: Types) -> tuple[Expr, int] | None:
 
 
 def _constant(e: Expr) -> int | None:
-    """The value of sums and products of integers."""
-    if not all(isinstance(x, Int) or isinstance(x, Call) and x.function in ("add", "sub", "mul") for x in walk(e)):
+    """The value of an expression of integers alone."""
+    if not all(isinstance(x, Int) or isinstance(x, Call) and x.function in _COMPUTED for x in walk(e)):
         return None
     return as_int(linear(e).constant)
 
 
+_COMPUTED = ("add", "sub", "mul", "neg")
 _COMMUTATIVE = ("add", "mul", "max", "min", "and")
 _TESTS, _COUNTED = ("eq", "ne", "lt", "le", "gt", "ge"), ("uint8", "int16", "int32", "int64")
 MOST_COUNTED = 2**24  # up to which float32 has all integers

@@ -13,7 +13,7 @@ from tilec.backends.common.code import FreshNames, literal, tuple_text
 from tilec.backends.common.scalars import count_uses
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int
-from tilec.ir.types import Types
+from tilec.ir.types import Types, is_floating
 
 MOST_NUMPY_LANES = 2**12  # beyond that torch's passes over memory are worth more than its calls cost
 UFUNCS = {
@@ -98,7 +98,7 @@ class HostStep:
         if key not in self._known:
             name = self._known[key] = self.names.fresh("number")
             shape = tuple_text(self.lanes or (1,))  # whole rows: NumPy is slower where an operand is broadcast
-            number = literal(float(n)) if self.dtype.startswith("float") else str(n)
+            number = literal(float(n)) if is_floating(self.dtype) else str(n)
             self.before.append(f"{name} = np.full({shape}, {number}, {self.dtype!r})")
         return self._known[key]
 

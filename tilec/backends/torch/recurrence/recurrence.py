@@ -226,7 +226,7 @@ class _Loop:
         return loop
 
     def _lists(self) -> Iterator[tuple[str, str]]:
-        """Names of lists of a step's rows, and what they are rows of: of states themselves, else of copies if better."""
+        """Names of lists of a step's rows, and what they are rows of: states themselves, of others copies if better."""
         states = {self.level.locals[t].name for t in self.level.read}
         return ((name, text if name in states else f"rt.in_rows({text})") for name, text in self.level.lists)
 
