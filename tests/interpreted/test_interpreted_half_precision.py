@@ -113,6 +113,30 @@ def test_a_relu_has_the_mask_of_a_sum_that_is_rounded_with_its_bias(shape, hidde
     assert "O" not in {s.name for s in f.saved(*inputs)}
 
 
+BIASED = {  # of a sum and its bias, and torch's
+    "leaky": ("O + A > 0 ? O + A : 0.1 * (A + O)", lambda t: torch.nn.functional.leaky_relu(t, 0.1)),
+    "max": ("max(O + A, 0.1)", lambda t: torch.maximum(t, t.new_tensor(0.1))),
+    "limits": ("min(max(O + A, -0.5), 0.5)", lambda t: t.clamp(-0.5, 0.5)),
+    "elu": ("O + A > 0 ? O + A : exp(O + A) - 1", torch.nn.functional.elu),
+    "gelu": ("gelu(O + A)", torch.nn.functional.gelu),
+}
+
+
+@pytest.mark.parametrize("activation", BIASED)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.covering
+def test_gradients_after_a_bias_read_the_sum_that_is_rounded_with_it(activation, dtype):
+    """The first row of the product is the negative bias but for rounding."""
+    text, function = BIASED[activation]
+    g = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(s, generator=g).to(dtype) for s in ((33, 320), (48, 320)))
+    a = -(x[0].double() @ w.double().T).to(dtype)
+    f = tilec.compile(RELU.replace("relu(O + A)", text), backend="triton")
+    ours, torchs = errors(f, lambda x, w, a: function(torch.nn.functional.linear(x, w, a)), [x, w, a])
+    assert all(a <= 2 * b for a, b in zip(ours, torchs, strict=True)), (ours, torchs)
+    assert {s.name for s in f.saved(x, w, a)} == {"X", "W", "O_biased"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_slope_of_a_bias_of_distances(weighted, dtype):
