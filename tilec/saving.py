@@ -44,8 +44,8 @@ from tilec.ir.program import Access, Expr, Input, Program, Statement, accesses_i
 from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
 from tilec.late import puts_off_collection
 from tilec.pipeline import bind_flat
-from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs
 from tilec.transforms.autodiff.biased_sums import with_biased_sums
+from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs
 from tilec.transforms.autodiff.window_places import with_window_places
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
