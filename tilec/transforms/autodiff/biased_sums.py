@@ -11,7 +11,7 @@ is rounded once, takes as much memory, and is all that either pass reads of `O`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from tilec.ir.index import distinct_variables
@@ -38,8 +38,14 @@ from tilec.transforms.util.naming import Names
 from tilec.transforms.util.rewrite import body_at
 
 
-def with_biased_sums(program: Program, inputs: Types, cotangents: Collection[str]) -> Program:
-    """The flat program of values and gradient with such statements. `inputs`: types of the inputs."""
+def with_biased_sums(
+    program: Program,
+    inputs: Types,
+    cotangents: Collection[str] = (),
+    admits: Callable[[Statement, Statement], bool] | None = None,
+) -> Program:
+    """The flat program with such statements: of values and gradient, where both read a sum, or of any for sums and
+    statements that are admitted. `inputs`: types of the inputs."""
     types = infer(program, inputs)
     if not any(t.dtype in NARROW for t in types.values()):
         return program
@@ -51,9 +57,9 @@ def with_biased_sums(program: Program, inputs: Types, cotangents: Collection[str
         if types[s.output].dtype not in NARROW or s.output in program.outputs or s.aggregation != "sum":
             continue
         readers = [t for t in program.statements if s.output in reads(t)]
-        asked = {t.output in beyond for t in readers}
-        biased = _biased(s, readers, types) if asked == {True, False} and s.output not in beyond else None
-        if biased is not None and beyond.isdisjoint(reads(biased)):
+        asked = {t.output in beyond for t in readers} == {True, False} and s.output not in beyond
+        biased = _biased(s, readers, types) if readers and (asked or admits is not None) else None
+        if biased is not None and (admits(s, biased) if admits else beyond.isdisjoint(reads(biased))):
             program = _read_in(program, s, replace(biased, output=names.fresh(f"{s.output}_biased")))
     return program
 
