@@ -76,6 +76,7 @@ def test_a_product_of_few_terms_is_not_stored_for_what_follows(terms, kernel):
     assert kernel in source and "D_lines" not in source and "Y_kernel" not in source, source
 
 
+BATCHED = "function (X[P, N, K], W[P, J, K], B[J]) -> (Y) { Y[p, n, j] = sum(X[p, n, k] * W[p, j, k]) + B[j]; }"
 ON_A_CPU = {  # whether the bias is added before the product is rounded
     "a function of it": (OTHERS["a function of it"][0], True),
     "a relu": (LINEAR.replace("sum(X[n, k] * W[j, k]) + B[j]", "relu(sum(X[n, k] * W[j, k]) + B[j])"), True),
@@ -83,8 +84,8 @@ ON_A_CPU = {  # whether the bias is added before the product is rounded
     "a bias of rows": (LINEAR.replace("B[J]", "B[N]").replace("+ B[j]", "+ B[n]"), False),
     "read alone too": (APART.replace("Y = S + B", "Y = S + B - S"), False),
     "an output": (APART.replace("-> (Y)", "-> (S, Y)"), False),
-    "of batches": ("function (X[P, N, K], W[P, J, K], B[J]) -> (Y) { Y[p, n, j] = sum(X[p, n, k] * W[p, j, k]) + B[j]; }", False),
-}  # fmt: skip
+    "of batches": (BATCHED, False),
+}
 
 
 @pytest.mark.parametrize("name", ON_A_CPU)

@@ -18,6 +18,7 @@ from tilec.backends.common.code import FreshNames, indented, python_name
 from tilec.backends.common.memory import FAILED, TensorMemory, with_memory_handler
 from tilec.backends.common.tiled_program import RESERVED_NAMES
 from tilec.backends.torch.axis_tiling import TiledStep, in_slabs, slab_lines
+from tilec.backends.torch.expr.pieces import with_branches_taken
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.library.calls import LibraryCall, Part, call_lines, library_parts
 from tilec.backends.torch.library.cast_inputs import with_cast_inputs
@@ -123,7 +124,8 @@ def _reusing(lowering: Lowering) -> Lowering:
     """With what statements store read where others would compute it again, and biases added to products first."""
     before = lowering.stages["flat"]
     inputs = {name: lowering.types[name] for name in before.input_names()}
-    flat = with_biased_sums(reuse(before, lowering.types), inputs, admits=adds_bias)
+    flat = with_branches_taken(reuse(before, lowering.types), lowering.types)
+    flat = with_biased_sums(flat, inputs, admits=adds_bias)
     if flat is before:
         return lowering
     reduced = reduce(flat)

@@ -139,8 +139,8 @@ class ContractionWriter:
     def text(
         self, a: Operand, b: Operand, kept: tuple[str, ...], scale: str | None = None, bias: str | None = None
     ) -> str:
-        """Text of the result, over `kept`; of a matrix product times a number, or of 16 bits with a bias for each column,
-        where it is given."""
+        """Text of the result, over `kept`. `scale`: of a matrix product times a number; `bias`: of one of 16 bits with
+        what is added to each column."""
         a, b = self._only(a, kept, b), self._only(b, kept, a)
         layout = lay_out(a, b, kept, self.domain)
         if not layout.summed:
