@@ -131,8 +131,8 @@ def _lines(task: Task, found: _Sum, lines_for: Callable[[Task], list[str]]) -> l
         for d in t.classes:
             # along an axis of one point, what is read and what is written would be two views of other strides
             alone = any(d.extent[v] == 1 for v in d.output_variables())
-            body = replace(d, statement=replace(d.statement, body=or_zero(d.statement), guard=None))
-            lines += lines_of_class(into, body if alone else _added(d, s.output), direct=False, added=alone) or ()
+            value = replace(d, statement=replace(d.statement, body=or_zero(d.statement), guard=None))
+            lines += lines_of_class(into, value if alone else _added(d, s.output), direct=False, added=alone) or ()
     return lines
 
 

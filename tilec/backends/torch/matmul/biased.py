@@ -55,10 +55,11 @@ def biased_product(tasks: Sequence[Task]) -> list[str] | None:
     whole = first.covered and first.part(domain) == first.out and not domain.masked
     if p is None or not whole or p.checked or len(p.operands) != 2 or p.scale != 1:
         return None
-    layout = lay_out(*p.operands, order, domain)
+    a, b = p.operands
+    layout = lay_out(a, b, order, domain)
     fits = first.types[bias.tensor] == replace(t, shape=t.shape[-1:]) and layout.columns == order[-1:]
     if not fits or layout.batch or layout.outer or plan_steps(first, domain, layout, SUM):
         return None
     writer = ContractionWriter(first, domain, t.dtype, SUM, {})
-    code = writer.text(*p.operands, order, bias=first.local[bias.tensor])
+    code = writer.text(a, b, order, bias=first.local[bias.tensor])
     return [*writer.before, *writer.lines, f"{then.out} = {code}"]
