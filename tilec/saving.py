@@ -12,8 +12,8 @@ inputs alone is either computed again from inputs that are kept, or kept itself.
   into, and all such take no more than MOST_HEAVY_BYTES (the logits of a linear layer that goes into a cross-entropy, of
   some thousand rows);
 - where it is an output and takes the place of an input that is at least as large (exp, a softmax);
-- where it is all that is asked of what would be kept, and there anyway: a hidden layer that the next product reads, and
-  not its sums, which are rounded before the bias is added;
+- where it is all that is asked of what would be kept, and there anyway: a hidden layer that the next product reads, or
+  16-bit sums with their bias, and not the sums, which are rounded before it is added;
 - where it says which elements of small windows are their extremum, if less is kept with it (a pool).
 
 An extremum that the gradient looks for among sums computed again, or among what is made of computed values of 16 bits,
@@ -44,6 +44,7 @@ from tilec.ir.program import Access, Expr, Input, Program, Statement, accesses_i
 from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
 from tilec.late import puts_off_collection
 from tilec.pipeline import bind_flat
+from tilec.transforms.autodiff.biased_sums import with_biased_sums
 from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs
 from tilec.transforms.autodiff.window_places import with_window_places
 from tilec.transforms.bind.bind import bind
@@ -197,11 +198,7 @@ class _Joint:
 
     @staticmethod
     def of(
-        program: Program,
-        wrt: Sequence[str],
-        types: Types,
-        values: Mapping[str, int],
-        bound: Program | None = None,
+        program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], bound: Program | None = None
     ) -> _Joint:
         inputs = {name: types[name] for name in program.input_names()}
         bound = bound or bind(program, inputs, values)
@@ -213,7 +210,8 @@ class _Joint:
         for name, o in zip(cotangents, program.outputs, strict=True):
             t = outputs[o]
             inputs[name] = TensorType(t.shape, t.dtype if is_floating(t.dtype) else "float32")
-        flat = with_stored_counts(bind_flat(joint, inputs, values), inputs, cotangents)
+        counted = with_stored_counts(bind_flat(joint, inputs, values), inputs, cotangents)
+        flat = with_biased_sums(counted, inputs, cotangents)
         gradients = flat.outputs[len(program.outputs) :]
         return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs))
 
@@ -302,16 +300,16 @@ class _Joint:
         return self.with_outputs(outputs, self._frontier(candidates))
 
     def with_operands(self, kept: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
-        """`kept` with operands of products in the place of what nothing else than they is made of."""
+        """`kept` with what alone is made of it in its place: operands of products, maps of 16-bit sums."""
         forward, found = self.forward_statements(), list(kept)
-        products = {
-            n for s in drop_dead(forward, outputs) if s.aggregation == "sum" for n in reads(s) if len(reads(s)) > 1
-        }
+        sums = (s for s in drop_dead(forward, outputs) if s.aggregation == "sum")
+        products = {n for s in sums for n in reads(s) if len(reads(s)) > 1}
         for k, name in enumerate(found):
             readers = [s for s in self.needed(found) if name in reads(s) and name not in outputs]
-            operand = readers[0].output if len(readers) == 1 and readers[0] in forward else ""
-            if operand in products - {*found} and _is_map(readers[0]) and self.types[operand] == self.types[name]:
-                found[k] = operand
+            if len(readers) == 1 and readers[0] in forward and _is_map(readers[0]):
+                operand, t = readers[0].output, self.types[name]
+                if self.types[operand] == t and operand not in found and (operand in products or t.dtype in NARROW):
+                    found[k] = operand
         return tuple(found)
 
     def with_outputs(self, outputs: Sequence[str], kept: Sequence[str]) -> tuple[str, ...]:

@@ -127,3 +127,57 @@ def test_a_part_of_one_row_is_added() -> None:
         *tensors((100, 100)),
         tolerance=1e-5,
     )
+
+
+BRANCHES = {  # sums over few values of a variable that choices test; whether the branches are written out
+    "each value": ("O[n : N] = +(i == 0 ? A[n, i] : i == 1 ? B[n] * A[n, i] : 2 * A[n, 0]), i < 4;", True),
+    "halves": ("O[n : N] = +(i < 2 ? A[n, i] : -A[n, i - 2] * B[n]), i < 4;", True),
+    "remainders": ("O[n : N] = +(i % 2 == 0 ? A[n, i] : B[n]), i < 4;", True),
+    "two variables": ("O[n : N] = +((i < j ? A[n, i] : 0) * A[n, j]), i < 4, j < 2;", True),
+    "no branch but zero": ("O[n : N] = +(i > 7 ? A[n, i] : 0), i < 4;", True),
+    "places at which nothing is": ("O[n : N] = +(i == 0 ? A[n + 1, i] : B[n]), i < 4;", False),
+    "many values": ("O[n : N] = +(i == 0 ? A[n, 0] : i == 1 ? B[n] : A[n, i % 4]), i < 12;", False),
+    "the greatest": ("O[n : N] = >(i == 0 ? A[n, i] : B[n]), i < 4;", False),
+    "tests of values": ("O[n : N] = +(A[n, i] > 0 ? A[n, i] : B[n]), i < 4;", False),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches_of_sums_over_few_values(name):
+    text, written = BRANCHES[name]
+    text = f"function (A[N, 4], B[N]) -> (O) {{ {text} }}"
+    function = tilec.compile(text, backend="torch")
+    g = torch.Generator().manual_seed(0)
+    for n in (1, 1500):
+        a, b = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((n, 4), (n,)))
+        if n > 1:
+            a[3, 1], b[5], a[7, 0] = math.inf, math.nan, -math.inf
+        torch.testing.assert_close(function(a, b), torch.as_tensor(tilec.interpret(text, a, b)), equal_nan=True)
+        source = function.lower(a, b).source()
+        assert ("torch.sum(" not in source and "amax" not in source) == written or n == 1, source
+
+
+EDGES = [
+    """function (X[N, M], D[K, M]) -> (Y) {
+        A[0, j : N, M] = +(0.25 * D[0, j]); B[i + 1, j : N, M] = +(D[i, j]); C[i, j : N, M] = X[i, j];
+        E[N - 1, j : N, M] = +(D[0, j] * X[0, j]); Y[i, j] = A[i, j] + B[i, j] + C[i, j] + E[i, j]; }""",
+    """function (X[N, M], D[K, M]) -> (Y) {
+        A[i, j : N, M] = +(i == 0 ? D[i, j] * 0.5); B[i, j : N, M] = +(D[i - 1, j] * 2); C[i, 0 : N, M] = +(X[i, j]);
+        Y[i, j] = A[i, j] + B[i, j] + C[i, j]; }""",
+]
+
+
+@pytest.mark.parametrize("text", EDGES)
+@pytest.mark.parametrize("shape", [(130, 80), (1, 9000), (9000, 1), (2, 5000), (3, 3)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_terms_of_one_place_are_added_in_place(text, shape, dtype):
+    n, m = shape
+    g = torch.Generator().manual_seed(0)
+    x, d = (torch.randn(s, generator=g, dtype=dtype) for s in (shape, (max(n - 1, 1), m)))
+    before = x.clone(), d.clone()
+    function = tilec.compile(text, backend="torch")
+    exact = torch.as_tensor(tilec.interpret(text, x.double(), d.double()))
+    torch.testing.assert_close(function(x, d).double(), exact, rtol=1e-5, atol=1e-5)
+    assert torch.equal(x, before[0]) and torch.equal(d, before[1])
+    if n == 130 and text == EDGES[1]:
+        assert ".add_(" in function.lower(x, d).source()

@@ -1,5 +1,7 @@
 """Products with a bias for each column are one call of a library."""
 
+import re
+
 import pytest
 import torch
 
@@ -72,3 +74,33 @@ def test_a_product_of_few_terms_is_not_stored_for_what_follows(terms, kernel):
     """Its kernel takes as long as memory does: a library would write the product, and another kernel read it."""
     source = lines_of(ADAPTER, ((1500, terms), (terms, 3000), (1500, 3000)))
     assert kernel in source and "D_lines" not in source and "Y_kernel" not in source, source
+
+
+BATCHED = "function (X[P, N, K], W[P, J, K], B[J]) -> (Y) { Y[p, n, j] = sum(X[p, n, k] * W[p, j, k]) + B[j]; }"
+ON_A_CPU = {  # whether the bias is added before the product is rounded
+    "a function of it": (OTHERS["a function of it"][0], True),
+    "a relu": (LINEAR.replace("sum(X[n, k] * W[j, k]) + B[j]", "relu(sum(X[n, k] * W[j, k]) + B[j])"), True),
+    "rows of two axes": (TURNED, True),
+    "a bias of rows": (LINEAR.replace("B[J]", "B[N]").replace("+ B[j]", "+ B[n]"), False),
+    "read alone too": (APART.replace("Y = S + B", "Y = S + B - S"), False),
+    "an output": (APART.replace("-> (Y)", "-> (S, Y)"), False),
+    "of batches": (BATCHED, False),
+}
+
+
+@pytest.mark.parametrize("name", ON_A_CPU)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_bias_is_added_before_rounding_on_a_cpu(name, dtype):
+    text, biased = ON_A_CPU[name]
+    function = tilec.compile(text, backend="torch")
+    g = torch.Generator().manual_seed(0)
+    sizes = dict(P=3, N=7, J=5, K=65)
+    axes = re.findall(r"\w\[([A-Z, ]+)\]", text.split(" -> ")[0])
+    given = [torch.randn([sizes[d] for d in found.split(", ")], generator=g).to(dtype) for found in axes]
+    assert ("bias=" in function.lower(*given).source()) == biased
+    assert "bias=" not in function.lower(*(t.float() for t in given)).source()
+    exact = function(*(t.double() for t in given))
+    found = function(*given)
+    exact, found = (t[-1] if isinstance(t, tuple) else t for t in (exact, found))
+    step = torch.finfo(dtype).eps * exact.abs().clamp(min=1)
+    assert ((found.double() - exact).abs() <= (0.6 if biased and name != "a function of it" else 8) * step).all()

@@ -94,14 +94,16 @@ def errors(f: tilec.Function, exact, inputs: list[torch.Tensor]) -> tuple[list[f
 
 @pytest.mark.parametrize("shape", [(33, 64, 48), (128, 256, 65)])
 @pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_relu_has_the_mask_of_a_sum_that_is_rounded_with_its_bias(shape, hidden, dtype):
+@pytest.mark.covering
+def test_a_relu_has_the_mask_of_a_sum_that_is_rounded_with_its_bias(shape, hidden, dtype, backend):
     """The first row of the product is the negative bias but for rounding, so that rounding it would decide the mask."""
     m, h, j = shape
     g = torch.Generator().manual_seed(0)
     x, w, v = (torch.randn(s, generator=g).to(dtype) for s in ((m, h), (j, h), (j, 7)))
     a = -(x[0].double() @ w.double().T).to(dtype)
-    f = tilec.compile(HIDDEN if hidden else RELU, backend="triton")
+    f = tilec.compile(HIDDEN if hidden else RELU, backend=backend)
     inputs = [x, w, a, v] if hidden else [x, w, a]
 
     def exact(x, w, a, *v):
@@ -111,6 +113,31 @@ def test_a_relu_has_the_mask_of_a_sum_that_is_rounded_with_its_bias(shape, hidde
     ours, torchs = errors(f, exact, inputs)
     assert all(a <= 2 * b for a, b in zip(ours, torchs, strict=True)), (ours, torchs)
     assert "O" not in {s.name for s in f.saved(*inputs)}
+
+
+BIASED = {  # of a sum and its bias, and torch's
+    "leaky": ("O + A > 0 ? O + A : 0.1 * (A + O)", lambda t: torch.nn.functional.leaky_relu(t, 0.1)),
+    "max": ("max(O + A, 0.1)", lambda t: torch.maximum(t, t.new_tensor(0.1))),
+    "limits": ("min(max(O + A, -0.5), 0.5)", lambda t: t.clamp(-0.5, 0.5)),
+    "elu": ("O + A > 0 ? O + A : exp(O + A) - 1", torch.nn.functional.elu),
+    "gelu": ("gelu(O + A)", torch.nn.functional.gelu),
+}
+
+
+@pytest.mark.parametrize("activation", BIASED)
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.covering
+def test_gradients_after_a_bias_read_the_sum_that_is_rounded_with_it(activation, dtype, backend):
+    """The first row of the product is the negative bias but for rounding."""
+    text, function = BIASED[activation]
+    g = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(s, generator=g).to(dtype) for s in ((33, 320), (48, 320)))
+    a = -(x[0].double() @ w.double().T).to(dtype)
+    f = tilec.compile(RELU.replace("relu(O + A)", text), backend=backend)
+    ours, torchs = errors(f, lambda x, w, a: function(torch.nn.functional.linear(x, w, a)), [x, w, a])
+    assert all(a <= 2 * b for a, b in zip(ours, torchs, strict=True)), (ours, torchs)
+    assert {s.name for s in f.saved(x, w, a)} == {"X", "W", "O_biased"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

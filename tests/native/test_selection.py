@@ -90,3 +90,27 @@ def test_between_limits(dtype: torch.dtype, limits: tuple[float, float]) -> None
     room = torch.empty(97, 262, dtype=dtype)[:, ::2]
     rt.between_limits(g, x, least, most, out=room)
     assert _same(room, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("integer", [torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("step", [1, 2])
+def test_elements_added_where_others_have_a_bit(dtype: torch.dtype, integer: torch.dtype, step: int) -> None:
+    bits = torch.randint(0, 100, (37, 41, 8), generator=torch.Generator().manual_seed(0)).to(integer)
+    a, rooms = _drawn((37, 41, 8), dtype, 1), _drawn((37, 41 * step, 8), dtype, 2)
+    total, before = rooms[:, ::step], rooms.clone()
+    for part in (slice(None), slice(1, 41), slice(0, 0)):
+        want = total[:, part] + torch.where(bits[:, part] & 4 > 0, a[:, part], 0)
+        rt.add_where_bit(total[:, part], bits[:, part], a[:, part], 4)
+        assert _same(total[:, part], want)
+    assert step == 1 or _same(rooms[:, 1::step], before[:, 1::step])
+
+
+def test_sums_of_tests_in_parts() -> None:
+    x, y = _drawn((60, 200), torch.float32, 1), _drawn((60, 200), torch.float32, 2)
+    inner = (slice(1, 60), slice(None))
+    for dtype in (torch.uint8, torch.int16):
+        found = rt.weighed_tests(dtype, (torch.eq, x, y, 5, ()), (torch.eq, x[:-1], y[1:], 32, inner))
+        want = (x == y).to(dtype) * 5
+        want[1:] += (x[:-1] == y[1:]).to(dtype) * 32
+        assert torch.equal(found, want)

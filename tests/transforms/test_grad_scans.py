@@ -46,6 +46,31 @@ def test_scans_without_the_last_elements(aggregation, gap):
         np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
 
+GUARDS = {"k <= i": "i - k < N", "i >= k": "i - k < N", "k >= i": "k - i < N", "k < i": "i - k - 1 < N"}
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS[1:])
+def test_a_guard_as_the_constraint_that_says_the_same(aggregation, guard):
+    def gradient(terms, rest):
+        source = f"function (X[B, N]) -> (O) {{ O[b, i : B, N] = {aggregation}({terms}X[b, k]){rest}; }}"
+        return show(grad(parse(source)))
+
+    text = gradient(f"{guard} ? ", "")
+    if guard == "k < i" and aggregation in "><":  # the first element is of no terms, which has no identity of its own
+        assert "Received" not in text
+    else:
+        wanted = gradient("", f", {GUARDS[guard]}")
+        assert text.replace("-i + k", "k - i") == wanted and "Received" in text
+
+
+def test_a_guard_that_leaves_elements_without_a_place():
+    """Those after the last one of the result count for none of its elements: no scan."""
+    source = "function (X[M], Z[N]) -> (O) { O[i : N] = >(k <= i ? X[k]); }"
+    assert "Received" not in show(grad(parse(source)))
+    check_gradient(source, normal(6), normal(5))
+
+
 @pytest.mark.parametrize("condition", ("i - k < N", "k - i < N", "i - k - 2 < N", "k - i - 1 < N", "k <= i", "i < k"))
 def test_terms_of_sums_that_share_an_element(condition):
     """What the shared element receives is a sum over the terms, not over all pairs."""

@@ -413,6 +413,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("recorded", &recorded);
   module.def("compared", &selection::compared, py::call_guard<py::gil_scoped_release>());
   module.def("inside", &selection::inside, py::call_guard<py::gil_scoped_release>());
+  module.def("add_where_bit", &selection::add_where_bit, py::call_guard<py::gil_scoped_release>());
   module.def("chosen", &selection::chosen, py::call_guard<py::gil_scoped_release>());
   module.def("chosen_by", &selection::chosen_by, py::call_guard<py::gil_scoped_release>());
   module.def("add_pass", &add_pass);

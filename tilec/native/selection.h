@@ -78,6 +78,20 @@ TILEC_TESTS(of_int64, int64_t)
 TILEC_INSIDE(inside_float, float)
 TILEC_INSIDE(inside_double, double)
 
+// Elements added to what is there, where others have a bit: that of the number `number`.
+#define TILEC_ADDED(NAME, T, B)                                                       \
+  TILEC_WIDE void NAME(const char* const* from, char* to, int64_t n) {                \
+    auto bits = reinterpret_cast<const B*>(from[0]);                                  \
+    auto a = reinterpret_cast<const T*>(from[1]), before = reinterpret_cast<const T*>(from[2]); \
+    auto out = reinterpret_cast<T*>(to);                                              \
+    B number = B(*reinterpret_cast<const int64_t*>(from[3]));                         \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) out[i] = before[i] + (bits[i] & number ? a[i] : T(0)); \
+  }
+TILEC_ADDED(added_float_byte, float, uint8_t)
+TILEC_ADDED(added_float_short, float, int16_t)
+TILEC_ADDED(added_double_byte, double, uint8_t)
+TILEC_ADDED(added_double_short, double, int16_t)
+
 struct Tests {
   at::ScalarType dtype;
   Loop chosen[4], truth[4];
@@ -216,6 +230,16 @@ inline std::optional<at::Tensor> inside(
   float narrow[] = {float(least), float(most), float(low), float(high)};
   bool single = dtype == at::kFloat;
   return over(single ? inside_float : inside_double, out, dtype, {g, x}, single ? (const void*)narrow : wide);
+}
+
+// `total += a` where bits have that of a number; false where torch has to do it.
+inline bool add_where_bit(const at::Tensor& total, const at::Tensor& bits, const at::Tensor& a, int64_t number) {
+  static const Loop loops[] = {added_float_byte, added_float_short, added_double_byte, added_double_short};
+  auto dtype = total.scalar_type(), integer = bits.scalar_type();
+  bool known = (dtype == at::kFloat || dtype == at::kDouble) && (integer == at::kByte || integer == at::kShort);
+  if (!known || a.scalar_type() != dtype || !plain(total) || !plain(bits) || !plain(a)) return false;
+  over(loops[2 * (dtype == at::kDouble) + (integer == at::kShort)], total, dtype, {bits, a, total}, &number);
+  return true;
 }
 
 }  // namespace selection

@@ -90,19 +90,13 @@ def _collect(
 
 
 def _adds(t: Task, special: Callable[[Task], bool]) -> bool:
-    """Is a statement one of values for parts of the output? Along an axis of one point, what is read and what is
-    written would be two views of other strides, which torch takes for an overlap."""
+    """Is a statement one of values for parts of the output?"""
     s = t.flat
     if s.aggregation not in ("assign", "sum") or s.default is not None:
         return False
     if t.classes is None:
         return s.aggregation == "sum" and t.flat_domain is not None and not special(t)
-    return all(
-        not d.conditions
-        and all(d.extent[v] == 1 for v in d.reductions())
-        and all(d.extent[v] > 1 for v in d.output_variables())
-        for d in t.classes
-    )
+    return all(not d.conditions and all(d.extent[v] == 1 for v in d.reductions()) for d in t.classes)
 
 
 def _lines(task: Task, found: _Sum, lines_for: Callable[[Task], list[str]]) -> list[str]:
@@ -131,7 +125,10 @@ def _lines(task: Task, found: _Sum, lines_for: Callable[[Task], list[str]]) -> l
             lines += [f"{task.out} = {task.out}.contiguous()", *added_lines(into)]
             continue
         for d in t.classes:
-            lines += lines_of_class(into, _added(d, s.output), direct=False) or ()
+            # along an axis of one point, what is read and what is written would be two views of other strides
+            alone = any(d.extent[v] == 1 for v in d.output_variables())
+            value = replace(d, statement=replace(d.statement, body=or_zero(d.statement), guard=None))
+            lines += lines_of_class(into, value if alone else _added(d, s.output), direct=False, added=alone) or ()
     return lines
 
 

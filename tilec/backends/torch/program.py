@@ -18,15 +18,19 @@ from tilec.backends.common.code import FreshNames, indented, python_name
 from tilec.backends.common.memory import FAILED, TensorMemory, with_memory_handler
 from tilec.backends.common.tiled_program import RESERVED_NAMES
 from tilec.backends.torch.axis_tiling import TiledStep, in_slabs, slab_lines
+from tilec.backends.torch.expr.pieces import with_branches_taken
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.library.calls import LibraryCall, Part, call_lines, library_parts
 from tilec.backends.torch.library.cast_inputs import with_cast_inputs
+from tilec.backends.torch.matmul.biased import adds_bias
 from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
 from tilec.backends.torch.sharing import reuse
 from tilec.ir.at_sizes import NAMESPACE
+from tilec.ir.infer import infer
 from tilec.ir.program import Program, Statement, reads
 from tilec.ir.types import Types
 from tilec.language.show import show_statement
+from tilec.transforms.autodiff.biased_sums import with_biased_sums
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
 
@@ -116,15 +120,16 @@ def build_program(lowering: Lowering, options: Options) -> TorchProgram:
 
 
 def _reusing(lowering: Lowering) -> Lowering:
-    """With what statements store read where others would compute it again."""
+    """With what statements store read where others would compute it again, and biases added to products first."""
     before = lowering.stages["flat"]
-    flat = reuse(before, lowering.types)
+    inputs = {name: lowering.types[name] for name in before.input_names()}
+    flat = with_branches_taken(reuse(before, lowering.types), lowering.types)
+    flat = with_biased_sums(flat, inputs, admits=adds_bias)
     if flat is before:
         return lowering
     reduced = reduce(flat)
-    return replace(
-        lowering, stages={**lowering.stages, "flat": flat, "reduced": reduced, "defracted": defract(reduced)}
-    )
+    stages = {**lowering.stages, "flat": flat, "reduced": reduced, "defracted": defract(reduced)}
+    return replace(lowering, stages=stages, types=infer(flat, inputs))
 
 
 def _functions(

@@ -9,6 +9,7 @@ from tilec.backends.torch.accumulated import accumulated
 from tilec.backends.torch.expr.general import general
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.fused import fused
+from tilec.backends.torch.matmul.biased import biased_product
 from tilec.backends.torch.matmul.convolution_call import convolution_lines
 from tilec.backends.torch.matmul.exponentials import exponentials
 from tilec.backends.torch.matmul.keyed import keyed_products
@@ -83,6 +84,9 @@ def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str], frozenset[str
     summed = accumulated(tasks, lines_for, lambda task: _try(task, SPECIAL) is not None) if len(tasks) > 1 else None
     if summed:
         return summed
+    biased = biased_product(tasks) if len(tasks) > 1 else None
+    if biased is not None:
+        return 2, biased, frozenset((tasks[0].flat.output,))
     special = _try(tasks[0], SPECIAL)
     if special is not None:
         return 1, special, frozenset()

@@ -40,6 +40,7 @@ from tilec.backends.torch.library.runtime import log_softmax_gradient as log_sof
 from tilec.backends.torch.library.runtime import softmax_and_statistics as softmax_and_statistics
 from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gradient
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
+from tilec.backends.torch.selection import add_where_bit as add_where_bit
 from tilec.backends.torch.selection import all_within as all_within
 from tilec.backends.torch.selection import between_limits as between_limits
 from tilec.backends.torch.selection import choose as choose
@@ -137,6 +138,12 @@ def rows(t: Tensor, falling: bool = False) -> Sequence[np.ndarray]:
     if array.ndim == 1:
         array = array[:, None]  # an element of a vector would be a number, not a view
     return list(array[::-1] if falling else array)
+
+
+def in_rows(t: Tensor) -> Tensor:
+    """The tensor laid out so that what steps along the first dimension read lies side by side, on the CPU."""
+    strided = t.device.type == "cpu" and t.dim() > 1 and t.shape[-1] > 1 and t.stride(-1) != 1
+    return t.contiguous() if strided else t
 
 
 SCANS: dict[

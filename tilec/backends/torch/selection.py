@@ -49,15 +49,26 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
     return shapes[0] if len({*shapes}) == 1 else torch.broadcast_shapes(*shapes)
 
 
-def weighed_tests(dtype: torch.dtype, *tests: tuple[Callable[..., Tensor], Tensor, Tensor, int]) -> Tensor:
-    """The sum of `test(a, b)` times a number, for each; all sums are numbers that float32 has."""
-    shape = _broadcast(*(t.shape for _, a, b, _ in tests for t in (a, b)))
+def weighed_tests(
+    dtype: torch.dtype, *tests: tuple[Callable[..., Tensor], Tensor, Tensor, int, tuple[slice, ...]]
+) -> Tensor:
+    """The sum of `test(a, b)` times a number, for each, in a part of the elements; all sums are numbers that float32
+    has. Some part is of all elements: `()`."""
+    shape = _broadcast(*(t.shape for _, a, b, _, part in tests for t in (a, b) if not part))
     total, room = (tests[0][1].new_zeros(shape, dtype=torch.float32) for _ in range(2))
-    for test, a, b, n in tests:
+    for test, a, b, n, part in tests:
+        sums, values = (total[part], room[part]) if part else (total, room)
         # several at a time where the result is of the operands' type
-        fits = a.dtype == room.dtype and _broadcast(a.shape, b.shape) == shape
-        total.add_(test(a, b, out=room) if fits else test(a, b), alpha=n)
+        fits = a.dtype == room.dtype and _broadcast(a.shape, b.shape) == sums.shape
+        sums.add_(test(a, b, out=values) if fits else test(a, b), alpha=n)
     return total.to(torch.int16).to(torch.int8).view(dtype) if dtype == torch.uint8 else total.to(dtype)
+
+
+def add_where_bit(total: Tensor, bits: Tensor, a: Tensor, number: int) -> None:
+    """Add elements where integers have the bit of a number."""
+    library = native() if total.device.type == "cpu" else None
+    if library is None or not library.add_where_bit(total, bits, a, number):
+        total.add_(choose((bits & number) != 0, a, 0.0))
 
 
 def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | None = None) -> Tensor:

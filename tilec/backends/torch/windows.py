@@ -19,6 +19,7 @@ from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.choices import choice_text
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
+from tilec.backends.torch.expr.pointwise import tested_bit
 from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.sharing import EXACT
@@ -42,7 +43,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import TensorType
+from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.util.naming import unlike
@@ -191,11 +192,23 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
         code = evaluator.tensor(value, task.type.dtype)
         whole = moving <= value.variables and bool(value.variables or not order)
         write = value.call if value.compute_dtype == task.type.dtype and part.statement.guard is None else None
+        bit = tested_bit(part.statement.guard, task.types) if part.statement.guard is not None else None
+        written = task.part(part)
+        if loops.headers and written != task.out:
+            name = task.names.fresh("part")
+            prologue.append(f"{name} = {written}")
+            written = name
+        target = loops.part(written, order)
+        if bit is not None and task.flat.aggregation == "sum" and is_floating(task.type.dtype):
+            bits = evaluator.tensor(evaluator.value(bit[0]), evaluator.value(bit[0]).type.dtype)
+            prologue += frame.prologue
+            lines += [*frame.lines, *([f"{target} = 0"] if n == 0 and covered else [])]
+            lines.append(f"rt.add_where_bit({target}, {bits}, {code}, {bit[1]})")
+            continue
         if part.statement.guard is not None:
             test = evaluator.condition(evaluator.value(part.statement.guard))
             code = choice_text(test, code, task.identity)
             write = f"{code[:-1]}, out={{0}})"
-        target = loops.part(task.part(part), order)
         prologue += frame.prologue
         lines += frame.lines
         combine = f"torch.{_COMBINED.get(task.flat.aggregation)}"

@@ -18,6 +18,7 @@ from tilec.ir.program import (
     Access,
     Aggregate,
     Call,
+    Constraint,
     Expr,
     Index,
     Name,
@@ -29,6 +30,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
+from tilec.lattice.conditions import bound_of
 from tilec.transforms.util.extents import Extent, extents, sizes
 from tilec.transforms.util.naming import Names, rename, rename_constraint
 
@@ -49,7 +51,8 @@ def split_scans(program: Program, names: Names) -> tuple[Statement, ...]:
     """The program's statements, each such scan over the elements of one tensor at its own index, up to its place."""
     known = extents(program)
     result: list[Statement] = []
-    for s in (part for whole in program.statements for part in _up_to_itself(whole, known, names)):
+    constrained = (_constrained(s, known) for s in program.statements)
+    for s in (part for whole in constrained for part in _up_to_itself(whole, known, names)):
         found = _scan(s, known)
         if found is not None and not _plain(s, found):
             terms, s = _stored_terms(s, found, s.sizes or (), names)
@@ -59,6 +62,18 @@ def split_scans(program: Program, names: Names) -> tuple[Statement, ...]:
             result.append(terms)
         result.append(s)
     return tuple(result)
+
+
+def _constrained(s: Statement, known: Mapping[str, Extent]) -> Statement:
+    """A scan guarded by `k <= i`, or `k < i`, with the constraint that says the same; any other statement as it is."""
+    form = None if s.guard is None or s.constraints else bound_of(s.guard)
+    if form is None:
+        return s
+    for size in s.sizes or ():
+        made = replace(s, guard=None, constraints=(Constraint(form.to_expr(), size),))
+        if _scan(made, known) is not None or len(_up_to_itself(made, known, Names(()))) > 1:
+            return made
+    return s
 
 
 def _stored_terms(s: Statement, found: _Scan, shape: tuple[Expr, ...], names: Names) -> tuple[Statement, Statement]:

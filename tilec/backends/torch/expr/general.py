@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.code import assignable, indented, part_text, tuple_text
+from tilec.backends.common.code import assignable, indented, literal, part_text, tuple_text
 from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.common.scalars import accumulation_dtype
@@ -22,7 +22,7 @@ from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.functions import RANDOM
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Int, accesses_in, reads, walk
+from tilec.ir.program import Access, Call, Float, Inside, Int, accesses_in, reads, walk
 from tilec.lattice.conditions import bound_of
 
 REDUCE = {a.name: a.torch.reduce for a in AGGREGATIONS.values() if a.torch}
@@ -110,8 +110,9 @@ class Loops:
         return part_text(tensor, [":".join(self.ends[v]) if v in self.ends else ":" for v in variables])
 
 
-def lines_of_class(task: Task, domain: Domain, direct: bool) -> list[str] | None:
-    """Lines for one class. `direct`: bind the output's name to the result; None where blocks make that impossible."""
+def lines_of_class(task: Task, domain: Domain, direct: bool, added: bool = False) -> list[str] | None:
+    """Lines for one class. `direct`: bind the output's name to the result; None where blocks make that impossible.
+    `added`: to what is there."""
     domain = _triangle_chosen(domain)
     outputs, reductions = domain.output_variables(), domain.reductions()
     order, steps = _plan(task, domain)
@@ -121,7 +122,7 @@ def lines_of_class(task: Task, domain: Domain, direct: bool) -> list[str] | None
     inner = Loops(task, domain, reductions, steps)
     frame = TensorFrame(domain, order, task.types, task.local, task.names, {**outer.ends, **inner.ends})
     body = _Body(task, domain, frame, outer, inner)
-    lines = body.lines(direct)
+    lines = body.added_lines() if added else body.lines(direct)
     return [*frame.prologue, *outer.wrap(lines)]
 
 
@@ -205,6 +206,19 @@ class _Body:
             code = f"torch.where({reached}, {code}, {self._fill()})"
             variables = variables | frozenset(self.outputs)
         return [*lines, *self._write(code, dtype, variables, value, direct)]
+
+    def added_lines(self) -> list[str]:
+        """Lines that add a value of the output's type, of no sum and without a guard, to what is there."""
+        body, scale = self.domain.statement.body, ""
+        while isinstance(body, Call) and body.function == "mul" and isinstance(body.args[1], Inside):
+            body = body.args[0]
+        match body:
+            case Call("mul", (x, Float(n))) if not isinstance(x, Int | Float):
+                body, scale = x, f", alpha={literal(n)}"
+        evaluator = TorchScalars(self.frame, body)
+        code = evaluator.tensor(evaluator.value(body), self.task.type.dtype)
+        target = self.outer.part(self.task.part(self.domain), self.outputs)
+        return [*self.frame.lines, f"{target}.add_({code}{scale})"]
 
     def _mask(self, evaluator: TorchScalars) -> tuple[str | None, frozenset[str]]:
         mask = self.frame.mask()

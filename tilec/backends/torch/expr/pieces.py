@@ -10,9 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.box_values import difference, resolved, truth_over
-from tilec.backends.common.domain import Domain, boxed
+from tilec.backends.common.domain import Domain, boxed, build_domain
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, map_values, walk
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Program,
+    Statement,
+    index_variables,
+    map_values,
+    node_count,
+    reads_itself,
+    walk,
+)
 from tilec.ir.rational import as_int
 from tilec.ir.types import Types
 
@@ -20,7 +34,51 @@ _MOST_PIECES = 9
 _MOST_ROUNDS = 2  # of an index that goes round, `X[(i + 1) % N]`
 _FEWEST_ELEMENTS = 4096  # of a box, below which calls of torch cost more than what they do
 _COMPARISONS = {"lt": (0,), "ge": (0,), "le": (1,), "gt": (1,), "eq": (0, 1), "ne": (0, 1)}  # where `a - b` changes it
+_WRITTEN_OUT = ("float32", "float64")
+_LARGEST_WRITTEN_OUT = 120  # nodes of a body
 _Ranges = Mapping[str, tuple[int, int]]
+
+
+def with_branches_taken(program: Program, types: Types) -> Program:
+    """The program in which a sum over few values of a variable that choices test, `+(i == 0 ? A[n, i] : B[n])`, is the
+    sum of the branches that they take."""
+    statements = tuple(_written_out(s, types) for s in program.statements)
+    same = all(a is b for a, b in zip(statements, program.statements, strict=True))
+    return program if same else replace(program, statements=statements)
+
+
+def _written_out(s: Statement, types: Types) -> Statement:
+    plain = s.aggregation == "sum" and not s.guards and s.default is None and not reads_itself(s)
+    tested = {v for e in _conditions(s) for v in index_variables(e)} if plain else set()
+    tested -= {*index_variables(*(s.index or ()))}
+    domain = build_domain(s, types) if tested and types[s.output].dtype in _WRITTEN_OUT else None
+    if domain is None or domain.conditions or math.prod(domain.extent.values()) < _FEWEST_ELEMENTS:
+        return s
+    values = [range(domain.low[v], domain.low[v] + domain.extent[v]) for v in tested]
+    if math.prod(map(len, values)) > _MOST_PIECES or node_count(s.body) > _LARGEST_WRITTEN_OUT:
+        return s
+    terms = []
+    for place in itertools.product(*values):
+        part = substitute_affine(s, {v: Affine.of((), n) for v, n in zip(tested, place, strict=True)})
+        ranges = {v: (n, n + domain.extent[v] - 1) for v, n in domain.low.items() if v not in tested}
+        terms.append(_resolved(part, ranges, types).body)
+    total = functools.reduce(lambda a, b: Call("add", (a, b)), terms)
+    return replace(s, body=_without_zeros(total), constraints=())
+
+
+def _without_zeros(e: Expr) -> Expr:
+    """A sum without terms of branches not taken, and what is asked of places that are inside."""
+    match e:
+        case Call("add", (a, b)):
+            left, right = _without_zeros(a), _without_zeros(b)
+            return right if _zero(left) else left if _zero(right) else Call("add", (left, right))
+        case Call("mul", (a, Inside())):
+            return _without_zeros(a)
+    return e
+
+
+def _zero(e: Expr) -> bool:
+    return e == Int(0) or isinstance(e, Call) and e.function in _WRITTEN_OUT and _zero(e.args[0])
 
 
 def in_pieces(domain: Domain, types: Types) -> tuple[Domain, ...]:

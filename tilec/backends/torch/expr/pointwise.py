@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilec.backends.common.scalars import INTEGER_BITS
+from tilec.ir.index import linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Float, Int
+from tilec.ir.program import Access, Call, Expr, Float, Int, walk
+from tilec.ir.rational import as_int
 from tilec.ir.types import Types
 from tilec.language import parse
 
@@ -146,14 +148,23 @@ def _number(e: Expr) -> float | None:
 def tested_bit(e: Expr, types: Types) -> tuple[Expr, int] | None:
     """The integers of which `(a >> n & 1) == 1` tests a bit, and the number of their type that has this bit."""
     match e:
-        case Call("eq", (Call("and", (Call("shr", (x, Int(n))), one)), same)) if one == same and n >= 0:
+        case Call("eq", (Call("and", (Call("shr", (x, place)), one)), same)) if one == same:
+            n = _constant(place)
             while isinstance(one, Call) and one.function in _COUNTED:
                 one = one.args[0]
             bits, signed = INTEGER_BITS.get(expression_type(x, types).dtype, (0, True))
-            return (x, 1 << n) if one == Int(1) and n < bits - signed else None
+            return (x, 1 << n) if one == Int(1) and n is not None and 0 <= n < bits - signed else None
     return None
 
 
+def _constant(e: Expr) -> int | None:
+    """The value of an expression of integers alone."""
+    if not all(isinstance(x, Int) or isinstance(x, Call) and x.function in _COMPUTED for x in walk(e)):
+        return None
+    return as_int(linear(e).constant)
+
+
+_COMPUTED = ("add", "sub", "mul", "neg")
 _COMMUTATIVE = ("add", "mul", "max", "min", "and")
 _TESTS, _COUNTED = ("eq", "ne", "lt", "le", "gt", "ge"), ("uint8", "int16", "int32", "int64")
 MOST_COUNTED = 2**24  # up to which float32 has all integers

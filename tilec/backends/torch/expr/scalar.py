@@ -17,6 +17,7 @@ from tilec.backends.common.scalars import INTEGER_BITS, fit, identity
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.choices import COMPARED, choice_text, triangle_text
 from tilec.backends.torch.expr.pointwise import PointwiseMatch, routine_of, tested_bit, tests_by_numbers
+from tilec.backends.torch.expr.weighed import parts_of_tests, weighed_text
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
 from tilec.ir.index import linear
@@ -51,7 +52,8 @@ class TorchScalars(ScalarWriter):
     def _operands(self, e: Expr) -> Sequence[Expr]:
         found, tests = routine_of(e), tests_by_numbers(e)
         if tests is not None and not self._uses_twice(tests):
-            return [x for test, _ in tests for x in test.args]
+            parts = parts_of_tests(self.frame, tests)
+            return [x for test, _ in tests if test not in parts for x in test.args]
         bit = tested_bit(e, self.frame.types)
         return bit[:1] if bit else tuple(found.tensors.values()) if found else super()._operands(e)
 
@@ -62,14 +64,8 @@ class TorchScalars(ScalarWriter):
     def _weighed(self, e: Expr, tests: list[tuple[Call, int]]) -> ScalarValue:
         """A sum of tests by numbers, several elements at a time."""
         t = expression_type(e, self.frame.types)
-        parts, variables = list[str](), frozenset[str]()
-        for test, n in tests:
-            args = [self._values[a] for a in test.args]
-            common = promote(*(a.type for a in args)).dtype
-            operands = ", ".join(self.tensor(a, common) for a in args)
-            parts.append(f"(torch.{test.function}, {operands}, {n})")
-            variables |= frozenset().union(*(a.variables for a in args))
-        return ScalarValue(f"rt.weighed_tests(torch.{t.dtype}, {', '.join(parts)})", t, t.dtype, variables)
+        code, variables = weighed_text(self, t.dtype, tests)
+        return ScalarValue(code, t, t.dtype, variables)
 
     def _make(self, e: Expr) -> ScalarValue:
         found, tests = routine_of(e), tests_by_numbers(e)

@@ -136,8 +136,11 @@ class ContractionWriter:
         self.before: list[str] = []
         self.lines: list[str] = []
 
-    def text(self, a: Operand, b: Operand, kept: tuple[str, ...], scale: str | None = None) -> str:
-        """Text of the result, over `kept`; of a matrix product times a number, where it is given."""
+    def text(
+        self, a: Operand, b: Operand, kept: tuple[str, ...], scale: str | None = None, bias: str | None = None
+    ) -> str:
+        """Text of the result, over `kept`. `scale`: of a matrix product times a number; `bias`: of one of 16 bits with
+        what is added to each column."""
         a, b = self._only(a, kept, b), self._only(b, kept, a)
         layout = lay_out(a, b, kept, self.domain)
         if not layout.summed:
@@ -148,7 +151,8 @@ class ContractionWriter:
             code = f"rt.scaled_product({left}, {right}, {scale})"
         elif self.dtype in NARROW:
             accumulated = any(v in self.ends for v in layout.summed)
-            code = f"rt.multiply({left}, {right}{', float32_result=True' if accumulated else ''})"
+            more = f", bias={bias}" if bias else ", float32_result=True" if accumulated else ""
+            code = f"rt.multiply({left}, {right}{more})"
         else:
             template = self.semiring.matrix[2 if layout.outer else 1 if layout.batch else 0]
             code = template.format(left, right, self.task.options.memory_budget)

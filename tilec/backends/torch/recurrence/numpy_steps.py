@@ -13,7 +13,7 @@ from tilec.backends.common.code import FreshNames, literal, tuple_text
 from tilec.backends.common.scalars import count_uses
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Int
-from tilec.ir.types import Types
+from tilec.ir.types import Types, is_floating
 
 MOST_NUMPY_LANES = 2**12  # beyond that torch's passes over memory are worth more than its calls cost
 UFUNCS = {
@@ -21,6 +21,7 @@ UFUNCS = {
     "max": "np.maximum", "min": "np.minimum", "abs": "np.abs", "exp": "np.exp", "log": "np.log", "tanh": "np.tanh",
     "sqrt": "np.sqrt", "log1p": "np.log1p", "expm1": "np.expm1",
 }  # fmt: skip
+INTEGER_UFUNCS = ("add", "sub", "mul", "neg", "max", "min")  # which wrap as torch's do
 SLOW_FUNCTIONS = {"logaddexp": "np.logaddexp"}  # element by element: for few lanes only
 FEW_NUMPY_LANES = 128
 NUMPY_COMPARISONS = {"eq": "np.equal", "ne": "np.not_equal", "lt": "np.less", "gt": "np.greater", "le": "np.less_equal",
@@ -39,21 +40,22 @@ class HostStep:
         self._uses = count_uses([body])
 
     def suits(self, e: Expr) -> bool:
-        """Is the expression elementwise arithmetic in the recurrence's own floating type?"""
-        count = math.prod(self.lanes)
-        if self.dtype not in ("float32", "float64") or count > MOST_NUMPY_LANES:
+        """Is the expression elementwise arithmetic in the recurrence's own type?"""
+        count, whole = math.prod(self.lanes), self.dtype in ("int32", "int64")
+        if not whole and self.dtype not in ("float32", "float64") or count > MOST_NUMPY_LANES:
             return False
         match e:
-            case Int() | Float():
-                return True
+            case Int(n):
+                return not whole or -(2**31) <= n < 2**31
+            case Float():
+                return not whole
             case Access(tensor):
-                return self.types[tensor].dtype == self.dtype and not self.types[tensor].weak
+                return self.types[tensor].dtype == self.dtype and (whole or not self.types[tensor].weak)
             case Call("select", (c, a, b)):
                 return self.test(c) and self.suits(a) and self.suits(b)
             case Call(function, args):
-                known = (
-                    function in UFUNCS or function == "relu" or function in SLOW_FUNCTIONS and count <= FEW_NUMPY_LANES
-                )
+                few = function in SLOW_FUNCTIONS and count <= FEW_NUMPY_LANES
+                known = function in INTEGER_UFUNCS if whole else few or function in UFUNCS or function == "relu"
                 own = expression_type(e, self.types).dtype == self.dtype
                 return known and own and all(map(self.suits, args))
         return False
@@ -96,7 +98,8 @@ class HostStep:
         if key not in self._known:
             name = self._known[key] = self.names.fresh("number")
             shape = tuple_text(self.lanes or (1,))  # whole rows: NumPy is slower where an operand is broadcast
-            self.before.append(f"{name} = np.full({shape}, {literal(float(n))}, {self.dtype!r})")
+            number = literal(float(n)) if is_floating(self.dtype) else str(n)
+            self.before.append(f"{name} = np.full({shape}, {number}, {self.dtype!r})")
         return self._known[key]
 
     def _value(self, e: Expr, target: str | None = None) -> str:

@@ -8,7 +8,7 @@ line lies outside the tensor is masked. See `skew` for the coordinates and `step
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -225,9 +225,14 @@ class _Loop:
             return [f"if not rt.affine_scan({', '.join(parts)}):", *indented(loop)]
         return loop
 
+    def _lists(self) -> Iterator[tuple[str, str]]:
+        """Names of lists of a step's rows, and what they are rows of: states themselves, of others copies if better."""
+        states = {self.level.locals[t].name for t in self.level.read}
+        return ((name, text if name in states else f"rt.in_rows({text})") for name, text in self.level.lists)
+
     def _torch(self, body: Expr) -> list[str]:
         """The loop in torch calls."""
-        level, lists = self.level, [*self.level.lists, (self.rows, self._target())]
+        level, lists = self.level, [*self._lists(), (self.rows, self._target())]
         written = self._write(TorchScalars(level.step, body, *self.tests), body)
         step = [*level.step.lines, *written]
         for pair in self._margins(self._slice()):
@@ -247,7 +252,7 @@ class _Loop:
             return None
         row = names.fresh("row")
         host.write(body, row, self.tests)
-        texts = dict(level.lists)
+        texts = dict(self._lists())
         lists = [(row, self._target())]
         for tensor, x in host.rows.items():
             name, moves = level.locals[tensor].name, level.locals[tensor].at
