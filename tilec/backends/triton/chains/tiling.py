@@ -283,6 +283,11 @@ def _operands(kernel: ChainKernel) -> _Operands:
     return stationary, streamed, matrices
 
 
+def streamed_tensors(kernel: ChainKernel) -> tuple[str, ...]:
+    """The tensors that products read for what a program walks."""
+    return tuple(_operands(kernel)[1])
+
+
 def roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:
     """The longest steps whose operands have room in shared memory and whose sums have in registers; None where warps
     with work of their own do not pay: for narrow operands, and short walks (through a window); or where it is plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -221,7 +221,10 @@ class Places:
             self._emitters[key] = self._emitter(positions, masked)
         return self._emitters[key]
 
-    def _emitter(self, positions: Mapping[str, Value], masked: bool) -> Emitter:
+    def _emitter(
+        self, positions: Mapping[str, Value], masked: bool, exponents: Callable[[Value], Value] | None = None
+    ) -> Emitter:
+        """`exponents`: what is made of them where points do not count."""
         b, kernel = self.b, self.kernel
         here = dict(positions)
         here.update((f"#{axis}", self.feature_positions(axis)) for axis in self.features)
@@ -249,7 +252,8 @@ class Places:
                 return self._inner(kernel.inners[a.tensor], a, made)
             return self.row.get(a.tensor)
 
-        made = Emitter(b, self.types, here, self.extent, within, given, kernel.in_place, self._in_exponents)
+        asked = within, given, kernel.in_place, self._in_exponents, exponents
+        made = Emitter(b, self.types, here, self.extent, *asked)
         return made
 
     def feature_positions(self, axis: str) -> Value:
