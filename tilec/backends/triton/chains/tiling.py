@@ -99,6 +99,8 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
             chosen = LONG_STEPS
         elif table is ONE_PRODUCT:
             chosen = _of_one_product(kernel, types, chosen)
+        if chosen == LONG_STEPS and kernel.walked:  # what is walked around the blocks takes registers of sums
+            chosen = LONG_WALK
     operands = _operands(kernel)
     boxed = chosen.boxed or bool(operands[2])  # a matrix takes more addresses than anything else
     found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
