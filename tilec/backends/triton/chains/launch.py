@@ -87,10 +87,10 @@ class _ChainPlanner:
         for name in streamed_tensors(kernel):
             strides = self.strides[name]
             apart = [n for n, e in zip(strides[:-1], self.types[name].shape[:-1], strict=True) if e > 1]
-            together = gcd(WHOLE_VECTOR, *apart) if apart else WHOLE_VECTOR
+            together = 1 if name in setting.misaligned else gcd(WHOLE_VECTOR, *apart)
             plain = self.types[name].dtype in NARROW and strides[-1] == 1 and name not in kernel.outputs
             reads = -(-kernel.extent[kernel.blocked[0]] // MATRIX.block)
-            if plain and name not in setting.misaligned and together < WHOLE_VECTOR and reads >= _READS * together:
+            if plain and together < WHOLE_VECTOR and reads >= _READS * together:
                 found.append(name)
         return tuple(found)
 
@@ -106,7 +106,8 @@ class _ChainPlanner:
             before.append(once)
             after += released
         strides = {n: view.strides[c] for n, c in copies.items()}
-        planner = replace(self, strides={**self.strides, **strides}, copied=tuple(names))
+        setting = replace(self.setting, misaligned=tuple(n for n in self.setting.misaligned if n not in copies))
+        planner = replace(self, strides={**self.strides, **strides}, setting=setting, copied=tuple(names))
         return [*before, *(_reading(step, copies) for step in planner.steps()), *after]
 
     def _beside(self, types: Types) -> _ChainPlanner:
