@@ -16,7 +16,7 @@ from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.codegen.emit import LOG2E, Emitter
 from tilec.backends.common.chains.codegen.places import Places, Tiling, tensors_of
 from tilec.backends.common.chains.codegen.visits import INT64, Visits
-from tilec.backends.common.chains.codegen.walk import limits
+from tilec.backends.common.chains.codegen.walk import have_points, limits
 from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.ir.functions import FLOATS, ZERO, operands_of
 from tilec.ir.index import Affine, linear
@@ -29,7 +29,8 @@ from tilec.lattice.conditions import is_affine
 from tilec.transforms.util.factors import quotient_of
 
 ORDERED = ("lt", "le", "gt", "ge")
-THREADS, POINTS_OF_A_THREAD = 32, 32  # of a warp; points whose masks have room beside sums
+# of a warp; points whose masks have room beside sums; warps of a program whose exponents are masked
+THREADS, POINTS_OF_A_THREAD, MOST_WARPS = 32, 32, 4
 TAME = ("add", "sub", "mul", "neg", "abs", "max", "min", "tanh", "sigmoid", *FLOATS)  # finite where arguments are
 
 
@@ -271,10 +272,14 @@ class Accumulation(Places):
         return self._emitter(at.positions, masked, exponent)
 
     def _masks_exponents(self, e: Expr, t: Target) -> bool:
-        """Whether exponents are masked and not what is made of them: of more points, all masks at a time would take the
-        registers that sums need."""
+        """Whether exponents are masked and not what is made of them: in loops of masked blocks alone. Of more points,
+        all masks at a time would take the registers that sums need; more warps wait for them. A row or column without a
+        point may hold anything, and its statistics infinities."""
         points = math.prod(self.axes[v] for v in (*self.kernel.blocked, self.kernel.looped or self.kernel.blocked[0]))
-        return points <= POINTS_OF_A_THREAD * THREADS * self.tiling.warps and self._vanishes(e, t)
+        few = points <= POINTS_OF_A_THREAD * THREADS * self.tiling.warps and self.tiling.warps <= MOST_WARPS
+        if self.test is not None or not few or t.conditions:
+            return False
+        return have_points(t.bounds, self.extent, (t.row, t.column)) and self._vanishes(e, t)
 
     def _vanishes(self, e: Expr, t: Target) -> bool:
         """Whether a value is 0 where exponentials of each point are, as far as what it is made of is finite."""

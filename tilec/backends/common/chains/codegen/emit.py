@@ -26,6 +26,7 @@ from tilec.lattice.conditions import is_affine
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
+Masking = Callable[[Value], Value]  # what is made of a value where points do not count
 EXACT_IN_FLOAT32 = 2**24  # integers up to there
 
 
@@ -53,7 +54,7 @@ class Emitter:
         given: Callable[[Access], Value | None],
         in_place: Mapping[str, ReadInPlace],
         in_exponents: Collection[Expr] = (),
-        masked: Callable[[Value], Value] | None = None,
+        masked: Masking | None = None,
     ):
         self.b, self.types, self.positions, self.extent = builder, types, positions, extent
         self._within, self._given, self._in_place = within, given, in_place

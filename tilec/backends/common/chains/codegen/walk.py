@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from tilec.backends.common.chains.chain import ChainKernel
 from tilec.ir.index import Affine, Index
 from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.rational import as_int
+from tilec.ir.symbolic import is_symbolic
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,27 @@ def pieces(
 
 def _rounded_up(v: Value, step: int) -> Value:
     return (v + (step - 1)) // step * step
+
+
+def have_points(bounds: Collection[Affine], extent: Mapping[str, int], sides: Collection[str]) -> bool:
+    """Whether bounds leave each row and each column a point. Of one place they are intervals, which meet where any two
+    of them and the extent do."""
+    if any(is_symbolic(extent[v]) for f in bounds for v in f.variables()):
+        return False
+
+    def least(*forms: Affine) -> int:
+        own: Counter[str] = Counter()
+        for f in forms:
+            own.update({v: as_int(f.coefficient(v)) for v in f.variables()})
+        return sum(as_int(f.constant) for f in forms) + sum(min(k, 0) * (extent[v] - 1) for v, k in own.items())
+
+    for v in sides:
+        forms = [Affine.variable(v), Affine.of([(Index(v), -1)], extent[v] - 1), *bounds]
+        up, down, other = ([f for f in forms if f.coefficient(v) == c] for c in (1, -1, 0))
+        whole = len(up) + len(down) + len(other) == len(forms)
+        if not whole or any(least(f) < 0 for f in other) or any(least(f, g) < 0 for f in up for g in down):
+            return False
+    return True
 
 
 @dataclass(frozen=True)
