@@ -193,3 +193,28 @@ def test_rows_that_begin_anywhere_are_copied_once(width, length, copies):
     )
     narrow = [tilec.spec((64, length, width), "float32")] * 3
     assert "_rows = torch.empty" not in f.lower(*narrow, target="sm_90").source()
+
+
+@pytest.mark.parametrize(
+    "guard, width, output, tiling",
+    [
+        ("i >= j", 56, "DV", (64, 64, 4, 3, True)),
+        ("i >= j", 64, "DV", (64, 128, 4, 2, False)),
+        ("i >= j", 72, "DV", (64, 64, 4, 2, True)),
+        ("", 72, "DV", (64, 64, 4, 2, False)),
+        ("", 72, "DQ", (64, 64, 4, 2, True)),
+        ("", 80, "DQ", (64, 64, 4, 2, False)),
+        ("i >= j", 40, "DQ", (64, 64, 4, 3, False)),
+        ("i >= j", 96, "DQ", (64, 64, 4, 2, True)),
+        ("i >= j", 112, "DQ", (128, 64, 8, 3, False)),
+    ],
+)
+def test_tilings_of_gradients(guard, width, output, tiling):
+    """Rows that begin between sectors come by maps where loads would have masks."""
+    types = {n: TensorType((64, 2392, width), "bfloat16") for n in "QKV"}
+    parts = partition(tilec.compile(softmax("S[b, i, j]", guard)).program, ("Q", "K", "V"), types, {}, True)
+    lowered = lower(parts.backward.program, dict(parts.backward.types), {})
+    found = chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = (k for k in found.kernels.values() if output in k.outputs)
+    t = choose_chain_tiling(kernel, found.types, Setting())
+    assert (t.block, t.step, t.warps, t.stages, t.boxed) == tiling
