@@ -123,3 +123,98 @@ def test_tilings_of_narrow_heads(heads, rows, columns, width, tiling):
     (kernel,) = found.kernels.values()
     t = choose_chain_tiling(kernel, found.types, Setting())
     assert (t.block, t.step, t.warps, t.stages) == tiling
+
+
+def shared_keys(guard: str) -> str:
+    return f"""function (Q[B, R, N, E], K[B, M, E], V[B, M, F]) -> (O) {{
+        S[b, r, i, j : B, R, N, M] = 0.25 * sum(Q[b, r, i, e] * K[b, j, e]);
+        L[b, r, i] = logsumexp({guard} ? S[b, r, i, j]);
+        O[b, r, i, f] = sum({guard} ? exp(S[b, r, i, j] - L[b, r, i]) * V[b, j, f]);
+    }}"""
+
+
+@pytest.mark.parametrize("guard, nested", [("i >= j", False), ("i >= j - 5 * r", True)])
+def test_heads_that_share_keys_and_blocks_are_walked_in_one_loop(guard, nested):
+    """Where all heads have the same blocks: in a loop within a loop sums have no registers."""
+    shapes = {"Q": (2, 4, 1000, 64), "K": (2, 1000, 64), "V": (2, 1000, 64)}
+    types = {n: TensorType(s, "bfloat16") for n, s in shapes.items()}
+    parts = partition(tilec.compile(shared_keys(guard)).program, ("K", "V"), types, {}, True)
+    lowered = lower(parts.backward.program, dict(parts.backward.types), {})
+    found = chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = (k for k in found.kernels.values() if "DK" in k.outputs)
+    assert kernel.walked and choose_chain_tiling(kernel, found.types, Setting()).step == 64
+    made = build_kernel("k", kernel, found.types, Tiling())
+    loops = [op for op in every_operation(made.body) if isinstance(op, Loop)]
+    assert any(isinstance(op, Loop) for loop in loops for op in loop.body) == nested
+
+
+@pytest.mark.parametrize(
+    "text, step, exponents", [("causal", 64, True), ("causal", 128, False), ("weighed", 64, False)]
+)
+def test_masks_are_of_exponents(text, step, exponents):
+    """One for all sums of a block, where few points are a thread's, and nothing of a point alone stands beside."""
+    if text == "weighed":
+        source = softmax("0.25 * S[b, i, j]", "i >= j", ", W[N, M]").replace(
+            "exp(X[b, i, j] - L[b, i])", "W[i, j] * $&"
+        )
+        source = source.replace("$&", "exp(X[b, i, j] - L[b, i])")
+    else:
+        source = VARIANTS[text].text
+    shapes = {**heads(1000, 64), **({"W": (1000, 1000)} if text == "weighed" else {})}
+    types = {n: TensorType(s, "bfloat16") for n, s in shapes.items()}
+    parts = partition(tilec.compile(source).program, ("K", "V"), types, {}, True)
+    lowered = lower(parts.backward.program, dict(parts.backward.types), {})
+    found = chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = (k for k in found.kernels.values() if "DK" in k.outputs)
+    made = build_kernel("k", kernel, found.types, Tiling(64, step))
+    loops = [op for op in every_operation(made.body) if isinstance(op, Loop)]
+    masked = [[op for op in x.body if isinstance(op, Apply) and op.function == "select"] for x in loops]
+    points = [[op for op in ops if len(op.out.type.axes) == 2] for ops in masked]
+    taken = [
+        op.out in {x for e in loop.body if isinstance(e, Apply) and e.function == "exp2" for x in e.args}
+        for loop, ops in zip(loops, points, strict=True)
+        for op in ops
+    ]
+    assert taken and all(taken) == exponents
+    assert not exponents or max(map(len, points)) == 1
+
+
+@pytest.mark.parametrize(
+    "width, length, copies", [(54, 2048, 4), (33, 2048, 4), (56, 2048, 0), (54, 600, 0), (44, 1500, 0)]
+)
+def test_rows_that_begin_anywhere_are_copied_once(width, length, copies):
+    """To rows at whole vectors, which maps bring, where each element is read often: all gradients share copies."""
+    f = tilec.compile(VARIANTS["causal"].text, backend="triton")
+    given = [tilec.spec((64, length, width), "bfloat16")] * 3
+    text = f.grad(("Q", "K", "V")).lower(*given, given[0], target="sm_90").source()
+    assert text.count("_rows = torch.empty") == copies
+    assert copies == 0 or all(
+        f"tensor_map({n}" in text for n in ("DL_over_j_K_rows", "DL_over_j_V_rows", "DV_Q_rows", "DV_DO_rows")
+    )
+    narrow = [tilec.spec((64, length, width), "float32")] * 3
+    assert "_rows = torch.empty" not in f.lower(*narrow, target="sm_90").source()
+
+
+@pytest.mark.parametrize(
+    "guard, width, output, tiling",
+    [
+        ("i >= j", 56, "DV", (64, 64, 4, 3, True)),
+        ("i >= j", 64, "DV", (64, 128, 4, 2, False)),
+        ("i >= j", 72, "DV", (64, 64, 4, 2, True)),
+        ("", 72, "DV", (64, 64, 4, 2, False)),
+        ("", 72, "DQ", (64, 64, 4, 2, True)),
+        ("", 80, "DQ", (64, 64, 4, 2, False)),
+        ("i >= j", 40, "DQ", (64, 64, 4, 3, False)),
+        ("i >= j", 96, "DQ", (64, 64, 4, 2, True)),
+        ("i >= j", 112, "DQ", (128, 64, 8, 3, False)),
+    ],
+)
+def test_tilings_of_gradients(guard, width, output, tiling):
+    """Rows that begin between sectors come by maps where loads would have masks."""
+    types = {n: TensorType((64, 2392, width), "bfloat16") for n in "QKV"}
+    parts = partition(tilec.compile(softmax("S[b, i, j]", guard)).program, ("Q", "K", "V"), types, {}, True)
+    lowered = lower(parts.backward.program, dict(parts.backward.types), {})
+    found = chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = (k for k in found.kernels.values() if output in k.outputs)
+    t = choose_chain_tiling(kernel, found.types, Setting())
+    assert (t.block, t.step, t.warps, t.stages, t.boxed) == tiling

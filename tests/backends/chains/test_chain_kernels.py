@@ -328,6 +328,14 @@ def test_blocks_of_features(extent, blocks):
     assert feature_blocks(extent) == blocks
 
 
+def test_queries_of_96_columns_lie_in_two_blocks(monkeypatch):
+    """Of 16 bits: programs of several products into one sum are smaller then, and three a multiprocessor."""
+    assert [feature_blocks(n, 3, 1 / 4) for n in (88, 96, 104)] == [(64, 32), (64, 32), (128,)]
+    monkeypatch.setattr(cost, "LARGE", 0)
+    for dtype, bound in (("bfloat16", 1e-2), ("float32", 3e-6)):
+        check(*both_ways(VARIANTS["causal"], dtype, {**SIZES, "E": 96, "F": 88}, Tiling(32, 16))[:2], bound)
+
+
 @pytest.mark.parametrize("dtype, widths, apart", [
     ("bfloat16", (192, 128), False), ("float32", (192, 128), True), ("bfloat16", (256, 256), True),
 ])  # fmt: skip

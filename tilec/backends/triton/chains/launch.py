@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,9 +20,17 @@ from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
 from tilec.backends.triton.blocks.text import print_kernel, stride_name
 from tilec.backends.triton.blocks.warp_roles import warp_roles
 from tilec.backends.triton.blocks.warp_roles_text import half_maps, warp_roles_file
-from tilec.backends.triton.chains.tiling import choose_chain_tiling, columns_of_operands, roles_tiling
+from tilec.backends.triton.chains.tiling import (
+    MATRIX,
+    choose_chain_tiling,
+    columns_of_operands,
+    roles_tiling,
+    streamed_tensors,
+)
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
+from tilec.backends.triton.matmul.dot import WHOLE_VECTOR
+from tilec.backends.triton.matmul.pack import copied_apart
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Pointer, Release, Setting, Step
@@ -31,12 +39,13 @@ from tilec.backends.triton.plan.source import KernelFile
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.ir.program import Call, Statement, accesses_in, walk
 from tilec.ir.symbolic import gcd
-from tilec.ir.types import TensorType, Types
+from tilec.ir.types import NARROW, TensorType, Types
 from tilec.language.show import show_statement
 
 AnyStrides = Mapping[str, tuple[int, ...]]
 _MANY = 2**26  # points of a kernel for which lists of blocks pay
 _MUCH = 2**33  # points times columns of operands of a kernel for which tensor maps pay
+_READS = 8  # of an element, for each that a load brings, from which on rows are copied to whole vectors
 _LEAST_ROW = 128  # bytes of a row of a box: the copy engine takes as long for fewer, but asks for no masks
 ONE_WARP = 2**11  # elements of all parts of a row, up to which one warp puts them together
 LISTS = PARTS_TILING = Tiling(warps=4, stages=1)  # of kernels that make lists, or put parts together
@@ -54,14 +63,52 @@ class _ChainPlanner:
     types: Types
     strides: AnyStrides
     setting: Setting
+    copied: tuple[str, ...] = ()  # tensors in whose places copies are, which maps bring
 
     @property
     def _name(self) -> str:
         return python_name(self.kernel.outputs[-1]) + "_chain"
 
     def steps(self) -> list[Step]:
+        unaligned = () if self.copied else self._read_unaligned
+        if unaligned:
+            return self._over_copies(unaligned)
         split = split_of(self.kernel, self.types)
         return self._walk() if split is None else self._in_parts(split)
+
+    @property
+    def _read_unaligned(self) -> tuple[str, ...]:
+        """What programs walk in rows of 16 bits that do not begin at whole vectors, where each element is read often
+        enough, and the more often the more of them one load brings: a copy then takes less time than the loads."""
+        kernel, setting = self.kernel, self.setting
+        if not self._has_boxes or kernel.looped is None or len(kernel.blocked) != 1 or kernel.in_place:
+            return ()
+        found = []
+        for name in streamed_tensors(kernel):
+            strides = self.strides[name]
+            apart = [n for n, e in zip(strides[:-1], self.types[name].shape[:-1], strict=True) if e > 1]
+            together = 1 if name in setting.misaligned else gcd(WHOLE_VECTOR, *apart)
+            plain = self.types[name].dtype in NARROW and strides[-1] == 1 and name not in kernel.outputs
+            reads = -(-kernel.extent[kernel.blocked[0]] // MATRIX.block)
+            if plain and together < WHOLE_VECTOR and reads >= _READS * together:
+                found.append(name)
+        return tuple(found)
+
+    def _over_copies(self, names: Sequence[str]) -> list[Step]:
+        """The steps over copies of tensors whose rows begin at whole vectors."""
+        view = StridedView(self.kernel.statements[0], self.types, self.strides, False)
+        before: list[Step] = []
+        after: list[Step] = []
+        copies: dict[str, str] = {}
+        for name in names:
+            copies[name] = f"{self.kernel.outputs[-1]}.{name}_rows"
+            view, once, released = copied_apart(copies[name], name, len(self.types[name].shape) - 1, view)
+            before.append(once)
+            after += released
+        strides = {n: view.strides[c] for n, c in copies.items()}
+        setting = replace(self.setting, misaligned=tuple(n for n in self.setting.misaligned if n not in copies))
+        planner = replace(self, strides={**self.strides, **strides}, setting=setting, copied=tuple(names))
+        return [*before, *(_reading(step, copies) for step in planner.steps()), *after]
 
     def _beside(self, types: Types) -> _ChainPlanner:
         """With contiguous tensors of these types too."""
@@ -193,11 +240,30 @@ class _ChainPlanner:
     ) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
         """What the copy engine brings, in rows of at least so many bytes: where there is one, and where the kernel
         works for long enough that the host's work on tensor maps does not show."""
-        work = _points(self.kernel) * columns_of_operands(self.kernel)
-        if self.setting.device.capability != HOPPER or work < _MUCH or not tiling.boxed:
+        if not self._has_boxes or not (tiling.boxed or self.copied):
             return {}, {}
         shapes = {t.name: self.types[t.name].shape for t in made.tensors}
-        return box_loads(made, shapes, self.strides, self.setting.misaligned, least)
+        others = () if tiling.boxed else (n for n in shapes if n not in self.copied)
+        return box_loads(made, shapes, self.strides, {*self.setting.misaligned, *others}, 0 if self.copied else least)
+
+    @property
+    def _has_boxes(self) -> bool:
+        """Whether the device has a copy engine, and there is enough to do."""
+        work = _points(self.kernel) * columns_of_operands(self.kernel)
+        return self.setting.device.capability == HOPPER and work >= _MUCH
+
+
+def _reading(step: Step, copies: Mapping[str, str]) -> Step:
+    """The step, given copies in the place of what they are copies of."""
+    if not isinstance(step, Launch):
+        return step
+
+    def given(value: object) -> object:
+        if isinstance(value, Pointer | Descriptor) and value.tensor in copies:
+            return replace(value, tensor=copies[value.tensor])
+        return value
+
+    return replace(step, arguments=tuple((n, given(v)) for n, v in step.arguments))
 
 
 def _tests_equality(visits: Visits) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.backends.common.chains.chain import BOTH_SIDES_MATRICES, BOTH_SIDES_REGISTERS, ChainKernel, feature_block
-from tilec.backends.common.chains.codegen.places import Tiling, in_one_block, padded_features
+from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_one_block, padded_features
 from tilec.backends.common.chains.codegen.visits import visits_of
 from tilec.backends.common.chains.codegen.walk import cut_at_both_ends, is_whole_window, walks_values
 from tilec.backends.triton.matmul.dot import LEAST
@@ -31,6 +31,7 @@ ONE_PRODUCT: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
 TWO_PRODUCTS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
     64: (Tiling(128, 64, 4, 3, boxed=False), *(Tiling(64, 64, 4, 3, boxed=False),) * 2),
     80: (Tiling(64, 64, 4, 2, boxed=False),) * 3,
+    96: (Tiling(64, 64, 4, 2),) * 3,
     128: (*(Tiling(128, 64, 8, 3, boxed=False),) * 2, Tiling(64, 32, 4, 3, boxed=False)),
     192: (Tiling(64, 32, 4, 3, boxed=False),) * 3,
     256: (Tiling(128, 32, 8, 3, boxed=False),) * 3,
@@ -99,6 +100,10 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
             chosen = LONG_STEPS
         elif table is ONE_PRODUCT:
             chosen = _of_one_product(kernel, types, chosen)
+        if chosen == LONG_STEPS and kernel.walked:  # what is walked around the blocks takes registers of sums
+            chosen = LONG_WALK
+        if table is not ONE_PRODUCT and _lies_between_sectors(kernel):
+            chosen = _by_maps(kernel, types, chosen)
     operands = _operands(kernel)
     boxed = chosen.boxed or bool(operands[2])  # a matrix takes more addresses than anything else
     found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
@@ -115,6 +120,23 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
     found = _fitted(found, operands, 2 if halves else 4, setting.device.shared)
     found = _in_registers(found, kernel, operands)
     return _with_tiles(found, kernel, operands, 2 if halves else 4, setting.device.shared)
+
+
+def _lies_between_sectors(kernel: ChainKernel) -> bool:
+    """Whether rows begin between sectors, and their first blocks are lines."""
+    widths = _widths(kernel)
+    lines = all(blocks_in(kernel, n)[0] == NARROW_WIDTH for n in widths)
+    return lines and any(n % _SECTOR for n in widths)
+
+
+def _by_maps(kernel: ChainKernel, types: Types, otherwise: Tiling) -> Tiling:
+    """Of several products of such rows: maps bring them where loads at the ends of a walk would have masks, or where
+    programs with fewer addresses are three a multiprocessor."""
+    several = sum(r.target.feature is not None for r in kernel.targets) > 1
+    if _walk_of(kernel, types) == 2 or several and _walk_of(kernel, types) == 0:
+        return otherwise
+    narrow = _width(kernel) <= NARROW_WIDTH
+    return replace(LONG_WALK, boxed=True) if narrow and several else replace(otherwise, boxed=not narrow)
 
 
 def _of_one_product(kernel: ChainKernel, types: Types, otherwise: Tiling) -> Tiling:
@@ -281,6 +303,11 @@ def _operands(kernel: ChainKernel) -> _Operands:
                             kernel, inner.extent
                         )
     return stationary, streamed, matrices
+
+
+def streamed_tensors(kernel: ChainKernel) -> tuple[str, ...]:
+    """The tensors that products read for what a program walks."""
+    return tuple(_operands(kernel)[1])
 
 
 def roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:

@@ -214,9 +214,8 @@ def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) ->
         axis = axes.get(access)
         if axis is not None:
             name = f"{s.output}.{access.tensor}_{axis}"
-            key = ("apart", access.tensor, view.types[access.tensor].shape, view.strides[access.tensor], axis)
-            view, made, released = _copied_to(name, access.tensor, axis, view, as_stored=True)
-            before.append(Once(key, (name,), tuple(made)))
+            view, once, released = copied_apart(name, access.tensor, axis, view)
+            before.append(once)
             after += released
             copies[access] = replace(access, tensor=name)
     s = replace(s, body=with_parts(s.body, copies))
@@ -232,6 +231,14 @@ def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) ->
         return None
     view = replace(view, statement=s)
     return OperandRewrite(view, replace(space, statement=s), tuple(before), tuple(after))
+
+
+def copied_apart(name: str, tensor: str, axis: int, view: StridedView) -> tuple[StridedView, Once, list[Step]]:
+    """All tensors with a copy in which that axis lies innermost and rows begin at whole vectors, the step that makes
+    it, of which one serves all, and what lets it go."""
+    key = ("apart", tensor, view.types[tensor].shape, view.strides[tensor], axis)
+    view, made, released = _copied_to(name, tensor, axis, view, as_stored=True)
+    return view, Once(key, (name,), tuple(made)), released
 
 
 def _is_element(e: Expr) -> bool:

@@ -16,12 +16,12 @@ from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.codegen.emit import LOG2E, Emitter
 from tilec.backends.common.chains.codegen.places import Places, Tiling, tensors_of
 from tilec.backends.common.chains.codegen.visits import INT64, Visits
-from tilec.backends.common.chains.codegen.walk import limits
+from tilec.backends.common.chains.codegen.walk import have_points, limits
 from tilec.backends.common.chains.values import DOT_DTYPES
-from tilec.ir.functions import operands_of
+from tilec.ir.functions import FLOATS, ZERO, operands_of
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Index, accesses_in, index_variables
+from tilec.ir.program import Access, Call, Expr, Float, Index, Int, accesses_in, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types, kind
@@ -29,6 +29,9 @@ from tilec.lattice.conditions import is_affine
 from tilec.transforms.util.factors import quotient_of
 
 ORDERED = ("lt", "le", "gt", "ge")
+# of a warp; points whose masks have room beside sums; warps of a program whose exponents are masked
+THREADS, POINTS_OF_A_THREAD, MOST_WARPS = 32, 32, 4
+TAME = ("add", "sub", "mul", "neg", "abs", "max", "min", "tanh", "sigmoid", *FLOATS)  # finite where arguments are
 
 
 class Accumulation(Places):
@@ -238,12 +241,13 @@ class Accumulation(Places):
                 weights = at.product(rest) * p
             before = None if before is None or r is None else before * r
             selected = bool(rest) or self._of(reduced.anchor).target.points != t.points
+        elif mask is not None and self._masks_exponents(quotient_of(factors), t) and self._seen(t, at, masked) is None:
+            weights, selected = self._masked_exponentials(at, mask, masked).product(factors), False
         else:
             weights = at.product(factors)
             selected = True
-        if mask is not None and selected and self.test is not None:
-            weights = self._masked(mask, self._full(weights), b.number(0.0, "float32"))
-        elif selected:
+        if mask is not None and selected:
+            weights = weights if self.test is None else self._full(weights)
             weights = self._masked(mask, weights, b.number(0.0, "float32"))
         weights = self._full(weights)
         if t.feature is not None and reduced.unrolled is None:
@@ -256,6 +260,55 @@ class Accumulation(Places):
             return self.product(looped or "", b.cast(weights, dtype), operand, before)
         total = self._along("sum", weights, t)
         return total if before is None else before + total
+
+    def _masked_exponentials(self, at: Emitter, mask: Value, masked: bool) -> Emitter:
+        """Values with exponentials that are 0 where points do not count: one mask serves all sums of a block, and of
+        what is 0 in float32 a pair is rounded at once."""
+        low = self.b.number(-math.inf, "float32")
+
+        def exponent(x: Value) -> Value:
+            return self._masked(mask, x, low) if set(mask.type.axes) <= set(x.type.axes) else x
+
+        return self._emitter(at.positions, masked, exponent)
+
+    def _masks_exponents(self, e: Expr, t: Target) -> bool:
+        """Whether exponents are masked and not what is made of them: in loops of masked blocks alone. Of more points,
+        all masks at a time would take the registers that sums need; more warps wait for them. A row or column without a
+        point may hold anything, and its statistics infinities."""
+        points = math.prod(self.axes[v] for v in (*self.kernel.blocked, self.kernel.looped or self.kernel.blocked[0]))
+        few = points <= POINTS_OF_A_THREAD * THREADS * self.tiling.warps and self.tiling.warps <= MOST_WARPS
+        if self.test is not None or not few or t.conditions:
+            return False
+        return have_points(t.bounds, self.extent, (t.row, t.column)) and self._vanishes(e, t)
+
+    def _vanishes(self, e: Expr, t: Target) -> bool:
+        """Whether a value is 0 where exponentials of each point are, as far as what it is made of is finite."""
+        match e:
+            case Call("exp", (x,)):
+                return {t.row, t.column} <= {*index_variables(x)}
+            case Call("mul", (x, y)):
+                return any(self._vanishes(a, t) and self._is_tame(b, t) for a, b in ((x, y), (y, x)))
+            case Call("add" | "sub", (x, y)):
+                return self._vanishes(x, t) and self._vanishes(y, t)
+            case Call("select", (_, x, y)):
+                return all(y == ZERO or self._vanishes(y, t) for y in (x, y))
+            case Call("neg" | "float32", (x,)):
+                return self._vanishes(x, t)
+        return False
+
+    def _is_tame(self, e: Expr, t: Target) -> bool:
+        """Whether a value is finite as far as what it is made of is: products and elements of a row or a column, which
+        count for other points too; no element of a point by itself."""
+        match e:
+            case Int() | Float() | Index():
+                return True
+            case Access(name):
+                return name in self.kernel.inners or not {t.row, t.column} <= {*index_variables(e)}
+            case Call("select", (_, x, y)):
+                return self._is_tame(x, t) and self._is_tame(y, t)
+            case Call(f, args):
+                return f in TAME and all(self._is_tame(x, t) for x in args) or self._vanishes(e, t)
+        return False
 
     def _count(self, t: Target, at: Emitter, mask: Value | None, before: Value | None) -> Value:
         b = self.b

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
@@ -19,7 +19,7 @@ from tilec.backends.common.chains.codegen.accumulate import Accumulation
 from tilec.backends.common.chains.codegen.emit import LN2, Emitter
 from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, distance, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
-from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces, within_ends
+from tilec.backends.common.chains.codegen.walk import Piece, Round, limits, pieces, rounds_of_blocks, within_ends
 from tilec.ir.program import Access, accesses_in, index_variables
 from tilec.ir.types import Types
 
@@ -55,7 +55,7 @@ def has_short_rows(kernel: ChainKernel, tiling: Tiling) -> bool:
     variables walked around the block, leave no registers for more than that."""
     extents = [i.extent for i in kernel.inners.values() if i.left is not None]
     whole = all(len(blocks_in(kernel, n)) == 1 for n in extents)
-    return len(extents) > 1 and whole and not kernel.walked and tiling.step < _LANES * tiling.warps
+    return len(extents) > 1 and whole and tiling.step < _LANES * tiling.warps
 
 
 def _along_the_walk(kernel: ChainKernel) -> list[Access]:
@@ -156,16 +156,15 @@ class _Build(Accumulation):
         self, walked: Sequence[str], positions: dict[str, Value], state: Sequence[Value], places: Mapping
     ) -> tuple[Value, ...]:
         b, looped = self.b, self.kernel.looped
-        if walked:
+        if walked and not self._walks_as_one:
             v, rest = walked[0], walked[1:]
 
             def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
                 self.ends[v] = count, count
                 return self._walk(rest, {**positions, v: count}, carried, places)
 
-            part = self.kernel.dealt.get(v)
-            first, step = (b.number(0), 1) if part is None else (positions[part], self.extent[part])
-            return b.loop(first, self.size(v), step, state, go, hint=v)
+            share = self._share(v, positions)
+            return b.loop(share.first, share.stop, share.step, state, go, hint=v)
         if looped is None:
             return tuple(self._step(positions, True, state, places))
         if self.visits is not None:
@@ -185,20 +184,55 @@ class _Build(Accumulation):
         whole = self.extent[looped] % step == 0
         walked_pieces = pieces(b, found, step, self.size(looped), whole, residual, bool(told), self.masked_first)
         if whole and not told and self._in_one_loop(walked_pieces):
-            return self._all_pieces(walked_pieces, step, positions, state, places)
+            return self._all_pieces(walked_pieces, walked, positions, state, places)
         for piece in walked_pieces:
-            state = self._piece(piece, step, positions, state, places)
+            state = self._piece(piece, walked, positions, state, places)
         return tuple(state)
 
-    def _piece(self, piece: Piece, step: int, positions: dict[str, Value], state, places) -> tuple[Value, ...]:
+    @property
+    def _walks_as_one(self) -> bool:
+        """Whether the variables around the blocks of a walk and these are walked in one loop: every value of the first
+        has the same blocks, which warps of their own do not copy. A loop within another one takes registers that
+        products and their sums need."""
+        kernel = self.kernel
+        if kernel.looped is None or self.visits is not None or kernel.elementwise or self.masked_first:
+            return False
+        targets = [r.target for r in kernel.targets]
+        asked = index_variables(*(e for t in targets for e in (*t.conditions, *(f.to_expr() for f in t.bounds))))
+        return {*kernel.walked}.isdisjoint(asked)
+
+    def _share(self, v: str, positions: Mapping[str, Value]) -> Round:
+        """The values of a walked variable that a program has."""
+        part = self.kernel.dealt.get(v)
+        first, step = (self.b.number(0), 1) if part is None else (positions[part], self.extent[part])
+        return Round(v, first, self.size(v), step)
+
+    def _piece(self, piece: Piece, walked: Sequence[str], positions: dict[str, Value], state, places):
+        def step(at: dict[str, Value], count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
+            return self._step(at, piece.masked, carried, places)
+
+        return self._blocks_of(piece, walked, positions, state, step)
+
+    def _blocks_of(
+        self,
+        piece: Piece,
+        walked: Sequence[str],
+        positions: dict[str, Value],
+        state: tuple[Value, ...],
+        step: Callable[[dict[str, Value], Value, tuple[Value, ...]], Sequence[Value]],
+    ) -> tuple[Value, ...]:
+        """A loop over a piece's blocks for each value of the variables `walked`; `step` is given positions, the block's
+        first place and what is carried."""
         b, looped = self.b, self.kernel.looped
         assert looped is not None
 
-        def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
-            here = {**positions, looped: b.apply("add", count, b.positions(looped), hint=looped)}
-            return self._step(here, piece.masked, carried, places)
+        def go(count: Value, own: dict[str, Value], carried: tuple[Value, ...]) -> Sequence[Value]:
+            self.ends.update({v: (x, x) for v, x in own.items()})
+            here = {**positions, **own, looped: b.apply("add", count, b.positions(looped), hint=looped)}
+            return step(here, count, carried)
 
-        return b.loop(piece.start, piece.stop, step, state, go, hint=f"first_{looped}")
+        rounds = [self._share(v, positions) for v in walked]
+        return rounds_of_blocks(b, piece, self.axes[looped], rounds, state, go, hint=f"first_{looped}")
 
     def _in_one_loop(self, found: Sequence[Piece]) -> bool:
         """Whether one loop serves masked blocks and others, with masks in those rounds alone that need them: compiling
@@ -216,23 +250,25 @@ class _Build(Accumulation):
         )
 
     def _all_pieces(
-        self, found: Sequence[Piece], step: int, positions: dict[str, Value], state: tuple[Value, ...], places: Mapping
+        self,
+        found: Sequence[Piece],
+        walked: Sequence[str],
+        positions: dict[str, Value],
+        state: tuple[Value, ...],
+        places: Mapping,
     ) -> tuple[Value, ...]:
         """Pieces that follow each other, as one loop."""
-        b, looped = self.b, self.kernel.looped
-        assert looped is not None
+        plain = next(p for p in found if not p.masked)
 
-        def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
-            here = {**positions, looped: b.apply("add", count, b.positions(looped), hint=looped)}
-            plain = next(p for p in found if not p.masked)
+        def step(at: dict[str, Value], count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
             tests = [count < plain.start] if found[0].masked else []
             tests += [count >= plain.stop] if found[-1].masked else []
             self.test = reduce(operator.or_, tests)
-            made = self._step(here, True, carried, places)
+            made = self._step(at, True, carried, places)
             self.test = None
             return made
 
-        return b.loop(found[0].start, found[-1].stop, step, state, go, hint=f"first_{looped}")
+        return self._blocks_of(Piece(found[0].start, found[-1].stop, True), walked, positions, state, step)
 
     def _listed(
         self, visits: Visits, masked: bool, positions: dict[str, Value], state: tuple[Value, ...], places

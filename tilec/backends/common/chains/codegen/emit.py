@@ -26,6 +26,7 @@ from tilec.lattice.conditions import is_affine
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
+Masking = Callable[[Value], Value]  # what is made of a value where points do not count
 EXACT_IN_FLOAT32 = 2**24  # integers up to there
 
 
@@ -40,7 +41,8 @@ class Emitter:
     """Values at the points that `positions` gives each variable, which has as many values as `extent` says. `given`:
     values of accesses that are not read. `within`: for the variables of an access, the condition under which they have
     such a value. `in_place`: what is read at computed positions, by name. `in_exponents`: values of which absolute
-    errors count. What was asked for once is kept."""
+    errors count. `masked`: what exponents are where points do not count, so that exponentials are 0 there. What was
+    asked for once is kept."""
 
     def __init__(
         self,
@@ -52,10 +54,12 @@ class Emitter:
         given: Callable[[Access], Value | None],
         in_place: Mapping[str, ReadInPlace],
         in_exponents: Collection[Expr] = (),
+        masked: Masking | None = None,
     ):
         self.b, self.types, self.positions, self.extent = builder, types, positions, extent
         self._within, self._given, self._in_place = within, given, in_place
         self.in_exponents = in_exponents
+        self._masked = masked
         self.type_of = expression_types(types)
         self.place, self.read, self.value = cache(self._place), cache(self._read), cache(self._value)
 
@@ -291,7 +295,8 @@ class Emitter:
                 common, x, y = shared
                 return self.product([*common, Factor(Call(f, (x, y)), False)])
         if compute_dtype == "float32" and f == "exp":
-            return b.apply("exp2", self.scaled(e.args[0], LOG2E), hint="p")
+            exponent = self.scaled(e.args[0], LOG2E)
+            return b.apply("exp2", exponent if self._masked is None else self._masked(exponent), hint="p")
         if compute_dtype == "float32" and f == "sigmoid":
             return self._logistic(e.args[0], -LOG2E)
         if f == "tanh" and result.dtype in NARROW and e in self.in_exponents:

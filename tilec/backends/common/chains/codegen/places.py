@@ -11,7 +11,7 @@ from functools import reduce
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Load, Op, Store, Value, every_operation
 from tilec.backends.common.chains.chain import ChainKernel, Inner, RowStatement, feature_block
-from tilec.backends.common.chains.codegen.emit import Emitter
+from tilec.backends.common.chains.codegen.emit import Emitter, Masking
 from tilec.backends.common.chains.codegen.walk import is_falling, is_rising
 from tilec.backends.common.chains.values import NARROWEST_ROW
 from tilec.backends.common.code import python_name
@@ -26,6 +26,9 @@ MULTIPROCESSORS_AT_ONCE, WARPS_OF_TWO_A_MULTIPROCESSOR = 132, 4
 FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocessor
 # of one block that is not cut for less than three eighths of it: kernels of such whole blocks have a form of their own
 WHOLE_FEATURES, LEAST_EMPTY = 128, 3 / 8
+LEAST_EMPTY_OF_ONE_SUM = (
+    1 / 4
+)  # the same of kernels of several products in 16 bits into one sum: these are smaller then
 COLUMNS_OF_A_BLOCK = 16  # of features, for which another block beside is worth it
 # multiples of so many features lie in two blocks: others came out wrong on an H200 with Triton 3.6
 BLOCKED_FEATURES = 8
@@ -48,20 +51,23 @@ class Tiling:
     one_loop: bool = True
 
 
-def feature_blocks(extent: int, most: int = 3) -> tuple[int, ...]:
+def feature_blocks(extent: int, most: int = 3, least_empty: float = LEAST_EMPTY) -> tuple[int, ...]:
     """At most so many blocks whose lengths are powers of two, side by side, that hold so many features: 192 are 128 and
     64, 216 are 128, 64 and 32; one where more of them do not save enough columns each."""
     extent = int(extent)  # not left open: axes are named after it, and masks hold it
     whole, found = feature_block(extent), _cut(extent, 0)
-    small = whole == WHOLE_FEATURES and whole - sum(found) < LEAST_EMPTY * whole
+    small = whole == WHOLE_FEATURES and whole - sum(found) < least_empty * whole
     return (whole,) if small or extent % BLOCKED_FEATURES or len(found) > most else found
 
 
 def blocks_in(kernel: ChainKernel, extent: int) -> tuple[int, ...]:
     """The blocks that so many features of a kernel lie in. Kernels of one product into a mixture have a form of their
     own, which has no room for three."""
-    products = sum(i.left is not None for i in kernel.inners.values())
-    return feature_blocks(extent, 3 if products > 1 else 2)
+    dtypes = [i.dtype for i in kernel.inners.values() if i.left is not None]
+    one = sum(r.target.feature is not None for r in kernel.targets) == 1 and {*dtypes} <= {*NARROW}
+    if len(dtypes) < 2:
+        return feature_blocks(extent, 2)
+    return feature_blocks(extent, 3, LEAST_EMPTY_OF_ONE_SUM if one else LEAST_EMPTY)
 
 
 def _cut(extent: int, gain: int) -> tuple[int, ...]:
@@ -221,7 +227,7 @@ class Places:
             self._emitters[key] = self._emitter(positions, masked)
         return self._emitters[key]
 
-    def _emitter(self, positions: Mapping[str, Value], masked: bool) -> Emitter:
+    def _emitter(self, positions: Mapping[str, Value], masked: bool, exponents: Masking | None = None) -> Emitter:
         b, kernel = self.b, self.kernel
         here = dict(positions)
         here.update((f"#{axis}", self.feature_positions(axis)) for axis in self.features)
@@ -249,7 +255,7 @@ class Places:
                 return self._inner(kernel.inners[a.tensor], a, made)
             return self.row.get(a.tensor)
 
-        made = Emitter(b, self.types, here, self.extent, within, given, kernel.in_place, self._in_exponents)
+        made = Emitter(b, self.types, here, self.extent, within, given, kernel.in_place, self._in_exponents, exponents)
         return made
 
     def feature_positions(self, axis: str) -> Value:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.blocks.builder import Builder
@@ -11,6 +12,7 @@ from tilec.backends.common.chains.chain import ChainKernel
 from tilec.ir.index import Affine, Index
 from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.rational import as_int
+from tilec.ir.symbolic import is_symbolic
 
 
 @dataclass(frozen=True)
@@ -162,3 +164,73 @@ def pieces(
 
 def _rounded_up(v: Value, step: int) -> Value:
     return (v + (step - 1)) // step * step
+
+
+def have_points(bounds: Collection[Affine], extent: Mapping[str, int], sides: Collection[str]) -> bool:
+    """Whether bounds leave each row and each column a point. Of one place they are intervals, which meet where any two
+    of them and the extent do."""
+    if any(is_symbolic(extent[v]) for f in bounds for v in f.variables()):
+        return False
+
+    def least(*forms: Affine) -> int:
+        own: Counter[str] = Counter()
+        for f in forms:
+            own.update({v: as_int(f.coefficient(v)) for v in f.variables()})
+        return sum(as_int(f.constant) for f in forms) + sum(min(k, 0) * (extent[v] - 1) for v, k in own.items())
+
+    for v in sides:
+        forms = [Affine.variable(v), Affine.of([(Index(v), -1)], extent[v] - 1), *bounds]
+        up, down, other = ([f for f in forms if f.coefficient(v) == c] for c in (1, -1, 0))
+        whole = len(up) + len(down) + len(other) == len(forms)
+        if not whole or any(least(f) < 0 for f in other) or any(least(f, g) < 0 for f in up for g in down):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class Round:
+    """The values of a variable from `first` to below `stop`, for each of which blocks are walked."""
+
+    variable: str
+    first: Value
+    stop: Value
+    step: int
+
+
+def rounds_of_blocks(
+    b: Builder,
+    piece: Piece,
+    step: int,
+    rounds: Sequence[Round],
+    state: tuple[Value, ...],
+    body: Callable[[Value, dict[str, Value], tuple[Value, ...]], Sequence[Value]],
+    hint: str,
+) -> tuple[Value, ...]:
+    """One loop over the blocks of a piece, for all values of other variables, the last one's inside: `body` is given
+    the block's first place, their values and what is carried."""
+    if not rounds:
+        return b.loop(piece.start, piece.stop, step, state, lambda n, carried: body(n, {}, carried), hint=hint)
+    number = b.apply("larger", _steps(piece.start, piece.stop, step), b.number(0))
+    for r in rounds:
+        number = number * _steps(r.first, r.stop, r.step)
+
+    def go(_: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
+        count, *values = carried[: len(rounds) + 1]
+        following = count + step
+        past = following >= piece.stop
+        following = b.apply("select", past, piece.start, following)
+        places: list[Value] = []
+        for r, v in zip(reversed(rounds), reversed(values), strict=True):
+            moved = b.apply("select", past, v + r.step, v)
+            past = moved >= r.stop
+            places.insert(0, b.apply("select", past, r.first, moved))
+        own = {r.variable: v for r, v in zip(rounds, values, strict=True)}
+        return [following, *places, *body(count, own, carried[len(rounds) + 1 :])]
+
+    begun = (b.apply("add", piece.start, b.number(0), hint=hint), *(r.first for r in rounds))
+    return b.loop(b.number(0), number, 1, (*begun, *state), go, hint="round")[len(begun) :]
+
+
+def _steps(start: Value, stop: Value, step: int) -> Value:
+    """How many lie between."""
+    return (stop - start + (step - 1)) // step
