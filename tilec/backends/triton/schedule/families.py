@@ -28,6 +28,7 @@ from tilec.backends.triton.matmul.dot import (
     worthwhile_padded,
 )
 from tilec.backends.triton.matmul.exp_weighted_matmul import recognise_weighted
+from tilec.backends.triton.matmul.hopper.aligned_copies import over_copies
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.library import (
     biased_steps,
@@ -37,7 +38,7 @@ from tilec.backends.triton.matmul.library import (
     ours_is_faster,
 )
 from tilec.backends.triton.matmul.logsumexp_matmul import recognise_log
-from tilec.backends.triton.matmul.pack import columns_packed, over_copies, packed, wanted_along, with_channels_aligned
+from tilec.backends.triton.matmul.pack import columns_packed, packed, wanted_along
 from tilec.backends.triton.matmul.precompute_operands import has_stored_operands, hoisted, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import split_steps
@@ -205,11 +206,9 @@ def _in_place(p: Problem) -> MatrixProduct | None:
 
 
 def _over_copies(p: Problem) -> OperandRewrite | None:
-    product = p.product
-    found = over_copies(product, p.setting) if product and worthwhile(product.dot, p.space) else None
-    if found is not None or product is None:
-        return found
-    return with_channels_aligned(product, p.setting, lambda: by_library(p) is not None)
+    if p.product is None:
+        return None
+    return over_copies(p.product, p.setting, lambda: by_library(p) is not None, lambda: _left_to_library(p))
 
 
 def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:

@@ -11,6 +11,7 @@ from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_gradients, join_launches
+from tilec.backends.triton.matmul.dot import WHOLE_VECTOR
 from tilec.backends.triton.matmul.pack import rows_of_vectors, source_of_rows
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -40,7 +41,7 @@ from tilec.backends.triton.schedule.scatter_sums import ScatterOver, ScatterSum,
 from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import shapes_in
+from tilec.ir.types import NARROW, shapes_in
 from tilec.transforms.lower.defract import defracted_form
 
 MOST_DOWN = 65_535  # programs along the second and third axis of a grid
@@ -143,16 +144,27 @@ class _Planner:
         return [*alone, self._single_unit(s, find_epilogue(self.kept, place, self.types, self.members))]
 
     def copied_rows(self, units: Sequence[Unit]) -> frozenset[str]:
-        """Intermediates that products copy so that rows begin at whole vectors, and that no kernels touch beside these
-        copies but those of groups and maps, which may write them so at once."""
-        copied = {name for unit in units for step in unit.steps if (name := source_of_rows(step)) is not None}
+        """Intermediates whose rows are to begin at whole vectors since products copy them so, or store them by boxes,
+        and that no kernels touch beside these but those of groups and maps, which may write them so at once."""
+        boxed = {unit.outputs[0] for unit in units if self._is_boxed(unit)}
+        copied = {name for unit in units for step in unit.steps if (name := source_of_rows(step)) is not None} | boxed
         for unit in units:
             mapped = all(s.aggregation == "assign" and not reads_itself(s) for s in unit.statements)
             launched = all(isinstance(step, Allocate | Launch) for step in unit.steps)
             if not (mapped and launched) and not {s.output for s in unit.statements} <= self.grouped:
                 read = {n for step in unit.steps if source_of_rows(step) is None for n in _given(step)}
-                copied -= read | {s.output for s in unit.statements}
+                written = {s.output for s in unit.statements}
+                copied -= (read | written) - (written & boxed)
         return frozenset(copied - {*self.flat.outputs, *self.flat.input_names()})
+
+    def _is_boxed(self, unit: Unit) -> bool:
+        """Whether a unit is a product through tensor maps of a result that has none, since its rows begin anywhere."""
+        t = self.types[unit.outputs[0]]
+        launches = [step for step in unit.steps if isinstance(step, Launch)]
+        products = (
+            len(unit.statements) == 1 and unit.statements[0].aggregation == "sum" and any(x.maps for x in launches)
+        )
+        return products and len(t.shape) > 1 and t.dtype in NARROW and t.shape[-1] % WHOLE_VECTOR != 0
 
     def _allocated(self, output: str) -> Allocate:
         t = self.types[output]
@@ -169,7 +181,7 @@ class _Planner:
 
     def _single_unit(self, s: Statement, epilogue: Sequence[Statement] = ()) -> Unit:
         """A statement, in one launch with its epilogue where that has a form; otherwise without."""
-        library = self.setting.library and self.padded.isdisjoint(reads(s))  # which knows of no padding
+        library = self.setting.library and self.padded.isdisjoint((s.output, *reads(s)))  # which knows of no padding
         how = self.types, self.strides, replace(self.setting, library=library)
         defracted = self.defracted[s.output]
         made: list[Step] | None = None
