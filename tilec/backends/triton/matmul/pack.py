@@ -24,13 +24,13 @@ from tilec.backends.triton.matmul.dot import (
 )
 from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import contiguous, copied_row
+from tilec.backends.triton.plan.sizes import contiguous, rows_of_vectors
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.cost import size_in_bytes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, map_values, value_accesses
-from tilec.ir.types import CASTS, ITEM_BYTES, NARROW, TensorType
+from tilec.ir.types import CASTS, ITEM_BYTES, TensorType
 from tilec.transforms.util.rewrite import with_parts
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
@@ -211,12 +211,6 @@ def _with_copy(name: str, tensor: str, order: Sequence[int], view: StridedView) 
 def _memory(t: TensorType, order: Sequence[int]) -> tuple[int, ...]:
     """The shape of a copy with axes in that order in memory: rows of 16 bits begin at whole vectors."""
     return rows_of_vectors(replace(t, shape=tuple(t.shape[a] for a in order)))
-
-
-def rows_of_vectors(t: TensorType) -> tuple[int, ...]:
-    """The shape of memory whose rows of 16 bits begin at whole vectors, at lines of the caches where they are long."""
-    *outer, row = t.shape or (1,)
-    return (*outer, copied_row(row, ITEM_BYTES[t.dtype])) if outer and t.dtype in NARROW else t.shape
 
 
 def source_of_rows(step: Step) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tilec.ir.at_sizes import followed
 from tilec.ir.program import Statement, reads
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import Types
+from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 
 Strides = Mapping[str, tuple[int, ...]]  # of tensors, by name, in elements
 MOST_OVERHANG = 1.15  # elements of blocks over those that there are, where smaller blocks fill better
@@ -34,6 +34,12 @@ def copied_row(n: int, size: int) -> int:
     lines takes twice as long to come as others."""
     wider = (rounded_up(n, part // size) for part in (CACHE_LINE, CACHE_LINE // 2, CACHE_LINE // 4))
     return next((row for row in wider if ROW_PADDING * (row - n) <= n), rounded_up(n, VECTOR_BYTES // size))
+
+
+def rows_of_vectors(t: TensorType) -> tuple[int, ...]:
+    """The shape of memory whose rows of 16 bits begin at whole vectors, at lines of the caches where they are long."""
+    *outer, row = t.shape or (1,)
+    return (*outer, copied_row(row, ITEM_BYTES[t.dtype])) if outer and t.dtype in NARROW else t.shape
 
 
 def filled_block(n: int, block: int, least: int) -> int:

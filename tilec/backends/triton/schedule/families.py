@@ -28,7 +28,7 @@ from tilec.backends.triton.matmul.dot import (
     worthwhile_padded,
 )
 from tilec.backends.triton.matmul.exp_weighted_matmul import recognise_weighted
-from tilec.backends.triton.matmul.hopper.aligned_copies import over_copies
+from tilec.backends.triton.matmul.hopper.aligned_copies import over_copies, with_rows_aligned
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.library import (
     biased_steps,
@@ -255,7 +255,11 @@ def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     if p.epilogue:
         fused = on_sums(p, by_library=False)
         return _over_packed(p, product) if fused is None and hopper_steps(product, p.setting) is None else fused
-    return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.coalesced))
+    if computed is None:
+        return _product_steps(p, product)
+    product = computed.coalesced
+    over = with_rows_aligned(product, p.setting, lambda: False) or product.as_it_is
+    return computed.around(over.around(_product_steps(p, over.product)))
 
 
 def _product_steps(p: Problem, product: MatrixProduct) -> list[Step]:

@@ -12,7 +12,7 @@ from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_gradients, join_launches
 from tilec.backends.triton.matmul.dot import WHOLE_VECTOR
-from tilec.backends.triton.matmul.pack import rows_of_vectors, source_of_rows
+from tilec.backends.triton.matmul.pack import source_of_rows
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Launch,
@@ -26,7 +26,7 @@ from tilec.backends.triton.plan.plan import (
     TorchLines,
     made_by,
 )
-from tilec.backends.triton.plan.sizes import contiguous, contiguous_strides
+from tilec.backends.triton.plan.sizes import contiguous, contiguous_strides, rows_of_vectors
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
@@ -146,25 +146,22 @@ class _Planner:
     def copied_rows(self, units: Sequence[Unit]) -> frozenset[str]:
         """Intermediates whose rows are to begin at whole vectors since products copy them so, or store them by boxes,
         and that no kernels touch beside these but those of groups and maps, which may write them so at once."""
-        boxed = {unit.outputs[0] for unit in units if self._is_boxed(unit)}
+        boxed = {unit.outputs[0] for unit in units if _is_by_boxes(unit) and self._begins_anywhere(unit.outputs[0])}
         copied = {name for unit in units for step in unit.steps if (name := source_of_rows(step)) is not None} | boxed
         for unit in units:
             mapped = all(s.aggregation == "assign" and not reads_itself(s) for s in unit.statements)
             launched = all(isinstance(step, Allocate | Launch) for step in unit.steps)
-            if not (mapped and launched) and not {s.output for s in unit.statements} <= self.grouped:
-                read = {n for step in unit.steps if source_of_rows(step) is None for n in _given(step)}
-                written = {s.output for s in unit.statements}
-                copied -= (read | written) - (written & boxed)
+            written = {s.output for s in unit.statements}
+            if _is_by_boxes(unit):
+                copied -= written - boxed
+            elif not (mapped and launched) and not written <= self.grouped:
+                copied -= written | {n for step in unit.steps if source_of_rows(step) is None for n in _given(step)}
         return frozenset(copied - {*self.flat.outputs, *self.flat.input_names()})
 
-    def _is_boxed(self, unit: Unit) -> bool:
-        """Whether a unit is a product through tensor maps of a result that has none, since its rows begin anywhere."""
-        t = self.types[unit.outputs[0]]
-        launches = [step for step in unit.steps if isinstance(step, Launch)]
-        products = (
-            len(unit.statements) == 1 and unit.statements[0].aggregation == "sum" and any(x.maps for x in launches)
-        )
-        return products and len(t.shape) > 1 and t.dtype in NARROW and t.shape[-1] % WHOLE_VECTOR != 0
+    def _begins_anywhere(self, tensor: str) -> bool:
+        """Whether rows of a tensor of 16 bits do not begin at whole vectors."""
+        t = self.types[tensor]
+        return len(t.shape) > 1 and t.dtype in NARROW and t.shape[-1] % WHOLE_VECTOR != 0
 
     def _allocated(self, output: str) -> Allocate:
         t = self.types[output]
@@ -263,6 +260,14 @@ class _Planner:
         if over is not None:
             return Unit((over.scatter, *members), outputs, (*steps, *over.steps))
         return Unit(members, outputs, tuple(steps))
+
+
+def _is_by_boxes(unit: Unit) -> bool:
+    """Whether a unit is a product through tensor maps, with an epilogue or none, of one result."""
+    (s, *epilogue), steps = unit.statements, unit.steps
+    product = s.aggregation == "sum" and all(e.aggregation == "assign" for e in epilogue) and len(unit.outputs) == 1
+    own = not any(isinstance(step, TorchLines) for step in steps)
+    return product and own and any(isinstance(step, Launch) and step.maps for step in steps)
 
 
 def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:

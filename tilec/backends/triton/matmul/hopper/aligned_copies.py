@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tilec.backends.common.pairs import LEAST, PRODUCTS
 from tilec.backends.triton.iteration.coalesce import StridedView
@@ -112,7 +113,9 @@ def _fastest(
         over = with_axes_last(product, copied)
         own = product if over is None else product_over(over.view)
         timed = None if own is None else timed_steps(own, setting)
-        if timed is not None:
+        if own is not None and timed is not None:
+            dot = replace(own.dot, scale=product.dot.scale)
+            over = None if over is None else replace(over, view=own.view, space=own.space, dot=dot)
             found.append((timed[0] / 1e6 + _copying(copied, product.view), over))
     return least(found, lambda way: way[0])[1] if found else None
 
