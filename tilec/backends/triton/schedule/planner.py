@@ -156,7 +156,7 @@ class _Planner:
                 copied -= written - boxed
             elif not (mapped and launched) and not written <= self.grouped:
                 copied -= written | {n for step in unit.steps if source_of_rows(step) is None for n in _given(step)}
-        return frozenset(copied - {*self.flat.outputs, *self.flat.input_names()})
+        return frozenset(copied & self.types.keys() - {*self.flat.outputs, *self.flat.input_names()})
 
     def _begins_anywhere(self, tensor: str) -> bool:
         """Whether rows of a tensor of 16 bits do not begin at whole vectors."""
