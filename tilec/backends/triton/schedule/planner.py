@@ -26,7 +26,7 @@ from tilec.backends.triton.plan.plan import (
     TorchLines,
     made_by,
 )
-from tilec.backends.triton.plan.sizes import contiguous, contiguous_strides, rows_of_vectors
+from tilec.backends.triton.plan.sizes import LEAST_PADDED, contiguous, contiguous_strides, rows_of_vectors
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
@@ -159,9 +159,11 @@ class _Planner:
         return frozenset(copied & self.types.keys() - {*self.flat.outputs, *self.flat.input_names()})
 
     def _begins_anywhere(self, tensor: str) -> bool:
-        """Whether rows of a tensor of 16 bits do not begin at whole vectors."""
+        """Whether long rows of a tensor of 16 bits do not begin at whole vectors."""
         t = self.types[tensor]
-        return len(t.shape) > 1 and t.dtype in NARROW and t.shape[-1] % WHOLE_VECTOR != 0
+        return (
+            len(t.shape) > 1 and t.dtype in NARROW and t.shape[-1] >= LEAST_PADDED and t.shape[-1] % WHOLE_VECTOR != 0
+        )
 
     def _allocated(self, output: str) -> Allocate:
         t = self.types[output]

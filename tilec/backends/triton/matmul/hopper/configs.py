@@ -21,8 +21,8 @@ from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import CACHE_LINE, VECTOR_BYTES
-from tilec.ir.at_sizes import followed, least
-from tilec.ir.symbolic import gcd, is_open_number
+from tilec.ir.at_sizes import least
+from tilec.ir.symbolic import gcd, is_open_number, is_symbolic
 
 USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
 REGISTERS = 65536
@@ -187,18 +187,15 @@ def _candidates(
 
 def _late(tensor: TensorView) -> float:
     """How many times as long boxes of a tensor take to come as if their rows began with lines of the caches: two lines
-    are read for a row that lies in both."""
+    are read for a row that lies in both. Of open sizes nothing is asked but whether they do."""
     inner = 0 if tensor.inner is None else tensor.inner
     steps = [s * tensor.size for a, s in enumerate(tensor.strides) if a != inner and tensor.shape[a] > 1]
-    return _late_rows(tensor.shape[inner] * tensor.size, *steps)
-
-
-@followed
-def _late_rows(row: int, *steps: int) -> float:
-    """The same of rows of so many bytes that lie so many bytes apart."""
-    begin = math.gcd(CACHE_LINE, *steps)
-    across = max(-(-min(row, CACHE_LINE) // begin) - 1, 0) * begin / CACHE_LINE
-    return 1 + LATE * across
+    if any(map(is_symbolic, steps)):
+        begin = CACHE_LINE if all(step % CACHE_LINE == 0 for step in steps) else VECTOR_BYTES
+    else:
+        begin = math.gcd(CACHE_LINE, *steps)
+    row = min(tensor.shape[inner] * tensor.size, CACHE_LINE)
+    return 1 + LATE * max(-(-row // begin) - 1, 0) * begin / CACHE_LINE
 
 
 def _vector(tensor: TensorView) -> int:
