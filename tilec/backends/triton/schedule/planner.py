@@ -114,9 +114,16 @@ class _Planner:
         done = {*self.sources}
         for place, s in enumerate(self.flat.statements):
             if s.output not in done and s.output not in later:
-                units += [added[s.output]] if s.output in added else self._units_from(place, done)
+                units += [added[s.output]] if s.output in added else map(self._in_memory, self._units_from(place, done))
                 done |= {m.output for m in units[-1].statements}
         return units
+
+    def _in_memory(self, unit: Unit) -> Unit:
+        """The unit with memory for what is padded, whichever kernels write it."""
+        padded = (
+            self._allocated(x.tensor) if isinstance(x, Allocate) and x.tensor in self.padded else x for x in unit.steps
+        )
+        return replace(unit, steps=tuple(padded))
 
     def _units_from(self, place: int, done: Collection[str]) -> list[Unit]:
         """What carries out the statement at a place, the last with all that has one kernel with it."""
