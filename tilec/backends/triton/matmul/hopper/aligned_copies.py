@@ -8,7 +8,7 @@ takes up to three times as long to come, since each of its rows lies in two line
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tilec.backends.common.pairs import LEAST, PRODUCTS
@@ -56,7 +56,7 @@ def over_copies(
         found = found or with_rows_aligned(product, setting, lambda: left() and by_library())
         if found is not None:
             return found
-    return with_channels_aligned(product, setting, by_library)
+    return with_channels_aligned(product, setting, by_library, left)
 
 
 def with_channels_last(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
@@ -98,18 +98,18 @@ def with_rows_aligned(
     late = {a: axis for a, axis in axes.items() if a not in copied and _gains_lines(a.tensor, axis, view)}
     if not copied and (not late or lost < _copying(late, view) or by_library()):
         return None
-    smallest = sorted(late, key=lambda a: size_in_bytes(view.types[a.tensor]))
-    further = [{a: late[a] for a in smallest[:n]} for n in range(len(smallest) + 1)]
-    return _fastest(product, [{**copied, **some} for some in further], setting)
+    return _fastest(product, copied, late, setting)
 
 
 def _fastest(
-    product: MatrixProduct, choices: Sequence[Mapping[Access, int | None]], setting: Setting
+    product: MatrixProduct, wanted: Mapping[Access, int | None], late: Mapping[Access, int | None], setting: Setting
 ) -> OperandRewrite | None:
-    """The product over those copies with which Hopper's kernels take the least time, that of copying included; None
-    where that is none, or they take none."""
+    """The product over the copies that are wanted and those others, the smallest first, with which Hopper's kernels
+    take the least time, that of copying included; None where that is none, or they take none."""
     found: list[tuple[float, OperandRewrite | None]] = []
-    for copied in choices:
+    smallest = sorted(late, key=lambda a: size_in_bytes(product.view.types[a.tensor]))
+    for some in (smallest[:n] for n in range(len(smallest) + 1)):
+        copied = {**wanted, **{a: late[a] for a in some}}
         over = with_axes_last(product, copied)
         own = product if over is None else product_over(over.view)
         timed = None if own is None else timed_steps(own, setting)
@@ -120,33 +120,44 @@ def _fastest(
     return least(found, lambda way: way[0])[1] if found else None
 
 
-def _copying(copied: Iterable[Access], view: StridedView) -> float:
+def _copying(copied: Mapping[Access, int | None], view: StridedView) -> float:
     """Seconds that copies take."""
-    sizes = [size_in_bytes(view.types[a.tensor]) for a in copied]
-    return 2 * COPIED_BYTES * sum(sizes) / MEMORY_BYTES + len(sizes) * LAUNCH_SECONDS
+    moved = 0.0
+    for a, axis in copied.items():
+        t = view.types[a.tensor]
+        row = t.shape[axis or 0]
+        moved += size_in_bytes(t) * (1 + copied_row(row, ITEM_BYTES[t.dtype]) / max(row, 1))
+    return COPIED_BYTES * moved / MEMORY_BYTES + len(copied) * LAUNCH_SECONDS
 
 
 def with_channels_aligned(
-    product: MatrixProduct, setting: Setting, by_library: Callable[[], bool]
+    product: MatrixProduct, setting: Setting, by_library: Callable[[], bool], left: Callable[[], bool]
 ) -> OperandRewrite | None:
-    """A convolution in 16 bits over copies of the operands whose channels lie innermost and fill no whole vectors; None
-    where it is none, or a copy takes longer than kernels that read through pointers lose. A library copies such
-    operands too, and its kernels then take longer: 1 x 5 from 205 to 203 channels 487 us, and 734 backward, where ours
-    take 146 and 254 (H100). Not in windows of three axes: 3 x 3 x 3 from 40 to 73 takes 1103 backward, cuDNN 809."""
+    """A convolution in 16 bits over copies of the operands whose channels lie innermost and fill no whole vectors, and
+    of those whose channels begin between lines of the caches where the boxes of Hopper's kernels gain more than a copy
+    takes; None where it is none, or a copy takes longer than kernels that read through pointers lose. A library copies
+    channels that fill no vectors too, and its kernels then take longer: 1 x 5 from 205 to 203 channels 487 us, and 734
+    backward, where ours take 146 and 254 (H100). Not in windows of three axes: 3 x 3 x 3 from 40 to 73 takes 1103
+    backward, cuDNN 809."""
     dot, view = product.dot, product.view
     windows = max((sum(linear(e).bare is None for e in a.index) for a in product.accesses()), default=0)
     if dot.dtype not in NARROW or not windows or (windows > WINDOW_AXES and by_library()):
         return None
     if not all(map(is_element, (*dot.left, *dot.right))):
         return None
-    unaligned = [a for a in product.accesses() if not rows_aligned(a.tensor, view, setting)]
-    copied = {a: axis for a in unaligned if (axis := _rows_axis(a.tensor, view)) is not None}
-    if any(linear(a.index[axis]).bare is None for a, axis in copied.items()):
+    rows = {a: axis for a in product.accesses() if (axis := _rows_axis(a.tensor, view)) is not None}
+    channels = {a: axis for a, axis in rows.items() if linear(a.index[axis]).bare is not None}
+    unaligned = {a for a in rows if not rows_aligned(a.tensor, view, setting)}
+    if not unaligned <= channels.keys():
         return None
-    copied = {a: axis for a, axis in copied.items() if view.types[a.tensor].shape[axis] >= LEAST}
+    channels = {a: axis for a, axis in channels.items() if view.types[a.tensor].shape[axis] >= LEAST}
+    copied = {a: axis for a, axis in channels.items() if a in unaligned}
+    late = {a: x for a, x in channels.items() if a not in copied and _gains_lines(a.tensor, x, view)}
     took = math.prod(max(n, LEAST) for n in product.counts) * product.repeated / PRODUCTS[dot.dtype]
-    if not copied or (1 / POINTERS - 1) * took < _copying(copied, view):
+    if copied and (1 / POINTERS - 1) * took < _copying(copied, view) or not copied and (not late or left()):
         return None
+    if late and worthwhile(dot, product.space):
+        return _fastest(product, copied, late, setting)
     over = with_axes_last(product, copied)
     own = None if over is None else product_over(over.view)
     if own is None:
