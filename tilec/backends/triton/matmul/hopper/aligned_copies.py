@@ -41,7 +41,7 @@ from tilec.ir.program import Access
 from tilec.ir.types import ITEM_BYTES, NARROW
 
 UNALIGNED = 5  # times as long as others a library's products of 16 bits take where rows begin anywhere, at least
-COPIED_BYTES = 1.4  # what a byte takes that is copied to or from rows that begin anywhere, beside others
+COPIES = 1.4  # of the time that memory takes, what copies from rows that begin anywhere do
 WINDOW_AXES = 2  # of windows for which a library's convolution of odd channels takes longer than ours over copies
 LIBRARY_GROUPS = 8  # what a library's convolution of groups takes, beside a product of as many terms, at least
 
@@ -116,7 +116,7 @@ def _fastest(
         if own is not None and timed is not None:
             dot = replace(own.dot, scale=product.dot.scale)
             over = None if over is None else replace(over, view=own.view, space=own.space, dot=dot)
-            found.append((timed[0] / 1e6 + _copying(copied, product.view), over))
+            found.append((timed[0] / 1e6 + COPIES * _copying(copied, product.view), over))
     return least(found, lambda way: way[0])[1] if found else None
 
 
@@ -127,7 +127,7 @@ def _copying(copied: Mapping[Access, int | None], view: StridedView) -> float:
         t = view.types[a.tensor]
         row = t.shape[axis or 0]
         moved += size_in_bytes(t) * (1 + copied_row(row, ITEM_BYTES[t.dtype]) / max(row, 1))
-    return COPIED_BYTES * moved / MEMORY_BYTES + len(copied) * LAUNCH_SECONDS
+    return moved / MEMORY_BYTES + len(copied) * LAUNCH_SECONDS
 
 
 def with_channels_aligned(
