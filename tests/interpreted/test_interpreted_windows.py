@@ -237,7 +237,8 @@ COPIES = {
     "dilated": """(I[N, H, W, C]) -> (O) {
         O[n, y, x, j, i, c : N, H - 4, W - 4, 3, 3, C] = I[n, y + 2*j, x + 2*i, c] * 2.0; }""",
     "padded": "(I[N, H, W, C]) -> (O) { O[n, y, x, j, i, c : N, H, W, 3, 3, C] = I[n, y + j - 1, x + i - 1, c]; }",
-    "channels first": "(I[N, C, H, W]) -> (O) { O[n, c, j, i, y, x : N, C, 3, 3, H - 2, W - 2] = I[n, c, y + j, x + i]; }",
+    "channels first": """(I[N, C, H, W]) -> (O) {
+        O[n, c, j, i, y, x : N, C, 3, 3, H - 2, W - 2] = I[n, c, y + j, x + i]; }""",
     "three terms": "(I[N, C, H, W]) -> (O) { O[n, c, y, x, k, m : N, C, H, W - 4, 3, 3] = I[n, c, y, x + k + m]; }",
     "frames": "(I[B, A, D, L]) -> (O) { O[b, a, d, t, k : B, A, D, L/4 - 1, 8] = I[b, a, d, 4*t + k]; }",
 }

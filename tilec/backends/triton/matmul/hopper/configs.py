@@ -188,6 +188,8 @@ def _candidates(
 def _late(tensor: TensorView) -> float:
     """How many times as long boxes of a tensor take to come as if their rows began with lines of the caches: two lines
     are read for a row that lies in both. Of open sizes nothing is asked but whether they do."""
+    if tensor.in_lines:
+        return 1.0
     inner = 0 if tensor.inner is None else tensor.inner
     steps = [s * tensor.size for a, s in enumerate(tensor.strides) if a != inner and tensor.shape[a] > 1]
     if any(map(is_symbolic, steps)):
