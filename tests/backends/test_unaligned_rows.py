@@ -102,7 +102,7 @@ GATED = "A[m, j : M, J] = +(X[m, h] * W[h, j]); B[m, j : M, J] = +(X[m, h] * V[h
 
 
 def test_a_library_multiplies_between_lines_what_would_have_an_epilogue() -> None:
-    """Boxes of rows of 2552 and 7304 elements take up to three times as long as those of 2560 and 7296."""
+    """Boxes of rows of 2552 and 7304 elements take twice as long as those of 2560 and 7296."""
 
     def gated(h: int, j: int) -> str:
         return source("X[M, H], W[H, J], V[H, J]) -> (Y", GATED, (4808, h), (h, j), (h, j))

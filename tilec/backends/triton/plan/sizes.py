@@ -32,7 +32,7 @@ def rounded_up(n: int, step: int) -> int:
 def copied_row(n: int, size: int) -> int:
     """Elements of `size` bytes from a row of n of them to the next one in a copy: rows begin with lines of the caches,
     with halves or quarters of one where that would be more than a third of padding, with vectors at least. A box of
-    rows that begin between lines takes up to three times as long to come."""
+    rows that begin between lines takes up to twice as long to come."""
     wider = (rounded_up(n, part // size) for part in (CACHE_LINE, CACHE_LINE // 2, CACHE_LINE // 4))
     return next((row for row in wider if ROW_PADDING * (row - n) <= n), rounded_up(n, VECTOR_BYTES // size))
 

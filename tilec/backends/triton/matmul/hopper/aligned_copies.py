@@ -2,7 +2,7 @@
 
 Rows of 16-bit elements that begin anywhere, such as those of a vocabulary of 50257 words, have no tensor maps, and a
 library multiplies them at a fifth of its rate. Rows that begin between lines of the caches have maps, but a box of them
-takes up to three times as long to come, since each of its rows lies in two lines. A copy's rows begin with lines.
+takes up to twice as long to come, since its rows lie in two lines each. A copy's rows begin with lines.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from tilec.ir.program import Access
 from tilec.ir.types import ITEM_BYTES, NARROW
 
 UNALIGNED = 5  # times as long as others a library's products of 16 bits take where rows begin anywhere, at least
+MOST_COPIED = 2**28  # bytes of a tensor that is copied for where its rows begin in lines
 COPIES = 1.4  # of the time that memory takes, what copies from rows that begin anywhere do
 WINDOW_AXES = 2  # of windows for which a library's convolution of odd channels takes longer than ours over copies
 LIBRARY_GROUPS = 8  # what a library's convolution of groups takes, beside a product of as many terms, at least
@@ -167,9 +168,10 @@ def with_channels_aligned(
 
 
 def _gains_lines(tensor: str, axis: int | None, view: StridedView) -> bool:
-    """Whether a tensor's rows begin between lines of the caches, and those of a copy with them."""
+    """Whether a tensor's rows begin between lines of the caches, and those of a copy, which is not too large, with
+    them."""
     t, size = view.types[tensor], ITEM_BYTES[view.types[tensor].dtype]
-    if axis is None or copied_row(t.shape[axis], size) * size % CACHE_LINE:
+    if axis is None or copied_row(t.shape[axis], size) * size % CACHE_LINE or size_in_bytes(t) > MOST_COPIED:
         return False
     steps = [step for a, step in enumerate(view.strides[tensor]) if a != axis and t.shape[a] > 1]
     return any(step * size % CACHE_LINE for step in steps)

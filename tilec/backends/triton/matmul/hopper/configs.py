@@ -38,7 +38,9 @@ HOPPER_TILES = {
 }
 
 CYCLES = 1.7e3  # a microsecond, under load
-LATE = 2.0  # what boxes take beside, if each of their rows begins behind the first bytes of a line
+# what boxes take beside, if each of their rows begins behind the first bytes of a line, and between sectors of it
+LATE, BETWEEN_SECTORS = 0.4, 1.0
+SECTOR = 32  # bytes
 MULTIPLY = 4096  # bytes of multiply-adds' summed operands a cycle and multiprocessor: 2048 in 16 bits, 1024 in tf32
 DELIVER = 69  # bytes a cycle that the level-two cache brings to a multiprocessor
 STORE = 7e4  # bytes a microsecond that a multiprocessor stores
@@ -138,7 +140,7 @@ def _candidates(
     memory = sum(math.prod(tensors[o.tensor].shape) * size for o in (dot.left, dot.right)) + elements * out_size
 
     memory += 0 if epilogue is None else epilogue.bytes_read + epilogue.stored * elements * out_size
-    late = _late(tensors[dot.left.tensor]), _late(tensors[dot.right.tensor]), VECTOR_BYTES / _vector(out)
+    late = _late(tensors[dot.left.tensor]), _late(tensors[dot.right.tensor]), (VECTOR_BYTES / _vector(out)) ** 0.5
     after = (0.0, 0.0) if epilogue is None else (epilogue.instructions, epilogue.bytes_read / max(elements, 1))
 
     strided = {v: int(form.coefficient(v)) for form in dot.index for v in form.variables() if v in rows}
@@ -197,7 +199,8 @@ def _late(tensor: TensorView) -> float:
     else:
         begin = math.gcd(CACHE_LINE, *steps)
     row = min(tensor.shape[inner] * tensor.size, CACHE_LINE)
-    return 1 + LATE * max(-(-row // begin) - 1, 0) * begin / CACHE_LINE
+    across = max(-(-row // begin) - 1, 0) * begin / CACHE_LINE
+    return 1 + LATE * across + (BETWEEN_SECTORS if begin < SECTOR else 0)
 
 
 def _vector(tensor: TensorView) -> int:
@@ -270,8 +273,10 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     fitting = min(4, USABLE_SHARED // _shared_bytes(config, tile), REGISTERS // (threads * (area // threads + OTHERS)))
     beside = 1 if config.consumers else max(fitting, 1)
     multiply = area * tile.depth * tile.size / MULTIPLY
-    boxes = tile.rows * tile.rows_late + tile.columns * tile.several * tile.columns_late
-    deliver = boxes * tile.depth * tile.size / DELIVER
+    boxes = tile.rows + tile.columns * tile.several
+    late = (tile.rows * tile.rows_late + tile.columns * tile.several * tile.columns_late) / boxes
+    late = (late + max(tile.rows_late, tile.columns_late)) / 2  # boxes wait for each other
+    deliver = boxes * late * tile.depth * tile.size / DELIVER
     step = (multiply**4 + deliver**4) ** 0.25 / CYCLES + STEP / (2 if config.consumers else beside)
     waves = -(-tile.tiles * config.split // (MULTIPROCESSORS * beside))
     once = ONCE[config.consumers if waves > 1 else 0] + area * tile.out_size / STORE
