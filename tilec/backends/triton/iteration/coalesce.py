@@ -74,7 +74,7 @@ def _windows_apart(view: StridedView) -> StridedView | None:
         return None
     if None in written or len({*written}) < len(written) or len({a.tensor for a in accesses}) < len(accesses):
         return None
-    if any(isinstance(e, Pad | Inside) for e in walk(*s.roots)):
+    if any(isinstance(e, Pad | Inside) or isinstance(e, Access) and e.tensor == s.output for e in walk(*s.roots)):
         return None
     order = {v: k for k, v in enumerate(written)}
     extent = dict(zip(written, view.types[s.output].shape, strict=True))
@@ -83,12 +83,12 @@ def _windows_apart(view: StridedView) -> StridedView | None:
         axes: list[tuple[Expr, int, int]] = []  # the index along each, how far it reaches and its stride
         for e, n, step in zip(a.index, view.types[a.tensor].shape, view.strides[a.tensor], strict=True):
             form = linear(e)
-            terms = [(v, form.coefficient(v)) for v in sorted(form.variables(), key=lambda v: order.get(v, 0))]
+            terms = [(v, int(form.coefficient(v))) for v in sorted(form.variables(), key=lambda v: order.get(v, 0))]
             known = form.is_affine and form.is_integral and {v for v, _ in terms} <= extent.keys()
             inside = known and all(c > 0 for _, c in terms)
             last = sum((extent[v] - 1) * c for v, c in terms) if inside else n
             whole = len(terms) > 1 and form.constant == 0 and last < n
-            axes += [(Index(v), extent[v], int(c) * step) for v, c in terms] if whole else [(e, n, step)]
+            axes += [(Index(v), extent[v], c * step) for v, c in terms] if whole else [(e, n, step)]
         names = [v for e, _, _ in axes for v in index_variables(e)]
         if len(axes) > len(a.index) and len(names) == len({*names}):
             spread[a] = replace(a, index=tuple(e for e, _, _ in axes))

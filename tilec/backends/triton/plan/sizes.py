@@ -13,6 +13,7 @@ from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 Strides = Mapping[str, tuple[int, ...]]  # of tensors, by name, in elements
 MOST_OVERHANG = 1.15  # elements of blocks over those that there are, where smaller blocks fill better
 CACHE_LINE = 128  # bytes that caches move at once, of which boxes and vectors take parts
+SECTOR = 32  # bytes of a line that are moved by themselves
 VECTOR_BYTES = 16  # bytes of a thread's widest load, and what tensor maps ask strides to be multiples of
 ROW_PADDING = 3  # elements of a row for each of the padding behind it, at least, where it shall end with a line
 LEAST_PADDED = 64  # elements of 16 bits, from which on padding is little

@@ -20,7 +20,7 @@ from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, oriented,
 from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.plan import Launch
-from tilec.backends.triton.plan.sizes import CACHE_LINE, VECTOR_BYTES
+from tilec.backends.triton.plan.sizes import CACHE_LINE, SECTOR, VECTOR_BYTES
 from tilec.ir.at_sizes import least
 from tilec.ir.symbolic import gcd, is_open_number, is_symbolic
 
@@ -39,8 +39,7 @@ HOPPER_TILES = {
 
 CYCLES = 1.7e3  # a microsecond, under load
 # what boxes take beside, if each of their rows begins behind the first bytes of a line, and between sectors of it
-LATE, BETWEEN_SECTORS = 0.4, 1.0
-SECTOR = 32  # bytes
+LATE, LATE_IN_SECTORS = 0.4, 1.0
 MULTIPLY = 4096  # bytes of multiply-adds' summed operands a cycle and multiprocessor: 2048 in 16 bits, 1024 in tf32
 DELIVER = 69  # bytes a cycle that the level-two cache brings to a multiprocessor
 STORE = 7e4  # bytes a microsecond that a multiprocessor stores
@@ -200,7 +199,7 @@ def _late(tensor: TensorView) -> float:
         begin = math.gcd(CACHE_LINE, *steps)
     row = min(tensor.shape[inner] * tensor.size, CACHE_LINE)
     across = max(-(-row // begin) - 1, 0) * begin / CACHE_LINE
-    return 1 + LATE * across + (BETWEEN_SECTORS if begin < SECTOR else 0)
+    return 1 + LATE * across + (LATE_IN_SECTORS if begin < SECTOR else 0)
 
 
 def _vector(tensor: TensorView) -> int:
