@@ -228,3 +228,43 @@ def test_extrema_and_where_they_stand(name: str) -> None:
         assert torch.equal(*(torch.autograd.grad(o, t, g)[0] for o, t in ((y, x), (expected, z))))
         (where,) = f.saved(x)
         assert where.dtype == "uint8"
+
+
+COPIES = {
+    "image": "(I[N, H, W, C]) -> (O) { O[n, y, x, j, i, c : N, H - 2, W - 2, 3, 3, C] = I[n, y + j, x + i, c]; }",
+    "strided": """(I[N, H, W, C]) -> (O) {
+        O[n, y, x, j, i, c : N, (H - 3)/2 + 1, (W - 3)/2 + 1, 3, 3, C] = I[n, 2*y + j, 2*x + i, c]; }""",
+    "dilated": """(I[N, H, W, C]) -> (O) {
+        O[n, y, x, j, i, c : N, H - 4, W - 4, 3, 3, C] = I[n, y + 2*j, x + 2*i, c] * 2.0; }""",
+    "padded": "(I[N, H, W, C]) -> (O) { O[n, y, x, j, i, c : N, H, W, 3, 3, C] = I[n, y + j - 1, x + i - 1, c]; }",
+    "channels first": """(I[N, C, H, W]) -> (O) {
+        O[n, c, j, i, y, x : N, C, 3, 3, H - 2, W - 2] = I[n, c, y + j, x + i]; }""",
+    "three terms": "(I[N, C, H, W]) -> (O) { O[n, c, y, x, k, m : N, C, H, W - 4, 3, 3] = I[n, c, y, x + k + m]; }",
+    "frames": "(I[B, A, D, L]) -> (O) { O[b, a, d, t, k : B, A, D, L/4 - 1, 8] = I[b, a, d, 4*t + k]; }",
+}
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "a part"])
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.one_in(2)
+def test_copies_of_windows(name: str, layout: str) -> None:
+    """A window's places and the channels are one variable where memory runs so."""
+    f = tilec.compile(f"function {COPIES[name]}")
+    for shape in ((2, 7, 9, 12), (1, 5, 5, 9), (2, 6, 8, 16)):
+        whole = torch.randn(shape)
+        image = {
+            "contiguous": whole,
+            "transposed": whole.transpose(0, 3).contiguous().transpose(0, 3),
+            "a part": torch.cat([whole, whole], 3)[..., : shape[3]],
+        }[layout].requires_grad_()
+        value = f(image)
+        wanted = tilec.compile(f.tile, backend="torch")(image)
+        assert torch.equal(value, wanted)
+        weights = torch.randn(value.shape)
+        own, other = (torch.autograd.grad(y, image, weights)[0] for y in (value, wanted))
+        torch.testing.assert_close(own, other)
+
+
+def test_places_of_copied_windows_are_one_variable_with_channels() -> None:
+    lowered = tilec.compile(f"function {COPIES['image']}").lower(tilec.spec((16, 120, 118, 36)), target="sm_90")
+    assert "O_kernel" in lowered.source() and "x = " in lowered.source() and "    i = row" not in lowered.source()

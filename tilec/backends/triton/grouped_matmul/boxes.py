@@ -25,7 +25,7 @@ from tilec.backends.triton.matmul.pack import rows_aligned
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Once, Setting, Step
-from tilec.backends.triton.plan.sizes import contiguous, power_of_two, rounded_up
+from tilec.backends.triton.plan.sizes import contiguous, copied_row, power_of_two
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.ir.index import linear
@@ -138,7 +138,7 @@ def padded_matrix(found: GroupedProduct, sort: Sort, carry: Callable[..., list[S
     if a is None:
         return None
     t = found.view.types[a.tensor]
-    shape = (*t.shape[:-1], rounded_up(t.shape[-1], DESCRIPTOR_ALIGNMENT // ITEM_BYTES[t.dtype]))
+    shape = (*t.shape[:-1], copied_row(t.shape[-1], ITEM_BYTES[t.dtype]))
     name, places = sort.name(f"{python_name(a.tensor)}_padded"), tuple(Index(f"i{k}") for k in range(len(shape)))
     copied = Statement(name, places, tuple(map(Int, t.shape)), Access(a.tensor, places), "assign")
     types, strides = {**found.view.types, name: t}, {**found.view.strides, name: contiguous(shape)}

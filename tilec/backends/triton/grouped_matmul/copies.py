@@ -11,11 +11,10 @@ from tilec.backends.triton.grouped_matmul.products import GroupedProduct
 from tilec.backends.triton.matmul.blocks import Config
 from tilec.backends.triton.matmul.dot import operand_accesses
 from tilec.backends.triton.matmul.hopper.steps import lone_access
-from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT
 from tilec.backends.triton.matmul.kernel import WITHIN, DotTask, DotWriter
 from tilec.backends.triton.matmul.pack import rows_aligned
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Once, Setting
-from tilec.backends.triton.plan.sizes import power_of_two, rounded_up
+from tilec.backends.triton.plan.sizes import copied_row, power_of_two
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.ir.index import linear
 from tilec.ir.program import Expr, Index, Int, substitute
@@ -78,7 +77,7 @@ def sorted_copy(found: GroupedProduct, sort: Sort, ordered: Once, operand: Sorte
     """A copy of an operand with the points, sorted, as rows; others that want the same one share it."""
     dtype = found.dot.dtype
     rows, width = found.space.count(operand.points), found.space.count(operand.columns)
-    stride = rounded_up(width, DESCRIPTOR_ALIGNMENT // ITEM_BYTES[dtype])
+    stride = copied_row(width, ITEM_BYTES[dtype])
     name = sort.name(f"{operand.label}_sorted")
     writer = CopyWriter(found, sort, DotTask(found, "ieee", COPIED), operand)
     launch = writer.launch(name, stride)

@@ -17,11 +17,11 @@ from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Setting
-from tilec.backends.triton.plan.sizes import contiguous, rounded_up
+from tilec.backends.triton.plan.sizes import contiguous, copied_row
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Call, Index, Int, Pad, Statement, index_variables
-from tilec.ir.types import Types
+from tilec.ir.types import ITEM_BYTES, Types
 
 MOST_COLUMNS = 64  # of a product for few channels
 
@@ -74,7 +74,7 @@ def class_columns(given: MatrixProduct, setting: Setting) -> StagedProduct | Non
 
     def tensor(name: str, variables: list[str], like: str) -> Access:
         *outer, row = (extent[v] for v in variables)
-        memory[name] = (*outer, rounded_up(row, WHOLE_VECTOR))
+        memory[name] = (*outer, copied_row(row, ITEM_BYTES[types[like].dtype]))
         types[name], strides[name] = replace(types[like], shape=(*outer, row)), contiguous(memory[name])
         return Access(name, tuple(map(Index, variables)))
 

@@ -32,11 +32,11 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting
-from tilec.backends.triton.plan.sizes import contiguous, rounded_up
+from tilec.backends.triton.plan.sizes import contiguous, copied_row
 from tilec.backends.triton.pointwise.pointwise import fill
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
-from tilec.ir.types import TensorType, Types
+from tilec.ir.types import ITEM_BYTES, TensorType, Types
 from tilec.transforms.util.rewrite import with_parts
 
 FEWEST_IN_A_ROW = 4  # elements of a window that lie side by side in an image of channels first
@@ -215,7 +215,7 @@ class _Build:
         """A tensor with a row, padded to whole vectors, of all values of `inner` for each of `outer`."""
         shape = tuple(self.extent[v] for v in (*outer, *inner))
         row = math.prod(self.extent[v] for v in inner)
-        width = rounded_up(row, WHOLE_VECTOR)
+        width = copied_row(row, ITEM_BYTES[like.dtype])
         rows = math.prod(self.extent[v] for v in outer)
         if 2 * rows * width > MOST_STORED:
             return None

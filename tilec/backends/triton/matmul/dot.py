@@ -78,6 +78,11 @@ class MatrixProduct:
         """Whether no condition on points is left."""
         return not (self.dot.zero_left or self.dot.zero_right or self.dot.zero_result)
 
+    @property
+    def as_it_is(self) -> OperandRewrite:
+        """The product over its own operands."""
+        return OperandRewrite(self.view, self.space, dot=self.dot)
+
     def accesses(self) -> list[Access]:
         """The elements that both operands read."""
         return [a for f in (*self.dot.left, *self.dot.right) for a in operand_accesses(f)]

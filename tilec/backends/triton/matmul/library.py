@@ -35,8 +35,9 @@ from tilec.backends.triton.matmul.dot import (
     MatrixProduct,
     product_over,
 )
+from tilec.backends.triton.matmul.hopper.aligned_copies import UNALIGNED
 from tilec.backends.triton.matmul.hopper.steps import has_long_rows, hopper_steps
-from tilec.backends.triton.matmul.pack import UNALIGNED, rows_aligned
+from tilec.backends.triton.matmul.pack import rows_aligned
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting, Step, TorchLines
 from tilec.backends.triton.plan.sizes import Strides, contiguous, rounded_up

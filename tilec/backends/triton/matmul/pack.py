@@ -5,52 +5,38 @@ product with enough work repays a copy of the smaller evil: the operand that doe
 
 Where elements of other batches lie between the rows of a tensor, `A[n, p, g]` for batches g, a kernel moves a sector of
 memory for each element of it. Such tensors are copied, a result after the product.
-
-Rows of 16-bit elements that begin anywhere, such as those of a vocabulary of 50257 words, have no tensor maps, and a
-library multiplies them at a fifth of its rate. Operands with such rows are copied to rows that begin at whole vectors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.backends.common.pairs import LEAST, PRODUCTS
+from tilec.backends.common.pairs import PRODUCTS
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, inner_variables
-from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.dot import (
-    LAUNCH_SECONDS,
-    MEMORY_BYTES,
-    POINTERS,
-    WHOLE_VECTOR,
     MatrixProduct,
     OperandRewrite,
-    product_over,
-    worthwhile,
 )
-from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.hopper.views import DESCRIPTOR_ALIGNMENT
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import contiguous, rounded_up
+from tilec.backends.triton.plan.sizes import contiguous, rows_of_vectors
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.cost import size_in_bytes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, map_values, value_accesses
-from tilec.ir.types import CASTS, ITEM_BYTES, NARROW, TensorType
+from tilec.ir.types import CASTS, ITEM_BYTES, TensorType
 from tilec.transforms.util.rewrite import with_parts
 
 LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
 FEWEST_BATCHES, FEWEST_APART = 4, 16  # of what lies innermost, and elements that lie next to each other in the copy
 LEAST_BYTES_APART = 2**21  # bytes of a tensor that caches would hold
-UNALIGNED = 5  # times as long as others a library's products of 16 bits take where rows begin anywhere, at least
-WINDOW_AXES = 2  # of windows for which a library's convolution of odd channels takes longer than ours over copies
-LIBRARY_GROUPS = 8  # what a library's convolution of groups takes, beside a product of as many terms, at least
 
 
 def packed(product: MatrixProduct) -> OperandRewrite | None:
@@ -83,123 +69,21 @@ def packed(product: MatrixProduct) -> OperandRewrite | None:
     return OperandRewrite(view, replace(space, statement=view.statement), tuple(before), tuple(after), dot)
 
 
-def over_copies(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
-    """The product over copies that lie as kernels read them; None where nothing is gained."""
-    rules = (with_batches_apart, with_channels_last, with_rows_aligned)
-    return next(filter(None, (rule(product, setting) for rule in rules)), None)
-
-
 def with_batches_apart(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
     """The product over copies of tensors of which elements of other batches are neighbours, its result's elements moved
     to their places afterwards; None where there are no such tensors."""
     dot, space = product.dot, product.space
     if len(space.classes) != 1 or not space.covers or dot.dtype not in PRODUCTS or not product.is_plain:
         return None
-    if not all(len(side) == 1 and _is_element(side[0]) for side in (dot.left, dot.right)):
+    if not all(len(side) == 1 and is_element(side[0]) for side in (dot.left, dot.right)):
         return None
-    return with_axes_last(product, {a: _axis_apart(a, product) for a in _touched(product)})
+    return with_axes_last(product, {a: _axis_apart(a, product) for a in touched_elements(product)})
 
 
-def with_channels_last(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
-    """A convolution in 16 bits with a kernel of its own for each image or group over copies whose channels lie
-    innermost, as Hopper's kernels read and store them; None where it is none, lies so, or a library takes no longer."""
-    dot, space = product.dot, product.space
-    windows = any(linear(e).bare is None for a in product.accesses() for e in a.index)
-    if dot.dtype not in NARROW or not windows or space.count(dot.batch) < FEWEST_BATCHES:
-        return None
-    if space.statement.guard is not None or len(space.classes) != 1 or not space.covers:
-        return None
-    if len(dot.left) + len(dot.right) != 2 or not all(map(_is_element, (*dot.left, *dot.right))):
-        return None
-    axes = {a: _channels(a, product) for a in _touched(product)}
-    if None in axes.values() or hopper_steps(product, setting) is not None:
-        return None
-    copied = {a: axis for a, axis in axes.items() if product.view.strides[a.tensor][axis or 0] != 1}
-    moved = 2 * sum(size_in_bytes(product.view.types[a.tensor]) for a in copied) / MEMORY_BYTES
-    took = product.multiplications / PRODUCTS[dot.dtype]
-    if LIBRARY_GROUPS * took < took + moved + len(copied) * LAUNCH_SECONDS:
-        return None
-    return _on_hopper(with_axes_last(product, copied), setting)
-
-
-def with_rows_aligned(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
-    """A product of matrices of 16 bits over copies of the operands whose rows do not begin at whole vectors; None where
-    there are none, or a copy takes longer than a library loses."""
-    dot, space, view = product.dot, product.space, product.view
-    if dot.dtype not in NARROW or len(space.classes) != 1 or not space.covers or not product.is_plain:
-        return None
-    if not all(len(side) == 1 and _is_element(side[0]) for side in (dot.left, dot.right)):
-        return None
-    copied: dict[Access, int | None] = {}
-    for a in dict.fromkeys(product.accesses()):
-        if not rows_aligned(a.tensor, view, setting):
-            copied[a] = _rows_axis(a.tensor, view)
-            if distinct_variables(a.index) is None or copied[a] is None:
-                return None
-    moved = 2 * sum(size_in_bytes(view.types[a.tensor]) for a in copied) / MEMORY_BYTES
-    lost = (UNALIGNED - 1) * product.multiplications / PRODUCTS[dot.dtype]
-    if not copied or lost < moved + len(copied) * LAUNCH_SECONDS:
-        return None
-    return _on_hopper(with_axes_last(product, copied), setting)
-
-
-def with_channels_aligned(
-    product: MatrixProduct, setting: Setting, by_library: Callable[[], bool]
-) -> OperandRewrite | None:
-    """A convolution in 16 bits over copies of the operands whose channels lie innermost and fill no whole vectors; None
-    where it is none, or a copy takes longer than kernels that read through pointers lose. A library copies such
-    operands too, and its kernels then take longer: 1 x 5 from 205 to 203 channels 487 us, and 734 backward, where ours
-    take 146 and 254 (H100). Not in windows of three axes: 3 x 3 x 3 from 40 to 73 takes 1103 backward, cuDNN 809."""
-    dot, view = product.dot, product.view
-    windows = max((sum(linear(e).bare is None for e in a.index) for a in product.accesses()), default=0)
-    if dot.dtype not in NARROW or not windows or (windows > WINDOW_AXES and by_library()):
-        return None
-    if not all(map(_is_element, (*dot.left, *dot.right))):
-        return None
-    unaligned = [a for a in product.accesses() if not rows_aligned(a.tensor, view, setting)]
-    copied = {a: axis for a in unaligned if (axis := _rows_axis(a.tensor, view)) is not None}
-    if any(linear(a.index[axis]).bare is None for a, axis in copied.items()):
-        return None
-    copied = {a: axis for a, axis in copied.items() if view.types[a.tensor].shape[axis] >= LEAST}
-    moved = 2 * sum(size_in_bytes(view.types[a.tensor]) for a in copied) / MEMORY_BYTES
-    took = math.prod(max(n, LEAST) for n in product.counts) * product.repeated / PRODUCTS[dot.dtype]
-    if not copied or (1 / POINTERS - 1) * took < moved + len(copied) * LAUNCH_SECONDS:
-        return None
-    over = with_axes_last(product, copied)
-    own = None if over is None else product_over(over.view)
-    if own is None:
-        return None
-    fits = hopper_steps(own, setting) if worthwhile(own.dot, own.space) else class_columns(own, setting)
-    return None if fits is None else over
-
-
-def _rows_axis(tensor: str, view: StridedView) -> int | None:
-    """The axis along which elements lie next to each other."""
-    strides = view.strides[tensor]
-    return strides.index(1) if 1 in strides else None
-
-
-def _on_hopper(over: OperandRewrite | None, setting: Setting) -> OperandRewrite | None:
-    """A product over copies where Hopper's kernels take these."""
-    own = None if over is None else product_over(over.view)
-    return over if own is not None and hopper_steps(own, setting) is not None else None
-
-
-def _touched(product: MatrixProduct) -> list[Access]:
+def touched_elements(product: MatrixProduct) -> list[Access]:
     """The elements that a product reads, and then the one that it writes."""
     s = product.space.statement
     return [*dict.fromkeys(product.accesses()), Access(s.output, s.index or ())]
-
-
-def _channels(access: Access, product: MatrixProduct) -> int | None:
-    """The axis of a tensor's channels, whole vectors of them: of rows, columns or what is summed, and no part of a
-    window; of several that of nearest neighbours, which a copy moves least."""
-    dot, strides = product.dot, product.view.strides[access.tensor]
-    places = [linear(e) for a in _touched(product) for e in a.index]
-    apart = {*dot.batch, *(v for e in places if e.bare is None for v in e.variables())}
-    bare = [(d, v) for d, e in enumerate(access.index) if (v := linear(e).bare) is not None and v not in apart]
-    whole = [(d, v) for d, v in bare if product.space.count((v,)) % LEAST == 0]
-    return min(whole, key=lambda x: strides[x[0]], default=(None, ""))[0]
 
 
 def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) -> OperandRewrite | None:
@@ -241,7 +125,7 @@ def copied_apart(name: str, tensor: str, axis: int, view: StridedView) -> tuple[
     return view, Once(key, (name,), tuple(made)), released
 
 
-def _is_element(e: Expr) -> bool:
+def is_element(e: Expr) -> bool:
     """Whether a factor is an element of a tensor, perhaps in another type."""
     return isinstance(e, Access) or isinstance(e, Call) and e.function in CASTS and isinstance(e.args[0], Access)
 
@@ -334,12 +218,6 @@ def _with_copy(name: str, tensor: str, order: Sequence[int], view: StridedView) 
 def _memory(t: TensorType, order: Sequence[int]) -> tuple[int, ...]:
     """The shape of a copy with axes in that order in memory: rows of 16 bits begin at whole vectors."""
     return rows_of_vectors(replace(t, shape=tuple(t.shape[a] for a in order)))
-
-
-def rows_of_vectors(t: TensorType) -> tuple[int, ...]:
-    """The shape of memory whose rows of 16 bits begin at whole vectors."""
-    *outer, row = t.shape or (1,)
-    return (*outer, rounded_up(row, WHOLE_VECTOR)) if outer and t.dtype in NARROW else t.shape
 
 
 def source_of_rows(step: Step) -> str | None:

@@ -35,7 +35,7 @@ from tilec.backends.triton.matmul.dot import (
 )
 from tilec.backends.triton.matmul.hopper.steps import lone_access
 from tilec.backends.triton.plan.plan import Allocate, Release, Request, Step
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import LEAST_PADDED, contiguous, rows_of_vectors
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.backends.triton.pointwise.tiling import choose_pointwise_tiling
 from tilec.cost import size_in_bytes
@@ -73,7 +73,7 @@ def hoisted(
         s = operand_of(side, factors, dot.dtype, space, made.view, last, larger=pays)
         if s is None:
             continue
-        if not made.take(s, dot.dtype, requested):
+        if not made.take(s, dot.dtype, requested, in_rows=hopper and _has_rows(s, dot)):
             return None
         read = (Access(s.output, s.index or ()),)
         dot = replace(dot, left=read) if side == "left" else replace(dot, right=read)
@@ -90,15 +90,16 @@ class Precomputed:
     before: list[Step] = field(default_factory=list)
     after: list[Step] = field(default_factory=list)
 
-    def take(self, s: Statement, dtype: str, requested: bool = False) -> bool:
+    def take(self, s: Statement, dtype: str, requested: bool = False, in_rows: bool = False) -> bool:
         """Take in what a statement assigns, of this type; False where that is not all of its output. `requested`:
-        others may ask for the same."""
+        others may ask for the same. `in_rows`: rows begin where boxes of them are copied fastest."""
         t = TensorType(sizes_of(s), dtype)
-        view = self.view.with_tensor(s.output, t)
+        memory = rows_of_vectors(t) if in_rows else t.shape
+        view = self.view.with_tensor(s.output, t, contiguous(memory))
         own = build_space(s, view.types)
         if own is None or own.valid or not own.covers:
             return False
-        steps = partial(assignment, own, view, s)
+        steps = partial(assignment, own, view, s, memory)
         self.before += [Request(s, view.types, view.strides, view.int64_index, steps)] if requested else steps()
         self.after.append(Release((s.output,)))
         self.view = view
@@ -111,10 +112,16 @@ class Precomputed:
         return OperandRewrite(view, space, tuple(self.before), tuple(self.after), dot)
 
 
-def assignment(own: Space, view: StridedView, s: Statement) -> list[Step]:
-    """Steps that carry out an assignment over all of its output."""
-    t = view.types[s.output]
-    return [Allocate(s.output, t.shape, t.dtype), *(pointwise(own, view, s) or ())]
+def assignment(own: Space, view: StridedView, s: Statement, memory: tuple[int, ...]) -> list[Step]:
+    """Steps that carry out an assignment over all of its output, which takes memory of that shape."""
+    return [Allocate(s.output, memory, view.types[s.output].dtype), *(pointwise(own, view, s) or ())]
+
+
+def _has_rows(s: Statement, dot: Dot) -> bool:
+    """Whether an operand's last variable, of many values, is the only one of its kind: others would be one with it."""
+    *outer, last = (linear(e).bare for e in s.index or ())
+    kind = next((group for group in (dot.batch, dot.rows, dot.columns, dot.summed) if last in group), ())
+    return {*outer}.isdisjoint(kind) and sizes_of(s)[-1] >= LEAST_PADDED
 
 
 def _computed(factors: tuple[Expr, ...]) -> bool:

@@ -8,10 +8,15 @@ from collections.abc import Mapping, Sequence
 from tilec.ir.at_sizes import followed
 from tilec.ir.program import Statement, reads
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import Types
+from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 
 Strides = Mapping[str, tuple[int, ...]]  # of tensors, by name, in elements
 MOST_OVERHANG = 1.15  # elements of blocks over those that there are, where smaller blocks fill better
+CACHE_LINE = 128  # bytes that caches move at once, of which boxes and vectors take parts
+SECTOR = 32  # bytes of a line that are moved by themselves
+VECTOR_BYTES = 16  # bytes of a thread's widest load, and what tensor maps ask strides to be multiples of
+ROW_PADDING = 3  # elements of a row for each of the padding behind it, at least, where it shall end with a line
+LEAST_PADDED = 64  # elements of 16 bits, from which on padding is little
 NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang
 
 
@@ -23,6 +28,20 @@ def power_of_two(n: int) -> int:
 def rounded_up(n: int, step: int) -> int:
     """The least multiple of `step` that is at least n."""
     return -(-n // step) * step
+
+
+def copied_row(n: int, size: int) -> int:
+    """Elements of `size` bytes from a row of n of them to the next one in a copy: rows begin with lines of the caches,
+    with halves or quarters of one where that would be more than a third of padding, with vectors at least. A box of
+    rows that begin between lines takes up to twice as long to come."""
+    wider = (rounded_up(n, part // size) for part in (CACHE_LINE, CACHE_LINE // 2, CACHE_LINE // 4))
+    return next((row for row in wider if ROW_PADDING * (row - n) <= n), rounded_up(n, VECTOR_BYTES // size))
+
+
+def rows_of_vectors(t: TensorType) -> tuple[int, ...]:
+    """The shape of memory whose rows of 16 bits begin at whole vectors, at lines of the caches where they are long."""
+    *outer, row = t.shape or (1,)
+    return (*outer, copied_row(row, ITEM_BYTES[t.dtype])) if outer and t.dtype in NARROW else t.shape
 
 
 def filled_block(n: int, block: int, least: int) -> int:

@@ -27,6 +27,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, triton_type
 from tilec.backends.triton.iteration.space import elements_of
 from tilec.backends.triton.plan.lines import RELAXED, CodeLine, Effect, ForLoop, If, Return, StoreLine, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
+from tilec.backends.triton.plan.sizes import SECTOR
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.backends.triton.scatter.exact import (
     BLOCK_POINTS,
@@ -51,7 +52,6 @@ FEWEST_PLANES, MOST_PLANES = 3, 4  # of as many elements as there are terms; of 
 FEWEST_TOTALS = 1024  # fewer are waited for
 CACHED_ELEMENTS = 2**22  # that the level-two cache holds
 SORTED = 6  # sectors of memory that a point may touch in the time that it takes to be sorted
-SECTOR = 32  # bytes
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from tilec.backends.triton.matmul.dot import (
     worthwhile_padded,
 )
 from tilec.backends.triton.matmul.exp_weighted_matmul import recognise_weighted
+from tilec.backends.triton.matmul.hopper.aligned_copies import over_copies, with_rows_aligned
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.library import (
     biased_steps,
@@ -37,14 +38,14 @@ from tilec.backends.triton.matmul.library import (
     ours_is_faster,
 )
 from tilec.backends.triton.matmul.logsumexp_matmul import recognise_log
-from tilec.backends.triton.matmul.pack import columns_packed, over_copies, packed, wanted_along, with_channels_aligned
+from tilec.backends.triton.matmul.pack import columns_packed, packed, source_of_rows, wanted_along
 from tilec.backends.triton.matmul.precompute_operands import has_stored_operands, hoisted, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import split_steps
 from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
-from tilec.backends.triton.plan.plan import Allocate, Release, Request, Setting, Step
-from tilec.backends.triton.plan.sizes import Strides, contiguous
+from tilec.backends.triton.plan.plan import Allocate, Release, Request, Setting, Step, TorchLines
+from tilec.backends.triton.plan.sizes import Strides, contiguous, rows_of_vectors
 from tilec.backends.triton.pointwise.pointwise import fill, pointwise
 from tilec.backends.triton.scan.form import recognise_scan, terms_first
 from tilec.backends.triton.scan.scan import scan_of_terms, scan_steps
@@ -53,7 +54,7 @@ from tilec.backends.triton.schedule.banded import recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.exponential_products import exponential_steps
 from tilec.backends.triton.schedule.on_sums import in_one_launch, on_sums
-from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of, stages_of
+from tilec.backends.triton.schedule.problem import Problem, is_multiplied, needs_int64_index, problem_of, stages_of
 from tilec.backends.triton.schedule.sliding import recognise_sliding
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Statement, reads
@@ -142,12 +143,6 @@ def is_pointwise(p: Problem) -> bool:
     return plain and _chosen(p)[0] is FAMILIES[-1]
 
 
-def is_multiplied(s: Statement, types: Types, strides: Strides, setting: Setting) -> bool:
-    """Whether tensor cores have enough to do for a statement."""
-    p = problem_of(s, s, types, strides, setting)
-    return p is not None and p.product is not None and worthwhile(p.product.dot, p.product.space)
-
-
 def _plain(match: Callable[[Problem], Any]) -> Callable[[Problem], Any]:
     """A match that looks at problems without an epilogue alone."""
     return lambda p: None if p.epilogue else match(p)
@@ -204,19 +199,14 @@ def _in_place(p: Problem) -> MatrixProduct | None:
     return p.product if _left_to_library(p) else None
 
 
-def _over_copies(p: Problem) -> OperandRewrite | None:
-    product = p.product
-    found = over_copies(product, p.setting) if product and worthwhile(product.dot, p.space) else None
-    if found is not None or product is None:
-        return found
-    return with_channels_aligned(product, p.setting, lambda: by_library(p) is not None)
+def _over_copies(p: Problem, product: MatrixProduct) -> OperandRewrite | None:
+    return over_copies(product, p.setting, lambda: by_library(p) is not None, lambda: _left_to_library(p))
 
 
 def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:
     s, view, setting = over.view.statement, over.view, replace(p.setting, library=False)
     if not p.epilogue:
-        return over.around(_over_views(view, setting))
-    # a result that is moved to its place afterwards has no epilogue before
+        return over.around(_over_views(view, setting))  # a result that is moved afterwards has no epilogue before
     steps = fused_steps(s, p.flat, p.epilogue, view.types, view.strides, setting) if s.output == p.flat.output else None
     return None if steps is None else over.around(steps)
 
@@ -256,7 +246,11 @@ def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     if p.epilogue:
         fused = on_sums(p, by_library=False)
         return _over_packed(p, product) if fused is None and hopper_steps(product, p.setting) is None else fused
-    return _product_steps(p, product) if computed is None else computed.around(_product_steps(p, computed.coalesced))
+    if computed is None:
+        return _product_steps(p, product)
+    product = computed.coalesced
+    over = with_rows_aligned(product, p.setting, lambda: False) or product.as_it_is
+    return computed.around(over.around(_product_steps(p, over.product)))
 
 
 def _product_steps(p: Problem, product: MatrixProduct) -> list[Step]:
@@ -326,16 +320,17 @@ def _merged(p: Problem) -> tuple[Space, StridedView]:
     return space, view
 
 
-def _in_turn(p: Problem, stages: list[Statement]) -> list[Step] | None:
-    """Steps of a statement that was cut into several, the last of which takes the epilogue or has none."""
+def _in_turn(p: Problem, stages: list[Statement], padded: frozenset[str] = frozenset()) -> list[Step] | None:
+    """Steps of a statement that was cut into several, the last of which takes the epilogue or has none. `padded`: what
+    has rows as products would copy it."""
     types, strides, setting = dict(p.types), dict(p.strides), replace(p.setting, library=False)
     steps: list[Step] = []
     for s in stages[:-1]:
-        shape = sizes_of(s)
-        types[s.output] = TensorType(shape, expression_type(s.body, types).dtype)
-        strides[s.output] = contiguous(shape)
-        steps.append(Allocate(s.output, shape, types[s.output].dtype))
-        steps += statement_steps(s, s, types, strides, p.setting)
+        t = types[s.output] = TensorType(sizes_of(s), expression_type(s.body, types).dtype)
+        memory = rows_of_vectors(t) if s.output in padded else t.shape
+        strides[s.output] = contiguous(memory)
+        steps.append(Allocate(s.output, memory, t.dtype))
+        steps += statement_steps(s, s, types, strides, p.setting if padded.isdisjoint(reads(s)) else setting)
     own = problem_of(stages[-1], stages[-1], types, strides, p.setting)
     if own is not None and _chosen(own)[0].name == "library":
         last = None if p.epilogue else _emitted(own)[1]
@@ -343,7 +338,12 @@ def _in_turn(p: Problem, stages: list[Statement]) -> list[Step] | None:
         last = fused_steps(stages[-1], p.flat, p.epilogue, types, strides, setting)
     else:
         last = statement_steps(stages[-1], p.flat, types, strides, setting)
-    return None if last is None else [*steps, *last, Release(tuple(s.output for s in stages[:-1]))]
+    if last is None:
+        return None
+    steps += [*last, Release(tuple(s.output for s in stages[:-1]))]
+    by_torch = {name for x in steps if isinstance(x, TorchLines) for name in (*x.reads, *x.writes)}
+    copied = {s.output for s in stages} & {source_of_rows(x) for x in steps} - by_torch
+    return _in_turn(p, stages, frozenset(copied)) if copied and not padded else steps
 
 
 FAMILIES = (
@@ -356,7 +356,7 @@ FAMILIES = (
     Family("scan of terms", lambda p: terms_first(p.space, p.view), _scan_of_terms, fills=False),
     Family("tuned product", _plain(_tuned), _alone),
     Family("rewritten product", _rewritten, _of_rewritten),
-    Family("product over copies", _over_copies, _of_over_copies),
+    Family("product over copies", lambda p: p.product and _over_copies(p, p.product), _of_over_copies),
     Family("product in place", _in_place, _dot_steps),
     Family("product of parts", _of_parts, lambda p, steps: _of_parts(p, p.epilogue) if p.epilogue else steps),
     Family("library with a bias", _of_biased, lambda p, steps: steps, _left_to_library, fills=False),

@@ -37,7 +37,10 @@ def on_sums(p: Problem, by_library: bool, stored: bool = False) -> list[Step] | 
         return None
     product, statements = _coalesced(p, p.product)
     epilogue = replace(_epilogue(p, product, statements), stored=stored)
-    found, plain = timed_steps(product, p.setting, epilogue=epilogue), timed_steps(product, p.setting)
+    # programs of a library share boxes, so that it hardly matters there where rows begin
+    found, plain = (
+        timed_steps(product, p.setting, epilogue=e, in_lines=not e and by_library) for e in (epilogue, None)
+    )
     if found is None or plain is None:
         return None
     moved = sum(size_in_bytes(p.types[name]) for name in (p.flat.output, epilogue.output)) + epilogue.bytes_read

@@ -11,7 +11,8 @@ from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_gradients, join_launches
-from tilec.backends.triton.matmul.pack import rows_of_vectors, source_of_rows
+from tilec.backends.triton.matmul.dot import WHOLE_VECTOR
+from tilec.backends.triton.matmul.pack import source_of_rows
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Launch,
@@ -25,7 +26,7 @@ from tilec.backends.triton.plan.plan import (
     TorchLines,
     made_by,
 )
-from tilec.backends.triton.plan.sizes import contiguous, contiguous_strides
+from tilec.backends.triton.plan.sizes import LEAST_PADDED, contiguous, contiguous_strides, rows_of_vectors
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
@@ -40,7 +41,7 @@ from tilec.backends.triton.schedule.scatter_sums import ScatterOver, ScatterSum,
 from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import shapes_in
+from tilec.ir.types import NARROW, shapes_in
 from tilec.transforms.lower.defract import defracted_form
 
 MOST_DOWN = 65_535  # programs along the second and third axis of a grid
@@ -113,9 +114,16 @@ class _Planner:
         done = {*self.sources}
         for place, s in enumerate(self.flat.statements):
             if s.output not in done and s.output not in later:
-                units += [added[s.output]] if s.output in added else self._units_from(place, done)
+                units += [added[s.output]] if s.output in added else map(self._in_memory, self._units_from(place, done))
                 done |= {m.output for m in units[-1].statements}
         return units
+
+    def _in_memory(self, unit: Unit) -> Unit:
+        """The unit with memory for what is padded, whichever kernels write it."""
+        padded = (
+            self._allocated(x.tensor) if isinstance(x, Allocate) and x.tensor in self.padded else x for x in unit.steps
+        )
+        return replace(unit, steps=tuple(padded))
 
     def _units_from(self, place: int, done: Collection[str]) -> list[Unit]:
         """What carries out the statement at a place, the last with all that has one kernel with it."""
@@ -143,16 +151,26 @@ class _Planner:
         return [*alone, self._single_unit(s, find_epilogue(self.kept, place, self.types, self.members))]
 
     def copied_rows(self, units: Sequence[Unit]) -> frozenset[str]:
-        """Intermediates that products copy so that rows begin at whole vectors, and that no kernels touch beside these
-        copies but those of groups and maps, which may write them so at once."""
-        copied = {name for unit in units for step in unit.steps if (name := source_of_rows(step)) is not None}
+        """Intermediates whose rows are to begin at whole vectors since products copy them so, or store them by boxes,
+        and that no kernels touch beside these but those of groups and maps, which may write them so at once."""
+        boxed = {unit.outputs[0] for unit in units if _is_by_boxes(unit) and self._begins_anywhere(unit.outputs[0])}
+        copied = {name for unit in units for step in unit.steps if (name := source_of_rows(step)) is not None} | boxed
         for unit in units:
             mapped = all(s.aggregation == "assign" and not reads_itself(s) for s in unit.statements)
             launched = all(isinstance(step, Allocate | Launch) for step in unit.steps)
-            if not (mapped and launched) and not {s.output for s in unit.statements} <= self.grouped:
-                read = {n for step in unit.steps if source_of_rows(step) is None for n in _given(step)}
-                copied -= read | {s.output for s in unit.statements}
-        return frozenset(copied - {*self.flat.outputs, *self.flat.input_names()})
+            written = {s.output for s in unit.statements}
+            if _is_by_boxes(unit):
+                copied -= written - boxed
+            elif not (mapped and launched) and not written <= self.grouped:
+                copied -= written | {n for step in unit.steps if source_of_rows(step) is None for n in _given(step)}
+        return frozenset(copied & self.types.keys() - {*self.flat.outputs, *self.flat.input_names()})
+
+    def _begins_anywhere(self, tensor: str) -> bool:
+        """Whether long rows of a tensor of 16 bits do not begin at whole vectors."""
+        t = self.types[tensor]
+        return (
+            len(t.shape) > 1 and t.dtype in NARROW and t.shape[-1] >= LEAST_PADDED and t.shape[-1] % WHOLE_VECTOR != 0
+        )
 
     def _allocated(self, output: str) -> Allocate:
         t = self.types[output]
@@ -169,7 +187,7 @@ class _Planner:
 
     def _single_unit(self, s: Statement, epilogue: Sequence[Statement] = ()) -> Unit:
         """A statement, in one launch with its epilogue where that has a form; otherwise without."""
-        library = self.setting.library and self.padded.isdisjoint(reads(s))  # which knows of no padding
+        library = self.setting.library and self.padded.isdisjoint((s.output, *reads(s)))  # which knows of no padding
         how = self.types, self.strides, replace(self.setting, library=library)
         defracted = self.defracted[s.output]
         made: list[Step] | None = None
@@ -251,6 +269,14 @@ class _Planner:
         if over is not None:
             return Unit((over.scatter, *members), outputs, (*steps, *over.steps))
         return Unit(members, outputs, tuple(steps))
+
+
+def _is_by_boxes(unit: Unit) -> bool:
+    """Whether a unit is a product through tensor maps, with an epilogue or none, of one result."""
+    (s, *epilogue), steps = unit.statements, unit.steps
+    product = s.aggregation == "sum" and all(e.aggregation == "assign" for e in epilogue) and len(unit.outputs) == 1
+    own = not any(isinstance(step, TorchLines) for step in steps)
+    return product and own and any(isinstance(step, Launch) and step.maps for step in steps)
 
 
 def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:

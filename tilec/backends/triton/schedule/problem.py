@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce_windows
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.dot import MatrixProduct, pairwise, recognise_dot, variables_outside
+from tilec.backends.triton.matmul.dot import MatrixProduct, pairwise, recognise_dot, variables_outside, worthwhile
 from tilec.backends.triton.matmul.precompute_operands import products_before_sums
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, needs_int64_positions
@@ -70,7 +70,7 @@ def problem_of(
 ) -> Problem | None:
     """None where the statement's points are no space: where its output index is data."""
     as_stored = StridedView(defracted, types, strides)
-    view = as_stored if epilogue else coalesce(as_stored)
+    view = as_stored if epilogue else coalesce_windows(as_stored)
     space = build_space(view.statement, view.types)
     if space is None:
         return None
@@ -90,3 +90,9 @@ def needs_int64_index(statements: Sequence[Statement], types: Types, strides: St
     """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
     many = space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
     return many or needs_int64_positions(statements, types, strides)
+
+
+def is_multiplied(s: Statement, types: Types, strides: Strides, setting: Setting) -> bool:
+    """Whether tensor cores have enough to do for a statement."""
+    p = problem_of(s, s, types, strides, setting)
+    return p is not None and p.product is not None and worthwhile(p.product.dot, p.product.space)

@@ -13,8 +13,8 @@ from tilec.backends.triton.fusion.read_through import LONGEST_RECOMPUTED
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.scatter.scatter import ScatterContext, fused_scatters, over_others, without
-from tilec.backends.triton.schedule.families import is_multiplied, statement_steps
-from tilec.backends.triton.schedule.problem import needs_int64_index
+from tilec.backends.triton.schedule.families import statement_steps
+from tilec.backends.triton.schedule.problem import is_multiplied, needs_int64_index
 from tilec.ir.program import Access, Expr, Program, Statement, node_count, reads, rebuild
 from tilec.ir.types import Types
 from tilec.transforms.util.plain import is_pure, is_unmasked

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tilec.backends.triton.fusion.fuse_producers import CACHED, LEAST_GAIN, MOST_READS, time_of_all
 from tilec.backends.triton.fusion.invariants import INSTRUCTIONS, costly_instructions
+from tilec.backends.triton.plan.sizes import VECTOR_BYTES
 from tilec.cost import H200, size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.program import (
@@ -24,7 +25,7 @@ from tilec.ir.program import (
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES, Types
 
-VECTOR_BYTES, LEAST_BYTES = 16, 4  # bytes that a thread reads at once; and that a read takes of a line, at least
+LEAST_BYTES = 4  # bytes that a read takes of a line, at least
 WAITS = 3.5  # bytes of cached lines over those of memory from which on kernels wait for caches
 NARROW_BYTES = 2  # of an element
 DIVISION = 24  # instructions, those of its rare cases beside it

@@ -20,8 +20,9 @@ from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, oriented,
 from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.plan import Launch
+from tilec.backends.triton.plan.sizes import CACHE_LINE, SECTOR, VECTOR_BYTES
 from tilec.ir.at_sizes import least
-from tilec.ir.symbolic import is_open_number
+from tilec.ir.symbolic import gcd, is_open_number, is_symbolic
 
 USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
 REGISTERS = 65536
@@ -37,6 +38,8 @@ HOPPER_TILES = {
 }
 
 CYCLES = 1.7e3  # a microsecond, under load
+# what boxes take beside, if each of their rows begins behind the first bytes of a line, and between sectors of it
+LATE, LATE_IN_SECTORS = 0.4, 1.0
 MULTIPLY = 4096  # bytes of multiply-adds' summed operands a cycle and multiprocessor: 2048 in 16 bits, 1024 in tf32
 DELIVER = 69  # bytes a cycle that the level-two cache brings to a multiprocessor
 STORE = 7e4  # bytes a microsecond that a multiprocessor stores
@@ -64,7 +67,8 @@ class TileWork:
     """What the model needs to know of a choice: a tile's extents, sizes of elements in bytes, tiles, steps of a sum,
     elements of the output, bytes of all tensors, tensor maps of the output if it is stored through such, sums of a
     program, instructions of the epilogue for each element and bytes that it loads for one, whether a loop computes it
-    piece by piece."""
+    piece by piece, how many times as long as others boxes of rows and of columns take to come and a tile to be stored,
+    since rows in memory begin between lines of the caches, and between vectors."""
 
     rows: int
     columns: int
@@ -80,6 +84,9 @@ class TileWork:
     instructions: float = 0
     loaded: float = 0
     by_pieces: bool = False
+    rows_late: float = 1.0
+    columns_late: float = 1.0
+    stored_late: float = 1.0
 
 
 def configs(*ways: tuple[HopperDot, HopperTensors]) -> list[HopperConfig]:
@@ -121,7 +128,8 @@ def _candidates(
     dot: HopperDot, tensors: HopperTensors, epilogue: Epilogue | None = None
 ) -> Iterator[tuple[float, HopperConfig]]:
     merged = bool(dot.digits)
-    size, out_size = tensors[dot.left.tensor].size, tensors[dot.output].size
+    out = tensors[dot.output]
+    size, out_size = tensors[dot.left.tensor].size, out.size
     tf32 = tensors[dot.left.tensor].dtype == "float32"
     extent = {v: max(e[v] for e in dot.extent) for v in (*dot.batch, *dot.rows, *dot.columns, *dot.summed)}
     dot, rows, columns, summed, slabs = _boxable(dot, tensors)
@@ -131,6 +139,7 @@ def _candidates(
     memory = sum(math.prod(tensors[o.tensor].shape) * size for o in (dot.left, dot.right)) + elements * out_size
 
     memory += 0 if epilogue is None else epilogue.bytes_read + epilogue.stored * elements * out_size
+    late = _late(tensors[dot.left.tensor]), _late(tensors[dot.right.tensor]), (VECTOR_BYTES / _vector(out)) ** 0.5
     after = (0.0, 0.0) if epilogue is None else (epilogue.instructions, epilogue.bytes_read / max(elements, 1))
 
     strided = {v: int(form.coefficient(v)) for form in dot.index for v in form.variables() if v in rows}
@@ -150,8 +159,10 @@ def _candidates(
                 steps = count(summed, own[2]) * walked
                 maps = math.prod(strided.get(v, 1) for v, b in own[0] if b > 1)
                 down, over = ([b for _, b in boxes] for boxes in own[:2])
-                pieces = epilogue is not None and by_pieces(epilogue, down, over, warps)
-                tile = TileWork(m, n, depth, size, out_size, tiles, steps, elements, memory, maps, 1, *after, pieces)
+                pieces = epilogue is not None and late[2] == 1 and by_pieces(epilogue, down, over, warps)
+                tile = TileWork(
+                    m, n, depth, size, out_size, tiles, steps, elements, memory, maps, 1, *after, pieces, *late
+                )
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
                 group = 1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * n / m) / 2)
                 for split, stages, consumers, mapped in itertools.product(
@@ -173,6 +184,28 @@ def _candidates(
                         )
                         if split > 1 and _sensible(config, fewer):
                             yield predicted_time(config, fewer), config
+
+
+def _late(tensor: TensorView) -> float:
+    """How many times as long boxes of a tensor take to come as if their rows began with lines of the caches: two lines
+    are read for a row that lies in both. Of open sizes nothing is asked but whether they do."""
+    if tensor.in_lines:
+        return 1.0
+    inner = 0 if tensor.inner is None else tensor.inner
+    steps = [s * tensor.size for a, s in enumerate(tensor.strides) if a != inner and tensor.shape[a] > 1]
+    if any(map(is_symbolic, steps)):
+        begin = CACHE_LINE if all(step % CACHE_LINE == 0 for step in steps) else VECTOR_BYTES
+    else:
+        begin = math.gcd(CACHE_LINE, *steps)
+    row = min(tensor.shape[inner] * tensor.size, CACHE_LINE)
+    across = max(-(-row // begin) - 1, 0) * begin / CACHE_LINE
+    return 1 + LATE * across + (LATE_IN_SECTORS if begin < SECTOR else 0)
+
+
+def _vector(tensor: TensorView) -> int:
+    """Bytes that a thread stores at once, where rows begin at multiples of these."""
+    steps = [s * tensor.size for a, s in enumerate(tensor.strides) if a != tensor.inner and tensor.shape[a] > 1]
+    return gcd(VECTOR_BYTES, *steps)
 
 
 def _boxable(
@@ -239,11 +272,15 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
     fitting = min(4, USABLE_SHARED // _shared_bytes(config, tile), REGISTERS // (threads * (area // threads + OTHERS)))
     beside = 1 if config.consumers else max(fitting, 1)
     multiply = area * tile.depth * tile.size / MULTIPLY
-    deliver = (tile.rows + tile.columns * tile.several) * tile.depth * tile.size / DELIVER
+    boxes = tile.rows + tile.columns * tile.several
+    late = (tile.rows * tile.rows_late + tile.columns * tile.several * tile.columns_late) / boxes
+    late = (late + max(tile.rows_late, tile.columns_late)) / 2  # boxes wait for each other
+    deliver = boxes * late * tile.depth * tile.size / DELIVER
     step = (multiply**4 + deliver**4) ** 0.25 / CYCLES + STEP / (2 if config.consumers else beside)
     waves = -(-tile.tiles * config.split // (MULTIPROCESSORS * beside))
     once = ONCE[config.consumers if waves > 1 else 0] + area * tile.out_size / STORE
     after = 0 if config.split > 1 else _epilogue_time(config, tile, area)
+    after += area * tile.out_size / STORE * (tile.stored_late - 1) if config.split == 1 else 0
     once += _beside_sums(config, waves, beside, after, tile.steps * step)
     time = START + waves * (-(-tile.steps // config.split) * step * beside + once)
     if config.split > 1:

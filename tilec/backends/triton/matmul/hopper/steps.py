@@ -42,11 +42,19 @@ def hopper_steps(
 
 
 def timed_steps(
-    given: MatrixProduct, setting: Setting, same: Same | None = None, epilogue: Epilogue | None = None
+    given: MatrixProduct,
+    setting: Setting,
+    same: Same | None = None,
+    epilogue: Epilogue | None = None,
+    in_lines: bool = False,
 ) -> tuple[float, list[Step]] | None:
-    """The microseconds that the likeliest tiles take by the model, and their steps; None where there are none."""
+    """The microseconds that the likeliest tiles take by the model, and their steps; None where there are none.
+    `in_lines`: as if all rows began with lines of the caches."""
     ways = _ways(given, setting, same, epilogue)
-    plans = (default_plan(p, hopper_tensors(p, given.view, epilogue), epilogue) for p in ways)
+    tensors = [hopper_tensors(p, given.view, epilogue) for p in ways]
+    if in_lines:
+        tensors = [{name: replace(t, in_lines=True) for name, t in found.items()} for found in tensors]
+    plans = (default_plan(p, found, epilogue) for p, found in zip(ways, tensors, strict=True))
     found = [plan for plan in plans if plan is not None and not _mostly_outside(plan[1], given)]
     if not found:
         return None

@@ -27,12 +27,14 @@ BIAS = 1 << 12  # times the step: makes dividends nonnegative
 
 @dataclass(frozen=True)
 class TensorView:
-    """A tensor as it lies in memory."""
+    """A tensor as it lies in memory. `in_lines`: boxes of it are taken to come as fast as those whose rows begin with
+    lines of the caches."""
 
     name: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
+    in_lines: bool = False
 
     @property
     def size(self) -> int:
