@@ -20,7 +20,6 @@ from tilec.backends.triton.rows.alignment_peeling import (
     Alignment,
     begin,
     position,
-    rows_alike,
     rows_begin,
 )
 from tilec.backends.triton.rows.block_values import BlockValues
@@ -83,8 +82,14 @@ class RowWriter(BlockValues):
     # forms
 
     def _whole(self) -> None:
-        self.k.assign("down", self.k.program())
-        self._position("col", self.group.columns, "0")
+        k = self.k
+        k.assign("down", self.k.program())
+        if self.aligned is None:
+            self._position("col", self.group.columns, "0")
+        else:
+            begin(k, self.aligned, k.count(self.group.columns))
+            position(k, self.aligned, "0")
+            k.decode(Axis("col", self.group.columns, "BN"))
         self._walk_rows(self._all_at_once)
 
     def _tiled(self) -> None:
@@ -103,21 +108,22 @@ class RowWriter(BlockValues):
         self._walk_rows(self._all_at_once)
 
     def _walk_rows(self, body: Callable[[Frame], None]) -> None:
-        """The rows of this program: one block, or one after the other where outputs add up over them."""
+        """The rows of this program: one block, or one after the other, as where outputs add up over them."""
         k, group = self.k, self.group
-        if not group.sums:
-            self._position("row", group.rows, "down * BM")
+        if not self.tiling.parts:
+            self._rows_at_once()
             body(self._frame())
             return
-        step = self.tiling.rows if self.aligned is None else self.aligned.vector
+        alike = 1 if self.aligned is None else self.aligned.vector
+        step = self.tiling.rows * alike
         rows = tuple(v for v in group.rows if not group.totals or v not in group.kept)
         blocks = -(-group.count(rows) // step)
-        share = -(-blocks // (self.tiling.parts if self.aligned is None else self.tiling.parts // step)) * step
+        share = -(-blocks // (self.tiling.parts // alike)) * step
         part, count = k.number("part", "part_size", share), k.count(rows)
         if self.aligned is not None:  # rows that begin alike, so many of them
-            k.assign("start", f"down // {step} * {part}")
+            k.assign("start", f"down // {alike} * {part}")
             k.assign("end", f"tl.minimum(start + {part}, {count})")
-            k.assign("start", f"down % {step}", "+=")
+            k.assign("start", f"down % {alike}", "+=")
         elif len(rows) < len(group.rows):
             parts = k.number("parts", "parts", self.tiling.parts)
             k.assign("batch", f"down // {parts}")
@@ -135,19 +141,19 @@ class RowWriter(BlockValues):
         before, ahead = self._read_ahead("start")
         k.scopes[0].lines += before
         k.scopes.append(Scope())
-        self._position("row", group.rows, "first", "end")
+        if self.aligned is None:
+            self._position("row", group.rows, "first", "end")
+        else:
+            self._rows_alike("first", "end")
         frame = self._frame(frozenset(("row", *group.rows)))
         for a, name in ahead.items():
             t = self.types[a.tensor]
             self.values[a] = ScalarValue(f"{name}.to(tl.float32)", t.element(), "float32", free_of(a), exact=True)
-        if isinstance(frame, AlignedFrame):
-            rows_begin(k, frame.aligned)
-            frame.ends = "(over == 0) | ((over + 1) * BN >= span)"
         body(frame)
         lines = k.scopes.pop().lines
         after, there = self._read_ahead("first + BM")
         lines = [*after, *lines, *(assign(name, there[a]) for a, name in ahead.items())]
-        stages, by = self.tiling.stages, "BM" if self.aligned is None else str(step)
+        stages, by = self.tiling.stages, "BM" if alike == 1 else str(step)
         how = f", num_stages={stages}" if stages > 1 else ", loop_unroll_factor=4" if group.totals else ""
         walk = f"tl.range(start, end, {by}{how})" if how else f"range(start, end, {by})"
         k.scopes[0].lines.append(ForLoop("first", walk, tuple(lines)))
@@ -181,15 +187,10 @@ class RowWriter(BlockValues):
         k, group = self.k, self.group
         k.assign("down", self.k.program())
         end = k.count([v for v in group.columns if group.extent[v] > 1])
-        if self.aligned is None:
-            self._position("row", group.rows, "down * BM")
-        else:
-            rows_alike(k, self.aligned)
-            k.assign("row_in", f"row < {k.count(group.rows)}")
-            k.decode(Axis("row", group.rows, "BM"))
+        if self.aligned is not None:
             begin(k, self.aligned, end)
-            rows_begin(k, self.aligned)
             end = "span"
+        self._rows_at_once()
         found = levels(group, {**self.maxima, **self.places}, self.heads)
         for level in range(found.depth):
             here = [s for s in group.statements if found.of[s.output] == level]
@@ -262,6 +263,25 @@ class RowWriter(BlockValues):
 
     # positions
 
+    def _rows_at_once(self) -> None:
+        """Where this program's only block of rows is."""
+        k, rows = self.k, self.group.rows
+        if self.aligned is None:
+            self._position("row", rows, "down * BM")
+            return
+        v = self.aligned.vector
+        k.assign("start", f"down // {v} * (BM * {v}) + down % {v}")
+        self._rows_alike("start", k.count(rows))
+
+    def _rows_alike(self, start: str, end: str) -> None:
+        """Where a block's rows are that begin alike: a vector's elements apart."""
+        k, aligned = self.k, self.aligned
+        assert aligned is not None
+        k.assign("row", f"{start} + {aligned.vector} * tl.arange(0, BM)")
+        k.assign("row_in", f"row < {end}")
+        k.decode(Axis("row", self.group.rows, "BM"))
+        rows_begin(k, aligned)
+
     def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
         k, block = self.k, {"row": "BM", "col": "BN"}[name]
         if name == "col" and start == "first" and (outer := self._outer(variables)):
@@ -301,11 +321,9 @@ class RowWriter(BlockValues):
 
     def _frame(self, *inner: frozenset[str]) -> Frame:
         places = ["row", "col"], {"row": "row_in"} if self.filled else {"row": "row_in", "col": "col_in"}
-        return (
-            Frame(self.k, *places, *inner)
-            if self.aligned is None
-            else AlignedFrame(self.aligned, self.k, *places, *inner)
-        )
+        if self.aligned is None:
+            return Frame(self.k, *places, *inner)
+        return AlignedFrame(self.tiling.form, self.aligned, self.k, *places, *inner)
 
     # stores
 

@@ -35,6 +35,7 @@ MOST_LOADED = 128  # elements from outside that a thread has at once, so that re
 FEW_LOADED, MOST_BESIDE = 3, 32  # elements of a point that any block may load; of a thread that loads more, at most
 LEAST_TILED = 512  # elements of a block: four of a thread, which it reads at once
 LEAST_OF_FEW, FEW_OF_ROWS = 1024, 4 * MULTIPROCESSORS  # elements that a program holds, where programs are fewer
+WALKERS, LEAST_WALKED = 2, 4  # programs of a multiprocessor that walk rows and keep columns; blocks of rows each has
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -158,6 +159,21 @@ def _whole(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     programs = knobs.PARTIAL_ROWS.value or MULTIPROCESSORS * (2 if down * needed <= 4096 else 1)
     stages = _stages(group, types, down * needed, STAGED)
     return RowTiling("whole", down, needed, min(-(-rows // down), programs), warps, stages)
+
+
+def walked(tiling: RowTiling, group: Group, types: Types) -> RowTiling:
+    """The same with programs that take one block of rows after the other, where they have something of the columns in
+    common that is read element by element, and many rows."""
+    many = {v for v in group.columns if group.extent[v] > 1}
+    rows = {v for v in group.rows if group.extent[v] > 1}
+    members = {s.output for s in group.statements}
+    read = (a for s in group.statements for a in value_accesses(s) if a.tensor not in members)
+    used = [set(index_variables(*a.index)) for a in read]
+    programs = WALKERS * MULTIPROCESSORS
+    shared = any(names & many and not names & rows for names in used)
+    if not shared or group.count(group.rows) < LEAST_WALKED * programs * tiling.rows:
+        return tiling
+    return replace(tiling, parts=programs, stages=_stages(group, types, tiling.rows * tiling.columns, STAGED // WALKERS))
 
 
 def _looped(group: Group, together: int) -> RowTiling:
