@@ -112,7 +112,8 @@ class AlignedFrame(Frame):
         own = VECTOR // getattr(torch, self.kernel.types[access.tensor].dtype).itemsize
         begins = "vector" if own == self.aligned.vector else f"(place // {own} * {own})"  # a 16 bytes' first place
         mask = f"row_in[:, None] & ({begins} < span)[None, :]"
-        text = f"tl.load({self.aligned_address(access.tensor)}, mask={mask}, other={0 if other is None else other})"
+        told = f"mask={mask}, other={0 if other is None else other}{self.hints.get(access.tensor, '')}"
+        text = f"tl.load({self.aligned_address(access.tensor)}, {told})"
         return self.assign(python_name(access.tensor).lower(), text, free_of(access))
 
     def aligned_address(self, tensor: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import python_name, tuple_text
@@ -24,7 +24,7 @@ from tilec.backends.triton.rows.alignment_peeling import (
 )
 from tilec.backends.triton.rows.block_values import BlockValues
 from tilec.backends.triton.rows.online_softmax import Rescaled
-from tilec.backends.triton.rows.tiling import RowTiling, fills_blocks, levels, unrolls
+from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, fills_blocks, levels, read_again, unrolls
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Statement, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW
@@ -192,7 +192,10 @@ class RowWriter(BlockValues):
             end = "span"
         self._rows_at_once()
         found = levels(group, {**self.maxima, **self.places}, self.heads)
+        again = read_again(group, found)
         for level in range(found.depth):
+            policy = "evict_first" if level == found.depth - 1 else "evict_last"
+            hints = dict.fromkeys(again, f', eviction_policy="{policy}"')
             here = [s for s in group.statements if found.of[s.output] == level]
             statistics = [s for s in here if group.reductions(s)]
             heads = [s for s in statistics if s.output in self.heads]
@@ -202,7 +205,7 @@ class RowWriter(BlockValues):
             walked = [s for s in statistics if s not in heads]
             times = 4 if self.tiling.columns == 1 else 2 if self.filled and unrolls(group, self.tiling) else 1
             walk = f"tl.range(0, {end}, BN, loop_unroll_factor={times})" if times > 1 else f"range(0, {end}, BN)"
-            self._pass(walked, stored, walk)
+            self._pass(walked, stored, walk, hints=hints)
         frame = self._frame()
         self._evaluate(frame, [s for s in group.statements if not self._walks(s) and not group.reductions(s)])
         for s in group.statements:
@@ -215,9 +218,15 @@ class RowWriter(BlockValues):
         return any(v in self.group.columns and self.group.extent[v] > 1 for v in names)
 
     def _pass(
-        self, statistics: Sequence[Statement], stored: Sequence[Statement], walk: str, head: bool = False
+        self,
+        statistics: Sequence[Statement],
+        stored: Sequence[Statement],
+        walk: str,
+        head: bool = False,
+        hints: Mapping[str, str] = NOTHING,
     ) -> None:
-        """A walk over blocks of columns, or a look at the first, that finds some statistics and stores some values."""
+        """A walk over blocks of columns, or a look at the first, that finds some statistics and stores some values.
+        `hints`: see `Frame`."""
         k, group = self.k, self.group
         k.scopes.append(Scope())
         if self.aligned is not None:
@@ -226,6 +235,7 @@ class RowWriter(BlockValues):
         else:
             self._position("col", group.columns, "first")
         frame = self._frame(frozenset(("col", *group.columns)))
+        frame.hints = hints
         wanted = self._with_operands([*statistics, *stored])
         self._evaluate(frame, wanted, {s.output for s in statistics})
         for s in stored:

@@ -35,6 +35,7 @@ MOST_LOADED = 128  # elements from outside that a thread has at once, so that re
 FEW_LOADED, MOST_BESIDE = 3, 32  # elements of a point that any block may load; of a thread that loads more, at most
 LEAST_TILED = 512  # elements of a block: four of a thread, which it reads at once
 LEAST_OF_FEW, FEW_OF_ROWS = 1024, 4 * MULTIPROCESSORS  # elements that a program holds, where programs are fewer
+CACHED = 36 * 2**20  # bytes of rows that are walked again, at most, so that what the first walk read is in a cache
 WALKERS, LEAST_WALKED = 2, 4  # programs of a multiprocessor that walk rows and keep columns; blocks of rows each has
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
@@ -88,7 +89,7 @@ def _first_guess(group: Group, together: int, strides: Strides, types: Types) ->
     if not alone or (again and max(1, together) * needed <= ON_CHIP):
         across = together > 1 and depth > 1 and filled and alone
         return _whole(group, ACROSS if across else together, strides, types)
-    return _looped(group, together)
+    return _looped(group, together, types)
 
 
 def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTiling:
@@ -176,9 +177,11 @@ def walked(tiling: RowTiling, group: Group, types: Types) -> RowTiling:
     return replace(tiling, parts=programs, stages=_stages(group, types, tiling.rows * tiling.columns, STAGED // WALKERS))
 
 
-def _looped(group: Group, together: int) -> RowTiling:
+def _looped(group: Group, together: int, types: Types) -> RowTiling:
     """Of rows that are walked block by block."""
     rows, needed = group.count(group.rows), power_of_two(group.count(group.columns))
+    if together == 1 and rows > FEW_LONG_ROWS and (warps := _warps_with_cache(group, types)):
+        return RowTiling("looped", 1, min(needed, 256 * warps), 0, warps)
     heavy, exponentials = _is_heavy(group), "exp" in _calls(group)
     down = min(power_of_two(rows), together)
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
@@ -193,6 +196,14 @@ def _looped(group: Group, together: int) -> RowTiling:
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials or idle else 4)
+
+
+def _warps_with_cache(group: Group, types: Types) -> int:
+    """The fewest warps of a program so that a cache holds the rows of all that run at once, from one walk over them to
+    the next; 0 where no number does, or where rows are walked once."""
+    row = sum(size_in_bytes(types[name]) for name in read_again(group, levels(group))) // group.count(group.rows)
+    counts = (n for n in (16, 32) if 0 < row * MULTIPROCESSORS * (64 // n) <= CACHED)
+    return next(counts, 0)
 
 
 def _is_heavy(group: Group) -> bool:
@@ -329,3 +340,20 @@ def levels(group: Group, maxima: Mapping[str, str] = NOTHING, heads: Collection[
         found[s.output] = start + statistic
     full = [s.output for s in group.statements if set(variables_of(s)) & set(group.columns)]
     return Levels(starts, 1 + max((starts[name] for name in full), default=0))
+
+
+def read_again(group: Group, found: Levels) -> set[str]:
+    """Tensors with an element at each point that more than one of the walks read."""
+    by_name = {s.output: s for s in group.statements}
+    full = _full_reads(group)
+    read: dict[str, set[int]] = {name: set() for name in full}
+    for s in group.statements:
+        statistic = bool(group.reductions(s))
+        pending = [s] if statistic or s.output in group.stored else []
+        while pending:
+            for a in value_accesses(pending.pop()):
+                if a.tensor in full:
+                    read[a.tensor].add(found.of[s.output])
+                elif a.tensor in by_name and not group.reductions(by_name[a.tensor]):
+                    pending.append(by_name[a.tensor])
+    return {name for name, walks in read.items() if len(walks) > 1}
