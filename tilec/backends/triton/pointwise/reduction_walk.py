@@ -87,11 +87,12 @@ def blocks_of(
 
 
 def _ends_between_vectors(k: Kernel, points: int) -> bool:
-    """Whether the last point of a walk along memory is not the last of a vector's, of a tensor whose rows begin at one:
-    tests of single elements would have all of it read element by element."""
+    """Whether the last point of a walk along memory is not the last of a vector's, where rows begin at vectors: tests
+    of single elements would have all of it read element by element."""
     s = k.space.statement
     read = [k.strides[a.tensor] for a in value_accesses(s)]
-    return points % _VECTOR != 0 and any(1 in steps and all(n % _VECTOR == 0 or n == 1 for n in steps) for steps in read)
+    inside = all(n % _VECTOR == 0 for steps in read for n in steps if n != 1)
+    return points % _VECTOR != 0 and inside and any(1 in steps for steps in read)
 
 
 def _walks_last(k: Kernel, around: Sequence[str], last: str, block: int) -> bool:

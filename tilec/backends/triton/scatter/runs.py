@@ -120,9 +120,10 @@ class RunBlocks:
 
     @property
     def warps(self) -> int:
-        """No more than share a row: the points of a run are then combined in each thread, and none waits for others."""
-        share = max(1, self.columns // (32 * self.vector))
-        return max(1, min(8, share, self.runs * self.points * self.columns // 512))
+        """No more than share a row that fills some: the points of a run are then combined in each thread, and none
+        waits for others."""
+        warps = max(1, min(8, self.runs * self.points * self.columns // 512))
+        return min(warps, self.columns // (32 * self.vector) or warps)
 
 
 def _vector(runs: Runs) -> int:
