@@ -20,7 +20,7 @@ from tilec.backends.triton.rows.alignment_peeling import Alignment, alignment
 from tilec.backends.triton.rows.kernel import RowWalk, RowWriter
 from tilec.backends.triton.rows.online_softmax import Rescaled, rescaled
 from tilec.backends.triton.rows.shifted_variance import centred
-from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, choose_row_tiling, levels, walked
+from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, choose_row_tiling, levels, odd
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import unlike
@@ -74,7 +74,7 @@ def _by_vectors(
     if aligned is None:
         return tiling, None
     if tiling.form == "whole":
-        tiling = tiling if tiling.parts else walked(tiling, group, types)
+        tiling = odd(tiling, group, types)
         if not tiling.parts:
             return tiling, aligned
     if tiling.parts < aligned.vector or (tiling.form == "tiled" and tiling.rows != 1):

@@ -35,8 +35,9 @@ MOST_LOADED = 128  # elements from outside that a thread has at once, so that re
 FEW_LOADED, MOST_BESIDE = 3, 32  # elements of a point that any block may load; of a thread that loads more, at most
 LEAST_TILED = 512  # elements of a block: four of a thread, which it reads at once
 LEAST_OF_FEW, FEW_OF_ROWS = 1024, 4 * MULTIPROCESSORS  # elements that a program holds, where programs are fewer
-CACHED = 36 * 2**20  # bytes of rows that are walked again, at most, so that what the first walk read is in a cache
-WALKERS, LEAST_WALKED = 2, 4  # programs of a multiprocessor that walk rows and keep columns; blocks of rows each has
+CACHED = 48 * 2**20  # bytes of rows that are walked again, at most, so that what the first walk read is in a cache
+LEAST_WALKED = 4  # blocks of rows that each program has, at least, where it walks them and keeps columns
+OF_A_THREAD = 16  # elements of rows that begin anywhere
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -162,26 +163,30 @@ def _whole(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     return RowTiling("whole", down, needed, min(-(-rows // down), programs), warps, stages)
 
 
-def walked(tiling: RowTiling, group: Group, types: Types) -> RowTiling:
-    """The same with programs that take one block of rows after the other, where they have something of the columns in
-    common that is read element by element, and many rows."""
-    many = {v for v in group.columns if group.extent[v] > 1}
-    rows = {v for v in group.rows if group.extent[v] > 1}
+def odd(tiling: RowTiling, group: Group, types: Types) -> RowTiling:
+    """The same for rows that a program holds and that begin anywhere: with more warps, and programs that take one block
+    of rows after the other where these have something of the columns in common, which is read element by element."""
+    warps = max(tiling.warps, min(16, tiling.rows * tiling.columns // (32 * OF_A_THREAD)))
+    tiling = replace(tiling, warps=warps)
+    many, rows = ({v for v in axis if group.extent[v] > 1} for axis in (group.columns, group.rows))
     members = {s.output for s in group.statements}
     read = (a for s in group.statements for a in value_accesses(s) if a.tensor not in members)
-    used = [set(index_variables(*a.index)) for a in read]
-    programs = WALKERS * MULTIPROCESSORS
+    used = [{*index_variables(*a.index)} for a in read]
     shared = any(names & many and not names & rows for names in used)
-    if not shared or group.count(group.rows) < LEAST_WALKED * programs * tiling.rows:
+    if tiling.parts or not shared or group.count(group.rows) < LEAST_WALKED * MULTIPROCESSORS * tiling.rows:
         return tiling
-    return replace(tiling, parts=programs, stages=_stages(group, types, tiling.rows * tiling.columns, STAGED // WALKERS))
+    return replace(
+        tiling, parts=MULTIPROCESSORS, stages=_stages(group, types, tiling.rows * tiling.columns, STAGED // 2)
+    )
 
 
 def _looped(group: Group, together: int, types: Types) -> RowTiling:
     """Of rows that are walked block by block."""
     rows, needed = group.count(group.rows), power_of_two(group.count(group.columns))
-    if together == 1 and rows > FEW_LONG_ROWS and (warps := _warps_with_cache(group, types)):
-        return RowTiling("looped", 1, min(needed, 256 * warps), 0, warps)
+    if together == 1 and rows > FEW_LONG_ROWS and (again := _in_cache(group, types)):
+        warps = 16 if all(types[name].dtype in NARROW for name in again) else 32
+        each = 256 if len(again) == 1 else 128  # elements of a warp
+        return RowTiling("looped", 1, min(needed, each * warps), 0, warps)
     heavy, exponentials = _is_heavy(group), "exp" in _calls(group)
     down = min(power_of_two(rows), together)
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
@@ -198,12 +203,12 @@ def _looped(group: Group, together: int, types: Types) -> RowTiling:
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials or idle else 4)
 
 
-def _warps_with_cache(group: Group, types: Types) -> int:
-    """The fewest warps of a program so that a cache holds the rows of all that run at once, from one walk over them to
-    the next; 0 where no number does, or where rows are walked once."""
-    row = sum(size_in_bytes(types[name]) for name in read_again(group, levels(group))) // group.count(group.rows)
-    counts = (n for n in (16, 32) if 0 < row * MULTIPROCESSORS * (64 // n) <= CACHED)
-    return next(counts, 0)
+def _in_cache(group: Group, types: Types) -> set[str]:
+    """Tensors whose rows a program reads again, if a cache holds a row of each multiprocessor from one walk over it to
+    the next: then programs should be few, of many warps each."""
+    again = read_again(group, levels(group))
+    row = sum(size_in_bytes(types[name]) for name in again) // group.count(group.rows)
+    return again if row * MULTIPROCESSORS <= CACHED else set()
 
 
 def _is_heavy(group: Group) -> bool:
