@@ -259,7 +259,8 @@ class Frame(PositionText):
         whole = tuple(f - part if stride == 1 else f for f, stride in zip(forms, strides, strict=True))
         text += self._start(tensor, whole, start - part) + self._zeros(spread)
         mask = f", mask={all_text(tests)}, other=0" if tests else ""
-        read = self.assign(python_name(tensor).lower(), f"tl.load({text}{mask}{self.hints.get(tensor, self.how)})", variables)
+        how = self.hints.get(tensor, self.how)
+        read = self.assign(python_name(tensor).lower(), f"tl.load({text}{mask}{how})", variables)
         blocks = {a.name: a.block for a in k.axis_of.values()}
         rows = [f"{blocks[a]}" if a in self.dimensions(variables) else "1" for a in self.axes[:-1]]
         return self._part(read, ", ".join([*rows, block]), apart, part, self.depth(variables))

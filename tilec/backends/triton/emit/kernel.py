@@ -27,14 +27,14 @@ LANGUAGE = ("tl", "gl", "triton", "torch", "libdevice", "device", "range", "floa
 # names that writers give as they are; a test derives them from the writers
 KERNEL_NAMES = (
     "BM", "BN", "BK", "BR", "row", "row_in", "col", "col_in", "red", "red_in", "tile", "across", "first", "step",
-    "over", "red_from", "red_end", "red_stop", "down", "batch", "group", "members", "GROUP", "steps", "part", "start", "part_in",
+    "over", "red_from", "red_end", "down", "batch", "group", "members", "GROUP", "steps", "part", "start", "part_in",
     "steps_each", "end", "at_step", "lane", "window", "at_window", "at_red", "UNROLL", "acc", "top", "total", "new_top",
     "highest", "PIECE", "scaled", "valid", "sure", "value", "result", "reached", "pairs", "base", "near_top", "far_top",
     "lifted", "weight", "zeros", "origin", "head", "span", "place", "vector", "filled", "rest", "one", "BINS",
     "other", "difference", "lanes_at", "lane_in", "step_in", "chunk", "at_chunk", "known", "element_in", "unsure",
     "from_chunk", "BT", "BL", "BC", "joint", "joint_in", "KEYS", "rows_base", "columns_base", "least",
     "element", "exponent", "units", "PLANES", "WIDTH", "BITS", "planes", "plane", "below", "pivot", "common", "here",
-    "cause",
+    "cause", "red_stop",
 )  # fmt: skip
 RESERVED = (*LANGUAGE, *KERNEL_NAMES, *device_functions())
 

@@ -30,7 +30,6 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, value_accesses
 from tilec.ir.types import TensorType, Types
 
-
 ENDS = {  # whether a block holds ends of its rows that are no whole vectors, by form
     "looped": "(first == 0) | (first + BN >= span)",
     "tiled": "(over == 0) | ((over + 1) * BN >= span)",
