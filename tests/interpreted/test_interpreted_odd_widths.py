@@ -10,7 +10,7 @@ from support.layers import LAYERS, exact, inputs
 
 import tilec
 from tilec.backends.triton.fusion import members
-from tilec.backends.triton.rows import rows
+from tilec.backends.triton.rows import alignment_peeling, rows
 from tilec.backends.triton.rows import tiling as rows_tiling
 
 pytestmark = pytest.mark.skipif(
@@ -18,9 +18,24 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True, params=[1, 4], ids=["a row a program", "four rows"])
-def long(monkeypatch, request):
-    """Rows of 40 columns are long, and blocks hold 16 of them."""
+HELD = ["held, a row a program", "held, two rows", "held, walked"]
+
+
+@pytest.fixture(autouse=True, params=[1, 4, *HELD], ids=["a row a program", "four rows", *HELD])
+def way(monkeypatch, request):
+    """Rows of 40 columns are long, and blocks hold 16 of them; or a block holds all, and programs may walk the rows."""
+    if request.param in HELD:
+        monkeypatch.setattr(alignment_peeling, "FEWEST_VECTORS", 4)
+        parts = 9 if request.param == "held, walked" else 0
+        monkeypatch.setattr(rows, "odd", lambda t, group, types: replace(t, parts=t.parts or parts))
+
+        def hold(group, strides, types):
+            t = rows_tiling.choose_row_tiling(group, strides, types)
+            rows_, most = 2 if request.param == "held, two rows" else 1, group.count(group.rows)
+            return replace(t, rows=rows_, parts=min(most, 19) if t.parts else 0) if t.form == "whole" else t
+
+        monkeypatch.setattr(rows, "choose_row_tiling", hold)
+        return request.param
 
     def choose(group, strides, types):
         t = rows_tiling.choose_row_tiling(group, strides, types)
@@ -34,6 +49,7 @@ def long(monkeypatch, request):
     monkeypatch.setattr(rows, "choose_row_tiling", choose)
     for module in (members, rows_tiling):
         monkeypatch.setattr(module, "ON_CHIP", 32)
+    return request.param
 
 
 @pytest.mark.parametrize(
@@ -76,9 +92,10 @@ def test_odd_widths_alone_are_aligned():
         assert ("origin" in forward) == aligned == ("origin" in backward)
 
 
-def test_sums_over_rows_take_rows_that_begin_alike():
+def test_sums_over_rows_take_rows_that_begin_alike(way):
     _, backward = kernels("layer norm", 51)
-    assert "start += down % 4" in backward and "range(start, end, 4)" in backward
+    step = 8 if way == "held, two rows" else 4
+    assert "start += down % 4" in backward and f"range(start, end, {step}" in backward
     assert (16, 51) in shapes(backward)  # a multiple of 4 of the parts there may be
 
 

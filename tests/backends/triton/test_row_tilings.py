@@ -141,3 +141,28 @@ def test_blocks_of_rows_no_wider_than_a_warp(rows, columns, dtype, elements):
     """Rows that begin anywhere are read element by element: of smaller blocks more are under way."""
     ((down, wide, _),) = blocks(SOFTMAX, tilec.spec((rows, columns), dtype))
     assert down * wide == elements
+
+
+def test_walks_that_end_between_vectors_read_what_comes_before_in_vectors():
+    f = tilec.compile("function (X[N], T[N]) -> (Y) { Y[] = sum(abs(X[i] - T[i])); }", backend="triton")
+    for size, peeled in ((2**20 + 3, True), (2**20, False)):
+        x = tilec.spec((size,))
+        assert ("red_stop" in f.lower(x, x, target="sm_90").source()) == peeled
+
+
+def test_what_is_read_at_places_counts_as_often_as_it_is_read():
+    """Lanes run along the columns of what is gathered, though the table of places is larger."""
+    f = tilec.compile(
+        "function (W[R, K], C[R, K], X[V, D]) -> (Y) { Y[r, d : R, D] = +(W[r, k] * X[C[r, k], d]); }", backend="triton"
+    )
+    given = tilec.spec((73553, 23)), tilec.spec((73553, 23), "int64"), tilec.spec((35307, 45))
+    assert "tl.static_range(UNROLL)" in f.lower(*given, target="sm_90").source()
+
+
+def test_warps_share_a_row_of_points_that_are_combined():
+    f = tilec.compile("function (X[M, D], T[M], Z[V]) -> (Y) { Y[T[m], d : V, D] = +(X[m, d]); }", backend="triton")
+    for width, warps in ((292, 2), (656, 1)):
+        given = tilec.spec((32488, width), "bfloat16"), tilec.spec((32488,), "int64"), tilec.spec((31137,))
+        source = f.lower(*given, target="sm_90").source()
+        launch = next(line for line in source.splitlines() if "Y_segments[(" in line)
+        assert f"num_warps={warps}" in launch

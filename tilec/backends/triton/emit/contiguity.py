@@ -33,14 +33,17 @@ def is_window(space: Space, reductions: Sequence[str]) -> bool:
 
 
 def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bool:
-    """Whether memory runs along the reduction in the largest tensor read. Where a short window slides along memory, it
-    runs along the outputs: neighbours of these read neighbouring elements. What all outputs read alike (weights, a
-    table of places) does not tell, where data says where else a short window reads."""
+    """Whether memory runs along the reduction in the largest tensor read. Of one that is read at places which data
+    says counts what is read, however small it is. Where a short window slides along memory, it runs along the outputs:
+    neighbours of these read neighbouring elements. What all outputs read alike (weights, a table of places) does not
+    tell, where data says where else a short window reads."""
     best, answer, alike, elsewhere = -1, False, False, False
     short = is_window(space, reductions)
     for root in (space.statement.body, space.statement.guard):
         for a in accesses_in(root):
             size = view.types[a.tensor].numel
+            if any(accesses_in(*a.index)):
+                size = max(size, space.count(tuple(index_variables(*a.index))))
             if size > best and free_of(a) & set(reductions):
                 found = innermost_index(a, view.strides[a.tensor], space.largest)
                 if found is None:

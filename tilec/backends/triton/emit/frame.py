@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from tilec.backends.common.code import parenthesised, python_name
 from tilec.backends.common.domain import Condition, access_conditions, all_conditions, free, may_wrap
@@ -22,9 +23,10 @@ VECTOR_PARTS = (2, 4)  # elements apart, of which whole vectors are loaded
 
 class Frame(PositionText):
     """Blocks whose dimensions are the given axes (by name; None: no dimension of its own). `how`: text of what loads
-    are told beside."""
+    are told beside, and `hints` of certain tensors."""
 
     how = ""
+    hints: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, kernel: Kernel, axes: Sequence[str], tails: Mapping[str, str], *inner: frozenset[str]):
         """`tails`: for each axis, the 1-D test that its position is inside, where blocks may overhang. `inner`: for
@@ -214,7 +216,7 @@ class Frame(PositionText):
             text += f", mask={all_text(tests)}, other={0 if other is None else other}"
         elif self.untested:
             text += f", mask={self.untested}, other=0"
-        text += self.how
+        text += self.hints.get(access.tensor, self.how)
         return self.assign(python_name(access.tensor).lower(), text + ")", variables)
 
     def _taken_out(self, access: Access, forms: Sequence[Affine], variables: frozenset[str]) -> str | None:
@@ -257,7 +259,8 @@ class Frame(PositionText):
         whole = tuple(f - part if stride == 1 else f for f, stride in zip(forms, strides, strict=True))
         text += self._start(tensor, whole, start - part) + self._zeros(spread)
         mask = f", mask={all_text(tests)}, other=0" if tests else ""
-        read = self.assign(python_name(tensor).lower(), f"tl.load({text}{mask}{self.how})", variables)
+        how = self.hints.get(tensor, self.how)
+        read = self.assign(python_name(tensor).lower(), f"tl.load({text}{mask}{how})", variables)
         blocks = {a.name: a.block for a in k.axis_of.values()}
         rows = [f"{blocks[a]}" if a in self.dimensions(variables) else "1" for a in self.axes[:-1]]
         return self._part(read, ", ".join([*rows, block]), apart, part, self.depth(variables))

@@ -277,6 +277,8 @@ class _Writer:
                 lines = [ForLoop(counter, over, tuple(lines))]
             lines = [*(k.scopes.pop().lines if len(k.scopes) > 1 else ()), *lines]
         body += lines
+        for before, over in () if walk.rest is None else (walk.rest,):
+            body += [*before, *(replace(x, over=over) for x in lines if isinstance(x, ForLoop))]
         for accumulator in self.accumulators:
             body += accumulator.reduce(1) if lanes is not None else ()
             body += accumulator.reduce(len(axes)) if tiled else ()

@@ -21,12 +21,14 @@ _MOST_EMPTY = 1.15  # places of blocks over a variable's values, where it is wal
 @dataclass(frozen=True)
 class ReductionWalk:
     """How a reduction is walked: lines before, the loops of each scope, outermost first, by their counters and what
-    these go over, and so many steps written out in the innermost one, of which `enter` makes the frame."""
+    these go over, and so many steps written out in the innermost one, of which `enter` makes the frame. `rest`: lines
+    before the same loop once more, and what it goes over then."""
 
     before: tuple[CodeLine, ...]
     loops: tuple[tuple[tuple[str, str], ...], ...]
     enter: Callable[[int], Frame]
     steps: int = 1
+    rest: tuple[tuple[CodeLine, ...], str] | None = None
 
 
 def as_memory_runs(reductions: Sequence[str], s: Statement, types: Types, strides: Strides) -> list[str]:
@@ -56,6 +58,13 @@ def blocks_of(
     else:
         each, count, points, step = "", k.count(reductions), k.space.count(tuple(reductions)), tiling.reduction
     start, end, before = _bounds(k, tiling, count, points, step)
+    rest = None
+    if not apart and tiling.parts > 1 and _ends_between_vectors(k, points):
+        vectors = f"({count}) // {_VECTOR} * {_VECTOR}"  # tests of these are alike in each
+        part = k.number("part", "part_size", part_of(points, tiling.parts, step))
+        before = (*before, assign("red_stop", f"tl.minimum(red_from + {part}, {vectors})"))
+        beyond = assign("red_from", f"tl.maximum(red_from, {vectors})"), assign("red_stop", end)
+        rest, end = (beyond, f"range(red_from, {end}, BR)"), "red_stop"
 
     def enter(_: int) -> Frame:
         position = f"first % ({each}) * BR + tl.arange(0, BR)" if apart else "first + tl.arange(0, BR)"
@@ -74,7 +83,16 @@ def blocks_of(
     stages, by = tiling.stages, ", BR" if not apart else ""
     staged = f", 1, num_stages={stages}" if apart else f", BR, num_stages={stages}"
     over = f"tl.range({start}, {end}{staged})" if stages > 1 else f"range({start}, {end}{by})"
-    return ReductionWalk(before, ((("first", over),),), enter)
+    return ReductionWalk(before, ((("first", over),),), enter, rest=rest)
+
+
+def _ends_between_vectors(k: Kernel, points: int) -> bool:
+    """Whether the last point of a walk along memory is not the last of a vector's, where rows begin at vectors: tests
+    of single elements would have all of it read element by element."""
+    s = k.space.statement
+    read = [k.strides[a.tensor] for a in value_accesses(s)]
+    inside = all(n % _VECTOR == 0 for steps in read for n in steps if n != 1)
+    return points % _VECTOR != 0 and inside and any(1 in steps for steps in read)
 
 
 def _walks_last(k: Kernel, around: Sequence[str], last: str, block: int) -> bool:

@@ -30,6 +30,13 @@ from tilec.ir.index import linear
 from tilec.ir.program import Access, value_accesses
 from tilec.ir.types import TensorType, Types
 
+ENDS = {  # whether a block holds ends of its rows that are no whole vectors, by form
+    "looped": "(first == 0) | (first + BN >= span)",
+    "tiled": "(over == 0) | ((over + 1) * BN >= span)",
+    "whole": "(head != 0) | (span % {0} != 0)",
+}
+FEWEST_VECTORS = 64  # of a row that a block holds: shorter ones are mostly ends
+
 
 @dataclass(frozen=True)
 class Alignment:
@@ -42,29 +49,33 @@ class Alignment:
 
 
 def alignment(
-    group: Group, strides: Strides, types: Types, block: int, misaligned: Collection[str] = ()
+    group: Group, strides: Strides, types: Types, block: int, misaligned: Collection[str] = (), whole: bool = False
 ) -> Alignment | None:
     """What can be read in vectors where rows begin anywhere; None where rows begin with vectors as they are, where they
     have few blocks of columns, or rows or columns of several variables, or where random numbers count columns by
-    fours. `misaligned`: tensors that do not begin at a multiple of 16 bytes."""
+    fours. `misaligned`: tensors that do not begin at a multiple of 16 bytes. `whole`: a block has all columns, which it
+    must have with a vector's more, and many vectors."""
     rows, columns = ([v for v in names if group.extent[v] > 1] for names in (group.rows, group.columns))
     drawn = draws(*(r for s in group.statements for r in s.roots))
-    if len(rows) != 1 or len(columns) != 1 or drawn or group.extent[columns[0]] < 2 * block:
+    if len(rows) != 1 or len(columns) != 1 or drawn or (not whole and group.extent[columns[0]] < 2 * block):
         return None
+    count = group.extent[columns[0]]
     found: dict[str, set[int | None]] = {}
     members = {s.output for s in group.statements}
     read = [a for s in group.statements for a in value_accesses(s) if a.tensor not in members]
     for a in (*(Access(s.output, s.index or ()) for s in group.statements if s.output in group.stored), *read):
         step = _step_between(a, group, strides[a.tensor], types[a.tensor], rows[0], columns[0])
         found.setdefault(a.tensor, set()).add(step)
-    whole = {name: steps for name, steps in found.items() if len(steps) == 1 and name not in misaligned}
-    one = {name: step for name, steps in whole.items() for step in steps if step}
+    alike = {name: steps for name, steps in found.items() if len(steps) == 1 and name not in misaligned}
+    one = {name: step for name, steps in alike.items() for step in steps if step}
     if not one:
         return None
     (step, _), *_ = Counter(one.values()).most_common()
     tensors = frozenset(name for name, n in one.items() if n == step)
     vector = max(VECTOR // getattr(torch, types[name].dtype).itemsize for name in tensors)
     if step % vector == 0 or block < 2 * vector:
+        return None
+    if whole and not FEWEST_VECTORS * vector <= count <= block - vector + 1:
         return None
     return Alignment(tensors, step, vector)
 
@@ -89,10 +100,10 @@ class AlignedFrame(Frame):
     """Reads and writes of rows that begin alike: positions (`place`) count from where a vector begins, which is
     `origin` in each row."""
 
-    def __init__(self, aligned: Alignment, kernel: Kernel, *rest: Any):
+    def __init__(self, form: str, aligned: Alignment, kernel: Kernel, *rest: Any):
         super().__init__(kernel, *rest)
         self.aligned = aligned
-        self.ends = "(first == 0) | (first + BN >= span)"  # whether a block holds ends of its rows
+        self.ends = ENDS[form].format(aligned.vector)
 
     def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         if access.tensor not in self.aligned.tensors:
@@ -100,7 +111,8 @@ class AlignedFrame(Frame):
         own = VECTOR // getattr(torch, self.kernel.types[access.tensor].dtype).itemsize
         begins = "vector" if own == self.aligned.vector else f"(place // {own} * {own})"  # a 16 bytes' first place
         mask = f"row_in[:, None] & ({begins} < span)[None, :]"
-        text = f"tl.load({self.aligned_address(access.tensor)}, mask={mask}, other={0 if other is None else other})"
+        told = f"mask={mask}, other={0 if other is None else other}{self.hints.get(access.tensor, '')}"
+        text = f"tl.load({self.aligned_address(access.tensor)}, {told})"
         return self.assign(python_name(access.tensor).lower(), text, free_of(access))
 
     def aligned_address(self, tensor: str) -> str:
@@ -112,13 +124,6 @@ class AlignedFrame(Frame):
         self.kernel.store(address, value, "row_in[:, None] & filled[None, :]")
         rest = StoreLine(address, value, "row_in[:, None] & (col_in & (filled == 0))[None, :]")
         self.kernel.add(If(self.ends, (rest,)))
-
-
-def rows_alike(k: Kernel, aligned: Alignment) -> None:
-    """Lines that say which rows program `down` has: a vector's elements apart, so that they begin alike."""
-    v = aligned.vector
-    k.assign("start", f"down // {v} * (BM * {v}) + down % {v}")
-    k.assign("row", f"start + {v} * tl.arange(0, BM)")
 
 
 def begin(k: Kernel, aligned: Alignment, columns: str) -> None:

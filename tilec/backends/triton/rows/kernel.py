@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import python_name, tuple_text
@@ -20,12 +20,11 @@ from tilec.backends.triton.rows.alignment_peeling import (
     Alignment,
     begin,
     position,
-    rows_alike,
     rows_begin,
 )
 from tilec.backends.triton.rows.block_values import BlockValues
 from tilec.backends.triton.rows.online_softmax import Rescaled
-from tilec.backends.triton.rows.tiling import RowTiling, fills_blocks, levels, unrolls
+from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, fills_blocks, levels, read_again, unrolls
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Statement, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW
@@ -83,8 +82,14 @@ class RowWriter(BlockValues):
     # forms
 
     def _whole(self) -> None:
-        self.k.assign("down", self.k.program())
-        self._position("col", self.group.columns, "0")
+        k = self.k
+        k.assign("down", self.k.program())
+        if self.aligned is None:
+            self._position("col", self.group.columns, "0")
+        else:
+            begin(k, self.aligned, k.count(self.group.columns))
+            position(k, self.aligned, "0")
+            k.decode(Axis("col", self.group.columns, "BN"))
         self._walk_rows(self._all_at_once)
 
     def _tiled(self) -> None:
@@ -103,21 +108,22 @@ class RowWriter(BlockValues):
         self._walk_rows(self._all_at_once)
 
     def _walk_rows(self, body: Callable[[Frame], None]) -> None:
-        """The rows of this program: one block, or one after the other where outputs add up over them."""
+        """The rows of this program: one block, or one after the other, as where outputs add up over them."""
         k, group = self.k, self.group
-        if not group.sums:
-            self._position("row", group.rows, "down * BM")
+        if not self.tiling.parts:
+            self._rows_at_once()
             body(self._frame())
             return
-        step = self.tiling.rows if self.aligned is None else self.aligned.vector
+        alike = 1 if self.aligned is None else self.aligned.vector
+        step = self.tiling.rows * alike
         rows = tuple(v for v in group.rows if not group.totals or v not in group.kept)
         blocks = -(-group.count(rows) // step)
-        share = -(-blocks // (self.tiling.parts if self.aligned is None else self.tiling.parts // step)) * step
+        share = -(-blocks // (self.tiling.parts // alike)) * step
         part, count = k.number("part", "part_size", share), k.count(rows)
         if self.aligned is not None:  # rows that begin alike, so many of them
-            k.assign("start", f"down // {step} * {part}")
+            k.assign("start", f"down // {alike} * {part}")
             k.assign("end", f"tl.minimum(start + {part}, {count})")
-            k.assign("start", f"down % {step}", "+=")
+            k.assign("start", f"down % {alike}", "+=")
         elif len(rows) < len(group.rows):
             parts = k.number("parts", "parts", self.tiling.parts)
             k.assign("batch", f"down // {parts}")
@@ -135,19 +141,19 @@ class RowWriter(BlockValues):
         before, ahead = self._read_ahead("start")
         k.scopes[0].lines += before
         k.scopes.append(Scope())
-        self._position("row", group.rows, "first", "end")
+        if self.aligned is None:
+            self._position("row", group.rows, "first", "end")
+        else:
+            self._rows_alike("first", "end")
         frame = self._frame(frozenset(("row", *group.rows)))
         for a, name in ahead.items():
             t = self.types[a.tensor]
             self.values[a] = ScalarValue(f"{name}.to(tl.float32)", t.element(), "float32", free_of(a), exact=True)
-        if isinstance(frame, AlignedFrame):
-            rows_begin(k, frame.aligned)
-            frame.ends = "(over == 0) | ((over + 1) * BN >= span)"
         body(frame)
         lines = k.scopes.pop().lines
         after, there = self._read_ahead("first + BM")
         lines = [*after, *lines, *(assign(name, there[a]) for a, name in ahead.items())]
-        stages, by = self.tiling.stages, "BM" if self.aligned is None else str(step)
+        stages, by = self.tiling.stages, "BM" if alike == 1 else str(step)
         how = f", num_stages={stages}" if stages > 1 else ", loop_unroll_factor=4" if group.totals else ""
         walk = f"tl.range(start, end, {by}{how})" if how else f"range(start, end, {by})"
         k.scopes[0].lines.append(ForLoop("first", walk, tuple(lines)))
@@ -181,17 +187,15 @@ class RowWriter(BlockValues):
         k, group = self.k, self.group
         k.assign("down", self.k.program())
         end = k.count([v for v in group.columns if group.extent[v] > 1])
-        if self.aligned is None:
-            self._position("row", group.rows, "down * BM")
-        else:
-            rows_alike(k, self.aligned)
-            k.assign("row_in", f"row < {k.count(group.rows)}")
-            k.decode(Axis("row", group.rows, "BM"))
+        if self.aligned is not None:
             begin(k, self.aligned, end)
-            rows_begin(k, self.aligned)
             end = "span"
+        self._rows_at_once()
         found = levels(group, {**self.maxima, **self.places}, self.heads)
+        again = read_again(group, found)
         for level in range(found.depth):
+            policy = "evict_first" if level == found.depth - 1 else "evict_last"
+            hints = dict.fromkeys(again, f', eviction_policy="{policy}"')
             here = [s for s in group.statements if found.of[s.output] == level]
             statistics = [s for s in here if group.reductions(s)]
             heads = [s for s in statistics if s.output in self.heads]
@@ -201,7 +205,7 @@ class RowWriter(BlockValues):
             walked = [s for s in statistics if s not in heads]
             times = 4 if self.tiling.columns == 1 else 2 if self.filled and unrolls(group, self.tiling) else 1
             walk = f"tl.range(0, {end}, BN, loop_unroll_factor={times})" if times > 1 else f"range(0, {end}, BN)"
-            self._pass(walked, stored, walk)
+            self._pass(walked, stored, walk, hints=hints)
         frame = self._frame()
         self._evaluate(frame, [s for s in group.statements if not self._walks(s) and not group.reductions(s)])
         for s in group.statements:
@@ -214,9 +218,15 @@ class RowWriter(BlockValues):
         return any(v in self.group.columns and self.group.extent[v] > 1 for v in names)
 
     def _pass(
-        self, statistics: Sequence[Statement], stored: Sequence[Statement], walk: str, head: bool = False
+        self,
+        statistics: Sequence[Statement],
+        stored: Sequence[Statement],
+        walk: str,
+        head: bool = False,
+        hints: Mapping[str, str] = NOTHING,
     ) -> None:
-        """A walk over blocks of columns, or a look at the first, that finds some statistics and stores some values."""
+        """A walk over blocks of columns, or a look at the first, that finds some statistics and stores some values.
+        `hints`: see `Frame`."""
         k, group = self.k, self.group
         k.scopes.append(Scope())
         if self.aligned is not None:
@@ -225,6 +235,7 @@ class RowWriter(BlockValues):
         else:
             self._position("col", group.columns, "first")
         frame = self._frame(frozenset(("col", *group.columns)))
+        frame.hints = hints
         wanted = self._with_operands([*statistics, *stored])
         self._evaluate(frame, wanted, {s.output for s in statistics})
         for s in stored:
@@ -261,6 +272,25 @@ class RowWriter(BlockValues):
                 self._store(frame, s)
 
     # positions
+
+    def _rows_at_once(self) -> None:
+        """Where this program's only block of rows is."""
+        k, rows = self.k, self.group.rows
+        if self.aligned is None:
+            self._position("row", rows, "down * BM")
+            return
+        v = self.aligned.vector
+        k.assign("start", f"down // {v} * (BM * {v}) + down % {v}")
+        self._rows_alike("start", k.count(rows))
+
+    def _rows_alike(self, start: str, end: str) -> None:
+        """Where a block's rows are that begin alike: a vector's elements apart."""
+        k, aligned = self.k, self.aligned
+        assert aligned is not None
+        k.assign("row", f"{start} + {aligned.vector} * tl.arange(0, BM)")
+        k.assign("row_in", f"row < {end}")
+        k.decode(Axis("row", self.group.rows, "BM"))
+        rows_begin(k, aligned)
 
     def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
         k, block = self.k, {"row": "BM", "col": "BN"}[name]
@@ -301,11 +331,9 @@ class RowWriter(BlockValues):
 
     def _frame(self, *inner: frozenset[str]) -> Frame:
         places = ["row", "col"], {"row": "row_in"} if self.filled else {"row": "row_in", "col": "col_in"}
-        return (
-            Frame(self.k, *places, *inner)
-            if self.aligned is None
-            else AlignedFrame(self.aligned, self.k, *places, *inner)
-        )
+        if self.aligned is None:
+            return Frame(self.k, *places, *inner)
+        return AlignedFrame(self.tiling.form, self.aligned, self.k, *places, *inner)
 
     # stores
 

@@ -20,7 +20,7 @@ from tilec.backends.triton.rows.alignment_peeling import Alignment, alignment
 from tilec.backends.triton.rows.kernel import RowWalk, RowWriter
 from tilec.backends.triton.rows.online_softmax import Rescaled, rescaled
 from tilec.backends.triton.rows.shifted_variance import centred
-from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, choose_row_tiling, levels
+from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, choose_row_tiling, levels, odd
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import unlike
@@ -58,20 +58,30 @@ def row_launch(
         kept = {**made.maxima, **made.places}
         if levels(about.group, kept, about.heads).depth < levels(made.group, kept).depth:
             made, heads = replace(made, group=about.group, types=about.types), about.heads
-    elif tiling.form == "tiled" and merged.sums and not merged.totals:
-        aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
-        tiling, aligned = _by_vectors(tiling, aligned)
+    elif tiling.form == "whole" or (merged.sums and not merged.totals):
+        aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned, tiling.form == "whole")
+        tiling, aligned = _by_vectors(tiling, aligned, merged, merged_types)
     writer = RowWriter(made, RowWalk(tiling, heads, aligned), merged_strides, int64_index)
     across = -(-merged.count(merged.columns) // tiling.columns) if merged.totals else 1
     partial, second = _second_stage(group, types, tiling.parts * across)
     return Rows(writer.launch(group.statements if told is None else told), partial, second)
 
 
-def _by_vectors(tiling: RowTiling, aligned: Alignment | None) -> tuple[RowTiling, Alignment | None]:
+def _by_vectors(
+    tiling: RowTiling, aligned: Alignment | None, group: Group, types: Types
+) -> tuple[RowTiling, Alignment | None]:
     """Rows that begin alike in their vectors share a program: so many parts, at least, as a vector has elements."""
-    if aligned is None or tiling.rows != 1 or tiling.parts < aligned.vector:
+    if aligned is None:
+        return tiling, None
+    if tiling.form == "whole":
+        tiling = odd(tiling, group, types)
+        if not tiling.parts:
+            return tiling, aligned
+    if tiling.parts < aligned.vector or (tiling.form == "tiled" and tiling.rows != 1):
         return tiling, None
     parts = tiling.parts // aligned.vector * aligned.vector
+    if tiling.form == "whole":
+        return replace(tiling, parts=parts), aligned
     return replace(tiling, columns=min(tiling.columns, 1024), parts=parts, stages=1), aligned
 
 

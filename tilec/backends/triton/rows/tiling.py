@@ -35,6 +35,11 @@ MOST_LOADED = 128  # elements from outside that a thread has at once, so that re
 FEW_LOADED, MOST_BESIDE = 3, 32  # elements of a point that any block may load; of a thread that loads more, at most
 LEAST_TILED = 512  # elements of a block: four of a thread, which it reads at once
 LEAST_OF_FEW, FEW_OF_ROWS = 1024, 4 * MULTIPROCESSORS  # elements that a program holds, where programs are fewer
+KEPT_FROM_WALK = (
+    48 * 2**20
+)  # bytes of rows that are walked again, at most, so that what the first walk read is in a cache
+LEAST_WALKED = 4  # blocks of rows that each program has, at least, where it walks them and keeps columns
+OF_A_THREAD = 16  # elements of rows that begin anywhere
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 NOTHING: Mapping[str, str] = {}
 
@@ -87,7 +92,7 @@ def _first_guess(group: Group, together: int, strides: Strides, types: Types) ->
     if not alone or (again and max(1, together) * needed <= ON_CHIP):
         across = together > 1 and depth > 1 and filled and alone
         return _whole(group, ACROSS if across else together, strides, types)
-    return _looped(group, together)
+    return _looped(group, together, types)
 
 
 def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTiling:
@@ -160,9 +165,30 @@ def _whole(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     return RowTiling("whole", down, needed, min(-(-rows // down), programs), warps, stages)
 
 
-def _looped(group: Group, together: int) -> RowTiling:
+def odd(tiling: RowTiling, group: Group, types: Types) -> RowTiling:
+    """The same for rows that a program holds and that begin anywhere: with more warps, and programs that take one block
+    of rows after the other where these have something of the columns in common, which is read element by element."""
+    warps = max(tiling.warps, min(16, tiling.rows * tiling.columns // (32 * OF_A_THREAD)))
+    tiling = replace(tiling, warps=warps)
+    many, rows = ({v for v in axis if group.extent[v] > 1} for axis in (group.columns, group.rows))
+    members = {s.output for s in group.statements}
+    read = (a for s in group.statements for a in value_accesses(s) if a.tensor not in members)
+    used = [{*index_variables(*a.index)} for a in read]
+    shared = any(names & many and not names & rows for names in used)
+    if tiling.parts or not shared or group.count(group.rows) < LEAST_WALKED * MULTIPROCESSORS * tiling.rows:
+        return tiling
+    return replace(
+        tiling, parts=MULTIPROCESSORS, stages=_stages(group, types, tiling.rows * tiling.columns, STAGED // 2)
+    )
+
+
+def _looped(group: Group, together: int, types: Types) -> RowTiling:
     """Of rows that are walked block by block."""
     rows, needed = group.count(group.rows), power_of_two(group.count(group.columns))
+    if together == 1 and rows > FEW_LONG_ROWS and (again := _in_cache(group, types)):
+        warps = 16 if all(types[name].dtype in NARROW for name in again) else 32
+        each = 256 if len(again) == 1 else 128  # elements of a warp
+        return RowTiling("looped", 1, min(needed, each * warps), 0, warps)
     heavy, exponentials = _is_heavy(group), "exp" in _calls(group)
     down = min(power_of_two(rows), together)
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
@@ -177,6 +203,14 @@ def _looped(group: Group, together: int) -> RowTiling:
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials or idle else 4)
+
+
+def _in_cache(group: Group, types: Types) -> set[str]:
+    """Tensors whose rows a program reads again, if a cache holds a row of each multiprocessor from one walk over it to
+    the next: then programs should be few, of many warps each."""
+    again = read_again(group, levels(group))
+    row = sum(size_in_bytes(types[name]) for name in again) // group.count(group.rows)
+    return again if row * MULTIPROCESSORS <= KEPT_FROM_WALK else set()
 
 
 def _is_heavy(group: Group) -> bool:
@@ -313,3 +347,20 @@ def levels(group: Group, maxima: Mapping[str, str] = NOTHING, heads: Collection[
         found[s.output] = start + statistic
     full = [s.output for s in group.statements if set(variables_of(s)) & set(group.columns)]
     return Levels(starts, 1 + max((starts[name] for name in full), default=0))
+
+
+def read_again(group: Group, found: Levels) -> set[str]:
+    """Tensors with an element at each point that more than one of the walks read."""
+    by_name = {s.output: s for s in group.statements}
+    full = _full_reads(group)
+    read: dict[str, set[int]] = {name: set() for name in full}
+    for s in group.statements:
+        statistic = bool(group.reductions(s))
+        pending = [s] if statistic or s.output in group.stored else []
+        while pending:
+            for a in value_accesses(pending.pop()):
+                if a.tensor in full:
+                    read[a.tensor].add(found.of[s.output])
+                elif a.tensor in by_name and not group.reductions(by_name[a.tensor]):
+                    pending.append(by_name[a.tensor])
+    return {name for name, walks in read.items() if len(walks) > 1}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.emit.contiguity import bytes_at_once
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.places import Margins
 from tilec.backends.triton.scatter.sort import Sort
-from tilec.ir.program import Statement
+from tilec.ir.program import Statement, index_variables, value_accesses
+from tilec.ir.types import ITEM_BYTES
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
 BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of narrow rows and of wide ones
@@ -97,11 +99,12 @@ class Runs:
 
 @dataclass(frozen=True)
 class RunBlocks:
-    """Runs, points of each, and columns of a program."""
+    """Runs, points of each, and columns of a program, of which a thread reads `vector` at once."""
 
     runs: int
     points: int
     columns: int
+    vector: int = 1
 
     @staticmethod
     def of(runs: Runs) -> RunBlocks:
@@ -113,8 +116,18 @@ class RunBlocks:
         while points < min(mean // 2, runs.piece) and points * columns < LARGEST_BLOCK and at_once * points < UNDER_WAY:
             points *= 2
         beside = max(1, terms // (points * columns))
-        return RunBlocks(min(beside, power_of_two(runs.count)), points, columns)
+        return RunBlocks(min(beside, power_of_two(runs.count)), points, columns, _vector(runs))
 
     @property
     def warps(self) -> int:
-        return max(1, min(8, self.runs * self.points * self.columns // 512))
+        """No more than share a row that fills some: the points of a run are then combined in each thread, and none
+        waits for others."""
+        warps = max(1, min(8, self.runs * self.points * self.columns // 512))
+        return min(warps, self.columns // (32 * self.vector) or warps)
+
+
+def _vector(runs: Runs) -> int:
+    """How many columns of a point's terms a thread reads at once, at most."""
+    types, strides = runs.view.types, runs.view.strides
+    read = {a.tensor for a in value_accesses(runs.space.statement) if {*index_variables(*a.index)} & {*runs.columns}}
+    return max([1, *(bytes_at_once(types[n], strides[n]) // ITEM_BYTES[types[n].dtype] for n in read)])

@@ -47,7 +47,7 @@ def segment_steps(members: Sequence[Runs], epilogue: Sequence[Statement] = ()) -
     if not split:
         return [launch]
     terms = LARGE_BLOCK_TERMS if blocks.columns >= 256 else PIECE_TERMS
-    alone = RunBlocks(1, min(runs.piece, max(8, terms // blocks.columns)), blocks.columns)
+    alone = RunBlocks(1, min(runs.piece, max(8, terms // blocks.columns)), blocks.columns, blocks.vector)
     pieces = -(-runs.points // runs.piece)
     parts = [Allocate(m.name("parts"), (2 * pieces, m.width), m.accumulator.dtype) for m in members]
     steps: list[Step] = []
