@@ -212,6 +212,7 @@ class Statement(Guarded):
 
 GuardedNode = TypeVar("GuardedNode", Statement, Aggregate)
 Kept = TypeVar("Kept")
+Asked = TypeVar("Asked", bound="Expr | Statement")
 
 
 @dataclass(frozen=True)
@@ -296,12 +297,13 @@ def walk(*roots: Expr) -> Iterator[Expr]:
     for e in roots:
         yield e
         if type(e) in _CHILDREN:
-            yield from _kept(e, "_below", _below)
+            yield from kept_with(e, "_below", _below)
 
 
-def _kept(e: Expr, name: str, find: Callable[[Expr], Kept]) -> Kept:
-    """What is found of an expression, kept with it: passes ask again of what they leave alone."""
-    return e.__dict__.get(name) or e.__dict__.setdefault(name, find(e))
+def kept_with(e: Asked, name: str, find: Callable[[Asked], Kept]) -> Kept:
+    """What is found of an expression or a statement, kept with it: passes ask again of what they leave alone."""
+    found = e.__dict__.get(name)
+    return e.__dict__.setdefault(name, find(e)) if found is None else found
 
 
 def _below(e: Expr) -> tuple[Expr, ...]:
@@ -360,7 +362,7 @@ def index_variables(*roots: Expr) -> tuple[str, ...]:
         if type(e) is Index:
             found[e.name] = None
         elif type(e) in _CHILDREN:
-            found.update(dict.fromkeys(_kept(e, "_variables", _variables_in)))
+            found.update(dict.fromkeys(kept_with(e, "_variables", _variables_in)))
     return tuple(found)
 
 
