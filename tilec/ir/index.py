@@ -316,7 +316,7 @@ def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False)
             form = mapping.get(name)
             return e if form is None else form.to_expr() if exact else form.to_value()
         case Access():
-            return replace(e, index=tuple(linear(i).substitute(mapping).to_expr() for i in e.index))
+            return rebuild(e, lambda i: _replaced_index(i, mapping))
         case Pad():
             return rebuild(e, lambda x: replace_indices(x, mapping))
         case Aggregate():
@@ -328,6 +328,13 @@ def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False)
             if quotient.is_integral:
                 return quotient.to_value()
     return rebuild(e, lambda x: replace_indices(x, mapping, exact))
+
+
+def _replaced_index(i: Expr, mapping: Mapping[str, Affine]) -> Expr:
+    if type(i) is not Index:
+        return linear(i).substitute(mapping).to_expr()
+    form = mapping.get(i.name)
+    return i if form is None or form.bare == i.name else form.to_expr()
 
 
 def place_value(e: Expr) -> Expr:

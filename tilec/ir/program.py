@@ -389,6 +389,10 @@ def value_accesses(s: Statement) -> tuple[Access, ...]:
 
 def variables_of(s: Statement) -> tuple[str, ...]:
     """The free index variables of a statement, in order of first appearance: index, body, guard, constraints."""
+    return kept_with(s, "_variables", _variables_of)
+
+
+def _variables_of(s: Statement) -> tuple[str, ...]:
     return index_variables(*(s.index or ()), s.body, *s.guards, *(c.expr for c in s.constraints))
 
 
