@@ -144,8 +144,7 @@ class Affine:
 
     def substitute(self, mapping: Mapping[str, Affine]) -> Affine:
         """The form with variables replaced at once, inside atoms too."""
-        total: list[tuple[Expr, Fraction]] = []
-        constant = self.constant
+        total, constant = list[tuple[Expr, Fraction]](), self.constant
         for atom, c in self.terms:
             if isinstance(atom, Index):
                 image = mapping.get(atom.name)
@@ -315,8 +314,9 @@ def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False)
         case Index(name):
             form = mapping.get(name)
             return e if form is None else form.to_expr() if exact else form.to_value()
-        case Access():
-            return rebuild(e, lambda i: _replaced_index(i, mapping))
+        case Access(tensor, old):
+            at = (mapping.get(i.name, linear(i)) if type(i) is Index else linear(i).substitute(mapping) for i in old)
+            return Access(tensor, tuple([form.to_expr() for form in at]), span=e.span)
         case Pad():
             return rebuild(e, lambda x: replace_indices(x, mapping))
         case Aggregate():
@@ -328,13 +328,6 @@ def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False)
             if quotient.is_integral:
                 return quotient.to_value()
     return rebuild(e, lambda x: replace_indices(x, mapping, exact))
-
-
-def _replaced_index(i: Expr, mapping: Mapping[str, Affine]) -> Expr:
-    if type(i) is not Index:
-        return linear(i).substitute(mapping).to_expr()
-    form = mapping.get(i.name)
-    return i if form is None or form.bare == i.name else form.to_expr()
 
 
 def place_value(e: Expr) -> Expr:

@@ -69,7 +69,7 @@ def once(find: Callable[[Statement, Mapping[str, TensorType]], Found]) -> Callab
     return ask
 
 
-def shapes_of(s: Statement, types: Mapping[str, TensorType]) -> dict[str, tuple[int, ...]]:
+def own_shapes(s: Statement, types: Mapping[str, TensorType]) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in a statement."""
     return {name: types[name].shape for name in (s.output, *reads(s)) if name in types}
 

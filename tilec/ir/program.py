@@ -212,7 +212,6 @@ class Statement(Guarded):
 
 GuardedNode = TypeVar("GuardedNode", Statement, Aggregate)
 Kept = TypeVar("Kept")
-Asked = TypeVar("Asked", bound="Expr | Statement")
 
 
 @dataclass(frozen=True)
@@ -300,10 +299,9 @@ def walk(*roots: Expr) -> Iterator[Expr]:
             yield from kept_with(e, "_below", _below)
 
 
-def kept_with(e: Asked, name: str, find: Callable[[Asked], Kept]) -> Kept:
+def kept_with(e: Any, name: str, find: Callable[[Any], Kept]) -> Kept:
     """What is found of an expression or a statement, kept with it: passes ask again of what they leave alone."""
-    found = e.__dict__.get(name)
-    return e.__dict__.setdefault(name, find(e)) if found is None else found
+    return e.__dict__[name] if name in e.__dict__ else e.__dict__.setdefault(name, find(e))
 
 
 def _below(e: Expr) -> tuple[Expr, ...]:
@@ -389,10 +387,6 @@ def value_accesses(s: Statement) -> tuple[Access, ...]:
 
 def variables_of(s: Statement) -> tuple[str, ...]:
     """The free index variables of a statement, in order of first appearance: index, body, guard, constraints."""
-    return kept_with(s, "_variables", _variables_of)
-
-
-def _variables_of(s: Statement) -> tuple[str, ...]:
     return index_variables(*(s.index or ()), s.body, *s.guards, *(c.expr for c in s.constraints))
 
 

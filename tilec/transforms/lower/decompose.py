@@ -11,7 +11,7 @@ from dataclasses import replace
 from tilec.ir.constraining import constraining
 from tilec.ir.functions import call, operands_of
 from tilec.ir.index import Affine, integer
-from tilec.ir.infer import expression_type, once, shapes_of, statement_type
+from tilec.ir.infer import expression_type, once, own_shapes, statement_type
 from tilec.ir.program import Access, Expr, Float, Index, Inside, Int, Statement
 from tilec.ir.types import NARROW, ElementType, TensorType, Types, is_floating
 from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
@@ -84,7 +84,7 @@ def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Nam
     extreme = replace(s, output=names.fresh(f"{s.output}_{kept}"), aggregation=kept, default=None)
     element = expression_type(s.body, types)
     target = statement_type(s, types)
-    number, count = _numbers(bounds(s, shapes_of(s, types)), bound)
+    number, count = _numbers(bounds(s, own_shapes(s, types)), bound)
     short = count < 2**31  # half of the work
     first = replace(
         extreme,
@@ -162,7 +162,7 @@ def _points_where_data_hold(s: Statement, types: Types) -> int | None:
 
 
 def _count_points(s: Statement, types: Types, data: bool) -> int | None:
-    points = domain(s, shapes_of(s, types))
+    points = domain(s, own_shapes(s, types))
     box = bounds_of(points) if s.guard is None and (data or not points.dependent) else None
     if box is None:
         return None
