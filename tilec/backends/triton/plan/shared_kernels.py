@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tilec.backends.triton.plan.check_lines import given_names
 from tilec.backends.triton.plan.lines import with_names
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Plan, Repeat, Step, SubPlan, TiledLoop
 from tilec.backends.triton.plan.source import KernelFile, KernelFunction
+
+
+SomeStep = TypeVar("SomeStep", bound=Step)
 
 
 def share_kernels(plan: Plan) -> Plan:
@@ -56,7 +59,7 @@ class _Sharing:
     def plan(self, plan: Plan) -> Plan:
         return replace(plan, steps=tuple(map(self.step, plan.steps)))
 
-    def step(self, step: Step) -> Step:
+    def step(self, step: SomeStep) -> SomeStep:
         """What is in a step's place: one object where that step is."""
         if id(step) not in self.made:
             self.made[id(step)] = self._step(step)
