@@ -11,7 +11,6 @@ from tilec.backends.triton.plan.lines import with_names
 from tilec.backends.triton.plan.plan import Descriptor, Launch, Plan, Repeat, Step, SubPlan, TiledLoop
 from tilec.backends.triton.plan.source import KernelFile, KernelFunction
 
-
 SomeStep = TypeVar("SomeStep", bound=Step)
 
 
