@@ -326,7 +326,7 @@ class _Joint:
                 fewer = self.bytes_of(after.values) <= self.bytes_of(before.values)
                 if o in after.values and (fewer or any(self.types[n].dtype in NARROW for n in spared)):
                     chosen = larger
-        return tuple(n for n in chosen if n in self.backward(chosen).values)
+        return tuple(n for n in self.backward(chosen).values if n in chosen)
 
     def found_again(self, kept: Sequence[str]) -> tuple[str, ...]:
         """`kept` without extrema that the gradient looks for, by equality, among values that it computes again, and

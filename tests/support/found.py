@@ -364,4 +364,13 @@ FOUND = {
         "function (A[N, M], B[P, M]) -> (T) { T[i, j : P, 16] = +(pad(A[j, k], 2.0) * B[i, k]); }",
         [np.zeros((0, 16)), np.arange(256.0).reshape(16, 16) / 64],
     ),
+    "steps of an iteration whose kernels are one up to names": (
+        """function (X[N, M]) -> (Y) {
+            A[i : N] = 1 / sum(exp(X[i, j])); B[j : M] = 1 / sum(A[i] * exp(X[i, j]));
+            C[i : N] = 1 / sum(B[j] * exp(X[i, j])); D[j : M] = 1 / sum(C[i] * exp(X[i, j]));
+            E[i : N] = 1 / sum(D[j] * exp(X[i, j])); F[j : M] = 1 / sum(E[i] * exp(X[i, j]));
+            Y[i, j : N, M] = E[i] * exp(X[i, j]) * F[j];
+        }""",
+        [np.linspace(-1, 1, 150).reshape(6, 25) ** 3],
+    ),
 }

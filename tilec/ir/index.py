@@ -144,8 +144,7 @@ class Affine:
 
     def substitute(self, mapping: Mapping[str, Affine]) -> Affine:
         """The form with variables replaced at once, inside atoms too."""
-        total: list[tuple[Expr, Fraction]] = []
-        constant = self.constant
+        total, constant = list[tuple[Expr, Fraction]](), self.constant
         for atom, c in self.terms:
             if isinstance(atom, Index):
                 image = mapping.get(atom.name)
@@ -315,8 +314,9 @@ def replace_indices(e: Expr, mapping: Mapping[str, Affine], exact: bool = False)
         case Index(name):
             form = mapping.get(name)
             return e if form is None else form.to_expr() if exact else form.to_value()
-        case Access():
-            return replace(e, index=tuple(linear(i).substitute(mapping).to_expr() for i in e.index))
+        case Access(tensor, old):
+            at = (mapping.get(i.name, linear(i)) if type(i) is Index else linear(i).substitute(mapping) for i in old)
+            return Access(tensor, tuple([form.to_expr() for form in at]), span=e.span)
         case Pad():
             return rebuild(e, lambda x: replace_indices(x, mapping))
         case Aggregate():

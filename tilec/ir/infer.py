@@ -69,6 +69,11 @@ def once(find: Callable[[Statement, Mapping[str, TensorType]], Found]) -> Callab
     return ask
 
 
+def own_shapes(s: Statement, types: Mapping[str, TensorType]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a statement."""
+    return {name: types[name].shape for name in (s.output, *reads(s)) if name in types}
+
+
 def call_type(function: str, types: Sequence[ElementType], span: Span | None = None) -> ElementType:
     """Type of a scalar function's result from its arguments' types. TypeMistake where it takes no such arguments."""
     rule = FUNCTIONS[function].result

@@ -296,12 +296,12 @@ def walk(*roots: Expr) -> Iterator[Expr]:
     for e in roots:
         yield e
         if type(e) in _CHILDREN:
-            yield from _kept(e, "_below", _below)
+            yield from kept_with(e, "_below", _below)
 
 
-def _kept(e: Expr, name: str, find: Callable[[Expr], Kept]) -> Kept:
-    """What is found of an expression, kept with it: passes ask again of what they leave alone."""
-    return e.__dict__.get(name) or e.__dict__.setdefault(name, find(e))
+def kept_with(e: Any, name: str, find: Callable[[Any], Kept]) -> Kept:
+    """What is found of an expression or a statement, kept with it: passes ask again of what they leave alone."""
+    return e.__dict__[name] if name in e.__dict__ else e.__dict__.setdefault(name, find(e))
 
 
 def _below(e: Expr) -> tuple[Expr, ...]:
@@ -360,7 +360,7 @@ def index_variables(*roots: Expr) -> tuple[str, ...]:
         if type(e) is Index:
             found[e.name] = None
         elif type(e) in _CHILDREN:
-            found.update(dict.fromkeys(_kept(e, "_variables", _variables_in)))
+            found.update(dict.fromkeys(kept_with(e, "_variables", _variables_in)))
     return tuple(found)
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from tilec.backends.common.code import slice_text, tuple_text
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.infer import once
+from tilec.ir.infer import once, own_shapes
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, accesses_in, index_variables
 from tilec.ir.rational import Fraction, as_int
-from tilec.ir.types import Types, shapes_in
+from tilec.ir.types import Types
 from tilec.lattice.questions import InRange
 from tilec.lattice.sets import Interval, bounds, interval_of
 
@@ -195,7 +195,7 @@ def size_of(e: Expr) -> int:
 @once
 def build_domain(s: Statement, types: Types) -> Domain | None:
     """The domain of a bound statement, None where it has no valid point. Residue variables must have been replaced."""
-    shapes = shapes_in(types)
+    shapes = own_shapes(s, types)
     ranges = bounds(s, shapes)
     if ranges is None:
         return None

@@ -16,6 +16,7 @@ from tilec.backends.triton.fusion.memory_order import layouts_of
 from tilec.backends.triton.permuted import PermutedLowering, orders_given, permuted_lowering
 from tilec.backends.triton.plan.device_info import check_target
 from tilec.backends.triton.plan.plan import Plan, Setting
+from tilec.backends.triton.plan.shared_kernels import share_kernels
 from tilec.backends.triton.recurrence.recurrence import check_recurrences
 from tilec.backends.triton.runtime.executable import TritonProgram, target_setting
 from tilec.backends.triton.runtime.open_plans import MakePlan, OpenPlans
@@ -115,7 +116,7 @@ class TritonBackend:
             if tunes and inputs is not None and not any(made.plan.parts()):
                 tune_products(lowering, strides, setting, inputs)
                 made = within(planned(lowering, strides, setting, groups), budget, slab)
-            return made.plan
+            return share_kernels(made.plan)
 
         return plan
 

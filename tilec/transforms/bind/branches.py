@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from tilec.errors import UnboundIndex
 from tilec.ir.constraining import Branch, PointNode, always, conditional, constraining, demands, without_identity
@@ -50,8 +51,11 @@ def resolve(s: Statement, types: Mapping[str, TensorType]) -> Statement:
 class _Resolver:
     def __init__(self, s: Statement, types: Mapping[str, TensorType]):
         self.s, self.types = s, types
-        self.shapes = shapes_in(types)
         self.own = s.output
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return shapes_in(self.types)
 
     def statement(self) -> Statement:
         s = self.s

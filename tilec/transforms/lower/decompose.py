@@ -11,9 +11,9 @@ from dataclasses import replace
 from tilec.ir.constraining import constraining
 from tilec.ir.functions import call, operands_of
 from tilec.ir.index import Affine, integer
-from tilec.ir.infer import expression_type, statement_type
+from tilec.ir.infer import expression_type, once, own_shapes, statement_type
 from tilec.ir.program import Access, Expr, Float, Index, Inside, Int, Statement
-from tilec.ir.types import NARROW, ElementType, TensorType, Types, is_floating, shapes_in
+from tilec.ir.types import NARROW, ElementType, TensorType, Types, is_floating
 from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
 from tilec.transforms.simplify.keep_variables import combined_condition, keep_variables
 from tilec.transforms.util.broadcast import Axes, axes
@@ -84,7 +84,7 @@ def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Nam
     extreme = replace(s, output=names.fresh(f"{s.output}_{kept}"), aggregation=kept, default=None)
     element = expression_type(s.body, types)
     target = statement_type(s, types)
-    number, count = _numbers(bounds(s, shapes_in(types)), bound)
+    number, count = _numbers(bounds(s, own_shapes(s, types)), bound)
     short = count < 2**31  # half of the work
     first = replace(
         extreme,
@@ -148,8 +148,21 @@ def _floating(value: Expr, element: ElementType) -> Expr:
 def points_per_element(s: Statement, types: Types, data: bool = False) -> int | None:
     """How many valid points each output element has, where that is one positive number known now. `data`: where the
     conditions on tensors' elements hold."""
-    shapes = shapes_in(types)
-    points = domain(s, shapes)
+    return _points_where_data_hold(s, types) if data else _points_of_elements(s, types)
+
+
+@once
+def _points_of_elements(s: Statement, types: Types) -> int | None:
+    return _count_points(s, types, False)
+
+
+@once
+def _points_where_data_hold(s: Statement, types: Types) -> int | None:
+    return _count_points(s, types, True)
+
+
+def _count_points(s: Statement, types: Types, data: bool) -> int | None:
+    points = domain(s, own_shapes(s, types))
     box = bounds_of(points) if s.guard is None and (data or not points.dependent) else None
     if box is None:
         return None

@@ -49,7 +49,8 @@ def share_sums(program: Program, inputs: Types) -> Program:
 
 def _with_one_shared(program: Program, types: Types, names: Names) -> Program | None:
     sums = [found for s in program.statements if (found := _dense_sum(s, types)) is not None]
-    for whole in sums:
+    fewest = min((len(found.summed) for found in sums), default=0)
+    for whole in (found for found in sums if len(found.summed) > fewest):
         parts = [p for p in sums if _may_be_part(p, whole, types)]
         for part in sorted(parts, key=lambda p: -math.prod(p.extent[v] for v in p.summed)):
             over = _over(whole, part, types)

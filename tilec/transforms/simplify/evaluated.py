@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilec.ir.program import Access, Call, Expr, Inside, Statement, children, expressions
+from tilec.ir.program import Access, Call, Expr, Inside, Statement, children, expressions, kept_with
 from tilec.transforms.simplify.simplify import truth
 
 
-def values_read(s: Statement) -> set[str]:
+def values_read(s: Statement) -> frozenset[str]:
     """Names of the tensors whose elements a statement reads: those in `in(...)` and in branches that are never taken
     lend their shape alone."""
-    found = {e.tensor for root in expressions(s) for e in _evaluated(root) if isinstance(e, Access)}
-    return found if s.default is None else found | {s.default}
+    return kept_with(s, "_values_read", _values_read)
 
 
-def compared_sides(s: Statement) -> Iterator[tuple[Expr, ...]]:
+def _values_read(s: Statement) -> frozenset[str]:
+    return frozenset((*tensors_evaluated(*expressions(s)), *(() if s.default is None else (s.default,))))
+
+
+def compared_sides(s: Statement) -> tuple[tuple[Expr, ...], ...]:
     """Of each test for equality in a statement, its sides."""
-    for root in expressions(s):
-        for e in _evaluated(root):
-            if isinstance(e, Call) and e.function in ("eq", "ne"):
-                yield e.args
+    return kept_with(s, "_compared_sides", _compared_sides)
+
+
+def _compared_sides(s: Statement) -> tuple[tuple[Expr, ...], ...]:
+    every = (e for root in expressions(s) for e in _evaluated(root))
+    return tuple([e.args for e in every if isinstance(e, Call) and e.function in ("eq", "ne")])
 
 
 def tensors_evaluated(*roots: Expr) -> set[str]:

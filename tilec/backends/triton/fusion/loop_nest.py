@@ -23,6 +23,7 @@ from tilec.ir.program import (
     Program,
     Statement,
     index_variables,
+    kept_with,
     reads,
     reads_itself,
     value_accesses,
@@ -135,8 +136,12 @@ def walked(a: Access, summed: Collection[str]) -> set[str]:
 
 def reduced(s: Statement, extent: Mapping[str, int]) -> set[str]:
     """The variables of more than one value that it aggregates over."""
+    return {v for v in kept_with(s, "_not_written", _not_written) if extent[v] > 1}
+
+
+def _not_written(s: Statement) -> tuple[str, ...]:
     written = index_variables(*(s.index or ()))
-    return {v for v in variables_of(s) if v not in written and extent[v] > 1}
+    return tuple(v for v in variables_of(s) if v not in written)
 
 
 def taken_by_recurrences(program: Program, types: Types) -> set[str]:

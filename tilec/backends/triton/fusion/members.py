@@ -37,10 +37,10 @@ def members_of(
     sums: set[str] = set()
     cut: set[str] = set()
     after: dict[str, Statement] = {}
+    at_points: set[str] = set()  # members that give a value to each point
     apart = _stored_first(around, statements, across, along, extent)
     for original in around.between(statements):
         s = by_name.get(original.output)
-        at_points = {n for n, m in members.items() if not reduced(m, extent) and n not in around.scans}
         if s is not None and not late & set(reads(s)) and _reads_in_place(s, members, at_points):
             kind = "sum" if kept is not None and reduced(s, extent) else kind_of(s, across, along, extent)
             if kind == "sum" and kept is None and statistics and math.prod(extent[v] for v in along) > ON_CHIP:
@@ -51,6 +51,8 @@ def members_of(
                 kind = None
             if kind is not None:
                 members[s.output] = s
+                if not reduced(s, extent) and s.output not in around.scans:
+                    at_points.add(s.output)
                 if kind != "plain":
                     late.add(s.output)
                     (sums if kind == "sum" else cut).add(s.output)

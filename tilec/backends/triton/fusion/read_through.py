@@ -186,18 +186,21 @@ def recomputed_by_readers(
         members = {s.output for s in (*c.members, *c.after)}
         inside: dict[str, Statement] = {}  # what nothing stores
         apart: dict[str, Statement] = {}  # the same in terms of what is costly and has fewer elements
-        for s in [as_assignment(s, types) if s.output in members else s for s in program.statements]:
+        for s in [as_assignment(s, types) for s in program.statements if s.output in members]:
             whole = types[s.output].numel >= math.prod(c.extent.values())
-            if s.output not in members or not whole or not gives_values(s, program, types):
+            if not whole or not gives_values(s, program, types):
                 continue
-            given = {**views, **found, **inside}
-            inner = all(reads_within(s, view, types) for view in views.keys() & set(reads(s)))
+            read = reads(s)
+            stored = {n: m for known in (views, found) for n in read if (m := known.get(n)) is not None}
+            given = {**stored, **{n: inside[n] for n in read if n in inside}}
+            inner = all(reads_within(s, view, types) for view in read if view in views)
             if not inner or any(asks_of(s, view) for view in given.values()):
                 continue
             readers = [r for r in around.program.readers(s.output) if kernel_of.get(r.output) != kernel]
             others = {kernel_of.get(r.output, "") for r in readers}
-            near = {t: m for t, m in apart.items() if not _has_costly(m) or _expands(m, s, types) < LEAST_EXPANSION}
-            parted = read_through(s, {**views, **found, **near})
+            parts = {n: apart[n] for n in read if n in apart}
+            near = {t: m for t, m in parts.items() if not _has_costly(m) or _expands(m, s, types) < LEAST_EXPANSION}
+            parted = read_through(s, {**stored, **near})
             made = parted if "" in others else read_through(s, given)
             if node_count(made.body) > LONGEST_RECOMPUTED:
                 continue

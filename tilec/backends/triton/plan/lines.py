@@ -7,7 +7,7 @@ where the line is; nothing else of an expression is known, and no line is made f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import assert_never
@@ -113,6 +113,11 @@ class LineBuilder:
 def names_read(text: str) -> frozenset[str]:
     """The names that an expression reads."""
     return frozenset(_NAME.findall(text)) - _WORDS - {""}
+
+
+def with_names(text: str, names: Mapping[str, str]) -> str:
+    """The text with other names in the place of these."""
+    return _NAME.sub(lambda found: names.get(found[1], found[0]), text)
 
 
 def expression_texts(line: CodeLine) -> tuple[str, ...]:
