@@ -328,6 +328,40 @@ def test_a_step_adds_up_first_what_its_lanes_share() -> None:
     torch.testing.assert_close(found, torch.autograd.grad(torch.stack(steps[1:]), (k, a, b, h), d))
 
 
+NETWORK = """function (X0[B, D], W1[D, E], W2[E, D], T) -> (X) {
+    X[t, b, i : T, B, D] = t == 0 ? X0[b, i] : X[t - 1, b, i]
+        + sum[e](tanh(sum[k](W1[k, e]
+            * (X[t - 1, b, k] + sum[f](tanh(sum[l](X[t - 1, b, l] * W1[l, f])) * W2[f, k])))) * W2[e, i]);
+}"""
+STEPS = 16  # more than are written out one by one
+
+
+def network_steps(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    steps = [x]
+    for _ in range(STEPS):
+        middle = steps[-1] + torch.tanh(steps[-1] @ w1) @ w2
+        steps.append(steps[-1] + torch.tanh(middle @ w1) @ w2)
+    return torch.stack(steps)
+
+
+def test_sums_with_a_variable_for_each_level_are_added_up_one_after_the_other() -> None:
+    """The gradient of four levels of sums: no sum of the step or of the weights' gradients has the terms of two levels
+    for each of a third's."""
+    g = torch.Generator().manual_seed(0)
+    shapes = {"X0": (16, 24), "W1": (24, 40), "W2": (40, 24)}
+    x, w1, w2 = (torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes.values())
+    given = {n: TensorType(s, "float64") for n, s in shapes.items()} | {"T": TensorType((), "int64")}
+    backward = partition(parse(NETWORK), tuple(shapes), given, {"T": STEPS + 1}, True).backward
+    flat = lower(backward.program, dict(backward.types), {"T": STEPS + 1}).stages["flat"]
+    sums = [e for s in flat.statements for e in walk(s.body) if isinstance(e, Aggregate)]
+    assert sums and all(len(e.bound) == 1 for e in sums), flat
+    weights = [s for s in flat.statements if s.output.startswith(("GW", "DW")) and s.aggregation == "sum"]
+    assert weights and all(len(index_variables(*(s.index or ()), *s.roots)) <= 4 for s in weights), flat
+    d = torch.randn(STEPS + 1, *x.shape, generator=g, dtype=torch.float64)
+    found = torch.autograd.grad(tilec.compile(NETWORK)(x, w1, w2, STEPS + 1), (x, w1, w2), d)
+    torch.testing.assert_close(found, torch.autograd.grad(network_steps(x, w1, w2), (x, w1, w2), d))
+
+
 PLACES = {
     "a lag": "i - j >= 0 ? D[b, i, f] * S[b, i, j] * V[b, j, f] * (i - j)",
     "a quotient that truncates": "D[b, i, f] * (i / (j + 1)) * S[b, i, j] * V[b, j, f]",

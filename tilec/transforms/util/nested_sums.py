@@ -1,13 +1,15 @@
-"""Sums of a recurrence's step with one variable added up first.
+"""Sums of a recurrence's step with one variable added up after the other.
 
 `sum[i, j](G[t + 1, i] * E[i, j, t] * F[k, j, t])` has a term for every i and j for each k. What has i does not name k:
 `sum[j](F[k, j, t] * sum[i](G[t + 1, i] * E[i, j, t]))` adds that up once a step. Gradients of steps that hold one
-aggregation in another are such sums. Exact as sums of products are that are added up in another order.
+aggregation in another are such sums, with a variable for each level. Exact as sums of products are that are added up in
+another order.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
@@ -33,6 +35,7 @@ from tilec.transforms.util.factors import Factor, factors_of_terms, quotient_of
 from tilec.transforms.util.ranges import axis_places, ranges_of
 
 LEAST_TIMES = 8  # as many terms are saved, at least
+MOST_ORDERED = 5  # variables, all orders of which are compared
 
 
 def inner_sums_first(s: Statement, types: Types) -> Statement:
@@ -41,18 +44,29 @@ def inner_sums_first(s: Statement, types: Types) -> Statement:
     if names is None:
         return s
     lanes = dict(zip(names, types[s.output].shape, strict=True))
+    apart = frozenset(_parallel(s, list(lanes)))
 
     def visit(e: Expr) -> Expr:
-        return _in_two(e, s.output, lanes, types) if isinstance(e, Aggregate) else rebuild(e, visit)
+        if not isinstance(e, Aggregate):
+            return rebuild(e, visit)
+        if any(isinstance(x, Aggregate) for x in walk(*e.roots)):
+            return e
+        while (found := _in_two(e, s.output, lanes, apart, types)) is not e:
+            e = found
+        return e
 
     return map_values(s, visit)
 
 
-def _in_two(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> Aggregate:
+def _parallel(s: Statement, names: list[str]) -> Iterator[str]:
+    """The output's variables at whose own place all reads of the recurrence are."""
+    reads = [x for x in walk(*s.roots) if isinstance(x, Access) and x.tensor == s.output]
+    return (v for k, v in enumerate(names) if all(linear(a.index[k]).bare == v for a in reads))
+
+
+def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str], types: Types) -> Aggregate:
     dtype = expression_type(e.body, types).dtype
     if e.aggregation != "sum" or len(e.bound) < 2 or not is_floating(dtype) or dtype in NARROW:
-        return e
-    if any(isinstance(x, Aggregate) for x in walk(*e.roots)):
         return e
     extent = _extents(e, own, lanes, types)
     if extent is None or not {*e.bound, *index_variables(*e.roots)} <= extent.keys():
@@ -62,8 +76,9 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> Aggr
                for f in factors):  # fmt: skip
         return e
     tests = [p for g in e.guards for p in operands_of("and", g)]
-    steps = _times(e, own, list(lanes))
+    steps = _times(e, own, list(lanes)) | apart
     every = math.prod(extent[v] for v in index_variables(*e.roots))
+    parts = [frozenset(index_variables(x)) for x in (*(f.value for f in factors), *tests)]
     choices = []
     for v in e.bound:
         inside, outside = _partitioned(factors, v)
@@ -71,7 +86,7 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> Aggr
         first, rest = math.prod(extent[w] for w in used), every // extent[v]
         movable = any(not f.divides and not _is_inside(f) for f in inside) and any(not f.divides for f in outside)
         if movable and not (set(used) & lanes.keys()) - steps and every >= LEAST_TIMES * (first + rest):
-            choices.append((first + rest, v))
+            choices.append((_terms(parts, e.bound, extent, v), v))
     if not choices:
         return e
     v = min(choices)[1]
@@ -86,6 +101,21 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> Aggr
     guard = all_of([t for t in tests if t not in here])
     bound = tuple(w for w in e.bound if w != v)
     return replace(e, body=body, bound=bound, guard=guard, constraints=(*kept, *limits.values()))
+
+
+def _terms(
+    parts: Sequence[frozenset[str]], summed: Sequence[str], extent: Mapping[str, int], first: str | None = None
+) -> int:
+    """The terms of sums over one variable after the other, in the order that has the fewest, of factors with these
+    variables; the first of them may be given."""
+    if len(summed) == 1 or not parts:
+        return math.prod(extent[v] for v in frozenset().union(*parts))
+    if first is None:
+        few = summed if len(summed) <= MOST_ORDERED else summed[:1]
+        return min(_terms(parts, summed, extent, v) for v in few)
+    inside = frozenset().union(*(p for p in parts if first in p))
+    left = [*(p for p in parts if first not in p), inside - {first}]
+    return math.prod(extent[v] for v in inside) + _terms(left, [v for v in summed if v != first], extent)
 
 
 def _partitioned(factors: list[Factor], v: str) -> tuple[list[Factor], list[Factor]]:
