@@ -157,8 +157,8 @@ SLICES = {  # text, shapes; whether the function and its gradient have sums of s
 
 @pytest.mark.parametrize("name", SLICES)
 def test_products_in_slices_are_products_of_the_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbered_parts, "LEAST_TERMS", 2)
-    monkeypatch.setattr(numbered_parts, "LEAST_PRODUCTS", 1)
+    monkeypatch.setattr(numbered_parts, "SLICE_TERMS", 2)
+    monkeypatch.setattr(numbered_parts, "SLICE_PRODUCTS", 1)
     source, shapes, apart = SLICES[name]
     g = torch.Generator().manual_seed(0)
     given = [torch.randn(s, generator=g).requires_grad_() for s in shapes]

@@ -226,9 +226,9 @@ def _pinned(s: Statement, shapes: Shapes) -> Statement:
     if s.aggregation not in SPLITTABLE or not names or asks_in_branches(s):
         return s
     box = box_in_text(s, shapes)
-    for v in names if box is not None else ():
+    for v in names:
         own = [t for t in tests if index_variables(t) == (v,) and _compares_places(t)]
-        value = _only_value(v, own, box[v])
+        value = None if box is None else _only_value(v, own, box[v])
         if value is not None:
             rest = replace(s, guard=all_of(t for t in tests if t not in own))
             return _pinned(substitute_affine(rest, {v: Affine.of((), value)}), shapes)

@@ -52,7 +52,7 @@ from tilec.transforms.util.rewrite import map_reads
 
 _MOST_COLUMNS = 4
 LEAST_APART = 2**20  # terms of a column
-LEAST_TERMS, LEAST_PRODUCTS = 64, 2**26  # of an element and of all, of products in half of their columns or fewer
+SLICE_TERMS, SLICE_PRODUCTS = 64, 2**26  # of an element and of all, of products in half of their columns or fewer
 _MOST_TERM_BYTES = 2**28  # bytes of what a sum adds up
 
 
@@ -244,7 +244,7 @@ def _is_long_product(s: Statement, types: Types) -> bool:
     domain = build_domain(s, types)
     summed = set() if domain is None else domain.extent.keys() - set(index_variables(*(s.index or ())))
     terms = 0 if domain is None else math.prod(domain.extent[v] for v in summed)
-    return domain is not None and terms >= LEAST_TERMS and math.prod(domain.extent.values()) >= LEAST_PRODUCTS
+    return domain is not None and terms >= SLICE_TERMS and math.prod(domain.extent.values()) >= SLICE_PRODUCTS
 
 
 def _narrow(s: Statement, columns: Mapping[int, tuple[str, int, int]], output: str) -> Statement:
