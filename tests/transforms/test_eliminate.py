@@ -362,6 +362,31 @@ def test_sums_with_a_variable_for_each_level_are_added_up_one_after_the_other() 
     torch.testing.assert_close(found, torch.autograd.grad(network_steps(x, w1, w2), (x, w1, w2), d))
 
 
+DELTA = """function (K[B, T, D], V[B, T, E], A[B, T]) -> (S) {
+    S[b, t, i, j : B, T, E, D] = S[b, t - 1, i, j] - A[b, t] * sum[k](S[b, t - 1, i, k] * K[b, t, k]) * K[b, t, j]
+        + V[b, t, i] * K[b, t, j];
+}"""
+
+
+def test_what_a_lane_multiplies_all_terms_by_leaves_the_sum() -> None:
+    """A step of the delta rule's gradient adds up once what all columns share; beyond the last step nothing is read."""
+    g = torch.Generator().manual_seed(0)
+    shapes = (2, 5, 9), (2, 5, 3), (2, 5)
+    k, v, a = (torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes)
+    d = torch.randn(2, 5, 3, 9, generator=g, dtype=torch.float64)
+    program = lowered(grad(parse(DELTA), ("K", "V", "A")), k, v, a, d)
+    (step,) = [s for s in program.statements if s.output == "GS"]
+    (total,) = [e for e in walk(step.body) if isinstance(e, Aggregate)]
+    assert "j" not in index_variables(total), step
+    state, states = torch.zeros(2, 3, 9, dtype=torch.float64), []
+    for t in range(5):
+        read = (state * k[:, t, None]).sum(-1)
+        state = state + (v[:, t] - a[:, t, None] * read)[..., None] * k[:, t, None]
+        states.append(state)
+    wanted = torch.autograd.grad(torch.stack(states, 1), (k, v, a), d)
+    torch.testing.assert_close(torch.autograd.grad(tilec.compile(DELTA)(k, v, a), (k, v, a), d), wanted)
+
+
 PLACES = {
     "a lag": "i - j >= 0 ? D[b, i, f] * S[b, i, j] * V[b, j, f] * (i - j)",
     "a quotient that truncates": "D[b, i, f] * (i / (j + 1)) * S[b, i, j] * V[b, j, f]",

@@ -9,12 +9,12 @@ another order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
-from tilec.ir.functions import all_of, operands_of
-from tilec.ir.index import distinct_variables, linear
+from tilec.ir.functions import ZERO, all_of, operands_of
+from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
     Access,
@@ -24,6 +24,7 @@ from tilec.ir.program import (
     Index,
     Inside,
     Int,
+    Pad,
     Statement,
     index_variables,
     map_values,
@@ -53,7 +54,7 @@ def inner_sums_first(s: Statement, types: Types) -> Statement:
             return e
         while (found := _in_two(e, s.output, lanes, apart, types)) is not e:
             e = found
-        return e
+        return _times_own(e, s.output, lanes, types)
 
     return map_values(s, visit)
 
@@ -101,6 +102,42 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str]
     guard = all_of([t for t in tests if t not in here])
     bound = tuple(w for w in e.bound if w != v)
     return replace(e, body=body, bound=bound, guard=guard, constraints=(*kept, *limits.values()))
+
+
+def _times_own(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> Expr:
+    """The sum times what each lane multiplies all of its terms by, `K[j] * sum[i](G[t + 1, i] * K[i])`, where what is
+    left is the same for these lanes. What it is multiplied by is inside wherever there are terms."""
+    dtype = expression_type(e.body, types).dtype
+    if e.aggregation != "sum" or not is_floating(dtype) or dtype in NARROW:
+        return e
+    factors = factors_of_terms(e.body, types)
+    alone = [f for f in factors if not f.divides and isinstance(f.value, Access) and not _names_any(f, (*e.bound,))]
+    alone = [f for f in alone if _places(f, own, types)]
+    kept = [f for f in factors if f not in alone]
+    named = {*index_variables(*(f.value for f in kept), *e.guards, *(c.expr for c in e.constraints))}
+    taken = [f for f in alone if _names_any(f, lanes.keys() - named)]
+    kept = [f for f in factors if f not in taken]
+    left = replace(e, body=quotient_of(kept))
+    stated = {place for f in kept for place in _places(f, own, types)}
+    known = all(lanes.get(form.bare or "", n + 1) <= n or (form, n) in stated
+                for f in taken for form, n in _places(f, own, types))  # fmt: skip
+    saved = math.prod(lanes[v] for v in lanes.keys() - {*index_variables(left)})
+    if not taken or not known or saved < LEAST_TIMES or expression_type(left.body, types).dtype != dtype:
+        return e
+    read = [Factor(Pad(f.value, ZERO), False) for f in taken if isinstance(f.value, Access)]
+    return quotient_of([*read, Factor(left, False)])
+
+
+def _names_any(f: Factor, names: Collection[str]) -> bool:
+    return not {*names}.isdisjoint(index_variables(f.value))
+
+
+def _places(f: Factor, own: str, types: Types) -> list[tuple[Affine, int]]:
+    """Where a factor that is read, or asked whether it lies inside, states that its points lie, and the sizes there."""
+    match f.value:
+        case (Access() as a) | Inside(Access() as a) if a.tensor != own:
+            return [(linear(i), n) for i, n in zip(a.index, types[a.tensor].shape, strict=True)]
+    return []
 
 
 def _terms(
