@@ -119,3 +119,55 @@ def test_few_columns_of_a_sum(name: str, shape: tuple[int, ...], monkeypatch: py
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
     names = [k.name for k in tilec.compile(source, backend="triton").lower(*given).kernels]
     assert any("_column" in n for n in names) == apart or g < 2
+
+
+SLICES = {  # text, shapes; whether the function and its gradient have sums of slices
+    "three thirds of a matrix": (
+        """function (X[N, D], W[D, H]) -> (O) {
+            Q[n, h : N, H/3] = sum(X[n, d] * W[d, h]);
+            K[n, h : N, H/3] = sum(X[n, d] * W[d, h + H/3]);
+            V[n, h : N, H/3] = sum(X[n, d] * W[d, h + 2*H/3]);
+            O = Q * tanh(K) + V; }""",
+        ((19, 6), (6, 15)),
+        (False, True),
+    ),
+    "two inputs": (
+        """function (X[N, D], Y[N, D], W[H, E]) -> (O) {
+            O[n, h : N, H] = sum(X[n, d] * W[h, d]) + sum(Y[n, d] * W[h, d + D]); }""",
+        ((19, 6), (19, 6), (5, 12)),
+        (False, True),
+    ),
+    "rows of a result": (
+        "function (X[N, D], Y[N, H]) -> (O) { O[d + 9, h + 6 : 20, 13] = sum(X[n, d] * Y[n, h]); }",
+        ((19, 6), (19, 5)),
+        (True, False),
+    ),
+    "more than half": (
+        "function (X[N, D], Y[N, H]) -> (O) { O[d + 9, h : 20, H] = sum(X[n, d] * Y[n, h]); }",
+        ((19, 11), (19, 5)),
+        (False, False),
+    ),
+    "what is elsewhere": (
+        "function (X[N, D], Y[N, H], B[M, H]) -> (O) { O[d + 9, h : M, H] = +(X[n, d] * Y[n, h]) default B; }",
+        ((19, 6), (19, 5), (20, 5)),
+        (False, False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_products_in_slices_are_products_of_the_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbered_parts, "SLICE_TERMS", 2)
+    monkeypatch.setattr(numbered_parts, "SLICE_PRODUCTS", 1)
+    source, shapes, apart = SLICES[name]
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=g).requires_grad_() for s in shapes]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    f = tilec.compile(source, backend="triton")
+    found, wanted = f(*given), tilec.compile(source, backend="torch")(*wide)
+    d = torch.randn(found.shape, generator=g)
+    gradients = torch.autograd.grad(found, given, d), torch.autograd.grad(wanted, wide, d.double())
+    for got, exact in zip((found, *gradients[0]), (wanted, *gradients[1]), strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
+    lowered = f.lower(*given), f.grad().lower(*given, d)
+    assert tuple("_part[" in str(made.stages) for made in lowered) == apart

@@ -7,8 +7,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from meaning import bound, same_meaning, statements
 
+import tilec
 from tilec.ir.evaluate import evaluate
 from tilec.ir.index import linear
 from tilec.ir.infer import infer
@@ -293,3 +295,17 @@ def test_the_bound_program_binds_to_itself() -> None:
     source = "function (X[N, M]) -> (Y) { P = N/2; Y[i : P] = sum(X[2*i, j]) * P; }"
     program = bound(source, array(5, 2))
     assert bind(program, {"X": TensorType((5, 2), "float32")}, {}) == program
+
+
+BITS = ("K[n] & (c == 0) ? A[n, c]", "(c == 0) & K[n] ? A[n, c] : 0", "K[n] & (c <= n) ? A[n, c]", "c & K[n] ? A[n, c]")
+
+
+@pytest.mark.parametrize("body", BITS)
+def test_bits_of_an_integer_are_no_conjunction(body: str) -> None:
+    """`2 & true` is 0: of an integer and a comparison, neither may be asked alone."""
+    k, a = np.array([0, 1, 2, 3]), np.arange(1.0, 13.0).reshape(4, 3)
+    source = f"function (K[N], A[N, C]) -> (Y) {{ Y[n : N] = sum[c]({body}); }}"
+    exact = tilec.interpret(source, k, a)
+    found = tilec.compile(source)(torch.tensor(k), torch.tensor(a))
+    np.testing.assert_array_equal(found.numpy(), exact)
+    assert (exact[2] == 0) == ("c & K" not in body)

@@ -328,6 +328,65 @@ def test_a_step_adds_up_first_what_its_lanes_share() -> None:
     torch.testing.assert_close(found, torch.autograd.grad(torch.stack(steps[1:]), (k, a, b, h), d))
 
 
+NETWORK = """function (X0[B, D], W1[D, E], W2[E, D], T) -> (X) {
+    X[t, b, i : T, B, D] = t == 0 ? X0[b, i] : X[t - 1, b, i]
+        + sum[e](tanh(sum[k](W1[k, e]
+            * (X[t - 1, b, k] + sum[f](tanh(sum[l](X[t - 1, b, l] * W1[l, f])) * W2[f, k])))) * W2[e, i]);
+}"""
+STEPS = 16  # more than are written out one by one
+
+
+def network_steps(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    steps = [x]
+    for _ in range(STEPS):
+        middle = steps[-1] + torch.tanh(steps[-1] @ w1) @ w2
+        steps.append(steps[-1] + torch.tanh(middle @ w1) @ w2)
+    return torch.stack(steps)
+
+
+def test_sums_with_a_variable_for_each_level_are_added_up_one_after_the_other() -> None:
+    """The gradient of four levels of sums: no sum of the step or of the weights' gradients has the terms of two levels
+    for each of a third's."""
+    g = torch.Generator().manual_seed(0)
+    shapes = {"X0": (16, 24), "W1": (24, 40), "W2": (40, 24)}
+    x, w1, w2 = (torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes.values())
+    given = {n: TensorType(s, "float64") for n, s in shapes.items()} | {"T": TensorType((), "int64")}
+    backward = partition(parse(NETWORK), tuple(shapes), given, {"T": STEPS + 1}, True).backward
+    flat = lower(backward.program, dict(backward.types), {"T": STEPS + 1}).stages["flat"]
+    sums = [e for s in flat.statements for e in walk(s.body) if isinstance(e, Aggregate)]
+    assert sums and all(len(e.bound) == 1 for e in sums), flat
+    weights = [s for s in flat.statements if s.output.startswith(("GW", "DW")) and s.aggregation == "sum"]
+    assert weights and all(len(index_variables(*(s.index or ()), *s.roots)) <= 4 for s in weights), flat
+    d = torch.randn(STEPS + 1, *x.shape, generator=g, dtype=torch.float64)
+    found = torch.autograd.grad(tilec.compile(NETWORK)(x, w1, w2, STEPS + 1), (x, w1, w2), d)
+    torch.testing.assert_close(found, torch.autograd.grad(network_steps(x, w1, w2), (x, w1, w2), d))
+
+
+DELTA = """function (K[B, T, D], V[B, T, E], A[B, T]) -> (S) {
+    S[b, t, i, j : B, T, E, D] = S[b, t - 1, i, j] - A[b, t] * sum[k](S[b, t - 1, i, k] * K[b, t, k]) * K[b, t, j]
+        + V[b, t, i] * K[b, t, j];
+}"""
+
+
+def test_what_a_lane_multiplies_all_terms_by_leaves_the_sum() -> None:
+    """A step of the delta rule's gradient adds up once what all columns share; beyond the last step nothing is read."""
+    g = torch.Generator().manual_seed(0)
+    shapes = (2, 5, 9), (2, 5, 3), (2, 5)
+    k, v, a = (torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes)
+    d = torch.randn(2, 5, 3, 9, generator=g, dtype=torch.float64)
+    program = lowered(grad(parse(DELTA), ("K", "V", "A")), k, v, a, d)
+    (step,) = [s for s in program.statements if s.output == "GS"]
+    (total,) = [e for e in walk(step.body) if isinstance(e, Aggregate)]
+    assert "j" not in index_variables(total), step
+    state, states = torch.zeros(2, 3, 9, dtype=torch.float64), []
+    for t in range(5):
+        read = (state * k[:, t, None]).sum(-1)
+        state = state + (v[:, t] - a[:, t, None] * read)[..., None] * k[:, t, None]
+        states.append(state)
+    wanted = torch.autograd.grad(torch.stack(states, 1), (k, v, a), d)
+    torch.testing.assert_close(torch.autograd.grad(tilec.compile(DELTA)(k, v, a), (k, v, a), d), wanted)
+
+
 PLACES = {
     "a lag": "i - j >= 0 ? D[b, i, f] * S[b, i, j] * V[b, j, f] * (i - j)",
     "a quotient that truncates": "D[b, i, f] * (i / (j + 1)) * S[b, i, j] * V[b, j, f]",

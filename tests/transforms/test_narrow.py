@@ -30,6 +30,19 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
         ((5,), (3,)),
         "O[] = +(t == t ? G[k]), t < 7, t - 5 < 2;",
     ),
+    "one value of three left": (
+        "function (A[N, 3]) -> (O) { O[n : N] = +(c != 0 & c != 1 ? A[n, c]); }",
+        ((5, 3),),
+        "O[n : 5] = +(A[n, 2]);",
+    ),
+    "one value left, and another test": (
+        "function (A[N, 4], B[N]) -> (O) { O[n : N] = >(2 * c - 1 > 2 & B[n] > 0 & c != 3 ? A[n, c]); }",
+        ((5, 4), (5,)),
+        "O[n : 5] = >(B[n] > 0 ? A[n, 2]);",
+    ),
+    "two values left": ("function (A[N, 4]) -> (O) { O[n : N] = +(c != 0 & c != 1 ? A[n, c]); }", ((5, 4),), None),
+    "no column left": ("function (A[N, 2]) -> (O) { O[n : N] = +(c != 0 & c != 1 ? A[n, c]); }", ((5, 2),), None),
+    "a truncated quotient": ("function (A[N, 4]) -> (O) { O[n : N] = +(c / 2 == 1 ? A[n, c]); }", ((5, 4),), None),
     "both sides": ("function (H[T]) -> (O) { O[t : 9] = +(pad(in(H[t - 2]), 0) == 0 ? t); }", ((5,),), None),
     "two dimensions": (
         "function (H[T, K], G[T, K]) -> (O) { O[] = +(pad(in(H[t - 1, k - 1]), 0) == 0 ? G[t, k]); }",

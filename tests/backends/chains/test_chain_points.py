@@ -297,3 +297,45 @@ def test_features_beside_products_are_mixed_by_products(monkeypatch):
     weights = torch.exp(-squares(x, y))
     np.testing.assert_allclose(ran.values["O"], weights @ b, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(ran.values["P"], (weights * (x @ y.T)) @ b, rtol=1e-5, atol=1e-6)
+
+
+DIFFERENCES = {
+    "forces": ("R[j] * (1.5 + S[i, j])", "O[i, d : N, 3] = +(D[i, j, d] * W[i, j]);"),
+    "energy": ("exp(-S[i, j])", "O = sum[i, j](i < j ? W[i, j]);"),
+    "energy of each": ("rsqrt(S[i, j] + 0.5)", "O[i : N] = +(W[i, j] * R[j]);"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_differences_with_a_name_are_computed_where_they_are_read(name):
+    """Nothing is stored for each pair: neither differences nor distances, forward and backward."""
+    weights, rest = DIFFERENCES[name]
+    text = f"""function (X[N, 3], R[N], L[]) -> (O) {{
+        D[i, j, d : N, N, 3] = X[i, d] - X[j, d] - L * round((X[i, d] - X[j, d]) / L);
+        S[i, j : N, N] = +(D[i, j, d] * D[i, j, d]);
+        W[i, j : N, N] = {weights};
+        {rest}
+    }}"""
+    forward = tilec.compile(text).program
+    g = np.random.default_rng(0)
+    x, r, length = (g.standard_normal(s).astype(np.float32) for s in ((50, 3), (50,), ()))
+    arrays = {"X": x, "R": r, "L": np.abs(length) + 1}
+    large = {n: TensorType(tuple(4096 if k == 50 else k for k in a.shape), "float32") for n, a in arrays.items()}
+    backward = partition(forward, ("X",), large, {}, True).backward
+    for program, types in ((forward, large), (backward.program, backward.types)):
+        lowered = lower(program, dict(types), {})
+        made = grouped(lowered.stages["flat"], lowered.types)
+        kept = [s.output for s in made.program.statements if made.types[s.output].numel >= 4096**2]
+        assert made.chains and not kept
+    types = {n: TensorType(a.shape, "float32") for n, a in arrays.items()}
+    ran = run(forward, types, arrays, Tiling(32, 16))
+    x, r, length = (torch.tensor(a).double() for a in arrays.values())
+    d = x[:, None] - x
+    d = d - length * torch.round(d / length)
+    s = d.square().sum(-1)
+    exact = {
+        "forces": lambda: (d * (r * (1.5 + s))[..., None]).sum(1),
+        "energy": lambda: torch.exp(-s).triu(1).sum(),
+        "energy of each": lambda: torch.rsqrt(s + 0.5) @ r,
+    }
+    np.testing.assert_allclose(ran.values["O"], exact[name](), rtol=1e-4, atol=1e-4)

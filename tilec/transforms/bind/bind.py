@@ -34,7 +34,7 @@ from tilec.ir.types import DEFAULT_FLOAT, MOST_ELEMENTS, WEAK_INT, TensorType, i
 from tilec.language import show_expr
 from tilec.transforms.bind.branches import resolve
 from tilec.transforms.bind.legality import check_bounded, check_writes, features, scaled_by_sizes
-from tilec.transforms.bind.scalars import promoted
+from tilec.transforms.bind.scalars import promoted, with_tests
 from tilec.transforms.bind.sizes import bind_inputs, counted
 from tilec.transforms.bind.structural import STRUCTURAL_EXPANSIONS, Argument, expand_reshape
 from tilec.transforms.bind.value_inputs import size_inputs
@@ -85,7 +85,7 @@ class _Binder:
         return drop_copies(program, self.types)
 
     def emit(self, s: Statement) -> None:
-        s = promoted(s, self.types)
+        s = with_tests(promoted(s, self.types), self.types)
         t = statement_type(s, self.types)
         if math.prod(t.shape) > MOST_ELEMENTS:
             raise SizeMistake(

@@ -6,10 +6,10 @@ question of variable elimination over a sum of products (Dechter 1999); here the
 the program has already, up to the names of variables and the order of factors, or else one whose factors have 16 bits,
 and of these the smallest. So an attention's normaliser gets the row sums of what comes in times what went out.
 
-A variable that one factor alone has is added up in that factor first: `Y[i] = +(D[i, j] * X[n, j])` is
-`T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`, and the other factors are read less often. So are factors of which one
-has all their variables, `+(G[k, i, j] * V[k, i] * H[k, m, j])` over i, where that saves most terms. Such sums are kept
-in float32 where what they are for has 16 bits.
+What is left is done likewise where far fewer terms are left. A variable that one factor alone has is added up in that
+factor first: `Y[i] = +(D[i, j] * X[n, j])` is `T[j] = +(X[n, j]); Y[i] = +(D[i, j] * T[j])`, and the other factors are
+read less often. So are factors of which one has all their variables, `+(G[k, i, j] * V[k, i] * H[k, m, j])` over i,
+where that saves most terms. Such sums are kept in float32 where what they are for has 16 bits.
 
 Factors that all terms of a body share are taken out of it first: `A * V * x - A * V * y` is `A * V * (x - y)`.
 Exact as sums of products are that are added up in another order: factors are floating, every element has the points
@@ -102,7 +102,7 @@ def _is_bounded(s: Statement, types: Types) -> bool:
 def _earlier(s: Statement, done: Sequence[Statement], types: Types) -> int | None:
     """The place of the first statement that could read the value of `s`, were it computed before; None where there is
     none, or where `s` reads what is computed later."""
-    place = next((k for k, d in enumerate(done) if _reusing(d, s, types) is not None), None)
+    place = next((k for k, d in enumerate(done) if _reusing(d, s, types)), None)
     later = {d.output for d in done[place:]} if place is not None else set()
     return None if later & set(reads(s)) else place
 
@@ -193,27 +193,33 @@ def _eliminated(
     whole = sum_of_products(s, types, computed=True, padded=True)
     if whole is None or not whole.summed:
         return [s]
+
+    def continued(made: list[Statement], always: bool = False) -> list[Statement]:
+        *first, rest = made
+        known = {**types, **_types_of(first, types)}
+        left = [*first, *_eliminated(rest, [*before, *first], known, names, inputs)]
+        return left if always or MUCH * _terms(left, types) <= _terms(made, types) else made
+
     every = [v for v in whole.summed if _is_sum_alone(whole, v)]
     alike = (v for v in every if _partitioned(whole, v)[0] == _partitioned(whole, every[0])[0])
     alone = min(alike, key=lambda v: _elements(whole, _partitioned(whole, v)[2]), default=None)
     if alone is not None:
         reused = _reused(whole, (alone,), before, types)
         if reused is None and types[s.output].dtype in NARROW:
-            body = quotient_of([replace(f, value=in_wider_type(f.value, "float32", types)) for f in whole.factors])
-            total, value = rounded_after(replace(s, body=body), types[s.output].dtype, names)
+            factors = [replace(f, value=in_wider_type(f.value, "float32", types)) for f in whole.factors]
+            total, value = rounded_after(replace(s, body=quotient_of(factors)), types[s.output].dtype, names)
             known = {**types, total.output: statement_type(total, types)}
             return [*_eliminated(total, before, known, names, inputs), value]
-        made = [reused] if reused is not None else _summed_first(whole, alone, types, names)
-        types = {**types, **{m.output: statement_type(m, types) for m in made[:-1]}}
-        return [*made[:-1], *_eliminated(made[-1], [*before, *made[:-1]], types, names, inputs)]
+        return continued([reused] if reused is not None else _summed_first(whole, alone, types, names), True)
     if not _is_computed(whole, inputs):
         return [s]
     if len(whole.summed) == 1:
         return [_product_reused(whole, before, types) or s]
+
     for v in whole.summed if len(whole.summed) > 2 else ():  # all the others at once: columns of several axes
         reused = _reused(whole, [w for w in whole.summed if w != v], before, types)
         if reused is not None:
-            return [reused]
+            return continued([reused])
     choices: list[tuple[bool, int, str]] = []
     for v in whole.summed:
         inside, outside, index = _partitioned(whole, v)
@@ -224,14 +230,21 @@ def _eliminated(
             continue
         reused = _reused(whole, (v,), before, types)
         if reused is not None:
-            return [reused]
+            return continued([reused])
         values = (f.value for f in inside if not _is_number(f.value))
         in_float32 = any(ITEM_BYTES[expression_type(e, types).dtype] > 2 for e in values)
         choices.append((in_float32, math.prod(whole.extent[w] for w in index), v))
     if not choices or min(choices)[1] > _operands_of_one_product(whole):
         return [s]
     *_, v = min(choices)
-    return _summed_first(whole, v, types, names)
+    return continued(_summed_first(whole, v, types, names))
+
+
+def _terms(statements: Sequence[Statement], types: Types) -> int:
+    """The terms that sums of products add up."""
+    known = {**types, **_types_of(statements[:-1], types)}
+    wholes = (sum_of_products(s, known, computed=True, padded=True) for s in statements)
+    return sum(_elements(w, w.variables) for w in wholes if w is not None)
 
 
 def _summed_first(whole: SumOfProducts, v: str, types: Types, names: Names) -> list[Statement]:
@@ -269,8 +282,7 @@ def _partitioned(whole: SumOfProducts, *variables: str) -> tuple[list[Factor], l
     outside = [f for f in whole.factors if own.isdisjoint(index_variables(f.value))]
     guards = [g for g in whole.guards if not own.isdisjoint(index_variables(g))]
     used = set(index_variables(*(f.value for f in inside), *guards)) - own
-    values = [f.value for f in inside]
-    return inside, outside, as_stored([w for w in whole.extent if w in used], whole.summed, values)
+    return inside, outside, as_stored([w for w in whole.extent if w in used], whole.summed, [f.value for f in inside])
 
 
 def _is_computed(whole: SumOfProducts, inputs: frozenset[str]) -> bool:
@@ -325,9 +337,6 @@ def _rest(whole: SumOfProducts, variables: Sequence[str], inner: Access, outside
     guards = [g for g in whole.guards if set(variables).isdisjoint(index_variables(g))]
     body = quotient_of([*outside, Factor(inner, False)])
     return replace(whole.statement, body=body, guard=all_of(guards))
-
-
-# what is there already
 
 
 def _product_reused(whole: SumOfProducts, before: Sequence[Statement], types: Types) -> Statement | None:

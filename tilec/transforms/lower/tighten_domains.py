@@ -14,13 +14,15 @@ goes to `t + S[k]` is read back at `t - S[k]`: each term of k moves by an elemen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from tilec.errors import UnboundIndex
 from tilec.ir.aggregations import SPLITTABLE
 from tilec.ir.constraining import asks_in_branches, constraining
-from tilec.ir.functions import ZERO, all_of, operands_of
+from tilec.ir.functions import COMPARISONS, ZERO, all_of, operands_of
 from tilec.ir.index import QUASI_AFFINE, Affine, distinct_variables, linear, place_value, substitute_affine
 from tilec.ir.program import (
     Access,
@@ -41,7 +43,8 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.lattice.conditions import bound_of
+from tilec.lattice.conditions import bound_of, is_affine
+from tilec.lattice.index_values import index_values
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, interval_of, shapes_of
 from tilec.transforms.lower.clamps.pieces import is_folded, pieces_of
 from tilec.transforms.lower.move_outputs import unrotated, with_inverted_index
@@ -49,6 +52,7 @@ from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.simplify.simplify import is_bool
 from tilec.transforms.util.rewrite import with_parts
 
+_FEW_VALUES = 64  # of a variable, each of which conditions are asked for
 _BAND = 8  # as many times as long as the band is what is summed over, at least, to be summed over the band
 
 
@@ -214,21 +218,39 @@ def _running(s: Statement, shapes: Shapes) -> Statement:
 
 
 def _pinned(s: Statement, shapes: Shapes) -> Statement:
-    """With the one value of a summed variable that a guard leaves in its place: `+(i == 0 ? A[n, i])` is `A[n, 0]`."""
+    """With the one value of a summed variable that a guard leaves in its place: `+(i == 0 ? A[n, i])` is `A[n, 0]`, and
+    so is `+(i != 1 & i != 2 ? A[n, i])` where A has three columns."""
     tests = () if s.guard is None else operands_of("and", s.guard)
-    for test in tests if s.aggregation in SPLITTABLE and not asks_in_branches(s) else ():
-        match test:
-            case Call("eq", (Index(v), Int(value))) if v not in index_variables(*(s.index or ())):
-                box = box_in_text(s, shapes)
-                if box is None or not box[v][0] <= value <= box[v][1]:
-                    continue
-            case _:
-                continue
-        if v in index_variables(*(c.expr for c in s.constraints)):
-            continue
-        rest = replace(s, guard=all_of(t for t in tests if t is not test))
-        return _pinned(substitute_affine(rest, {v: Affine.of((), value)}), shapes)
+    barred = {*index_variables(*(s.index or ()), *(c.expr for c in s.constraints))}
+    names = dict.fromkeys(v for t in tests for v in index_variables(t) if v not in barred)
+    if s.aggregation not in SPLITTABLE or not names or asks_in_branches(s):
+        return s
+    box = box_in_text(s, shapes)
+    for v in names:
+        own = [t for t in tests if index_variables(t) == (v,) and _compares_places(t)]
+        value = None if box is None else _only_value(v, own, box[v])
+        if value is not None:
+            rest = replace(s, guard=all_of(t for t in tests if t not in own))
+            return _pinned(substitute_affine(rest, {v: Affine.of((), value)}), shapes)
     return s
+
+
+def _compares_places(e: Expr) -> bool:
+    return isinstance(e, Call) and e.function in COMPARISONS and all(map(is_affine, e.args))
+
+
+def _only_value(v: str, tests: Sequence[Expr], span: tuple[int, int]) -> int | None:
+    """The value of a variable in a span at which all tests hold; None where there are several, or that is not known."""
+    named = [
+        e.args[1].value for e in tests if isinstance(e, Call) and e.function == "eq" and isinstance(e.args[1], Int)
+    ]
+    low, high = (named[0], named[0]) if named and span[0] <= named[0] <= span[1] else span
+    values = {v: np.arange(low, min(high + 1, low + _FEW_VALUES))}
+    holds = [index_values(t, values) for t in tests]
+    if not tests or high - low >= _FEW_VALUES or any(h is None for h in holds):
+        return None
+    left = values[v][np.logical_and.reduce([np.asarray(h, bool) for h in holds])]
+    return int(left[0]) if len(left) == 1 else None
 
 
 def _terms(e: Expr) -> Iterator[Expr]:

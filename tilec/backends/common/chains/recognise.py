@@ -31,7 +31,7 @@ from tilec.backends.common.chains.targets import (
     renamed_target,
     targets_of,
 )
-from tilec.backends.common.chains.values import LONGEST_INNER, Apart, as_inner, extents_of
+from tilec.backends.common.chains.values import LONGEST_INNER, Apart, as_inner, extents_of, with_terms_inside
 from tilec.backends.common.chains.window_scores import asked_by_readers, with_scores_by_columns
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Program, accesses_in, index_variables, reads
@@ -104,7 +104,12 @@ def _in_some_form(program: Program, types: Types) -> Chained:
     small = _small_sums(program, types)
     if small and (beside := _chained(program, types, small)).kernels:
         return beside
-    return _gathered(program, types) or _rewritten(with_flat_sides, program, types) or found
+    found = _gathered(program, types) or _rewritten(with_flat_sides, program, types) or found
+    inside = with_terms_inside(program, types)
+    if found.kernels or not inside.rewritten:
+        return found
+    made = _in_some_form(inside.program, inside.types)
+    return replace(made, rewritten=made.rewritten | inside.rewritten) if made.kernels else found
 
 
 def _spread_out(program: Program, types: Types) -> Apart:

@@ -25,6 +25,8 @@ from tilec.ir.program import (
     accesses_in,
     children,
     index_variables,
+    map_values,
+    reads,
     reads_itself,
     rebuild,
     value_accesses,
@@ -236,6 +238,45 @@ def as_inner(s: Statement, types: Types) -> tuple[Inner, Statement, str, str] | 
     others = tuple(c for c in s.constraints if axis not in index_variables(c.expr))  # those of the axis always hold
     made = replace(s, body=quotient_of([own, *outside]), constraints=others, aggregation="assign")
     return inner, made, row, column
+
+
+def with_terms_inside(program: Program, types: Types) -> Apart:
+    """The program with what sums read of pairs for each of a few coordinates, such as differences of points, computed
+    where it is read: `D[i, j, d] = X[i, d] - X[j, d]; R[i, j] = +(D[i, j, d] * D[i, j, d])`."""
+    inside: dict[str, tuple[tuple[str, ...], Expr] | None] = {}
+    for s in reversed(program.statements):
+        readers = program.readers(s.output)
+        summed = all(r.output in inside or r.aggregation == "sum" and reduction_variables(r) for r in readers)
+        if readers and summed and s.output not in program.outputs and _is_of_terms(s, types):
+            inside[s.output] = None
+
+    def change(a: Access) -> Expr:
+        found = inside.get(a.tensor)
+        return a if found is None else value_of_access(found[1], found[0], a)
+
+    made: list[Statement] = []
+    for s in program.statements:
+        index, extent = plain_index(s), extents_of(s, types)
+        if s.output in inside and index is not None and extent is not None:
+            inside[s.output] = index, rebuilt(as_value(s, extent, types), change)
+        else:
+            made.append(map_values(s, lambda e: rebuilt(e, change)))
+    if any(name in inside for s in made for name in reads(s)):  # `in(D[i, j, d])`
+        return Apart(program, types)
+    changed = frozenset(m.output for m in made if m not in program.statements)
+    return Apart(replace(program, statements=tuple(made)), types, changed)
+
+
+def _is_of_terms(s: Statement, types: Types) -> bool:
+    """Whether a statement makes elements of three axes or more, each of smaller tensors' that bound it."""
+    index, extent = plain_index(s), extents_of(s, types)
+    read = accesses_in(s.body)
+    if index is None or extent is None or len(index) < 3 or not is_elementwise(s) or not is_computable(s.body, s.guard):
+        return False
+    places = {(linear(e).bare, n) for a in read for e, n in zip(a.index, types[a.tensor].shape, strict=True)}
+    own = types[s.output]
+    alike = own.dtype == expression_type(s.body, types).dtype == "float32"
+    return alike and extent.items() <= places and all(2 * types[a.tensor].numel <= own.numel for a in read)
 
 
 def is_matrix(rows: int, columns: int, few: bool) -> bool:

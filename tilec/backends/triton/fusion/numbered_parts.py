@@ -7,6 +7,8 @@ rows and the terms in common are members of one group, or share what they read. 
 
 What is added up at places in data in some columns alone, `Y[T[m], c + 64 : N, 192] = +(X[m, c])`, is a tensor of these
 columns, which go to their places afterwards: so each point is one of all columns, and not each element one by itself.
+So are long products in half of their rows or columns at most, the gradients of weights that are read in parts,
+`G[i, j : I, J] = +(D[n, i] * X[n, j - 128])`: blocks elsewhere would multiply zeros.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from tilec.transforms.util.rewrite import map_reads
 
 _MOST_COLUMNS = 4
 LEAST_APART = 2**20  # terms of a column
+SLICE_TERMS, SLICE_PRODUCTS = 64, 2**26  # of an element and of all, of products in half of their columns or fewer
 _MOST_TERM_BYTES = 2**28  # bytes of what a sum adds up
 
 
@@ -214,7 +217,8 @@ def _columns(s: Statement, types: Types) -> dict[int, tuple[str, int, int]]:
     many there are."""
     rows = [linear(e) for e in s.index or ()]
     floating = s.aggregation == "sum" and is_floating(types[s.output].dtype)
-    if not floating or not is_pure(s) or all(row.is_affine for row in rows):
+    product = all(row.is_affine for row in rows)
+    if not floating or not is_pure(s) or product and not _is_long_product(s, types):
         return {}
     domain, found = build_domain(s, types), dict[int, tuple[str, int, int]]()
     for d, (row, size) in enumerate(zip(rows, types[s.output].shape, strict=True)):
@@ -223,9 +227,24 @@ def _columns(s: Statement, types: Types) -> dict[int, tuple[str, int, int]]:
         if domain is None or not v or v in beside or row.coefficient(v) != 1 or not row.is_integral:
             continue
         first, count = domain.low[v] + as_int(row.constant), domain.extent[v]
-        if 0 <= first and first + count <= size and count < size:
+        if 0 <= first and first + count <= size and (2 if product else 1) * count < size + product:
             found[d] = v, first, count
     return found
+
+
+def _is_long_product(s: Statement, types: Types) -> bool:
+    """Whether a statement adds up many products for each element, wherever what it reads is inside."""
+    split = split_factors(s.body, types) if is_plain_sum(s) and distinct_variables(s.index) is not None else None
+    if (
+        split is None
+        or sum(bool(index_variables(f)) for f in split[0]) < 2
+        or any(map(is_symbolic, types[s.output].shape))
+    ):
+        return False
+    domain = build_domain(s, types)
+    summed = set() if domain is None else domain.extent.keys() - set(index_variables(*(s.index or ())))
+    terms = 0 if domain is None else math.prod(domain.extent[v] for v in summed)
+    return domain is not None and terms >= SLICE_TERMS and math.prod(domain.extent.values()) >= SLICE_PRODUCTS
 
 
 def _narrow(s: Statement, columns: Mapping[int, tuple[str, int, int]], output: str) -> Statement:
