@@ -38,3 +38,13 @@ def test_an_address_takes_one_sum_an_axis() -> None:
     source = tilec.compile(text).lower(torch.empty(27, 72, 127, 23, device="meta"), target="sm_90").source()
     (load,) = re.findall(r"tl\.load\((.*), mask", source)
     assert load.count("[:, None]") == load.count("[None, :]") == 1
+
+
+def test_columns_that_memory_runs_through_fill_a_block_together() -> None:
+    """36 channels fill 64 columns by half, and those of three neighbours 128 by five sixths."""
+    text = "function (I[N, H, W, C]) -> (O) { O[n, y, x, j, i, c : N, H - 2, W - 2, 3, 3, C] = I[n, y + j, x + i, c]; }"
+    together, apart = (
+        tilec.compile(text).lower(torch.empty(16, 120, 118, c, device="meta"), target="sm_90").source() for c in (36, 64)
+    )
+    assert "BN=128" in together and "i1 = tl.load(I + at[:, None] + col[None, :] * I_col_" in together
+    assert "BN=64" in apart
