@@ -121,7 +121,8 @@ class Frame(PositionText):
 
     def _fits(self, terms: Sequence[tuple[Expr, int]]) -> bool:
         """Whether what these add up to is a position, although what other terms take away is not."""
-        return self.kernel.int64_index or self._span(Affine.of(terms)) is not None
+        k = self.kernel
+        return k.places_shared and (k.int64_index or self._span(Affine.of(terms)) is not None)
 
     def _by_axis(self, atoms: Iterable[Expr]) -> list[tuple[str | None, list[Any]]]:
         """Atoms of an address: those of the kernel's scope that are the same for all elements; by the axis along which
