@@ -43,15 +43,16 @@ def test_an_address_takes_one_sum_an_axis() -> None:
 def test_columns_that_memory_runs_through_fill_a_block_together() -> None:
     """36 channels fill 64 columns by half, and those of three neighbours 128 by five sixths."""
     text = "function (I[N, H, W, C]) -> (O) { O[n, y, x, j, i, c : N, H - 2, W - 2, 3, 3, C] = I[n, y + j, x + i, c]; }"
-    together, apart = (
-        tilec.compile(text).lower(torch.empty(16, 120, 118, c, device="meta"), target="sm_90").source() for c in (36, 64)
-    )
+    given = (torch.empty(16, 120, 118, c, device="meta") for c in (36, 64))
+    together, apart = (tilec.compile(text).lower(image, target="sm_90").source() for image in given)
     assert "BN=128" in together and "i1 = tl.load(I + at[:, None] + col[None, :] * I_col_" in together
     assert "BN=64" in apart
 
 
 def test_single_elements_of_classes_are_written_as_slowly_as_they_are_best() -> None:
-    text = "function (I[N, H, W, C]) -> (O) { O[n, 2*y + j, 2*x + i, c : N, 2*H, 2*W, C] = I[n, y, x, c], j < 2, i < 2; }"
+    text = """function (I[N, H, W, C]) -> (O) {
+        O[n, 2*y + j, 2*x + i, c : N, 2*H, 2*W, C] = I[n, y, x, c], j < 2, i < 2;
+    }"""
     odd, wide = (
         tilec.compile(text).lower(torch.empty(40, 120, 85, 33, device="meta", dtype=t), target="sm_90").source()
         for t in (torch.bfloat16, torch.float32)
