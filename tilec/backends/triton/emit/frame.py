@@ -109,14 +109,14 @@ class Frame(PositionText):
                 text += f" + ({self.index(form)}) * {step}"
         moves, start = self._moves(tensor, forms)
         steps = {a: self._step(tensor, slopes, a, move) for a, move in moves.items() if move}
-        for axis, atoms in self._by_axis(steps):
-            if axis is not None and len(atoms) > 1 and self._fits([(a, moves[a]) for a in atoms]):
+        for along, atoms in self._by_axis(steps):
+            if along is not None and len(atoms) > 1 and self._fits([(a, moves[a]) for a in atoms]):
                 whole = " + ".join(f"{parenthesised(self.kernel.value_of[a.name], ']')} * {steps[a]}" for a in atoms)
                 made = self.assign("at", whole, frozenset(a.name for a in atoms))
-                text += f" + {self.spread(made, axis)}"
+                text += f" + {self.spread(made, along)}"
             else:
                 text += "".join(f" + {parenthesised(self.atom(a), ']')} * {steps[a]}" for a in atoms)
-            spread_over -= {axis}
+            spread_over -= {along} if along is not None else frozenset()
         return text + self._start(tensor, tuple(forms), start) + self._zeros(spread_over)
 
     def _fits(self, terms: Sequence[tuple[Expr, int]]) -> bool:

@@ -102,7 +102,8 @@ def joined_columns(space: Space, view: StridedView, outputs: Sequence[str], bloc
     if len(space.classes) != 1 or not all(form.is_affine for form, _ in forms):
         return ()
     n = space.largest(outputs[-1])
-    best, filled = (), FILLED_BETTER * n / (-(-n // block) * block)
+    best: tuple[str, ...] = ()
+    filled = FILLED_BETTER * n / (-(-n // block) * block)
     for first in range(len(outputs) - 2, 0, -1):
         outer, inner = outputs[first : first + 2]
         for a in accesses:
