@@ -8,6 +8,7 @@ from support.layers import DROPOUT, LAYERS, exact, inputs
 
 import tilec
 from tilec.backends.triton.fusion import grow_groups as grouping
+from tilec.backends.triton.pointwise import sharing
 from tilec.backends.triton.pointwise import tiling as pointwise_tiling
 from tilec.backends.triton.rows import rows
 from tilec.backends.triton.rows import tiling as rows_tiling
@@ -215,8 +216,8 @@ def test_an_element_of_each_row_that_a_tensor_names():
 @pytest.mark.parametrize("aggregation", ["+", ">", "*", "logsumexp"])
 @pytest.mark.one_in(2)
 def test_columns_in_many_parts_that_are_combined_at_once(aggregation, monkeypatch):
-    for name in ("MANY_POINTS", "PASSING"):
-        monkeypatch.setattr(pointwise_tiling, name, 1)
+    monkeypatch.setattr(pointwise_tiling, "MANY_POINTS", 1)
+    monkeypatch.setattr(sharing, "PASSING", 1)
     x = torch.rand(3001, 70) + 0.5
     f = tilec.compile(f"Y[j] = {aggregation}(X[i, j])", backend="triton")
     source = f.lower(x).source()

@@ -269,3 +269,14 @@ def test_reductions_of_one_another_s_remainders_have_small_boxes() -> None:
     shapes = {"D": (5, 16), "X": (112,), "G": (112,)}
     sizes = [high - low + 1 for low, high in (bounds(s, shapes) or {}).values()]
     assert math.prod(sizes) <= 112 * 32 * 4
+
+
+def test_of_two_reductions_the_one_with_few_values_takes_all_of_them() -> None:
+    """Lags and places in a hop that add up: 16 places and what lags are left, not 64 lags and what places are left."""
+    text = "function (D[T, L]) -> (G) { G[l + s + 16*t : S] = +(D[t, l]), s < 16; }".replace("S]", "112]")
+    given = [np.random.default_rng(0).standard_normal((3, 64))]
+    f = tilec.compile(text)
+    np.testing.assert_allclose(f(*given), tilec.interpret(text, *given), atol=1e-12)
+    (s,) = f.lower(*given).stages["defracted"].statements
+    sizes = [high - low + 1 for low, high in (bounds(s, {"D": (3, 64), "G": (112,)}) or {}).values()]
+    assert math.prod(sizes) <= 112 * 16 * 5

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from support.stages import check, setting_of
 
+from tilec.ir.types import TensorType
 from tilec.language import parse
+from tilec.language.show import show_statement
 from tilec.pipeline import bind_flat
 
 FILTERED = ["O_first_sum", "O_last_sum", "O_inside", "O"]
@@ -196,3 +198,14 @@ def test_half_precision_is_rounded_once_along_both_axes() -> None:
     a, k = torch.randint(1, 200, (5, 6), generator=g).bfloat16(), torch.ones(7, dtype=torch.bfloat16)
     function = tilec.compile(source, backend="torch")
     assert torch.equal(function(a, k), function(a.double(), k.double()).bfloat16())
+
+
+def test_products_of_16_bits_stay_products_of_elements() -> None:
+    text = """function (D[N, H, O], K[O, 3, C]) -> (I) {
+        I[n, min(abs(y + j - 1), 2*H - 2 - abs(y + j - 1)), c : N, H, C] = +(D[n, y, o] * K[o, j, c]), j < 3;
+    }"""
+    setting = {"D": TensorType((2, 9, 4), "bfloat16"), "K": TensorType((4, 3, 5), "bfloat16")}
+    flat = bind_flat(parse(text), setting, {})
+    sums = {s.output: show_statement(s) for s in flat.statements if s.aggregation == "sum"}
+    assert len(sums) == 3 and all("float32(D[" in s and "float32(K[" in s for s in sums.values())
+    assert any("D[n, 0, o]) * float32(K[o, 0, c]))" in s for s in sums.values()), "one point, at numbers"

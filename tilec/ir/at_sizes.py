@@ -50,7 +50,7 @@ def least(items: Sequence[Item], key: Callable[[Item], Any]) -> Item:
 
 
 def _values(key: Any) -> Any:
-    return tuple(map(_values, key)) if type(key) is tuple else key.value if is_open_number(key) else key
+    return tuple(map(_values, key)) if type(key) is tuple else value_of(key)
 
 
 @followed

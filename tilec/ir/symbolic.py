@@ -266,9 +266,9 @@ def symbols_of(sizes: Iterable[Any]) -> frozenset[str]:
     return frozenset(s for n in sizes if type(n) is Size for s in n.symbols())
 
 
-def value_of(x: Any) -> int:
-    """The number that a size, symbolic or not, has in the call that is compiled for."""
-    return x.value if type(x) is Size else x
+def value_of(x: Any) -> Any:
+    """The number that one which may depend on open sizes is in the call that is compiled for."""
+    return x.value if is_open_number(x) else x
 
 
 def _whole(x: object) -> bool:

@@ -99,3 +99,17 @@ def without_values(plan: Plan) -> list[object]:
 def test_kernels_of_chains_are_one_text_for_all_lengths() -> None:
     texts = [[launch.text for launch in fresh("attention", {"n": n, "m": n, "p": 16}).launches()] for n in (1000, 1040)]
     assert texts[0] == texts[1]
+
+
+def test_tiles_that_cannot_be_are_compared_with_no_others() -> None:
+    text = "O[n, y, x, o : N, H/16, W/16, 64] = +(I[n, 16*y + j, 16*x + i, c] * K[o, j, i, c])"
+    program = tilec.compile(f"function (I[N, H, W, 3], K[64, 16, 16, 3]) -> (O) {{ {text}; }}").program
+    recorder = Recorder()
+    height, width = recorder.symbol("size0", 160), recorder.symbol("size1", 272)
+    types = {
+        "I": TensorType((32, height, width, 3), "bfloat16"),
+        "K": TensorType((64, 16, 16, 3), "bfloat16"),
+    }
+    lowering = replace(lower(program, types, {}), recorder=recorder)
+    TritonBackend("sm_90").build(lowering)
+    assert 50 < len(recorder.guards) < 1000, "of 1,000 ways of tiling, one question each at most"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,6 +15,7 @@ from tilec.ir.types import NARROW, ElementType, TensorType, Types, is_floating
 from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
 from tilec.transforms.simplify.keep_variables import combined_condition, keep_variables
 from tilec.transforms.util.broadcast import Axes, axes
+from tilec.transforms.util.factors import widened_body
 from tilec.transforms.util.naming import Names
 
 FEWEST_OF_MATRIX = 16  # rows, columns and terms of a product of matrices
@@ -26,7 +25,7 @@ def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names)
     """The sum (16-bit floats in float32) over the number of valid points; 0, or the default, where there are none."""
     element = expression_type(s.body, types)
     target = statement_type(s, types)
-    body = _in_float32(s.body, types) if element.dtype in NARROW else s.body
+    body = widened_body(s.body, types) if element.dtype in NARROW else s.body
     total = replace(s, output=names.fresh(f"{s.output}_sum"), body=body, aggregation="sum", default=None)
     whole = axes(target.shape)
     value = _floating(whole.read(total.output, target.shape), element)
@@ -66,15 +65,6 @@ def _is_matrix_product(s: Statement, types: Types) -> bool:
         and summed == sizes[1].keys() - written
         and min(counts) >= FEWEST_OF_MATRIX
     )
-
-
-def _in_float32(body: Expr, types: Types) -> Expr:
-    """A 16-bit body in float32. A product of elements of several places is one of float32 elements, which is not
-    rounded, as in a sum, and is a matrix product where it sums over one."""
-    factors = operands_of("mul", body)
-    if len({*factors}) > 1 and all(isinstance(f, Access) and types[f.tensor].dtype in NARROW for f in factors):
-        return functools.reduce(operator.mul, (call("float32", f) for f in factors))
-    return call("float32", body)
 
 
 def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Names) -> list[Statement]:

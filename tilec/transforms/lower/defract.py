@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from tilec.ir.constraining import asks_in_branches
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, natural, substitute_affine
@@ -30,7 +31,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.lattice.hermite import integral_points, rank
-from tilec.lattice.sets import Shapes, bounds_of, domain, shapes_of
+from tilec.lattice.sets import IntegerSet, Shapes, bounds_of, domain, shapes_of
 from tilec.transforms.lower.reduce import keep_constraint_variables, reduce_statement
 
 
@@ -56,11 +57,15 @@ def defract_statement(s: Statement, shapes: Shapes) -> Statement:
     points = domain(s, shapes)
     forms = [f for c in (*points.conditions, *points.dependent) for f in _integer_parts(c.form)]
     fractions = [f for f in forms if not f.is_integral]
-    split = _split(fractions, outputs, points.variables)
-    if split is None:
-        return s
-    made, smaller = (_defracted(s, x, shapes) for x in (split, _split(fractions, outputs, points.variables, True)))
-    return smaller if made != smaller and _LEAST_GAIN * _points(smaller, shapes) <= _points(made, shapes) else made
+    splits: list[_Split] = []
+    for order in _orders(fractions, outputs, points):
+        for centred in (False, True):
+            split = _split(fractions, outputs, order, points.variables, centred)
+            if split is not None and split not in splits:
+                splits.append(split)
+    made, *others = [_defracted(s, split, shapes) for split in splits] or [s]
+    least, count = min(((other, _points(other, shapes)) for other in others), key=itemgetter(1), default=(made, 0))
+    return least if others and _LEAST_GAIN * count <= _points(made, shapes) else made
 
 
 def _may_be_fraction(e: Expr) -> bool:
@@ -74,8 +79,7 @@ def _points(s: Statement, shapes: Shapes) -> int:
     return math.prod(high - low + 1 for low, high in box.values())
 
 
-def _defracted(s: Statement, split: _Split | None, shapes: Shapes) -> Statement:
-    assert split is not None
+def _defracted(s: Statement, split: _Split, shapes: Shapes) -> Statement:
     change, classes = split
     result = substitute_affine(s, change)
     fractional = [new for old, new in zip(s.constraints, result.constraints, strict=True) if not _integral(old)]
@@ -110,16 +114,23 @@ _LEAST_GAIN = 4  # what a basis must spare to be taken in the place of Hermite's
 _Split = tuple[dict[str, Affine], list[tuple[str, int]]]
 
 
+def _orders(forms: list[Affine], outputs: Sequence[str], points: IntegerSet) -> list[list[str]]:
+    """The reductions that have fractions: by name, and those that have few values first."""
+    fractional = {v for v in points.variables if any(f.coefficient(v).denominator > 1 for f in forms)}
+    named = sorted(fractional - {*outputs}, key=natural)
+    box = bounds_of(points) if len(named) > 1 else None
+    return [named] if box is None else [named, sorted(named, key=lambda v: box[v][1] - box[v][0])]
+
+
 def _split(
-    forms: list[Affine], outputs: Sequence[str], variables: Sequence[str], centred: bool = False
+    forms: list[Affine], outputs: Sequence[str], reductions: list[str], variables: Sequence[str], centred: bool = False
 ) -> _Split | None:
     """The old variables as forms in the new, and the residues with their numbers of values; None where no form asks for
-    a change or no point makes all of them integers. `centred`: a reduction's coefficients in others are as small as
-    they get, of either sign, and not from 0 on, so that boxes are not aslant: of `(x - k - l)/512` l is 512*q - k, not
-    512*q + 511*k."""
-    fractional = [v for v in variables if any(f.coefficient(v).denominator > 1 for f in forms)]
-    split_outputs = [v for v in outputs if v in fractional]
-    reductions = sorted((v for v in fractional if v not in outputs), key=natural)
+    a change or no point makes all of them integers. Reductions follow from those before them: of `(x - k - l)/64` the
+    first of k and l takes all of its values, best the one that has few. `centred`: a reduction's coefficients in others
+    are as small as they get, of either sign, and not from 0 on, so that boxes are not aslant: of `(x - k - l)/512` l is
+    512*q - k, not 512*q + 511*k."""
+    split_outputs = [v for v in outputs if any(f.coefficient(v).denominator > 1 for f in forms)]
     names = [*split_outputs, *reductions]
     rows = [[f.coefficient(v) for v in names] for f in forms]
     solution = integral_points(rows, [f.constant for f in forms], len(names)) if forms else None

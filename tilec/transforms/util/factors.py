@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tilec.ir.functions import ONE, RANDOM, call
+from tilec.ir.functions import ONE, RANDOM, call, operands_of
 from tilec.ir.infer import expression_type, expression_types
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, children, walk
 from tilec.ir.types import ITEM_BYTES, NARROW, Types, is_floating
@@ -136,6 +138,15 @@ def in_wider_type(e: Expr, dtype: str, types: Types) -> Expr:
     own = expression_type(e, types)
     narrower = is_floating(own.dtype) and not own.weak and ITEM_BYTES[own.dtype] < ITEM_BYTES[dtype]
     return call(dtype, e) if narrower else e
+
+
+def widened_body(body: Expr, types: Types) -> Expr:
+    """A 16-bit body in float32. A product of elements of several places is one of float32 elements, which is not
+    rounded, as in a sum, and is a matrix product where it sums over one."""
+    factors = operands_of("mul", body)
+    if len({*factors}) > 1 and all(isinstance(f, Access) and types[f.tensor].dtype in NARROW for f in factors):
+        return functools.reduce(operator.mul, (call("float32", f) for f in factors))
+    return call("float32", body)
 
 
 def unwidened(e: Expr, types: Types) -> Expr:

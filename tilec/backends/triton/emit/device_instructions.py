@@ -12,6 +12,13 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def quotient_(x, by, shift):
+    """x // n of 0 <= x < 2^31 for n's `multiplier` and `bits_below`: a third of what a division takes."""
+    x = x.to(tl.uint32)
+    return ((tl.umulhi(x, tl.cast(by, tl.uint32)) + x) >> shift).to(tl.int32)
+
+
+@triton.jit
 def exp_(x):
     """The library's."""
     if x.dtype == tl.float32:

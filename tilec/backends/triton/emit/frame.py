@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from tilec.backends.common.code import parenthesised, python_name
 from tilec.backends.common.domain import Condition, access_conditions, all_conditions, free, may_wrap
@@ -109,12 +110,36 @@ class Frame(PositionText):
                 step = self.kernel.number(("stride", tensor, axis), f"{python_name(tensor)}_stride", stride)
                 text += f" + ({self.index(form)}) * {step}"
         moves, start = self._moves(tensor, forms)
-        for a, move in moves.items():
-            if move:
-                text += f" + {parenthesised(self.atom(a), ']')} * {self._step(tensor, slopes, a, move)}"
-                if isinstance(a, Index):
-                    spread_over -= self.dimensions(frozenset((a.name,)))
+        steps = {a: self._step(tensor, slopes, a, move) for a, move in moves.items() if move}
+        for along, atoms in self._by_axis(steps):
+            if along is not None and len(atoms) > 1 and self._fits([(a, moves[a]) for a in atoms]):
+                whole = " + ".join(f"{parenthesised(self.kernel.value_of[a.name], ']')} * {steps[a]}" for a in atoms)
+                made = self.assign("at", whole, frozenset(a.name for a in atoms))
+                text += f" + {self.spread(made, along)}"
+            else:
+                text += "".join(f" + {parenthesised(self.atom(a), ']')} * {steps[a]}" for a in atoms)
+            spread_over -= {along} if along is not None else frozenset()
         return text + self._start(tensor, tuple(forms), start) + self._zeros(spread_over)
+
+    def _fits(self, terms: Sequence[tuple[Expr, int]]) -> bool:
+        """Whether what these add up to is a position, although what other terms take away is not."""
+        k = self.kernel
+        return k.places_shared and (k.int64_index or self._span(Affine.of(terms)) is not None)
+
+    def _by_axis(self, atoms: Iterable[Expr]) -> list[tuple[str | None, list[Any]]]:
+        """Atoms of an address: those of the kernel's scope that are the same for all elements; by the axis along which
+        they differ, since neighbours along one share what these add up to, and each element takes one sum an axis; the
+        others, which loops step through."""
+        whole, last, along = list[Any](), list[Any](), dict[str, list[Any]]()
+        for a in atoms:
+            axes = self.dimensions(frozenset((a.name,))) if isinstance(a, Index) else frozenset()
+            if axes:
+                along.setdefault(next(iter(axes)), []).append(a)
+            elif isinstance(a, Index) and not self.depth(frozenset((a.name,))):
+                whole.append(a)
+            else:
+                last.append(a)
+        return [(None, whole), *along.items(), (None, last)]
 
     def _step(self, tensor: str, slopes: object, a: Expr, move: int) -> str:
         stem = f"{python_name(tensor)}_{python_name(a.name) if isinstance(a, Index) else 'at'}"

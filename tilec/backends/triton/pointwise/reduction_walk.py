@@ -9,7 +9,8 @@ from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.backends.triton.plan.sizes import Strides
-from tilec.backends.triton.pointwise.tiling import PointwiseTiling, part_of, passes_once, point_walk, splits_innermost
+from tilec.backends.triton.pointwise.sharing import passes_once
+from tilec.backends.triton.pointwise.tiling import PointwiseTiling, part_of, point_walk, splits_innermost
 from tilec.ir.index import linear
 from tilec.ir.program import Statement, value_accesses
 from tilec.ir.types import Types

@@ -26,7 +26,7 @@ from tilec.errors import TileError
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, children, walk
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import Types
+from tilec.ir.types import NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 MOST_CLASS_ELEMENTS = 16  # that a program writes for each place of its block
@@ -217,6 +217,9 @@ class ResidueWriter(OutputsKernel):
     def __init__(self, found: Residues, result: Computed, view: StridedView):
         made = class_elements(found, result.space, view.types)
         super().__init__(made.space, view, made.elements, (result,), exact=True)
+        written = view.types[result.output]
+        narrow = written.dtype in NARROW and result.space.largest(result.space.outputs[-1]) % 2 != 0
+        self.k.places_shared = self.k.places_shared and not narrow  # see `Kernel`
         self.joined, self.last = made.joined, found.last
         self.points = made.points
         self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))

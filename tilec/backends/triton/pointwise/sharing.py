@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.sizes import power_of_two
-from tilec.ir.program import Call, accesses_in, index_variables, value_accesses, walk
+from tilec.cost import size_in_bytes
+from tilec.ir.index import linear
+from tilec.ir.program import Access, Call, accesses_in, index_variables, value_accesses, walk
+from tilec.ir.types import Types
 
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
@@ -17,6 +21,8 @@ DECODED_TOGETHER, DECODED_FILLED = (
     (8, 4),
     0.7,
 )  # outputs of a block that finds summed variables once; of which there are
+WIDEST_SHORT, FILLED_BETTER = 1024, 1.2  # elements of a block's row that several axes make up; what they gain at least
+PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
 _SHORT_LAST = 256  # values of the last summed variable, below which its blocks are of all summed variables together
 
 
@@ -87,6 +93,33 @@ def decoded_once(space: Space, outputs: Sequence[str], reductions: Sequence[str]
     return None
 
 
+def joined_columns(space: Space, view: StridedView, outputs: Sequence[str], block: int) -> tuple[str, ...]:
+    """The last output variables that all tensors walk as one, where their values fill a row of a block better than the
+    last variable's fill blocks (36 channels of three neighbours, not of one); none where that gains little."""
+    s = space.statement
+    accesses = {Access(s.output, s.index or ()), *value_accesses(s)}
+    forms = [(linear(e), step) for a in accesses for e, step in zip(a.index, view.strides[a.tensor], strict=True)]
+    if len(space.classes) != 1 or not all(form.is_affine for form, _ in forms):
+        return ()
+    n = space.largest(outputs[-1])
+    best: tuple[str, ...] = ()
+    filled = FILLED_BETTER * n / (-(-n // block) * block)
+    for first in range(len(outputs) - 2, 0, -1):
+        outer, inner = outputs[first : first + 2]
+        for a in accesses:
+            moves = [(linear(e), step) for e, step in zip(a.index, view.strides[a.tensor], strict=True)]
+            far, near = (sum(form.coefficient(v) * step for form, step in moves) for v in (outer, inner))
+            if far != near * space.largest(inner):
+                return best
+        tail = tuple(outputs[first:])
+        count = space.count(tail)
+        if count > WIDEST_SHORT:
+            return best
+        if count / power_of_two(count) >= filled:
+            best, filled = tail, count / power_of_two(count)
+    return best
+
+
 def computed_places(space: Space, along: str | None = None) -> int:
     """How many reads are at places that others say; of the variable `along`: whole rows at such places do not count."""
     read = {a: [e for e in a.index if any(accesses_in(e))] for a in set(value_accesses(space.statement))}
@@ -95,3 +128,12 @@ def computed_places(space: Space, along: str | None = None) -> int:
 
 def heavy_calls(space: Space) -> list[Call]:
     return [e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in COMPUTE_HEAVY]
+
+
+def passes_once(space: Space, types: Types) -> bool:
+    """Whether all that a statement reads is read once, and large."""
+    many = {v for v in (*space.outputs, *space.reductions) if space.largest(v) > 1}
+    read = set(value_accesses(space.statement))
+    return len({a.tensor for a in read}) == len(read) and all(
+        many <= set(index_variables(*a.index)) and size_in_bytes(types[a.tensor]) >= PASSING for a in read
+    )

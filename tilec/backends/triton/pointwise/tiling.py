@@ -31,9 +31,12 @@ from tilec.backends.triton.pointwise.sharing import (
     LEAST_USED,
     NARROWEST_BLOCK,
     NARROWEST_FILLED,
+    WIDEST_SHORT,
     computed_places,
     decoded_once,
     heavy_calls,
+    joined_columns,
+    passes_once,
     share_terms,
     shared_by_neighbours,
     weighted_columns,
@@ -43,7 +46,7 @@ from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, index_variables, value_accesses, walk
 from tilec.ir.symbolic import gcd
-from tilec.ir.types import NARROW, Types
+from tilec.ir.types import NARROW
 
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 ENOUGH_WALKS, SMALLEST_WALK = 4 * MULTIPROCESSORS, 128  # programs that walk windows; elements of each, at least
@@ -62,8 +65,7 @@ SHARING_BLOCK, WEIGHTED = 512, 8192  # elements of a block that share the terms 
 LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
 LEAST_BESIDE = 1024  # elements of a program of fewer warps
-WIDEST_SHORT, SHORT_FILLED = 1024, 0.75  # elements of a block's row that several axes make up; its share that is filled
-PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
+SHORT_FILLED = 0.75  # of a block's row that several axes make up: the share that is filled
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,10 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     outputs = [v for v in space.outputs if space.largest(v) > 1]
     reductions = [v for v in space.reductions if not space.single(v)]
     if not reductions:
-        tiling = _map_tiling(space, outputs, runs_across(space, view, outputs), _map_block(space, view))
-        return _filled(_for_row_vectors(tiling, space, view), space)
+        turned = runs_across(space, view, outputs)
+        tiling = _map_tiling(space, outputs, turned, _map_block(space, view))
+        found = _filled(_for_row_vectors(tiling, space, view), space)
+        return found if turned or found.warps != tiling.warps else _joined(found, space, view, outputs)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     bm, bn, warps = block_sizes(space, rows, columns) if rows and columns else (1, 1, 4)
@@ -272,6 +276,16 @@ def _filled(tiling: PointwiseTiling, space: Space) -> PointwiseTiling:
     return replace(tiling, axes=((rows, down * (bn // narrow)), (last, narrow))) if many else tiling
 
 
+def _joined(tiling: PointwiseTiling, space: Space, view: StridedView, outputs: Sequence[str]) -> PointwiseTiling:
+    """The same with several variables as a block's columns, where these fill its rows better than the last alone."""
+    if len(tiling.axes) != 2 or len(tiling.axes[1][0]) != 1 or space.count(tuple(outputs)) < MANY_POINTS:
+        return tiling
+    (rows, down), (_, bn) = tiling.axes
+    tail = joined_columns(space, view, outputs, bn)
+    kept, width = tuple(v for v in rows if v not in tail), power_of_two(space.count(tail))
+    return replace(tiling, axes=((kept, max(1, down * bn // width)), (tail, width))) if tail and kept else tiling
+
+
 def _between_last(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:
     """The output variables but the last; at their end those that step through the places that it leaves out where it
     is read (`I[4*x + i]`), so that a program reads all of a line."""
@@ -384,12 +398,3 @@ def combining(variables: tuple[str, ...], count: int, parts: int) -> PointwiseTi
         return PointwiseTiling(((variables, min(power_of_two(count), 256)),), None)
     block = min(power_of_two(count), max(16, 4096 // power_of_two(parts)))
     return PointwiseTiling(((variables, block),), min(power_of_two(parts), 4096 // block))
-
-
-def passes_once(space: Space, types: Types) -> bool:
-    """Whether all that a statement reads is read once, and large."""
-    many = {v for v in (*space.outputs, *space.reductions) if space.largest(v) > 1}
-    read = set(value_accesses(space.statement))
-    return len({a.tensor for a in read}) == len(read) and all(
-        many <= set(index_variables(*a.index)) and size_in_bytes(types[a.tensor]) >= PASSING for a in read
-    )

@@ -47,6 +47,7 @@ from tilec.transforms.lower.clamps.pieces import AffinePiece, is_folded, pieces_
 from tilec.transforms.lower.clamps.separate_clamps import is_clamp, one_axis_first
 from tilec.transforms.lower.move_outputs import unrotated
 from tilec.transforms.lower.reduce import keep_constraint_variables
+from tilec.transforms.util.factors import widened_body
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 
 
@@ -149,7 +150,7 @@ def _parts(
         moved = (form * pieces[0].slope + pieces[0].rest).to_expr()
         return [replace(s, index=tuple(moved if a == axis else e for a, e in enumerate(s.index)))]
     widens = target.dtype in NARROW
-    body = call("float32", s.body) if widens and expression_type(s.body, types).dtype in NARROW else s.body
+    body = widened_body(s.body, types) if widens and expression_type(s.body, types).dtype in NARROW else s.body
     s = replace(s, body=body)
     places = tuple(Index(f"i{a}") for a in range(len(target.shape)))
     ends, insides, values = list[Statement](), list[Statement](), list[Expr]()
@@ -206,14 +207,15 @@ def _end(
     v = fresh_variable("i", all_variables(s))
     others = {x for a, e in enumerate(s.index) if a != axis for x in index_variables(e)}
     own = [x for x in all_variables(s) if x not in others]
-    if box is not None and all(box[x][0] == box[x][1] for x in own):
+    alone = {} if box is None else {x: Affine.of((), box[x][0]) for x in own if box[x][0] == box[x][1]}
+    fixed = substitute_affine(s, alone)
+    s = replace(fixed, constraints=tuple(c for c in fixed.constraints if index_variables(c.expr)))
+    assert s.index is not None and s.sizes is not None
+    if box is not None and len(alone) == len(own):
         at = call("eq", Index(v), Int(place))
-        fixed = substitute_affine(s, {x: Affine.of((), box[x][0]) for x in own})
-        guard = at if fixed.guard is None else call("and", at, call("ne", fixed.guard, Int(0)))
-        index = tuple(Index(v) if a == axis else e for a, e in enumerate(fixed.index or ()))
-        constraints = tuple(c for c in fixed.constraints if index_variables(c.expr))
-        spread = replace(fixed, output=name, index=index, guard=guard, constraints=constraints)
-        return keep_constraint_variables(spread), Access(name, places)
+        guard = at if s.guard is None else call("and", at, call("ne", s.guard, Int(0)))
+        index = tuple(Index(v) if a == axis else e for a, e in enumerate(s.index))
+        return keep_constraint_variables(replace(s, output=name, index=index, guard=guard)), Access(name, places)
     total = replace(s, output=names.fresh(f"{name}_sum"), index=_without(s.index, axis), sizes=_without(s.sizes, axis))
     received = call("select", call("eq", places[axis], Int(place)), Access(total.output, _without(places, axis)), ZERO)
     return keep_constraint_variables(total), received

@@ -22,7 +22,7 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import CACHE_LINE, SECTOR, VECTOR_BYTES
 from tilec.ir.at_sizes import least
-from tilec.ir.symbolic import gcd, is_open_number, is_symbolic
+from tilec.ir.symbolic import gcd, is_symbolic, value_of
 
 USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
 REGISTERS = 65536
@@ -99,29 +99,16 @@ def default_plan(
     dot: HopperDot, tensors: HopperTensors, epilogue: Epilogue | None = None
 ) -> tuple[float, HopperConfig, list[Launch]] | None:
     """The first of these that `plan_hopper` can carry out, with its time in microseconds, and how; None where there is
-    none: of open sizes nothing more is asked than that it is the first."""
+    none. Of open sizes is asked which ones it cannot carry out, and that the first is the first of the others."""
     lying = oriented(dot, tensors[dot.output])
-    for time, config in _least_first(list(_candidates(dot, tensors, epilogue))):
+    left = dict(enumerate(_candidates(dot, tensors, epilogue)))
+    for place, (time, config) in sorted(left.items(), key=lambda item: value_of(item[1][0])):
         launches = plan_hopper(lying, tensors, config, epilogue)
         if launches is not None:
+            least(list(left.values()), itemgetter(0))
             return time, config, launches
+        del left[place]
     return None
-
-
-def _least_first(pairs: Sequence[tuple[float, HopperConfig]]) -> Iterator[tuple[float, HopperConfig]]:
-    """The pairs by time, those whose config has been there left out."""
-    if not any(is_open_number(time) for time, _ in pairs):
-        seen = set[HopperConfig]()
-        for time, config in sorted(pairs, key=itemgetter(0)):
-            if config not in seen:
-                yield time, config
-            seen.add(config)
-        return
-    left = dict(enumerate(pairs))
-    while left:
-        place, pair = least(list(left.items()), lambda item: item[1][0])
-        yield pair
-        left = {k: other for k, other in left.items() if k != place and other[1] != pair[1]}
 
 
 def _candidates(
