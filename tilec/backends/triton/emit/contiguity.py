@@ -39,11 +39,12 @@ def runs_along(space: Space, view: StridedView, reductions: Sequence[str]) -> bo
     tell, where data says where else a short window reads."""
     best, answer, alike, elsewhere = -1, False, False, False
     short = is_window(space, reductions)
+    own = {*space.outputs, *space.reductions}  # those of a sum within the body are not known here
     for root in (space.statement.body, space.statement.guard):
         for a in accesses_in(root):
             size = view.types[a.tensor].numel
             if any(accesses_in(*a.index)):
-                size = max(size, space.count(tuple(index_variables(*a.index))))
+                size = max(size, space.count(tuple(own & free_of(a))))
             if size > best and free_of(a) & set(reductions):
                 found = innermost_index(a, view.strides[a.tensor], space.largest)
                 if found is None:

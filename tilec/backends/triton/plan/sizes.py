@@ -56,17 +56,15 @@ def filled_block(n: int, block: int, least: int) -> int:
 isqrt = followed(math.isqrt)
 
 
-@followed
 def bits_below(n: int) -> int:
     """The bits of the numbers below n: 2 to that power is at least n."""
     return (n - 1).bit_length()
 
 
-@followed
 def multiplier(n: int) -> int:
     """What `quotient_` multiplies by to divide by n, as a signed number of 32 bits (Granlund and Montgomery, Division
     by Invariant Integers using Multiplication, 1994)."""
-    by = ((1 << bits_below(n)) - n) * 2**32 // n + 1
+    by = (1 << bits_below(n)) % n * 2**32 // n + 1  # of open sizes too within 64 bits
     return (by + 2**31) % 2**32 - 2**31
 
 
