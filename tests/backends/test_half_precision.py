@@ -119,3 +119,36 @@ def test_the_gradient_of_a_mean_of_more_points_than_a_float16_counts() -> None:
     f = tilec.compile("function (X[N]) -> (M) { M[] = mean(i > 3 ? X[i]); }")
     (found,) = torch.autograd.grad(f(x), x)
     assert found[4].item() == pytest.approx(1 / 69_997, rel=1e-2) and not found[:4].any()
+
+
+LOGS = "L[t, b : T, B] = logsumexp(X[s, b]), t - s < T; P = exp(X - L);"
+ROWS = "L[t, b : T, B] = logsumexp(X[t, b, c]); P[t, b, c : T, B, C] = exp(X[t, b, c] - L[t, b]);"
+STEPS = "H[t, b : T, B] = L[t, b] * A[t, b] + 0.5 * H[t - 1, b];"
+MATRIX = "H[t, b : T, B] = tanh(0.1 * L[t, b] + 0.5 * sum(A[b, c] * H[t - 1, c]));"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"(X[T, B]) -> (P) {{ {LOGS} }}",
+        f"(X[T, B], A[T, B]) -> (H, P) {{ {LOGS} {STEPS} }}",
+        f"(X[T, B, C], A[T, B]) -> (O) {{ {ROWS} {STEPS} O[t, b, c : T, B, C] = P[t, b, c] * H[t, b]; }}",
+        f"(X[T, B, C], A[B, B]) -> (O) {{ {ROWS} {MATRIX} O[t, b, c : T, B, C] = P[t, b, c] * H[t, b]; }}",
+        f"(X[T, B, C], A[B, B]) -> (H, P) {{ {ROWS} {MATRIX} }}",
+    ],
+    ids=["its gradient", "a result", "of rows", "of matrices", "of matrices, a result"],
+)
+def test_recurrences_read_logarithms_that_are_held_in_float32(source: str) -> None:
+    """States of results and of products keep 16 bits, others those of what they read."""
+    f = tilec.compile("function " + source)
+    g = torch.Generator().manual_seed(0)
+    shapes = [(9, 5, 7) if "X[T, B, C]" in source else (9, 5), (5, 5) if "A[B, B]" in source else (9, 5)]
+    given = [torch.randn(s, generator=g).bfloat16().requires_grad_() for s in shapes[: len(f.inputs)]]
+    wide = [t.detach().double().requires_grad_() for t in given]
+    found, wanted = (f(*x) if len(f.outputs) > 1 else (f(*x),) for x in (given, wide))
+    assert {v.dtype for v in found} == {torch.bfloat16}
+    weights = [torch.randn(v.shape, generator=g).bfloat16() for v in found]
+    ours = torch.autograd.grad(found, given, weights)
+    exact = torch.autograd.grad(wanted, wide, [w.double() for w in weights])
+    for x, y in zip((*found, *ours), (*wanted, *exact), strict=True):
+        assert (x.double() - y).norm() <= 2e-2 * y.norm()

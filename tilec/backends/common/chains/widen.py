@@ -177,8 +177,10 @@ def _widened(program: Program, inputs: Types, types: Types, chains: Collection[s
                 sizes = tuple(map(Int, types[narrow].shape))
                 add(Statement(narrow, whole, sizes, call(old, Access(s.output, whole)), span=s.span))
             continue
+        if old in NARROW and reads_itself(s) and (s.output in program.outputs or reduction_variables(s)):
+            s = _as_narrow(s, _widened_reads(s, before, known), before)
         if old in NARROW and statement_type(s, known).dtype != old:
-            widened = [n for n in reads(s) if known[n].dtype != before.get(n, known[n]).dtype]
+            widened = _widened_reads(s, before, known)
             of_rows = by_rows.issuperset(widened)
             s = _with_operands(s, types, known, renamed, of_rows or s.output in program.outputs)
             if of_rows and s.output not in program.outputs and statement_type(s, known).dtype != old:
@@ -201,6 +203,12 @@ def _widened(program: Program, inputs: Types, types: Types, chains: Collection[s
         add(s)
     made = replace(program, statements=tuple(done))
     return _rounded_where_made(made, types, known)
+
+
+def _widened_reads(s: Statement, before: Types, known: Types) -> list[str]:
+    """Tensors that a statement reads, other than its own, and that have another type than before."""
+    others = [n for n in reads(s) if n != s.output]
+    return [n for n in others if known[n].dtype != before.get(n, known[n]).dtype]
 
 
 def _rounded_where_made(program: Program, types: Types, known: Types) -> Program:
