@@ -72,7 +72,7 @@ ADAPTER = """function (X[M, R], B[R, J], O[M, J]) -> (Y) {
 @pytest.mark.parametrize("terms, kernel", [(12, "D_dot["), (60, "D_dot["), (1024, "gluon_map(X")])
 def test_a_product_of_few_terms_is_not_stored_for_what_follows(terms, kernel):
     """Its kernel takes as long as memory does: a library would write the product, and another kernel read it."""
-    source = lines_of(ADAPTER, ((1500, terms), (terms, 3000), (1500, 3000)))
+    source = lines_of(ADAPTER, ((1500, terms), (terms, 3072), (1500, 3072)))
     assert kernel in source and "D_lines" not in source and "Y_kernel" not in source, source
 
 

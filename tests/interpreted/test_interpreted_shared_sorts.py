@@ -160,7 +160,7 @@ SUMS = {  # source, kernels that combine runs
         """A[T[m], d : N, D] = +(X[m, d]);
         B[U[m], d : N, D] = +(X[m, d]);
         Y = A - B;""",
-        ["A_pieces", "B_pieces", "B_segments"],
+        ["A_pieces", "A_pieces", "B_segments"],  # one kernel, launched for either
     ),
     "of one that others read": (
         """A[T[m], d : N, D] = +(X[m, d]);

@@ -16,7 +16,6 @@ from tilec.ir.program import (
     Call,
     Expr,
     Index,
-    Inside,
     Int,
     Pad,
     Statement,
@@ -28,7 +27,6 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import TensorType, Types
-from tilec.transforms.util.rewrite import with_parts
 
 WantedPair = Callable[[set[str]], bool]
 
@@ -54,49 +52,6 @@ def coalesce(view: StridedView, wanted: WantedPair = lambda pair: True) -> Strid
     for _, _, merged in merges(view, wanted):
         view = merged
     return view
-
-
-def coalesce_windows(view: StridedView) -> StridedView:
-    """The same where windows are copied, `O[x, i, c] = I[x + i, c]`: a tensor that is read once, inside everywhere, is
-    seen with axes of their own for x and i, so that i and c are one if that merges more."""
-    merged, apart = coalesce(view), _windows_apart(view)
-    other = merged if apart is None else coalesce(apart)
-    return min(merged, other, key=lambda v: len(v.statement.index or ()))
-
-
-def _windows_apart(view: StridedView) -> StridedView | None:
-    """The view with an axis for each variable of an index that is a sum of several; None where no such read is lone and
-    inside for all elements of the output, or there is anything but elements of an assignment."""
-    s = view.statement
-    written = [linear(e).bare for e in s.index or ()]
-    accesses = list(accesses_in(*s.roots))
-    if s.aggregation != "assign" or s.guard is not None or s.constraints or s.default is not None:
-        return None
-    if None in written or len({*written}) < len(written) or len({a.tensor for a in accesses}) < len(accesses):
-        return None
-    if any(isinstance(e, Pad | Inside) or isinstance(e, Access) and e.tensor == s.output for e in walk(*s.roots)):
-        return None
-    order = {v: k for k, v in enumerate(written)}
-    extent = dict(zip(written, view.types[s.output].shape, strict=True))
-    types, strides, spread = dict(view.types), dict(view.strides), dict[Expr, Expr]()
-    for a in accesses:
-        axes: list[tuple[Expr, int, int]] = []  # the index along each, how far it reaches and its stride
-        for e, n, step in zip(a.index, view.types[a.tensor].shape, view.strides[a.tensor], strict=True):
-            form = linear(e)
-            terms = [(v, int(form.coefficient(v))) for v in sorted(form.variables(), key=lambda v: order.get(v, 0))]
-            known = form.is_affine and form.is_integral and {v for v, _ in terms} <= extent.keys()
-            inside = known and all(c > 0 for _, c in terms)
-            last = sum((extent[v] - 1) * c for v, c in terms) if inside else n
-            whole = len(terms) > 1 and form.constant == 0 and last < n
-            axes += [(Index(v), extent[v], c * step) for v, c in terms] if whole else [(e, n, step)]
-        names = [v for e, _, _ in axes for v in index_variables(e)]
-        if len(axes) > len(a.index) and len(names) == len({*names}):
-            spread[a] = replace(a, index=tuple(e for e, _, _ in axes))
-            types[a.tensor] = replace(types[a.tensor], shape=tuple(n for _, n, _ in axes))
-            strides[a.tensor] = tuple(step for _, _, step in axes)
-    if not spread:
-        return None
-    return replace(view, statement=map_values(s, lambda e: with_parts(e, spread)), types=types, strides=strides)
 
 
 def merges(view: StridedView, wanted: WantedPair) -> Iterator[tuple[str, str, StridedView]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tilec.backends.triton.iteration.coalesce import StridedView, coalesce_windows
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.dot import MatrixProduct, pairwise, recognise_dot, variables_outside, worthwhile
 from tilec.backends.triton.matmul.precompute_operands import products_before_sums
@@ -70,7 +70,7 @@ def problem_of(
 ) -> Problem | None:
     """None where the statement's points are no space: where its output index is data."""
     as_stored = StridedView(defracted, types, strides)
-    view = as_stored if epilogue else coalesce_windows(as_stored)
+    view = as_stored if epilogue else coalesce(as_stored)
     space = build_space(view.statement, view.types)
     if space is None:
         return None
