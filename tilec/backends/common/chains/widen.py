@@ -178,15 +178,18 @@ def _widened(program: Program, inputs: Types, types: Types, chains: Collection[s
                 add(Statement(narrow, whole, sizes, call(old, Access(s.output, whole)), span=s.span))
             continue
         if old in NARROW and statement_type(s, known).dtype != old:
-            widened = [n for n in reads(s) if known[n].dtype != before.get(n, known[n]).dtype]
+            widened = [n for n in reads(s) if n in known and known[n].dtype != before.get(n, known[n]).dtype]
             of_rows = by_rows.issuperset(widened)
-            s = _with_operands(s, types, known, renamed, of_rows or s.output in program.outputs)
+            own = {**known, s.output: types[s.output]} if reads_itself(s) else known
+            s = _with_operands(s, types, own, renamed, of_rows or s.output in program.outputs)
             if of_rows and s.output not in program.outputs and statement_type(s, known).dtype != old:
                 if s.output in operands and not reduction_variables(s):
                     s = replace(s, body=call(old, s.body))
                 else:
                     by_rows.add(s.output)
             if s.output in program.outputs and statement_type(s, known).dtype != old:
+                if reads_itself(s) and s.aggregation != "assign":
+                    return program  # whose gradient finds the extrema of what it stored
                 if reduction_variables(s):
                     float32_name = fresh.fresh(f"{s.output}_wide")
                     whole = tuple(Index(v) for v in plain_index(s) or ())
