@@ -181,3 +181,15 @@ def test_terms_of_one_place_are_added_in_place(text, shape, dtype):
     assert torch.equal(x, before[0]) and torch.equal(d, before[1])
     if n == 130 and text == EDGES[1]:
         assert ".add_(" in function.lower(x, d).source()
+
+
+@pytest.mark.parametrize("sizes", [(1, 130, 80, 1), (2, 1, 9000, 1), (1, 9000, 1, 1), (1, 130, 80, 2)])
+def test_terms_summed_over_one_value_are_added_in_place(sizes):
+    """Beside axes of one point: what is added has no axis for what is summed over."""
+    text = """function (X[B, N, M], U[B, N, E], V[B, M, E], C[N], D[M]) -> (Y) {
+        S[b, i, j : B, N, M] = +(C[i] == D[j] ? U[b, i, e] * X[b, i, j] * V[b, j, e]);
+        T[b, i, j : B, N, M] = +(C[i] == D[j] ? exp(X[b, i, j]));
+        Y[b, i, j] = S[b, i, j] + T[b, i, j]; }"""
+    b, n, m, e = sizes
+    x, u, v = tensors((b, n, m), (b, n, e), (b, m, e))
+    agree(text, x, u, v, torch.arange(n) % 3, torch.arange(m) % 2, tolerance=1e-5)

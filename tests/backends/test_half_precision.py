@@ -152,3 +152,27 @@ def test_recurrences_read_logarithms_that_are_held_in_float32(source: str) -> No
     exact = torch.autograd.grad(wanted, wide, [w.double() for w in weights])
     for x, y in zip((*found, *ours), (*wanted, *exact), strict=True):
         assert (x.double() - y).norm() <= 2e-2 * y.norm()
+
+
+RUNNING = {  # recurrences, and scans whose gradients are some, beside statistics that are kept in float32
+    "a running logarithm": "Y[t, j : N, D] = logsumexp(k <= t ? X[k, j]);",
+    "of the rest": "Y[t, j : N, D] = tanh(logsumexp(k >= t ? X[k, j]));",
+    "a sum of states": """L[i : D] = logsumexp(P[i, j]);
+        Y[t, j : N, D] = +(Y[t-1, i] * exp(P[i, j] - L[i])) init X[0, j];""",
+    "not returned": """L[i : D] = logsumexp(P[i, j]); H[t, j : N, D] = +(H[t-1, i] * exp(P[i, j] - L[i])) init X[0, j];
+        Y = 2 * H;""",
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_recurrences_beside_wide_statistics(name, dtype):
+    function = tilec.compile(f"function (X[N, D], P[D, D]) -> (Y) {{ {RUNNING[name]} }}")
+    g = torch.Generator().manual_seed(0)
+    given = [(torch.randn(s, generator=g) / 2).to(dtype).requires_grad_() for s in ((7, 3), (3, 3))]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    made, wanted = function(*given), function(*exact)
+    weights = torch.randn(wanted.shape, generator=g).to(dtype)
+    found = torch.autograd.grad(made, given, weights)
+    for a, b in zip((made, *found), (wanted, *torch.autograd.grad(wanted, exact, weights.double())), strict=True):
+        assert a.dtype == dtype and (a.double() - b).norm() <= 8 * torch.finfo(dtype).eps * (b.norm() + 0.1)

@@ -114,3 +114,10 @@ def test_sums_of_tests_in_parts() -> None:
         want = (x == y).to(dtype) * 5
         want[1:] += (x[:-1] == y[1:]).to(dtype) * 32
         assert torch.equal(found, want)
+
+
+def test_zeros_that_have_no_memory() -> None:
+    """Tangents of what does not vary, in torch's forward mode."""
+    zeros, x = torch._efficientzerotensor(9001), _drawn((9001,), torch.float32, 1)
+    assert _same(rt.choose(x > 0, zeros, x), torch.where(x > 0, 0, x))
+    assert _same(rt.chosen_by(torch.ge, x, 1.0, x, zeros), torch.where(x >= 1, x, 0))

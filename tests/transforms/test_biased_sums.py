@@ -61,3 +61,19 @@ def test_derivatives_of_any_order() -> None:
 
     for a, b in zip(second(torch.float16), second(torch.float64), strict=True):
         assert (a - b).abs().max() <= 0.02 * b.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore::tilec.TileWarning")
+@pytest.mark.parametrize("place, size", [("j", 4), ("j + 1", 6), ("j / 2", 3), ("2 * j", 7), ("j", 9)])
+@pytest.mark.parametrize("reader", ["Y[m : M] = sum(exp({}))", "Y[m, j : M, J] = exp({})"])
+def test_terms_that_not_every_element_has_leave_points_out(place: str, size: int, reader: str) -> None:
+    text = f"""function (X[M, H], W[J, H], A[P]) -> (Y) {{
+        O[m, j : M, J] = +(X[m, h] * W[j, h]); {reader.format(f"O[m, j] + A[{place}]")}; }}"""
+    g = torch.Generator().manual_seed(0)
+    exact = [torch.randn(s, generator=g).half().double().requires_grad_() / 2 for s in ((5, 7), (6, 7), (size,))]
+    given = [t.detach().half().requires_grad_() for t in exact]
+    made, wanted = (tilec.compile(text)(*inputs) for inputs in (given, exact))
+    torch.testing.assert_close(made.double(), wanted, rtol=0.02, atol=0.02)
+    found = torch.autograd.grad(made.float().sum(), given)
+    for a, b in zip(found, torch.autograd.grad(wanted.sum(), exact), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0.02, atol=0.02)

@@ -173,7 +173,7 @@ inline bool plain(const at::Tensor& t) {
   using K = c10::DispatchKey;
   auto keys = t.key_set();
   return t.device().is_cpu() && t.layout() == at::kStrided && !t.is_neg() && !keys.has(K::Python) &&
-         !keys.has(K::FuncTorchBatched) && !keys.has(K::FuncTorchGradWrapper) && !keys.has(K::Functionalize);
+         !keys.has(K::ZeroTensor) && !keys.has(K::FuncTorchBatched) && !keys.has(K::FuncTorchGradWrapper) && !keys.has(K::Functionalize);
 }
 
 enum Test { EQ, NE, LT, LE, GT, GE };

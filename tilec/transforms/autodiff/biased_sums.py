@@ -11,10 +11,11 @@ is rounded once, takes as much memory, and is all that either pass reads of `O`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import repeat
 
-from tilec.ir.index import distinct_variables
+from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
@@ -34,6 +35,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, Types
+from tilec.lattice.sets import interval_of
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.rewrite import body_at
 
@@ -101,7 +103,18 @@ def _at_own_place(s: Statement, e: Expr, types: Types) -> Expr | None:
         return None
     if not {*index_variables(term[1])} <= {*there}:
         return None
+    box = {Index(v): (0, n - 1) for v, n in zip(there, types[s.output].shape, strict=True)}
+    if not all(map(_lies_inside, term[1].index, types[term[1].tensor].shape, repeat(box))):
+        return None  # the readers have fewer points than there are elements
     return body_at(replace(s, index=tuple(map(Index, there)), body=Call("add", term)), tuple(map(Index, own)))
+
+
+def _lies_inside(place: Expr, size: int, box: Mapping[Expr, tuple[int, int]]) -> bool:
+    form = linear(place)
+    if not form.is_affine or not form.is_integral:
+        return False
+    low, high = interval_of(form, box.__getitem__)
+    return low >= 0 and high < size
 
 
 def _read_in(program: Program, s: Statement, biased: Statement) -> Program:

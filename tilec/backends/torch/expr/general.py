@@ -208,7 +208,7 @@ class _Body:
         return [*lines, *self._write(code, dtype, variables, value, direct)]
 
     def added_lines(self) -> list[str]:
-        """Lines that add a value of the output's type, of no sum and without a guard, to what is there."""
+        """Lines that add a value of the output's type, of one term and without a guard, to what is there."""
         body, scale = self.domain.statement.body, ""
         while isinstance(body, Call) and body.function == "mul" and isinstance(body.args[1], Inside):
             body = body.args[0]
@@ -216,7 +216,10 @@ class _Body:
             case Call("mul", (x, Float(n))) if not isinstance(x, Int | Float):
                 body, scale = x, f", alpha={literal(n)}"
         evaluator = TorchScalars(self.frame, body)
-        code = evaluator.tensor(evaluator.value(body), self.task.type.dtype)
+        value = evaluator.value(body)
+        code = evaluator.tensor(value, self.task.type.dtype)
+        if self.reductions and value.variables:
+            code = f"{_atom(code)}.squeeze({self._reduced_dims()})"
         target = self.outer.part(self.task.part(self.domain), self.outputs)
         return [*self.frame.lines, f"{target}.add_({code}{scale})"]
 
@@ -280,7 +283,7 @@ class _Body:
         if absent or not variables:
             sizes = [frame.size(v) if v in variables or v in self.reductions else "1" for v in frame.order]
             code = f"{_atom(code)}.expand({tuple_text(sizes)})"
-        dims = tuple_text([d for d, v in enumerate(frame.order) if v in self.reductions])
+        dims = self._reduced_dims()
         aggregation = "any" if self.aggregation == "assign" and dtype == "bool" else self.aggregation
         part = REDUCE[aggregation].format(code, dims, dtype)
         seen = reached
@@ -301,6 +304,9 @@ class _Body:
             seen = found
         self._lines = [*starts, *self.inner.wrap(body)]
         return total, seen
+
+    def _reduced_dims(self) -> str:
+        return tuple_text([d for d, v in enumerate(self.frame.order) if v in self.reductions])
 
     def _write(self, code: str, dtype: str, variables: frozenset[str], value: ScalarValue, direct: bool) -> list[str]:
         task = self.task
