@@ -159,6 +159,10 @@ RUNNING = {  # recurrences, and scans whose gradients are some, beside statistic
     "of the rest": "Y[t, j : N, D] = tanh(logsumexp(k >= t ? X[k, j]));",
     "a sum of states": """L[i : D] = logsumexp(P[i, j]);
         Y[t, j : N, D] = +(Y[t-1, i] * exp(P[i, j] - L[i])) init X[0, j];""",
+    "the greatest of states": """L[i : D] = logsumexp(P[i, j]);
+        Y[t, j : N, D] = >(Y[t-1, i] + P[i, j] - L[i]) init X[0, j];""",
+    "not returned, the greatest": """L[i : D] = logsumexp(P[i, j]);
+        H[t, j : N, D] = >(H[t-1, i] + P[i, j] - L[i]) init X[0, j]; Y = 2 * H;""",
     "not returned": """L[i : D] = logsumexp(P[i, j]); H[t, j : N, D] = +(H[t-1, i] * exp(P[i, j] - L[i])) init X[0, j];
         Y = 2 * H;""",
 }

@@ -177,18 +177,22 @@ def _widened(program: Program, inputs: Types, types: Types, chains: Collection[s
                 sizes = tuple(map(Int, types[narrow].shape))
                 add(Statement(narrow, whole, sizes, call(old, Access(s.output, whole)), span=s.span))
             continue
-        if old in NARROW and reads_itself(s) and (s.output in program.outputs or reduction_variables(s)):
+        assigned = reads_itself(s) and s.aggregation == "assign"
+        if old in NARROW and assigned and (s.output in program.outputs or reduction_variables(s)):
             s = _as_narrow(s, _widened_reads(s, before, known), before)
         if old in NARROW and statement_type(s, known).dtype != old:
             widened = _widened_reads(s, before, known)
             of_rows = by_rows.issuperset(widened)
-            s = _with_operands(s, types, known, renamed, of_rows or s.output in program.outputs)
+            own = {**known, s.output: types[s.output]} if reads_itself(s) else known
+            s = _with_operands(s, types, own, renamed, of_rows or s.output in program.outputs)
             if of_rows and s.output not in program.outputs and statement_type(s, known).dtype != old:
                 if s.output in operands and not reduction_variables(s):
                     s = replace(s, body=call(old, s.body))
                 else:
                     by_rows.add(s.output)
             if s.output in program.outputs and statement_type(s, known).dtype != old:
+                if reads_itself(s) and s.aggregation != "assign":
+                    return program  # whose gradient finds the extrema of what it stored
                 if reduction_variables(s):
                     float32_name = fresh.fresh(f"{s.output}_wide")
                     whole = tuple(Index(v) for v in plain_index(s) or ())
