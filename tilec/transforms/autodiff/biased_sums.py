@@ -103,7 +103,7 @@ def _at_own_place(s: Statement, e: Expr, types: Types) -> Expr | None:
         return None
     if not {*index_variables(term[1])} <= {*there}:
         return None
-    box = {Index(v): (0, n - 1) for v, n in zip(there, types[s.output].shape, strict=True)}
+    box: dict[Expr, tuple[int, int]] = {Index(v): (0, n - 1) for v, n in zip(there, types[s.output].shape, strict=True)}
     if not all(map(_lies_inside, term[1].index, types[term[1].tensor].shape, repeat(box))):
         return None  # the readers have fewer points than there are elements
     return body_at(replace(s, index=tuple(map(Index, there)), body=Call("add", term)), tuple(map(Index, own)))
