@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, DeviceInfo
@@ -101,6 +101,16 @@ class Launch:
     def maps(self) -> bool:
         """Is it given tensor maps?"""
         return Descriptor in [type(v) for _, v in self.arguments]
+
+    def given(self, others: Mapping[str, str]) -> Launch:
+        """The launch, given other tensors in the place of these."""
+
+        def other(value: object) -> object:
+            if isinstance(value, Pointer | Descriptor) and value.tensor in others:
+                return replace(value, tensor=others[value.tensor])
+            return value
+
+        return replace(self, arguments=tuple((name, other(v)) for name, v in self.arguments))
 
 
 @dataclass(frozen=True)

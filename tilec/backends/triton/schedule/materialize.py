@@ -15,10 +15,8 @@ from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.fusion.loop_nest import Shared, form_of, reduced
 from tilec.backends.triton.plan.plan import (
     Allocate,
-    Descriptor,
     Launch,
     Once,
-    Pointer,
     Release,
     Repeat,
     Request,
@@ -230,19 +228,12 @@ def _made(maker: _Maker) -> list[Step]:
 def _renamed(step: Step, names: Renamed) -> Step:
     match step:
         case Launch():
-            return replace(step, arguments=tuple((p, _of_name(v, names)) for p, v in step.arguments))
+            return step.given(names)
         case TorchLines() if names.keys() & {*step.reads}:
             given = tuple(f"{python_name(n)} = {python_name(names[n])}" for n in step.reads if n in names)
             reads = tuple(dict.fromkeys(names.get(n, n) for n in step.reads))
             return replace(step, lines=(*given, *step.lines), reads=reads)
     return step
-
-
-def _of_name(value: object, names: Renamed) -> object:
-    """An argument of a kernel, a tensor's under the name that it has now."""
-    if isinstance(value, Pointer | Descriptor):
-        return replace(value, tensor=names.get(value.tensor, value.tensor))
-    return value
 
 
 def _released(steps: Sequence[Step], asked: set[str]) -> list[Step]:

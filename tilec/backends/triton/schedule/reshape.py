@@ -9,9 +9,7 @@ from tilec.backends.common.code import python_name, tuple_text
 from tilec.backends.triton.fusion.read_through import is_reshape, keeps_order
 from tilec.backends.triton.plan.plan import (
     Allocate,
-    Descriptor,
     Launch,
-    Pointer,
     Repeat,
     Step,
     SubPlan,
@@ -77,10 +75,10 @@ def over_sources(
     for step in steps:
         match step:
             case Launch():
-                yield _given(step, sources)
+                yield step.given(sources)
                 continue
             case Repeat(launches=launches):
-                yield replace(step, launches=tuple(_given(launch, sources) for launch in launches))
+                yield replace(step, launches=tuple(launch.given(sources) for launch in launches))
                 continue
         for name in [n for n in _read_as_tensors(step) if n in sources and n not in there]:
             there.add(name)
@@ -99,11 +97,3 @@ def _read_as_tensors(step: Step) -> tuple[str, ...]:
         case TiledLoop(calls=calls):
             return tuple([x.tensor for call in calls for x in call.sources if not isinstance(x, Start)])
     return ()
-
-
-def _given(launch: Launch, sources: Mapping[str, str]) -> Launch:
-    def given(argument: object) -> object:
-        tensors = isinstance(argument, Pointer | Descriptor) and argument.tensor in sources
-        return replace(argument, tensor=sources[argument.tensor]) if tensors else argument  # type: ignore
-
-    return replace(launch, arguments=tuple((name, given(a)) for name, a in launch.arguments))
