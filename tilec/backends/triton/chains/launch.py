@@ -29,12 +29,11 @@ from tilec.backends.triton.chains.tiling import (
 )
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
-from tilec.backends.triton.matmul.dot import WHOLE_VECTOR
 from tilec.backends.triton.matmul.pack import copied_apart
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Pointer, Release, Setting, Step
-from tilec.backends.triton.plan.sizes import NARROWEST, contiguous_strides, needs_int64_positions, reach
+from tilec.backends.triton.plan.sizes import NARROWEST, WHOLE_VECTOR, contiguous_strides, needs_int64_positions, reach
 from tilec.backends.triton.plan.source import KernelFile
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.ir.program import Call, Statement, accesses_in, walk
@@ -108,7 +107,7 @@ class _ChainPlanner:
         strides = {n: view.strides[c] for n, c in copies.items()}
         setting = replace(self.setting, misaligned=tuple(n for n in self.setting.misaligned if n not in copies))
         planner = replace(self, strides={**self.strides, **strides}, setting=setting, copied=tuple(names))
-        return [*before, *(_reading(step, copies) for step in planner.steps()), *after]
+        return [*before, *(x.given(copies) if isinstance(x, Launch) else x for x in planner.steps()), *after]
 
     def _beside(self, types: Types) -> _ChainPlanner:
         """With contiguous tensors of these types too."""
@@ -251,19 +250,6 @@ class _ChainPlanner:
         """Whether the device has a copy engine, and there is enough to do."""
         work = _points(self.kernel) * columns_of_operands(self.kernel)
         return self.setting.device.capability == HOPPER and work >= _MUCH
-
-
-def _reading(step: Step, copies: Mapping[str, str]) -> Step:
-    """The step, given copies in the place of what they are copies of."""
-    if not isinstance(step, Launch):
-        return step
-
-    def given(value: object) -> object:
-        if isinstance(value, Pointer | Descriptor) and value.tensor in copies:
-            return replace(value, tensor=copies[value.tensor])
-        return value
-
-    return replace(step, arguments=tuple((n, given(v)) for n, v in step.arguments))
 
 
 def _tests_equality(visits: Visits) -> bool:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
+from tilec.backends.triton.plan.sizes import VECTOR_BYTES
 from tilec.ir.constraining import constraining
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Expr, accesses_in, index_variables, value_accesses
 from tilec.ir.rational import Fraction
 from tilec.ir.types import ITEM_BYTES, TensorType, Types
 
-VECTOR = 16  # bytes
 LARGEST_WINDOW = 64  # points of a window that is walked point by point
 LARGEST_OF_MANY, LONGEST_SIDE = 4096, 16  # of windows of so many outputs that they fill a device by themselves
 MANY_WINDOWS = 2**20
@@ -179,7 +179,7 @@ def bytes_at_once(t: TensorType, strides: Sequence[int]) -> int:
     contiguous, whose rows begin anywhere, or of which there is one."""
     element = ITEM_BYTES[t.dtype]
     steps = [step for step, n in zip(strides, t.shape, strict=True) if n > 1 and step != 1]
-    fits = (n for n in (16, 8, 4, 2) if n * element <= VECTOR and all(step % n == 0 for step in steps))
+    fits = (n for n in (16, 8, 4, 2) if n * element <= VECTOR_BYTES and all(step % n == 0 for step in steps))
     return next(fits, 1) * element if steps else element
 
 

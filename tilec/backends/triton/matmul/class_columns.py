@@ -12,12 +12,12 @@ import math
 from dataclasses import replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, WHOLE_VECTOR, MatrixProduct, StagedProduct, product_over
+from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, StagedProduct, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
 from tilec.backends.triton.plan.plan import Setting
-from tilec.backends.triton.plan.sizes import contiguous, copied_row
+from tilec.backends.triton.plan.sizes import WHOLE_VECTOR, contiguous, copied_row
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Call, Index, Int, Pad, Statement, index_variables

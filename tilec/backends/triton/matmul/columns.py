@@ -22,7 +22,6 @@ from tilec.backends.triton.iteration.space import Space, with_points
 from tilec.backends.triton.matmul.dot import (
     LEAST,
     NARROW,
-    WHOLE_VECTOR,
     MatrixProduct,
     StagedProduct,
     operand_accesses,
@@ -32,7 +31,7 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting
-from tilec.backends.triton.plan.sizes import contiguous, copied_row
+from tilec.backends.triton.plan.sizes import WHOLE_VECTOR, contiguous, copied_row
 from tilec.backends.triton.pointwise.pointwise import fill
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement

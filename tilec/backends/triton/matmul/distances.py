@@ -19,7 +19,6 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
 from tilec.backends.triton.matmul.dot import (
-    WHOLE_VECTOR,
     Dot,
     MatrixProduct,
     operand_accesses,
@@ -34,7 +33,7 @@ from tilec.backends.triton.matmul.split import SMALLER, SOME, SplitOperands, spl
 from tilec.backends.triton.matmul.steps import launched
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.backends.triton.plan.plan import Release, Request, Setting, Step
-from tilec.backends.triton.plan.sizes import rounded_up
+from tilec.backends.triton.plan.sizes import WHOLE_VECTOR, rounded_up
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Int, Statement

@@ -24,7 +24,6 @@ from tilec.ir.program import Access, Call, Expr, Index, Inside, Pad, Statement, 
 from tilec.ir.types import FLOATS, NARROW, Types
 
 POINTERS = 0.25  # of a product's rate on tensor cores, the share that kernels which read through pointers reach
-WHOLE_VECTOR = 8  # elements of 16 bits in 16 bytes
 SHORT_SUM = 64  # terms of a sum, up to which kernels that read through pointers take as long as memory does
 MEMORY_BYTES, LAUNCH_SECONDS = H200.memory, H200.launch
 

@@ -32,6 +32,7 @@ from tilec.backends.triton.matmul.steps import dot_steps
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import BARRIER, CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Release, Setting, Step
+from tilec.backends.triton.plan.sizes import WHOLE_VECTOR
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Call, Expr, Int, Statement
 
@@ -44,7 +45,6 @@ MOST_PARTS = 2**28  # bytes of parts that such a product may take
 BOTH_WINDOW_COLUMNS = 64  # the same of a convolution
 BOTH_COLUMNS = 1024  # from which both operands' parts are made before, if they may take so much
 MOST_FILLED, MOST_WINDOW_FILLED = 1.25, 1.5  # columns of blocks over those that there are; of a convolution
-PART_VECTOR = 8  # elements of a part that are read at once
 SPLIT_BYTES = 2 * COUNT  # of a term
 SMALLER = ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0))  # products of parts beside the greatest, the smallest first
 
@@ -98,7 +98,7 @@ def _order(a: Access, dot: Dot, view: StridedView) -> list[int]:
     shape, strides, apart = view.types[a.tensor].shape, view.strides[a.tensor], {*_windowed(dot), *dot.batch}
     axes = sorted(range(len(shape)), key=lambda d: -strides[d])
     bare = [d for d in axes if (v := linear(a.index[d]).bare) is not None and v not in apart]
-    last = next((d for d in reversed(bare) if shape[d] % PART_VECTOR == 0), axes[-1])
+    last = next((d for d in reversed(bare) if shape[d] % WHOLE_VECTOR == 0), axes[-1])
     return [*(d for d in axes if d != last), last]
 
 
@@ -300,7 +300,7 @@ def _config(product: MatrixProduct, both: bool) -> Config:
 def _as_matrix(a: Access, view: StridedView) -> bool:
     """Whether it is read as a matrix is, not as windows of it, in whole vectors of 16 bits."""
     steps = zip(view.strides[a.tensor], view.types[a.tensor].shape, strict=True)
-    aligned = all(step == 1 or step % PART_VECTOR == 0 for step, n in steps if n > 1)
+    aligned = all(step == 1 or step % WHOLE_VECTOR == 0 for step, n in steps if n > 1)
     return aligned and all(linear(e).bare is not None for e in a.index)
 
 
@@ -309,7 +309,7 @@ def _in_vectors(a: Access, dot: Dot, view: StridedView) -> bool:
     last = _order(a, dot, view)[-1]
     bare = linear(a.index[last]).bare
     apart = bare is None or bare in (*_windowed(dot), *dot.batch)
-    return view.types[a.tensor].shape[last] % PART_VECTOR == 0 and not apart
+    return view.types[a.tensor].shape[last] % WHOLE_VECTOR == 0 and not apart
 
 
 def _lies_so(dot: Dot, view: StridedView) -> bool:

@@ -15,6 +15,7 @@ MOST_OVERHANG = 1.15  # elements of blocks over those that there are, where smal
 CACHE_LINE = 128  # bytes that caches move at once, of which boxes and vectors take parts
 SECTOR = 32  # bytes of a line that are moved by themselves
 VECTOR_BYTES = 16  # bytes of a thread's widest load, and what tensor maps ask strides to be multiples of
+WHOLE_VECTOR = VECTOR_BYTES // 2  # elements of 16 bits
 ROW_PADDING = 3  # elements of a row for each of the padding behind it, at least, where it shall end with a line
 LEAST_PADDED = 64  # elements of 16 bits, from which on padding is little
 NARROWEST = 2**31 - 2**20  # positions up to here are 32-bit; blocks may overhang

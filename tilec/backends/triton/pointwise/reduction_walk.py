@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.lines import CodeLine, assign
-from tilec.backends.triton.plan.sizes import Strides
+from tilec.backends.triton.plan.sizes import WHOLE_VECTOR, Strides
 from tilec.backends.triton.pointwise.sharing import passes_once
 from tilec.backends.triton.pointwise.tiling import PointwiseTiling, part_of, point_walk, splits_innermost
 from tilec.ir.index import linear
 from tilec.ir.program import Statement, value_accesses
 from tilec.ir.types import Types
 
-_VECTOR = 8  # elements of 16 bits that are read at once
 _MOST_EMPTY = 1.15  # places of blocks over a variable's values, where it is walked by itself
 
 
@@ -61,7 +60,7 @@ def blocks_of(
     start, end, before = _bounds(k, tiling, count, points, step)
     rest = None
     if not apart and tiling.parts > 1 and _ends_between_vectors(k, points):
-        vectors = f"({count}) // {_VECTOR} * {_VECTOR}"  # tests of these are alike in each
+        vectors = f"({count}) // {WHOLE_VECTOR} * {WHOLE_VECTOR}"  # tests of these are alike in each
         part = k.number("part", "part_size", part_of(points, tiling.parts, step))
         before = (*before, assign("red_stop", f"tl.minimum(red_from + {part}, {vectors})"))
         beyond = assign("red_from", f"tl.maximum(red_from, {vectors})"), assign("red_stop", end)
@@ -92,8 +91,8 @@ def _ends_between_vectors(k: Kernel, points: int) -> bool:
     of single elements would have all of it read element by element."""
     s = k.space.statement
     read = [k.strides[a.tensor] for a in value_accesses(s)]
-    inside = all(n % _VECTOR == 0 for steps in read for n in steps if n != 1)
-    return points % _VECTOR != 0 and inside and any(1 in steps for steps in read)
+    inside = all(n % WHOLE_VECTOR == 0 for steps in read for n in steps if n != 1)
+    return points % WHOLE_VECTOR != 0 and inside and any(1 in steps for steps in read)
 
 
 def _walks_last(k: Kernel, around: Sequence[str], last: str, block: int) -> bool:
@@ -103,7 +102,7 @@ def _walks_last(k: Kernel, around: Sequence[str], last: str, block: int) -> bool
     if not around or -(-n // block) * block > _MOST_EMPTY * n:
         return False
     read = value_accesses(k.space.statement)
-    return n % _VECTOR == 0 or not any(a.index and linear(a.index[-1]).bare == last for a in read)
+    return n % WHOLE_VECTOR == 0 or not any(a.index and linear(a.index[-1]).bare == last for a in read)
 
 
 def _bounds(

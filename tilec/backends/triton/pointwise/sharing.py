@@ -98,16 +98,15 @@ def joined_columns(space: Space, view: StridedView, outputs: Sequence[str], bloc
     last variable's fill blocks (36 channels of three neighbours, not of one); none where that gains little."""
     s = space.statement
     accesses = {Access(s.output, s.index or ()), *value_accesses(s)}
-    forms = [(linear(e), step) for a in accesses for e, step in zip(a.index, view.strides[a.tensor], strict=True)]
-    if len(space.classes) != 1 or not all(form.is_affine for form, _ in forms):
+    places = [[(linear(e), n) for e, n in zip(a.index, view.strides[a.tensor], strict=True)] for a in accesses]
+    if len(space.classes) != 1 or not all(form.is_affine for moves in places for form, _ in moves):
         return ()
     n = space.largest(outputs[-1])
     best: tuple[str, ...] = ()
     filled = FILLED_BETTER * n / (-(-n // block) * block)
     for first in range(len(outputs) - 2, 0, -1):
         outer, inner = outputs[first : first + 2]
-        for a in accesses:
-            moves = [(linear(e), step) for e, step in zip(a.index, view.strides[a.tensor], strict=True)]
+        for moves in places:
             far, near = (sum(form.coefficient(v) * step for form, step in moves) for v in (outer, inner))
             if far != near * space.largest(inner):
                 return best

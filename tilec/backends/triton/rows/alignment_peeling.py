@@ -19,12 +19,11 @@ from typing import Any
 import torch
 
 from tilec.backends.common.code import python_name
-from tilec.backends.triton.emit.contiguity import VECTOR
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import Kernel
 from tilec.backends.triton.fusion.groups import Group
 from tilec.backends.triton.plan.lines import If, StoreLine
-from tilec.backends.triton.plan.sizes import Strides
+from tilec.backends.triton.plan.sizes import VECTOR_BYTES, Strides
 from tilec.ir.functions import draws
 from tilec.ir.index import linear
 from tilec.ir.program import Access, value_accesses
@@ -72,7 +71,7 @@ def alignment(
         return None
     (step, _), *_ = Counter(one.values()).most_common()
     tensors = frozenset(name for name, n in one.items() if n == step)
-    vector = max(VECTOR // getattr(torch, types[name].dtype).itemsize for name in tensors)
+    vector = max(VECTOR_BYTES // getattr(torch, types[name].dtype).itemsize for name in tensors)
     if step % vector == 0 or block < 2 * vector:
         return None
     if whole and not FEWEST_VECTORS * vector <= count <= block - vector + 1:
@@ -108,7 +107,7 @@ class AlignedFrame(Frame):
     def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
         if access.tensor not in self.aligned.tensors:
             return super().read(access, other)
-        own = VECTOR // getattr(torch, self.kernel.types[access.tensor].dtype).itemsize
+        own = VECTOR_BYTES // getattr(torch, self.kernel.types[access.tensor].dtype).itemsize
         begins = "vector" if own == self.aligned.vector else f"(place // {own} * {own})"  # a 16 bytes' first place
         mask = f"row_in[:, None] & ({begins} < span)[None, :]"
         told = f"mask={mask}, other={0 if other is None else other}{self.hints.get(access.tensor, '')}"

@@ -35,9 +35,8 @@ MOST_LOADED = 128  # elements from outside that a thread has at once, so that re
 FEW_LOADED, MOST_BESIDE = 3, 32  # elements of a point that any block may load; of a thread that loads more, at most
 LEAST_TILED = 512  # elements of a block: four of a thread, which it reads at once
 LEAST_OF_FEW, FEW_OF_ROWS = 1024, 4 * MULTIPROCESSORS  # elements that a program holds, where programs are fewer
-KEPT_FROM_WALK = (
-    48 * 2**20
-)  # bytes of rows that are walked again, at most, so that what the first walk read is in a cache
+# bytes of rows that are walked again, at most, so that what the first walk read is in a cache
+KEPT_FROM_WALK = 48 * 2**20
 LEAST_WALKED = 4  # blocks of rows that each program has, at least, where it walks them and keeps columns
 OF_A_THREAD = 16  # elements of rows that begin anywhere
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least

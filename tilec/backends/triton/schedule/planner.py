@@ -11,7 +11,6 @@ from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_gradients, join_launches
-from tilec.backends.triton.matmul.dot import WHOLE_VECTOR
 from tilec.backends.triton.matmul.pack import source_of_rows
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -26,7 +25,7 @@ from tilec.backends.triton.plan.plan import (
     TorchLines,
     made_by,
 )
-from tilec.backends.triton.plan.sizes import LEAST_PADDED, contiguous, contiguous_strides, rows_of_vectors
+from tilec.backends.triton.plan.sizes import LEAST_PADDED, WHOLE_VECTOR, contiguous, contiguous_strides, rows_of_vectors
 from tilec.backends.triton.recurrence.recurrence import recurrence_steps, with_epilogue
 from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence

@@ -26,9 +26,8 @@ MULTIPROCESSORS_AT_ONCE, WARPS_OF_TWO_A_MULTIPROCESSOR = 132, 4
 FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocessor
 # of one block that is not cut for less than three eighths of it: kernels of such whole blocks have a form of their own
 WHOLE_FEATURES, LEAST_EMPTY = 128, 3 / 8
-LEAST_EMPTY_OF_ONE_SUM = (
-    1 / 4
-)  # the same of kernels of several products in 16 bits into one sum: these are smaller then
+# the same of kernels of several products in 16 bits into one sum: these are smaller then
+LEAST_EMPTY_OF_ONE_SUM = 1 / 4
 COLUMNS_OF_A_BLOCK = 16  # of features, for which another block beside is worth it
 # multiples of so many features lie in two blocks: others came out wrong on an H200 with Triton 3.6
 BLOCKED_FEATURES = 8
