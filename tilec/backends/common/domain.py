@@ -88,8 +88,8 @@ class Domain:
     def _atom_interval(self, atom: Expr) -> Interval:
         match atom:
             case Index(name):
-                low = self.low[name]
-                return as_fraction(low), as_fraction(low + self.extent[name] - 1)
+                first = self.low[name]
+                return as_fraction(first), as_fraction(first + self.extent[name] - 1)
             case Call("mod", (_, n)) if linear(n).is_affine and not linear(n).terms:
                 size = linear(n).constant
                 return (Fraction(0), size - 1) if size > 0 else (size + 1, Fraction(0))
