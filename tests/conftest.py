@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("TILEC_FULL_TRACEBACK", "1")  # where a test fails, the frames say why
 os.environ.setdefault("TILEC_NATIVE", "0")  # results must not depend on what is built; tests/native has both ways
 GOLDEN = Path(__file__).parent / "golden"
+gc.disable()  # until all that tests need is imported, none of which is ever let go
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from support import quick_interpreter, races
@@ -80,7 +81,8 @@ def pytest_collection_finish(session):
             build.start_build()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20000, 10, 20)
+    gc.enable()
+    gc.set_threshold(100_000, 10, 50)
 
 
 def pytest_unconfigure():

@@ -63,7 +63,7 @@ LATER = {
 
 @pytest.mark.filterwarnings("ignore::tilec.TileWarning")  # that the shorter input ends before time does is meant
 @pytest.mark.parametrize("name", [*LATER, "an output of fewer times", "three steps back, shifted"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_chunks_in_the_middle_of_time(name: str, monkeypatch) -> None:
     """Of many chunks, those in which something begins, ends or is cut off are others than their neighbours."""
     if name in LATER:
@@ -171,7 +171,7 @@ def test_derivatives_of_any_order(name: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("place", range(4))
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_by_one_input_alone(place: int, monkeypatch) -> None:
     monkeypatch.setenv(BUDGET, "1")
     function, inputs = tilec.compile(TANH), inputs_for([(19, 2, 3), (3, 3), (3, 3), (2, 3)])

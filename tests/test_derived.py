@@ -100,6 +100,7 @@ def test_ranks_that_are_known_at_the_call() -> None:
     assert isinstance(tilec.compile("Y = X * sigmoid(X);").vmap(), tilec.Function)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("order", ["vmap grad", "grad vmap", "jvp vmap", "vmap jvp", "vmap vmap", "grad jvp vmap"])
 @pytest.mark.parametrize("source", [SNAKE, SOFTMAX], ids=["snake", "softmax"])
 def test_nested(source: str, order: str) -> None:

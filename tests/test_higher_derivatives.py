@@ -71,7 +71,7 @@ def derived(source: str) -> dict[str, Program]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_derivatives_beside_torch(name: str) -> None:
     source, reference, shapes, _ = CASES[name]
     inputs, along = tensors(shapes, torch.float64, 0), tensors(shapes, torch.float64, 1)
@@ -91,7 +91,7 @@ def test_derivatives_beside_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_derivatives_in_the_memory_of_the_forward_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor is larger than the budget, or than the largest of those that go in and out where it is below these."""
     source, _, _, shapes = CASES[name]

@@ -18,7 +18,7 @@ FIRST = [c for c in LENGTH_CASES if c.name not in ("convolution", "log product",
 
 @pytest.mark.parametrize("first, others", [(24, 12), pytest.param(40, 100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", slow_but(LENGTH_CASES, FIRST), ids=lambda case: case.name)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_many_lengths(case: LengthCase, first: int, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.VERIFY.name, "1")
     monkeypatch.setenv(knobs.BLOCK.name, "16384")  # elements of a slab, which the longer ones pass

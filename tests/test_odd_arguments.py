@@ -165,6 +165,7 @@ def size(random: Random, depth: int) -> str:
     return f"({size(random, depth - 1)} {random.choice(OPERATORS)} {size(random, depth - 1)})"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("place", PLACES)
 def test_odd_sizes(place):
     a = np.arange(3.0)

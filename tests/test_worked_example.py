@@ -41,6 +41,7 @@ def torch_convolution(image: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor
     return y[:, :, :height, :width].permute(0, 2, 3, 1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize(
     "size", [(9, 9, 2, 2), (57, 31, 3, 3), (8, 10, 1, 5), (3, 3, 4, 4), (2, 2, 1, 1), (20, 7, 2, 3)]

@@ -32,6 +32,7 @@ def tolerance(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 2e-2)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("sizes", [((6, 12), (12, 12)), ((1, 3), (4, 1)), ((0, 2), (2, 2))])
 def test_numbers_with_digits(sizes, dtype: torch.dtype) -> None:
@@ -44,7 +45,7 @@ def test_numbers_with_digits(sizes, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("condition", [*TRIANGLES, "i + j > 4", "i > 2 * j"])
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_triangles(condition: str, dtype: torch.dtype) -> None:
     """Of values that are not finite on the other side; with the test in a branch, its other branch, and a guard."""
     x = tensors((3, 7, 9), dtype=dtype)[0]
@@ -81,6 +82,7 @@ def test_sums_are_filled_in_place(dtype: torch.dtype) -> None:
     assert torch.equal(x[0], tensors((90, 100), (90, 100), dtype=dtype)[0][0])  # no input is written to
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", PRODUCTS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_derivatives_in_one_pass(source: str, dtype: torch.dtype) -> None:
@@ -142,6 +144,7 @@ BRANCHES = {  # sums over few values of a variable that choices test; whether th
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", BRANCHES)
 def test_branches_of_sums_over_few_values(name):
     text, written = BRANCHES[name]
@@ -167,6 +170,7 @@ EDGES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("text", EDGES)
 @pytest.mark.parametrize("shape", [(130, 80), (1, 9000), (9000, 1), (2, 5000), (3, 3)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

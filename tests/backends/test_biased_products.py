@@ -88,6 +88,7 @@ ON_A_CPU = {  # whether the bias is added before the product is rounded
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ON_A_CPU)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_bias_is_added_before_rounding_on_a_cpu(name, dtype):

@@ -150,6 +150,7 @@ def test_rows_of_a_kernel_that_begin_between_vectors_are_copied(anywhere):
     assert kept is not None and kept.made == {"O.columns": (18, 64), "U.columns": (18, 24)}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_statements(name, anywhere):
     lowering = lowered(*CASES[name])
@@ -188,6 +189,7 @@ OF_LARGE = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "name"), OF_LARGE)
 def test_the_product(kind, name):
     """By the kernel that is launched, over rows that are padded with what is no number."""

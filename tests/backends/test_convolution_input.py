@@ -9,6 +9,7 @@ import tilec
 from tilec.backends.torch import runtime
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.covering

@@ -37,6 +37,7 @@ def inputs(name, sizes, dtype=np.float64):
     return [generator.standard_normal([sizes[v] for v in axes.split()]).astype(dtype) for axes in (x, h, out)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", BANKS)
 def test_values(name):
     f = gradient(name)

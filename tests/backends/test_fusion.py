@@ -9,6 +9,7 @@ import tilec
 from tilec.backends.base import Options
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("block", [1, 7, 24])
 @pytest.mark.parametrize("source, shapes", list(zip(GROUPS, SHAPES, strict=True)), ids=range(3))

@@ -7,6 +7,7 @@ from support.half_precision import CASES, MARKOV, MARKOV_SHAPES, check
 import tilec
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.covering
@@ -68,6 +69,7 @@ def test_types_of_statements_that_read_a_normaliser(aggregation):
         torch.testing.assert_close(got.double(), f(a.double(), d.double()), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "source",
     [
@@ -127,6 +129,7 @@ STEPS = "H[t, b : T, B] = L[t, b] * A[t, b] + 0.5 * H[t - 1, b];"
 MATRIX = "H[t, b : T, B] = tanh(0.1 * L[t, b] + 0.5 * sum(A[b, c] * H[t - 1, c]));"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "source",
     [
@@ -168,6 +171,7 @@ RUNNING = {  # recurrences, and scans whose gradients are some, beside statistic
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", RUNNING)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_recurrences_beside_wide_statistics(name, dtype):

@@ -133,7 +133,7 @@ def carried_out(
 @pytest.mark.parametrize("consumers", [0, 1, 2])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_values(name: str, consumers: int, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "MULTIPROCESSORS", 2)
     tiles = TILES.get(name, boxes(n=64, m=64, k=32))
@@ -154,7 +154,7 @@ def test_elements_are_stored_as_wide_as_rows_allow(name: str, wide: str) -> None
 @pytest.mark.parametrize("consumers", [0, 1, 2])
 @pytest.mark.parametrize("name", ["bias and relu", "batches"])
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_products_that_are_stored_too(name: str, consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "MULTIPROCESSORS", 2)
     tiles = replace(TILES.get(name, boxes(n=64, m=64, k=32)), consumers=consumers)
@@ -163,6 +163,7 @@ def test_products_that_are_stored_too(name: str, consumers: int, monkeypatch: py
         np.testing.assert_array_equal(found[t], wanted[t])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("consumers", [0, 1, 2])
 @pytest.mark.parametrize("name", ["bias and relu", "what is read elsewhere", "positions", "batches"])
 @pytest.mark.parametrize("stored", [False, True], ids=["alone", "stored"])
@@ -181,7 +182,7 @@ def test_pieces_of_a_tile(name: str, consumers: int, stored: bool, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["batches", "what is read elsewhere"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_sums_that_are_split(name: str) -> None:
     """The kernel that adds up the parts has the epilogue."""
     tiles = replace(TILES.get(name, boxes(n=64, m=64, k=32)), split=2)

@@ -38,7 +38,7 @@ def values(case: Case, config: HopperConfig, dtype: str, special: bool) -> None:
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_values(name: str, special: bool) -> None:
     case, config, dtype = CASES[name]
     values(case, config, dtype, special)

@@ -51,6 +51,7 @@ def however_few(monkeypatch):
     monkeypatch.setattr(keyed, "FEWEST_OF_KEY", 0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*ROWS, *OTHERS])
 def test_values_and_gradients_are_the_oracles(name):
     source, arrays = call({**ROWS, **OTHERS}[name])

@@ -66,6 +66,7 @@ def test_a_batch_of_few_columns_is_one_product(sizes, joined):
     assert ("torch.matmul(" not in source) == joined, source
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.covering

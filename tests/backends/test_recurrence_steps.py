@@ -80,7 +80,7 @@ HIDDEN = """function (P[S, S], E[T, N, S], F0[N, S]) -> (F) {
 
 
 @pytest.mark.parametrize("change", ["none", "banded", "an impossible step", "infinite", "wide"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_the_gradient_of_a_log_step_is_a_matrix_product_of_exponentials(change, monkeypatch):
     monkeypatch.setattr(aggregates, "FEWEST_MATMUL_PRODUCTS", 0)
     p, e, f, d = tensors((14, 14), (5, 3, 14), (3, 14), (5, 3, 14))

@@ -48,6 +48,7 @@ NARROWED = {  # elements of the output beyond the constraint hold the identity
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("form", NARROWED)
 def test_a_second_constraint_on_the_output(form, aggregation):
@@ -59,6 +60,7 @@ inf, nan = np.inf, np.nan
 SPECIAL = ([1, 2, inf, 3, nan, 0], [-inf, -inf, 1, inf, 2, -inf], [-inf] * 4 + [1, -inf], [0, inf, 0, -inf, 1, nan])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("values", SPECIAL, ids=str)
 def test_infinities_and_nan(aggregation, values):
@@ -107,6 +109,7 @@ def test_terms_of_other_lengths_stay():
         assert "cum" not in run(source, [x, y])[1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_long_scans_forward_and_backward(aggregation):
     n = 50_000  # as pairs, 2.5e9 of them: minutes

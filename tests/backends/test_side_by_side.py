@@ -111,6 +111,7 @@ def test_left_alone(sizes, anywhere):
     assert made("convolution", **sizes)[0] is None
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["convolution", "gradient of the image", "kernel stored otherwise", "no windows"])
 def test_what_is_infinite_stays_in_its_group(name):
     """By the kernel that is launched: zeros times another group's infinity are no part of the sum, whichever operand of

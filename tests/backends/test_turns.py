@@ -23,6 +23,7 @@ TURNS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", TURNS)
 def test_turning_lanes(name: str) -> None:
     body, turned = TURNS[name]

@@ -14,6 +14,7 @@ INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-12}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("left", [*FLOATS[2:], *INTEGERS, torch.bool], ids=str)
 @pytest.mark.parametrize("right", [*FLOATS[2:], *INTEGERS, torch.bool], ids=str)
 def test_promotion(left, right):

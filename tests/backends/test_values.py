@@ -43,6 +43,7 @@ def expanded_from_one(t):
     return t if t.dim() == 0 else t[:1].expand_as(t)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CONTRACTIONS + CONVOLUTIONS, ids=lambda c: c[0])
 def test_without_library_convolutions(case):
     source, *shapes = case

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tilec
+from tests.support.tiers import slow_but
 from tilec.bench import __main__ as command
 from tilec.bench.suite import measure, page
 from tilec.bench.suite.catalog import MODULES, WORKLOADS
@@ -38,7 +39,7 @@ def test_there_are_workloads_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("task", [t if t in SAMPLE else pytest.param(t, marks=pytest.mark.slow) for t in EVERY])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_a_workload_computes_what_its_peer_does(task: str) -> None:
     workload, direction = split(task)
     inputs = workload.tensors("tiny", "cpu", 1, torch.float64)
@@ -56,10 +57,11 @@ def test_a_workload_computes_what_its_peer_does(task: str) -> None:
             torch.testing.assert_close(g, w, rtol=1e-7, atol=1e-7)
 
 
-def test_drawn_sizes() -> None:
+@pytest.mark.parametrize("first", slow_but((0, 15), (0,)))
+def test_drawn_sizes(first: int) -> None:
     """By the seed, other than the large ones, of the same rank in each input; windows and strides stay."""
     same = []
-    for workload in list(WORKLOADS.values())[::15]:
+    for workload in list(WORKLOADS.values())[first::30]:
         large, drawn = workload.sizes_at("large"), workload.sizes_at("drawn-3")
         assert drawn == workload.sizes_at("drawn-3") and drawn.keys() == large.keys()
         assert all(

@@ -52,6 +52,7 @@ def test_guards_and_the_border_count() -> None:
     assert found["X"] == {(0,), (1,)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", ["scatter_add", "embedding", "tanh_network", "ctc", "dropout", "life", "histogram", "softmax"]
 )

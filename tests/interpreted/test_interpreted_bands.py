@@ -32,6 +32,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", CASES)

@@ -55,7 +55,7 @@ def agree(source, *inputs, boxed=(1, 2), copies=(0, 2), wrt=("X", "W")):
 
 
 @pytest.mark.parametrize(("t", "c", "o", "e"), [(70, 40, 24, 3), (150, 72, 136, 5), (17, 16, 16, 40), (128, 64, 32, 1)])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("launches_apart")
 def test_each_row_by_the_matrix_of_its_key(t, c, o, e):
     agree(ROWS, normal(t, c), normal(e, c, o), keys(t, below=e))
@@ -87,7 +87,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_spellings(spelling):
     turned = spelling == "matrices turned"
     source = (

@@ -42,6 +42,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("name", CASES)
 def test_pairs(monkeypatch, name):
@@ -62,6 +63,7 @@ def test_pairs(monkeypatch, name):
         torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("name", CASES)
 def test_what_follows_pairs(monkeypatch, name):

@@ -62,7 +62,7 @@ def _smaller(monkeypatch):
 @pytest.mark.parametrize(
     ("program", "points"), [*((p, "normal") for p in PROGRAMS), *(("pairs", p) for p in POINTS)], ids=str
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_values_and_gradients(program, points):
     source, formula = PROGRAMS[program]
     generator = torch.Generator().manual_seed(0)

@@ -55,6 +55,7 @@ CASES = {  # text, sizes of its inputs of floats from -2 to 8
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str) -> None:
     source, shapes = CASES[name]

@@ -47,6 +47,7 @@ def test_factors_that_rows_share():
     agree(SHARED.format("* P[i] * Q[i]"), floats(3, 20000), integers(3, 1), integers(3, 2))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("of", "scores", "weights"),
     [
@@ -126,6 +127,7 @@ TRUTHS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("n", [1, 17, 40])
 @pytest.mark.parametrize("name", TRUTHS)
 def test_truths_are_multiplied(name, n):

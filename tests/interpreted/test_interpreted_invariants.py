@@ -34,6 +34,7 @@ def given(n, dtype):
     return torch.randn(n, 7, 10).to(dtype), torch.randn(7, 10).to(dtype), torch.arange(10).flip(0)
 
 
+@pytest.mark.one_in(3)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("body", [*SHARED, *WHOLE])
@@ -91,6 +92,7 @@ GROUPED = """function (X[N, T, C], Z[N, T], A[N, C], B[N, C]) -> (Y) {
 }"""
 
 
+@pytest.mark.one_in(2)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("t", [1, 9])

@@ -27,6 +27,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", CASES)

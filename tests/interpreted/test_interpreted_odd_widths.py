@@ -62,7 +62,7 @@ def way(monkeypatch, request):
     ids=str,
 )
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_layers(name, width, dtype):
     layer = LAYERS[name]
     given = inputs(layer, 7, width, dtype)
@@ -82,7 +82,7 @@ def kernels(name, width, dtype=torch.float32):
     return f.lower(*given).source(), f.grad().lower(*given, given[0]).source()
 
 
-@pytest.mark.one_in(2)  # of the two ways to take rows, which say nothing of this
+@pytest.mark.one_in(3)  # of the two ways to take rows, which say nothing of this
 def test_odd_widths_alone_are_aligned():
     for width, dtype, aligned in (
         (51, torch.float32, True), (50, torch.float32, True), (52, torch.float32, False),
@@ -127,6 +127,7 @@ def test_two_runs_give_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(first, (f(*given), *f.grad()(*given, given[0])), strict=True))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dtype", "own"), [(torch.float32, 4), (torch.float64, 2)])
 @pytest.mark.covering
 def test_each_tensor_is_read_to_the_end_of_its_own_16_bytes(dtype, own):
@@ -138,6 +139,7 @@ def test_each_tensor_is_read_to_the_end_of_its_own_16_bytes(dtype, own):
     torch.testing.assert_close(function(x), torch.exp(x - x.amax(1, keepdim=True)).half(), rtol=2e-3, atol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
 @pytest.mark.covering
 def test_blocks_no_longer_than_a_vector(dtype):

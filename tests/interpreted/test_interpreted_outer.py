@@ -58,6 +58,7 @@ TRANSPOSED = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("body", TRANSPOSED)
 @pytest.mark.parametrize("sizes", [(64, 8, 64), (37, 12, 50)])
 def test_operands_that_both_lie_along_the_reduction(body, sizes, monkeypatch):
@@ -191,7 +192,7 @@ LONG = {
 @pytest.mark.parametrize("body", LONG)
 @pytest.mark.parametrize("m", [0, 1, 3, 20])
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_few_programs_divide_a_long_walk(body, m):
     source = f"function (A[M, R, K], B[R, K, N]) -> (C) {{ {LONG[body]}; }}"
     lowered = agree(source, whole(m, 3, 300), whole(3, 300, 33), rtol=1e-4)

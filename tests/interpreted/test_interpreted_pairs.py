@@ -32,6 +32,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str, library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "TERMS", 1.0)

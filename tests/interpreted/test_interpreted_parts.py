@@ -52,6 +52,7 @@ PARTS = {  # text, shapes
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", PARTS)
 def test_gradients(name: str) -> None:
     source, shapes = PARTS[name]
@@ -106,7 +107,7 @@ COLUMNS = {  # text; whether columns are sums of their own
 
 @pytest.mark.parametrize("shape", [(2, 5, 9, 3), (1, 3, 1, 2), (2, 3, 0, 4)])
 @pytest.mark.parametrize("name", COLUMNS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_few_columns_of_a_sum(name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbered_parts, "LEAST_APART", 1)
     body, apart = COLUMNS[name]
@@ -155,6 +156,7 @@ SLICES = {  # text, shapes; whether the function and its gradient have sums of s
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SLICES)
 def test_products_in_slices_are_products_of_the_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbered_parts, "SLICE_TERMS", 2)

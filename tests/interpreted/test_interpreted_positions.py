@@ -51,6 +51,7 @@ def test_float32_holds_the_positions(width, narrow):
     assert ("to(tl.float64)" not in text) == narrow
 
 
+@pytest.mark.one_in(3)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*SINGLE, *DOUBLE])

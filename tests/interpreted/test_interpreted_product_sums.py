@@ -58,6 +58,7 @@ def given(m: int, n: int, g: int, k: int) -> list[torch.Tensor]:
     return [a, torch.rand((m, g), generator=generator), w, torch.rand((n, g), generator=generator)]
 
 
+@pytest.mark.one_in(3)
 @interpreted
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("sizes", [(33, 20, 3, 32), pytest.param((16, 17, 2, 70), marks=pytest.mark.slow)])
@@ -81,6 +82,7 @@ def test_floats(dtype: torch.dtype, always: None) -> None:
     assert torch.equal(found.isfinite(), wanted.isfinite()) and torch.equal(found.isnan(), wanted.isnan())
 
 
+@pytest.mark.one_in(2)
 @interpreted
 @pytest.mark.parametrize("name", ["cast", "cut", "batches first", "floats"])
 @pytest.mark.parametrize("sizes", [(5, 20, 7, 32), (33, 20, 2, 40)])

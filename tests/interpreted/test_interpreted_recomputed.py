@@ -58,6 +58,7 @@ def stored(lowered, places):
     return {name for name, (shape, _) in allocated(lowered).items() if math.prod(shape) >= 9 * places}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", GRADIENTS)
 @pytest.mark.covering
@@ -84,6 +85,7 @@ def check(f, source, inputs, tolerance):
         torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance * scale)
 
 
+@pytest.mark.one_in(2)
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -96,6 +98,7 @@ def test_gradients(name, dtype):
     check(f, g, inputs, {torch.bfloat16: 2e-2, torch.float32: 1e-5}.get(dtype, 1e-12))
 
 
+@pytest.mark.one_in(2)
 @interpreted
 @pytest.mark.parametrize("shape", [(3, 29), (1, 1), (2, 0)])
 @pytest.mark.parametrize("name", PLACES)
@@ -134,6 +137,7 @@ OF_SCORES = {
 }
 
 
+@pytest.mark.one_in(2)
 @interpreted
 @pytest.mark.parametrize("name", OF_SCORES)
 def test_a_scaled_product_is_read_as_it_is(name):

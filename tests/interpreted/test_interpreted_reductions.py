@@ -57,7 +57,7 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_reductions_in_two_launches(name: str, dtype: torch.dtype) -> None:
     source, shapes = CASES[name]
     generator = torch.Generator().manual_seed(0)
@@ -118,7 +118,7 @@ GROUP_NORM = """function (X[N, C, P], G[C], B[C]) -> (Y) {
 
 
 @pytest.mark.parametrize("pixels", (64, 128, 96))
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_walks_over_channels(pixels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 64 columns lie in one channel, or (96) in two."""
     chosen = rows.choose_row_tiling
@@ -152,7 +152,7 @@ def test_totals_share_one_walk(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", TOTALS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_totals_of_few_points(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grow_groups, "LONG_ROW", 0)
     source, shape = TOTALS[name]

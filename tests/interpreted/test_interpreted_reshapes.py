@@ -70,7 +70,7 @@ def test_kernels_read_through_views_of_inputs():
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("shape", [(2, 16, 2048), (40, 8, 33), pytest.param((1, 4, 1), marks=pytest.mark.slow)])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_values_read_through_views(shape):
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in (shape, shape[1:2], shape[1:2], shape)]
@@ -97,7 +97,7 @@ def test_rows_read_joined_axes_as_memory_runs():
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("shape", [(2, 6, 4, 3), (1, 2, 2, 1), (2, 4, 2, 8)])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_values_of_joined_axes(shape):
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in (shape, (4 * shape[3],))]

@@ -53,7 +53,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_classes_at_once(name: str) -> None:
     source = f"function (I[N, H, W, C]) -> (O) {{ {CASES[name]} }}"
     f = tilec.compile(source, backend="triton")
@@ -85,7 +85,7 @@ BILINEAR = f"""function (I[N, H, W, C]) -> (O) {{
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_two_steps_of_a_resize_in_one_kernel(dtype: torch.dtype) -> None:
     f = tilec.compile(BILINEAR, backend="triton")
     for shape in ((2, 3, 4, 33), (1, 1, 1, 32), (0, 2, 3, 32)):
@@ -202,7 +202,7 @@ def agree(source: str, inputs: Callable[[torch.dtype], list[torch.Tensor]], half
 
 
 @pytest.mark.parametrize("name", INTERLEAVED)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_parts_a_step_apart(name: str) -> None:
     source = f"function (I[N, H, W, C]) -> (O) {{ {INTERLEAVED[name]} }}"
     agree(source, lambda dtype: [image((2, 6, 4, 34), dtype)], half=True)
@@ -255,7 +255,7 @@ def drawn(seed: int) -> tuple[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_drawn_at_random(seed: int) -> None:
     text, shape = drawn(seed)
     source = f"function (I[N, H, W, C]) -> (O) {{ {text} }}"
@@ -324,7 +324,7 @@ JOINS = {
 
 
 @pytest.mark.parametrize("name", SIDE_BY_SIDE)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_neighbours_in_memory_are_stored_together(name: str) -> None:
     """One kernel forward, and one for the gradient of each operand whose parts are read a step or a number apart."""
     source = SIDE_BY_SIDE[name]
@@ -340,6 +340,7 @@ def test_neighbours_in_memory_are_stored_together(name: str) -> None:
     assert kernel.source.count("tl.store(") == (2 if name == "both axes" else 1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ("complex products", "quaternions", "cross products", "slabs"))
 @pytest.mark.usefixtures("launches_apart")
 def test_parts_at_numbers(name: str) -> None:
@@ -366,6 +367,7 @@ SUMMED = {  # statement over X[N, W] and K[J], shapes, whether neighbours are jo
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SUMMED)
 def test_sums_of_neighbouring_classes_are_stored_together(name: str) -> None:
     """Where all classes have as many elements, or the last ones one less."""

@@ -30,6 +30,7 @@ def check(layer, tensors, tolerance):
         torch.testing.assert_close(mine.double(), theirs, rtol=tolerance, atol=tolerance * scale)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.covering
@@ -37,13 +38,14 @@ def test_layers(name, size):
     check(LAYERS[name], inputs(LAYERS[name], *size), 2e-5)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_in_float64(name):
     check(LAYERS[name], inputs(LAYERS[name], 6, 40, torch.float64), 1e-11)
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_rows_too_long_for_one_block(name, monkeypatch):
     """Every form on small sizes: columns in several blocks, a walk for each level of statistics, sums in many parts."""
 
@@ -59,7 +61,7 @@ def test_rows_too_long_for_one_block(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_any_layout(name):
     """Transposed, strided and expanded inputs, an expanded cotangent."""
     layer = LAYERS[name]
@@ -168,7 +170,7 @@ def test_a_group_needs_memory_traffic_to_save():
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3), (1, 1, 4), (3, 40, 7), (2, 6, 1)], ids=str)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_statistics_as_sums_over_programs(monkeypatch, shape):
     monkeypatch.setattr(grouping, "LAUNCH_BYTES", 0)
     monkeypatch.setattr(grouping, "MULTIPROCESSORS", 2**20)
@@ -214,7 +216,7 @@ def test_an_element_of_each_row_that_a_tensor_names():
 
 
 @pytest.mark.parametrize("aggregation", ["+", ">", "*", "logsumexp"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_columns_in_many_parts_that_are_combined_at_once(aggregation, monkeypatch):
     monkeypatch.setattr(pointwise_tiling, "MANY_POINTS", 1)
     monkeypatch.setattr(sharing, "PASSING", 1)
@@ -320,6 +322,7 @@ def test_rows_that_are_read_twice_are_held():
     assert "BN=1," not in lowered.source() and len(lowered.kernels) == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ACROSS)
 @pytest.mark.parametrize("walked", [False, True])
 @pytest.mark.covering

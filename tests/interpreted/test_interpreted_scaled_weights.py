@@ -16,6 +16,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.covering

@@ -92,6 +92,7 @@ def agree(source, *inputs, tolerance=1e-12, kernels=None):
     return got, names
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.covering
@@ -100,6 +101,7 @@ def test_each_form(form, aggregation, tiling):
     agree(source, normal(7), kernels="_scan", tolerance=1e-11)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.covering
 def test_what_rides_reads_its_own_elements(form, cut):
@@ -111,6 +113,7 @@ def test_what_rides_reads_its_own_elements(form, cut):
     assert len(names) <= 2 and names[-1].endswith("_scan")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.covering
 def test_batched_and_permuted(aggregation, tiling):
@@ -130,6 +133,7 @@ def test_truth(body, cut):
 SPECIAL = ([1, 2, inf, 3, nan, 0], [-inf, -inf, 1, inf, 2, -inf], [-inf] * 4 + [1, -inf], [0, inf, 0, -inf, 1, nan])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("values", SPECIAL, ids=str)
 @pytest.mark.covering
@@ -139,6 +143,7 @@ def test_infinities_and_nan(aggregation, values, cut):
         agree(source, torch.tensor(values, dtype=torch.float64), kernels="_scan")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.int8, torch.int32, torch.int64, torch.uint8, torch.float16, torch.float32]
 )
@@ -186,6 +191,7 @@ def test_elementwise_statements_ride(tiling):
     agree(source.replace("exp(H) * A", "exp(-H * H) + (H + A) * (H + A) / (2 + (H + A))"), overflows)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.covering
 def test_gradients(aggregation, tiling):
@@ -198,6 +204,7 @@ def test_gradients(aggregation, tiling):
         assert sum(n.endswith("_scan") for n in names) >= {"+": 1, "*": 2, "logsumexp": 2}.get(aggregation, 3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.covering
 def test_terms_that_are_aggregations(aggregation, tiling):
@@ -248,7 +255,7 @@ def states(dtype=torch.float64, steps=11):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_each_semiring(step, tiling):
     f = tilec.compile(stepping(step), backend="triton")
     assert STEPS[step] in f.lower(*states()).source()
@@ -300,7 +307,7 @@ def test_compositions_that_overflow_are_run_step_by_step(tiling):
 @pytest.mark.parametrize("value", [inf, -inf, nan])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_states_that_are_not_finite(step, value, cut):
     a, b, h = states()
     b[4, 1], a[6, 0] = value, 0

@@ -62,7 +62,7 @@ def test_what_goes_to_differences_is_stored_in_16_bits() -> None:
 
 
 @interpreted
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("text", SHAPES, ids=["sticks", "mixed", "places"])
 def test_values_and_gradients(text: str) -> None:
     """Of extents that are no multiples of blocks; rows of the last text see nothing."""

@@ -106,7 +106,7 @@ def check(source, inputs, tolerance, monkeypatch, budget, gradient=True):
     "shape, budget", [((1, 13, 16), 700), pytest.param((3, 17, 24), 700, marks=pytest.mark.slow)], ids=str
 )
 @pytest.mark.parametrize("name", ATTENTIONS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_attention(name, shape, budget, monkeypatch):
     b, n, m = shape if name != "scores that are kept" or shape[0] > 1 else (1, 22, 16)
     source, asks = ATTENTIONS[name]
@@ -121,7 +121,7 @@ def test_attention(name, shape, budget, monkeypatch):
 )
 @pytest.mark.parametrize("name", ["plain", "causal"])
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_types(name, dtype, tolerance, budget, monkeypatch):
     inputs = [normal(*s, dtype=dtype, seed=k) / 2 for k, s in enumerate([(1, 34, 8), (1, 54, 8), (1, 54, 8)])]
     check(ATTENTIONS[name][0], inputs, tolerance, monkeypatch, budget)

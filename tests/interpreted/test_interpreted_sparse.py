@@ -85,6 +85,7 @@ def _agree(source, *given):
     return f
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", ["1.0", "3", "0.5", "600.0"])
 def test_sums_of_one_number(monkeypatch, number):
     monkeypatch.setattr(exact, "FEWEST_ADDED", 64)

@@ -82,7 +82,7 @@ def programs(name):
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype, rows", ((torch.bfloat16, 5), (torch.bfloat16, 17), (torch.float32, 20)))
 @pytest.mark.parametrize("case", [*CASES, "lengths, listed"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_parts(monkeypatch, case, dtype, rows):
     name = case.removesuffix(", listed")
     if name != case:
@@ -142,7 +142,7 @@ ATTENDED = """L[b, h, i : B, H, N] = logsumexp({0}S[b, h, i, j]);
 @pytest.mark.parametrize("guard", ["", "i >= j ? ", "i + 16 * h >= 50 & j < 30 ? "])
 @pytest.mark.parametrize("heads", [4, 5])
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_heads_that_share_columns_are_dealt_out(monkeypatch, heads, guard):
     """What programs walk around their columns has parts too: of a statistic over both, and of the gradient of keys
     that heads share. Columns that see nothing are there."""
@@ -188,7 +188,7 @@ def test_all_that_a_program_walks_is_shared_out(monkeypatch, guard):
 
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_windows_that_share_a_bias_are_dealt_out(dtype):
     """The bias's gradient has few programs, each of which walks a part of the windows."""
     torch.manual_seed(0)
@@ -324,6 +324,7 @@ POINTS = {
 }
 
 
+@pytest.mark.one_in(2)
 @interpreted
 @pytest.mark.parametrize("form", POINTS)
 def test_walks_of_points_are_divided(monkeypatch, form):

@@ -55,7 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_neighbours_at_once(name: str) -> None:
     text, *shapes = CASES[name]
     source = f"function (I[N, H, W, C], K[R, S, C]) -> (O) {{ {text} }}"
@@ -117,7 +117,7 @@ CORRELATIONS = {  # of radius 4: features, offsets of an axis, a cotangent's ind
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", CORRELATIONS)
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_gradients_of_correlations(name: str, special: bool) -> None:
     f, g, index, axes = CORRELATIONS[name]
     source = f"function (F[{axes}], G[{axes}]) -> (V) {{ V{index} = +({f} * {g}); }}"
@@ -149,7 +149,7 @@ TAPS = {  # a sum over all places for each tap; whether zeros are read outside
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", TAPS)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_all_taps_from_what_they_share(monkeypatch: pytest.MonkeyPatch, name: str, special: bool) -> None:
     monkeypatch.setattr(windows, "LEAST_OUTPUTS", 2**20)
     source = f"function (I[N, H, W, C], D[N, P, Q, C]) -> (G) {{ {TAPS[name]} }}"
@@ -173,7 +173,7 @@ TAPS_ALONG = {  # the same where memory runs along the places
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", TAPS_ALONG)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_all_taps_along_memory(monkeypatch: pytest.MonkeyPatch, name: str, special: bool) -> None:
     monkeypatch.setattr(taps, "LEAST_TAP_POINTS", 1)
     monkeypatch.setattr(taps, "MOST_PLACES_ALONG", 32)
@@ -214,7 +214,7 @@ POOLS = {
 
 
 @pytest.mark.parametrize("name", POOLS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_extrema_and_where_they_stand(name: str) -> None:
     """One kernel reads a window for both."""
     text, shape = POOLS[name]
@@ -246,7 +246,7 @@ COPIES = {
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "a part"])
 @pytest.mark.parametrize("name", COPIES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_copies_of_windows(name: str, layout: str) -> None:
     """A window's places and the channels fill a block's columns together where memory runs so."""
     f = tilec.compile(f"function {COPIES[name]}")

@@ -35,6 +35,7 @@ LISTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", LISTS)
 def test_values_and_gradients(case):
     text, expected = LISTS[case]

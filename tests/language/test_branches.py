@@ -26,7 +26,7 @@ def seeds(results, random):
 
 
 @pytest.mark.parametrize("case", CONDITIONALS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_values_and_gradients(case):
     source, arrays, expected = CONDITIONALS[case]
     program, random = parse(source), np.random.default_rng(0)
@@ -107,7 +107,7 @@ def test_what_only_branches_bound_where_there_are_no_points(rows, size):
 
 
 @pytest.mark.parametrize("case", CONDITIONALS)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_tangents_and_batches(case):
     source, arrays, _ = CONDITIONALS[case]
     program = parse(source)
@@ -132,7 +132,7 @@ A, B, C = np.array([1.0, 2, 3, 4]), np.array([1.0, 1, 1, 1]), np.array([0, 3, 1,
         (f"O[] = +({MANY.replace('B[i]', 'B[i + j]').replace('A[i]', 'A[i - j]')}), j < 2", 32),
     ],
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_more_ways_through_conditionals_than_are_looked_at(text, expected):
     f = tilec.compile(f"function (A[N], B[N], C[L]) -> (O) {{ {text}; }}")
     a, b, c = map(torch.from_numpy, (A, B, C))

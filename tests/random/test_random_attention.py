@@ -22,7 +22,7 @@ TILINGS = (Tiling(16, 16), Tiling(32, 16), Tiling(16, 32), Tiling(32, 32))
 
 
 @pytest.mark.parametrize("seed", range(scaled(12)))
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_interpreted(seed, monkeypatch):
     monkeypatch.setattr(cost, "LARGE", 0)
     rng = random.Random(seed)

@@ -165,7 +165,7 @@ def tiered(name: str) -> object:
 
 
 @pytest.mark.parametrize("name", map(tiered, CASES))
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_as_torch(name: str) -> None:
     function, arguments = CASES[name]
     translated = tilec.from_torch(function, *arguments)
@@ -249,7 +249,7 @@ def test_what_has_no_translation_is_named() -> None:
         (lambda x: x.to(torch.complex64), (torch.ones(3),), "complex64"),
     ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_refused(function: Callable, arguments: tuple, message: str) -> None:
     with pytest.raises(tilec.Unsupported, match=message):
         tilec.from_torch(function, *arguments)

@@ -92,7 +92,7 @@ WAYS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "way"), list(sampled(EXAMPLES, WAYS, 7)))
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_as_torch_does(name: str, way: str) -> None:
     example = EXAMPLES[name]
     found, expected = WAYS[way](compiled(name), example.torch, example, example.inputs())
@@ -155,7 +155,7 @@ def test_sizes_that_are_numbers() -> None:
         ("function (X[N, M], S[M]) -> (Y) { Z = X + S; Y = reshape(Z, N, M); }", lambda x, s: x + s),
     ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_what_no_gradient_reads_may_change_with_open_sizes(source: str, theirs) -> None:
     f = tilec.compile(source)
 
@@ -288,6 +288,7 @@ def test_a_size_that_depends_on_data() -> None:
         compiled_whole(lambda x: softmax(x.nonzero().float()))(torch.ones(4))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
 @pytest.mark.parametrize("divided", [lambda x: x / 4, lambda x: x / (x + 2), lambda x: torch.ops.aten.div.Scalar(x, 4)])
 def test_quotients_of_integers_beside_a_call(dtype: torch.dtype, divided) -> None:

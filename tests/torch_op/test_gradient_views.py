@@ -35,6 +35,7 @@ def as_tuple(found):
     return found if isinstance(found, tuple) else (found,)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", VIEWS)
 def test_gradients_are_views_of_cotangents(name):
     source, shapes, views, formula = VIEWS[name]
@@ -53,6 +54,7 @@ def test_gradients_are_views_of_cotangents(name):
         shapes = [tuple(n + 9 if n > 1 else n for n in s) for s in shapes]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in VIEWS if name not in ("a cast", "nothing")])
 def test_their_derivatives(name):
     source, shapes, _, _ = VIEWS[name]
@@ -113,6 +115,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("text", ["Y = X + Z", "Y = X * Z", "Y = exp(X) - Z"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides_of_gradients_that_are_traced(text, layout):

@@ -95,6 +95,7 @@ def total(y):
     return sum((t.double() * t.double()).sum() for t in (y if isinstance(y, tuple) else (y,)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.covering
@@ -113,7 +114,7 @@ def test_all_is_taken(name: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_gradients(name: str, dynamic: bool) -> None:
     """Numbers, and how many operations are left of those that torch has beside the calls, forward and backward."""
     f, shapes = CASES[name]
@@ -323,7 +324,7 @@ def stacked(x, w, b, m):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (1, 1, 5), (7, 1, 3)])
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_what_others_read_too_is_an_output(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     graphs, inputs = Graphs(), given((shape, shape[-1:], shape[-1:], 2 * shape[-1:]), dtype)
     found = torch.compile(stacked, backend=graphs.backend, fullgraph=True)(*inputs)

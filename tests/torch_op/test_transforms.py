@@ -79,6 +79,7 @@ def checkpointed(f, inputs, reentrant):
     return torch.autograd.grad(y.sum(), inputs) if not reentrant else (y.sum().backward(), [t.grad for t in inputs])[1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_checkpoints_of_calls_like_ones_before(name: str) -> None:
     """What is kept may be asked for once."""
@@ -166,6 +167,7 @@ def batched_gradients(f, *inputs):
     return torch.autograd.grad(f(*given), given, cotangents, is_grads_batched=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_batched_gradients(name: str) -> None:
     example, inputs = EXAMPLES[name], EXAMPLES[name].inputs()
@@ -181,6 +183,7 @@ def test_batched_gradients_stay_so_on_a_device_s_thread() -> None:
     assert torch.equal(torch._remove_batch_dim(result, 1, 3, 0), torch.full((3, 2), 2.0))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "transform"), list(sampled(EXAMPLES, TRANSFORMS, 8)))
 def test_as_torch_does(name: str, transform: str) -> None:
     example, inputs = EXAMPLES[name], EXAMPLES[name].inputs()

@@ -42,6 +42,7 @@ def gradients(f, scale=1.0, second=False):
     return torch.autograd.grad(found, (x, w), [torch.ones_like(g) for g in found], materialize_grads=True)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_without_the_output(name):
     both, alone = functions(name)
@@ -50,6 +51,7 @@ def test_as_without_the_output(name):
             torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["logarithm", "square", "one value of two", "a quotient"])
 def test_at_other_sizes(name, monkeypatch):
     from tilec.ir import shape_class

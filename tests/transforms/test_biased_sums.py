@@ -28,6 +28,7 @@ def kept(text: str, dtype: torch.dtype) -> set[str]:
     return {s.name for s in function.saved(*(tilec.spec(s, **spec) for s in ((33, 320), (48, 320), (48,))))}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "text",
     [
@@ -63,6 +64,7 @@ def test_derivatives_of_any_order() -> None:
         assert (a - b).abs().max() <= 0.02 * b.abs().max()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::tilec.TileWarning")
 @pytest.mark.parametrize("place, size", [("j", 4), ("j + 1", 6), ("j / 2", 3), ("2 * j", 7), ("j", 9)])
 @pytest.mark.parametrize("reader", ["Y[m : M] = sum(exp({}))", "Y[m, j : M, J] = exp({})"])

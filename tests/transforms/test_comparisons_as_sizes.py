@@ -43,6 +43,7 @@ SIZES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("text", SIZES)
 def test_it_counts_as_a_number(text: str) -> None:
     source = f"function (A[N], K[]) -> (O) {{ {text} }}"

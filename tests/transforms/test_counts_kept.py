@@ -15,6 +15,7 @@ def test_what_is_kept() -> None:
     assert "L_sum_1_kept" not in {s.name for s in f.saved(tilec.spec((99,)), tilec.spec((99,), "int64"))}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("mask", [torch.int64, torch.int8, torch.bool])
 def test_derivatives(dtype: torch.dtype, mask: torch.dtype) -> None:

@@ -54,6 +54,7 @@ def drawn(d, dtype=torch.float32):
     return [torch.randn([sizes(d)[n] for n in s], generator=g).to(dtype) for s in SHAPES.values()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.covering
@@ -134,6 +135,7 @@ def beside(body, dtype, columns=35):
     return text, given, [s for s in statements if "_beside" in s.output]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", BESIDE)
 def test_products_side_by_side_are_one(name, dtype):
@@ -205,6 +207,7 @@ BOTH = {  # source, shapes, whether the two products of the sum are one
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", BOTH)
 def test_two_products_by_one_matrix(name, dtype):

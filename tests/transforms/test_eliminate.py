@@ -396,6 +396,7 @@ PLACES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", PLACES)
 def test_places_are_factors(name: str, monkeypatch) -> None:
     monkeypatch.setattr(eliminate, "LEAST_SAVED", 1)

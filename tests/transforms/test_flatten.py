@@ -46,6 +46,7 @@ NESTED = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("statement", NESTED)
 @pytest.mark.parametrize(("n", "m"), [(4, 5), (1, 1), (0, 3), (3, 0)])
 @pytest.mark.covering

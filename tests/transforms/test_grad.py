@@ -211,7 +211,7 @@ def test_random_numbers_carry_no_gradient():
 @pytest.mark.parametrize(
     "step", ["tanh({})", "sin({0}) * X", "max(X, {})", "X / (1 + {})", "pow({}, 3)", "tanh({}) * rand(7)"]
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_deep_expressions_have_gradients_of_linear_size(step):
     def size(depth: int, order: int) -> int:
         body = "X"

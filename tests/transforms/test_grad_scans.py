@@ -19,6 +19,7 @@ def normal(*shape):
     return np.random.default_rng(0).normal(size=shape)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_first_and_second_order(aggregation):
     for constraint in ("i - k < N", "k - i < N"):
@@ -27,6 +28,7 @@ def test_first_and_second_order(aggregation):
     check_gradient(source % aggregation, normal(2, 4, 2), normal(2))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("aggregation", ("*", "logsumexp"))
 @pytest.mark.parametrize("gap", (1, 2, 6))
 def test_scans_without_the_last_elements(aggregation, gap):
@@ -71,6 +73,7 @@ def test_a_guard_that_leaves_elements_without_a_place():
     check_gradient(source, normal(6), normal(5))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("condition", ("i - k < N", "k - i < N", "i - k - 2 < N", "k - i - 1 < N", "k <= i", "i < k"))
 def test_terms_of_sums_that_share_an_element(condition):
     """What the shared element receives is a sum over the terms, not over all pairs."""
@@ -95,6 +98,7 @@ VALUES = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("values", VALUES, ids=str)
 def test_ties_zeros_and_infinities_as_the_rules_over_all_pairs(aggregation, values, monkeypatch):

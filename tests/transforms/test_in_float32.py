@@ -27,6 +27,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_casts_before_the_call(name: str) -> None:
     text, shapes = PROGRAMS[name]

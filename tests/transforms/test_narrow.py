@@ -247,6 +247,7 @@ def test_a_tensor_is_not_computed_for_a_gather(name: str) -> None:
     assert [show_statement(s) for s in flat] == [wanted] if wanted is not None else flat[0].output == "V"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_what_becomes_of_it(name: str) -> None:
     source, shapes, wanted = CASES[name]

@@ -114,6 +114,7 @@ MOVED = {  # by elements of integers; shapes, the first of them of floats; the t
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MOVED)
 def test_rows_moved_by_elements(name: str) -> None:
     source, shapes, wanted = MOVED[name]

@@ -11,6 +11,7 @@ from tilec.lattice.sets import shapes_of
 from tilec.transforms.recurrence import schedule
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", RECURRENCES)
 def test_bound_and_flat_mean_the_same(case):
     source, arrays = RECURRENCES[case]

@@ -27,6 +27,7 @@ def always(monkeypatch):
     monkeypatch.setattr(unroll_steps, "LARGE_STEP", 0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", RECURRENCES)
 def test_each_recurrence(case, always):
     source, arrays = RECURRENCES[case]

@@ -53,6 +53,7 @@ def by_hand(function: tilec.Function, x: torch.Tensor, g: torch.Tensor) -> torch
     return function.grad()(x.detach(), g)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*PLACED, *KEPT_AS_BEFORE])
 def test_gradients_are_those_of_the_text(name: str) -> None:
     source, shape = (PLACED | KEPT_AS_BEFORE)[name]
@@ -67,7 +68,7 @@ def test_gradients_are_those_of_the_text(name: str) -> None:
         assert kept_bytes(lambda: function(x)) <= x.numel() * 8 / 4
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["pool", "maxout"])
 def test_higher_derivatives(name: str) -> None:
     source, shape = PLACED[name]
@@ -120,6 +121,7 @@ COMPARED = {  # what compares elements with extrema otherwise than a gradient; s
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", COMPARED)
 def test_comparisons_that_the_text_makes(name: str) -> None:
     text, shape, weights, asked = COMPARED[name]

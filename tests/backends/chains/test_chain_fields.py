@@ -41,6 +41,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", FIELDS)
 def test_gradients_of_fields(name, monkeypatch):
     monkeypatch.setattr(cost, "LARGE", 0)

@@ -179,6 +179,7 @@ def test_masks_are_of_exponents(text, step, exponents):
     assert not exponents or max(map(len, points)) == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "width, length, copies", [(54, 2048, 4), (33, 2048, 4), (56, 2048, 0), (54, 600, 0), (44, 1500, 0)]
 )

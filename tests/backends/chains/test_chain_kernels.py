@@ -27,6 +27,7 @@ def check(mine, theirs, tolerance):
         assert np.linalg.norm(x - y) <= tolerance * np.linalg.norm(y) + 1e-30
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["causal", "divided", "bias", "capped", "slopes", "sigmoid"])
 def test_16_bits(name):
     """As accurate as operands of products that are rounded to 16 bits let it be."""
@@ -34,6 +35,7 @@ def test_16_bits(name):
     check(mine, theirs, 6e-3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "sizes", [(1, 16, 16, 2, 2), (1, 64, 32, 16, 16), (3, 17, 90, 5, 40), (2, 53, 24, 20, 1)], ids=str
 )
@@ -46,6 +48,7 @@ def test_sizes_and_blocks(sizes, tiling):
         check(mine, theirs, 3e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["full", "causal", "window", "ahead", "alibi"])
 @pytest.mark.parametrize("tiles", [1, 3])
 @pytest.mark.covering
@@ -61,7 +64,7 @@ WINDOWS = [(2, 49, 49, 32, 32), (1, 16, 64, 8, 16), (3, 50, 37, 24, 20), (2, 60,
 @pytest.mark.parametrize("sizes", WINDOWS, ids=str)
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.covering
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_gradients_within_small_windows_are_one_kernel(name, sizes):
     """All rows and all columns are one block each: what sums over either is made of the same matrices. Rows and columns
     that see nothing are there."""
@@ -277,7 +280,7 @@ def test_a_condition_on_a_statistic_of_the_kernel_waits_for_it():
 
 
 @pytest.mark.parametrize("guard", ["", "i >= j ? ", "i >= j & D[i] == D[j] ? ", "i >= j - 5 * r ? "])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_heads_that_share_keys(guard):
     """Gradients of keys and values walk over several heads, each by its own blocks or by those of a list."""
     declared = ", D[N]" if "D" in guard else ""
@@ -308,7 +311,7 @@ def test_heads_that_share_keys(guard):
 
 
 @pytest.mark.parametrize("widths", [(24, 216), (80, 72), (200, 144), (255, 129), (136, 40)], ids=str)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_wide_heads_lie_in_blocks_side_by_side(widths, monkeypatch):
     """A width that would leave much of a block of a power of two empty has two blocks or three: no product multiplies
     much more than there is."""

@@ -98,6 +98,7 @@ def both_ways(case: Pairs, sizes: tuple[int, int, int, int], tiling: Tiling):
     return mine, [x.detach().numpy() for x in exact], forward.kernels, backward.kernels
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("sizes", [(50, 37, 3, 1), (33, 64, 2, 3)], ids=str)
 @pytest.mark.covering
@@ -110,6 +111,7 @@ def test_values_and_gradients(name, sizes):
     assert {"O"} <= stored and {"DX", "DY", "DB"} <= stored and not stored & {"S", "DS"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("sizes", [(50, 37, 3, 1), (33, 64, 2, 3), (33, 40, 16, 12)], ids=str)
 @pytest.mark.covering
@@ -173,6 +175,7 @@ EXTREMA = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EXTREMA)
 @pytest.mark.parametrize("many", [False, True], ids=["single", "ties"])
 def test_gradients_through_extrema(name, many, monkeypatch):

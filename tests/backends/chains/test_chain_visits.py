@@ -161,6 +161,7 @@ def test_batches_of_one_have_lists_too():
     assert all(visits_of(k, found.types) is not None for k in found.kernels.values())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("heads, guard", [(4, "i >= j"), (16, "i <= j"), (17, "i >= j"), (40, "i <= j")])
 def test_longest_walks_begin_first(heads, guard):
     """Each block of each head has one program; of 16 heads together no later program has more to walk. Many walks that

@@ -59,6 +59,7 @@ def loops(body) -> int:
     return sum(isinstance(op, Loop) for op in every_operation(body))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sizes", [(64, 64), (64, 96), (96, 64)], ids=str)
 @pytest.mark.parametrize("name", GUARDS)
 def test_same_values(name: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

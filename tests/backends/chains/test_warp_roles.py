@@ -85,7 +85,7 @@ def softmax_reference(name: str, q, k, v, a, r, c):
         ("causal", (400, 140, 128, 128)),
     ],
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_attention(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     n, m, e, f = sizes
     shapes = {"Q": (2, n, e), "K": (2, m, e), "V": (2, m, f), "A": (2,), "R": (n,), "C": (m,)}
@@ -135,7 +135,7 @@ LISTED = {
 
 
 @pytest.mark.parametrize("guard, width", [*zip(LISTED, (128, 128, 256), strict=True)])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_walks_over_lists(guard: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     n, step = 700, 128 if width == 128 else 64
     source = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F], D[N]) -> (O) {{

@@ -54,7 +54,7 @@ INTEGERS = {"scatter": 1, "random": 1}  # the place of an input that is an integ
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("dtype", EVERY)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_cubins(family: str, dtype: str, target: str) -> None:
     source, shapes, dtypes = FAMILIES[family]
     if dtype not in dtypes:  # the family's functions are of floating numbers

@@ -82,7 +82,7 @@ def test_draws_take_a_quarter_of_the_generator():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_layers_compile(name, dtype, target):
     layer = LAYERS[name]
     f = tilec.compile(layer.source, backend="triton")

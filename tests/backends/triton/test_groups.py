@@ -28,6 +28,7 @@ def backward_kernels(source, sizes, dtype):
     return kernels(f, *(tilec.spec(backward.types[n].shape, dtype) for n in backward.program.input_names()))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.covering
@@ -131,6 +132,7 @@ COMPUTED_AGAIN = {  # by what is summed and read after the sums: types in which 
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("body", COMPUTED_AGAIN)
 def test_what_follows_sums_computes_again_what_others_read_for_them(body, dtype):

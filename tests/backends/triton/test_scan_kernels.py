@@ -47,7 +47,7 @@ INTEGER = "function (A[T]) -> (H) { H[t : T] = 3 * H[t - 1] + A[t]; }"
     ],
 )
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_compiled_for_each_target(source, shape, dtype, target):
     f = tilec.compile(source, backend="triton")
     inputs = [tilec.spec(shape, dtype)] * len(f.inputs)
@@ -62,7 +62,7 @@ def test_compiled_for_each_target(source, shape, dtype, target):
     [ScanTiling(8, 32, False, 2, apart=True), pytest.param(ScanTiling(64, 32, False, 4), marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("source", [LINEAR.replace("t - 1", "t + 1"), ACROSS % "logsumexp"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_other_blocks_compile(source, tiling, monkeypatch):
     monkeypatch.setattr(scans, "choose_scan_tiling", lambda scan, view: tiling)
     f = tilec.compile(source, backend="triton")

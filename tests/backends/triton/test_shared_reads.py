@@ -27,6 +27,7 @@ def kernels(source: str, *shapes: tuple[int, ...]) -> int:
     return len(f.lower(*map(tilec.spec, shapes), target="sm_90").kernels)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", FORMS)
 def test_windows(name: str) -> None:
     text, count = FORMS[name]

@@ -11,7 +11,7 @@ from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.infer import once, own_shapes
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, accesses_in, index_variables
-from tilec.ir.rational import Fraction, as_int
+from tilec.ir.rational import Fraction, as_fraction, as_int
 from tilec.ir.types import Types
 from tilec.lattice.questions import InRange
 from tilec.lattice.sets import Interval, bounds, interval_of
@@ -88,7 +88,8 @@ class Domain:
     def _atom_interval(self, atom: Expr) -> Interval:
         match atom:
             case Index(name):
-                return Fraction(self.low[name]), Fraction(self.low[name] + self.extent[name] - 1)
+                first = self.low[name]
+                return as_fraction(first), as_fraction(first + self.extent[name] - 1)
             case Call("mod", (_, n)) if linear(n).is_affine and not linear(n).terms:
                 size = linear(n).constant
                 return (Fraction(0), size - 1) if size > 0 else (size + 1, Fraction(0))

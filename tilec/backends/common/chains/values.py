@@ -263,7 +263,8 @@ def with_terms_inside(program: Program, types: Types) -> Apart:
             made.append(map_values(s, lambda e: rebuilt(e, change)))
     if any(name in inside for s in made for name in reads(s)):  # `in(D[i, j, d])`
         return Apart(program, types)
-    changed = frozenset(m.output for m in made if m not in program.statements)
+    before = {s.output: s for s in program.statements}
+    changed = frozenset(m.output for m in made if m != before[m.output])
     return Apart(replace(program, statements=tuple(made)), types, changed)
 
 

@@ -45,12 +45,13 @@ def find_epilogue(
     `stored`: the one at that place is stored too, so that others may read it later."""
     found: list[Statement] = []
     anchor = program.statements[place]
-    there = {*program.input_names(), *(s.output for s in program.statements[:place])}
+    there: set[str] = set()
     while True:
         readers = [s for s in program.readers(anchor.output) if s.output != anchor.output]
         alone = len(readers) == 1 and anchor.output not in program.outputs
         if not readers or not alone and not (stored and not found) or readers[0].output in barred:
             break
+        there = there or {*program.input_names(), *(s.output for s in program.statements[:place])}
         reader = _at_all_points(as_assignment(readers[0], types), anchor, types)
         if not joins(reader, anchor, there, types):
             break
@@ -115,7 +116,7 @@ def joins(s: Statement, anchor: Statement, there: Collection[str], types: Mappin
         return False
     if distinct_variables(s.index) is None or types[s.output].shape != types[anchor.output].shape:
         return False
-    if not set(reads(s)) <= {*there, anchor.output}:
+    if not all(name in there or name == anchor.output for name in reads(s)):
         return False
     if not reads_own_element(s.body, anchor.output, s.index):
         return False

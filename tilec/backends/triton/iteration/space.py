@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, Domain, point_conditions, size_of
 from tilec.ir.index import Affine, linear, substitute_affine
-from tilec.ir.infer import once
+from tilec.ir.infer import once, own_shapes
 from tilec.ir.program import Constraint, Index, Int, Statement, index_variables
-from tilec.ir.types import Types, shapes_in
+from tilec.ir.types import Types
 from tilec.lattice.sets import bounds
 from tilec.transforms.util.roles import roles
 
@@ -88,7 +88,7 @@ def build_space(s: Statement, types: Types) -> Space | None:
     free = index_variables(*(s.index or ()), s.body, *s.guards)
     constrained = (v for c in s.constraints for v in index_variables(c.expr))
     reductions = tuple(v for v in dict.fromkeys((*free, *constrained)) if v not in outputs and v not in moduli)
-    shapes = shapes_in(types)
+    shapes = own_shapes(s, types)
     classes: tuple[Mapping[str, int], ...] = tuple(
         dict(zip(moduli, values, strict=True)) for values in itertools.product(*map(range, moduli.values()))
     )
@@ -150,7 +150,7 @@ def _ranges(
 
 def with_points(space: Space, types: Types) -> Space:
     """The space of the elements alone that have points, where these are one box: what else there is must be filled."""
-    s, shapes = space.statement, shapes_in(types)
+    s, shapes = space.statement, own_shapes(space.statement, types)
     if s.aggregation != "sum" or not space.reductions or not (space.stored or space.residues):
         return space
     own = (substitute_affine(s, {v: Affine.of((), r) for v, r in c.items()}) if c else s for c in space.classes)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilec.ir.at_sizes import followed
-from tilec.ir.program import Statement, reads
+from tilec.ir.program import Statement, kept_with, reads
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 
@@ -80,7 +80,11 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 def contiguous_strides(types: Types) -> dict[str, tuple[int, ...]]:
     """Strides of tensors that are contiguous."""
-    return {name: contiguous(t.shape) for name, t in types.items()}
+    return {name: kept_with(t, "_contiguous", _contiguous) for name, t in types.items()}
+
+
+def _contiguous(t: TensorType) -> tuple[int, ...]:
+    return contiguous(t.shape)
 
 
 def reach(shape: Sequence[int], strides: Sequence[int]) -> int:

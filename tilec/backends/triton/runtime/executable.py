@@ -259,6 +259,7 @@ class TritonProgram:
         return with_numbers(x, self._sizes) if self._sizes else x
 
     @property
+    @puts_off_collection
     def plan(self) -> Plan:
         """The plan for contiguous inputs."""
         setting = target_setting(self._target)

@@ -60,6 +60,7 @@ class SharedReads:
         self.program, self.defracted, self.types, self.setting = program, defracted, types, setting
         self.place = {s.output: k for k, s in enumerate(program.statements)}
         self.spaces: dict[int, Space | None] = {}  # by place, of aggregations over a box
+        self.epilogues: dict[int, tuple[Statement, ...]] = {}  # by place, whatever has other kernels
 
     def kernel(self, place: int, there: Collection[str], barred: Collection[str], strides: Strides) -> Unit | None:
         """That of the statement at a place and of later ones; None where none reads the same. `there`: tensors that are
@@ -113,7 +114,10 @@ class SharedReads:
             self.spaces[place] = None if costs_nothing else _over_box(self.defracted[s.output], self.types)
         if self.spaces[place] is None:
             return None
-        return Sum(place, self.defracted[s.output], s, find_epilogue(self.program, place, self.types, barred))
+        if place not in self.epilogues:
+            self.epilogues[place] = find_epilogue(self.program, place, self.types)
+        own = itertools.takewhile(lambda e: e.output not in barred, self.epilogues[place])
+        return Sum(place, self.defracted[s.output], s, tuple(own))
 
     def _epilogue_ready(self, x: Sum, found: _Members, there: Collection[str]) -> bool:
         """Whether all that its epilogue reads is made by then, or here as its own element."""
