@@ -78,6 +78,46 @@ def test_gradients_of_leaves_do_not_share_memory():
     assert len({t.grad.untyped_storage().data_ptr() for t in (x, r, q)}) == 3
 
 
+# programs, shapes of X and W, and what becomes of the outputs
+SHARED = {
+    "a row and a column": ("Y[j, i] = X[i, j] + W[j, i]", (4, 1), (1, 4), lambda y: y),
+    "turned, as the input lies": ("Y[j, i] = X[i, j] + W[j, i]", (4, 3), (3, 4), lambda y: y),
+    "both turned": ("Y[j, i] = X[i, j] - V[i, j] + W[i, j]", (4, 1), (4, 1), lambda y: y),
+    "outputs that are added": ("A = X; B[j, i] = W[i, j];", (4, 1), (1, 4), lambda y: y[0] + y[1]),
+    "views of outputs that are added": ("A = X; B = W;", (3, 4), (3, 4), lambda y: y[0].view(-1) + y[1].view(-1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        (name, way)
+        for name in SHARED
+        for way in ("native", "python", "compiled")
+        if (name, way) != ("views of outputs that are added", "compiled")  # cotangents are traced apart
+    ],
+)
+def test_gradients_of_one_cotangent_do_not_share_memory(name, way, monkeypatch):
+    """Each of several leaves would take a view of it for its own, and add to them all in the next pass."""
+    monkeypatch.setenv("TILEC_NATIVE", "1" if way == "native" else "0")
+    source, x_shape, w_shape, then = SHARED[name]
+    f = tilec.compile(source)
+    shapes = [{"X": x_shape, "W": w_shape, "V": x_shape}[n] for n in f.inputs]
+    inputs = [torch.randn(s) for s in shapes]
+    inputs = [t.mT.contiguous().mT if name.startswith("turned") and k == 0 else t for k, t in enumerate(inputs)]
+    for t in inputs:
+        t.requires_grad_()
+    torch._dynamo.reset()
+    called = torch.compile(f, backend="aot_eager") if way == "compiled" else f
+    for _ in range(3):  # later passes take a shorter way
+        for t in inputs:
+            t.grad = None
+        for times in (1.0, 2.0):
+            (2 * then(called(*inputs))).sum().backward()
+            for t, sign in zip(inputs, (1, -1, 1) if len(inputs) == 3 else (1, 1), strict=True):
+                assert torch.equal(t.grad, torch.full_like(t, 2 * sign * times))
+
+
 def test_a_missing_cotangent_and_torch_func():
     f = tilec.compile("function (X[N, M], R[M, N]) -> (Y, Z) { Y[j, i : M, N] = X[i, j]; Z = R; }")
     x, r = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 3), (3, 2)))
