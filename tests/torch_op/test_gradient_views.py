@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 
@@ -116,6 +118,38 @@ def test_gradients_of_one_cotangent_do_not_share_memory(name, way, monkeypatch):
             (2 * then(called(*inputs))).sum().backward()
             for t, sign in zip(inputs, (1, -1, 1) if len(inputs) == 3 else (1, 1), strict=True):
                 assert torch.equal(t.grad, torch.full_like(t, 2 * sign * times))
+
+
+def turned_sum(random: Random) -> tuple[str, list[torch.Tensor]]:
+    """A sum or two of inputs under permuted axes, and leaves that lie in any order."""
+    axes, size = "ijk"[: random.randint(2, 3)], {v: random.choice((1, 1, 2, 3)) for v in "ijk"}
+    leaves, statements = [], []
+    for name in "YZ"[: random.randint(1, 2)]:
+        terms = []
+        for _ in range(random.randint(1, 3)):
+            index = random.sample(axes, len(axes))
+            terms.append(f"X{len(leaves)}[{', '.join(index)}]")
+            order = random.sample(range(len(axes)), len(axes))
+            lying = torch.zeros([size[index[a]] for a in order])
+            leaves.append(lying.permute([order.index(a) for a in range(len(axes))]).requires_grad_())
+        sizes = ", ".join(str(size[v]) for v in axes)
+        statements.append(f"{name}[{', '.join(axes)} : {sizes}] = {' + '.join(terms)};")
+    return " ".join(statements), leaves
+
+
+@pytest.mark.parametrize("way", ["native", "python"])
+def test_random_sums_of_turned_inputs_accumulate(way, monkeypatch):
+    monkeypatch.setenv("TILEC_NATIVE", "1" if way == "native" else "0")
+    random = Random(0)
+    for _ in range(40):
+        source, leaves = turned_sum(random)
+        f = tilec.compile(source)
+        for _ in range(3):  # later passes take a shorter way
+            for t in leaves:
+                t.grad = None
+            for times in (1.0, 2.0):
+                (2 * sum(as_tuple(f(*leaves)))).sum().backward()
+                assert all(torch.equal(t.grad, torch.full_like(t, 2 * times)) for t in leaves), source
 
 
 def test_a_missing_cotangent_and_torch_func():
