@@ -194,7 +194,7 @@ def _apart(gradients: list[torch.Tensor | None], views: Sequence[int]) -> Output
     for k, place in enumerate(views):
         mine, others = gradients[place], [gradients[p] for p in views[:k]]
         if mine is not None and not any(mine is o for o in others):
-            if any(torch._C._is_alias_of(mine, o) for o in others):
+            if any(torch._C._is_alias_of(mine, o) for o in others):  # type: ignore[attr-defined]
                 gradients[place] = mine.clone()
     return tuple(gradients)
 
