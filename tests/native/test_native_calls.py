@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilec
 from tilec import native as package
+from tilec.calls import call_cache
 from tilec.torch_op.text import text_of
 
 SOURCE = "function (X[N], W[N]) -> (Y) { Y = exp(X * W); }"
@@ -285,6 +286,24 @@ def test_numbers_that_do_not_fit(way: str, device: str) -> None:
         assert torch.equal(f(x, number), x + number)
     with pytest.raises(tilec.InputMistake):
         f(x, 2**70)
+
+
+def test_a_number_while_another_is_filled_in(way: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another thread may call while Python has this one wait."""
+    f, x = tilec.compile("Y = X * S"), torch.ones(3, device=device)
+    made = call_cache.number_on
+
+    def interrupted(where: torch.device, number: float) -> torch.Tensor:
+        monkeypatch.setattr(call_cache, "number_on", made)
+        same(f(x, 3.0), 3 * x)
+        return made(where, number)
+
+    same(f(x, 5.0), 5 * x)
+    same(f(x, 2.0), 2 * x)
+    monkeypatch.setattr(call_cache, "number_on", interrupted)
+    for number in (2.0, 3.0, 2.0, 7.0):
+        same(f(x, number), number * x)
+    assert call_cache.number_on is made, "nothing came between"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 
@@ -78,6 +80,78 @@ def test_gradients_of_leaves_do_not_share_memory():
     x, r, q = (torch.randn(2, 3, requires_grad=True) for _ in range(3))
     (f(x, r) + q).square().sum().backward()
     assert len({t.grad.untyped_storage().data_ptr() for t in (x, r, q)}) == 3
+
+
+# programs, shapes of X and W, and what becomes of the outputs
+SHARED = {
+    "a row and a column": ("Y[j, i] = X[i, j] + W[j, i]", (4, 1), (1, 4), lambda y: y),
+    "turned, as the input lies": ("Y[j, i] = X[i, j] + W[j, i]", (4, 3), (3, 4), lambda y: y),
+    "both turned": ("Y[j, i] = X[i, j] - V[i, j] + W[i, j]", (4, 1), (4, 1), lambda y: y),
+    "outputs that are added": ("A = X; B[j, i] = W[i, j];", (4, 1), (1, 4), lambda y: y[0] + y[1]),
+    "views of outputs that are added": ("A = X; B = W;", (3, 4), (3, 4), lambda y: y[0].view(-1) + y[1].view(-1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        (name, way)
+        for name in SHARED
+        for way in ("native", "python", "compiled")
+        if (name, way) != ("views of outputs that are added", "compiled")  # cotangents are traced apart
+    ],
+)
+def test_gradients_of_one_cotangent_do_not_share_memory(name, way, monkeypatch):
+    """Each of several leaves would take a view of it for its own, and add to them all in the next pass."""
+    monkeypatch.setenv("TILEC_NATIVE", "1" if way == "native" else "0")
+    source, x_shape, w_shape, then = SHARED[name]
+    f = tilec.compile(source)
+    shapes = [{"X": x_shape, "W": w_shape, "V": x_shape}[n] for n in f.inputs]
+    inputs = [torch.randn(s) for s in shapes]
+    inputs = [t.mT.contiguous().mT if name.startswith("turned") and k == 0 else t for k, t in enumerate(inputs)]
+    for t in inputs:
+        t.requires_grad_()
+    torch._dynamo.reset()
+    called = torch.compile(f, backend="aot_eager") if way == "compiled" else f
+    for _ in range(3):  # later passes take a shorter way
+        for t in inputs:
+            t.grad = None
+        for times in (1.0, 2.0):
+            (2 * then(called(*inputs))).sum().backward()
+            for t, sign in zip(inputs, (1, -1, 1) if len(inputs) == 3 else (1, 1), strict=True):
+                assert torch.equal(t.grad, torch.full_like(t, 2 * sign * times))
+
+
+def turned_sum(random: Random) -> tuple[str, list[torch.Tensor]]:
+    """A sum or two of inputs under permuted axes, and leaves that lie in any order."""
+    axes, size = "ijk"[: random.randint(2, 3)], {v: random.choice((1, 1, 2, 3)) for v in "ijk"}
+    leaves, statements = [], []
+    for name in "YZ"[: random.randint(1, 2)]:
+        terms = []
+        for _ in range(random.randint(1, 3)):
+            index = random.sample(axes, len(axes))
+            terms.append(f"X{len(leaves)}[{', '.join(index)}]")
+            order = random.sample(range(len(axes)), len(axes))
+            lying = torch.zeros([size[index[a]] for a in order])
+            leaves.append(lying.permute([order.index(a) for a in range(len(axes))]).requires_grad_())
+        sizes = ", ".join(str(size[v]) for v in axes)
+        statements.append(f"{name}[{', '.join(axes)} : {sizes}] = {' + '.join(terms)};")
+    return " ".join(statements), leaves
+
+
+@pytest.mark.parametrize("way", ["native", "python"])
+def test_random_sums_of_turned_inputs_accumulate(way, monkeypatch):
+    monkeypatch.setenv("TILEC_NATIVE", "1" if way == "native" else "0")
+    random = Random(0)
+    for _ in range(40):
+        source, leaves = turned_sum(random)
+        f = tilec.compile(source)
+        for _ in range(3):  # later passes take a shorter way
+            for t in leaves:
+                t.grad = None
+            for times in (1.0, 2.0):
+                (2 * sum(as_tuple(f(*leaves)))).sum().backward()
+                assert all(torch.equal(t.grad, torch.full_like(t, 2 * times)) for t in leaves), source
 
 
 def test_a_missing_cotangent_and_torch_func():

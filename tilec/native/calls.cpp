@@ -71,15 +71,15 @@ class Number {
       known = known && !Driver::get().capturing(stream, &capturing) && !capturing;
     }
     if (!known) return in_python(number);
-    if (last_.defined() && bits == bits_ && stream == stream_) {
-      if (!kept_) last_ = in_python(number), kept_ = true;
-      return last_;
-    }
+    bool again = last_.defined() && bits == bits_ && stream == stream_;
+    if (again && kept_) return last_;
     auto options = at::TensorOptions().device(device_);
-    last_ = floating ? at::full({}, value, options.dtype(at::kDouble))
-                     : at::full({}, bits, options.dtype(PyBool_Check(number) ? at::kBool : at::kLong));
-    bits_ = bits, stream_ = stream, kept_ = false;
-    return last_;
+    Tensor made = again      ? in_python(number)
+                  : floating ? at::full({}, value, options.dtype(at::kDouble))
+                             : at::full({}, bits, options.dtype(PyBool_Check(number) ? at::kBool : at::kLong));
+    Tensor before = std::exchange(last_, made);  // only now: Python may have let another thread in, with another number
+    bits_ = bits, stream_ = stream, kept_ = again;
+    return made;
   }
 
  private:

@@ -97,6 +97,19 @@ struct Pass {
   std::vector<int> sources;  // places in what was kept, the cotangents and what stands in for others
   Tensors beside;            // these
   std::vector<Gradient> gradients;  // for each input
+
+  // Torch adds in place to a gradient that nothing else refers to, and asks the tensor, not its memory: of views of the
+  // same memory all but one become copies.
+  void part(ag::variable_list& found) const {
+    for (size_t i = 1; i < found.size(); ++i) {
+      if (!gradients[i].view || !found[i].is_non_overlapping_and_dense()) continue;
+      for (size_t j = 0; j < i; ++j) {
+        if (!gradients[j].view || found[i].is_same(found[j]) || !found[i].is_alias_of(found[j])) continue;
+        found[i] = found[i].clone();
+        break;
+      }
+    }
+  }
 };
 
 // A recorded call of tensors of one kind, and what is known of its backward passes. `python` has `pulled_back`.
@@ -160,6 +173,7 @@ struct TileCallBackward final : ag::Node {
     }
     ag::variable_list gradients(recorded->inputs);
     for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = pass->gradients[i](results, kept, cotangents);
+    pass->part(gradients);
     return gradients;
   }
 

@@ -37,6 +37,10 @@ class CotangentView:
     axes: tuple[int | None, ...]
     shape: tuple[int, ...]
 
+    @property
+    def repeats(self) -> bool:
+        return any(a is None and n != 1 for a, n in zip(self.axes, self.shape, strict=True))
+
     def __call__(self, cotangent: torch.Tensor) -> torch.Tensor:
         if self.axes == tuple(range(cotangent.dim())):
             return cotangent
@@ -180,7 +184,19 @@ class BackwardPass:
         every: list[torch.Tensor | None] = []
         for r in self.results:
             every.append(r[1](given[r[0]]) if isinstance(r, tuple) else None if r is None else found[r])
-        return tuple(every)
+        views = [place for place, r in enumerate(self.results) if isinstance(r, tuple) and not r[1].repeats]
+        return _apart(every, views) if len(views) > 1 else tuple(every)
+
+
+def _apart(gradients: list[torch.Tensor | None], views: Sequence[int]) -> Outputs:
+    """The same with copies for all but one of the views of the same memory: torch adds in place to a gradient that
+    nothing else refers to, and asks the tensor, not its memory."""
+    for k, place in enumerate(views):
+        mine, others = gradients[place], [gradients[p] for p in views[:k]]
+        if mine is not None and not any(mine is o for o in others):
+            if any(torch._C._is_alias_of(mine, o) for o in others):  # type: ignore[attr-defined]
+                gradients[place] = mine.clone()
+    return tuple(gradients)
 
 
 def standing_in(t: TensorType, like: torch.Tensor) -> torch.Tensor:
