@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.fusion import tile_extrema
+from tilec.backends.triton.fusion.recomputed import tile_extrema
 from tilec.backends.triton.matmul import distances
 from tilec.backends.triton.matmul.blocks import Config
 

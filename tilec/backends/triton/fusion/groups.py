@@ -54,7 +54,7 @@ from tilec.backends.triton.fusion.read_through import (
 from tilec.backends.triton.fusion.recomputed.kernel_times import faster
 from tilec.backends.triton.fusion.recomputed.pair_sums import with_pair_sums
 from tilec.backends.triton.fusion.recomputed.shifted_reads import comparisons, with_shifted_reads
-from tilec.backends.triton.fusion.tile_extrema import with_tile_extrema
+from tilec.backends.triton.fusion.recomputed.tile_extrema import with_tile_extrema
 from tilec.backends.triton.fusion.window_layout import with_product_layouts, with_sum_layouts, with_window_layouts
 from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments

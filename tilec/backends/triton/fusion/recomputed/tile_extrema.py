@@ -100,16 +100,16 @@ def _extremum(r: Statement, distances: str, types: Types) -> _Reader | None:
 def _first(r: Statement, distances: str, extrema: Mapping[str, _Reader], types: Types) -> _Reader | None:
     """The least number of a point that holds an extremum, or is NaN."""
     match r.guard:
-        case Call("or", (Call("eq", (Access() as own, Access() as held)), Call("ne", (x, y)))) if own == x == y:
+        case Call("or", (Call("eq", (Access() as own, Access() as extremum)), Call("ne", (x, y)))) if own == x == y:
             pass
         case _:
             return None
-    if r.aggregation != "min" or not is_pure(r) or r.constraints or held.tensor not in extrema or held.index != r.index:
+    if r.aggregation != "min" or not is_pure(r) or r.constraints or extremum.tensor not in extrema or extremum.index != r.index:
         return None
-    found, e = _reader(r, own, distances, types), extrema[held.tensor]
+    found, e = _reader(r, own, distances, types), extrema[extremum.tensor]
     number = r.body.args[0] if isinstance(r.body, Call) and r.body.function in ("int32", "int64") else r.body
     same = found is not None and found.axis == e.axis and _places(found) == _places(e)
-    return replace(found, extremum=held.tensor) if found and same and number == Index(found.taken) else None
+    return replace(found, extremum=extremum.tensor) if found and same and number == Index(found.taken) else None
 
 
 def _reader(r: Statement, read: Access, distances: str, types: Types) -> _Reader | None:
