@@ -104,12 +104,13 @@ def _first(r: Statement, distances: str, extrema: Mapping[str, _Reader], types: 
             pass
         case _:
             return None
-    if r.aggregation != "min" or not is_pure(r) or r.constraints or extremum.tensor not in extrema or extremum.index != r.index:
+    if r.aggregation != "min" or not is_pure(r) or r.constraints or extremum.index != r.index:
         return None
-    found, e = _reader(r, own, distances, types), extrema[extremum.tensor]
+    found, e = _reader(r, own, distances, types), extrema.get(extremum.tensor)
     number = r.body.args[0] if isinstance(r.body, Call) and r.body.function in ("int32", "int64") else r.body
-    same = found is not None and found.axis == e.axis and _places(found) == _places(e)
-    return replace(found, extremum=extremum.tensor) if found and same and number == Index(found.taken) else None
+    if found is None or e is None or found.axis != e.axis or _places(found) != _places(e):
+        return None
+    return replace(found, extremum=extremum.tensor) if number == Index(found.taken) else None
 
 
 def _reader(r: Statement, read: Access, distances: str, types: Types) -> _Reader | None:
