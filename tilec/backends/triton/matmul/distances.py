@@ -40,7 +40,7 @@ from tilec.backends.triton.plan.plan import Release, Request, Setting, Step
 from tilec.backends.triton.plan.sizes import WHOLE_VECTOR, rounded_up
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, children
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import sizes_of
 
@@ -73,23 +73,17 @@ class TileExtremum:
     extremum: str = ""
 
 
-def is_squared_difference(e: Expr) -> bool:
-    match e:
-        case Call("mul", (Call("sub", (_, _)) as difference, again)):
-            return difference == again
-    return False
-
-
 def recognise_distances(space: Space, view: StridedView) -> Distances | None:
     """The statement as such a sum over all points of a box, None where it is none or too small."""
     s = space.statement
     whole = s.guard is None and s.default is None and not space.valid and not space.stored
     if s.aggregation != "sum" or not whole or len(space.classes) != 1:
         return None
-    if not is_squared_difference(s.body):
-        return None
-    difference = children(s.body)[0]
-    x, y = children(difference)
+    match s.body:
+        case Call("mul", (Call("sub", (x, y)) as difference, again)) if difference == again:
+            pass
+        case _:
+            return None
     if expression_type(difference, view.types).dtype != "float32":
         return None
     found = sides_of([x, y], space)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tilec.ir.at_sizes import followed
 from tilec.ir.program import Statement, reads
@@ -39,11 +39,10 @@ def copied_row(n: int, size: int) -> int:
     return next((row for row in wider if ROW_PADDING * (row - n) <= n), rounded_up(n, VECTOR_BYTES // size))
 
 
-def rows_of_vectors(t: TensorType, dtypes: Collection[str] = NARROW) -> tuple[int, ...]:
-    """The shape of memory whose rows, of these types, begin at whole vectors, at lines of the caches where they are
-    long."""
+def rows_of_vectors(t: TensorType) -> tuple[int, ...]:
+    """The shape of memory whose rows of 16 bits begin at whole vectors, at lines of the caches where they are long."""
     *outer, row = t.shape or (1,)
-    return (*outer, copied_row(row, ITEM_BYTES[t.dtype])) if outer and t.dtype in dtypes else t.shape
+    return (*outer, copied_row(row, ITEM_BYTES[t.dtype])) if outer and t.dtype in NARROW else t.shape
 
 
 def filled_block(n: int, block: int, least: int) -> int:

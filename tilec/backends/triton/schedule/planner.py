@@ -13,7 +13,7 @@ from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_gradients, join_launches
 from tilec.backends.triton.iteration.coalesce import StridedView
-from tilec.backends.triton.matmul.distances import TileExtremum, extremum_steps, is_squared_difference
+from tilec.backends.triton.matmul.distances import TileExtremum, extremum_steps
 from tilec.backends.triton.matmul.pack import source_of_rows
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -43,7 +43,7 @@ from tilec.backends.triton.schedule.scatter_sums import ScatterOver, ScatterSum,
 from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import NARROW, TensorType, shapes_in
+from tilec.ir.types import NARROW, shapes_in
 from tilec.transforms.lower.defract import defracted_form
 
 MOST_DOWN = 65_535  # programs along the second and third axis of a grid
@@ -89,7 +89,7 @@ class _Planner:
         chained = {s.output for kernel in grouping.chains.values() for s in kernel.statements}
         self.grouped = grouped = {s.output for g in grouping.groups.values() for s in (*g.statements, *g.after)}
         self.members = grouped | chained
-        self.strides = contiguous_strides(types) | {name: contiguous(_padded(types[name])) for name in padded}
+        self.strides = contiguous_strides(types) | {name: contiguous(rows_of_vectors(types[name])) for name in padded}
         self.strides |= {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
         reshaped = reshaped_inputs(flat, types, self.strides, grouped, chained)
         self.strides |= {name: steps for name, (_, steps) in reshaped.items()}
@@ -157,29 +157,30 @@ class _Planner:
         return [*alone, self._single_unit(s, find_epilogue(self.kept, place, self.types, self.members))]
 
     def copied_rows(self, units: Sequence[Unit]) -> frozenset[str]:
-        """Intermediates whose rows are to begin at whole vectors since products copy them so, or store them by blocks,
+        """Intermediates whose rows are to begin at whole vectors since products copy them so, or store them by boxes,
         and that no kernels touch beside these but those of groups and maps, which may write them so at once."""
-        boxed = {unit.outputs[0] for unit in units if _is_by_blocks(unit) and self._begins_anywhere(unit.outputs[0])}
+        boxed = {unit.outputs[0] for unit in units if _is_by_boxes(unit) and self._begins_anywhere(unit.outputs[0])}
         copied = {name for unit in units for step in unit.steps if (name := source_of_rows(step)) is not None} | boxed
         for unit in units:
             mapped = all(s.aggregation == "assign" and not reads_itself(s) for s in unit.statements)
             launched = all(isinstance(step, Allocate | Launch) for step in unit.steps)
             written = {s.output for s in unit.statements}
-            if _is_by_blocks(unit):
+            if _is_by_boxes(unit):
                 copied -= written - boxed
             elif not (mapped and launched) and not written <= self.grouped:
                 copied -= written | {n for step in unit.steps if source_of_rows(step) is None for n in _given(step)}
         return frozenset(copied & self.types.keys() - {*self.flat.outputs, *self.flat.input_names()})
 
     def _begins_anywhere(self, tensor: str) -> bool:
-        """Whether long rows of a tensor do not begin at whole vectors."""
+        """Whether long rows of a tensor of 16 bits do not begin at whole vectors."""
         t = self.types[tensor]
-        vector = {"float32": WHOLE_VECTOR // 2}.get(t.dtype, WHOLE_VECTOR if t.dtype in NARROW else 1)
-        return len(t.shape) > 1 and t.shape[-1] >= LEAST_PADDED and t.shape[-1] % vector != 0
+        return (
+            len(t.shape) > 1 and t.dtype in NARROW and t.shape[-1] >= LEAST_PADDED and t.shape[-1] % WHOLE_VECTOR != 0
+        )
 
     def _allocated(self, output: str) -> Allocate:
         t = self.types[output]
-        return Allocate(output, _padded(t) if output in self.padded else t.shape, t.dtype)
+        return Allocate(output, rows_of_vectors(t) if output in self.padded else t.shape, t.dtype)
 
     def _has_elements(self, output: str) -> bool:
         return bool(self.types[output].numel)
@@ -286,20 +287,12 @@ class _Planner:
         return Unit(members, outputs, tuple(steps))
 
 
-def _padded(t: TensorType) -> tuple[int, ...]:
-    """The shape of memory of an intermediate whose rows begin at whole vectors."""
-    return rows_of_vectors(t, (*NARROW, "float32"))
-
-
-def _is_by_blocks(unit: Unit) -> bool:
-    """Whether a unit is a product that its kernel stores by blocks, with an epilogue or none, of one result: through
-    tensor maps, or of squared differences."""
+def _is_by_boxes(unit: Unit) -> bool:
+    """Whether a unit is a product through tensor maps, with an epilogue or none, of one result."""
     (s, *epilogue), steps = unit.statements, unit.steps
     product = s.aggregation == "sum" and all(e.aggregation == "assign" for e in epilogue) and len(unit.outputs) == 1
-    launches = [step for step in steps if isinstance(step, Launch)]
-    if not product or any(isinstance(step, TorchLines) for step in steps):
-        return False
-    return any(x.maps for x in launches) or is_squared_difference(s.body)
+    own = not any(isinstance(step, TorchLines) for step in steps)
+    return product and own and any(isinstance(step, Launch) and step.maps for step in steps)
 
 
 def _with_releases(units: Sequence[Unit], flat: Program) -> list[Step]:
