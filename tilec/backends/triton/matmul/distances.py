@@ -173,8 +173,8 @@ def distance_steps(
     config = replace(DISTANCE_BLOCK, bm=tile_side(), bn=tile_side()) if tiles else config_of(found, setting)
     after = tuple(t.statement for t in tiles) or tuple(epilogue)
     task = DotTask(replace(found, view=view), "highest", config, after)
-    writer = TileExtremaWriter(tiles, difference, squares, task, split) if tiles else None
-    writer = writer or DistanceWriter(difference, squares, task, split)
+    make = partial(TileExtremaWriter, tiles) if tiles else DistanceWriter
+    writer: DistanceWriter = make(difference, squares, task, split)
     own = [*copies.before, *steps, *launched(writer, flat), *copies.after]
     filled = [step for s in found.filled for step in carry(s, replace(found.view, statement=s))]
     return [*filled, *over.around(own), Release(tuple(s.output for s in (*squares, *found.filled)))]
