@@ -25,6 +25,7 @@ from tilec.bench.suite.measure import (
     split,
     tasks,
 )
+from tilec.bench.suite.workload import by_slabs
 from tilec.bench.works import EAGER, results_of
 from tilec.gallery.samples import sample_spec
 
@@ -55,6 +56,27 @@ def test_a_workload_computes_what_its_peer_does(task: str) -> None:
         assert g.shape == w.shape
         if workload.checked:
             torch.testing.assert_close(g, w, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [n for n, w in WORKLOADS.items() if w.piecewise is not None])
+def test_formulas_by_slabs(name: str) -> None:
+    """They are the formula and its derivative, a few rows at a time."""
+    workload = WORKLOADS[name]
+    inputs = workload.tensors("tiny", "cpu", 1, torch.float64)
+    seen: list[int] = []
+
+    def counted(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        seen.append(len(first))
+        return workload.formula(first, *others)
+
+    value = workload.formula(*inputs)
+    torch.testing.assert_close(by_slabs(counted, 2)(*inputs), value)
+    assert seen == [2, 2, 1]
+    work = workload.work("backward")
+    inputs.append(torch.randn_like(value))
+    wanted, found = (work.backward(f, inputs)() for f in (work.formula, by_slabs(counted, 2)))
+    torch.testing.assert_close(found, wanted)
+    assert work.piecewise is not None and results_of(work.run(work.piecewise, inputs)())
 
 
 @pytest.mark.parametrize("first", slow_but((0, 15), (0,)))

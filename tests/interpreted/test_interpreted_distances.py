@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton.fusion.recomputed import tile_extrema
 from tilec.backends.triton.matmul import distances
 from tilec.backends.triton.matmul.blocks import Config
 
@@ -57,6 +58,7 @@ POINTS = {
 def _smaller(monkeypatch):
     monkeypatch.setattr(distances, "LEAST_POINTS", 0)
     monkeypatch.setattr(distances, "DISTANCE_BLOCK", Config(32, 32, 16, 4, 2))
+    monkeypatch.setattr(tile_extrema, "LEAST_TILES", 1)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_values_and_gradients(program, points):
     x, y = (torch.randn(*lead, n, 37, generator=generator) for n in (65, 70))
     x, y = POINTS[points](x, y)
     f = tilec.compile(f"function {source}", backend="triton")
-    assert any("distances" in k.name for k in f.lower(x, y).kernels)
+    assert any(k.name.startswith(("S_distances", "S_extrema")) for k in f.lower(x, y).kernels)
 
     def exact(x, y):
         s = (x[..., :, None, :] - (2 * y if formula is None else y)[..., None, :, :]).square().sum(-1)
@@ -109,3 +111,60 @@ def test_operands_are_filled_to_whole_vectors(terms):
     assert any("distances" in k.name for k in lowered.kernels)
     want = (x[:, None].double() - y.double()).square().sum(-1)
     torch.testing.assert_close(f(x, y).double(), want, rtol=1e-5, atol=0)
+
+
+OF_ROWS = "O[i : N] = {}(S[i, j]);"
+EXTREMA = {
+    "min": (OF_ROWS.format("min"), lambda s: (s.amin(-1),)),
+    "max": (OF_ROWS.format("max"), lambda s: (s.amax(-1),)),
+    "argmin": (OF_ROWS.format("argmin"), lambda s: (s.argmin(-1),)),
+    "argmax": (OF_ROWS.format("argmax"), lambda s: (s.argmax(-1),)),
+    "argmin of columns": ("O[j : M] = argmin(S[i, j]);", lambda s: (s.argmin(-2),)),
+    "both sides": ("O[i : N] = min(S[i, j]); P[j : M] = min(S[i, j]);", lambda s: (s.amin(-1), s.amin(-2))),
+    "values and places": ("O[i : N] = min(S[i, j]); P[j : M] = argmax(S[i, j]); Q[i : N] = argmin(S[i, j]);",
+                          lambda s: (s.amin(-1), s.argmax(-2), s.argmin(-1))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statements", EXTREMA)
+@pytest.mark.parametrize("points", POINTS)
+@pytest.mark.one_in(5)
+def test_extrema_of_tiles(statements, points):
+    """Distances of which extrema alone are asked for are not stored; of points that are the same the first counts."""
+    text, formula = EXTREMA[statements]
+    outputs = ", ".join(s.split("[")[0].strip() for s in text.split(";") if s.strip())
+    source = f"function (X[N, D], Y[M, D]) -> ({outputs}) {{ S[i, j : N, M] = +({SQUARES}); {text} }}"
+    generator = torch.Generator().manual_seed(1)
+    x, y = POINTS[points](*(torch.randn(n, 37, generator=generator).round(decimals=1) for n in (133, 98)))
+    y[40] = y[7]
+    y[70] = y[7]
+    f = tilec.compile(source, backend="triton")
+    lowered = f.lower(x, y)
+    assert "S_extrema" in [k.name for k in lowered.kernels] and lowered.temporary_bytes < 10 * 4 * (
+        x.numel() + y.numel()
+    )
+    found = f(x, y)
+    found = found if isinstance(found, tuple) else (found,)
+    s = (x.double()[:, None] - y.double()).square().sum(-1).float()
+    for got, want in zip(found, formula(s), strict=True):
+        if got.dtype.is_floating_point:
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=0, equal_nan=True)
+            continue
+        along = -1 if len(got) == len(x) else -2
+        there, best = (s.gather(along, p.unsqueeze(along)) for p in (got, want))
+        torch.testing.assert_close(there, best, rtol=1e-5, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("text", [
+    "O[i : N] = min(S[i, j]); P = S + 1;",
+    "O[i : N] = min(S[i, j]); P[i : N] = +(S[i, j]);",
+    "O[i : N] = min(S[i, j]), j < 9; P[i : N] = max(S[i, j]);",
+    "O[i : N] = min(S[i, j]); P[i : N] = +(S[i, j] == O[i] ? 1.0);",
+])  # fmt: skip
+def test_distances_that_others_read_are_stored(text):
+    source = f"function (X[N, D], Y[M, D]) -> (O, P) {{ S[i, j : N, M] = +({SQUARES}); {text} }}"
+    x, y = torch.randn(133, 37), torch.randn(98, 37)
+    f = tilec.compile(source, backend="triton")
+    assert "S_extrema" not in [k.name for k in f.lower(x, y).kernels]
+    s = (x[:, None] - y).square().sum(-1)
+    torch.testing.assert_close(f(x, y)[0], (s[:, :9] if "j < 9" in text else s).amin(-1))

@@ -10,6 +10,7 @@ from support.totals import TOTALS
 
 import tilec
 from tilec.backends.triton.fusion import grow_groups
+from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.pointwise import sharing, tiling
 from tilec.backends.triton.rows import rows
 from tilec.backends.triton.rows.tiling import RowTiling
@@ -186,6 +187,21 @@ def test_totals_have_the_same_bits_twice() -> None:
     source, shape = TOTALS["total variation"]
     f, x = tilec.compile(source, backend="triton"), torch.randn(shape, generator=torch.Generator().manual_seed(0))
     assert torch.equal(f(x), f(x.clone()))
+
+
+@pytest.mark.parametrize(("function", "again"), [("argmax", False), ("argmin", False), ("softmax", True)])
+def test_what_one_walk_finds_is_not_read_again(function: str, again: bool) -> None:
+    """Programs that walk long rows twice are few, so that a cache holds these; places are found with their extrema."""
+    body = {"softmax": "Y[i, j : N, D] = exp(X[i, j] - M[i]) / S[i];"}.get(function, "")
+    text = (
+        f"Y[i : N] = {function}(X[i, j]);"
+        if not body
+        else f"M[i] = max(X[i, j]); S[i] = sum(exp(X[i, j] - M[i])); {body}"
+    )
+    low = tilec.compile(f"function (X[N, D]) -> (Y) {{ {text} }}").lower(tilec.spec((3040, 26305)), target="sm_90")
+    (launch,) = (step for step in low._executable.plan.steps if isinstance(step, Launch))
+    assert (launch.warps == 32) == again
+    assert low.source().count("for first in") == 1 + again
 
 
 def _close(got: object, exact: object, allowed: float) -> None:

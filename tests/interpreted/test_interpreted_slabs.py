@@ -292,3 +292,18 @@ def test_the_text_runs_alone(name, tmp_path, monkeypatch):
         program = pasted(g.lower(*given), tmp_path / f"pasted_{number}.py")
         wanted = g(*given)
         close(program(*given), wanted if isinstance(wanted, tuple) else (wanted,), 1e-12)
+
+
+PAIRS = "(X[N, D], Y[M, D]) -> (O) { S[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]));"
+TWICE = {
+    "rows and columns in turn": "A[i : N] = logsumexp(-S[i, j]); B[j : M] = logsumexp(-S[i, j] - A[i]); C[i : N] = logsumexp(-S[i, j] - B[j]); O = sum[i](C[i]); }",  # noqa: E501
+    "both divide": "K = exp(-S); U[i : N] = +(K[i, j]); V[j : M] = +(K[i, j] / U[i]); O[i : N] = +(K[i, j] / U[i] / V[j]); }",  # noqa: E501
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_slabs_that_go_through_pairs_twice(name, monkeypatch):
+    """Pairs are computed again where others need what is aggregated of all rows."""
+    x, y = normal(37, 3) / 2, normal(26, 3, seed=1) / 2
+    f = check(f"function {PAIRS} {TWICE[name]}", (x, y), 2e-5, monkeypatch, 3000)
+    assert f.lower(x, y).temporary_bytes < 37 * 26 * 4

@@ -192,3 +192,29 @@ def test_a_linear_layer_into_cross_entropy_takes_little_beside() -> None:
 
 def test_short_work_keeps_larger_slabs() -> None:
     assert lowered("softmax", 16384, False).temporary_bytes > 2 * slabs.HEAVY_BUDGET
+
+
+PAIRS = "(X[N, D], Y[M, D]) -> (O) { S[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]));"
+TWICE = {
+    "rows and columns in turn": "A[i : N] = logsumexp(-S[i, j]); B[j : M] = logsumexp(-S[i, j] - A[i]); C[i : N] = logsumexp(-S[i, j] - B[j]); O = sum[i](C[i]); }",  # noqa: E501
+    "both divide": "K = exp(-S); U[i : N] = +(K[i, j]); V[j : M] = +(K[i, j] / U[i]); O[i : N] = +(K[i, j] / U[i] / V[j]); }",  # noqa: E501
+}
+
+
+@pytest.mark.parametrize("gradient", (False, True))
+@pytest.mark.parametrize("name", TWICE)
+def test_pairs_are_computed_again_where_slabs_go_through_them_twice(name: str, gradient: bool) -> None:
+    """What needs an aggregate of all rows reads pairs a second time: none of them are kept between."""
+    f, specs = tilec.compile(f"function {PAIRS} {TWICE[name]}", backend="triton"), [tilec.spec((16384, 24))] * 2
+    if gradient:
+        f, specs = f.grad(), [*specs, tilec.spec(() if "sum[i]" in TWICE[name] else (16384,))]
+    low = f.lower(*specs, target="sm_90")
+    assert low.temporary_bytes <= 560 * MiB, low.temporary_bytes / MiB
+
+
+def test_what_is_compared_with_an_extremum_is_kept() -> None:
+    """Computed again it might be rounded otherwise, and equal none."""
+    text = f"function {PAIRS} P[i : N] = min(S[i, j]); Q[j : M] = min(S[i, j]); O = sum[i](P[i]) + sum[j](Q[j]); }}"
+    g, specs = tilec.compile(text, backend="triton").grad(), [tilec.spec((16384, 24))] * 2
+    low = g.lower(*specs, tilec.spec(()), target="sm_90")
+    assert low.temporary_bytes > 16384**2 * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tilec.bench.suite.workload import Workload
+from tilec.bench.suite.workload import Formula, Workload, by_slabs
 
 KIND = "pairs"
 CLOUDS = {"N": (5, 8192, 32768), "M": (7, 8192, 32768), "D": (3, 3, 3), "F": (2, 1, 1)}
@@ -18,23 +18,28 @@ def _squares(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (x[:, None] - y).square().sum(-1) if x.shape[-1] < 8 else torch.cdist(x, y).square()
 
 
+def _of_clouds(name: str, source: str, formula: Formula, inputs: tuple[str, ...]) -> Workload:
+    """A workload over points in space, whose differences torch stores: those of all pairs in float64 pass the memory of
+    a device."""
+    return Workload(name, KIND, source, formula, inputs, CLOUDS, "float32", piecewise=by_slabs(formula))
+
+
 WORKLOADS = (
-    Workload("Gaussian kernel product", KIND, f"""function ({DECLARED}, B[M, F]) -> (O) {{
+    _of_clouds("Gaussian kernel product", f"""function ({DECLARED}, B[M, F]) -> (O) {{
         {SQUARES}
         O[i, f : N, F] = +(exp(-S[i, j]) * B[j, f]);
-    }}""", lambda x, y, b: torch.exp(-_squares(x, y)) @ b, ("X: N D", "Y: M D", "B: M F"), CLOUDS, "float32"),
-    Workload("Laplacian kernel product", KIND, f"""function ({DECLARED}, B[M, F]) -> (O) {{
+    }}""", lambda x, y, b: torch.exp(-_squares(x, y)) @ b, ("X: N D", "Y: M D", "B: M F")),
+    _of_clouds("Laplacian kernel product", f"""function ({DECLARED}, B[M, F]) -> (O) {{
         S[i, j : N, M] = +(abs(X[i, d] - Y[j, d]));
         O[i, f : N, F] = +(exp(-S[i, j]) * B[j, f]);
-    }}""", lambda x, y, b: torch.exp(-(x[:, None] - y).abs().sum(-1)) @ b, ("X: N D", "Y: M D", "B: M F"), CLOUDS,
-             "float32"),
-    Workload("kernel regression", KIND, f"""function ({DECLARED}, B[M]) -> (O) {{
+    }}""", lambda x, y, b: torch.exp(-(x[:, None] - y).abs().sum(-1)) @ b, ("X: N D", "Y: M D", "B: M F")),
+    _of_clouds("kernel regression", f"""function ({DECLARED}, B[M]) -> (O) {{
         {SQUARES}
         L[i : N] = logsumexp(-S[i, j]);
         O[i : N] = +(exp(-S[i, j] - L[i]) * B[j]);
-    }}""", lambda x, y, b: torch.softmax(-_squares(x, y), -1) @ b, ("X: N D", "Y: M D", "B: M"), CLOUDS, "float32"),
-    Workload("nearest distances, D 3", KIND, f"function ({DECLARED}) -> (O) {{ {SQUARES} O[i : N] = <(S[i, j]); }}",
-             lambda x, y: _squares(x, y).amin(-1), ("X: N D", "Y: M D"), CLOUDS, "float32"),
+    }}""", lambda x, y, b: torch.softmax(-_squares(x, y), -1) @ b, ("X: N D", "Y: M D", "B: M")),
+    _of_clouds("nearest distances, D 3", f"function ({DECLARED}) -> (O) {{ {SQUARES} O[i : N] = <(S[i, j]); }}",
+               lambda x, y: _squares(x, y).amin(-1), ("X: N D", "Y: M D")),
     Workload("nearest distances, D 64", KIND, f"function ({DECLARED}) -> (O) {{ {SQUARES} O[i : N] = <(S[i, j]); }}",
              lambda x, y: _squares(x, y).amin(-1), ("X: N D", "Y: M D"), FEATURES, "float32", tolerance=1e-3),
     Workload("nearest neighbours, D 64", KIND,

@@ -6,7 +6,7 @@ import functools
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -136,7 +136,8 @@ def _exact(workload: Workload, direction: str, inputs: list[torch.Tensor]) -> tu
     """The answer in a wider type: float64 for float32, float32 for narrower ones."""
     wide = torch.float64 if any(t.dtype is torch.float32 for t in inputs) else torch.float32
     widened = [t.to(wide) if t.is_floating_point() else t for t in inputs]
-    return results_of(workload.work(direction).peer(widened)())
+    work = workload.work(direction)
+    return results_of(replace(work, formula=work.piecewise or work.formula).peer(widened)())
 
 
 def _error(got: torch.Tensor, exact: torch.Tensor) -> float:

@@ -9,6 +9,7 @@ from random import Random
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from tilec.bench.works import COMPILED, EAGER, Work
 from tilec.gallery.samples import sample
@@ -43,6 +44,7 @@ class Workload:
     compiled: bool = True
     numbers: tuple[float, ...] = ()
     tolerance: float = 1e-4
+    piecewise: Formula | None = None  # the formula where it must fit into memory in a wider type, rather than be fast
     checked: bool = field(default=True)  # False: values are draws of a generator, which differ by design
 
     def tensors(self, size: str, device: str, seed: int, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
@@ -98,7 +100,17 @@ class Workload:
 
     def work(self, direction: str) -> Work:
         wrt = self.differentiated if direction == "backward" else ()
-        return Work(self.source, self.formula, wrt, others=self.others, numbers=self.numbers)
+        return Work(self.source, self.formula, wrt, piecewise=self.piecewise, others=self.others, numbers=self.numbers)
+
+
+def by_slabs(formula: Formula, rows: int = 2048) -> Formula:
+    """A formula whose rows depend on those of the first input alone, for some rows after the other, and again so in its
+    backward pass."""
+
+    def of_slabs(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return torch.cat([checkpoint(formula, part, *others, use_reentrant=False) for part in first.split(rows)])
+
+    return of_slabs
 
 
 def _drawn(large: int, draw: Random) -> int:

@@ -54,10 +54,12 @@ from tilec.backends.triton.fusion.read_through import (
 from tilec.backends.triton.fusion.recomputed.kernel_times import faster
 from tilec.backends.triton.fusion.recomputed.pair_sums import with_pair_sums
 from tilec.backends.triton.fusion.recomputed.shifted_reads import comparisons, with_shifted_reads
+from tilec.backends.triton.fusion.recomputed.tile_extrema import with_tile_extrema
 from tilec.backends.triton.fusion.window_layout import with_product_layouts, with_sum_layouts, with_window_layouts
 from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
+from tilec.backends.triton.matmul.distances import TileExtremum
 from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
 from tilec.ir.index import linear
 from tilec.ir.program import (
@@ -122,13 +124,14 @@ class Grouped:
     """A program whose statements stand in an order in which groups are contiguous. Some sums were cut in two: one over
     the columns, in the group, and one over the rows. `groups`: by the output of the first statement. `rewritten`:
     outputs of statements that are not the lowered program's. `chains`: by the output of the first target; statements
-    of their matrix values are gone."""
+    of their matrix values are gone. `tiled`: what tensors of distances are asked for by tiles alone."""
 
     program: Program
     types: Types
     groups: Mapping[str, Group]
     rewritten: frozenset[str] = frozenset()
     chains: Mapping[str, ChainKernel] = field(default_factory=dict)
+    tiled: Mapping[str, tuple[TileExtremum, ...]] = field(default_factory=dict)
 
     def kernels(self) -> list[tuple[tuple[Statement, ...], frozenset[str]]]:
         """Statements that share a kernel, by themselves most of them, and the outputs that it stores."""
@@ -192,6 +195,8 @@ def _grouped(program: Program, types: Types, layouts: Layouts) -> Grouped:
     program, types = with_product_layouts(program, types, members)
     program, types = with_stored_columns(program, types, members)
     program, types, pairs = with_pair_sums(program, types, members)
+    program, types, tiled = with_tile_extrema(program, types)
+    tiles = {t.statement.output for found in tiled.values() for t in found}
     program, types, apart = with_invariants(program, types, members, pairs)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}
     kept = with_reads(program, chains.kernels.values())
@@ -200,7 +205,7 @@ def _grouped(program: Program, types: Types, layouts: Layouts) -> Grouped:
     recurrent = taken_by_recurrences(kept, types)
     taken = taken_by_products(kept, types, forms) - recurrent
     epilogues = {output for output in taken & forms.keys() - members if elementwise(forms[output].statement)}
-    for output in (*taken, *recurrent, *members, *pivots, *pairs, *apart):
+    for output in (*taken, *recurrent, *members, *pivots, *pairs, *apart, *tiles):
         forms.pop(output, None)
     for s in program.statements:
         across = s.output in forms and is_view(s, program, types) and _is_read_across(s.output, kept, forms)
@@ -220,11 +225,10 @@ def _grouped(program: Program, types: Types, layouts: Layouts) -> Grouped:
             for s in (*candidate.members, *candidate.after):
                 del around.free[s.output]
     made = _assembled(program, types, found, chains, around)
-    grouped_outputs = {s.output for g in made.groups.values() for s in (*g.statements, *g.after)}
-    barred = {*members, *grouped_outputs}
+    barred = {*members, *tiles, *(s.output for g in made.groups.values() for s in (*g.statements, *g.after))}
     program = with_windows(made.program, made.types, barred, _reads(made.program, chains))
     program = with_producers(program, made.types, barred, _reads(program, chains))
-    return replace(made, program=program, chains=chains.kernels)
+    return replace(made, program=program, chains=chains.kernels, tiled=tiled)
 
 
 def _joined(seed: LoopNest, around: Neighbourhood, types: Types, units: Units) -> GroupCandidate | None:

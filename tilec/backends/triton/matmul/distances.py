@@ -12,8 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+from tilec.backends.common.code import python_name
+from tilec.backends.triton.emit.accumulate import REDUCE_TEXT, Accumulator
 from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
@@ -26,7 +30,7 @@ from tilec.backends.triton.matmul.dot import (
     variables_outside,
     worthwhile,
 )
-from tilec.backends.triton.matmul.kernel import DotTask, DotWriter
+from tilec.backends.triton.matmul.kernel import BLOCK_ACROSS, BLOCK_DOWN, DotTask, DotWriter
 from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter, top_of, with_tops
 from tilec.backends.triton.matmul.precompute_operands import Precomputed, operand_of
 from tilec.backends.triton.matmul.split import SMALLER, SOME, SplitOperands, split_operands
@@ -34,9 +38,9 @@ from tilec.backends.triton.matmul.steps import launched
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.backends.triton.plan.plan import Release, Request, Setting, Step
 from tilec.backends.triton.plan.sizes import WHOLE_VECTOR, rounded_up
-from tilec.ir.index import Affine, linear, replace_indices
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Int, Statement
+from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType
 from tilec.lattice.sets import sizes_of
 
@@ -45,6 +49,7 @@ LEAST_POINTS = 2**26  # rows x columns x terms for which four launches more pay
 _KEPT = 1 / 32  # the least share of |l|^2 + |r|^2 that a result keeps its accuracy with: errors stay below 1e-5
 _LEAST_SQUARES, _MOST_SQUARES = "1.0e-28", "5.0e37"  # between which products of parts neither vanish nor overflow
 DISTANCE_BLOCK = Config(64, 64, 32, 4, 2)
+CarrySteps = Callable[[Statement, StridedView], list[Step]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,18 @@ class Distances(MatrixProduct):
 
     difference: Expr
     filled: tuple[Statement, ...] = ()
+
+
+@dataclass(frozen=True)
+class TileExtremum:
+    """What the tiles of distances are asked for: `statement` writes its element `[t, ...]`, of which t is the number of
+    a tile along the dimension `axis` of the distances, and the others are their dimensions `places`. The extremum of
+    each, or the number of the first point that holds it, where that is the output of `extremum`."""
+
+    statement: Statement
+    axis: int
+    places: tuple[int, ...]
+    extremum: str = ""
 
 
 def recognise_distances(space: Space, view: StridedView) -> Distances | None:
@@ -110,6 +127,11 @@ def _of_whole_vectors(dot: Dot, space: Space, view: StridedView) -> Distances | 
     return None if found is None else replace(found, filled=tuple(made))
 
 
+def tile_side() -> int:
+    """Rows and columns of the tiles of whose extrema there are programs."""
+    return min(DISTANCE_BLOCK.bm, DISTANCE_BLOCK.bn)
+
+
 def config_of(found: Distances, setting: Setting) -> Config:
     """The block; smaller where there are few pairs."""
     smaller = replace(choose_config(found, setting.device.shared), parts=1)
@@ -132,11 +154,13 @@ def distance_steps(
     found: Distances,
     flat: Statement,
     setting: Setting,
-    carry: Callable[[Statement, StridedView], list[Step]],
-    epilogue: Sequence[Statement],
+    carry: CarrySteps,
+    epilogue: Sequence[Statement] = (),
+    tiles: Sequence[TileExtremum] = (),
 ) -> list[Step] | None:
     """Parts of both operands and their squares, then the product; None where an operand is no tensor of its own.
-    `carry`: the steps of a statement into a tensor that they allocate."""
+    `carry`: the steps of a statement into a tensor that they allocate. `tiles`: what is stored in the product's
+    place."""
     divided = split_operands(found, last=found.dot.summed[-1])
     if divided is None:
         return None
@@ -146,8 +170,11 @@ def distance_steps(
     squares = squares_of(replace(found, view=copies.view))
     view = with_tops(squares, replace(copies.view, statement=found.view.statement))
     steps = [Request(s, view.types, view.strides, view.int64_index, partial(carry, s, view)) for s in squares]
-    task = DotTask(replace(found, view=view), "highest", config_of(found, setting), tuple(epilogue))
-    writer = DistanceWriter(difference, squares, task, split)
+    config = replace(DISTANCE_BLOCK, bm=tile_side(), bn=tile_side()) if tiles else config_of(found, setting)
+    after = tuple(t.statement for t in tiles) or tuple(epilogue)
+    task = DotTask(replace(found, view=view), "highest", config, after)
+    make = partial(TileExtremaWriter, tiles) if tiles else DistanceWriter
+    writer: DistanceWriter = make(difference, squares, task, split)
     own = [*copies.before, *steps, *launched(writer, flat), *copies.after]
     filled = [step for s in found.filled for step in carry(s, replace(found.view, statement=s))]
     return [*filled, *over.around(own), Release(tuple(s.output for s in (*squares, *found.filled)))]
@@ -238,3 +265,53 @@ class DistanceWriter(ExponentialWriter):
             self._each((self.difference,), step),
             assign("acc", "tl.where(acc != acc, total, acc)"),
         ]
+
+
+class TileExtremaWriter(DistanceWriter):
+    """The same, of which the extrema of each tile are stored alone."""
+
+    suffix = "_extrema"
+
+    def __init__(self, tiles: Sequence[TileExtremum], *given: Any):
+        self.tiled = tiles
+        super().__init__(*given)
+
+    def _store(self) -> None:
+        k, block = self.kernel, self._block(*self.around)
+        self._finish(block)
+        names = distinct_variables(self.space.statement.index) or ()
+        made: dict[str, str] = {}
+        for t in self.tiled:
+            s, v = t.statement, names[t.axis]
+            kept, taken, number = ("row", "col", BLOCK_ACROSS)
+            if v in self.dot.rows:
+                kept, taken, number = ("col", "row", BLOCK_DOWN)
+            dtype = self.view.types[s.output].dtype
+            accumulator = Accumulator.of(s.aggregation, dtype)
+            tests, value = [block.spread(f"{taken}_in", taken)], "acc"
+            if t.extremum:
+                tests.append(f"((acc == {block.spread(made[t.extremum], kept)}) | (acc != acc))")
+                value = f"tl.broadcast_to({block.variable(v)}, (BM, BN)).to({triton_type(dtype)})"
+            k.assign("value", where_text(tests, value, accumulator.identity_text))
+            made[s.output] = k.names.fresh(python_name(s.output).lower())
+            axis = block.axes.index(taken)
+            k.assign(made[s.output], REDUCE_TEXT[s.aggregation].format("value", axis))
+            lines = Frame(k, (kept,), {kept: f"{kept}_in"}, *self.around)
+            tile = k.names.fresh("tile_number")
+            k.value_of[tile] = k.line("at_tile", number)
+            index = [lines.form(Index(w)) for w in (tile, *(names[p] for p in t.places))]
+            k.store(lines.address(s.output, index, frozenset((kept,))), made[s.output], f"{kept}_in")
+
+
+def extremum_steps(
+    flat: Statement, view: StridedView, tiles: Sequence[TileExtremum], carry: CarrySteps, setting: Setting
+) -> list[Step] | None:
+    """Steps that compute extrema of tiles of distances; None where their kernel does not: these would be stored."""
+    space = build_space(view.statement, view.types)
+    found = None if space is None else recognise_distances(space, view)
+    names = distinct_variables(view.statement.index)
+    if found is None or names is None:
+        return None
+    if any((names[t.axis],) not in (found.dot.rows, found.dot.columns) for t in tiles):
+        return None
+    return distance_steps(found, flat, setting, carry, tiles=tiles)

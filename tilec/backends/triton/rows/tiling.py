@@ -14,6 +14,7 @@ from tilec.backends.triton.fusion.memory_order import NEIGHBOURS
 from tilec.backends.triton.fusion.recomputed.kernel_times import takes_vectors
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import Strides, filled_block, power_of_two
+from tilec.backends.triton.rows.online_softmax import rescaled
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, index_variables, value_accesses, variables_of, walk
@@ -207,7 +208,10 @@ def _looped(group: Group, together: int, types: Types) -> RowTiling:
 def _in_cache(group: Group, types: Types) -> set[str]:
     """Tensors whose rows a program reads again, if a cache holds a row of each multiprocessor from one walk over it to
     the next: then programs should be few, of many warps each."""
-    again = read_again(group, levels(group))
+    made = rescaled(group, types)
+    firsts = {s.output: s for s in made.group.statements if s.output in made.places}  # found as their extrema are
+    walked = replace(group, statements=tuple(firsts.get(s.output, s) for s in group.statements))
+    again = read_again(walked, levels(walked, made.places))
     row = sum(size_in_bytes(types[name]) for name in again) // group.count(group.rows)
     return again if row * MULTIPROCESSORS <= KEPT_FROM_WALK else set()
 

@@ -8,9 +8,10 @@ and after the run, and a slab that is still too large, are programs that may be 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tilec.backends.base import Lowering
 from tilec.backends.common.axis_tiling import Rules, Slab, TileRegion, accesses_of, read_at, run_over, slab_of
@@ -33,10 +34,13 @@ from tilec.backends.triton.plan.plan import (
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.schedule.planner import make_plan
 from tilec.cost import size_in_bytes
-from tilec.ir.program import Index, Input, Program, Statement, reads
+from tilec.ir.program import Index, Input, Program, Statement, map_expressions, reads
 from tilec.ir.types import TensorType, Types, shapes_in
 from tilec.transforms.lower.defract import defract, defracted_form
 from tilec.transforms.lower.reduce import reduce
+from tilec.transforms.simplify.evaluated import compared_sides, tensors_evaluated
+from tilec.transforms.util.naming import Names
+from tilec.transforms.util.rewrite import map_reads
 from tilec.transforms.util.tiled import Combine, Into, Slice, Start
 
 LEAST_BUDGET = 512 * 2**20  # bytes; slabs of so much take a few percent longer than the whole, of half as much twenty
@@ -110,11 +114,12 @@ def within(whole: Planned, budget: int, slab: int | None = None) -> Planned:
     if live_bytes <= budget:
         return whole
     selected = replace(whole, lowering=_selected(whole.lowering))
-    cut = _best(selected, slab or budget)
-    if cut is None:
-        return whole
-    made = replace(whole, plan=_Cutter(selected, slab or budget).plan(cut))
-    return made if made.live_bytes < MOST_TILED_SHARE * live_bytes else whole
+    made = whole
+    for recomputing in (False, True):
+        if made.live_bytes > budget and (cut := _best(selected, slab or budget, recomputing)) is not None:
+            other = replace(whole, plan=_Cutter(selected, slab or budget).plan(cut))
+            made = other if other.live_bytes < MOST_TILED_SHARE * made.live_bytes else made
+    return made
 
 
 def _selected(lowering: Lowering) -> Lowering:
@@ -144,19 +149,23 @@ def _selected(lowering: Lowering) -> Lowering:
 
 @dataclass(frozen=True)
 class Cut:
-    """A run, the statements around it, and about how many of its rows take as much as the budget."""
+    """A run, the statements around it, and about how many of its rows take as much as the budget. `again`: what it
+    computes that the statements after it do not read but compute again, and its names there."""
 
     before: tuple[Statement, ...]
     run: TileRegion
     rows: int
+    again: Mapping[str, str] = field(default_factory=dict)
 
 
-def _best(whole: Planned, budget: int) -> Cut | None:
-    """The run whose slabs spare the most and, of those that spare about as much, read the least anew."""
+def _best(whole: Planned, budget: int, recomputing: bool = False) -> Cut | None:
+    """The run whose slabs spare the most and, of those that spare about as much, read the least anew. `recomputing`:
+    what passes the budget is computed again after the run, where that needs what it has aggregated of all rows, and
+    nothing of it is kept between."""
     flat, types = whole.lowering.stages["flat"], whole.lowering.types
     own, work = _stored(whole.plan, flat, types)
     total = sum(own.values()) + sum(work.values())
-    found: list[tuple[int, int, int, TileRegion, int]] = []
+    found: list[tuple[int, int, int, TileRegion, int, frozenset[str]]] = []
     for place, first in enumerate(flat.statements):
         if 16 * (size_in_bytes(types[first.output]) + work.get(first.output, 0)) < total:
             continue
@@ -165,18 +174,41 @@ def _best(whole: Planned, budget: int) -> Cut | None:
                 continue
             run = run_over(flat.statements[place:], types, v.name, d, TILING_RULES)
             others = (*flat.statements[:place], *run.before, *run.after)
-            wanted = run.wanted(others, flat.outputs)
+            wanted = set(run.wanted(others, flat.outputs))
+            again = _recomputed(run, types, budget, wanted - {*flat.outputs}) if recomputing else frozenset()
+            if recomputing and not again:
+                continue
+            wanted -= again
             spared = sum(work.get(s.output, 0) for s in run.members)
             spared += sum(own.get(s.output, 0) for s in run.rows if s.output not in wanted)
             read = {n for s in run.members for n in reads(s)}
             before = {s.output for s in others} & read
             spared -= sum(size_in_bytes(types[n]) for n in before - own.keys() - set(flat.outputs))
-            found.append((spared, _anew(run, types), d, run, place))
+            found.append((spared, _anew(run, types), d, run, place, again))
     if not found or (most := max(f[0] for f in found)) <= 0:
         return None
-    spared, _, _, run, place = min((f for f in found if f[0] >= NEARLY * most), key=lambda f: f[1:3])
+    spared, _, _, run, place, again = min((f for f in found if f[0] >= NEARLY * most), key=lambda f: f[1:3])
     at_once = spared * min(1.0, whole.live_bytes / total)
-    return Cut((*flat.statements[:place], *run.before), run, max(1, int(budget * run.size / at_once)))
+    names = Names({*types})
+    renamed = {s.output: names.fresh(f"{s.output}_again") for s in run.rows if s.output in again}
+    return Cut((*flat.statements[:place], *run.before), run, max(1, int(budget * run.size / at_once)), renamed)
+
+
+def _recomputed(run: TileRegion, types: Types, budget: int, wanted: Collection[str]) -> frozenset[str]:
+    """Of what is `wanted` of a run's rows, what passes the budget, and what else does that it is made of. Empty where
+    nothing else would be left of the run, and where values are compared for equality with others than these: other
+    kernels may round them otherwise."""
+    large = {s.output for s in run.rows if size_in_bytes(types[s.output]) > budget}
+    found = large & {*wanted}
+    for s in reversed(run.rows):
+        found |= large & {*reads(s)} if s.output in found else set()
+    made = set(found)
+    for s in (*(s for s in run.rows if s.output in found), *run.after):
+        compared = [[tensors_evaluated(e) for e in sides] for sides in compared_sides(s)]
+        if any(x & made and y - made for sides in compared for x, y in itertools.permutations(sides, 2)):
+            return frozenset()
+        made |= set() if made.isdisjoint(reads(s)) else {s.output}
+    return frozenset(found) if len(found) < len(run.members) else frozenset()
 
 
 def _stored(plan: Plan, flat: Program, types: Types) -> tuple[dict[str, int], dict[str, int]]:
@@ -233,6 +265,7 @@ class _Cutter:
         self.strides |= {name: tuple(s) for name, s in zip(flat.input_names(), whole.strides, strict=True)}
 
     def plan(self, cut: Cut) -> Plan:
+        self._compute_again(cut)
         run, types = cut.run, self.types
         later = {n for s in run.after for n in reads(s)} | set(self.outputs)
         before = self._around(cut.before, later | {n for s in run.members for n in reads(s)})
@@ -250,6 +283,27 @@ class _Cutter:
         steps += [loop, *totals, *([Release(tuple(gone))] if gone else [])]
         after = self._around(run.after, set(self.outputs))
         return Plan((*steps, *([] if after is None else [after])), self.outputs)
+
+    def _compute_again(self, cut: Cut) -> None:
+        """Let what comes after the run compute again what it shall, in each stage."""
+        again, later = cut.again, {s.output for s in cut.run.after}
+
+        def renamed(s: Statement) -> Statement:
+            moved = map_expressions(s, lambda e: map_reads(e, again, lambda a: replace(a, tensor=again[a.tensor])))
+            return replace(moved, output=again.get(s.output, s.output))
+
+        if not again:
+            return
+        self.types = {**self.types, **{name: self.types[n] for n, name in again.items()}}
+        stages = dict(self.lowering.stages)
+        for stage in ("flat", "reduced", "defracted"):
+            statements = stages[stage].statements
+            copies = [renamed(s) for s in statements if s.output in again]
+            left = [renamed(s) if s.output in later else s for s in statements]
+            stages[stage] = replace(stages[stage], statements=(*left, *copies))
+        self.lowering = replace(self.lowering, stages=stages, types=self.types)
+        made = [s for s in cut.run.rows if s.output in again]
+        cut.run.after[:] = map(renamed, (*made, *cut.run.after))
 
     def _around(self, statements: Sequence[Statement], needed: set[str]) -> SubPlan | None:
         """Statements before or after the run as a part, cut in turn where it must be."""

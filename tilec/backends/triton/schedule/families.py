@@ -284,7 +284,7 @@ def _grouped(p: Problem, found: Any) -> list[Step] | None:
 def _of_distances(p: Problem, found: Distances) -> list[Step] | None:
     if p.epilogue and not p.space.covers:
         return None
-    carry = partial(_allocated_steps, setting=p.setting)
+    carry = partial(allocated_steps, setting=p.setting)
     own = distance_steps(found, p.flat, p.setting, carry, p.epilogue)
     return _pointwise(p, p.space) if own is None else own
 
@@ -376,7 +376,7 @@ FAMILIES = (
     Family(
         "product of exponentials",
         lambda p: recognise_log(p.space, p.view) or recognise_weighted(p.space, p.view),
-        lambda p, found: exponential_steps(p, found, _allocated_steps),
+        lambda p, found: exponential_steps(p, found, allocated_steps),
     ),
     Family("distances", lambda p: recognise_distances(p.space, p.view), _of_distances),
     Family(
@@ -387,10 +387,10 @@ FAMILIES = (
 
 
 def _requested(s: Statement, view: StridedView, setting: Setting) -> Request:
-    return Request(s, view.types, view.strides, view.int64_index, partial(_allocated_steps, s, view, setting))
+    return Request(s, view.types, view.strides, view.int64_index, partial(allocated_steps, s, view, setting))
 
 
-def _allocated_steps(s: Statement, view: StridedView, setting: Setting) -> list[Step]:
+def allocated_steps(s: Statement, view: StridedView, setting: Setting) -> list[Step]:
     t = view.types[s.output]
     return [Allocate(s.output, t.shape, t.dtype), *statement_steps(s, s, view.types, view.strides, setting)]
 

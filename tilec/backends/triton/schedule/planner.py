@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tilec.backends.base import Lowering
 from tilec.backends.common.chains.chain import ChainKernel, with_reads
@@ -11,6 +12,8 @@ from tilec.backends.triton.chains.launch import chain_steps
 from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.fusion.groups import Group, Grouped
 from tilec.backends.triton.fusion.horizontal_fusion import fusable, fuse_launches, join_gradients, join_launches
+from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.matmul.distances import TileExtremum, extremum_steps
 from tilec.backends.triton.matmul.pack import source_of_rows
 from tilec.backends.triton.plan.plan import (
     Allocate,
@@ -31,7 +34,7 @@ from tilec.backends.triton.rows.rows import row_launch
 from tilec.backends.triton.scan.scan import affine_recurrence
 from tilec.backends.triton.scatter.fixed_point import in_fixed_point
 from tilec.backends.triton.scatter.places import is_scatter, shared_margins
-from tilec.backends.triton.schedule.families import fused_steps, statement_steps, stored_steps
+from tilec.backends.triton.schedule.families import allocated_steps, fused_steps, statement_steps, stored_steps
 from tilec.backends.triton.schedule.materialize import made_once, resolve_requests
 from tilec.backends.triton.schedule.problem import Unit, needs_int64_index, problem_of
 from tilec.backends.triton.schedule.product_sums import product_sum_steps, product_sums
@@ -109,6 +112,10 @@ class _Planner:
         later = {m.output for found in self.sums.values() for m in found.members[:-1]}
         later |= {over.scatter.output for over in self.over.values()}
         later |= {self.product_sums[output].product.output for output in added}
+        for distances, tiles in self.grouping.tiled.items():
+            if (unit := self._tiled_unit(distances, tiles)) is not None:
+                added[tiles[0].statement.output] = unit
+                later.add(distances)
         units: list[Unit] = []
         done = {*self.sources}
         for place, s in enumerate(self.flat.statements):
@@ -227,6 +234,16 @@ class _Planner:
         if steps is None or not self._has_elements(output):
             return None
         return Unit((found.product, found.added), (output,), (self._allocated(output), *steps))
+
+    def _tiled_unit(self, distances: str, tiles: Sequence[TileExtremum]) -> Unit | None:
+        """Distances, of which what tiles are asked for is stored, where one kernel computes both."""
+        s = next(s for s in self.flat.statements if s.output == distances)
+        members = (s, *(t.statement for t in tiles))
+        int64_index = needs_int64_index(members, self.types, self.strides, None)
+        view = StridedView(self.defracted[distances], self.types, self.strides, int64_index)
+        steps = extremum_steps(s, view, tiles, partial(allocated_steps, setting=self.setting), self.setting)
+        outputs = tuple(m.output for m in members[1:])
+        return None if steps is None else Unit(members, outputs, (*map(self._allocated, outputs), *steps))
 
     def _recurrence_unit(self, place: int) -> Unit:
         """A recurrence and its epilogue: many steps at once where they are affine and that pays."""
