@@ -89,13 +89,34 @@ HEADS = "O[b, n, d : B, N, D] = +(X[b, h, n, e] * W[h, e, d]);"
 
 def test_rows_that_begin_between_lines_are_copied_where_a_library_does_not_multiply() -> None:
     """A row of 1432 elements is 22.4 lines of the caches, one of 1472 is 23."""
-    head, shapes = "X[B, H, N, E], W[H, E, D]) -> (O", ((8, 24, 2056, 40), (24, 40, 1432))
+    head, shapes = "X[B, H, N, E], W[H, E, D]) -> (O", ((8, 24, 2056, 64), (24, 64, 1432))
     ours = source(head, HEADS, *shapes)
-    assert "O_W_2 = torch.empty((24, 40, 1472)" in ours and "gluon_map(O_W_2" in ours and "O_X" not in ours
-    assert "_W_" not in source(head, HEADS, shapes[0], (24, 40, 1408))
-    assert "_W_" not in source(head, HEADS, (2, 3, 200, 40), (3, 40, 1432))  # no time to lose
+    assert "O_W_2 = torch.empty((24, 64, 1472)" in ours and "gluon_map(O_W_2" in ours and "O_X" not in ours
+    assert "_W_" not in source(head, HEADS, shapes[0], (24, 64, 1408))
+    assert "_W_" not in source(head, HEADS, (2, 3, 200, 64), (3, 64, 1432))  # no time to lose
     library = source("X[N, H], W[V, H]) -> (S", WORDS, (4096, 1432), (4096, 1432))
     assert "_lines(" in library and "_W_" not in library
+
+
+ACROSS_HEADS = "G[h, e, d : H, E, D] = +(X[b, h, n, e] * C[b, n, d]);"
+
+
+def test_variables_of_which_boxes_are_mostly_empty_lie_next_to_each_other_in_a_copy() -> None:
+    """Heads of 68 elements take two boxes of 64 each, or one of 128; forty of them 42.5 boxes."""
+    head, shapes = "X[B, H, N, E], W[H, E, D]) -> (O", ((8, 40, 1514, 68), (40, 68, 2176))
+    ours = source(head, HEADS, *shapes)
+    assert "O_X_0_2_1_3 = torch.empty((8, 1514, 2752)" in ours
+    assert "gluon_map(O_X_0_2_1_3, 0, (12112, 2720), (2752, 1)" in ours and "gluon_map(W, 0, (2720, 2176)" in ours
+    across = source("X[B, H, N, E], C[B, N, D]) -> (G", ACROSS_HEADS, shapes[0], (8, 1514, 2176))
+    assert "gluon_map(G_X_0_2_1_3, 0, (12112, 2720), (2752, 1)" in across and "gluon_map(G, 0, (2720, 2176)" in across
+    followed = source(head, HEADS.replace("O[", "P[") + " O = relu(P);", *shapes)
+    assert "_X_0_2_1_3" in followed and "relu" in followed
+    for other in ((8, 40, 1514, 128), (1, 2, 70, 68)):  # full boxes; no time to lose
+        assert "_0_2_1_3" not in source(head, HEADS, other, (other[1], other[3], 2176))
+    bounded = HEADS.replace("e]);", "e]), h < 30;").replace("d]);", "d]), h < 30;")  # which are not one variable
+    assert "_0_2_1_3" not in source(head, bounded, *shapes)
+    apart = "O[b, n, d : B, N, D] = +(X[b, h, n, e] * W[e, h, d]);"  # which lie in another order there
+    assert "_0_2_1_3" not in source("X[B, H, N, E], W[E, H, D]) -> (O", apart, shapes[0], (68, 40, 2176))
 
 
 GATED = "A[m, j : M, J] = +(X[m, h] * W[h, j]); B[m, j : M, J] = +(X[m, h] * V[h, j]); Y = silu(A) * B;"

@@ -9,6 +9,9 @@ import torch
 
 import tilec
 from tilec.backends.triton.matmul import pack
+from tilec.backends.triton.matmul.dot import MatrixProduct
+from tilec.backends.triton.matmul.hopper import aligned_copies
+from tilec.backends.triton.plan.plan import Setting
 
 MONARCH = """function (X[N, D], L[G, P, P], M[P, G, G]) -> (Y) {
     Z = reshape(X, N, G, P);
@@ -69,3 +72,29 @@ def test_values_and_gradients(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
     tolerance = 1e-5 if dtype == torch.float32 else 0.01
     for a, b in zip((y, *found), (wanted, *torch.autograd.grad(wanted, exact, y.detach().double())), strict=True):
         assert (a.double() - b).norm() <= tolerance * b.norm()
+
+
+HEADS = """function (X[B, H, N, E], W[H, E, D], C[D]) -> (Y) {
+    O[b, n, d : B, N, D] = +(X[b, h, n, e] * W[h, e, d]);
+    Y = relu(O + C);
+}"""
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [((0, 2, 1, 3), 2), ((2, 0, 1, 3), 2), ((2, 0, 1, 3), 3), ((0, 1, 2, 3), 1)])
+def test_copies_with_joined_axes(layout: tuple, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def copied(product: MatrixProduct, _: Setting) -> pack.OperandRewrite | None:
+        heads = {a: pack.CopyLayout(*layout) for a in product.accesses() if len(a.index) == 4 and "." not in a.tensor}
+        made.extend(a.tensor for a in heads)
+        return pack.over_copied(product, heads)
+
+    monkeypatch.setattr(aligned_copies, "with_batches_apart", copied)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (3, 5, 19, 7), (5, 7, 33), (33,)
+    x, w, c = (torch.randint(-2, 3, shape, generator=generator).to(dtype) for shape in shapes)
+    y = tilec.compile(HEADS, backend="triton")(x, w, c)
+    wanted = (torch.einsum("bhne,hed->bnd", x.double(), w.double()) + c.double()).relu()
+    assert made and torch.equal(y.double(), wanted.to(dtype).double())

@@ -47,6 +47,27 @@ def test_values(name: str, library: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(f(*given), torch.einsum(equation, *given))
 
 
+@pytest.mark.parametrize("shape", [(19, 17, 4), (1, 1, 1), (3, 0, 2)])
+def test_ranges_of_summed_variables(
+    shape: tuple[int, int, int], library: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of what scales six weights of a row each, which are made of their bytes."""
+    monkeypatch.setattr(pairs, "TERMS", 1.0)
+    m, n, g = shape
+    source = """function (X[M, K], D[M, N], Q[L, N], S[G, N]) -> (Y) {
+        Y[g, n : G, N] = +(D[m, n] * X[m, 6*g + 2*h + l] * (int32(Q[3*g + h, n]) >> l)), h < 3, l < 2;
+    }"""
+    generator = torch.Generator().manual_seed(0)
+    x, d = (torch.randint(-3, 4, s, generator=generator).float() for s in ((m, 6 * g + 5), (m, n)))
+    q = torch.randint(0, 8, (3 * g + 2, n), generator=generator).to(torch.uint8)
+    f = tilec.compile(source, backend="triton")
+    products = (d.T @ x)[:, : 6 * g].reshape(n, g, 3, 2)
+    digits = torch.stack([q >> k for k in range(2)], -1)[: 3 * g].reshape(g, 3, n, 2)
+    assert torch.equal(f(x, d, q, torch.empty(g, n)), torch.einsum("nghl,ghnl->gn", products, digits.float()))
+    if min(shape) > 1:
+        assert "Y_1" in f.lower(x, d, q, torch.empty(g, n)).source()
+
+
 def test_terms_of_a_scan(library: bool) -> None:
     """What is scanned is a product over axes that kernels walk as one."""
     source = """function (X[A, B, T, D], W[D, F]) -> (O) {

@@ -118,9 +118,17 @@ def paired(
         name = fresh(len(found) + 1)
         index = tuple((Affine.variable(v) - low[v]).to_expr() for v in order)
         body = product_of([e for _, e in chosen])
-        found.append(Statement(name, index, tuple(Int(extent[v]) for v in order), body, "sum", span=s.span))
+        bounds = bounds_on(s, own - frozenset(left))  # of what is left the sizes are bounds
+        sizes = tuple(Int(extent[v]) for v in order)
+        found.append(Statement(name, index, sizes, body, "sum", constraints=bounds, span=s.span))
         operands.append((frozenset(order), Access(name, index)))
-    return [*found, replace(s, body=scaled(product_of([e for _, e in operands]), whole.scale))]
+    bounds = bounds_on(s, frozenset().union(*(g for g, _ in operands)))
+    return [*found, replace(s, body=scaled(product_of([e for _, e in operands]), whole.scale), constraints=bounds)]
+
+
+def bounds_on(s: Statement, names: Collection[str]) -> tuple[Constraint, ...]:
+    """Those of a statement's constraints that say how many values one of these variables has."""
+    return tuple(c for c in s.constraints if linear(c.expr).bare in names)
 
 
 def seconds_of(whole: FactorSpace, dtype: str) -> float:

@@ -29,7 +29,7 @@ from tilec.backends.triton.chains.tiling import (
 )
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
-from tilec.backends.triton.matmul.pack import copied_apart
+from tilec.backends.triton.matmul.pack import CopyLayout, copied_apart
 from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Pointer, Release, Setting, Step
@@ -101,7 +101,8 @@ class _ChainPlanner:
         copies: dict[str, str] = {}
         for name in names:
             copies[name] = f"{self.kernel.outputs[-1]}.{name}_rows"
-            view, once, released = copied_apart(copies[name], name, len(self.types[name].shape) - 1, view)
+            layout = CopyLayout(tuple(range(len(self.types[name].shape))))
+            view, once, released = copied_apart(copies[name], name, layout, view)
             before.append(once)
             after += released
         strides = {n: view.strides[c] for n, c in copies.items()}

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from tilec.backends.common.domain import access_conditions, build_domain, whole_arguments
 from tilec.backends.common.terms import sum_of
+from tilec.backends.triton.emit.epilogue import as_assignment
 from tilec.backends.triton.iteration.coalesce import StridedView, values
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.sizes import contiguous_strides
@@ -295,12 +296,14 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
         return None
 
     asked: dict[Constraint, None] = {}
-    filled = s.guard is None and writes_all(s, dict(zip(names, types[s.output].shape, strict=True)), types)
+    extent = dict(zip(names, types[s.output].shape, strict=True))
+    whole = as_assignment(s, types)
+    filled = whole.guard is None and writes_all(whole, extent, types)
 
     def visit(e: Expr) -> Expr:
         match e:
             case Access() if e.tensor == s.output and filled and places[e] == ONE:
-                return _filled_at(s, e, types)
+                return _filled_at(whole, e, types)
             case Pad(Access() | Inside() as read, other) if (a := access_of(read)).tensor == s.output:
                 inner = element_at(s, a, types) if isinstance(read, Access) else ONE
                 return Call("select", (places[a], inner, visit(other))) if places[a] != ONE else inner

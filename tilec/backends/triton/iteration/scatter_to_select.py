@@ -4,28 +4,80 @@
 fills the rest of the row in the same pass, and can share a kernel with what else walks the rows: the gradient of a
 cross-entropy does. So it is with an element whose place is a sum of the row's variables: a diagonal, `G[r, r + 1]`.
 What `G[r, T[r]] = +(D[r, c])` adds up for that element is a sum of the row first (a margin from the named element to
-each other).
+each other). The one elementwise statement that reads such a row holds the selection itself, which can then be the
+epilogue of a product: the gradient of a contrastive loss, whose diagonal is one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Program, Statement, index_variables, rebuild, walk
-from tilec.ir.types import TensorType, Types
+from tilec.backends.triton.iteration.space import build_space
+from tilec.ir.functions import ZERO
+from tilec.ir.index import distinct_variables, linear
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Pad,
+    Program,
+    Statement,
+    accesses_in,
+    index_variables,
+    rebuild,
+    walk,
+)
+from tilec.ir.types import NARROW, TensorType, Types, is_floating
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure
+from tilec.transforms.util.rewrite import body_at, with_parts
 
 
 def with_selections(program: Program, types: Types) -> tuple[Program, Types]:
     """The flat program with such writes as selections, and all types."""
     names, known = Names.of(program), dict(types)
     statements: list[Statement] = []
+    selected: set[str] = set()
     for s in program.statements:
         place = _named(s)
         statements += [s] if place is None else _selected(s, place, names, known)
-    return replace(program, statements=tuple(statements)), known
+        selected |= set() if place is None else {s.output}
+    return _within_readers(replace(program, statements=tuple(statements)), selected - {*program.outputs}, known), known
+
+
+def _within_readers(program: Program, selected: Collection[str], types: Types) -> Program:
+    """The program with selections of floats within the statement that reads them, if that is one that assigns each
+    element, and reads no other elements than its own."""
+    statements = {s.output: s for s in program.statements}
+    for s in program.statements:
+        readers = program.readers(s.output) if s.output in selected else ()
+        if len(readers) != 1 or s.aggregation != "sum" or not is_floating(types[s.output].dtype):
+            continue
+        value = Call(types[s.output].dtype, (s.body,)) if types[s.output].dtype in NARROW else s.body
+        body = value if s.guard is None else Call("select", (s.guard, value, ZERO))
+        whole = replace(s, aggregation="assign", body=body, guard=None)
+        reader = statements[readers[0].output]
+        read = Access(s.output, reader.index or ())
+        own = all(a == read for a in accesses_in(*reader.roots) if a.tensor == s.output)
+        if not own or any(isinstance(e, Inside | Pad) for e in walk(*reader.roots)):
+            continue
+        if all(_assigns_all(x, types) for x in (whole, reader)):
+            here = body_at(whole, read.index)
+            statements[reader.output] = replace(reader, body=with_parts(reader.body, {read: here}))
+            del statements[s.output]
+    return replace(program, statements=tuple(statements.values()))
+
+
+def _assigns_all(s: Statement, types: Types) -> bool:
+    """Whether a statement assigns each element of its output, at one variable each, whatever its values are."""
+    if s.aggregation != "assign" or s.guard is not None or s.default is not None or distinct_variables(s.index) is None:
+        return False
+    space = build_space(s, types) if is_pure(s) else None
+    return space is not None and not space.reductions and not space.valid and space.covers
 
 
 def _named(s: Statement) -> int | None:

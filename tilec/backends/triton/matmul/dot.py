@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Condition, free
-from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS, FactorSpace, as_floats, paired
+from tilec.backends.common.pairs import LEAST, PRODUCTS, TERMS, FactorSpace, as_floats, bounds_on, paired
 from tilec.backends.common.terms import split_factors
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
@@ -381,7 +381,7 @@ def pairwise(space: Space, types: Types, variables_of: Callable[[Expr], frozense
     if s.aggregation != "sum" or s.guard is not None or s.default is not None or space.valid or space.stored:
         return None
     dtype, split = types[s.output].dtype, split_factors(s.body, types)
-    if s.constraints or len(space.classes) != 1 or split is None:
+    if bounds_on(s, space.reductions) != s.constraints or len(space.classes) != 1 or split is None:
         return None
     if expression_type(s.body, types).dtype in FLOATS:
         factors = as_floats(split[0], types, dtype)

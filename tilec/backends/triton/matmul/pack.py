@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilec.backends.common.pairs import PRODUCTS
 from tilec.backends.triton.emit.frame import free_of
@@ -86,29 +86,73 @@ def touched_elements(product: MatrixProduct) -> list[Access]:
     return [*dict.fromkeys(product.accesses()), Access(s.output, s.index or ())]
 
 
+@dataclass(frozen=True)
+class CopyLayout:
+    """How a copy lies in memory: its axes, outermost first, of which the last `joined` make up one row. Rows begin at
+    whole vectors."""
+
+    order: tuple[int, ...]
+    joined: int = 1
+
+    @classmethod
+    def with_last(cls, axis: int, rank: int) -> CopyLayout:
+        return cls((*(a for a in range(rank) if a != axis), axis))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the copy differs from a contiguous tensor in where rows begin alone."""
+        return self.joined == 1 and self.order == tuple(range(len(self.order)))
+
+    def memory(self, t: TensorType) -> tuple[int, ...]:
+        """The shape of what is allocated."""
+        shape = [t.shape[a] for a in self.order]
+        inner = len(shape) - self.joined
+        return rows_of_vectors(replace(t, shape=(*shape[:inner], math.prod(shape[inner:]))))
+
+    def strides(self, t: TensorType) -> tuple[int, ...]:
+        """The strides of the tensor's axes in the copy."""
+        inside = contiguous([t.shape[a] for a in self.order[len(self.order) - self.joined :]])
+        found = dict(zip(self.order, (*contiguous(self.memory(t))[:-1], *inside), strict=True))
+        return tuple(found[a] for a in range(len(self.order)))
+
+
+def copy_name(output: str, access: Access, layout: CopyLayout) -> str:
+    """The name of a copy for the product that is called so."""
+    *_, last = order = layout.order
+    axes = (last,) if layout == CopyLayout.with_last(last, len(order)) else order
+    return f"{output}.{access.tensor}_{'_'.join(map(str, axes))}"
+
+
 def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) -> OperandRewrite | None:
     """The product over copies of tensors with these axes innermost, their rows at whole vectors, its result moved to
     its place afterwards; None where there are none."""
+    found = {a: CopyLayout.with_last(x, len(a.index)) for a, x in axes.items() if x is not None}
+    return over_copied(product, found)
+
+
+def over_copied(product: MatrixProduct, layouts: Mapping[Access, CopyLayout]) -> OperandRewrite | None:
+    """The product over copies of tensors that lie so, its result moved to its place afterwards; None where there are
+    none."""
     space, view = product.space, product.view
     s, index = view.statement, view.statement.index or ()
     before: list[Step] = []
     after: list[Step] = []
     copies: dict[Expr, Expr] = {}
     for access in dict.fromkeys(product.accesses()):
-        axis = axes.get(access)
-        if axis is not None:
-            name = f"{s.output}.{access.tensor}_{axis}"
-            view, once, released = copied_apart(name, access.tensor, axis, view)
+        layout = layouts.get(access)
+        if layout is not None:
+            name = copy_name(s.output, access, layout)
+            view, once, released = copied_apart(name, access.tensor, layout, view)
+            view = _in_order(name, layout, view)
             before.append(once)
             after += released
-            copies[access] = replace(access, tensor=name)
+            copies[access] = replace(access, tensor=name, index=tuple(access.index[a] for a in layout.order))
     s = replace(s, body=with_parts(s.body, copies))
-    axis = axes.get(Access(s.output, index))
-    if axis is not None:
+    layout = layouts.get(Access(s.output, index))
+    if layout is not None:
         name, output = f"{s.output}.apart", s.output
-        order = _order(axis, len(index))
-        view = _with_copy(name, output, order, view)
-        before.append(Allocate(name, _memory(view.types[name], order), view.types[name].dtype))
+        view = _with_copy(name, output, layout, view)
+        before.append(Allocate(name, layout.memory(view.types[name]), view.types[name].dtype))
         after = [*_copy(name, output, view), Release((name,)), *after]
         s = replace(s, output=name)
     if not before:
@@ -117,12 +161,31 @@ def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) ->
     return OperandRewrite(view, replace(space, statement=s), tuple(before), tuple(after))
 
 
-def copied_apart(name: str, tensor: str, axis: int, view: StridedView) -> tuple[StridedView, Once, list[Step]]:
-    """All tensors with a copy in which that axis lies innermost and rows begin at whole vectors, the step that makes
-    it, of which one serves all, and what lets it go."""
-    key = ("apart", tensor, view.types[tensor].shape, view.strides[tensor], axis)
-    view, made, released = _copied_to(name, tensor, axis, view, as_stored=True)
+def _in_order(name: str, layout: CopyLayout, view: StridedView) -> StridedView:
+    """The view with a copy's axes in the order in which they lie."""
+    t, strides = view.types[name], view.strides[name]
+    shape = tuple(t.shape[a] for a in layout.order)
+    return view.with_tensor(name, replace(t, shape=shape), tuple(strides[a] for a in layout.order))
+
+
+def copied_apart(name: str, tensor: str, layout: CopyLayout, view: StridedView) -> tuple[StridedView, Once, list[Step]]:
+    """All tensors with a copy that lies so, the step that makes it, of which one serves all, and what lets it go."""
+    shape, strides = view.types[tensor].shape, view.strides[tensor]
+    rows = _rows(shape, strides) if layout.in_place else (shape, strides)
+    key = ("apart", tensor, *rows, CopyLayout(tuple(range(len(rows[0])))) if layout.in_place else layout)
+    view, made, released = _copied_to(name, tensor, layout, view, as_stored=True)
     return view, Once(key, (name,), tuple(made)), released
+
+
+def _rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A tensor's shape and strides with all axes but the last as one that lie so: of equal ones copies are equal."""
+    found = [*zip(shape[-1:], strides[-1:], strict=True)]
+    for n, step in reversed([*zip(shape[:-1], strides[:-1], strict=True)]):
+        count, least = found[-1]
+        joined = len(found) > 1 and step == count * least
+        found[-1:] = [(n * count, least)] if joined else [found[-1], (n, step)]
+    sizes, steps = zip(*reversed(found), strict=True) if shape else ((), ())
+    return sizes, steps
 
 
 def is_element(e: Expr) -> bool:
@@ -189,41 +252,29 @@ def _copied(tensor: str, axis: int, view: StridedView) -> tuple[str, StridedView
     name = f"{tensor}.packed{axis}"
     if name in view.types:  # a tensor times itself is copied once
         return name, view, [], []
-    return name, *_copied_to(name, tensor, axis, view)
+    return name, *_copied_to(name, tensor, CopyLayout.with_last(axis, len(view.types[tensor].shape)), view)
 
 
 def _copied_to(
-    name: str, tensor: str, axis: int, view: StridedView, as_stored: bool = False
+    name: str, tensor: str, layout: CopyLayout, view: StridedView, as_stored: bool = False
 ) -> tuple[StridedView, list[Step], list[Step]]:
     """All tensors with the copy, steps that make it and let it go. `as_stored`: neighbours of a block are neighbours
     in the copy."""
-    order = _order(axis, len(view.types[tensor].shape))
-    view = _with_copy(name, tensor, order, view)
-    made = Allocate(name, _memory(view.types[name], order), view.types[name].dtype)
-    copied = _copy(tensor, name, view, order if as_stored else None)
+    view = _with_copy(name, tensor, layout, view)
+    made = Allocate(name, layout.memory(view.types[name]), view.types[name].dtype)
+    copied = _copy(tensor, name, view, layout.order if as_stored else None)
     return view, [made, *copied], [Release((name,))]
 
 
-def _order(last: int, rank: int) -> list[int]:
-    return [*(a for a in range(rank) if a != last), last]
-
-
-def _with_copy(name: str, tensor: str, order: Sequence[int], view: StridedView) -> StridedView:
-    """The view with a tensor of the same shape whose axes lie in that order."""
-    t = view.types[tensor]
-    strides = dict(zip(order, contiguous(_memory(t, order)), strict=True))
-    return view.with_tensor(name, t, tuple(strides[a] for a in range(len(order))))
-
-
-def _memory(t: TensorType, order: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a copy with axes in that order in memory: rows of 16 bits begin at whole vectors."""
-    return rows_of_vectors(replace(t, shape=tuple(t.shape[a] for a in order)))
+def _with_copy(name: str, tensor: str, layout: CopyLayout, view: StridedView) -> StridedView:
+    """The view with a tensor of the same shape that lies so."""
+    return view.with_tensor(name, view.types[tensor], layout.strides(view.types[tensor]))
 
 
 def source_of_rows(step: Step) -> str | None:
     """The tensor of which the step makes a copy that differs from it in where rows begin alone."""
     match step:
-        case Once(key=("apart", str(tensor), tuple(shape), tuple(strides), int(axis))) if axis == len(shape) - 1:
+        case Once(key=("apart", str(tensor), tuple(shape), tuple(strides), CopyLayout() as layout)) if layout.in_place:
             return tensor if strides == contiguous(shape) else None
     return None
 

@@ -185,9 +185,7 @@ def _of_biased(p: Problem) -> list[Step] | None:
 
 
 def _left_to_library(p: Problem, _: object = None) -> bool:
-    if p.product is None or mostly_padding(p.product):
-        return False
-    return not ours_is_faster(p.product, p.setting)
+    return p.product is not None and not mostly_padding(p.product) and not ours_is_faster(p.product, p.setting)
 
 
 def _in_place(p: Problem) -> MatrixProduct | None:
@@ -200,7 +198,8 @@ def _in_place(p: Problem) -> MatrixProduct | None:
 
 
 def _over_copies(p: Problem, product: MatrixProduct) -> OperandRewrite | None:
-    return over_copies(product, p.setting, lambda: by_library(p) is not None, lambda: _left_to_library(p))
+    library, left = (lambda: by_library(p) is not None), (lambda: _left_to_library(p))
+    return over_copies(product, p.setting, library, left, alone=not p.epilogue)
 
 
 def _of_over_copies(p: Problem, over: OperandRewrite) -> list[Step] | None:

@@ -2,17 +2,20 @@
 
 Rows of 16-bit elements that begin anywhere, such as those of a vocabulary of 50257 words, have no tensor maps, and a
 library multiplies them at a fifth of its rate. Rows that begin between lines of the caches have maps, but a box of them
-takes up to twice as long to come, since its rows lie in two lines each. A copy's rows begin with lines.
+takes up to twice as long to come, since its rows lie in two lines each. A copy's rows begin with lines. Where several
+variables are summed, boxes take them one by one: of 68 elements of each head two boxes of 64, nearly half of them
+empty. In a copy those variables lie next to each other, as one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from tilec.backends.common.pairs import LEAST, PRODUCTS
-from tilec.backends.triton.iteration.coalesce import StridedView
+from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.matmul.class_columns import class_columns
 from tilec.backends.triton.matmul.dot import (
     LAUNCH_SECONDS,
@@ -26,14 +29,17 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps, timed_steps
 from tilec.backends.triton.matmul.pack import (
     FEWEST_BATCHES,
+    CopyLayout,
+    copy_name,
     is_element,
+    over_copied,
     rows_aligned,
     touched_elements,
     with_axes_last,
     with_batches_apart,
 )
 from tilec.backends.triton.plan.plan import Setting
-from tilec.backends.triton.plan.sizes import CACHE_LINE, copied_row
+from tilec.backends.triton.plan.sizes import CACHE_LINE, VECTOR_BYTES, copied_row
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import least
 from tilec.ir.index import distinct_variables, linear
@@ -47,14 +53,19 @@ WINDOW_AXES = 2  # of windows for which a library's convolution of odd channels 
 LIBRARY_GROUPS = 8  # what a library's convolution of groups takes, beside a product of as many terms, at least
 
 
+_Copies = Mapping[Access, CopyLayout]  # by what reads a tensor: how its copy lies
+_Way = tuple[float, OperandRewrite | None]  # seconds, and copies where there are some
+
+
 def over_copies(
-    product: MatrixProduct, setting: Setting, by_library: Callable[[], bool], left: Callable[[], bool]
+    product: MatrixProduct, setting: Setting, by_library: Callable[[], bool], left: Callable[[], bool], alone: bool
 ) -> OperandRewrite | None:
     """The product over copies that lie as kernels read them; None where nothing is gained. `by_library`: whether a
-    library takes it as it is; `left`: whether kernels of ours are no faster then."""
+    library takes it as it is; `left`: whether kernels of ours are no faster then; `alone`: whether it has no
+    epilogue."""
     if worthwhile(product.dot, product.space):
         found = with_batches_apart(product, setting) or with_channels_last(product, setting)
-        found = found or with_rows_aligned(product, setting, lambda: left() and by_library())
+        found = found or with_rows_aligned(product, setting, lambda: left() and by_library(), alone)
         if found is not None:
             return found
     return with_channels_aligned(product, setting, by_library, left)
@@ -75,13 +86,13 @@ def with_channels_last(product: MatrixProduct, setting: Setting) -> OperandRewri
     if None in axes.values() or hopper_steps(product, setting) is not None:
         return None
     copied = {a: axis for a, axis in axes.items() if product.view.strides[a.tensor][axis or 0] != 1}
-    if (LIBRARY_GROUPS - 1) * product.multiplications / PRODUCTS[dot.dtype] < _copying(copied, product.view):
+    if (LIBRARY_GROUPS - 1) * product.multiplications / PRODUCTS[dot.dtype] < _copying(_in_rows(copied), product.view):
         return None
     return _on_hopper(with_axes_last(product, copied), setting)
 
 
 def with_rows_aligned(
-    product: MatrixProduct, setting: Setting, by_library: Callable[[], bool]
+    product: MatrixProduct, setting: Setting, by_library: Callable[[], bool], alone: bool = True
 ) -> OperandRewrite | None:
     """A product of matrices of 16 bits over copies of the operands whose rows do not begin at whole vectors, and of
     those whose rows begin between lines of the caches where the boxes of Hopper's kernels gain more than a copy takes;
@@ -92,42 +103,135 @@ def with_rows_aligned(
     if not all(len(side) == 1 and is_element(side[0]) for side in (dot.left, dot.right)):
         return None
     lost = (UNALIGNED - 1) * product.multiplications / PRODUCTS[dot.dtype]
+    needed = _in_need(product, setting, alone)
+    if needed is None or lost < _copying(needed[0], view):
+        return None
+    wanted, late = needed
+    together = [dot.summed, *((dot.rows, dot.columns) if alone else ())]
+    joined = {a: layout for a in product.accesses() if (layout := _joined(a, product, together)) is not None}
+    if not wanted:
+        worth = [found for found in (late, joined) if found and lost >= _copying(found, view)]
+        if not worth or by_library():
+            return None
+    found = _timed(product, wanted, late, setting)
+    over = _over(product, joined)
+    inner = None if over is None else _in_need(over.coalesced, setting, alone)
+    if over is not None and inner is not None and _are_one(joined, product, over.coalesced):
+        times = [time for time, _ in _timed(over.coalesced, *inner, setting)]
+        found += [(least(times, float) + COPIES * _copying(joined, view), over)] if times else []
+    return _fastest(found)
+
+
+def _in_need(product: MatrixProduct, setting: Setting, alone: bool) -> tuple[_Copies, _Copies] | None:
+    """Copies of operands whose rows do not begin at whole vectors, and of those that kernels may read as they are, as
+    `with_rows_aligned` says; None where one that is needed has no rows."""
+    view = product.view
     axes = {a: _rows_axis(a.tensor, view) for a in product.accesses() if distinct_variables(a.index) is not None}
-    copied = {a: axes.get(a) for a in product.accesses() if not rows_aligned(a.tensor, view, setting)}
-    if None in copied.values() or lost < _copying(copied, view):
+    unaligned = [a for a in product.accesses() if not rows_aligned(a.tensor, view, setting)]
+    as_one = [a for a in unaligned if alone and a in axes and _aligned_as_one(a, product, setting)]
+    if any(axes.get(a) is None for a in unaligned):
         return None
-    late = {a: axis for a, axis in axes.items() if a not in copied and _gains_lines(a.tensor, axis, view)}
-    if not copied and (not late or lost < _copying(late, view) or by_library()):
-        return None
-    return _fastest(product, copied, late, setting)
+    gaining = [a for a, x in axes.items() if a not in unaligned and _gains_lines(a.tensor, x, view)]
+    needed = {a: axes[a] for a in unaligned if a not in as_one}
+    return _in_rows(needed), _in_rows({a: axes[a] for a in axes if a in as_one or a in gaining})
 
 
-def _fastest(
-    product: MatrixProduct, wanted: Mapping[Access, int | None], late: Mapping[Access, int | None], setting: Setting
-) -> OperandRewrite | None:
-    """The product over the copies that are wanted and those others, the smallest first, with which Hopper's kernels
-    take the least time, that of copying included; None where that is none, or they take none."""
-    found: list[tuple[float, OperandRewrite | None]] = []
+def _aligned_as_one(access: Access, product: MatrixProduct, setting: Setting) -> bool:
+    """Whether an operand walks its rows, or columns, as one, so that a map of them has no strides between vectors."""
+    dot, space, view = product.dot, product.space, product.view
+    t, strides, at = view.types[access.tensor], view.strides[access.tensor], _axes(access)
+    for group in (dot.rows, dot.columns):
+        own = _as_they_lie([v for v in group if v in at], access, view)
+        if len(own) > 1 and strides[at[own[-1]]] == 1 and _lie_together(own, access, view):
+            others = [strides[at[v]] * ITEM_BYTES[t.dtype] for v in at if v not in own and not space.single(v)]
+            return access.tensor not in setting.misaligned and all(step % VECTOR_BYTES == 0 for step in others)
+    return False
+
+
+def _in_rows(axes: Mapping[Access, int | None]) -> dict[Access, CopyLayout]:
+    """Layouts with these axes innermost."""
+    return {a: CopyLayout.with_last(axis, len(a.index)) for a, axis in axes.items() if axis is not None}
+
+
+def _joined(access: Access, product: MatrixProduct, groups: Sequence[Sequence[str]]) -> CopyLayout | None:
+    """The layout of a copy of an operand in which the variables of one of the groups, of which some are its innermost,
+    lie next to each other, as they do in the product's other tensor that knows them; None where they lie so, are one,
+    or do not there."""
+    dot, space, view = product.dot, product.space, product.view
+    at = _axes(access)
+    every = [dot.batch, dot.rows, dot.columns, dot.summed]
+    kept = [_as_they_lie([v for v in g if v in at and not space.single(v)], access, view) for g in every]
+    last = [g for g in kept if g and view.strides[access.tensor][at[g[-1]]] == 1]
+    inner = next((g for g in last if any({*g} <= {*own} for own in groups)), [])
+    other = next((a for a in touched_elements(product) if a != access and {*inner} <= _axes(a).keys()), None)
+    if len(inner) < 2 or _lie_together(inner, access, view) or other is None:
+        return None
+    ordered = _as_they_lie(inner, other, view)
+    if ordered[-1] != inner[-1] or not _lie_together(ordered, other, view):
+        return None
+    outer = [v for v in at if space.single(v)] + [v for g in kept if g is not inner for v in g]
+    return CopyLayout(tuple(at[v] for v in (*outer, *ordered)), len(ordered))
+
+
+def _are_one(joined: _Copies, product: MatrixProduct, over: MatrixProduct) -> bool:
+    """Whether what lies next to each other in copies is one variable there: else these would be copied again."""
+    left = {a.tensor: len(a.index) for a in over.accesses()}
+    output = product.space.statement.output
+    return all(left[copy_name(output, a, x)] <= len(a.index) - x.joined + 1 for a, x in joined.items())
+
+
+def _axes(a: Access) -> dict[str, int]:
+    """The axes that variables walk alone."""
+    return {v: axis for axis, v in enumerate(distinct_variables(a.index) or ())}
+
+
+def _as_they_lie(names: Sequence[str], a: Access, view: StridedView) -> list[str]:
+    """Variables in the order in which an access walks memory, outermost first."""
+    at = _axes(a)
+    return sorted(names, key=lambda v: -view.strides[a.tensor][at[v]])
+
+
+def _lie_together(names: Sequence[str], a: Access, view: StridedView) -> bool:
+    """Whether an access walks these variables, outermost first, as one."""
+    at, shape, strides = _axes(a), view.types[a.tensor].shape, view.strides[a.tensor]
+    return all(strides[at[v]] == strides[at[w]] * shape[at[w]] for v, w in pairwise(names))
+
+
+def _over(product: MatrixProduct, copied: _Copies) -> OperandRewrite | None:
+    """The product over copies, with summed variables as one that lie so there; None where there are none."""
+    over = over_copied(product, copied)
+    own = None if over is None else product_over(coalesce(over.view, lambda pair: pair <= {*product.dot.summed}))
+    if over is None or own is None:
+        return None
+    return replace(over, view=own.view, space=own.space, dot=replace(own.dot, scale=product.dot.scale))
+
+
+def _timed(product: MatrixProduct, wanted: _Copies, late: _Copies, setting: Setting) -> list[_Way]:
+    """The product over the copies that are wanted and some of those others, the smallest first: the seconds of
+    Hopper's kernels, where these take it, and of copying."""
+    found = list[_Way]()
     smallest = sorted(late, key=lambda a: size_in_bytes(product.view.types[a.tensor]))
-    for some in (smallest[:n] for n in range(len(smallest) + 1)):
-        copied = {**wanted, **{a: late[a] for a in some}}
-        over = with_axes_last(product, copied)
-        own = product if over is None else product_over(over.view)
+    for n in range(len(smallest) + 1):
+        copied = {**wanted, **{a: late[a] for a in smallest[:n]}}
+        over = _over(product, copied)
+        own = None if over is None and copied else product if over is None else over.coalesced
         timed = None if own is None else timed_steps(own, setting)
-        if own is not None and timed is not None:
-            dot = replace(own.dot, scale=product.dot.scale)
-            over = None if over is None else replace(over, view=own.view, space=own.space, dot=dot)
+        if timed is not None:
             found.append((timed[0] / 1e6 + COPIES * _copying(copied, product.view), over))
-    return least(found, lambda way: way[0])[1] if found else None
+    return found
 
 
-def _copying(copied: Mapping[Access, int | None], view: StridedView) -> float:
+def _fastest(ways: Sequence[_Way]) -> OperandRewrite | None:
+    """None where that is the product as it is, or there are none."""
+    return least(ways, lambda way: way[0])[1] if ways else None
+
+
+def _copying(copied: _Copies, view: StridedView) -> float:
     """Seconds that copies take."""
     moved = 0.0
-    for a, axis in copied.items():
+    for a, layout in copied.items():
         t = view.types[a.tensor]
-        row = t.shape[axis or 0]
-        moved += size_in_bytes(t) * (1 + copied_row(row, ITEM_BYTES[t.dtype]) / max(row, 1))
+        moved += size_in_bytes(t) + math.prod(layout.memory(t)) * ITEM_BYTES[t.dtype]
     return moved / MEMORY_BYTES + len(copied) * LAUNCH_SECONDS
 
 
@@ -152,14 +256,14 @@ def with_channels_aligned(
     if not unaligned <= channels.keys():
         return None
     channels = {a: axis for a, axis in channels.items() if view.types[a.tensor].shape[axis] >= LEAST}
-    copied = {a: axis for a, axis in channels.items() if a in unaligned}
-    late = {a: x for a, x in channels.items() if a not in copied and _gains_lines(a.tensor, x, view)}
+    copied = _in_rows({a: axis for a, axis in channels.items() if a in unaligned})
+    late = _in_rows({a: x for a, x in channels.items() if a not in copied and _gains_lines(a.tensor, x, view)})
     took = math.prod(max(n, LEAST) for n in product.counts) * product.repeated / PRODUCTS[dot.dtype]
     if copied and (1 / POINTERS - 1) * took < _copying(copied, view) or not copied and (not late or left()):
         return None
     if late and worthwhile(dot, product.space):
-        return _fastest(product, copied, late, setting)
-    over = with_axes_last(product, copied)
+        return _fastest(_timed(product, copied, late, setting))
+    over = over_copied(product, copied)
     own = None if over is None else product_over(over.view)
     if own is None:
         return None
