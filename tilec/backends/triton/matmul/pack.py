@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilec.backends.common.pairs import PRODUCTS
 from tilec.backends.triton.emit.frame import free_of
@@ -37,6 +38,7 @@ LEAST_WORK = 2**27  # multiplications that repay a copy
 LEAST_SUMMED = 16  # points of any other reduction that do
 FEWEST_BATCHES, FEWEST_APART = 4, 16  # of what lies innermost, and elements that lie next to each other in the copy
 LEAST_BYTES_APART = 2**21  # bytes of a tensor that caches would hold
+OWN_SHAPES: Mapping[Access, tuple[int, ...]] = MappingProxyType({})
 
 
 def packed(product: MatrixProduct) -> OperandRewrite | None:
@@ -86,9 +88,12 @@ def touched_elements(product: MatrixProduct) -> list[Access]:
     return [*dict.fromkeys(product.accesses()), Access(s.output, s.index or ())]
 
 
-def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) -> OperandRewrite | None:
+def with_axes_last(
+    product: MatrixProduct, axes: Mapping[Access, int | None], shapes: Mapping[Access, tuple[int, ...]] = OWN_SHAPES
+) -> OperandRewrite | None:
     """The product over copies of tensors with these axes innermost, their rows at whole vectors, its result moved to
-    its place afterwards; None where there are none."""
+    its place afterwards; None where there are none. `shapes`: of copies that are larger than the tensors, with zeros
+    behind these."""
     space, view = product.space, product.view
     s, index = view.statement, view.statement.index or ()
     before: list[Step] = []
@@ -98,7 +103,7 @@ def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) ->
         axis = axes.get(access)
         if axis is not None:
             name = f"{s.output}.{access.tensor}_{axis}"
-            view, once, released = copied_apart(name, access.tensor, axis, view)
+            view, once, released = copied_apart(name, access.tensor, axis, view, shapes.get(access))
             before.append(once)
             after += released
             copies[access] = replace(access, tensor=name)
@@ -117,11 +122,13 @@ def with_axes_last(product: MatrixProduct, axes: Mapping[Access, int | None]) ->
     return OperandRewrite(view, replace(space, statement=s), tuple(before), tuple(after))
 
 
-def copied_apart(name: str, tensor: str, axis: int, view: StridedView) -> tuple[StridedView, Once, list[Step]]:
+def copied_apart(
+    name: str, tensor: str, axis: int, view: StridedView, shape: tuple[int, ...] | None = None
+) -> tuple[StridedView, Once, list[Step]]:
     """All tensors with a copy in which that axis lies innermost and rows begin at whole vectors, the step that makes
-    it, of which one serves all, and what lets it go."""
-    key = ("apart", tensor, view.types[tensor].shape, view.strides[tensor], axis)
-    view, made, released = _copied_to(name, tensor, axis, view, as_stored=True)
+    it, of which one serves all, and what lets it go. `shape`: as `with_axes_last` has it."""
+    key = ("apart", tensor, view.types[tensor].shape, view.strides[tensor], axis, *(shape or ()))
+    view, made, released = _copied_to(name, tensor, axis, view, True, shape)
     return view, Once(key, (name,), tuple(made)), released
 
 
@@ -193,12 +200,17 @@ def _copied(tensor: str, axis: int, view: StridedView) -> tuple[str, StridedView
 
 
 def _copied_to(
-    name: str, tensor: str, axis: int, view: StridedView, as_stored: bool = False
+    name: str,
+    tensor: str,
+    axis: int,
+    view: StridedView,
+    as_stored: bool = False,
+    shape: tuple[int, ...] | None = None,
 ) -> tuple[StridedView, list[Step], list[Step]]:
     """All tensors with the copy, steps that make it and let it go. `as_stored`: neighbours of a block are neighbours
     in the copy."""
     order = _order(axis, len(view.types[tensor].shape))
-    view = _with_copy(name, tensor, order, view)
+    view = _with_copy(name, tensor, order, view, shape)
     made = Allocate(name, _memory(view.types[name], order), view.types[name].dtype)
     copied = _copy(tensor, name, view, order if as_stored else None)
     return view, [made, *copied], [Release((name,))]
@@ -208,9 +220,12 @@ def _order(last: int, rank: int) -> list[int]:
     return [*(a for a in range(rank) if a != last), last]
 
 
-def _with_copy(name: str, tensor: str, order: Sequence[int], view: StridedView) -> StridedView:
-    """The view with a tensor of the same shape whose axes lie in that order."""
+def _with_copy(
+    name: str, tensor: str, order: Sequence[int], view: StridedView, shape: tuple[int, ...] | None = None
+) -> StridedView:
+    """The view with a tensor of the same shape, or of that one, whose axes lie in that order."""
     t = view.types[tensor]
+    t = t if shape is None else replace(t, shape=shape)
     strides = dict(zip(order, contiguous(_memory(t, order)), strict=True))
     return view.with_tensor(name, t, tuple(strides[a] for a in range(len(order))))
 

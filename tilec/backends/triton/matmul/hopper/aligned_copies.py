@@ -26,6 +26,7 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps, timed_steps
 from tilec.backends.triton.matmul.pack import (
     FEWEST_BATCHES,
+    OWN_SHAPES,
     is_element,
     rows_aligned,
     touched_elements,
@@ -33,7 +34,7 @@ from tilec.backends.triton.matmul.pack import (
     with_batches_apart,
 )
 from tilec.backends.triton.plan.plan import Setting
-from tilec.backends.triton.plan.sizes import CACHE_LINE, copied_row
+from tilec.backends.triton.plan.sizes import CACHE_LINE, copied_row, rounded_up
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import least
 from tilec.ir.index import distinct_variables, linear
@@ -103,31 +104,61 @@ def with_rows_aligned(
 
 
 def _fastest(
-    product: MatrixProduct, wanted: Mapping[Access, int | None], late: Mapping[Access, int | None], setting: Setting
+    product: MatrixProduct,
+    wanted: Mapping[Access, int | None],
+    late: Mapping[Access, int | None],
+    setting: Setting,
+    filled: bool = False,
 ) -> OperandRewrite | None:
     """The product over the copies that are wanted and those others, the smallest first, with which Hopper's kernels
-    take the least time, that of copying included; None where that is none, or they take none."""
+    take the least time, that of copying included; None where that is none, or they take none. `filled`: rows of copies
+    may end with boxes."""
     found: list[tuple[float, OperandRewrite | None]] = []
     smallest = sorted(late, key=lambda a: size_in_bytes(product.view.types[a.tensor]))
     for some in (smallest[:n] for n in range(len(smallest) + 1)):
         copied = {**wanted, **{a: late[a] for a in some}}
-        over = with_axes_last(product, copied)
-        own = product if over is None else product_over(over.view)
-        timed = None if own is None else timed_steps(own, setting)
-        if own is not None and timed is not None:
-            dot = replace(own.dot, scale=product.dot.scale)
-            over = None if over is None else replace(over, view=own.view, space=own.space, dot=dot)
-            found.append((timed[0] / 1e6 + COPIES * _copying(copied, product.view), over))
+        for shapes in (OWN_SHAPES, *filter(None, [_filled(copied, product)] if filled else [])):
+            over = with_axes_last(product, copied, shapes)
+            own = product if over is None else product_over(over.view)
+            timed = None if own is None else timed_steps(own, setting)
+            if own is not None and timed is not None:
+                dot = replace(own.dot, scale=product.dot.scale)
+                over = None if over is None else replace(over, view=own.view, space=own.space, dot=dot)
+                found.append((timed[0] / 1e6 + COPIES * _copying(copied, product.view, shapes), over))
     return least(found, lambda way: way[0])[1] if found else None
 
 
-def _copying(copied: Mapping[Access, int | None], view: StridedView) -> float:
+def _filled(copied: Mapping[Access, int | None], product: MatrixProduct) -> Mapping[Access, tuple[int, ...]]:
+    """Shapes of copies whose rows end with boxes, of those whose own would end inside of one, which takes longer to
+    come. What is summed is filled with zeros in both operands."""
+    types, accesses = product.view.types, product.accesses()
+    whole: dict[str, int] = {}
+    for a, axis in copied.items():
+        t = types[a.tensor]
+        if axis is not None and (v := linear(a.index[axis]).bare) is not None:
+            whole[v] = rounded_up(t.shape[axis], CACHE_LINE // ITEM_BYTES[t.dtype])
+    for v in {*whole} & {*product.dot.summed}:
+        if any(a not in copied and v in linear(e).variables() for a in accesses for e in a.index):
+            del whole[v]
+    bare = {a: [linear(e).bare for e in a.index] for a in copied}
+    shapes = {
+        a: tuple(whole.get(v or "", n) for v, n in zip(bare[a], types[a.tensor].shape, strict=True)) for a in bare
+    }
+    return {a: shape for a, shape in shapes.items() if shape != types[a.tensor].shape}
+
+
+def _copying(
+    copied: Mapping[Access, int | None],
+    view: StridedView,
+    shapes: Mapping[Access, tuple[int, ...]] = OWN_SHAPES,
+) -> float:
     """Seconds that copies take."""
     moved = 0.0
     for a, axis in copied.items():
         t = view.types[a.tensor]
-        row = t.shape[axis or 0]
-        moved += size_in_bytes(t) * (1 + copied_row(row, ITEM_BYTES[t.dtype]) / max(row, 1))
+        made = replace(t, shape=shapes.get(a, t.shape))
+        row = made.shape[axis or 0]
+        moved += size_in_bytes(t) + size_in_bytes(made) * copied_row(row, ITEM_BYTES[t.dtype]) / max(row, 1)
     return moved / MEMORY_BYTES + len(copied) * LAUNCH_SECONDS
 
 
@@ -142,7 +173,7 @@ def with_channels_aligned(
     backward, cuDNN 809."""
     dot, view = product.dot, product.view
     windows = max((sum(linear(e).bare is None for e in a.index) for a in product.accesses()), default=0)
-    if dot.dtype not in NARROW or not windows or (windows > WINDOW_AXES and by_library()):
+    if dot.dtype not in NARROW or not windows:
         return None
     if not all(map(is_element, (*dot.left, *dot.right))):
         return None
@@ -153,18 +184,26 @@ def with_channels_aligned(
         return None
     channels = {a: axis for a, axis in channels.items() if view.types[a.tensor].shape[axis] >= LEAST}
     copied = {a: axis for a, axis in channels.items() if a in unaligned}
-    late = {a: x for a, x in channels.items() if a not in copied and _gains_lines(a.tensor, x, view)}
-    took = math.prod(max(n, LEAST) for n in product.counts) * product.repeated / PRODUCTS[dot.dtype]
-    if copied and (1 / POINTERS - 1) * took < _copying(copied, view) or not copied and (not late or left()):
+    if copied and windows > WINDOW_AXES and by_library():
         return None
-    if late and worthwhile(dot, product.space):
-        return _fastest(product, copied, late, setting)
+    late = {a: x for a, x in channels.items() if a not in copied and _gains(a.tensor, x, view)}
+    took = math.prod(max(n, LEAST) for n in product.counts) * product.repeated / PRODUCTS[dot.dtype]
+    lost = math.inf if by_library() else (1 / POINTERS - 1) * took  # a library copies, too
+    if copied and lost < _copying(copied, view) or not copied and (not late or left()):
+        return None
+    if worthwhile(dot, product.space):
+        return _fastest(product, copied, late, setting, filled=True)
     over = with_axes_last(product, copied)
     own = None if over is None else product_over(over.view)
-    if own is None:
-        return None
-    fits = hopper_steps(own, setting) if worthwhile(own.dot, own.space) else class_columns(own, setting)
-    return None if fits is None else over
+    return None if own is None or class_columns(own, setting) is None else over
+
+
+def _gains(tensor: str, axis: int, view: StridedView) -> bool:
+    """Whether boxes of a copy, which is not too large, come faster: a tensor's channels begin between lines of the
+    caches, or they end inside of boxes."""
+    t = view.types[tensor]
+    ending = t.shape[axis] % (CACHE_LINE // ITEM_BYTES[t.dtype]) != 0 and size_in_bytes(t) <= MOST_COPIED
+    return ending or _gains_lines(tensor, axis, view)
 
 
 def _gains_lines(tensor: str, axis: int | None, view: StridedView) -> bool:
