@@ -202,6 +202,13 @@ CHOSEN = {
 }
 
 
+@pytest.mark.parametrize(("columns", "several"), [(128, None), (152, 3), (192, 3), (256, None), (320, None)])
+def test_columns_that_fill_no_tile_are_several_boxes(columns: int, several: int | None) -> None:
+    case = Convolution(32, (56, 56), 64, columns, (3, 3), pad=1).forward()
+    found = default_plan(case.dot, case.tensors("bfloat16"))
+    assert found is not None and found[1].unrolled == (None if several is None else ("o", several))
+
+
 @pytest.mark.parametrize("name", CHOSEN)
 @pytest.mark.one_in(5)
 def test_first_guesses_and_candidates_fit(name: str) -> None:

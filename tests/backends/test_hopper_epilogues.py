@@ -190,6 +190,20 @@ def test_sums_that_are_split(name: str) -> None:
     np.testing.assert_array_equal(found["Y"], wanted["Y"])
 
 
+@pytest.mark.parametrize("consumers", [1, 2])
+@pytest.mark.parametrize("stored", [False, True], ids=["alone", "stored"])
+@pytest.mark.parametrize("name", ["bias and relu", "rows without a map"])
+@pytest.mark.covering
+def test_boxes_side_by_side(name: str, consumers: int, stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a program's boxes of columns has the epilogue, those behind the last column none."""
+    monkeypatch.setattr(hopper, "MULTIPROCESSORS", 2)
+    stored = stored and name != "rows without a map"  # both are stored through maps
+    tiles = replace(boxes(n=64, m=16, k=32), unrolled=("m", 3), consumers=consumers)
+    found, wanted = carried_out(name, tiles, special=True, stored=stored)
+    for t in found:
+        np.testing.assert_array_equal(found[t], wanted[t])
+
+
 WIDE = ((16384, 1024), (4096, 1024), (4096,))
 PLANS = {  # text, shapes, whether one launch of ours has all
     "costly": ("Y = gelu(S + B);", WIDE, True),

@@ -55,11 +55,46 @@ def test_two_products_share_a_copy() -> None:
 def test_convolutions_of_odd_channels_read_copies() -> None:
     head = "D[N, Y, X, O], K[3, 3, C, O]) -> (G"
     text = "G[n, 2*y + p, 2*x + q, c : N, 2*Y, 2*X, C] = +(D[n, y, x, o] * K[p, q, c, o]);"
-    for channels in (3, 72):
+    for channels, row in (
+        (3, 80),
+        (72, 128),
+    ):  # whole vectors; boxes too, which take longer where a tensor ends in them
         ours = source(head, text, (32, 64, 64, 70), (3, 3, channels, 70))
-        assert copies(ours) == ["(32, 64, 64, 80)"] and "gluon_map(G_D_3" in ours and "_dot" not in ours
+        assert copies(ours) == [f"(32, 64, 64, {row})"] and "gluon_map(G_D_3" in ours and "_dot" not in ours
         assert not copies(source(head, text, (32, 64, 64, 80), (3, 3, channels, 80)))
     assert not copies(source(head, text, (1, 4, 4, 70), (3, 3, 72, 70)))  # no time to lose
+
+
+def test_copies_of_convolutions_end_with_boxes() -> None:
+    """A box that ends behind its tensor takes three times as long as others. Zeros fill what is summed, in the kernel
+    too, and both gradients read one copy of the cotangent."""
+    text = "G[n, z, y, x, o : N, U, H, W, O] = +(D[n, z + k - 1, y + j - 1, x + i - 1, c] * K[o, k, j, i, c]);"
+    f = tilec.compile(f"function (D[N, U, H, W, C], K[O, 3, 3, 3, C]) -> (G) {{ {text} }}")
+    for channels, copied in ((56, True), (64, False)):
+        image, kernel = ((8, 16, 66, 53, channels), (56, 3, 3, 3, channels))
+        specs = [tilec.spec(shape, "bfloat16") for shape in (image, kernel)]
+        ours = f.lower(*specs, target="sm_90").source()
+        assert copies(ours) == ["(8, 16, 66, 53, 64)"] * copied
+        assert ("G_K_4 = torch.empty((56, 3, 3, 3, 64)" in ours) == copied
+    specs = [tilec.spec(shape, "bfloat16") for shape in (image[:-1] + (56,), kernel[:-1] + (56,), image[:-1] + (56,))]
+    both = f.grad(["D", "K"]).lower(*specs, target="sm_90").source()
+    assert sorted(re.findall(r"(\w+) = torch.empty\(\(8, 16, 66, 53, 64\)", both)) == ["DD_DG_4", "DK_D_4"]
+    assert "DD_K_4 = torch.empty((64, 3, 3, 3, 64)" in both
+
+
+def test_a_library_takes_channels_that_fill_its_boxes_better() -> None:
+    """96 channels are three of its boxes and one and a half of ours; gradients, which it is slow at, stay ours."""
+    text = "G[n, y, x, o : N, H, W, O] = +(D[n, y + j - 1, x + i - 1, c] * K[o, j, i, c]);"
+    f = tilec.compile(f"function (D[N, H, W, C], K[O, 3, 3, C]) -> (G) {{ {text} }}")
+    for channels, library in ((96, True), (128, False), (152, False)):
+        image, kernel = (
+            tilec.spec((32, 56, 56, channels), "bfloat16"),
+            tilec.spec((channels, 3, 3, channels), "bfloat16"),
+        )
+        assert ("rt.convolution(" in f.lower(image, kernel, target="sm_90").source()) == library
+        assert "rt.convolution" not in f.grad(["D", "K"]).lower(image, kernel, image, target="sm_90").source()
+    odd = tilec.spec((38, 48, 34, 94), "bfloat16"), tilec.spec((112, 3, 3, 94), "bfloat16")
+    assert copies(f.lower(*odd, target="sm_90").source())  # as a library does
 
 
 def test_products_over_copies_have_an_epilogue() -> None:

@@ -9,7 +9,7 @@ import torch
 
 import tilec
 from tilec.backends.triton import TritonBackend
-from tilec.backends.triton.matmul import precompute_operands
+from tilec.backends.triton.matmul import precompute_operands, steps
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Allocate
 from tilec.backends.triton.schedule import families
@@ -52,9 +52,10 @@ def test_exact_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(found.nan_to_num(7.0), exact.nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("special", [False, True])
-def test_a_small_factor_is_looked_at_first(special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it cannot have made wrong is left as it is."""
+@pytest.mark.parametrize("place", [None, 17, -3])
+def test_a_small_factor_is_looked_at_first(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it cannot have made wrong is left as it is. Programs look at it in several goes, and each at several blocks
+    of the result if there is anything in it."""
 
     def repaired(p, product):
         t = product.view.types[p.flat.output]
@@ -64,12 +65,16 @@ def test_a_small_factor_is_looked_at_first(special: bool, monkeypatch: pytest.Mo
         ]
 
     monkeypatch.setattr(families, "_product_steps", repaired)
+    for name, value in (("CAUSE_RATE", 1e15), ("CAUSE_BLOCK", 1024), ("MULTIPROCESSORS", 2)):
+        monkeypatch.setattr(steps, name, value)
     generator = torch.Generator().manual_seed(0)
-    x, k = (torch.randint(-3, 4, s, generator=generator).float() for s in ((1, 4, 5, 16), (16, 3, 3, 16)))
-    if special:
-        k.view(-1)[17] = torch.inf
-    found = tilec.compile(f"{CONVOLUTION}// {special}", backend="triton")(x, k).double()
-    if not special:
+    x, k = (torch.randint(-3, 4, s, generator=generator).float() for s in ((1, 9, 5, 16), (33, 3, 3, 16)))
+    if place is not None:
+        k.view(-1)[place] = torch.inf
+    f = tilec.compile(f"{CONVOLUTION}// {place}", backend="triton")
+    assert "R_repair[(2, 1, 1)]" in f.lower(x, k).source()
+    found = f(x, k).double()
+    if place is None:
         assert found.isnan().all()
         return
     exact = tilec.compile(CONVOLUTION, backend="torch")(x.double(), k.double())

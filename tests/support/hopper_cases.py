@@ -33,6 +33,11 @@ CASES = {
         replace(boxes(split=3, o=64, i=32, n=4, y0=4, y1=2), unrolled=("j1", 3)),
         "float16",
     ),
+    "boxes of columns side by side": (
+        matmul(200, 139, 168, right="nk"),
+        replace(boxes(8, m=128, n=32, k=32), unrolled=("n", 3)),
+        "bfloat16",
+    ),
     "strided forward": (STRIDED.forward(), boxes(n=2, y0=4, y1=8, o=32, i=16), "float16"),
     "strided, dilated forward": (SEED.forward(), boxes(n=2, y0=4, y1=8, o=32, i=16), "float16"),
     "strided input gradient": (STRIDED.input_gradient(), boxes(n=2, q0=4, q1=8, i=16, o=32), "float16"),
@@ -88,6 +93,16 @@ STAYING = {
     "kernel gradient, two of three values at once": (
         replace(STRIDED, kernel="ohwi").kernel_gradient(),
         replace(boxes(split=2, o=64, i=16, n=2, y0=2, y1=8), unrolled=("j0", 2)),
+        "bfloat16",
+    ),
+    "forward, boxes of columns side by side": (
+        STORED_OTHERWISE.forward(),
+        replace(boxes(n=2, y0=4, y1=8, o=16, i=16), unrolled=("o", 2)),
+        "bfloat16",
+    ),
+    "matmul, boxes of columns side by side": (
+        matmul(200, 136, 168, out="mn"),
+        replace(boxes(m=64, n=16, k=32), unrolled=("n", 3)),
         "bfloat16",
     ),
 }

@@ -55,3 +55,11 @@ def test_what_spreads_a_smaller_tensor_is_not_stored() -> None:
     }"""
     found = lowered(source, (2048, 2048), (2048, 2048), gradient=True)
     assert found.cost().bytes_moved <= 4 * 2048 * 2048 * 4
+
+
+def test_sums_across_rows_that_nearly_fill_a_block_have_one_each() -> None:
+    """Blocks of 64 sums of 56 channels would begin inside of images, and read parts of two."""
+    source = "function (I[N, H, W, C]) -> (O) { O[n, c : N, C] = mean(I[n, y, x, c]); }"
+    for channels, own in ((56, True), (64, False), (33, False)):
+        text = lowered(source, (32, 104, 144, channels)).source()
+        assert ("BM=1, BN=64, BR=64" in text) == own

@@ -100,6 +100,10 @@ class DotWriter:
     def tiles(self) -> int:
         return output_tiles(self.product, self.config)
 
+    def programs(self) -> int:
+        """How many there are of a class and a part of its sums."""
+        return self.tiles()
+
     def write(self) -> None:
         k = self.kernel
         self._place()
@@ -124,16 +128,18 @@ class DotWriter:
         k.assign("part_in", f"part < {k.count(rows)}")
         k.axis_of.pop("row.", None)  # the rows of all of the block stand together no more
         k.decode(Axis("part", rows, str(self._at_once)))
-        return Frame(k, ("part", "col"), {"part": "part_in", "col": "col_in"}, frozenset(("part", *rows)))
+        own = frozenset(("part", *rows))
+        return Frame(k, ("part", "col"), {"part": "part_in", "col": "col_in"}, *self.around, own)
 
-    def _place(self) -> None:
-        """The program's rows, columns and batch; neighbours in time share rows and columns in the cache."""
+    def _place(self, number: str = "") -> None:
+        """The rows, columns and batch of a block, the program's own or that of this number; neighbours in time share
+        rows and columns in the cache."""
         k, dot = self.kernel, self.dot
         k.residues()
         for v in (*self.space.outputs, *self.space.reductions):
             if self.space.single(v):
                 k.value_of[v] = k.low(v)
-        pid = k.program()
+        pid = number or k.program()
         k.assign("down", self._down())
         k.assign("across", f"tl.cdiv({k.count(dot.columns)}, BN)")
         tile = pid

@@ -190,6 +190,7 @@ def mostly_padding(product: MatrixProduct) -> bool:
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
 FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
 CHANNELS, MOST_EMPTY = 64, 2  # channels of a box; what boxes may compute beside what is asked for, at most
+LIBRARY_CHANNELS, EMPTIER = 32, 1.25  # those of a library's; what ours may compute beside what its do, at most
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
@@ -337,25 +338,44 @@ def ours_is_faster(product: MatrixProduct, setting: Setting) -> bool:
     """Hopper's kernels against cuDNN on 16-bit and tf32 convolutions: even at worst, whatever the kernel's layout, and
     no look at the result for infinities at its borders afterwards. Matrix products stay the library's where they are
     plain: it would copy others before or after. Convolutions that must be split over programs for few columns stay the
-    library's as well: kernel gradients of 64 channels take ours a third longer. So do those of which tiles are mostly
-    empty: 5 x 5 of 40 to 80 channels take ours 127 us forward and 319 backward, cuDNN 98 and 204 (H100)."""
+    library's as well: kernel gradients of 64 channels take ours a third longer. So do those, gradients aside, of which
+    its tiles hold more: 3 x 3 from 96 to 96 channels takes ours 61 us, cuDNN 39, and backward 131 and 216 (H100)."""
     bare = all(linear(e).bare is not None for a in product.accesses() for e in a.index)
     plain = bare and is_plain(product, has_long_rows(product, setting)) and _stores_vectors(product, setting)
     steps = None if plain else hopper_steps(product, setting)
     split = steps is not None and len(steps) > 1
-    padded = not bare and _all_rows_aligned(product, setting) and _padding_of_channels(product) > MOST_EMPTY
+    padded = not bare and _all_rows_aligned(product, setting) and _reads_windows(product) and _emptier(product)
     return steps is not None and not padded and (bare or not split or product.counts[1] > FEW_COLUMNS)
 
 
-def _padding_of_channels(product: MatrixProduct) -> float:
-    """How many times as much tiles compute as is asked for, since they take channels by the box."""
+def _reads_windows(product: MatrixProduct) -> bool:
+    """Whether windows of an image and their channels are summed over, as they lie: gradients turn windows round, or
+    sum over places."""
+    summed, strides = {*product.dot.summed}, product.view.strides
+    for a in product.accesses():
+        windows = [form for e in a.index if (form := linear(e)).bare is None]
+        channels = {linear(e).bare for e, n in zip(a.index, strides[a.tensor], strict=True) if n == 1}
+        turned = any(form.coefficient(v) < 0 for form in windows for v in summed & {*form.variables()})
+        if windows and (turned or channels.isdisjoint(summed)):
+            return False
+    return True
+
+
+def _emptier(product: MatrixProduct) -> bool:
+    """Whether tiles compute much more than is asked for, or than a library's, which take half as many channels at a
+    time where that divides those that are summed."""
     s = product.space.statement
     tensors = {Access(s.output, s.index or ()), *product.accesses()}
     inner = {
         linear(e).bare for a in tensors for e, n in zip(a.index, product.view.strides[a.tensor], strict=True) if n == 1
     }
-    counts = [n for v in inner if v is not None and (n := product.space.largest(v)) > 1]
-    return math.prod(rounded_up(n, CHANNELS) / n for n in counts)
+    counts = {v: n for v in inner if v is not None and (n := product.space.largest(v)) > 1}
+
+    def computed(channels: int) -> float:
+        return math.prod(rounded_up(n, channels) / n for n in counts.values())
+
+    halves = all(counts[v] % LIBRARY_CHANNELS == 0 for v in counts if v in product.dot.summed)
+    return computed(CHANNELS) > (min(MOST_EMPTY, EMPTIER * computed(LIBRARY_CHANNELS)) if halves else MOST_EMPTY)
 
 
 def _stores_vectors(product: MatrixProduct, setting: Setting) -> bool:

@@ -89,10 +89,11 @@ def touched_elements(product: MatrixProduct) -> list[Access]:
 @dataclass(frozen=True)
 class CopyLayout:
     """How a copy lies in memory: its axes, outermost first, of which the last `joined` make up one row. Rows begin at
-    whole vectors."""
+    whole vectors. `shape`: of a copy that is larger than the tensor, with zeros behind it."""
 
     order: tuple[int, ...]
     joined: int = 1
+    shape: tuple[int, ...] | None = None
 
     @classmethod
     def with_last(cls, axis: int, rank: int) -> CopyLayout:
@@ -101,17 +102,22 @@ class CopyLayout:
     @property
     def in_place(self) -> bool:
         """Whether the copy differs from a contiguous tensor in where rows begin alone."""
-        return self.joined == 1 and self.order == tuple(range(len(self.order)))
+        return self == CopyLayout(tuple(range(len(self.order))))
+
+    def copied(self, t: TensorType) -> TensorType:
+        """The type of the copy."""
+        return t if self.shape is None else replace(t, shape=self.shape)
 
     def memory(self, t: TensorType) -> tuple[int, ...]:
         """The shape of what is allocated."""
+        t = self.copied(t)
         shape = [t.shape[a] for a in self.order]
         inner = len(shape) - self.joined
         return rows_of_vectors(replace(t, shape=(*shape[:inner], math.prod(shape[inner:]))))
 
     def strides(self, t: TensorType) -> tuple[int, ...]:
         """The strides of the tensor's axes in the copy."""
-        inside = contiguous([t.shape[a] for a in self.order[len(self.order) - self.joined :]])
+        inside = contiguous([self.copied(t).shape[a] for a in self.order[len(self.order) - self.joined :]])
         found = dict(zip(self.order, (*contiguous(self.memory(t))[:-1], *inside), strict=True))
         return tuple(found[a] for a in range(len(self.order)))
 
@@ -119,7 +125,7 @@ class CopyLayout:
 def copy_name(output: str, access: Access, layout: CopyLayout) -> str:
     """The name of a copy for the product that is called so."""
     *_, last = order = layout.order
-    axes = (last,) if layout == CopyLayout.with_last(last, len(order)) else order
+    axes = (last,) if replace(layout, shape=None) == CopyLayout.with_last(last, len(order)) else order
     return f"{output}.{access.tensor}_{'_'.join(map(str, axes))}"
 
 
@@ -261,14 +267,15 @@ def _copied_to(
     """All tensors with the copy, steps that make it and let it go. `as_stored`: neighbours of a block are neighbours
     in the copy."""
     view = _with_copy(name, tensor, layout, view)
-    made = Allocate(name, layout.memory(view.types[name]), view.types[name].dtype)
+    made = Allocate(name, layout.memory(view.types[tensor]), view.types[name].dtype)
     copied = _copy(tensor, name, view, layout.order if as_stored else None)
     return view, [made, *copied], [Release((name,))]
 
 
 def _with_copy(name: str, tensor: str, layout: CopyLayout, view: StridedView) -> StridedView:
-    """The view with a tensor of the same shape that lies so."""
-    return view.with_tensor(name, view.types[tensor], layout.strides(view.types[tensor]))
+    """The view with a copy of a tensor that lies so."""
+    t = view.types[tensor]
+    return view.with_tensor(name, layout.copied(t), layout.strides(t))
 
 
 def source_of_rows(step: Step) -> str | None:

@@ -9,19 +9,21 @@ from dataclasses import replace
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.kernel import Scope, triton_type
 from tilec.backends.triton.matmul.blocks import Config, choose_config
-from tilec.backends.triton.matmul.dot import LEAST, MatrixProduct, dot_is_whole
+from tilec.backends.triton.matmul.dot import LEAST, MEMORY_BYTES, MatrixProduct, dot_is_whole
 from tilec.backends.triton.matmul.kernel import PRECISION, SOME_NOT_FINITE, WITHIN, DotTask, DotWriter
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
+from tilec.cost import size_in_bytes
 from tilec.ir.program import Statement
 from tilec.ir.symbolic import is_symbolic
 
 REPAIRED, FEWEST_REPAIRED = 4096, 1024  # elements of a block that is looked through for values that are not finite
 FOUR_A_MULTIPROCESSOR = 4 * MULTIPROCESSORS  # programs, with fewer of which blocks are smaller
-MOST_OF_A_CAUSE = 2 * REPAIRED  # elements of a factor that every program looks at instead of at its block
+CAUSE_BLOCK, CAUSE_WARPS = 4 * REPAIRED, 8  # elements of a factor that a program looks at in one go, and its warps
+CAUSE_RATE = 2.2e10  # bytes of a factor a second that each multiprocessor reads while all others do
 
 
 def dot_steps(
@@ -61,7 +63,7 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     """The launch of a written kernel, and the table of its classes."""
     writer.write()
     config = writer.config
-    grid = (writer.tiles(), len(writer.space.classes), parts)
+    grid = (writer.programs(), len(writer.space.classes), parts)
     return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
 
 
@@ -75,61 +77,89 @@ def repair_steps(product: MatrixProduct, flat: Statement, causes: Sequence[str] 
     bn = min(64, power_of_two(columns))
     bm = min(block // bn, power_of_two(rows))
     bn = min(block // bm, power_of_two(columns))
-    steps = launched(RepairWriter(DotTask(product, "ieee", Config(bm, bn, LEAST, 4, 1)), causes), flat)
-    return [replace(s, horizontal=True) if isinstance(s, Launch) else s for s in steps]
+    cause = _cause(product, causes)
+    config = Config(bm, bn, LEAST, 4 if cause is None else CAUSE_WARPS, 1)
+    steps = launched(RepairWriter(DotTask(product, "ieee", config), cause), flat)
+    return [replace(s, horizontal=cause is None) if isinstance(s, Launch) else s for s in steps]
+
+
+def _cause(product: MatrixProduct, causes: Sequence[str]) -> str | None:
+    """The one tensor that is not finite where the result is wrong, if all programs together take less time to look at
+    all of it than at the result."""
+    types, strides, output = product.view.types, product.view.strides, product.space.statement.output
+    (cause,) = {*causes} if len({*causes}) == 1 else (None,)
+    if cause is None or cause not in types or not _is_dense(types[cause].shape, strides[cause]):
+        return None
+    if any(map(is_symbolic, (*types[cause].shape, *types[output].shape))) or len(product.space.classes) > 1:
+        return None
+    looked_at = size_in_bytes(types[cause]) / CAUSE_RATE
+    return cause if 0 < looked_at < size_in_bytes(types[output]) / MEMORY_BYTES else None
 
 
 class RepairWriter(DotWriter):
-    """Computes the blocks of a finished output again that hold anything not finite. `causes`: the tensors of which one
-    is not finite then, where they are known: a single small one is looked at first."""
+    """Computes the blocks of a finished output again that hold anything not finite. `cause`: the tensor that is not
+    finite then, where it is known. Each of a few programs looks at all of that, and at its blocks if it must."""
 
     suffix = "_repair"
     reads_vectors = False
     walk_block = str(LEAST)
 
-    def __init__(self, task: DotTask, causes: Sequence[str] = ()):
+    def __init__(self, task: DotTask, cause: str | None = None):
         super().__init__(task)
-        types, strides = self.view.types, self.view.strides
-        found = [n for n in dict.fromkeys(causes) if n in types and _is_dense(types[n].shape, strides[n])]
-        small = [n for n in found if _elements_at_most(types[n].shape, MOST_OF_A_CAUSE)]
-        self.cause = small[0] if len(small) == 1 and len({*causes}) == 1 else None
+        self.cause = cause
+        if cause is not None:
+            dot = self.dot
+            self.around = (frozenset((*dot.batch, *dot.rows, *dot.columns, "batch", "row", "col")),)
+
+    def programs(self) -> int:
+        return super().programs() if self.cause is None else min(self.tiles(), MULTIPROCESSORS)
 
     def write(self) -> None:
+        k = self.kernel
+        if self.cause is None:
+            self._look_at_block()
+        else:
+            self._look_at_cause(self.cause)
+            k.scopes.append(Scope())
+            self._look_at_block("place")
+            lines = tuple(k.scopes.pop().lines)
+            blocks = k.number("blocks", "blocks", self.tiles(), False)
+            k.add(If("unsure", (ForLoop("place", f"range({k.program()}, {blocks}, tl.num_programs(0))", lines),)))
+        k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
+
+    def _look_at_cause(self, cause: str) -> None:
+        k, count = self.kernel, math.prod(self.view.types[cause].shape)
+        block = min(CAUSE_BLOCK, power_of_two(count))
+        n = k.number("n_cause", "n_cause", count)
+        k.assign("known", f"tl.full(({block},), False, tl.int1)")
+        k.scopes.append(Scope())
+        k.assign("element", f"chunk + tl.arange(0, {block})")
+        k.assign("cause", f"tl.load({k.pointer(cause)} + element, mask=element < {n}, other=0)")
+        k.assign("known", f"(tl.abs(cause.to({triton_type(self.accumulator.dtype)})) < float('inf')) ^ True", "|=")
+        k.close("chunk", f"range(0, {n}, {block})")
+        k.assign("unsure", "tl.max(known.to(tl.int32), 0) > 0")
+
+    def _look_at_block(self, number: str = "") -> None:
         k, s = self.kernel, self.space.statement
-        self._place()
-        frame = self._block()
-        within = WITHIN
-        if self.cause is not None:
-            count = math.prod(self.view.types[self.cause].shape)
-            places, n = f"tl.arange(0, {power_of_two(count)})", k.number("n_cause", "n_cause", count)
-            cause = f"tl.load({k.pointer(self.cause)} + {places}, mask={places} < {n}, other=0)"
-            k.assign("cause", f"{cause}.to({triton_type(self.accumulator.dtype)})")
-            k.assign("unsure", "tl.max((tl.abs(cause) < float('inf')).to(tl.int32) ^ 1, 0) > 0")
-            within += " & unsure"
-        value = f"tl.load({frame.element_address(s)}, mask={within}, other=0)"
+        self._place(number)
+        value = f"tl.load({self._block(*self.around).element_address(s)}, mask={WITHIN}, other=0)"
         k.assign("value", f"{value}.to({triton_type(self.accumulator.dtype)})")
         k.add(If(SOME_NOT_FINITE.format("value"), (self._recompute_rows(),)))
-        k.constants = {"BM": self.config.bm, "BN": self.config.bn, **k.constants}
 
     def _recompute_rows(self) -> CodeLine:
         """A loop that computes some rows of the block again and stores them: few at a time, since what this holds in
         registers counts for programs that only look, too."""
         k, dot, s = self.kernel, self.dot, self.space.statement
         k.scopes.append(Scope())
-        frame, own = self._some_rows(), frozenset(("part", *dot.rows))
+        frame, own = self._some_rows(), (*self.around, frozenset(("part", *dot.rows)))
         address = frame.element_address(s)
         k.assign("acc", f"tl.full(({self._at_once}, BN), 0, {triton_type(self.accumulator.dtype)})")
-        k.add(self._points(self._added, "part", own))
+        k.add(self._points(self._added, "part", *own))
         self._finish(frame)
         dtype = self.view.types[s.output].dtype
         cast = "" if dtype == self.accumulator.dtype else f".to({triton_type(dtype)})"
         k.store(address, f"acc{cast}", "part_in[:, None] & col_in[None, :]")
         return ForLoop("over", f"range(0, BM, {self._at_once})", tuple(k.scopes.pop().lines))
-
-
-def _elements_at_most(shape: Sequence[int], most: int) -> bool:
-    """Whether a tensor has so many elements at most, and its sizes are known."""
-    return not any(map(is_symbolic, shape)) and 0 < math.prod(shape) <= most
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

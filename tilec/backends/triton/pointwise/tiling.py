@@ -125,10 +125,10 @@ def _of_outputs_and_points(
     count, points = space.count(tuple(outputs)), space.count(tuple(reductions))
     many = count * points >= MANY_POINTS
     weighted = weighted_columns(space, outputs, reductions) if many and not along and not taps else None
-    axes: tuple[tuple[tuple[str, ...], int], ...]
+    axes: tuple[tuple[tuple[str, ...], int], ...] = ()
     if along:
-        once = many and passes_once(space, view.types)
-        br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else 8192 if once else 2048)
+        longest = 8192 if many and passes_once(space, view.types) else 2048
+        br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else longest)
         short = many and br <= SHORT_ROW
         if short and shared_by_neighbours(space, outputs, reductions):
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
@@ -153,11 +153,11 @@ def _of_outputs_and_points(
         most = 256 if many else 128
         bo = min(power_of_two(count), width if NARROWEST_BLOCK <= width <= most else most)
         br = max(1, min(power_of_two(points), 4096 // bo))
+        if many and bo == width and len(outputs) > 1 and SHORT_FILLED * bo <= space.largest(outputs[-1]) < bo:
+            axes = ((tuple(outputs[:-1]), 1), ((outputs[-1],), bo))  # a row of memory is one block's
     if taps:
-        bo = min(power_of_two(count), _TAPS_TOGETHER)
-        br = 4096 // bo
-    if weighted is None:
-        axes = ((tuple(outputs), bo),)
+        axes, bo, br = (), min(power_of_two(count), _TAPS_TOGETHER), 4096 // min(power_of_two(count), _TAPS_TOGETHER)
+    axes = axes or ((tuple(outputs), bo),)
     programs = math.prod(-(-space.count(variables) // size) for variables, size in axes) * len(space.classes)
     parts = 1
     if programs < TWO_A_MULTIPROCESSOR and points >= 2 * SHORTEST_PART // bo and space.statement.default is None:

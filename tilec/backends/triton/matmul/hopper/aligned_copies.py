@@ -39,7 +39,7 @@ from tilec.backends.triton.matmul.pack import (
     with_batches_apart,
 )
 from tilec.backends.triton.plan.plan import Setting
-from tilec.backends.triton.plan.sizes import CACHE_LINE, VECTOR_BYTES, copied_row
+from tilec.backends.triton.plan.sizes import CACHE_LINE, VECTOR_BYTES, copied_row, rounded_up
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import least
 from tilec.ir.index import distinct_variables, linear
@@ -206,19 +206,43 @@ def _over(product: MatrixProduct, copied: _Copies) -> OperandRewrite | None:
     return replace(over, view=own.view, space=own.space, dot=replace(own.dot, scale=product.dot.scale))
 
 
-def _timed(product: MatrixProduct, wanted: _Copies, late: _Copies, setting: Setting) -> list[_Way]:
+def _timed(
+    product: MatrixProduct, wanted: _Copies, late: _Copies, setting: Setting, filled: bool = False
+) -> list[_Way]:
     """The product over the copies that are wanted and some of those others, the smallest first: the seconds of
-    Hopper's kernels, where these take it, and of copying."""
+    Hopper's kernels, where these take it, and of copying. `filled`: rows of copies may end with boxes."""
     found = list[_Way]()
     smallest = sorted(late, key=lambda a: size_in_bytes(product.view.types[a.tensor]))
     for n in range(len(smallest) + 1):
         copied = {**wanted, **{a: late[a] for a in smallest[:n]}}
-        over = _over(product, copied)
-        own = None if over is None and copied else product if over is None else over.coalesced
-        timed = None if own is None else timed_steps(own, setting)
-        if timed is not None:
-            found.append((timed[0] / 1e6 + COPIES * _copying(copied, product.view), over))
+        boxes = _filled(copied, product) if filled else None
+        for made in (copied,) if boxes is None else (copied, boxes):
+            over = _over(product, made)
+            own = None if over is None and made else product if over is None else over.coalesced
+            timed = None if own is None else timed_steps(own, setting)
+            if timed is not None:
+                found.append((timed[0] / 1e6 + COPIES * _copying(made, product.view), over))
     return found
+
+
+def _filled(copied: _Copies, product: MatrixProduct) -> _Copies | None:
+    """The copies with rows that end with boxes, where those of some would end inside of one, which takes longer to
+    come; else None. What is summed is filled with zeros in both operands."""
+    types, accesses = product.view.types, product.accesses()
+    whole: dict[str, int] = {}
+    for a, layout in copied.items():
+        t, axis = types[a.tensor], layout.order[-1]
+        if (v := linear(a.index[axis]).bare) is not None:
+            whole[v] = rounded_up(t.shape[axis], CACHE_LINE // ITEM_BYTES[t.dtype])
+    for v in {*whole} & {*product.dot.summed}:
+        if any(a not in copied and v in linear(e).variables() for a in accesses for e in a.index):
+            del whole[v]
+    filled = dict[Access, CopyLayout]()
+    for a, layout in copied.items():
+        own = types[a.tensor].shape
+        shape = tuple(whole.get(linear(e).bare or "", n) for e, n in zip(a.index, own, strict=True))
+        filled[a] = replace(layout, shape=None if shape == own else shape)
+    return filled if filled != copied else None
 
 
 def _fastest(ways: Sequence[_Way]) -> OperandRewrite | None:
@@ -246,7 +270,7 @@ def with_channels_aligned(
     backward, cuDNN 809."""
     dot, view = product.dot, product.view
     windows = max((sum(linear(e).bare is None for e in a.index) for a in product.accesses()), default=0)
-    if dot.dtype not in NARROW or not windows or (windows > WINDOW_AXES and by_library()):
+    if dot.dtype not in NARROW or not windows:
         return None
     if not all(map(is_element, (*dot.left, *dot.right))):
         return None
@@ -257,18 +281,26 @@ def with_channels_aligned(
         return None
     channels = {a: axis for a, axis in channels.items() if view.types[a.tensor].shape[axis] >= LEAST}
     copied = _in_rows({a: axis for a, axis in channels.items() if a in unaligned})
-    late = _in_rows({a: x for a, x in channels.items() if a not in copied and _gains_lines(a.tensor, x, view)})
-    took = math.prod(max(n, LEAST) for n in product.counts) * product.repeated / PRODUCTS[dot.dtype]
-    if copied and (1 / POINTERS - 1) * took < _copying(copied, view) or not copied and (not late or left()):
+    if copied and windows > WINDOW_AXES and by_library():
         return None
-    if late and worthwhile(dot, product.space):
-        return _fastest(_timed(product, copied, late, setting))
+    late = _in_rows({a: x for a, x in channels.items() if a not in copied and _gains(a.tensor, x, view)})
+    took = math.prod(max(n, LEAST) for n in product.counts) * product.repeated / PRODUCTS[dot.dtype]
+    lost = math.inf if by_library() else (1 / POINTERS - 1) * took  # a library copies, too
+    if copied and lost < _copying(copied, view) or not copied and (not late or left()):
+        return None
+    if worthwhile(dot, product.space):
+        return _fastest(_timed(product, copied, late, setting, filled=True))
     over = over_copied(product, copied)
     own = None if over is None else product_over(over.view)
-    if own is None:
-        return None
-    fits = hopper_steps(own, setting) if worthwhile(own.dot, own.space) else class_columns(own, setting)
-    return None if fits is None else over
+    return None if own is None or class_columns(own, setting) is None else over
+
+
+def _gains(tensor: str, axis: int, view: StridedView) -> bool:
+    """Whether boxes of a copy, which is not too large, come faster: a tensor's channels begin between lines of the
+    caches, or they end inside of boxes."""
+    t = view.types[tensor]
+    ending = t.shape[axis] % (CACHE_LINE // ITEM_BYTES[t.dtype]) != 0 and size_in_bytes(t) <= MOST_COPIED
+    return ending or _gains_lines(tensor, axis, view)
 
 
 def _gains_lines(tensor: str, axis: int | None, view: StridedView) -> bool:

@@ -15,7 +15,7 @@ from functools import cache
 from operator import itemgetter
 
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue, by_pieces
-from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot
+from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand
 from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, oriented, plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
@@ -30,6 +30,7 @@ OTHERS = 56  # registers of a thread beside its accumulators
 LINE = 128  # bytes of a swizzled row of shared memory: the summed box that fills it is the best one
 WASTE = 1.35  # boxes that compute more than this many times what is asked for are no candidates
 BOX_CHOICES = 3
+SEVERAL = {8: (((128, 64), 3),)}  # tiles, and how many side by side, of columns that fill no tile
 FEW_COLUMN_TILES = 4  # tiles of columns up to which rows are not grouped
 # rows and columns of a tile, by warps
 HOPPER_TILES = {
@@ -40,6 +41,7 @@ HOPPER_TILES = {
 CYCLES = 1.7e3  # a microsecond, under load
 # what boxes take beside, if each of their rows begins behind the first bytes of a line, and between sectors of it
 LATE, LATE_IN_SECTORS = 0.4, 1.0
+ENDING = 2.0  # and a box of which rows end behind a tensor's
 MULTIPLY = 4096  # bytes of multiply-adds' summed operands a cycle and multiprocessor: 2048 in 16 bits, 1024 in tf32
 DELIVER = 69  # bytes a cycle that the level-two cache brings to a multiprocessor
 STORE = 7e4  # bytes a microsecond that a multiprocessor stores
@@ -68,7 +70,7 @@ class TileWork:
     elements of the output, bytes of all tensors, tensor maps of the output if it is stored through such, sums of a
     program, instructions of the epilogue for each element and bytes that it loads for one, whether a loop computes it
     piece by piece, how many times as long as others boxes of rows and of columns take to come and a tile to be stored,
-    since rows in memory begin between lines of the caches, and between vectors."""
+    since rows in memory begin between lines of the caches, and between vectors, or end inside of boxes."""
 
     rows: int
     columns: int
@@ -129,29 +131,51 @@ def _candidates(
     late = _late(tensors[dot.left.tensor]), _late(tensors[dot.right.tensor]), (VECTOR_BYTES / _vector(out)) ** 0.5
     after = (0.0, 0.0) if epilogue is None else (epilogue.instructions, epilogue.bytes_read / max(elements, 1))
 
+    ends = [_end(o, dot, tensors[o.tensor], extent) for o in (dot.left, dot.right)]
     strided = {v: int(form.coefficient(v)) for form in dot.index for v in form.variables() if v in rows}
 
-    def count(group: Sequence[str], boxes: Sequence[tuple[str, int]]) -> int:
-        return math.prod(-(-extent[v] // dict(boxes).get(v, 1)) for v in group)
+    def count(group: Sequence[str], boxes: Mapping[str, int]) -> int:
+        return math.prod(-(-extent[v] // boxes.get(v, 1)) for v in group)
 
     @cache
     def boxes_of(group: int, total: int) -> list[tuple[tuple[str, int], ...]]:
         return _boxes((rows, columns, summed)[group], extent, total, (*slabs, None)[group])
 
     for warps, depth in itertools.product(HOPPER_TILES, (LINE // size, 2 * LINE // size)):
-        for m, n in HOPPER_TILES[warps]:
+        for (m, n), several in (*((tile, 1) for tile in HOPPER_TILES[warps]), *SEVERAL.get(warps, ())):
             for own in itertools.product(boxes_of(0, m), boxes_of(1, n), boxes_of(2, depth)):
-                across = count(dot.columns, own[1])
-                tiles = count(dot.rows, own[0]) * across * outer
-                steps = count(summed, own[2]) * walked
+                boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
+                reach, boxed = dict(boxes), [v for v, b in own[1] if b > 1]
+                if several > 1:
+                    if (
+                        len(dot.classes) > 1
+                        or len(boxed) > 1
+                        or not n * (several - 1) < extent[boxed[0]] <= n * several
+                    ):
+                        continue
+                    reach[boxed[0]] *= several
+                across = count(dot.columns, reach)
+                tiles = count(dot.rows, reach) * across * outer
+                steps = count(summed, reach) * walked
                 maps = math.prod(strided.get(v, 1) for v, b in own[0] if b > 1)
                 down, over = ([b for _, b in boxes] for boxes in own[:2])
-                pieces = epilogue is not None and late[2] == 1 and by_pieces(epilogue, down, over, warps)
-                tile = TileWork(
-                    m, n, depth, size, out_size, tiles, steps, elements, memory, maps, 1, *after, pieces, *late
+                pieces = (
+                    several == 1 and epilogue is not None and late[2] == 1 and by_pieces(epilogue, down, over, warps)
                 )
-                boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
+                ending = (1.0 if v is None else _ending(extent[v], dict(boxes).get(v, 1), end) for v, end in ends)
+                slower = (*map(max, late, ending), late[2])
+                tile = TileWork(
+                    m, n, depth, size, out_size, tiles, steps, elements, memory, maps, several, *after, pieces, *slower
+                )
                 group = 1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * n / m) / 2)
+                if several > 1:
+                    for stages in (4, 3, 2):
+                        config = HopperConfig(
+                            boxes, warps, stages, 1, group, 1, False, tf32, merged, unrolled=(boxed[0], several)
+                        )
+                        if _sensible(config, tile):
+                            yield predicted_time(config, tile), config
+                    continue
                 for split, stages, consumers, mapped in itertools.product(
                     _splits(tiles, steps, len(dot.classes)),
                     (4, 3, 5, 2),
@@ -161,13 +185,13 @@ def _candidates(
                     config = HopperConfig(boxes, warps, stages, split, group, consumers, mapped, tf32, merged)
                     if _sensible(config, tile):
                         yield predicted_time(config, tile), config
-                for v, several in _unrolled([v for v in dot.columns if v not in dict(boxes)], extent, m, n, warps):
-                    fewer = replace(tile, tiles=tiles // extent[v] * -(-extent[v] // several), several=several)
+                for v, values in _unrolled([v for v in dot.columns if v not in dict(boxes)], extent, m, n, warps):
+                    fewer = replace(tile, tiles=tiles // extent[v] * -(-extent[v] // values), several=values)
                     for split, stages, consumers in itertools.product(
                         _splits(fewer.tiles, steps, len(dot.classes)), (4, 3, 2), ONCE
                     ):
                         config = HopperConfig(
-                            boxes, warps, stages, split, group, consumers, tf32=tf32, unrolled=(v, several)
+                            boxes, warps, stages, split, group, consumers, tf32=tf32, unrolled=(v, values)
                         )
                         if split > 1 and _sensible(config, fewer):
                             yield predicted_time(config, fewer), config
@@ -187,6 +211,23 @@ def _late(tensor: TensorView) -> float:
     row = min(tensor.shape[inner] * tensor.size, CACHE_LINE)
     across = max(-(-row // begin) - 1, 0) * begin / CACHE_LINE
     return 1 + LATE * across + (LATE_IN_SECTORS if begin < SECTOR else 0)
+
+
+def _end(
+    operand: HopperOperand, dot: HopperDot, tensor: TensorView, extent: Mapping[str, int]
+) -> tuple[str | None, int]:
+    """The variable along which an operand is contiguous, if there is one, and where its map ends there."""
+    axis = tensor.inner
+    v = None if axis is None else operand.index[axis].bare
+    if axis is None or v not in extent:
+        return None, 0
+    return v, extent[v] if v in dot.summed else tensor.shape[axis]
+
+
+def _ending(extent: int, box: int, end: int) -> float:
+    """How many times as long boxes along a contiguous axis take to come as if none of them reached behind its end."""
+    boxes = -(-extent // box)
+    return 1.0 if box == 1 or boxes * box <= end else 1 + ENDING / boxes
 
 
 def _vector(tensor: TensorView) -> int:

@@ -27,7 +27,7 @@ class Design:
     range; `tails`: summed variables
     past whose last value one operand alone is zero; `guards`: axes of the output that end some classes' rows or
     columns; `ones`: stride parameters that are 1; `unrolled`: the column variable of which a program computes several
-    values, and how many; `same`: as a HopperDot's; `epilogue`: what is done to sums before they are stored;
+    boxes, and how many; `same`: as a HopperDot's; `epilogue`: what is done to sums before they are stored;
     `sums_stored`: they are stored as they are too; `by_pieces`: a tile has its epilogue piece by piece, in a loop;
     `factor`: what divides the places where rows of the output begin and end, up to ALIGNED."""
 
@@ -90,9 +90,10 @@ class Design:
         """The text of a stride or size of the output, of which Triton is to know what divides it."""
         return f"{number} // {self.factor} * {self.factor}" if 1 < self.factor < ALIGNED else number
 
-    def box(self, name: str) -> str:
-        """A variable's extent in a block of sums."""
-        return "1" if self.unrolled is not None and self.unrolled[0] == name else f"B_{name}"
+    def reach(self, name: str) -> str:
+        """A variable's extent in a program's tile: that of one box or of several."""
+        several = self.unrolled is not None and self.unrolled[0] == name
+        return f"{len(self.sums)} * B_{name}" if several else f"B_{name}"
 
     @property
     def counted_digits(self) -> tuple[Digit, ...]:

@@ -89,7 +89,7 @@ def _call_recompute(w: Lines, d: Design) -> None:
         return
     with w.loop("value", f"range({len(d.results)})"):
         w.effect(call)
-        w.assign(d.unrolled[0], "1", "+=")
+        w.assign(d.unrolled[0], f"B_{d.unrolled[0]}", "+=")
 
 
 def _look(w: Lines, d: Design) -> None:
@@ -106,7 +106,7 @@ def _store_all(w: Lines, d: Design) -> None:
     for sums in d.results:
         with w.branch(f"{d.unrolled[0]} < {d.unrolled[0]}_n"):
             _store(w, d, sums)
-        w.assign(d.unrolled[0], "1", "+=")
+        w.assign(d.unrolled[0], f"B_{d.unrolled[0]}", "+=")
 
 
 def _store(w: Lines, d: Design, sums: str) -> None:
@@ -225,8 +225,8 @@ def _spread(
         w.assign(number, f"{shift}gl.arange(0, {size}, layout=gl.SliceLayout({axis}, {layout}))")
         below = ""
         for v in reversed(group):
-            w.assign(f"{v.name}_{mark}", f"{v.name} + {number}{below} % {d.box(v.name)}")
-            below += f" // {d.box(v.name)}"
+            w.assign(f"{v.name}_{mark}", f"{v.name} + {number}{below} % B_{v.name}")
+            below += f" // B_{v.name}"
             count = d.hinted(f"{v.name}_n") if v is group[-1] and side == "columns" else f"{v.name}_n"
             terms[side].append(f"({v.name}_{mark} < {count})")
             if not d.split:
@@ -350,7 +350,7 @@ def _suspicions(d: Design) -> list[str]:
             for name, c in coefficients(form):
                 first, last = name, name
                 if name in sizes:
-                    last = f"gl.minimum({name} + B_{name}, {name}_n) - 1"
+                    last = f"gl.minimum({name} + {d.reach(name)}, {name}_n) - 1"
                 elif name in summed:
                     first, last = "0", f"{name}_n - 1"
                 if c < 0:

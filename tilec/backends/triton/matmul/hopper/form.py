@@ -86,8 +86,8 @@ class HopperConfig:
     With `consumers` 1 or 2, copies have a warp of their own and programs stay for many tiles; two consumers take turns.
     `mapped` stores the elements of residue classes through tensor maps too, one a class, which the host has to make.
     `merged`: rows and columns are variables that the operands walk as one. `tf32` allows float32 operands to be
-    multiplied as tf32. `unrolled`: a column variable that no box holds, and how
-    many of its values a program computes, in sums of their own, from one copy of the rows; of split sums alone.
+    multiplied as tf32. `unrolled`: a column variable, and how many boxes of it side by side a program computes, in sums
+    of their own, from one copy of the rows.
     """
 
     boxes: tuple[tuple[str, int], ...]

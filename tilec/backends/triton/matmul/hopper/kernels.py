@@ -60,7 +60,7 @@ def plan_hopper(
         return None
     named = dict(config.boxes)
     boxes = {v.name: named.get(v.source, 1) for v in problem.variables}
-    if config.unrolled is not None and (config.split == 1 or named.get(config.unrolled[0], 1) > 1):
+    if config.unrolled is not None and len(problem.table) > 1:
         return None
     if not _fits(problem, boxes, config, tensors[dot.left.tensor].size, tensors[dot.output].size):
         return None
@@ -327,8 +327,9 @@ def _assemble(
     scale = ["scale"] if design.scaled and not design.split else []
     further = () if design.epilogue is None else tuple(design.epilogue.arguments.items())
     own = () if design.split else further
-    boxes = {**boxes, **dict([design.unrolled] if design.unrolled is not None else [])}
-    counts = [math.prod(-(-v.size // boxes[v.name]) for v in group) for group in (p.rows, p.columns)]
+    several = dict([design.unrolled] if design.unrolled is not None else [])
+    reach = {name: box * several.get(name, 1) for name, box in boxes.items()}
+    counts = [math.prod(-(-v.size // reach[v.name]) for v in group) for group in (p.rows, p.columns)]
     tiles = math.prod(counts) * len(p.table) * math.prod(v.size for v in p.batch) * config.split
     if tiles > MAX_COUNT:
         return None

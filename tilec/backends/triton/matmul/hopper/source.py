@@ -282,10 +282,10 @@ def _fill(w: Lines, d: Design, slot: str, when: str | None) -> None:
     _copy(w, d, "left", slot, condition)
     for k in range(len(d.sums)):
         if d.unrolled is not None and k:
-            w.assign(d.unrolled[0], "1", "+=")
+            w.assign(d.unrolled[0], f"B_{d.unrolled[0]}", "+=")
         _copy(w, d, "right", _right_slot(d, slot, k), condition)
     if d.unrolled is not None:
-        w.assign(d.unrolled[0], str(len(d.sums) - 1), "-=")
+        w.assign(d.unrolled[0], f"{len(d.sums) - 1} * B_{d.unrolled[0]}", "-=")
 
 
 def _copy(w: Lines, d: Design, side: str, slot: str, condition: str) -> None:

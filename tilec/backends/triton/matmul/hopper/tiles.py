@@ -11,7 +11,7 @@ from tilec.backends.triton.plan.lines import CONSTEXPR, CodeLine, Effect, If, as
 
 def tile_extents(w: Lines, d: Design) -> None:
     for size, group in (("BM", d.problem.rows), ("BN", d.problem.columns), ("BK", d.problem.summed)):
-        w.assign(size, joined([d.box(v.name) for v in group], "*", "1"), CONSTEXPR)
+        w.assign(size, joined([f"B_{v.name}" for v in group], "*", "1"), CONSTEXPR)
 
 
 def counts(w: Lines, d: Design) -> None:
@@ -21,7 +21,7 @@ def counts(w: Lines, d: Design) -> None:
     w.assign("DEPTH", "256 // left_map_0.dtype.primitive_bitwidth", CONSTEXPR)
     w.assign("mma", "gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BN, DEPTH])", CONSTEXPR)
     for v in p.rows + p.columns:
-        w.assign(f"{v.name}_tiles", f"gl.cdiv({v.name}_n, B_{v.name})")
+        w.assign(f"{v.name}_tiles", f"gl.cdiv({v.name}_n, {d.reach(v.name)})")
     w.assign("row_tiles", joined([f"{v.name}_tiles" for v in p.rows], "*", "1"))
     w.assign("column_tiles", joined([f"{v.name}_tiles" for v in p.columns], "*", "1"))
     if d.specialise:
@@ -57,11 +57,11 @@ def place(w: Lines, d: Design) -> None:
     for group, counter in ((p.rows, "row"), (p.columns, "column")):
         for v in reversed(group[1:]):
             w.add(
-                assign(v.name, f"{counter} % {v.name}_tiles * B_{v.name}"),
+                assign(v.name, f"{counter} % {v.name}_tiles * {d.reach(v.name)}"),
                 assign(counter, f"{counter} // {v.name}_tiles"),
             )
         if group:
-            w.assign(group[0].name, f"{counter} * B_{group[0].name}")
+            w.assign(group[0].name, f"{counter} * {d.reach(group[0].name)}")
     for v in reversed(p.batch):
         w.add(assign(v.name, f"outer % {v.name}_n"), assign("outer", f"outer // {v.name}_n"))
     for v in d.summed:
