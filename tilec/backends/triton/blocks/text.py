@@ -212,11 +212,13 @@ class BlockText:
             text = self.spread(v, axes)
             if tensor in self.int64_tensors and v not in self.numbers:
                 text = f"{text}.to({self.language}.int64)"
-            factor = self.factors.get((tensor, d))
-            stride = stride_name(tensor, d) if factor is None else f"({stride_name(tensor, d)} * {factor})"
-            terms.append((len(v.type.axes), f"{text} * {stride}"))
+            terms.append((len(v.type.axes), f"{text} * {self._stride(tensor, d)}"))
         terms.sort(key=lambda t: t[0])
         return " + ".join([python_name(tensor), *(t for _, t in terms)])
+
+    def _stride(self, tensor: str, dimension: int) -> str:
+        factor, name = self.factors.get((tensor, dimension)), stride_name(tensor, dimension)
+        return name if factor is None else f"({name} * {factor})"
 
     def right_side(self, op: Op) -> str:
         match op:
@@ -236,7 +238,7 @@ class BlockText:
                     return f"{self.language}.full((), {self.names[value]}, {self.type_text(out.type.dtype)})"
                 return f"{self.names[value]}.to({self.type_text(out.type.dtype)})"
             case Load(out) if out in self.loads:
-                return self._boxed(out, self.loads[out])
+                return self._boxed(op, self.loads[out])
             case Load(out, tensor, index, condition, other):
                 axes = out.type.axes
                 place = self.place(tensor, index, axes)
@@ -259,7 +261,13 @@ class BlockText:
                 return f"{self.language}.dot({a}, {b}{added}{how})"
         raise AssertionError(f"no operation: {op!r}")
 
-    def _boxed(self, out: Value, box: BoxLoad) -> str:
+    def _boxed(self, op: Load, box: BoxLoad) -> str:
+        out = op.out
+        if box.flat:
+            terms = [(d, self.names[v]) for d, v in enumerate(box.offsets) if v is not None and self.numbers.get(v) != 0]
+            place = " + ".join(f"{name} * {self._stride(op.tensor, d)}" for d, name in terms)
+            text = f"{box.parameter}.load([{place or 0}])"
+            return text if op.condition is None else f"{self.language}.where({self.names[op.condition]}, {text}, 0.0)"
         offsets = ", ".join("0" if v is None else self.names[v] for v in box.offsets)
         shape = ", ".join(str(self.kernel.axes[a]) for a in box.axes)
         text = f"{box.parameter}.load([{offsets}])"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.backends.common.chains.chain import BOTH_SIDES_MATRICES, BOTH_SIDES_REGISTERS, ChainKernel, feature_block
+from tilec.backends.common.chains.codegen.accumulate import THREADS
 from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_one_block, padded_features
 from tilec.backends.common.chains.codegen.visits import visits_of
 from tilec.backends.common.chains.codegen.walk import cut_at_both_ends, is_whole_window, walks_values
@@ -72,6 +73,7 @@ ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and su
 FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows of sums: each reads little for itself
 # registers of a thread: for sums, where these are many; for these, scores and matrices. Steps for their sake, at least
 MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
+REGISTERS = 65536  # of a multiprocessor
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
 
 
@@ -303,6 +305,11 @@ def _operands(kernel: ChainKernel) -> _Operands:
                             kernel, inner.extent
                         )
     return stationary, streamed, matrices
+
+
+def registers_of(tiling: Tiling) -> int:
+    """How many registers a thread has at most, which are given out by eights; 0 for as many as the compiler finds."""
+    return REGISTERS // (tiling.resident * THREADS * tiling.warps) // 8 * 8 if tiling.resident else 0
 
 
 def streamed_tensors(kernel: ChainKernel) -> tuple[str, ...]:

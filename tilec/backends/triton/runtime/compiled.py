@@ -151,9 +151,9 @@ def _layout(d: Descriptor) -> Any:
     return eval(d.layout, {"gl": gl})
 
 
-def rounds_to_tf32(parameter: str, dtype: str) -> bool:
+def rounds_to_tf32(parameter: str, d: Descriptor, dtype: str) -> bool:
     """Whether a map brings float32 operands to tensor cores: they cut tf32 off, so the copy must round."""
-    return dtype == "float32" and not parameter.startswith("out")
+    return dtype == "float32" and bool(d.layout) and not parameter.startswith("out")
 
 
 def kernel_function(launch: Launch) -> Any:
@@ -170,7 +170,8 @@ _functions: dict[tuple[str, str, bool], Any] = {}
 def options_of(launch: Launch) -> dict[str, Any]:
     """How Triton compiles the kernel."""
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": launch.contracts}
-    return {**options, "launch_cooperative_grid": True} if launch.cooperative else options
+    options |= {"launch_cooperative_grid": True} if launch.cooperative else {}
+    return options | ({"maxnreg": launch.registers} if launch.registers else {})
 
 
 def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tuple:
@@ -181,7 +182,7 @@ def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tupl
         (int, *kind[3:]) if name in plain and isinstance(kind, tuple) and kind[0] is int else kind
         for (name, _), kind in zip(launch.arguments, arguments, strict=True)
     ]
-    return *how, launch.contracts, launch.cooperative, device, *kinds
+    return *how, launch.contracts, launch.cooperative, launch.registers, device, *kinds
 
 
 def specialised(argument: Any) -> object:

@@ -24,7 +24,8 @@ from tilec.ir.types import NARROW, Types
 WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
 MULTIPROCESSORS_AT_ONCE, WARPS_OF_TWO_A_MULTIPROCESSOR = 132, 4
 FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocessor
-# of one block that is not cut for less than three eighths of it: kernels of such whole blocks have a form of their own
+# of one block that is not cut for less than three eighths of it: kernels of such whole blocks have a form of their own;
+# shorter ones are whole: products of 16 columns take as long as of 64
 WHOLE_FEATURES, LEAST_EMPTY = 128, 3 / 8
 # the same of kernels of several products in 16 bits into one sum: these are smaller then
 LEAST_EMPTY_OF_ONE_SUM = 1 / 4
@@ -38,7 +39,8 @@ BFLOAT16_PARTS = {"tf32x3": 3, "tf32": 2}  # of a float32 operand, by the precis
 class Tiling:
     """Sizes of the blocks that programs have and of those that they walk. `precision`: of products of float32. `boxed`:
     operands come by tensor maps where they can. `tiles`: blocks that a program has one after the other. `one_loop`:
-    walks of masked blocks and others may be one loop."""
+    walks of masked blocks and others may be one loop. `resident`: how many programs at once the registers of a
+    multiprocessor shall have room for; 0 leaves that to the compiler."""
 
     block: int = 64
     step: int = 64
@@ -48,6 +50,7 @@ class Tiling:
     boxed: bool = True
     tiles: int = 1
     one_loop: bool = True
+    resident: int = 0
 
 
 def feature_blocks(extent: int, most: int = 3, least_empty: float = LEAST_EMPTY) -> tuple[int, ...]:
@@ -55,7 +58,7 @@ def feature_blocks(extent: int, most: int = 3, least_empty: float = LEAST_EMPTY)
     64, 216 are 128, 64 and 32; one where more of them do not save enough columns each."""
     extent = int(extent)  # not left open: axes are named after it, and masks hold it
     whole, found = feature_block(extent), _cut(extent, 0)
-    small = whole == WHOLE_FEATURES and whole - sum(found) < least_empty * whole
+    small = whole < WHOLE_FEATURES or whole == WHOLE_FEATURES and whole - sum(found) < least_empty * whole
     return (whole,) if small or extent % BLOCKED_FEATURES or len(found) > most else found
 
 
