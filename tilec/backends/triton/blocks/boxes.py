@@ -32,8 +32,8 @@ RANK = 5
 
 @dataclass(frozen=True)
 class BoxLoad:
-    """A load by a map: the kernel's argument, where the box begins, and which axis each of its dimensions is. `flat`: the
-    map is of all elements as memory has them, one after the other, and where the load's condition does not hold it
+    """A load by a map: the kernel's argument, where the box begins, and which axis each of its dimensions is. `flat`:
+    the map is of all elements as memory has them, one after the other, and where the load's condition does not hold it
     brings others."""
 
     parameter: str
@@ -77,8 +77,8 @@ def row_loads(
     threads: int,
 ) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
     """The loads that loops have of float32 rows of contiguous tensors, for fewer elements than a program has threads:
-    Triton takes these for cheap, and loads them in the layout of products, several for a thread and an address for each.
-    A map of all elements brings rows that begin anywhere."""
+    Triton takes these for cheap, and loads them in the layout of products, several for a thread and an address for
+    each. A map of all elements brings rows that begin anywhere."""
     made: dict[Value, Op] = {v: op for op in every_operation(kernel.body) for v in results(op)}
     found: dict[Value, BoxLoad] = {}
     maps: dict[str, Descriptor] = {}

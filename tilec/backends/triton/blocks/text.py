@@ -264,9 +264,9 @@ class BlockText:
     def _boxed(self, op: Load, box: BoxLoad) -> str:
         out = op.out
         if box.flat:
-            terms = [(d, self.names[v]) for d, v in enumerate(box.offsets) if v is not None and self.numbers.get(v) != 0]
-            place = " + ".join(f"{name} * {self._stride(op.tensor, d)}" for d, name in terms)
-            text = f"{box.parameter}.load([{place or 0}])"
+            starts = ((d, v) for d, v in enumerate(box.offsets) if v is not None and self.numbers.get(v) != 0)
+            terms = [f"{self.names[v]} * {self._stride(op.tensor, d)}" for d, v in starts]
+            text = f"{box.parameter}.load([{' + '.join(terms) or 0}])"
             return text if op.condition is None else f"{self.language}.where({self.names[op.condition]}, {text}, 0.0)"
         offsets = ", ".join("0" if v is None else self.names[v] for v in box.offsets)
         shape = ", ".join(str(self.kernel.axes[a]) for a in box.axes)

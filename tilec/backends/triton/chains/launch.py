@@ -25,7 +25,7 @@ from tilec.backends.triton.chains.tiling import (
     MATRIX,
     choose_chain_tiling,
     columns_of_operands,
-    registers_of,
+    most_registers,
     roles_tiling,
     streamed_tensors,
 )
@@ -211,7 +211,7 @@ class _ChainPlanner:
         ]
         grid = (made.grid, 1, 1)
         how = tiling.warps, tiling.stages, self.kernel.outputs, not self.kernel.singly
-        registers = registers_of(tiling)
+        registers = most_registers(tiling)
         return Launch(file, grid, tuple(arguments), (), *how, block=partial(served_lines, made), registers=registers)
 
     def _warp_roles(self, tiling: Tiling, visits: Visits | None) -> Launch | None:

@@ -12,6 +12,7 @@ from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_on
 from tilec.backends.common.chains.codegen.visits import visits_of
 from tilec.backends.common.chains.codegen.walk import cut_at_both_ends, is_whole_window, walks_values
 from tilec.backends.triton.matmul.dot import LEAST
+from tilec.backends.triton.matmul.hopper.configs import REGISTERS
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import Setting
@@ -73,7 +74,6 @@ ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and su
 FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows of sums: each reads little for itself
 # registers of a thread: for sums, where these are many; for these, scores and matrices. Steps for their sake, at least
 MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
-REGISTERS = 65536  # of a multiprocessor
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
 
 
@@ -307,7 +307,7 @@ def _operands(kernel: ChainKernel) -> _Operands:
     return stationary, streamed, matrices
 
 
-def registers_of(tiling: Tiling) -> int:
+def most_registers(tiling: Tiling) -> int:
     """How many registers a thread has at most, which are given out by eights; 0 for as many as the compiler finds."""
     return REGISTERS // (tiling.resident * THREADS * tiling.warps) // 8 * 8 if tiling.resident else 0
 

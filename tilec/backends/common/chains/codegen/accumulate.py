@@ -16,7 +16,7 @@ from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.codegen.emit import LOG2E, Emitter
 from tilec.backends.common.chains.codegen.places import Places, Tiling, tensors_of
 from tilec.backends.common.chains.codegen.visits import INT64, Visits
-from tilec.backends.common.chains.codegen.walk import have_points, holds_everywhere, limits
+from tilec.backends.common.chains.codegen.walk import have_points, holds_everywhere, is_moved, limits
 from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.ir.functions import FLOATS, ZERO, operands_of
 from tilec.ir.index import Affine, linear, replace_indices
@@ -69,8 +69,8 @@ class Accumulation(Places):
         return rest and not self._has_a_point(r.target)
 
     def _has_a_point(self, t: Target) -> bool:
-        """Whether it is plain that each row has a point: the first place of the walk or the last one, or that of its own
-        number, which is in the row's own document."""
+        """Whether it is plain that each row has a point: the first place of the walk or the last one, or that of the
+        row's own number, which is in its own document."""
         side, kernel = self.kernel.summed_side(t), self.kernel
         if side is None or kernel.walked or any(is_symbolic(n) or n < 1 for n in self.extent.values()):
             return False
@@ -391,14 +391,3 @@ class Accumulation(Places):
         for place in self.seen.values():
             found[place] = b.reduce("max", looped, found[place])
         return found
-
-
-def is_moved(e: Expr, v: str) -> bool:
-    """Whether an expression is a variable with something added that does not depend on it."""
-    match e:
-        case Index(name):
-            return name == v
-        case Call("add" | "sub", args):
-            own = [a for a in args if v in index_variables(a)]
-            return len(own) == 1 and is_moved(own[0], v)
-    return False

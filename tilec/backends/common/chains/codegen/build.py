@@ -16,8 +16,8 @@ from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced
 from tilec.backends.common.chains.codegen.accumulate import THREADS, Accumulation
-from tilec.backends.common.chains.codegen.emit import LN2, Emitter
-from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, distance, in_one_block, tensors_touched
+from tilec.backends.common.chains.codegen.emit import LN2, Emitter, distance
+from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
 from tilec.backends.common.chains.codegen.walk import Piece, Round, limits, pieces, rounds_of_blocks, within_ends
 from tilec.ir.program import Access, accesses_in, index_variables

@@ -17,7 +17,7 @@ from tilec.backends.common.chains.values import NARROWEST_ROW
 from tilec.backends.common.code import python_name
 from tilec.ir.functions import without_casts
 from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Call, Expr, accesses_in, children, walk
+from tilec.ir.program import Access, Call, Expr, accesses_in, walk
 from tilec.ir.rational import as_fraction
 from tilec.ir.types import NARROW, Types
 
@@ -389,12 +389,6 @@ def _feature_axes(kernel: ChainKernel, n: int) -> list[tuple[str, int, int]]:
     blocks = blocks_in(kernel, n)
     starts = [sum(blocks[:k]) for k in range(len(blocks))]
     return [(f"d{n}_{start}" if start else f"d{n}", start, block) for start, block in zip(starts, blocks, strict=True)]
-
-
-def distance(e: Expr, part: Access) -> int:
-    """How many functions lie between a part of an expression and its value; -1 where it is no part."""
-    found = [distance(c, part) for c in children(e)]
-    return 0 if e == part else max((n + 1 for n in found if n >= 0), default=-1)
 
 
 def tensors_touched(ops: Sequence[Op]) -> set[str]:

@@ -176,9 +176,9 @@ def have_points(bounds: Collection[Affine], extent: Mapping[str, int], sides: Co
         forms = [Affine.variable(v), Affine.of([(Index(v), -1)], extent[v] - 1), *bounds]
         up, down, other = ([f for f in forms if f.coefficient(v) == c] for c in (1, -1, 0))
         whole = len(up) + len(down) + len(other) == len(forms)
-        if not whole or any(least(f, extent) < 0 for f in other):
+        if not whole or any(least_value(f, extent) < 0 for f in other):
             return False
-        if any(least(f + g, extent) < 0 for f in up for g in down):
+        if any(least_value(f + g, extent) < 0 for f in up for g in down):
             return False
     return True
 
@@ -193,16 +193,27 @@ def holds_everywhere(e: Expr, extent: Mapping[str, int], is_whole: Callable[[Exp
             return any(holds_everywhere(x, extent, is_whole) for x in args)
         case Call("lt" | "gt" | "le" | "ge" as order, (x, y)) if is_affine(x) and is_affine(y):
             above = linear(x) - linear(y) if order in ("gt", "ge") else linear(y) - linear(x)
-            return least(above, extent) >= (order in ("lt", "gt"))
+            return least_value(above, extent) >= (order in ("lt", "gt"))
         case Call("eq" | "le" | "ge", (x, y)):
             return x == y and is_whole(x)
     return False
 
 
-def least(f: Affine, extent: Mapping[str, int]) -> int:
+def least_value(f: Affine, extent: Mapping[str, int]) -> int:
     """A form's least value where its variables have all values below their extents."""
     own = {v: as_int(f.coefficient(v)) for v in f.variables()}
     return as_int(f.constant) + sum(min(k, 0) * (extent[v] - 1) for v, k in own.items())
+
+
+def is_moved(e: Expr, v: str) -> bool:
+    """Whether an expression is a variable with something added that does not depend on it."""
+    match e:
+        case Index(name):
+            return name == v
+        case Call("add" | "sub", args):
+            own = [a for a in args if v in index_variables(a)]
+            return len(own) == 1 and is_moved(own[0], v)
+    return False
 
 
 @dataclass(frozen=True)
