@@ -147,7 +147,7 @@ def _map(name: str, d: Descriptor, run: KernelRun, how: Mapping[str, Any] | None
     if how is None or how.get("fp4_padded") or how.get("is_im2col"):
         raise InternalMistake(f"{run.launch.kernel} takes a tensor map of a kind that is not known")
     place, item = run.places[d.tensor], how["elem_size"]
-    rounds = rounds_to_tf32(name, d, run.dtypes[d.tensor])
+    rounds = rounds_to_tf32(name, run.dtypes[d.tensor])
     described = {
         "of": _place(MemoryPlace(place.space, place.number, place.offset + d.offset * item)),
         "shape": list(d.shape),

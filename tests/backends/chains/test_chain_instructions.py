@@ -8,10 +8,8 @@ from tilec.backends.common.blocks.ir import Apply, Cast, DotOp, Load, Loop, ever
 from tilec.backends.common.chains.codegen.build import build_kernel
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.common.chains.recognise import chained
-from tilec.backends.triton.blocks.boxes import row_loads
 from tilec.backends.triton.chains.tiling import choose_chain_tiling
 from tilec.backends.triton.plan.plan import Setting
-from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.types import TensorType
 from tilec.pipeline import lower
 from tilec.saving import partition
@@ -82,36 +80,8 @@ def test_what_is_added_to_a_product_is_loaded_before_products(step, ahead):
 def test_rows_are_read_at_distances_from_where_a_block_begins():
     f = tilec.compile(VARIANTS["causal"].text, backend="triton")
     given = [tilec.spec((16, 1537, 96), "bfloat16")] * 3
-    text = f.grad(("Q", "K", "V")).lower(*given, given[0], target="sm_80").source()
-    assert "first_i * L_s1 + i * L_s1" in text
-
-
-@pytest.mark.parametrize("n", [1537, 1536])
-def test_rows_shorter_than_a_program_come_by_maps_of_all_elements(n):
-    """Wherever they begin; what lies beyond a row's end is the next one's, and is not taken."""
-    f = tilec.compile(VARIANTS["causal"].text, backend="triton")
-    given = [tilec.spec((16, n, 96), "bfloat16")] * 3
     text = f.grad(("Q", "K", "V")).lower(*given, given[0], target="sm_90").source()
-    assert f"tensor_map(L, 0, ({16 * n},), (1,), (64,))" in text and "tl.load(DL " not in text
-    loads = [line for line in text.splitlines() if "_row_64.load([rest" in line]
-    assert len(loads) == (2 if n % 64 == 0 else 6) and sum("tl.where(" in line for line in loads) == 4 * (n % 64 > 0)
-
-
-def test_rows_of_other_strides_are_loaded_by_their_elements():
-    found = backward(2048, 128)
-    (kernel,) = (k for k in found.kernels.values() if "DK" in k.outputs)
-    made = build_kernel("k", kernel, found.types, Tiling(64, 64, 4))
-    shapes = {t.name: found.types[t.name].shape for t in made.tensors}
-    plain = {n: contiguous(s) for n, s in shapes.items()}
-    for strides, threads, brought in (
-        (plain, 128, 2),
-        (plain, 64, 0),
-        ({**plain, "L": (4096, 2), "DL": (1, 16)}, 128, 0),
-        ({**plain, "L": (4096, 1)}, 128, 1),
-    ):
-        loads, maps = row_loads(made, shapes, strides, (), threads)
-        assert len(maps) == brought and all(box.flat for box in loads.values())
-    assert {d.tensor for d in row_loads(made, shapes, plain, ("L",), 128)[1].values()} == {"DL"}
+    assert "first_i * L_s1 + i * L_s1" in text
 
 
 @pytest.mark.parametrize("width, brought", [(24, False), (32, False), (40, True), (64, True)])

@@ -11,7 +11,6 @@ from tilec.backends.common.blocks.ir import (
     Apply,
     BlockProgram,
     Load,
-    Loop,
     Number,
     Op,
     Positions,
@@ -22,7 +21,6 @@ from tilec.backends.common.blocks.ir import (
 )
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.plan.plan import Descriptor
-from tilec.backends.triton.plan.sizes import NARROWEST, contiguous
 from tilec.ir.types import NARROW
 
 _ALIGNMENT = 16  # bytes: of addresses and of the distances of a map, and the least of a box's innermost dimension
@@ -32,14 +30,11 @@ RANK = 5
 
 @dataclass(frozen=True)
 class BoxLoad:
-    """A load by a map: the kernel's argument, where the box begins, and which axis each of its dimensions is. `flat`:
-    the map is of all elements as memory has them, one after the other, and where the load's condition does not hold it
-    brings others."""
+    """A load by a map: the kernel's argument, where the box begins, and which axis each of its dimensions is."""
 
     parameter: str
     offsets: tuple[Value | None, ...]
     axes: tuple[str, ...]
-    flat: bool = False
 
 
 def box_loads(
@@ -66,35 +61,6 @@ def box_loads(
         parameter = f"{python_name(op.tensor)}_map_{'_'.join(str(n) for n in block)}"
         maps[parameter] = Descriptor(op.tensor, 0, tuple(shape), tuple(steps), block, "")
         found[op.out] = BoxLoad(parameter, places, axes)
-    return found, maps
-
-
-def row_loads(
-    kernel: BlockProgram,
-    shapes: Mapping[str, Sequence[int]],
-    strides: Mapping[str, Sequence[int]],
-    misaligned: Collection[str],
-    threads: int,
-) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
-    """The loads that loops have of float32 rows of contiguous tensors, for fewer elements than a program has threads:
-    Triton takes these for cheap, and loads them in the layout of products, several for a thread and an address for
-    each. A map of all elements brings rows that begin anywhere."""
-    made: dict[Value, Op] = {v: op for op in every_operation(kernel.body) for v in results(op)}
-    found: dict[Value, BoxLoad] = {}
-    maps: dict[str, Descriptor] = {}
-    for op in every_operation([x for loop in kernel.body if isinstance(loop, Loop) for x in loop.body]):
-        if not isinstance(op, Load) or op.tensor in misaligned or len(op.out.type.axes) != 1:
-            continue
-        (axis,) = op.out.type.axes
-        block, shape = kernel.axes[axis], tuple(shapes[op.tensor])
-        plain = op.out.type.dtype == "float32" and op.other == 0 and tuple(strides[op.tensor]) == contiguous(shape)
-        along = plain and op.index[-1].type.axes == (axis,) and all(not v.type.axes for v in op.index[:-1])
-        places = _places(op, made) if along else None
-        if places is None or not _ALIGNMENT // 4 <= block < threads or not 0 < math.prod(shape) <= NARROWEST:
-            continue
-        parameter = f"{python_name(op.tensor)}_row_{block}"
-        maps[parameter] = Descriptor(op.tensor, 0, (math.prod(shape),), (1,), (block,), "")
-        found[op.out] = BoxLoad(parameter, places, (axis,), flat=True)
     return found, maps
 
 

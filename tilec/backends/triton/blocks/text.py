@@ -212,13 +212,11 @@ class BlockText:
             text = self.spread(v, axes)
             if tensor in self.int64_tensors and v not in self.numbers:
                 text = f"{text}.to({self.language}.int64)"
-            terms.append((len(v.type.axes), f"{text} * {self._stride(tensor, d)}"))
+            factor = self.factors.get((tensor, d))
+            stride = stride_name(tensor, d) if factor is None else f"({stride_name(tensor, d)} * {factor})"
+            terms.append((len(v.type.axes), f"{text} * {stride}"))
         terms.sort(key=lambda t: t[0])
         return " + ".join([python_name(tensor), *(t for _, t in terms)])
-
-    def _stride(self, tensor: str, dimension: int) -> str:
-        factor, name = self.factors.get((tensor, dimension)), stride_name(tensor, dimension)
-        return name if factor is None else f"({name} * {factor})"
 
     def right_side(self, op: Op) -> str:
         match op:
@@ -238,7 +236,7 @@ class BlockText:
                     return f"{self.language}.full((), {self.names[value]}, {self.type_text(out.type.dtype)})"
                 return f"{self.names[value]}.to({self.type_text(out.type.dtype)})"
             case Load(out) if out in self.loads:
-                return self._boxed(op, self.loads[out])
+                return self._boxed(out, self.loads[out])
             case Load(out, tensor, index, condition, other):
                 axes = out.type.axes
                 place = self.place(tensor, index, axes)
@@ -261,13 +259,7 @@ class BlockText:
                 return f"{self.language}.dot({a}, {b}{added}{how})"
         raise AssertionError(f"no operation: {op!r}")
 
-    def _boxed(self, op: Load, box: BoxLoad) -> str:
-        out = op.out
-        if box.flat:
-            starts = ((d, v) for d, v in enumerate(box.offsets) if v is not None and self.numbers.get(v) != 0)
-            terms = [f"{self.names[v]} * {self._stride(op.tensor, d)}" for d, v in starts]
-            text = f"{box.parameter}.load([{' + '.join(terms) or 0}])"
-            return text if op.condition is None else f"{self.language}.where({self.names[op.condition]}, {text}, 0.0)"
+    def _boxed(self, out: Value, box: BoxLoad) -> str:
         offsets = ", ".join("0" if v is None else self.names[v] for v in box.offsets)
         shape = ", ".join(str(self.kernel.axes[a]) for a in box.axes)
         text = f"{box.parameter}.load([{offsets}])"

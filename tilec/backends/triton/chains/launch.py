@@ -11,13 +11,12 @@ from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import BlockProgram, Value
 from tilec.backends.common.blocks.show import served_lines
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.backends.common.chains.codegen.accumulate import THREADS
 from tilec.backends.common.chains.codegen.build import build_kernel, has_short_rows, scores_beside
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes, build_lists, visits_of
 from tilec.backends.common.chains.splits import Split, build_together, split_of, sums_of_parts
 from tilec.backends.common.code import python_name
-from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads, row_loads
+from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
 from tilec.backends.triton.blocks.text import print_kernel, stride_name
 from tilec.backends.triton.blocks.warp_roles import warp_roles
 from tilec.backends.triton.blocks.warp_roles_text import half_maps, warp_roles_file
@@ -161,14 +160,13 @@ class _ChainPlanner:
         """`visits`: lists that are there. Triton gives statistics the layout of what comes last, products or elements
         of each point that no map brings; in that of such loads rows lie across lanes and warps (windows of 49 places
         with a bias: 173 µs in place of 42)."""
-        how = self._least_row(tiling), THREADS * tiling.warps
         made = build_kernel(self._name, self.kernel, self.types, tiling, visits)
-        loads, maps = self._boxes(made, tiling, *how)
+        loads, maps = self._boxes(made, tiling, self._least_row(tiling))
         brought = {m.tensor for m in maps.values()}
         first = [a.tensor for a in scores_beside(self.kernel) if a.tensor not in brought]
         if first:
             made = build_kernel(self._name, self.kernel, self.types, tiling, visits, loaded_first=first)
-            loads, maps = self._boxes(made, tiling, *how)
+            loads, maps = self._boxes(made, tiling, self._least_row(tiling))
         return self._launched(made, tiling, loads, maps)
 
     def _launched(
@@ -219,7 +217,7 @@ class _ChainPlanner:
         fewer programs than multiprocessors: half as many where all walks are as long as each other, since programs of
         half the rows would be two to a multiprocessor."""
         made = build_kernel(self._name, self.kernel, self.types, tiling, visits, roles=True)
-        loads, maps = self._boxes(made, tiling, least=0, threads=0)
+        loads, maps = self._boxes(made, tiling, least=0)
         enough = made.grid >= MULTIPROCESSORS or made.grid > MULTIPROCESSORS // 2 and self._walks_are_alike
         found = warp_roles(made, loads) if enough else None
         if found is None:
@@ -239,21 +237,15 @@ class _ChainPlanner:
         return 0 if products > 1 and looped and self.kernel.extent[looped] % tiling.step else _LEAST_ROW
 
     def _boxes(
-        self, made: BlockProgram, tiling: Tiling, least: int, threads: int
+        self, made: BlockProgram, tiling: Tiling, least: int
     ) -> tuple[dict[Value, BoxLoad], dict[str, Descriptor]]:
-        """What the copy engine brings, in rows of at least so many bytes, and of elements fewer than `threads`: where
-        there is one, and where the kernel works for long enough that the host's work on tensor maps does not show."""
-        if not self._has_boxes:
+        """What the copy engine brings, in rows of at least so many bytes: where there is one, and where the kernel
+        works for long enough that the host's work on tensor maps does not show."""
+        if not self._has_boxes or not (tiling.boxed or self.copied):
             return {}, {}
         shapes = {t.name: self.types[t.name].shape for t in made.tensors}
-        misaligned = {*self.setting.misaligned}
-        loads, maps = row_loads(made, shapes, self.strides, misaligned, threads)
-        if tiling.boxed or self.copied:
-            others = () if tiling.boxed else (n for n in shapes if n not in self.copied)
-            least = 0 if self.copied else least
-            boxes, more = box_loads(made, shapes, self.strides, {*misaligned, *others}, least)
-            loads, maps = {**loads, **boxes}, {**maps, **more}
-        return loads, maps
+        others = () if tiling.boxed else (n for n in shapes if n not in self.copied)
+        return box_loads(made, shapes, self.strides, {*self.setting.misaligned, *others}, 0 if self.copied else least)
 
     @property
     def _has_boxes(self) -> bool:

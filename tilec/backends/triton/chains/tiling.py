@@ -45,7 +45,7 @@ TWO_PRODUCTS_OF_STATISTICS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
 }
 LONG_STEPS = Tiling(64, 128, 4, 2, boxed=False, one_loop=False)  # whose products would wait for each other in one loop
 MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
-    64: (Tiling(64, 64, 4, 3), LONG_STEPS, Tiling(64, 64, 4, 3, boxed=False)),
+    64: (Tiling(64, 64, 4, 3, resident=3), LONG_STEPS, Tiling(64, 64, 4, 3, boxed=False)),
     80: (Tiling(64, 64, 4, 2, boxed=False),) * 3,
     128: (Tiling(64, 64, 4, 2),) * 3,
     256: (Tiling(64, 32, 4, 2, boxed=False),) * 3,
@@ -54,7 +54,7 @@ MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
 LONG_WALK = Tiling(64, 64, 4, 3, boxed=False)
 # the same where rows begin between sectors: larger blocks of rows, as what they walk takes long to arrive
 BETWEEN_SECTORS: Mapping[int, Tiling] = {
-    64: Tiling(128, 64, 8, 3, boxed=False),
+    64: Tiling(128, 64, 8, 3, boxed=False, resident=2),
     80: Tiling(128, 64, 4, 3, boxed=False),
 }
 _SECTOR = 16  # 16-bit elements
@@ -108,7 +108,8 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
             chosen = _by_maps(kernel, types, chosen)
     operands = _operands(kernel)
     boxed = chosen.boxed or bool(operands[2])  # a matrix takes more addresses than anything else
-    found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
+    resident = 0 if operands[2] else chosen.resident  # elements of each point take registers
+    found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed, resident=resident)
     if table is not ONE_PRODUCT and halves and kernel.looped is not None and _has_few_programs(kernel, found):
         found = replace(found, block=found.block // 2, warps=4)
     block = min(found.block, *(feature_block(kernel.extent[v]) for v in kernel.blocked))
@@ -138,7 +139,7 @@ def _by_maps(kernel: ChainKernel, types: Types, otherwise: Tiling) -> Tiling:
     if _walk_of(kernel, types) == 2 or several and _walk_of(kernel, types) == 0:
         return otherwise
     narrow = _width(kernel) <= NARROW_WIDTH
-    return replace(LONG_WALK, boxed=True) if narrow and several else replace(otherwise, boxed=not narrow)
+    return replace(LONG_WALK, boxed=True, resident=3) if narrow and several else replace(otherwise, boxed=not narrow)
 
 
 def _of_one_product(kernel: ChainKernel, types: Types, otherwise: Tiling) -> Tiling:

@@ -151,9 +151,9 @@ def _layout(d: Descriptor) -> Any:
     return eval(d.layout, {"gl": gl})
 
 
-def rounds_to_tf32(parameter: str, d: Descriptor, dtype: str) -> bool:
+def rounds_to_tf32(parameter: str, dtype: str) -> bool:
     """Whether a map brings float32 operands to tensor cores: they cut tf32 off, so the copy must round."""
-    return dtype == "float32" and bool(d.layout) and not parameter.startswith("out")
+    return dtype == "float32" and not parameter.startswith("out")
 
 
 def kernel_function(launch: Launch) -> Any:

@@ -188,7 +188,7 @@ class Launched:
     def assemble(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Compile for such tensors without a word to the device: Triton, asked again, has the kernel at hand."""
         given = zip(self._launch.arguments, self._given(tensors), strict=True)
-        arguments = [tensor_map(v, x, _rounds(n, v, x)) if isinstance(v, Descriptor) else x for (n, v), x in given]
+        arguments = [tensor_map(v, x, _rounds(n, x)) if isinstance(v, Descriptor) else x for (n, v), x in given]
         if _kernels.get(self._key(arguments)) is None:
             guarded(self._launch, partial(self._assembled, arguments))
 
@@ -202,9 +202,9 @@ class Launched:
         for place, (name, v) in enumerate(launch.arguments):
             if isinstance(v, Descriptor):
                 tensor = given[place]
-                made = arguments[place] = tensor_map(v, tensor, _rounds(name, v, tensor))
+                made = arguments[place] = tensor_map(v, tensor, _rounds(name, tensor))
                 self._maps[place] = (made, v.tensor, v.offset * tensor.element_size(), len(rounded))
-                rounded.append(_rounds(name, v, tensor))
+                rounded.append(_rounds(name, tensor))
         key = self._key(arguments)
         ready = _kernels.get(key)
         if ready is None:
@@ -346,8 +346,8 @@ def _parameters(kernel: Any, launch: Launch) -> Mapping[str, str] | None:
     return {name: types.get(name) for name, _ in given} if declared == count + 2 else None
 
 
-def _rounds(parameter: str, d: Descriptor, tensor: torch.Tensor) -> bool:
-    return rounds_to_tf32(parameter, d, str(tensor.dtype).removeprefix("torch."))
+def _rounds(parameter: str, tensor: torch.Tensor) -> bool:
+    return rounds_to_tf32(parameter, str(tensor.dtype).removeprefix("torch."))
 
 
 def _as_it_is(made: Any, number: int) -> list:

@@ -24,8 +24,7 @@ from tilec.ir.types import NARROW, Types
 WALKED_TOGETHER = 16  # elements of a batch whose programs begin side by side
 MULTIPROCESSORS_AT_ONCE, WARPS_OF_TWO_A_MULTIPROCESSOR = 132, 4
 FEW_PROGRAMS = 1056  # of which the last count: four waves of two a multiprocessor
-# of one block that is not cut for less than three eighths of it: kernels of such whole blocks have a form of their own;
-# shorter ones are whole: products of 16 columns take as long as of 64
+# of one block that is not cut for less than three eighths of it: kernels of such whole blocks have a form of their own
 WHOLE_FEATURES, LEAST_EMPTY = 128, 3 / 8
 # the same of kernels of several products in 16 bits into one sum: these are smaller then
 LEAST_EMPTY_OF_ONE_SUM = 1 / 4
@@ -58,17 +57,19 @@ def feature_blocks(extent: int, most: int = 3, least_empty: float = LEAST_EMPTY)
     64, 216 are 128, 64 and 32; one where more of them do not save enough columns each."""
     extent = int(extent)  # not left open: axes are named after it, and masks hold it
     whole, found = feature_block(extent), _cut(extent, 0)
-    small = whole < WHOLE_FEATURES or whole == WHOLE_FEATURES and whole - sum(found) < least_empty * whole
+    small = whole == WHOLE_FEATURES and whole - sum(found) < least_empty * whole
     return (whole,) if small or extent % BLOCKED_FEATURES or len(found) > most else found
 
 
 def blocks_in(kernel: ChainKernel, extent: int) -> tuple[int, ...]:
     """The blocks that so many features of a kernel lie in. Kernels of one product into a mixture have a form of their
-    own, which has no room for three."""
+    own, which has no room for three. In others blocks of up to 64 are whole: a product of 16 columns takes as long."""
     dtypes = [i.dtype for i in kernel.inners.values() if i.left is not None]
     one = sum(r.target.feature is not None for r in kernel.targets) == 1 and {*dtypes} <= {*NARROW}
     if len(dtypes) < 2:
         return feature_blocks(extent, 2)
+    if (whole := feature_block(extent)) < WHOLE_FEATURES:
+        return (whole,)
     return feature_blocks(extent, 3, LEAST_EMPTY_OF_ONE_SUM if one else LEAST_EMPTY)
 
 
