@@ -58,6 +58,7 @@ BETWEEN_SECTORS: Mapping[int, Tiling] = {
     80: Tiling(128, 64, 4, 3, boxed=False),
 }
 _SECTOR = 16  # 16-bit elements
+LARGER_WIDTH = 80  # of operands, up to which sums and scores of larger blocks have room in registers
 NARROW_WIDTH, TWO_BLOCKS = 64, 128  # of operands with long steps where a walk has more than a block of 64, at most two
 ROLES = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
 ROLES_WIDTH = 128  # of their operands, at least
@@ -134,12 +135,16 @@ def _lies_between_sectors(kernel: ChainKernel) -> bool:
 
 def _by_maps(kernel: ChainKernel, types: Types, otherwise: Tiling) -> Tiling:
     """Of several products of such rows: maps bring them where loads at the ends of a walk would have masks, or where
-    programs with fewer addresses are three a multiprocessor."""
+    programs with fewer addresses are three a multiprocessor; and larger blocks, where all blocks are walked."""
     several = sum(r.target.feature is not None for r in kernel.targets) > 1
-    if _walk_of(kernel, types) == 2 or several and _walk_of(kernel, types) == 0:
+    narrow, kind_of_walk = _width(kernel) <= NARROW_WIDTH, _walk_of(kernel, types)
+    if kind_of_walk == 2 or several and narrow and kind_of_walk == 0:
         return otherwise
-    narrow = _width(kernel) <= NARROW_WIDTH
-    return replace(LONG_WALK, boxed=True, resident=3) if narrow and several else replace(otherwise, boxed=not narrow)
+    if several:
+        crowded = kernel.walked if narrow else kind_of_walk == 0
+        return replace(LONG_WALK if narrow else otherwise, boxed=True, resident=3 if crowded else 0)
+    larger = NARROW_WIDTH < _width(kernel) <= LARGER_WIDTH and kind_of_walk == 0
+    return replace(otherwise, boxed=not narrow, block=TWO_BLOCKS if larger else otherwise.block)
 
 
 def _of_one_product(kernel: ChainKernel, types: Types, otherwise: Tiling) -> Tiling:
