@@ -9,7 +9,7 @@ import torch
 from support.chains import Attention, both_ways, inputs_of, run, softmax, types_of
 
 import tilec
-from tilec.backends.common.blocks.ir import Load
+from tilec.backends.common.blocks.ir import Load, Loop, every_operation
 from tilec.backends.common.chains.codegen.build import build_kernel
 from tilec.backends.common.chains.codegen.places import Tiling
 from tilec.backends.common.chains.codegen.visits import visits_of
@@ -205,3 +205,29 @@ def test_a_row_that_sees_nothing_touches_no_other() -> None:
     wanted = torch.autograd.grad(value, wide[:3], torch.tensor(cotangent))
     for name, exact in zip(parts.backward.program.outputs, wanted, strict=True):
         np.testing.assert_allclose(ran.values[name], exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "guard, inputs, counted",
+    [
+        ("i >= j | j < 32", "", False),
+        ("i >= j & Doc[i] == Doc[j]", ", Doc[N]", False),
+        ("Doc[j] <= Doc[i] & j <= i", ", Doc[N]", False),
+        ("i > j | j < 0", "", True),
+        ("i >= j & Doc[i] != Doc[j]", ", Doc[N]", True),
+        ("i >= j & Key[i] == Key[j]", ", Key[N]", True),
+        ("i >= j & Doc[i] == Other[j]", ", Doc[N], Other[M]", True),
+        ("j < Doc[i]", ", Doc[N]", True),
+    ],
+)
+def test_rows_that_plainly_have_a_point_are_not_counted(guard, inputs, counted):
+    """Their own, where they are whole numbers beside themselves, or the first one."""
+    shapes = {n: TensorType((2, 4096, 64), "bfloat16") for n in "QKV"}
+    shapes |= {n: TensorType((4096,), "int32") for n in ("Doc", "Other") if f" {n}[" in inputs}
+    shapes |= {"Key": TensorType((4096,), "float32")} if "Key" in inputs else {}
+    lowered = lower(tilec.compile(softmax("S[b, i, j]", guard, inputs)).program, shapes, {})
+    found = chained(lowered.stages["flat"], lowered.types)
+    (kernel,) = found.kernels.values()
+    made = build_kernel("k", kernel, found.types, Tiling(64, 64), visits_of(kernel, found.types))
+    carried = [v.type for op in every_operation(made.body) if isinstance(op, Loop) for v in op.carried]
+    assert any(t.dtype == "int32" and t.axes == ("i",) for t in carried) == counted

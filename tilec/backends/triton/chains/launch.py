@@ -24,6 +24,7 @@ from tilec.backends.triton.chains.tiling import (
     MATRIX,
     choose_chain_tiling,
     columns_of_operands,
+    most_registers,
     roles_tiling,
     streamed_tensors,
 )
@@ -209,7 +210,8 @@ class _ChainPlanner:
         ]
         grid = (made.grid, 1, 1)
         how = tiling.warps, tiling.stages, self.kernel.outputs, not self.kernel.singly
-        return Launch(file, grid, tuple(arguments), (), *how, block=partial(served_lines, made))
+        registers = most_registers(tiling)
+        return Launch(file, grid, tuple(arguments), (), *how, block=partial(served_lines, made), registers=registers)
 
     def _warp_roles(self, tiling: Tiling, visits: Visits | None) -> Launch | None:
         """The launch of a kernel whose warps have work of their own; None where that is not of its form, or there are

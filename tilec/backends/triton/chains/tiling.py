@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.backends.common.chains.chain import BOTH_SIDES_MATRICES, BOTH_SIDES_REGISTERS, ChainKernel, feature_block
+from tilec.backends.common.chains.codegen.accumulate import THREADS
 from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_one_block, padded_features
 from tilec.backends.common.chains.codegen.visits import visits_of
 from tilec.backends.common.chains.codegen.walk import cut_at_both_ends, is_whole_window, walks_values
 from tilec.backends.triton.matmul.dot import LEAST
+from tilec.backends.triton.matmul.hopper.configs import REGISTERS
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import Setting
@@ -43,7 +45,7 @@ TWO_PRODUCTS_OF_STATISTICS: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
 }
 LONG_STEPS = Tiling(64, 128, 4, 2, boxed=False, one_loop=False)  # whose products would wait for each other in one loop
 MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
-    64: (Tiling(64, 64, 4, 3), LONG_STEPS, Tiling(64, 64, 4, 3, boxed=False)),
+    64: (Tiling(64, 64, 4, 3, resident=3), LONG_STEPS, Tiling(64, 64, 4, 3, boxed=False)),
     80: (Tiling(64, 64, 4, 2, boxed=False),) * 3,
     128: (Tiling(64, 64, 4, 2),) * 3,
     256: (Tiling(64, 32, 4, 2, boxed=False),) * 3,
@@ -52,10 +54,11 @@ MIXTURES: Mapping[int, tuple[Tiling, Tiling, Tiling]] = {
 LONG_WALK = Tiling(64, 64, 4, 3, boxed=False)
 # the same where rows begin between sectors: larger blocks of rows, as what they walk takes long to arrive
 BETWEEN_SECTORS: Mapping[int, Tiling] = {
-    64: Tiling(128, 64, 8, 3, boxed=False),
+    64: Tiling(128, 64, 8, 3, boxed=False, resident=2),
     80: Tiling(128, 64, 4, 3, boxed=False),
 }
 _SECTOR = 16  # 16-bit elements
+LARGER_WIDTH = 80  # of operands, up to which sums and scores of larger blocks have room in registers
 NARROW_WIDTH, TWO_BLOCKS = 64, 128  # of operands with long steps where a walk has more than a block of 64, at most two
 ROLES = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
 ROLES_WIDTH = 128  # of their operands, at least
@@ -106,7 +109,8 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
             chosen = _by_maps(kernel, types, chosen)
     operands = _operands(kernel)
     boxed = chosen.boxed or bool(operands[2])  # a matrix takes more addresses than anything else
-    found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed)
+    resident = 0 if operands[2] else chosen.resident  # elements of each point take registers
+    found = replace(chosen, precision=PRECISION[setting.precision], boxed=boxed, resident=resident)
     if table is not ONE_PRODUCT and halves and kernel.looped is not None and _has_few_programs(kernel, found):
         found = replace(found, block=found.block // 2, warps=4)
     block = min(found.block, *(feature_block(kernel.extent[v]) for v in kernel.blocked))
@@ -131,12 +135,16 @@ def _lies_between_sectors(kernel: ChainKernel) -> bool:
 
 def _by_maps(kernel: ChainKernel, types: Types, otherwise: Tiling) -> Tiling:
     """Of several products of such rows: maps bring them where loads at the ends of a walk would have masks, or where
-    programs with fewer addresses are three a multiprocessor."""
+    programs with fewer addresses are three a multiprocessor; and larger blocks, where all blocks are walked."""
     several = sum(r.target.feature is not None for r in kernel.targets) > 1
-    if _walk_of(kernel, types) == 2 or several and _walk_of(kernel, types) == 0:
+    narrow, kind_of_walk = _width(kernel) <= NARROW_WIDTH, _walk_of(kernel, types)
+    if kind_of_walk == 2 or several and narrow and kind_of_walk == 0:
         return otherwise
-    narrow = _width(kernel) <= NARROW_WIDTH
-    return replace(LONG_WALK, boxed=True) if narrow and several else replace(otherwise, boxed=not narrow)
+    if several:
+        crowded = kernel.walked if narrow else kind_of_walk == 0
+        return replace(LONG_WALK if narrow else otherwise, boxed=True, resident=3 if crowded else 0)
+    larger = NARROW_WIDTH < _width(kernel) <= LARGER_WIDTH and kind_of_walk == 0
+    return replace(otherwise, boxed=not narrow, block=TWO_BLOCKS if larger else otherwise.block)
 
 
 def _of_one_product(kernel: ChainKernel, types: Types, otherwise: Tiling) -> Tiling:
@@ -303,6 +311,11 @@ def _operands(kernel: ChainKernel) -> _Operands:
                             kernel, inner.extent
                         )
     return stationary, streamed, matrices
+
+
+def most_registers(tiling: Tiling) -> int:
+    """How many registers a thread has at most, which are given out by eights; 0 for as many as the compiler finds."""
+    return REGISTERS // (tiling.resident * THREADS * tiling.warps) // 8 * 8 if tiling.resident else 0
 
 
 def streamed_tensors(kernel: ChainKernel) -> tuple[str, ...]:

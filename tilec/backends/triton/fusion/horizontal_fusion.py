@@ -185,7 +185,8 @@ def fusable(launches: Sequence[Launch]) -> bool:
     like."""
     first = launches[0]
     return all(
-        (one.warps, one.stages, one.contracts) == (first.warps, first.stages, first.contracts)
+        (one.warps, one.stages, one.contracts, one.registers)
+        == (first.warps, first.stages, first.contracts, first.registers)
         and not one.cooperative
         and not one.file.kernel.leaves_early
         and not one.file.own
@@ -246,4 +247,5 @@ def fuse_launches(launches: Sequence[Launch], name: str) -> Launch:
         chosen.stages,
         tuple(s for one in launches for s in one.statements),
         chosen.contracts,
+        registers=chosen.registers,
     )

@@ -64,7 +64,8 @@ class Launch:
     `constants` (tl.constexpr) are the parameters in the order of the signature. `fusion`: may a product and a sum be
     rounded once? `cooperative`: all programs run at once, as they wait for each other. `horizontal`: one launch with
     its neighbours is wanted, where none needs another (horizontal fusion). `block`: makes the lines of the block
-    program that the text is written from, where there is one, each with the output that it serves."""
+    program that the text is written from, where there is one, each with the output that it serves. `registers`: of a
+    thread, at most; 0 where that is the compiler's choice."""
 
     file: KernelFile
     grid: tuple[int, int, int]
@@ -77,6 +78,7 @@ class Launch:
     cooperative: bool = False
     horizontal: bool = False
     block: Callable[[], list[tuple[str, str]]] | None = field(default=None, compare=False, repr=False)
+    registers: int = 0
 
     @property
     def kernel(self) -> str:

@@ -170,7 +170,8 @@ _functions: dict[tuple[str, str, bool], Any] = {}
 def options_of(launch: Launch) -> dict[str, Any]:
     """How Triton compiles the kernel."""
     options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": launch.contracts}
-    return {**options, "launch_cooperative_grid": True} if launch.cooperative else options
+    options |= {"launch_cooperative_grid": True} if launch.cooperative else {}
+    return options | ({"maxnreg": launch.registers} if launch.registers else {})
 
 
 def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tuple:
@@ -181,7 +182,7 @@ def kernel_key(launch: Launch, device: int, arguments: Sequence[object]) -> tupl
         (int, *kind[3:]) if name in plain and isinstance(kind, tuple) and kind[0] is int else kind
         for (name, _), kind in zip(launch.arguments, arguments, strict=True)
     ]
-    return *how, launch.contracts, launch.cooperative, device, *kinds
+    return *how, launch.contracts, launch.cooperative, launch.registers, device, *kinds
 
 
 def specialised(argument: Any) -> object:

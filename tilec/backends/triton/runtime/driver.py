@@ -113,7 +113,7 @@ def launch_function(
     lines = [f"{address} = p{address[1:]}.data_ptr()" for address in asked]
     handed = ", ".join(["x", "y", "z", "stream(device)", *between, *taken])
     text = f"""def make(run, x, y, z, stream, device, {"".join(f"{name}, " for name in between)}arguments):
-    def launch({", ".join(given)}, enable_fp_fusion=True, launch_cooperative_grid=False):
+    def launch({", ".join(given)}, enable_fp_fusion=True, launch_cooperative_grid=False, maxnreg=None):
         {"; ".join([*lines, f"run({handed})"])}
     return launch"""
     scope: dict[str, Any] = {}

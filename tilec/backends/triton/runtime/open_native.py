@@ -65,7 +65,7 @@ class OpenNative:
                 made = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
                 self._kinds[name] = specialised(made)
         launches = [s for s in plan.steps if isinstance(s, Launch)]
-        how = tuple([(s.constants, s.warps, s.stages) for s in launches])
+        how = tuple([(s.constants, s.warps, s.stages, s.registers) for s in launches])
         arguments = tuple([tuple([v for _, v in s.arguments]) for s in launches])
         allocated = {s.tensor: s.shape for s in plan.steps if isinstance(s, Allocate)}
         lines = tuple([s.numbers if isinstance(s, TorchLines) else () for s in python])
@@ -124,7 +124,7 @@ class OpenNative:
             return None
 
     def _kernel(self, launch: Launch, values: Sequence[Any], how: tuple) -> CompiledKernel | None:
-        constants, warps, stages = how
-        made = replace(launch, constants=constants, warps=warps, stages=stages)
+        constants, warps, stages, registers = how
+        made = replace(launch, constants=constants, warps=warps, stages=stages, registers=registers)
         kinds = [self._kinds[v.tensor] if isinstance(v, Pointer) else specialised(v) for v in values]
         return compiled_kernel(kernel_key(made, self._device.index or 0, kinds))

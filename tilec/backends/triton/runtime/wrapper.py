@@ -247,6 +247,7 @@ class _FunctionWriter:
         values += [f"num_warps={launch.warps}", f"num_stages={launch.stages}"]
         values += [] if launch.contracts else ["enable_fp_fusion=False"]
         values += ["launch_cooperative_grid=True"] if launch.cooperative else []
+        values += [f"maxnreg={launch.registers}"] if launch.registers else []
         return f"{self.file.titles[id(launch)]}[{launch.grid}]({', '.join(values)})"
 
     def _asked(self, name: str) -> str:

@@ -16,10 +16,10 @@ from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.codegen.emit import LOG2E, Emitter
 from tilec.backends.common.chains.codegen.places import Places, Tiling, tensors_of
 from tilec.backends.common.chains.codegen.visits import INT64, Visits
-from tilec.backends.common.chains.codegen.walk import have_points, limits
+from tilec.backends.common.chains.codegen.walk import have_points, holds_everywhere, is_moved, limits
 from tilec.backends.common.chains.values import DOT_DTYPES
 from tilec.ir.functions import FLOATS, ZERO, operands_of
-from tilec.ir.index import Affine, linear
+from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Int, accesses_in, index_variables
 from tilec.ir.rational import as_int
@@ -65,7 +65,27 @@ class Accumulation(Places):
         if not (r.target.bounds or r.target.conditions) or r.target.aggregation != "sum" or self.kernel.looped is None:
             return False
         rest = any(index_variables(f.value) or tensors_of(f.value) for f in r.outer)
-        return rest or (r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp")
+        rest = rest or (r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp")
+        return rest and not self._has_a_point(r.target)
+
+    def _has_a_point(self, t: Target) -> bool:
+        """Whether it is plain that each row has a point: the first place of the walk or the last one, or that of the
+        row's own number, which is in its own document."""
+        side, kernel = self.kernel.summed_side(t), self.kernel
+        if side is None or kernel.walked or any(is_symbolic(n) or n < 1 for n in self.extent.values()):
+            return False
+        rows = [v for v in kernel.blocked if v != side and self.extent[v] <= self.extent[side]]
+        places = [Affine.of((), k) for k in (0, self.extent[side] - 1)] + [Affine.variable(v) for v in rows]
+        conditions = [*(Call("ge", (f.to_expr(), Int(0))) for f in t.bounds), *t.conditions]
+
+        def is_whole(e: Expr) -> bool:
+            return kind(expression_type(e, self.types).dtype) == 1
+
+        def hold(place: Affine) -> bool:
+            at = (replace_indices(c, {side: place}) for c in conditions)
+            return all(holds_everywhere(c, self.extent, is_whole) for c in at)
+
+        return any(map(hold, places))
 
     def _needs_seen(self, r: Reduced) -> bool:
         looped = self.kernel.summed_side(r.target)
@@ -371,14 +391,3 @@ class Accumulation(Places):
         for place in self.seen.values():
             found[place] = b.reduce("max", looped, found[place])
         return found
-
-
-def is_moved(e: Expr, v: str) -> bool:
-    """Whether an expression is a variable with something added that does not depend on it."""
-    match e:
-        case Index(name):
-            return name == v
-        case Call("add" | "sub", args):
-            own = [a for a in args if v in index_variables(a)]
-            return len(own) == 1 and is_moved(own[0], v)
-    return False

@@ -15,15 +15,13 @@ from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced
-from tilec.backends.common.chains.codegen.accumulate import Accumulation
-from tilec.backends.common.chains.codegen.emit import LN2, Emitter
-from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, distance, in_one_block, tensors_touched
+from tilec.backends.common.chains.codegen.accumulate import THREADS, Accumulation
+from tilec.backends.common.chains.codegen.emit import LN2, Emitter, distance
+from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
 from tilec.backends.common.chains.codegen.walk import Piece, Round, limits, pieces, rounds_of_blocks, within_ends
 from tilec.ir.program import Access, accesses_in, index_variables
 from tilec.ir.types import Types
-
-_LANES = 32  # of a warp
 
 
 def build_kernel(
@@ -55,7 +53,7 @@ def has_short_rows(kernel: ChainKernel, tiling: Tiling) -> bool:
     variables walked around the block, leave no registers for more than that."""
     extents = [i.extent for i in kernel.inners.values() if i.left is not None]
     whole = all(len(blocks_in(kernel, n)) == 1 for n in extents)
-    return len(extents) > 1 and whole and tiling.step < _LANES * tiling.warps
+    return len(extents) > 1 and whole and tiling.step < THREADS * tiling.warps
 
 
 def _along_the_walk(kernel: ChainKernel) -> list[Access]:

@@ -19,7 +19,7 @@ from tilec.backends.common.scalars import fit, fold_literals
 from tilec.ir.functions import COMPARISONS, FUNCTIONS, SMALL_POWERS, ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_types
-from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement, index_variables
+from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement, children, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, ElementType, Types, kind
 from tilec.lattice.conditions import is_affine
@@ -333,6 +333,12 @@ class Emitter:
             return self.condition(x)
         v = self.value(x, _compute_dtype_of(result))
         return self._round(v, result.dtype) if result.dtype in NARROW else v
+
+
+def distance(e: Expr, part: Access) -> int:
+    """How many functions lie between a part of an expression and its value; -1 where it is no part."""
+    found = [distance(c, part) for c in children(e)]
+    return 0 if e == part else max((n + 1 for n in found if n >= 0), default=-1)
 
 
 def _modulus(e: Expr) -> int:

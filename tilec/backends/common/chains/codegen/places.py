@@ -17,7 +17,7 @@ from tilec.backends.common.chains.values import NARROWEST_ROW
 from tilec.backends.common.code import python_name
 from tilec.ir.functions import without_casts
 from tilec.ir.index import Affine, linear, replace_indices
-from tilec.ir.program import Access, Call, Expr, accesses_in, children, walk
+from tilec.ir.program import Access, Call, Expr, accesses_in, walk
 from tilec.ir.rational import as_fraction
 from tilec.ir.types import NARROW, Types
 
@@ -38,7 +38,8 @@ BFLOAT16_PARTS = {"tf32x3": 3, "tf32": 2}  # of a float32 operand, by the precis
 class Tiling:
     """Sizes of the blocks that programs have and of those that they walk. `precision`: of products of float32. `boxed`:
     operands come by tensor maps where they can. `tiles`: blocks that a program has one after the other. `one_loop`:
-    walks of masked blocks and others may be one loop."""
+    walks of masked blocks and others may be one loop. `resident`: how many programs at once the registers of a
+    multiprocessor shall have room for; 0 leaves that to the compiler."""
 
     block: int = 64
     step: int = 64
@@ -48,6 +49,7 @@ class Tiling:
     boxed: bool = True
     tiles: int = 1
     one_loop: bool = True
+    resident: int = 0
 
 
 def feature_blocks(extent: int, most: int = 3, least_empty: float = LEAST_EMPTY) -> tuple[int, ...]:
@@ -61,11 +63,13 @@ def feature_blocks(extent: int, most: int = 3, least_empty: float = LEAST_EMPTY)
 
 def blocks_in(kernel: ChainKernel, extent: int) -> tuple[int, ...]:
     """The blocks that so many features of a kernel lie in. Kernels of one product into a mixture have a form of their
-    own, which has no room for three."""
+    own, which has no room for three. In others blocks of up to 64 are whole: a product of 16 columns takes as long."""
     dtypes = [i.dtype for i in kernel.inners.values() if i.left is not None]
     one = sum(r.target.feature is not None for r in kernel.targets) == 1 and {*dtypes} <= {*NARROW}
     if len(dtypes) < 2:
         return feature_blocks(extent, 2)
+    if (whole := feature_block(extent)) < WHOLE_FEATURES:
+        return (whole,)
     return feature_blocks(extent, 3, LEAST_EMPTY_OF_ONE_SUM if one else LEAST_EMPTY)
 
 
@@ -386,12 +390,6 @@ def _feature_axes(kernel: ChainKernel, n: int) -> list[tuple[str, int, int]]:
     blocks = blocks_in(kernel, n)
     starts = [sum(blocks[:k]) for k in range(len(blocks))]
     return [(f"d{n}_{start}" if start else f"d{n}", start, block) for start, block in zip(starts, blocks, strict=True)]
-
-
-def distance(e: Expr, part: Access) -> int:
-    """How many functions lie between a part of an expression and its value; -1 where it is no part."""
-    found = [distance(c, part) for c in children(e)]
-    return 0 if e == part else max((n + 1 for n in found if n >= 0), default=-1)
 
 
 def tensors_touched(ops: Sequence[Op]) -> set[str]:

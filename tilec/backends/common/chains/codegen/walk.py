@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.blocks.builder import Builder
 from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ChainKernel
-from tilec.ir.index import Affine, Index
-from tilec.ir.program import accesses_in, index_variables
+from tilec.ir.index import Affine, Index, linear
+from tilec.ir.program import Call, Expr, accesses_in, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
+from tilec.lattice.conditions import is_affine
 
 
 @dataclass(frozen=True)
@@ -172,19 +172,48 @@ def have_points(bounds: Collection[Affine], extent: Mapping[str, int], sides: Co
     if any(is_symbolic(extent[v]) for f in bounds for v in f.variables()):
         return False
 
-    def least(*forms: Affine) -> int:
-        own: Counter[str] = Counter()
-        for f in forms:
-            own.update({v: as_int(f.coefficient(v)) for v in f.variables()})
-        return sum(as_int(f.constant) for f in forms) + sum(min(k, 0) * (extent[v] - 1) for v, k in own.items())
-
     for v in sides:
         forms = [Affine.variable(v), Affine.of([(Index(v), -1)], extent[v] - 1), *bounds]
         up, down, other = ([f for f in forms if f.coefficient(v) == c] for c in (1, -1, 0))
         whole = len(up) + len(down) + len(other) == len(forms)
-        if not whole or any(least(f) < 0 for f in other) or any(least(f, g) < 0 for f in up for g in down):
+        if not whole or any(least_value(f, extent) < 0 for f in other):
+            return False
+        if any(least_value(f + g, extent) < 0 for f in up for g in down):
             return False
     return True
+
+
+def holds_everywhere(e: Expr, extent: Mapping[str, int], is_whole: Callable[[Expr], bool]) -> bool:
+    """Whether a condition plainly holds for all values of index variables below their extents: comparisons of forms in
+    these, and of any whole number with itself."""
+    match e:
+        case Call("and", args):
+            return all(holds_everywhere(x, extent, is_whole) for x in args)
+        case Call("or", args):
+            return any(holds_everywhere(x, extent, is_whole) for x in args)
+        case Call("lt" | "gt" | "le" | "ge" as order, (x, y)) if is_affine(x) and is_affine(y):
+            above = linear(x) - linear(y) if order in ("gt", "ge") else linear(y) - linear(x)
+            return least_value(above, extent) >= (order in ("lt", "gt"))
+        case Call("eq" | "le" | "ge", (x, y)):
+            return x == y and is_whole(x)
+    return False
+
+
+def least_value(f: Affine, extent: Mapping[str, int]) -> int:
+    """A form's least value where its variables have all values below their extents."""
+    own = {v: as_int(f.coefficient(v)) for v in f.variables()}
+    return as_int(f.constant) + sum(min(k, 0) * (extent[v] - 1) for v, k in own.items())
+
+
+def is_moved(e: Expr, v: str) -> bool:
+    """Whether an expression is a variable with something added that does not depend on it."""
+    match e:
+        case Index(name):
+            return name == v
+        case Call("add" | "sub", args):
+            own = [a for a in args if v in index_variables(a)]
+            return len(own) == 1 and is_moved(own[0], v)
+    return False
 
 
 @dataclass(frozen=True)

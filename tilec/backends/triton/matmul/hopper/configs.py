@@ -25,7 +25,7 @@ from tilec.ir.at_sizes import least
 from tilec.ir.symbolic import gcd, is_symbolic, value_of
 
 USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
-REGISTERS = 65536
+REGISTERS = 65536  # of a multiprocessor
 OTHERS = 56  # registers of a thread beside its accumulators
 LINE = 128  # bytes of a swizzled row of shared memory: the summed box that fills it is the best one
 WASTE = 1.35  # boxes that compute more than this many times what is asked for are no candidates
