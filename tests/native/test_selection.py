@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ SHAPES = [((131, 97), (131, 97)), ((131, 97), (97,)), ((131, 97), ()), ((9001,),
 @pytest.fixture(params=["native", "torch"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the library in C++, and as where there is none."""
+    monkeypatch.setenv("TILEC_NATIVE", "1")
     if request.param == "torch":
         monkeypatch.setattr("tilec.backends.torch.selection.native", lambda: None)
     elif built_native() is None:
@@ -186,6 +188,13 @@ def test_sums_of_tests_in_parts() -> None:
         want = (x == y).to(dtype) * 5
         want[1:] += (x[:-1] == y[1:]).to(dtype) * 32
         assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_results_are_laid_out_as_the_first_operand(test: Callable[..., torch.Tensor]) -> None:
+    x, y = _drawn((4, 8, 40, 20), torch.float32, 1), _drawn((4, 8, 40, 20), torch.float32, 2)
+    x = x.contiguous(memory_format=torch.channels_last)
+    assert rt.compared(test, x, y).stride() == test(x, y).stride() == x.stride()
 
 
 def test_zeros_that_have_no_memory() -> None:

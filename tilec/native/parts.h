@@ -164,7 +164,7 @@ struct Frame {
     // torch's own threads, which this library has not been compiled for: an iterator over bytes that nobody writes
     auto bytes = at::empty({count}, at::kByte);
     auto base = static_cast<char*>(bytes.data_ptr());
-    auto elements = at::TensorIteratorConfig().add_output(bytes).build();
+    auto elements = at::TensorIterator::nullary_op(bytes);
     elements.for_each(
         [&](char** places, const int64_t*, int64_t n, int64_t rows) {
           some(places[0] - base, places[0] - base + n * rows);
