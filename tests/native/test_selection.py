@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ SHAPES = [((131, 97), (131, 97)), ((131, 97), (97,)), ((131, 97), ()), ((9001,),
 @pytest.fixture(params=["native", "torch"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the library in C++, and as where there is none."""
+    monkeypatch.setenv("TILEC_NATIVE", "1")
     if request.param == "torch":
         monkeypatch.setattr("tilec.backends.torch.selection.native", lambda: None)
     elif built_native() is None:
@@ -101,19 +103,98 @@ def test_elements_added_where_others_have_a_bit(dtype: torch.dtype, integer: tor
     total, before = rooms[:, ::step], rooms.clone()
     for part in (slice(None), slice(1, 41), slice(0, 0)):
         want = total[:, part] + torch.where(bits[:, part] & 4 > 0, a[:, part], 0)
-        rt.add_where_bit(total[:, part], bits[:, part], a[:, part], 4)
+        rt.add_where_bits(total[:, part], False, ((), 4, bits[:, part], a[:, part]))
         assert _same(total[:, part], want)
     assert step == 1 or _same(rooms[:, 1::step], before[:, 1::step])
+
+
+LAYOUTS = [(0, 1, 2), (2, 0, 1), (1, 2, 0)]  # which dimensions lie how far apart, from the farthest
+WINDOWS = [(9, 17, 40, 1), (3, 70, 5, 2), (2, 33, 96, 3), (1, 3, 2, 2), (5, 4, 1, 1), (3, 700, 19, 2)]
+
+
+def _laid(t: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """The same values, with dimensions in this order in memory."""
+    back = [order.index(d) for d in range(len(order))]
+    return t.permute(order).contiguous().permute(back)
+
+
+def _window(shape: tuple[int, int, int, int]) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """For each element of windows of 3 along the second dimension, centred: the outputs that have it, and where it is
+    read. The first has all."""
+    n, rows, count, step = shape
+    found = []
+    for k in (0, -1, 1):
+        first, last = max(0, -(k // step)), min(rows, (rows * step - 1 - k) // step + 1)
+        part = () if (first, last) == (0, rows) else (slice(None), slice(first, last), slice(None))
+        read = slice(first * step + k, (last - 1) * step + k + 1, step)
+        found.append((part, (slice(None), read, slice(None))))
+    return found
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("shape", WINDOWS, ids=str)
+@pytest.mark.parametrize("order", LAYOUTS, ids=str)
+def test_windows_in_parts(dtype: torch.dtype, shape: tuple[int, int, int, int], order: tuple[int, ...]) -> None:
+    n, rows, count, step = shape
+    x = _laid(_drawn((n, rows * step, count), dtype, 1), order)
+    parts = _window(shape)
+    for combine, least in ((torch.maximum, -math.inf), (torch.minimum, math.inf), (torch.add, 0)):
+        least = least if dtype.is_floating_point else max(-100, min(100, least))
+        want = torch.full((n, rows, count), least).to(dtype)
+        for part, read in parts:
+            want[part] = combine(want[part], x[read])
+        for fresh in (True, False):
+            total = _laid(torch.full((n, rows, count), 7.0 if fresh else least).to(dtype), order)
+            sliced = [(part, 0, (x, read)) for part, read in parts]
+            sliced[-1] = (parts[-1][0], 0, x[parts[-1][1]])
+            rt.combine_parts(combine, total, fresh, *sliced)
+            assert torch.equal(total.nan_to_num(5), want.nan_to_num(5))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("integer", [torch.uint8, torch.int16])
+@pytest.mark.parametrize("shape", WINDOWS, ids=str)
+@pytest.mark.parametrize("order", LAYOUTS, ids=str)
+def test_places_of_windows_and_what_they_receive(
+    dtype: torch.dtype, integer: torch.dtype, shape: tuple[int, int, int, int], order: tuple[int, ...]
+) -> None:
+    n, rows, count, step = shape
+    x = _laid(_drawn((n, rows * step, count), dtype, 1), order)
+    y = _laid(_drawn((n, rows, count), dtype, 2), order)
+    parts = list(zip(_window(shape), (1 + 8, 2 + 8, 4 + 8), strict=True))
+    want = torch.zeros(n, rows, count, dtype=integer)
+    for (part, read), number in parts:
+        want[part] += (x[read] == y[part]).to(integer) * number
+    found = rt.weighed_tests(integer, *((p, torch.eq, number, (x, r), (y, p)) for (p, r), number in parts))
+    assert torch.equal(found, want) and found.dtype == integer
+    share = _laid(torch.randn(n, rows, count, generator=torch.Generator().manual_seed(3)).to(dtype), order)
+    for fresh in (True, False):
+        before = torch.ones(n, rows, count, dtype=dtype)
+        expected = torch.zeros_like(before) if fresh else before.clone()
+        for (part, _), number in parts:
+            expected[part] += torch.where((found[part] & number & 7) > 0, share[part], 0)
+        total = _laid(before, order)
+        rt.add_where_bits(total, fresh, *((p, number & 7, (found, p), (share, p)) for (p, _), number in parts))
+        assert torch.equal(total, expected)
 
 
 def test_sums_of_tests_in_parts() -> None:
     x, y = _drawn((60, 200), torch.float32, 1), _drawn((60, 200), torch.float32, 2)
     inner = (slice(1, 60), slice(None))
     for dtype in (torch.uint8, torch.int16):
-        found = rt.weighed_tests(dtype, (torch.eq, x, y, 5, ()), (torch.eq, x[:-1], y[1:], 32, inner))
+        found = rt.weighed_tests(dtype, ((), torch.eq, 5, x, y), (inner, torch.eq, 32, x[:-1], (y, inner)))
         want = (x == y).to(dtype) * 5
         want[1:] += (x[:-1] == y[1:]).to(dtype) * 32
         assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_results_are_laid_out_as_the_first_operand(test: Callable[..., torch.Tensor]) -> None:
+    x, y = _drawn((4, 8, 40, 20), torch.float32, 1), _drawn((4, 8, 40, 20), torch.float32, 2)
+    x = x.contiguous(memory_format=torch.channels_last)
+    assert rt.compared(test, x, y).stride() == test(x, y).stride() == x.stride()
 
 
 def test_zeros_that_have_no_memory() -> None:

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "node.h"
+#include "parts.h"
 #include "selection.h"
 
 namespace tilec {
@@ -413,7 +414,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("recorded", &recorded);
   module.def("compared", &selection::compared, py::call_guard<py::gil_scoped_release>());
   module.def("inside", &selection::inside, py::call_guard<py::gil_scoped_release>());
-  module.def("add_where_bit", &selection::add_where_bit, py::call_guard<py::gil_scoped_release>());
+  module.def("combined", &parts::combined);
   module.def("chosen", &selection::chosen, py::call_guard<py::gil_scoped_release>());
   module.def("chosen_by", &selection::chosen_by, py::call_guard<py::gil_scoped_release>());
   module.def("add_pass", &add_pass);

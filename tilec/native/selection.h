@@ -3,17 +3,15 @@
 
 #include <ATen/TensorIterator.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__)
-#define TILEC_WIDE __attribute__((optimize("O3"), target_clones("default", "avx2", "arch=skylake-avx512")))
-#else
-#define TILEC_WIDE
-#endif
+#include "wide.h"
 
 namespace tilec {
 namespace selection {
@@ -78,20 +76,6 @@ TILEC_TESTS(of_int64, int64_t)
 TILEC_INSIDE(inside_float, float)
 TILEC_INSIDE(inside_double, double)
 
-// Elements added to what is there, where others have a bit: that of the number `number`.
-#define TILEC_ADDED(NAME, T, B)                                                       \
-  TILEC_WIDE void NAME(const char* const* from, char* to, int64_t n) {                \
-    auto bits = reinterpret_cast<const B*>(from[0]);                                  \
-    auto a = reinterpret_cast<const T*>(from[1]), before = reinterpret_cast<const T*>(from[2]); \
-    auto out = reinterpret_cast<T*>(to);                                              \
-    B number = B(*reinterpret_cast<const int64_t*>(from[3]));                         \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) out[i] = before[i] + (bits[i] & number ? a[i] : T(0)); \
-  }
-TILEC_ADDED(added_float_byte, float, uint8_t)
-TILEC_ADDED(added_float_short, float, int16_t)
-TILEC_ADDED(added_double_byte, double, uint8_t)
-TILEC_ADDED(added_double_short, double, int16_t)
-
 struct Tests {
   at::ScalarType dtype;
   Loop chosen[4], truth[4];
@@ -125,14 +109,14 @@ inline void copied(char* to, int64_t to_step, const char* from, int64_t from_ste
 }
 
 // The loop over all elements; what does not lie side by side goes through rooms of a chunk. `beside`: what it is given
-// after them.
-inline void walked(at::TensorIterator& elements, Loop loop, const void* beside) {
+// after them; `exchanged`: the first two the other way round.
+inline void walked(at::TensorIterator& elements, Loop loop, const void* beside, bool exchanged) {
   int operands = elements.ntensors() - 1;
   int64_t sizes[MOST_OPERANDS + 1];
   for (int k = 0; k <= operands; ++k) sizes[k] = int64_t(elements.element_size(k));
   elements.for_each([&](char** data, const int64_t* strides, int64_t n, int64_t rows) {
     alignas(64) char rooms[MOST_OPERANDS + 1][CHUNK * 8];
-    const char *from[MOST_OPERANDS + 1], *filled[MOST_OPERANDS + 1] = {};  // the one value that a room is full of
+    const char *from[MOST_OPERANDS + 1] = {}, *filled[MOST_OPERANDS + 1] = {};  // the one value that a room is full of
     from[operands] = static_cast<const char*>(beside);
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t first = 0; first < n; first += CHUNK) {
@@ -147,7 +131,10 @@ inline void walked(at::TensorIterator& elements, Loop loop, const void* beside) 
         }
         char* place = data[0] + row * strides[operands + 1] + first * strides[0];
         bool together = strides[0] == sizes[0];
-        loop(from, together ? place : rooms[0], count);
+        const char* given[MOST_OPERANDS + 1];
+        std::copy_n(from, MOST_OPERANDS + 1, given);
+        if (exchanged) std::swap(given[0], given[1]);
+        loop(given, together ? place : rooms[0], count);
         if (!together) copied(place, strides[0], rooms[0], sizes[0], sizes[0], count);
       }
   });
@@ -155,7 +142,7 @@ inline void walked(at::TensorIterator& elements, Loop loop, const void* beside) 
 
 inline at::Tensor over(
     Loop loop, const std::optional<at::Tensor>& out, at::ScalarType dtype, std::initializer_list<at::Tensor> operands,
-    const void* beside = nullptr) {
+    const void* beside = nullptr, bool exchanged = false) {
   at::TensorIteratorConfig config;
   config.check_all_same_dtype(false).resize_outputs(false);
   if (out)
@@ -165,7 +152,7 @@ inline at::Tensor over(
   for (const at::Tensor& t : operands) config.add_owned_const_input(t);
   if (!out) config.resize_outputs(true);
   auto elements = config.build();
-  walked(elements, loop, beside);
+  walked(elements, loop, beside, exchanged);
   return elements.output(0);
 }
 
@@ -178,19 +165,18 @@ inline bool plain(const at::Tensor& t) {
 
 enum Test { EQ, NE, LT, LE, GT, GE };
 
-// The number of the test, with its operands exchanged where it is another's mirror image.
-inline int mirrored(int test, at::Tensor& x, at::Tensor& y) {
-  if (test < GT) return test;
-  std::swap(x, y);
-  return test == GT ? LT : LE;
+// The test that this one is, with its operands exchanged where it is another's mirror image.
+inline std::pair<int, bool> mirrored(int test) {
+  if (test < GT) return {test, false};
+  return {test == GT ? LT : LE, true};
 }
 
 // What follows gives nothing where torch has to do it.
 inline std::optional<at::Tensor> compared(int test, at::Tensor x, at::Tensor y) {
   const Tests* row = tests_of(x.scalar_type());
   if (!row || x.scalar_type() != y.scalar_type() || !plain(x) || !plain(y)) return {};
-  test = mirrored(test, x, y);
-  return over(row->truth[test], {}, at::kBool, {x, y});
+  auto [same, exchanged] = mirrored(test);
+  return over(row->truth[same], {}, at::kBool, {x, y}, nullptr, exchanged);
 }
 
 inline std::optional<at::Tensor> chosen(
@@ -215,8 +201,8 @@ inline std::optional<at::Tensor> chosen_by(
   const Tests* row = tests_of(dtype);
   if (!row || dtype != b.scalar_type() || !plain(x) || !plain(y) || !plain(a) || !plain(b)) return {};
   if (out && (out->scalar_type() != dtype || !plain(*out))) return {};
-  test = mirrored(test, x, y);
-  return over(row->chosen[test], out, dtype, {x, y, a, b});
+  auto [same, exchanged] = mirrored(test);
+  return over(row->chosen[same], out, dtype, {x, y, a, b}, nullptr, exchanged);
 }
 
 // `g` where `x` is between limits, half of it on one of them, and zero elsewhere; a limit that is infinite has no edge.
@@ -230,16 +216,6 @@ inline std::optional<at::Tensor> inside(
   float narrow[] = {float(least), float(most), float(low), float(high)};
   bool single = dtype == at::kFloat;
   return over(single ? inside_float : inside_double, out, dtype, {g, x}, single ? (const void*)narrow : wide);
-}
-
-// `total += a` where bits have that of a number; false where torch has to do it.
-inline bool add_where_bit(const at::Tensor& total, const at::Tensor& bits, const at::Tensor& a, int64_t number) {
-  static const Loop loops[] = {added_float_byte, added_float_short, added_double_byte, added_double_short};
-  auto dtype = total.scalar_type(), integer = bits.scalar_type();
-  bool known = (dtype == at::kFloat || dtype == at::kDouble) && (integer == at::kByte || integer == at::kShort);
-  if (!known || a.scalar_type() != dtype || !plain(total) || !plain(bits) || !plain(a)) return false;
-  over(loops[2 * (dtype == at::kDouble) + (integer == at::kShort)], total, dtype, {bits, a, total}, &number);
-  return true;
 }
 
 }  // namespace selection

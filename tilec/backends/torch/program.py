@@ -28,7 +28,7 @@ from tilec.backends.torch.sharing import reuse
 from tilec.ir.at_sizes import NAMESPACE
 from tilec.ir.infer import infer
 from tilec.ir.program import Program, Statement, reads
-from tilec.ir.types import Types
+from tilec.ir.types import NARROW, Types
 from tilec.language.show import show_statement
 from tilec.transforms.autodiff.biased_sums import with_biased_sums
 from tilec.transforms.lower.defract import defract
@@ -124,7 +124,8 @@ def _reusing(lowering: Lowering) -> Lowering:
     before = lowering.stages["flat"]
     inputs = {name: lowering.types[name] for name in before.input_names()}
     flat = with_branches_taken(reuse(before, lowering.types), lowering.types)
-    flat = with_biased_sums(flat, inputs, admits=adds_bias)
+    if any(t.dtype in NARROW for t in lowering.types.values()):
+        flat = with_biased_sums(flat, inputs, admits=adds_bias)
     if flat is before:
         return lowering
     reduced = reduce(flat)

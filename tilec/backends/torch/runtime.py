@@ -40,11 +40,12 @@ from tilec.backends.torch.library.runtime import log_softmax_gradient as log_sof
 from tilec.backends.torch.library.runtime import softmax_and_statistics as softmax_and_statistics
 from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gradient
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
-from tilec.backends.torch.selection import add_where_bit as add_where_bit
+from tilec.backends.torch.selection import add_where_bits as add_where_bits
 from tilec.backends.torch.selection import all_within as all_within
 from tilec.backends.torch.selection import between_limits as between_limits
 from tilec.backends.torch.selection import choose as choose
 from tilec.backends.torch.selection import chosen_by as chosen_by
+from tilec.backends.torch.selection import combine_parts as combine_parts
 from tilec.backends.torch.selection import compared as compared
 from tilec.backends.torch.selection import elements_at as elements_at
 from tilec.backends.torch.selection import product_of_others as product_of_others

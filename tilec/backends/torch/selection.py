@@ -49,26 +49,70 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
     return shapes[0] if len({*shapes}) == 1 else torch.broadcast_shapes(*shapes)
 
 
-def weighed_tests(
-    dtype: torch.dtype, *tests: tuple[Callable[..., Tensor], Tensor, Tensor, int, tuple[slice, ...]]
-) -> Tensor:
+Slices = tuple[slice, ...]  # of a tensor's dimensions; `()`: all of it
+Operand = Tensor | tuple[Tensor, Slices]
+_COMBINATIONS = {torch.maximum: 0, torch.minimum: 1, torch.add: 2}  # as in C++, where equalities and bits follow
+_EQUALITIES, _BITS_SET = 3, 4
+
+
+def combine_parts(combine: Callable[..., Tensor], total: Tensor, fresh: bool, *parts: tuple) -> None:
+    """Combine parts of `total` with values, one after the other: (slices, 0, values) each. `fresh`: the first part is
+    all of it, and what it holds does not count."""
+    if _combined(_COMBINATIONS[combine], total, fresh, parts):
+        return
+    values = [(slices, _elements(x)) for slices, _, x in parts]
+    if fresh:
+        x, y = values[0][1], values[1][1]
+        whole = not values[1][0] and x.shape == y.shape == total.shape
+        if whole:
+            combine(x, y, out=total)
+        else:
+            total.copy_(x)
+        values = values[2 if whole else 1 :]
+    for slices, x in values:
+        own = total[slices] if slices else total
+        combine(own, x, out=own)
+
+
+def weighed_tests(dtype: torch.dtype, *tests: tuple[Slices, Callable[..., Tensor], int, Operand, Operand]) -> Tensor:
     """The sum of `test(a, b)` times a number, for each, in a part of the elements; all sums are numbers that float32
     has. Some part is of all elements: `()`."""
-    shape = _broadcast(*(t.shape for _, a, b, _, part in tests for t in (a, b) if not part))
-    total, room = (tests[0][1].new_zeros(shape, dtype=torch.float32) for _ in range(2))
-    for test, a, b, n, part in tests:
-        sums, values = (total[part], room[part]) if part else (total, room)
+    read = [(slices, test, n, _elements(a), _elements(b)) for slices, test, n, a, b in tests if not slices]
+    shape = _broadcast(*(t.shape for *_, a, b in read for t in (a, b)))
+    like = read[0][3]
+    if all(test is torch.eq for _, test, *_ in tests):
+        found = like.new_empty(shape, dtype=dtype)
+        if _combined(_EQUALITIES, found, True, tuple((slices, n, a, b) for slices, _, n, a, b in tests)):
+            return found
+    total, room = (like.new_zeros(shape, dtype=torch.float32) for _ in range(2))
+    read += [(slices, test, n, _elements(a), _elements(b)) for slices, test, n, a, b in tests if slices]
+    for slices, test, n, a, b in read:
+        sums, values = (total[slices], room[slices]) if slices else (total, room)
         # several at a time where the result is of the operands' type
         fits = a.dtype == room.dtype and _broadcast(a.shape, b.shape) == sums.shape
         sums.add_(test(a, b, out=values) if fits else test(a, b), alpha=n)
     return total.to(torch.int16).to(torch.int8).view(dtype) if dtype == torch.uint8 else total.to(dtype)
 
 
-def add_where_bit(total: Tensor, bits: Tensor, a: Tensor, number: int) -> None:
-    """Add elements where integers have the bit of a number."""
+def add_where_bits(total: Tensor, fresh: bool, *parts: tuple[Slices, int, Operand, Operand]) -> None:
+    """Add values to parts of `total` where integers have the bit of a number: (slices, number, integers, values) each.
+    `fresh`: to zeros, and the first part is all of it."""
+    if _combined(_BITS_SET, total, fresh, parts):
+        return
+    if fresh:
+        total.zero_()
+    for slices, n, bits, a in parts:
+        own = total[slices] if slices else total
+        own.add_(choose((_elements(bits) & n) != 0, _elements(a), 0.0))
+
+
+def _elements(operand: Operand) -> Tensor:
+    return operand if isinstance(operand, Tensor) else operand[0][operand[1]]
+
+
+def _combined(combination: int, total: Tensor, fresh: bool, parts: tuple) -> bool:
     library = native() if total.device.type == "cpu" else None
-    if library is None or not library.add_where_bit(total, bits, a, number):
-        total.add_(choose((bits & number) != 0, a, 0.0))
+    return library is not None and library.combined(combination, total, fresh, parts)
 
 
 def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.code import assignable
@@ -19,6 +19,7 @@ from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.choices import choice_text
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
+from tilec.backends.torch.expr.parts import part_read, part_slices
 from tilec.backends.torch.expr.pointwise import tested_bit
 from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
@@ -53,6 +54,7 @@ _MOST_BROADCAST = 4  # where nothing is gained but that no tensor of all values 
 _FEWEST_SHARED = 2  # functions of what is computed once for several values
 _FEWEST_ELEMENTS = 64  # of the output for one of these values
 _COMBINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+_TOGETHER = ("sum", "max", "min")
 
 
 def tested_one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
@@ -181,6 +183,9 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
     inner = math.prod(d.extent[v] for v in order if v not in shared)
     limit = max(1, block_limit(task, d) // 2 // inner)
     loops = Loops(task, d, shared, blocks([(v, d.extent[v]) for v in shared], limit))
+    together = _one_call(task, d, parts, loops, covered)
+    if together is not None:
+        return together
     prologue: list[str] = []
     lines: list[str] = []
     moving = {v for v in order if d.extent[v] > 1}
@@ -192,18 +197,20 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
         code = evaluator.tensor(value, task.type.dtype)
         whole = moving <= value.variables and bool(value.variables or not order)
         write = value.call if value.compute_dtype == task.type.dtype and part.statement.guard is None else None
-        bit = tested_bit(part.statement.guard, task.types) if part.statement.guard is not None else None
+        bit = _bit(task, part)
         written = task.part(part)
         if loops.headers and written != task.out:
             name = task.names.fresh("part")
             prologue.append(f"{name} = {written}")
             written = name
         target = loops.part(written, order)
-        if bit is not None and task.flat.aggregation == "sum" and is_floating(task.type.dtype):
+        if bit is not None:
             bits = evaluator.tensor(evaluator.value(bit[0]), evaluator.value(bit[0]).type.dtype)
             prologue += frame.prologue
-            lines += [*frame.lines, *([f"{target} = 0"] if n == 0 and covered else [])]
-            lines.append(f"rt.add_where_bit({target}, {bits}, {code}, {bit[1]})")
+            lines += [
+                *frame.lines,
+                f"rt.add_where_bits({target}, {n == 0 and covered}, ((), {bit[1]}, {bits}, {code}))",
+            ]
             continue
         if part.statement.guard is not None:
             test = evaluator.condition(evaluator.value(part.statement.guard))
@@ -222,3 +229,42 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
             first = ""
         lines += [f"del {', '.join(frame.temporaries)}"] if frame.temporaries else []
     return [*prologue, *loops.wrap(lines)]
+
+
+def _bit(task: Task, part: Domain) -> tuple[Expr, int] | None:
+    """The integers whose bit says whether a point counts, and the number that has this bit."""
+    guard = part.statement.guard
+    asked = guard is not None and task.flat.aggregation == "sum" and is_floating(task.type.dtype)
+    return tested_bit(guard, task.types) if asked and guard is not None else None
+
+
+def _dtype(task: Task, e: Expr) -> str | None:
+    return task.types[e.tensor].dtype if isinstance(e, Access) else None
+
+
+def _one_call(task: Task, d: Domain, parts: Sequence[Domain], loops: Loops, covered: bool) -> list[str] | None:
+    """All parts at once, where their values are elements of tensors."""
+    if d.statement.guard is not None:
+        call = "rt.add_where_bits("
+    elif len(parts) > 1 and task.flat.aggregation in _TOGETHER:
+        call = f"rt.combine_parts(torch.{_COMBINED[task.flat.aggregation]}, "
+    else:
+        return None
+    order = d.output_variables()
+    frames: list[TensorFrame] = []
+    texts: list[str] = []
+    for part in parts:
+        bit = _bit(task, part)
+        operands = [part.statement.body] if bit is None else [bit[0], part.statement.body]
+        if (bit is None) != (d.statement.guard is None) or _dtype(task, operands[-1]) != task.type.dtype:
+            return None
+        frames.append(TensorFrame(part, order, task.types, task.local, task.names, loops.ends))
+        read = [part_read(frames[-1], e) if isinstance(e, Access) else None for e in operands]
+        if None in read:
+            return None
+        texts.append(f"({', '.join([part_slices(d, part, order), str(bit[1] if bit else 0), *map(str, read)])})")
+    prologue = [line for frame in frames for line in frame.prologue]
+    before = [line for frame in frames for line in frame.lines]
+    after = [f"del {', '.join(frame.temporaries)}" for frame in frames if frame.temporaries]
+    target = loops.part(task.part(d), order)
+    return [*prologue, *loops.wrap([*before, f"{call}{target}, {covered}, {', '.join(texts)})", *after])]

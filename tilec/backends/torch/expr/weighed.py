@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tilec.backends.common.domain import Domain, access_conditions
 from tilec.backends.torch.expr.access import TensorFrame
+from tilec.backends.torch.expr.parts import part_slices, sliced
 from tilec.ir.program import Access, Call, Expr, Float, Pad, index_variables
 from tilec.ir.types import promote
 
@@ -55,10 +56,9 @@ def _part(frame: TensorFrame, test: Call) -> TestPart | None:
         low[v], extent[v] = least, most - least + 1
     if extent == domain.extent or any(n < 1 for n in extent.values()):
         return None
-    moved = ((v, low[v] - domain.low[v]) for v in frame.order)
-    slices = [f"slice({a}, {a + extent[v]})" if extent[v] < domain.extent[v] else "slice(None)" for v, a in moved]
+    part = replace(domain, low=low, extent=extent)
     operands = tuple(access if a is padded[0] else a for a in test.args)
-    return TestPart(operands, replace(domain, low=low, extent=extent), f"({', '.join(slices)},)")
+    return TestPart(operands, part, part_slices(domain, part, frame.order))
 
 
 def weighed_text(scalars: TorchScalars, dtype: str, tests: Tests) -> tuple[str, frozenset[str]]:
@@ -66,16 +66,30 @@ def weighed_text(scalars: TorchScalars, dtype: str, tests: Tests) -> tuple[str, 
     frame, texts, variables = scalars.frame, list[str](), frozenset[str]()
     parts = parts_of_tests(frame, tests)
     for test, n in tests:
-        part, writer, operands = parts.get(test), scalars, test.args
+        part = parts.get(test)
+        own, operands, slices = frame, test.args, "()"
         if part is not None:
-            inner = TensorFrame(part.domain, frame.order, frame.types, frame.local, frame.names, frame.loops)
-            writer, operands = type(scalars)(inner, *part.operands), part.operands
-        values = [writer.value(a) for a in operands]
-        common = promote(*(v.type for v in values)).dtype
-        text = ", ".join(writer.tensor(v, common) for v in values)
+            own = TensorFrame(part.domain, frame.order, frame.types, frame.local, frame.names, frame.loops)
+            operands, slices = part.operands, part.slices
+        values = _sliced(own, operands)
+        if values is None:
+            writer = scalars if part is None else type(scalars)(own, *operands)
+            read = [writer.value(a) for a in operands]
+            common = promote(*(v.type for v in read)).dtype
+            values = [writer.tensor(v, common) for v in read]
         if part is not None:
-            frame.prologue += inner.prologue
-            frame.lines += inner.lines
-        texts.append(f"(torch.{test.function}, {text}, {n}, {'()' if part is None else part.slices})")
-        variables |= frozenset().union(*(v.variables for v in values))
+            frame.prologue += own.prologue
+            frame.lines += own.lines
+        texts.append(f"({slices}, torch.{test.function}, {n}, {', '.join(values)})")
+        variables |= frozenset().union(*map(index_variables, operands))
     return f"rt.weighed_tests(torch.{dtype}, {', '.join(texts)})", variables
+
+
+def _sliced(frame: TensorFrame, operands: Sequence[Expr]) -> list[str] | None:
+    """Text of each operand as a tensor and slices of it, where all are of one type."""
+    found = [a.access if isinstance(a, Pad) else a for a in operands]
+    read = [a for a in found if isinstance(a, Access)]
+    if len(read) < len(found) or len({frame.types[a.tensor].dtype for a in read}) > 1:
+        return None
+    texts = [sliced(frame, a) for a in read]
+    return [t for t in texts if t is not None] if None not in texts else None

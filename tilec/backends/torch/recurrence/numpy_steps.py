@@ -112,16 +112,16 @@ class HostStep:
         assert isinstance(e, Call)
         if e in self._known:
             return self._known[e]
+        if e.function == "select":  # a new array costs less than a copy under a mask
+            test, a, b = e.args
+            operands = [self._test(test), self._value(a), self._value(b)]
+            name = self._known[e] = self.names.fresh("chosen")
+            self.lines.append(f"{name} = np.where({', '.join(operands)})")
+            return name
         shared = self._uses[e] > 1
         if shared or target is None:
             target = self._room(self.dtype)
-        if e.function == "select":
-            test, a, b = e.args
-            other = self._value(b)
-            condition = self._test(test)
-            found = self._value(a)
-            self.lines += [f"np.copyto({target}, {other})", f"np.copyto({target}, {found}, where={condition})"]
-        elif e.function == "relu":
+        if e.function == "relu":
             self.lines.append(f"np.maximum({self._value(e.args[0], target)}, {self._number(0)}, out={target})")
         else:
             operands = [self._value(a, target if k == 0 else None) for k, a in enumerate(e.args)]
