@@ -148,7 +148,7 @@ def test_windows_in_parts(dtype: torch.dtype, shape: tuple[int, int, int, int], 
             total = _laid(torch.full((n, rows, count), 7.0 if fresh else least).to(dtype), order)
             sliced = [(part, 0, (x, read)) for part, read in parts]
             sliced[-1] = (parts[-1][0], 0, x[parts[-1][1]])
-            rt.combine_parts(combine, total, fresh, *sliced)
+            rt.combine_slices(combine, total, fresh, *sliced)
             assert torch.equal(total.nan_to_num(5), want.nan_to_num(5))
 
 

@@ -45,7 +45,7 @@ from tilec.backends.torch.selection import all_within as all_within
 from tilec.backends.torch.selection import between_limits as between_limits
 from tilec.backends.torch.selection import choose as choose
 from tilec.backends.torch.selection import chosen_by as chosen_by
-from tilec.backends.torch.selection import combine_parts as combine_parts
+from tilec.backends.torch.selection import combine_slices as combine_slices
 from tilec.backends.torch.selection import compared as compared
 from tilec.backends.torch.selection import elements_at as elements_at
 from tilec.backends.torch.selection import product_of_others as product_of_others

@@ -50,12 +50,12 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
 
 
 Slices = tuple[slice, ...]  # of a tensor's dimensions; `()`: all of it
-Operand = Tensor | tuple[Tensor, Slices]
+SlicedTensor = Tensor | tuple[Tensor, Slices]
 _COMBINATIONS = {torch.maximum: 0, torch.minimum: 1, torch.add: 2}  # as in C++, where equalities and bits follow
 _EQUALITIES, _BITS_SET = 3, 4
 
 
-def combine_parts(combine: Callable[..., Tensor], total: Tensor, fresh: bool, *parts: tuple) -> None:
+def combine_slices(combine: Callable[..., Tensor], total: Tensor, fresh: bool, *parts: tuple) -> None:
     """Combine parts of `total` with values, one after the other: (slices, 0, values) each. `fresh`: the first part is
     all of it, and what it holds does not count."""
     if _combined(_COMBINATIONS[combine], total, fresh, parts):
@@ -74,7 +74,9 @@ def combine_parts(combine: Callable[..., Tensor], total: Tensor, fresh: bool, *p
         combine(own, x, out=own)
 
 
-def weighed_tests(dtype: torch.dtype, *tests: tuple[Slices, Callable[..., Tensor], int, Operand, Operand]) -> Tensor:
+def weighed_tests(
+    dtype: torch.dtype, *tests: tuple[Slices, Callable[..., Tensor], int, SlicedTensor, SlicedTensor]
+) -> Tensor:
     """The sum of `test(a, b)` times a number, for each, in a part of the elements; all sums are numbers that float32
     has. Some part is of all elements: `()`."""
     read = [(slices, test, n, _elements(a), _elements(b)) for slices, test, n, a, b in tests if not slices]
@@ -94,7 +96,7 @@ def weighed_tests(dtype: torch.dtype, *tests: tuple[Slices, Callable[..., Tensor
     return total.to(torch.int16).to(torch.int8).view(dtype) if dtype == torch.uint8 else total.to(dtype)
 
 
-def add_where_bits(total: Tensor, fresh: bool, *parts: tuple[Slices, int, Operand, Operand]) -> None:
+def add_where_bits(total: Tensor, fresh: bool, *parts: tuple[Slices, int, SlicedTensor, SlicedTensor]) -> None:
     """Add values to parts of `total` where integers have the bit of a number: (slices, number, integers, values) each.
     `fresh`: to zeros, and the first part is all of it."""
     if _combined(_BITS_SET, total, fresh, parts):
@@ -106,7 +108,7 @@ def add_where_bits(total: Tensor, fresh: bool, *parts: tuple[Slices, int, Operan
         own.add_(choose((_elements(bits) & n) != 0, _elements(a), 0.0))
 
 
-def _elements(operand: Operand) -> Tensor:
+def _elements(operand: SlicedTensor) -> Tensor:
     return operand if isinstance(operand, Tensor) else operand[0][operand[1]]
 
 

@@ -247,7 +247,7 @@ def _one_call(task: Task, d: Domain, parts: Sequence[Domain], loops: Loops, cove
     if d.statement.guard is not None:
         call = "rt.add_where_bits("
     elif len(parts) > 1 and task.flat.aggregation in _TOGETHER:
-        call = f"rt.combine_parts(torch.{_COMBINED[task.flat.aggregation]}, "
+        call = f"rt.combine_slices(torch.{_COMBINED[task.flat.aggregation]}, "
     else:
         return None
     order = d.output_variables()

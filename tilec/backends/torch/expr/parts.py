@@ -22,14 +22,14 @@ def part_slices(domain: Domain, part: Domain, order: Sequence[str]) -> str:
 
 def part_read(frame: TensorFrame, access: Access) -> str | None:
     """The elements read; None where they would have to be copied."""
-    found = sliced(frame, access)
+    found = access_slice(frame, access)
     if found is not None:
         return found
     text, _ = frame.read(access)
     return text if text in frame.views else None
 
 
-def sliced(frame: TensorFrame, access: Access) -> str | None:
+def access_slice(frame: TensorFrame, access: Access) -> str | None:
     """A tensor and slices of its dimensions, where these are the frame's, in order."""
     shape, domain = frame.types[access.tensor].shape, frame.domain
     if not shape or len(shape) != len(frame.order):

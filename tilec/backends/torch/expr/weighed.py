@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tilec.backends.common.domain import Domain, access_conditions
 from tilec.backends.torch.expr.access import TensorFrame
-from tilec.backends.torch.expr.parts import part_slices, sliced
+from tilec.backends.torch.expr.parts import access_slice, part_slices
 from tilec.ir.program import Access, Call, Expr, Float, Pad, index_variables
 from tilec.ir.types import promote
 
@@ -91,5 +91,5 @@ def _sliced(frame: TensorFrame, operands: Sequence[Expr]) -> list[str] | None:
     read = [a for a in found if isinstance(a, Access)]
     if len(read) < len(found) or len({frame.types[a.tensor].dtype for a in read}) > 1:
         return None
-    texts = [sliced(frame, a) for a in read]
+    texts = [access_slice(frame, a) for a in read]
     return [t for t in texts if t is not None] if None not in texts else None
