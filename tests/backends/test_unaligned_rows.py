@@ -95,6 +95,10 @@ def test_a_library_takes_channels_that_fill_its_boxes_better() -> None:
         assert "rt.convolution" not in f.grad(["D", "K"]).lower(image, kernel, image, target="sm_90").source()
     odd = tilec.spec((38, 48, 34, 94), "bfloat16"), tilec.spec((112, 3, 3, 94), "bfloat16")
     assert copies(f.lower(*odd, target="sm_90").source())  # as a library does
+    one = tilec.spec((16, 65, 55, 133), "bfloat16"), tilec.spec((58, 1, 1, 133), "bfloat16")
+    text = text.replace("y + j - 1, x + i - 1", "y + j, x + i")
+    f = tilec.compile(f"function (D[N, H, W, C], K[O, 1, 1, C]) -> (G) {{ {text} }}")
+    assert "rt.convolution(" in f.lower(*one, target="sm_90").source()  # each element is read once: copies do not pay
 
 
 def test_products_over_copies_have_an_epilogue() -> None:

@@ -270,6 +270,8 @@ def with_channels_aligned(
     backward, cuDNN 809."""
     dot, view = product.dot, product.view
     windows = max((sum(linear(e).bare is None for e in a.index) for a in product.accesses()), default=0)
+    single = product.space.single
+    taps = any(sum(not single(v) for v in linear(e).variables()) > 1 for a in product.accesses() for e in a.index)
     if dot.dtype not in NARROW or not windows:
         return None
     if not all(map(is_element, (*dot.left, *dot.right))):
@@ -285,7 +287,7 @@ def with_channels_aligned(
         return None
     late = _in_rows({a: x for a, x in channels.items() if a not in copied and _gains(a.tensor, x, view)})
     took = math.prod(max(n, LEAST) for n in product.counts) * product.repeated / PRODUCTS[dot.dtype]
-    lost = math.inf if by_library() else (1 / POINTERS - 1) * took  # a library copies, too
+    lost = math.inf if taps and by_library() else (1 / POINTERS - 1) * took  # a library copies, too
     if copied and lost < _copying(copied, view) or not copied and (not late or left()):
         return None
     if worthwhile(dot, product.space):
