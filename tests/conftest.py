@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TILEC_FULL_TRACEBACK", "1")  # where a test fails, the frames say why
-os.environ.setdefault("TILEC_NATIVE", "0")  # results must not depend on what is built; tests/native has both ways
+os.environ.setdefault("TILEC_NATIVE", "0")  # results must not depend on what is built; `library` is what uses it
+PATIENCE = 300  # seconds: a minute of one core, after what is more urgent
 GOLDEN = Path(__file__).parent / "golden"
 gc.disable()  # until all that tests need is imported, none of which is ever let go
 
@@ -74,7 +76,7 @@ def _marked(items, marker):
 def pytest_collection_finish(session):
     """What is there by now stays: the collector need not go through all of torch again and again, nor often through
     what tests leave. And the library for calls is compiled beside the tests that come before its own."""
-    if any("native" in item.path.parts for item in session.items):
+    if any("built" in item.fixturenames or "native" in _parameters(item).values() for item in session.items):
         from tilec.native import build
 
         if not build.library_path().exists():
@@ -101,8 +103,38 @@ def pytest_terminal_summary(terminalreporter, config):
             terminalreporter.write_line(f"{spent[name]:.2f}s {name}")
 
 
+def _parameters(item) -> dict[str, object]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
 def _values(item) -> set[tuple[str, int]]:
     return {(name, id(value)) for name, value in item.callspec.params.items()}
+
+
+@pytest.fixture(scope="session")
+def built():
+    """The library for calls, which all processes of a run wait for once: one of them compiles it."""
+    from tilec.native import build
+
+    if build.compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    path = build.library_path()
+    patience = time.monotonic() + PATIENCE
+    while path.with_suffix(".busy").exists() and time.monotonic() < patience:
+        time.sleep(0.2)
+    if not path.exists():
+        build.build_library()
+
+
+@pytest.fixture
+def library(built, monkeypatch):
+    """The library, in use."""
+    from tilec.native import built_native
+
+    monkeypatch.setenv("TILEC_NATIVE", "1")
+    found = built_native()
+    assert found is not None
+    return found
 
 
 @pytest.fixture

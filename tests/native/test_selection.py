@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tilec.backends.torch import runtime as rt
-from tilec.native import built_native
 
 FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, math.inf, -math.inf, math.nan, 3.0]
 TESTS = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
@@ -23,11 +22,9 @@ SHAPES = [((131, 97), (131, 97)), ((131, 97), (97,)), ((131, 97), ()), ((9001,),
 @pytest.fixture(params=["native", "torch"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the library in C++, and as where there is none."""
-    monkeypatch.setenv("TILEC_NATIVE", "1")
-    if request.param == "torch":
-        monkeypatch.setattr("tilec.backends.torch.selection.native", lambda: None)
-    elif built_native() is None:
-        pytest.skip("there is no C++ compiler")
+    monkeypatch.setenv("TILEC_NATIVE", "0")
+    if request.param == "native":
+        request.getfixturevalue("library")
 
 
 def _drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:

@@ -101,9 +101,11 @@ SHARED = {
         if (name, way) != ("views of outputs that are added", "compiled")  # cotangents are traced apart
     ],
 )
-def test_gradients_of_one_cotangent_do_not_share_memory(name, way, monkeypatch):
+def test_gradients_of_one_cotangent_do_not_share_memory(name, way, monkeypatch, request):
     """Each of several leaves would take a view of it for its own, and add to them all in the next pass."""
-    monkeypatch.setenv("TILEC_NATIVE", "1" if way == "native" else "0")
+    monkeypatch.setenv("TILEC_NATIVE", "0")
+    if way == "native":
+        request.getfixturevalue("library")
     source, x_shape, w_shape, then = SHARED[name]
     f = tilec.compile(source)
     shapes = [{"X": x_shape, "W": w_shape, "V": x_shape}[n] for n in f.inputs]
@@ -140,8 +142,10 @@ def turned_sum(random: Random) -> tuple[str, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("way", ["native", "python"])
-def test_random_sums_of_turned_inputs_accumulate(way, monkeypatch):
-    monkeypatch.setenv("TILEC_NATIVE", "1" if way == "native" else "0")
+def test_random_sums_of_turned_inputs_accumulate(way, monkeypatch, request):
+    monkeypatch.setenv("TILEC_NATIVE", "0")
+    if way == "native":
+        request.getfixturevalue("library")
     random = Random(0)
     for _ in range(40):
         source, leaves = turned_sum(random)
