@@ -158,6 +158,13 @@ def test_variables_of_which_boxes_are_mostly_empty_lie_next_to_each_other_in_a_c
     assert "_0_2_1_3" not in source("X[B, H, N, E], W[E, H, D]) -> (O", apart, shapes[0], (68, 40, 2176))
 
 
+def test_operands_of_many_axes_whose_innermost_has_one_element() -> None:
+    """Of six axes maps have five, and the innermost one would be merged."""
+    head = "A[I, B, M, J, G], D[J, I, G, L, N, B], C[B]) -> (Y"
+    text = "P[m, g, n, l, b : M, G, N, L, B] = +(A[i, b, m, j, g] * D[j, i, g, l, n, b]); Y = gelu(P + C);"
+    assert "gelu" in source(head, text, (12, 1, 2048, 113, 5), (113, 12, 5, 341, 12, 1), (1,))
+
+
 GATED = "A[m, j : M, J] = +(X[m, h] * W[h, j]); B[m, j : M, J] = +(X[m, h] * V[h, j]); Y = silu(A) * B;"
 
 

@@ -120,11 +120,13 @@ def view(
         if step < 1 or (step > 1 and max(map(abs, _reach(rest, problem))) >= BIAS * step):
             return None
         dims.append(Dim(axis, form, name, step, _residues(rest, step, problem), limit))
+    last = dims[tensor.inner]
+    if last.boxed is None:
+        return None
     dims = _merged(dims, tensor, problem)
     if len(dims) > MAX_RANK:
         return None
     names = [d.boxed for d in dims if d.boxed is not None]
-    last = next(d for d in dims if d.axis == tensor.inner)
     outer = sorted(
         (d for d in dims if d is not last),
         key=lambda d: -1 if d.boxed is None else order.index(d.boxed) if d.boxed in order else math.inf,
@@ -132,8 +134,7 @@ def view(
     result = View((*outer, last))
     lone = not last.rest.terms and not int(last.rest.constant) * tensor.size % DESCRIPTOR_ALIGNMENT
     if (
-        last.boxed is None
-        or last.step > 1
+        last.step > 1
         or not lone
         or len(names) != len({*names})
         or any(n not in order for n in names if n != last.boxed)
