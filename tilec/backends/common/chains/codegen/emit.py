@@ -200,7 +200,7 @@ class Emitter:
             total = b.apply("add" if c > 0 else "sub", total, x)
         return total
 
-    def _wide(self, e: Expr) -> Value:
+    def _as_int64(self, e: Expr) -> Value:
         """A seed or a counter, which no 32 bits need hold."""
         form = linear(e) if is_affine(e) else None
         if form is None or not form.is_integral:
@@ -290,7 +290,7 @@ class Emitter:
         if f in COMPARISONS:
             return b.apply(f, *self.alike(e.args))
         if f in RANDOM:
-            return b.apply(f, *map(self._wide, e.args))
+            return b.apply(f, *map(self._as_int64, e.args))
         if f == "select":
             return b.apply("select", self.condition(e.args[0]), *(self.value(a, compute_dtype) for a in e.args[1:]))
         if f in ("and", "or", "xor", "not") and compute_dtype == "bool":
