@@ -217,3 +217,28 @@ def test_batches_that_see_nothing(seen):
     assert value[0].isnan().all() and value[1].isfinite().all()
     (dv,) = torch.autograd.grad(value, v, torch.ones_like(value))
     assert (dv[0] == 0).all() and dv[1].isfinite().all() and (dv[1, :9] > 0).all()
+
+
+SCORES = "S[b, i, j : B, N, M] = +(Q[b, i, e] * K[b, j, e]); L[b, i] = logsumexp(S[b, i, j]);"
+DRAWS = {
+    "a number": ("rand(3, (b * N + i) * M + j)", "Seed"),
+    "a tensor, far apart": ("rand(Seed, i * 3000000000 + b * M + j)", "Seed"),
+    "normal": ("abs(randn(Seed, (b * N + i) * M + j + 1099511627776))", "Seed"),
+    "of a remainder": ("rand(Seed, (b * N + i) * M + j % 4)", "Seed"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_of_scores(name):
+    """Their counters are integers, whatever is multiplied by what is drawn."""
+    drawn, seed = DRAWS[name]
+    source = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F], {seed}[]) -> (O) {{ {SCORES}
+        O[b, i, f : B, N, F] = +({drawn} < 0.7 ? exp(S[b, i, j] - L[b, i]) * V[b, j, f]); }}"""
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(2, n, f, generator=generator) for n, f in ((37, 16), (41, 16), (41, 16))]
+    number, cotangent = torch.tensor(2**40 + 7), torch.randn(2, 37, 16, generator=generator)
+    exact, f = (tilec.compile(source, backend=b) for b in ("torch", "triton"))
+    assert any("chain" in k.name for k in f.lower(*given, number).kernels)
+    wide = [t.double() for t in given]
+    theirs = [exact(*wide, number), *exact.grad(wrt=["Q", "K", "V"])(*wide, number, cotangent.double())]
+    check([f(*given, number), *f.grad(wrt=["Q", "K", "V"])(*given, number, cotangent)], theirs, 2e-6)

@@ -57,7 +57,9 @@ POINTS = {
 @pytest.fixture(autouse=True)
 def _smaller(monkeypatch):
     monkeypatch.setattr(distances, "LEAST_POINTS", 0)
-    monkeypatch.setattr(distances, "DISTANCE_BLOCK", Config(32, 32, 16, 4, 2))
+    for module in (distances, tile_extrema):
+        monkeypatch.setattr(module, "DISTANCE_BLOCK", Config(32, 32, 16, 4, 2))
+    monkeypatch.setattr(tile_extrema, "EXTREMA_BLOCK", Config(64, 64, 16, 4, 2))
     monkeypatch.setattr(tile_extrema, "LEAST_TILES", 1)
 
 
@@ -128,9 +130,11 @@ EXTREMA = {
 
 @pytest.mark.parametrize("statements", EXTREMA)
 @pytest.mark.parametrize("points", POINTS)
-@pytest.mark.one_in(5)
-def test_extrema_of_tiles(statements, points):
+@pytest.mark.parametrize("many", (False, True))
+@pytest.mark.one_in(9)
+def test_extrema_of_tiles(statements, points, many, monkeypatch):
     """Distances of which extrema alone are asked for are not stored; of points that are the same the first counts."""
+    monkeypatch.setattr(tile_extrema, "WAVES", 0 if many else 16)
     text, formula = EXTREMA[statements]
     outputs = ", ".join(s.split("[")[0].strip() for s in text.split(";") if s.strip())
     source = f"function (X[N, D], Y[M, D]) -> ({outputs}) {{ S[i, j : N, M] = +({SQUARES}); {text} }}"
@@ -143,6 +147,8 @@ def test_extrema_of_tiles(statements, points):
     assert "S_extrema" in [k.name for k in lowered.kernels] and lowered.temporary_bytes < 10 * 4 * (
         x.numel() + y.numel()
     )
+    (launch,) = (line for line in lowered.source().splitlines() if "S_extrema[" in line)
+    assert ("BM=64" in launch) == (many and "arg" not in text), launch
     found = f(x, y)
     found = found if isinstance(found, tuple) else (found,)
     s = (x.double()[:, None] - y.double()).square().sum(-1).float()

@@ -212,9 +212,21 @@ def test_pairs_are_computed_again_where_slabs_go_through_them_twice(name: str, g
     assert low.temporary_bytes <= 560 * MiB, low.temporary_bytes / MiB
 
 
-def test_what_is_compared_with_an_extremum_is_kept() -> None:
+EXTREMA = "P[i : N] = max(S[i, j]); Q[j : M] = max(S[i, j]);"
+COMPARED = {
+    "equal": f"{EXTREMA} O = sum[i, j](S[i, j] == P[i] ? 1 : S[i, j] == Q[j] ? 2 : 0);",
+    "greater": f"{EXTREMA} O = sum[i, j](S[i, j] >= P[i] ? 1 : S[i, j] >= Q[j] ? 2 : 0);",
+    "differences": f"{EXTREMA} E[i, j : N, M] = 2 * S[i, j] - Q[j] - P[i]; O = sum[i, j](E[i, j] < 0 ? 1 : 0);",
+    "signs": f"{EXTREMA} O = sum[i, j](sign(S[i, j] - P[i]) + sign(S[i, j] - Q[j]));",
+    "parts": f"{EXTREMA} O = sum[i, j](floor(S[i, j] / Q[j]) + floor(S[i, j] / P[i]));",
+    "a gradient": "P[i : N] = min(S[i, j]); Q[j : M] = min(S[i, j]); O = sum[i](P[i]) + sum[j](Q[j]);",
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_what_is_compared_with_an_extremum_is_kept(name: str) -> None:
     """Computed again it might be rounded otherwise, and equal none."""
-    text = f"function {PAIRS} P[i : N] = min(S[i, j]); Q[j : M] = min(S[i, j]); O = sum[i](P[i]) + sum[j](Q[j]); }}"
-    g, specs = tilec.compile(text, backend="triton").grad(), [tilec.spec((16384, 24))] * 2
-    low = g.lower(*specs, tilec.spec(()), target="sm_90")
-    assert low.temporary_bytes > 16384**2 * 4
+    f, specs = tilec.compile(f"function {PAIRS} {COMPARED[name]} }}", backend="triton"), [tilec.spec((16384, 24))] * 2
+    if name == "a gradient":
+        f, specs = f.grad(), [*specs, tilec.spec(())]
+    assert f.lower(*specs, target="sm_90").temporary_bytes > 16384**2 * 4

@@ -30,7 +30,7 @@ from tilec.backends.common.blocks.ir import (
     Value,
     operands,
 )
-from tilec.ir.functions import COMPARISONS, FUNCTIONS
+from tilec.ir.functions import COMPARISONS, FUNCTIONS, RANDOM
 
 INDEX_TYPE, INT64 = "int32", "int64"
 
@@ -99,7 +99,7 @@ class Builder:
         folded = self._folded(function, args)
         if folded is not None:
             return folded
-        dtype = "bool" if function in COMPARISONS else args[-1].type.dtype
+        dtype = "bool" if function in COMPARISONS else "float32" if function in RANDOM else args[-1].type.dtype
         return self._add(Apply, (function, args), args, dtype, hint)
 
     def mask_where(self, test: Value, mask: Value, value: Value, other: Value) -> Value:

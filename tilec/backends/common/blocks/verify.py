@@ -23,7 +23,7 @@ from tilec.backends.common.blocks.ir import (
     results,
 )
 from tilec.errors import InternalMistake
-from tilec.ir.functions import COMPARISONS
+from tilec.ir.functions import COMPARISONS, RANDOM
 from tilec.knobs import VERIFY
 
 INDEX_TYPES = ("int32", "int64")
@@ -75,7 +75,8 @@ def _check(op: Op, kernel: BlockProgram) -> None:
             _expect(set(out.type.axes) == _axes(args), op, "axes are not the operands'")
             typed = args[1:] if function == "select" else args
             _expect(len({v.type.dtype for v in typed}) == 1, op, "operands of different types")
-            _expect((out.type.dtype == "bool") or out.type.dtype == typed[0].type.dtype, op, "result's type")
+            own = "float32" if function in RANDOM else typed[0].type.dtype
+            _expect(out.type.dtype in ("bool", own), op, "result's type")
             _expect(function not in COMPARISONS or out.type.dtype == "bool", op, "a comparison is a bool")
             _expect(function != "select" or args[0].type.dtype == "bool", op, "a condition is a bool")
         case MaskWhere(out, test, mask, value, other):

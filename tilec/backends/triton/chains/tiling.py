@@ -16,6 +16,7 @@ from tilec.backends.triton.matmul.hopper.configs import REGISTERS
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import Setting
+from tilec.ir.functions import draws
 from tilec.ir.index import linear
 from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.types import Types
@@ -326,7 +327,7 @@ def streamed_tensors(kernel: ChainKernel) -> tuple[str, ...]:
 def roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:
     """The longest steps whose operands have room in shared memory and whose sums have in registers; None where warps
     with work of their own do not pay: for narrow operands, and short walks (through a window); or where it is plain
-    that they have none: they multiply twice."""
+    that they have none: they multiply twice. Random numbers are drawn by Triton functions, which these cannot call."""
     looped, shared = kernel.looped, setting.device.shared
     if looped is None or kernel.elementwise or len(kernel.blocked) != 1 or _width(kernel) < ROLES_WIDTH:
         return None
@@ -334,7 +335,7 @@ def roles_tiling(kernel: ChainKernel, setting: Setting) -> Tiling | None:
     first = [a for a in read if kernel.inners[a.tensor].left is not None]
     if len(first) != 1 or sum(r.target.feature is not None for r in kernel.targets) != 1:
         return None
-    if cut_at_both_ends(kernel):
+    if cut_at_both_ends(kernel) or draws(*(x for r in kernel.targets for x in (r.target.body, *r.target.conditions))):
         return None
     tiling = replace(ROLES, precision=PRECISION[setting.precision])
     stationary, streamed, _ = _operands(kernel)

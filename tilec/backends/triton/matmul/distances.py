@@ -21,7 +21,7 @@ from tilec.backends.triton.emit.kernel import triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config
+from tilec.backends.triton.matmul.blocks import LEAST_REUSE, Config, choose_config, fitted
 from tilec.backends.triton.matmul.dot import (
     Dot,
     MatrixProduct,
@@ -33,7 +33,7 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.kernel import BLOCK_ACROSS, BLOCK_DOWN, DotTask, DotWriter
 from tilec.backends.triton.matmul.logsumexp_matmul import ExponentialWriter, top_of, with_tops
 from tilec.backends.triton.matmul.precompute_operands import Precomputed, operand_of
-from tilec.backends.triton.matmul.split import SMALLER, SOME, SplitOperands, split_operands
+from tilec.backends.triton.matmul.split import SMALLER, SOME, SPLIT_BYTES, SplitOperands, split_operands
 from tilec.backends.triton.matmul.steps import launched
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.backends.triton.plan.plan import Release, Request, Setting, Step
@@ -49,6 +49,7 @@ LEAST_POINTS = 2**26  # rows x columns x terms for which four launches more pay
 _KEPT = 1 / 32  # the least share of |l|^2 + |r|^2 that a result keeps its accuracy with: errors stay below 1e-5
 _LEAST_SQUARES, _MOST_SQUARES = "1.0e-28", "5.0e37"  # between which products of parts neither vanish nor overflow
 DISTANCE_BLOCK = Config(64, 64, 32, 4, 2)
+EXTREMA_BLOCK = Config(128, 128, 16, 8, 3)  # of many tiles whose extrema are asked for, and not where they are
 CarrySteps = Callable[[Statement, StridedView], list[Step]]
 
 
@@ -65,11 +66,13 @@ class Distances(MatrixProduct):
 class TileExtremum:
     """What the tiles of distances are asked for: `statement` writes its element `[t, ...]`, of which t is the number of
     a tile along the dimension `axis` of the distances, and the others are their dimensions `places`. The extremum of
-    each, or the number of the first point that holds it, where that is the output of `extremum`."""
+    each, or the number of the first point that holds it, where that is the output of `extremum`. `block`: the tiles,
+    as many rows as columns."""
 
     statement: Statement
     axis: int
     places: tuple[int, ...]
+    block: Config
     extremum: str = ""
 
 
@@ -127,11 +130,6 @@ def _of_whole_vectors(dot: Dot, space: Space, view: StridedView) -> Distances | 
     return None if found is None else replace(found, filled=tuple(made))
 
 
-def tile_side() -> int:
-    """Rows and columns of the tiles of whose extrema there are programs."""
-    return min(DISTANCE_BLOCK.bm, DISTANCE_BLOCK.bn)
-
-
 def config_of(found: Distances, setting: Setting) -> Config:
     """The block; smaller where there are few pairs."""
     smaller = replace(choose_config(found, setting.device.shared), parts=1)
@@ -170,7 +168,7 @@ def distance_steps(
     squares = squares_of(replace(found, view=copies.view))
     view = with_tops(squares, replace(copies.view, statement=found.view.statement))
     steps = [Request(s, view.types, view.strides, view.int64_index, partial(carry, s, view)) for s in squares]
-    config = replace(DISTANCE_BLOCK, bm=tile_side(), bn=tile_side()) if tiles else config_of(found, setting)
+    config = fitted(tiles[0].block, SPLIT_BYTES, setting.device.shared) if tiles else config_of(found, setting)
     after = tuple(t.statement for t in tiles) or tuple(epilogue)
     task = DotTask(replace(found, view=view), "highest", config, after)
     make = partial(TileExtremaWriter, tiles) if tiles else DistanceWriter

@@ -38,7 +38,7 @@ from tilec.ir.program import Index, Input, Program, Statement, map_expressions, 
 from tilec.ir.types import TensorType, Types, shapes_in
 from tilec.transforms.lower.defract import defract, defracted_form
 from tilec.transforms.lower.reduce import reduce
-from tilec.transforms.simplify.evaluated import compared_sides, tensors_evaluated
+from tilec.transforms.simplify.evaluated import compared_sides, leaps_in, tensors_evaluated
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.rewrite import map_reads
 from tilec.transforms.util.tiled import Combine, Into, Slice, Start
@@ -196,18 +196,21 @@ def _best(whole: Planned, budget: int, recomputing: bool = False) -> Cut | None:
 
 def _recomputed(run: TileRegion, types: Types, budget: int, wanted: Collection[str]) -> frozenset[str]:
     """Of what is `wanted` of a run's rows, what passes the budget, and what else does that it is made of. Empty where
-    nothing else would be left of the run, and where values are compared for equality with others than these: other
-    kernels may round them otherwise."""
+    nothing else would be left of the run, and where a step, as a comparison is, tells these from what the run made:
+    other kernels may round them otherwise."""
     large = {s.output for s in run.rows if size_in_bytes(types[s.output]) > budget}
     found = large & {*wanted}
     for s in reversed(run.rows):
         found |= large & {*reads(s)} if s.output in found else set()
-    made = set(found)
+    again, once = set(found), {s.output for s in run.members} - found  # with all that depends on them
     for s in (*(s for s in run.rows if s.output in found), *run.after):
         compared = [[tensors_evaluated(e) for e in sides] for sides in compared_sides(s)]
-        if any(x & made and y - made for sides in compared for x, y in itertools.permutations(sides, 2)):
+        if any(x & again and y - again for sides in compared for x, y in itertools.permutations(sides, 2)):
             return frozenset()
-        made |= set() if made.isdisjoint(reads(s)) else {s.output}
+        if any(x & again and x & once for x in map(tensors_evaluated, leaps_in(s))):
+            return frozenset()
+        for made in (again, once):
+            made |= set() if made.isdisjoint(reads(s)) else {s.output}
     return frozenset(found) if len(found) < len(run.members) else frozenset()
 
 

@@ -11,12 +11,12 @@ import operator
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, reduce
 
-from tilec.backends.common.blocks.builder import INDEX_TYPE, Builder
+from tilec.backends.common.blocks.builder import INDEX_TYPE, INT64, Builder
 from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ReadInPlace
 from tilec.backends.common.chains.in_place import quotients_of
 from tilec.backends.common.scalars import fit, fold_literals
-from tilec.ir.functions import COMPARISONS, FUNCTIONS, SMALL_POWERS, ZERO
+from tilec.ir.functions import COMPARISONS, FUNCTIONS, RANDOM, SMALL_POWERS, ZERO
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_types
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement, children, index_variables
@@ -200,6 +200,14 @@ class Emitter:
             total = b.apply("add" if c > 0 else "sub", total, x)
         return total
 
+    def _as_int64(self, e: Expr) -> Value:
+        """A seed or a counter, which no 32 bits need hold."""
+        form = linear(e) if is_affine(e) else None
+        if form is None or not form.is_integral:
+            return self.value(e, INT64)
+        terms = [self.b.cast(self.positions[v], INT64) * as_int(form.coefficient(v)) for v in form.variables()]
+        return reduce(operator.add, [self.b.number(as_int(form.constant), INT64), *terms])
+
     def condition(self, e: Expr) -> Value:
         v = self.value(e)
         return v if v.type.dtype == "bool" else v.differs(fit(0, v.type.dtype))
@@ -281,6 +289,8 @@ class Emitter:
         compute_dtype = _compute_dtype_of(result)
         if f in COMPARISONS:
             return b.apply(f, *self.alike(e.args))
+        if f in RANDOM:
+            return b.apply(f, *map(self._as_int64, e.args))
         if f == "select":
             return b.apply("select", self.condition(e.args[0]), *(self.value(a, compute_dtype) for a in e.args[1:]))
         if f in ("and", "or", "xor", "not") and compute_dtype == "bool":

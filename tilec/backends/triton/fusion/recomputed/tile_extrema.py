@@ -3,7 +3,7 @@
 `O[i : N] = <(S[i, j])` of distances `S[i, j : N, M] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]))` is
 
     O_tiles[t, i : T, N] = <(S[i, 64*t + u]), u < 64;
-    O[i : N] = <(O_tiles[t, i]);
+    O[i : N] = <(O_tiles[t, i]);  # or of larger tiles
 
 and where the first point that holds it is asked for too, as argmin does, so is that of each tile. Nothing else may read
 S, which is not stored. Columns' extrema are as rows', and both may be asked for.
@@ -11,12 +11,20 @@ S, which is not stored. Columns' extrema are as rows', and both may be asked for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
-from tilec.backends.triton.matmul.distances import TileExtremum, recognise_distances, tile_side
+from tilec.backends.triton.matmul.blocks import WAVES, Config
+from tilec.backends.triton.matmul.distances import (
+    DISTANCE_BLOCK,
+    EXTREMA_BLOCK,
+    TileExtremum,
+    recognise_distances,
+)
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import contiguous_strides
 from tilec.ir.index import Affine, distinct_variables, replace_indices
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Program, Statement, map_values
@@ -39,11 +47,12 @@ def with_tile_extrema(program: Program, types: Types) -> tuple[Program, Types, M
     for s in program.statements:
         order.append(s.output)
         found = _readers(s, program, types)
-        if not found:
+        block = _block(found, types[s.output].shape) if found else None
+        if block is None:
             continue
         made: dict[str, TileExtremum] = {}
         for r in found:
-            tile = _of_tiles(r, made.get(r.extremum), names.fresh(f"{r.statement.output}_tiles"), types)
+            tile = _of_tiles(r, made.get(r.extremum), names.fresh(f"{r.statement.output}_tiles"), block, types)
             made[r.statement.output], t = tile, tile.statement
             known[t.output] = replace(types[r.statement.output], shape=sizes_of(t))
             statements[t.output], statements[r.statement.output] = t, _over_tiles(r, tile, made.get(r.extremum))
@@ -85,11 +94,17 @@ def _readers(s: Statement, program: Program, types: Types) -> list[_Reader]:
         return []
     sides = (found.dot.rows, found.dot.columns)
     asked = [*extrema.values(), *firsts]
-    return (
-        asked
-        if all((names[r.axis],) in sides and types[s.output].shape[r.axis] >= LEAST_TILES * tile_side() for r in asked)
-        else []
-    )
+    return asked if all((names[r.axis],) in sides for r in asked) else []
+
+
+def _block(asked: Sequence[_Reader], shape: Sequence[int]) -> Config | None:
+    """The tiles of which these are asked for; None where that would be of too few."""
+    shortest, side = min(shape[r.axis] for r in asked), min(DISTANCE_BLOCK.bm, DISTANCE_BLOCK.bn)
+    most = EXTREMA_BLOCK.bm
+    busy = math.prod(shape) >= WAVES * MULTIPROCESSORS * most**2
+    if busy and shortest >= LEAST_TILES * most and not any(r.extremum for r in asked):
+        return EXTREMA_BLOCK
+    return replace(DISTANCE_BLOCK, bm=side, bn=side) if shortest >= LEAST_TILES * side else None
 
 
 def _extremum(r: Statement, distances: str, types: Types) -> _Reader | None:
@@ -130,10 +145,10 @@ def _places(r: _Reader) -> tuple[int, ...]:
     return tuple(r.read.index.index(e) for e in r.statement.index or ())
 
 
-def _of_tiles(r: _Reader, extremum: TileExtremum | None, output: str, types: Types) -> TileExtremum:
+def _of_tiles(r: _Reader, extremum: TileExtremum | None, output: str, block: Config, types: Types) -> TileExtremum:
     """The same of each tile."""
     s = r.statement
-    used, side = set(all_variables(s)), tile_side()
+    used, side = set(all_variables(s)), block.bm
     tile, within = fresh_variable("t", used), fresh_variable("u", used)
     place = {r.taken: Affine.variable(tile, side) + Affine.variable(within)}
     index = (Index(tile), *(s.index or ()))
@@ -146,7 +161,7 @@ def _of_tiles(r: _Reader, extremum: TileExtremum | None, output: str, types: Typ
 
     made = replace(map_values(s, moved), output=output, index=index, sizes=sizes)
     made = replace(made, constraints=(Constraint(Index(within), Int(side)),))
-    return TileExtremum(made, r.axis, _places(r), "" if extremum is None else extremum.statement.output)
+    return TileExtremum(made, r.axis, _places(r), block, "" if extremum is None else extremum.statement.output)
 
 
 def _over_tiles(r: _Reader, tile: TileExtremum, extremum: TileExtremum | None) -> Statement:
