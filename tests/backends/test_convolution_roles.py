@@ -73,3 +73,16 @@ def test_infinities_of_bfloat16_meet_their_own_terms_alone(taps):
         found = g(*[torch.from_numpy(a).to(torch.bfloat16) for a in given])
         with np.errstate(invalid="ignore"):
             np.testing.assert_array_equal(found.double().numpy(), tilec.interpret(str(g.program), *given))
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_kernels_gradient_of_one_image_whose_groups_lie_innermost(images: int) -> None:
+    """Groups and channels become one axis of torch's, which leaves one image a stride that is less than its size."""
+    head = "function (D[N, Y, X, G, C], K[G, O, J, I, C]) -> (R)"
+    text = "R[n, y, x, g, o : N, Y, X, G, O] = +(D[n, y + j - 1, x + i - 1, g, c] * K[g, o, j, i, c]);"
+    f = tilec.compile(f"{head} {{ {text} }}", backend="torch")
+    generator = torch.Generator().manual_seed(0)
+    shapes = (images, 4, 5, 2, 6), (2, 4, 3, 3, 6), (images, 4, 5, 2, 4)
+    d, k, g = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    windows = torch.nn.functional.pad(d, (0, 0, 0, 0, 1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1)
+    torch.testing.assert_close(f.grad(["K"])(d, k, g), torch.einsum("nyxgo,nyxgcji->gojic", g, windows))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tilec
+from tilec.backends.triton.matmul.hopper import aligned_copies
 from tilec.backends.triton.plan.sizes import copied_row
 
 WORDS, COTANGENT = "S[i, v : N, V] = +(X[i, h] * W[v, h]);", "G[i, h : N, H] = +(D[i, v] * W[v, h]);"
@@ -80,6 +81,19 @@ def test_copies_of_convolutions_end_with_boxes() -> None:
     both = f.grad(["D", "K"]).lower(*specs, target="sm_90").source()
     assert sorted(re.findall(r"(\w+) = torch.empty\(\(8, 16, 66, 53, 64\)", both)) == ["DD_DG_4", "DK_D_4"]
     assert "DD_K_4 = torch.empty((64, 3, 3, 3, 64)" in both
+
+
+def test_copies_of_one_tensor_that_end_otherwise_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where A is read along what is summed, its copy ends with a box along that too; in the window it must not. The
+    other product shares the first one."""
+    monkeypatch.setattr(aligned_copies, "MEMORY_BYTES", 1e30)  # copies pay
+    monkeypatch.setattr(aligned_copies, "LAUNCH_SECONDS", 0.0)
+    text = "G[n, a, b, j : P, R, Q, 3] = +(A[n, c, a] * A[n, b + j, c]);"
+    text += "H[n, a, e, j : P, R, E, 3] = +(A[n, c, a] * W[e + j, c]);"
+    ours = source("A[P, Q, R], W[E, S]) -> (G, H", text, (3, 43, 43), (40, 43))
+    made = dict(re.findall(r"(\w+) = torch.empty\((\(.*?\))", ours))
+    assert len(made) == ours.count("= torch.empty(")
+    assert [shape for name, shape in made.items() if "_A_" in name] == ["(3, 64, 64)", "(3, 43, 64)"]
 
 
 def test_a_library_takes_channels_that_fill_its_boxes_better() -> None:

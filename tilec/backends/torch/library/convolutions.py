@@ -15,7 +15,7 @@ def convolution(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Int
     if _widen(x, k):
         return convolution(x.float(), k.float(), stride, padding, dilation, groups).to(x.dtype)
     zero = [0] * len(stride)
-    return torch.convolution(x, _beside(x, k), None, stride, padding, dilation, False, zero, groups)
+    return torch.convolution(_alone(x), _beside(x, k), None, stride, padding, dilation, False, zero, groups)
 
 
 def convolution_input(
@@ -55,19 +55,28 @@ def convolution_gradients(
         spatial = zip(g.shape[2:], x.shape[2:], k.shape[2:], stride, padding, dilation, strict=True)
         left = [n + 2 * p - d * (w - 1) - 1 - s * (m - 1) for n, m, w, s, p, d in spatial]
     backward, wanted = torch.ops.aten.convolution_backward, [True, True, False]
-    return backward(g, x, _beside(x, k), None, stride, padding, dilation, transposed, left, groups, wanted)[:2]
+    k = _beside(x, k)
+    return backward(_alone(g), _alone(x), k, None, stride, padding, dilation, transposed, left, groups, wanted)[:2]
 
 
 def _backward(g, x, k, stride, padding, dilation, groups, which):
     zero, mask = [0] * len(stride), [which == 0, which == 1, False]
     backward = torch.ops.aten.convolution_backward
-    return backward(g, x, k, None, stride, padding, dilation, False, zero, groups, mask)[which]
+    return backward(_alone(g), _alone(x), k, None, stride, padding, dilation, False, zero, groups, mask)[which]
 
 
 def _widen(a: Tensor, b: Tensor) -> bool:
     """Whether a convolution of these is one in float32: on the CPU, of float16, and of bfloat16 with infinities, which
     oneDNN multiplies by zeros where it fills pairs of terms up."""
     return a.device.type == "cpu" and (a.dtype is torch.float16 or a.dtype is torch.bfloat16 and not finite(a, b))
+
+
+def _alone(x: Tensor) -> Tensor:
+    """The same elements, where one image has a stride that is less than its size: torch takes channels that lie
+    innermost for others then, and gradients by kernels in float64 are wrong."""
+    if x.shape[0] != 1 or x.stride(0) >= x.numel() or _format(x) is torch.contiguous_format:
+        return x
+    return x.as_strided(x.shape, (x.numel(), *x.stride()[1:]))
 
 
 def _empty(shape: Ints, beside: Tensor) -> Tensor:

@@ -144,10 +144,13 @@ def over_copied(product: MatrixProduct, layouts: Mapping[Access, CopyLayout]) ->
     before: list[Step] = []
     after: list[Step] = []
     copies: dict[Expr, Expr] = {}
+    named: dict[str, CopyLayout] = {}
     for access in dict.fromkeys(product.accesses()):
         layout = layouts.get(access)
         if layout is not None:
             name = copy_name(s.output, access, layout)
+            while named.setdefault(name, layout) != layout:  # of a tensor that is read twice, only one copy ends so
+                name = f"{name}.other"
             view, once, released = copied_apart(name, access.tensor, layout, view)
             view = _in_order(name, layout, view)
             before.append(once)
