@@ -50,6 +50,7 @@ TILING_RULES = Rules(products=True, strict=False)
 SLAB_ALIGNMENT = 16  # bytes
 GRAINS = (128, 64, 16, 8)  # rows of a slab are a multiple of the first of these that is not more than it may have
 NEARLY = 0.9  # of the most that can be cut: as good, if less is read anew
+MOST_AGAIN = 2  # cuts within each other whose rows are computed again
 MOST_TILED_SHARE = 0.75  # of the whole's intermediates: what slabs take must be less
 
 
@@ -107,17 +108,18 @@ def planned(
     return Planned(lowering, strides, setting, grouping, make_plan(lowering, grouping, strides, setting))
 
 
-def within(whole: Planned, budget: int, slab: int | None = None) -> Planned:
+def within(whole: Planned, budget: int, slab: int | None = None, again: int = MOST_AGAIN) -> Planned:
     """The plan, cut where its intermediates pass the budget and slabs take less. `slab`: bytes that one may take (as
-    many)."""
+    many). `again`: of how many cuts, one in what is left of another, what was made is computed again: each takes a
+    second plan of all that is in it."""
     live_bytes = whole.live_bytes
     if live_bytes <= budget:
         return whole
     selected = replace(whole, lowering=_selected(whole.lowering))
     made = whole
-    for recomputing in (False, True):
+    for recomputing in (False, True) if again else (False,):
         if made.live_bytes > budget and (cut := _best(selected, slab or budget, recomputing)) is not None:
-            other = replace(whole, plan=_Cutter(selected, slab or budget).plan(cut))
+            other = replace(whole, plan=_Cutter(selected, slab or budget, again - recomputing).plan(cut))
             made = other if other.live_bytes < MOST_TILED_SHARE * made.live_bytes else made
     return made
 
@@ -259,8 +261,8 @@ def _rounded(size: int, rows: int) -> int:
 class _Cutter:
     """Makes the plan of a program, one of whose runs is cut."""
 
-    def __init__(self, whole: Planned, budget: int):
-        self.lowering, self.setting, self.budget = whole.lowering, whole.setting, budget
+    def __init__(self, whole: Planned, budget: int, again: int):
+        self.lowering, self.setting, self.budget, self.again = whole.lowering, whole.setting, budget, again
         self.types = whole.lowering.types
         flat = whole.lowering.stages["flat"]
         self.outputs = flat.outputs
@@ -323,7 +325,8 @@ class _Cutter:
         lowering = Lowering(stages, {n: self.types[n] for n in (*read, *own)})
         misaligned = tuple(n for n in self.setting.misaligned if n in read)
         setting = replace(self.setting, misaligned=misaligned)
-        return within(planned(lowering, [self.strides[n] for n in read], setting), self.budget).part()
+        whole = planned(lowering, [self.strides[n] for n in read], setting)
+        return within(whole, self.budget, again=self.again).part()
 
     def _loop(self, cut: Cut, wanted: tuple[str, ...]) -> tuple[TiledLoop, Mapping[str, tuple[Into | Combine, str]]]:
         """The loop; for each of what is wanted, where slabs put it, and of which type."""
@@ -334,10 +337,10 @@ class _Cutter:
             rows = self._fewer(run, rows, whole.live_bytes, wanted)
             slab, whole = self._of_rows(run, rows, wanted)
         left = run.size % rows
-        slabs = [(slab, within(whole, self.budget), 0, run.size // rows)]
+        slabs = [(slab, within(whole, self.budget, again=0), 0, run.size // rows)]
         if left:
             last, rest = self._of_rows(run, left, wanted, rows)
-            slabs.append((last, within(rest, self.budget), run.size - left, 1))
+            slabs.append((last, within(rest, self.budget, again=0), run.size - left, 1))
         plans = [p for _, p, _, _ in slabs]
         results = {name: self._result(name, run, plans[0]) for name in wanted}
         own = {name: r for name, r in results.items() if isinstance(r, Into) and self._in_place(name, r, rows, plans)}
