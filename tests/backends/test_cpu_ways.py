@@ -35,8 +35,8 @@ WAYS = {  # the text, what its lines hold and what not, in torch
     "cross": (CROSS, "rt.extend", "where",
               lambda x: sum(torch.nn.functional.pad(x, p)[:200, :40] for p in ((0, 0, 1, 0), (1, 0, 0, 0)))
               + torch.nn.functional.pad(x, (0, 0, 0, 1))[1:]),
-    "pooled": (POOLED, "parts(torch.add,", "torch.sum", lambda x: 3 * torch.nn.functional.avg_pool1d(x, 3, 1, 1)),
-    "highest": (HIGHEST, "parts(torch.maximum,", "amax", lambda x: x.unflatten(1, (-1, 2)).amax(2)),
+    "pooled": (POOLED, "slices(torch.add,", "torch.sum", lambda x: 3 * torch.nn.functional.avg_pool1d(x, 3, 1, 1)),
+    "highest": (HIGHEST, "slices(torch.maximum,", "amax", lambda x: x.unflatten(1, (-1, 2)).amax(2)),
     "back": (BACK, "rt.owned(", "clone", lambda x: x.flip(1)),
     "Huber": (HUBER, "rt.choose(", "torch.where",
               lambda x: torch.nn.functional.smooth_l1_loss(x, torch.zeros_like(x), reduction="none")),
