@@ -33,7 +33,7 @@ from tilec.ir.program import (
     rebuild,
     value_accesses,
 )
-from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType, Types, kind
+from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType, Types, is_floating
 from tilec.transforms.util.naming import Names
 
 # of kernels without products: points for each row that a thread has at once, lanes of a warp, bytes of a cache line,
@@ -117,7 +117,7 @@ class _Rewriter:
     def read_apart(self, s: Statement) -> list[Statement]:
         """The statement after those of its reads at computed positions."""
         index, extent = plain_index(s), extents_of(s, self.types)
-        floats = kind(self.types[s.output].dtype) == 2
+        floats = is_floating(self.types[s.output].dtype)
         if index is None or extent is None or not floats or 0 in extent.values() or s.aggregation == "argmax":
             return [s]
         every = [e for e in _outermost(s.body) if _is_computed(e)]
@@ -194,7 +194,7 @@ def _is_one_to_one(index: Sequence[Expr]) -> bool:
 def _is_of_pairs(s: Statement, types: Types) -> bool:
     """Whether a sum adds up what is made of several floats each, as products and distances are."""
     summed = {*reduction_variables(s)}
-    read = {a for a in accesses_in(s.body) if kind(types[a.tensor].dtype) == 2 and summed & {*index_variables(a)}}
+    read = {a for a in accesses_in(s.body) if is_floating(types[a.tensor].dtype) and summed & {*index_variables(a)}}
     return len(read) > 1
 
 

@@ -12,9 +12,8 @@ from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_on
 from tilec.backends.common.chains.codegen.visits import visits_of
 from tilec.backends.common.chains.codegen.walk import cut_at_both_ends, is_whole_window, walks_values
 from tilec.backends.triton.matmul.dot import LEAST
-from tilec.backends.triton.matmul.hopper.configs import REGISTERS
 from tilec.backends.triton.matmul.kernel import PRECISION
-from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
+from tilec.backends.triton.plan.device_info import REGISTERS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import Setting
 from tilec.ir.functions import draws
 from tilec.ir.index import linear

@@ -31,6 +31,7 @@ DEVICES = {
 # follow from, are planned for this device, whichever runs them. Limits are those of the device itself.
 PLANNED_FOR = DEVICES["sm_90"]
 MULTIPROCESSORS = PLANNED_FOR.multiprocessors
+REGISTERS = 65536  # of a multiprocessor
 TWO_A_MULTIPROCESSOR = 2 * MULTIPROCESSORS  # programs: with fewer, some multiprocessors wait
 
 

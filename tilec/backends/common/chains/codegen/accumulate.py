@@ -24,7 +24,7 @@ from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Int, accesses_in, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import Types, kind
+from tilec.ir.types import Types, is_integer
 from tilec.lattice.conditions import is_affine
 from tilec.transforms.util.factors import quotient_of
 
@@ -79,7 +79,7 @@ class Accumulation(Places):
         conditions = [*(Call("ge", (f.to_expr(), Int(0))) for f in t.bounds), *t.conditions]
 
         def is_whole(e: Expr) -> bool:
-            return kind(expression_type(e, self.types).dtype) == 1
+            return is_integer(expression_type(e, self.types).dtype)
 
         def hold(place: Affine) -> bool:
             at = (replace_indices(c, {side: place}) for c in conditions)
@@ -181,7 +181,7 @@ class Accumulation(Places):
             return False
         dtype = expression_type(limit, self.types).dtype
         fits = isinstance(limit, Access) or dtype == INT64
-        return kind(dtype) == 1 and fits and looped not in index_variables(limit) and bool(tensors_of(limit))
+        return is_integer(dtype) and fits and looped not in index_variables(limit) and bool(tensors_of(limit))
 
     def _leaves_columns(self, f: Affine, looped: str | None) -> bool:
         """Whether a bound keeps all rows there are from some places along the walk."""

@@ -21,7 +21,7 @@ from tilec.ir.index import Affine, linear
 from tilec.ir.infer import call_type, expression_types
 from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Statement, children, index_variables
 from tilec.ir.rational import as_int
-from tilec.ir.types import NARROW, ElementType, Types, kind
+from tilec.ir.types import NARROW, ElementType, Types, is_floating, is_integer, kind
 from tilec.lattice.conditions import is_affine
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 
@@ -32,9 +32,9 @@ EXACT_IN_FLOAT32 = 2**24  # integers up to there
 
 def _compute_dtype_of(t: ElementType) -> str:
     """The dtype in which values of this type are computed; those of literals and indices alone in 32 bits."""
-    if t.dtype in NARROW or t.weak and kind(t.dtype) == 2:
+    if t.dtype in NARROW or t.weak and is_floating(t.dtype):
         return "float32"
-    return INDEX_TYPE if t.weak and kind(t.dtype) == 1 else t.dtype
+    return INDEX_TYPE if t.weak and is_integer(t.dtype) else t.dtype
 
 
 class Emitter:

@@ -22,7 +22,7 @@ from tilec.ir.index import Affine, linear
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_variables
 from tilec.ir.rational import as_int
-from tilec.ir.types import Types, kind
+from tilec.ir.types import Types, is_integer, kind
 
 LIMIT = {"int8": 2**7, "int16": 2**15, "int32": 2**31, INT64: 2**62}
 MOST_FACTOR = 2**31 - 1
@@ -95,7 +95,7 @@ def _has_bounds(e: Expr, sides: tuple[str, str], types: Types) -> bool:
         case Call("div", (x, Int(n))):
             return n > 0 and _has_bounds(x, sides, types)
         case Call(function, args) if function in _ARITHMETIC and function != "div":
-            return all(_has_bounds(a, sides, types) for a in args) and kind(expression_type(e, types).dtype) == 1
+            return all(_has_bounds(a, sides, types) for a in args) and is_integer(expression_type(e, types).dtype)
     return False
 
 

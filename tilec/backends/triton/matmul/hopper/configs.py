@@ -18,14 +18,13 @@ from tilec.backends.triton.matmul.hopper.epilogue import Epilogue, by_pieces
 from tilec.backends.triton.matmul.hopper.form import HopperConfig, HopperDot, HopperOperand
 from tilec.backends.triton.matmul.hopper.kernels import MOST_UNROLLED, oriented, plan_hopper
 from tilec.backends.triton.matmul.hopper.views import TensorView
-from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR, REGISTERS
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import CACHE_LINE, SECTOR, VECTOR_BYTES
 from tilec.ir.at_sizes import least
 from tilec.ir.symbolic import gcd, is_symbolic, value_of
 
 USABLE_SHARED = PLANNED_FOR.shared - 1024  # less what barriers take
-REGISTERS = 65536  # of a multiprocessor
 OTHERS = 56  # registers of a thread beside its accumulators
 LINE = 128  # bytes of a swizzled row of shared memory: the summed box that fills it is the best one
 WASTE = 1.35  # boxes that compute more than this many times what is asked for are no candidates
