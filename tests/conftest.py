@@ -87,10 +87,6 @@ def pytest_collection_finish(session):
     gc.set_threshold(100_000, 10, 50)
 
 
-def pytest_unconfigure():
-    gc.unfreeze()
-
-
 def pytest_terminal_summary(terminalreporter, config):
     """Which files take longest, where many are run."""
     spent = defaultdict(float)
