@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -70,8 +71,12 @@ def test_programs_that_wait_are_not_looked_at() -> None:
 
 @pytest.mark.parametrize("distance, found", [(0, False), (3, False), (4, True), (-1, True), (1000, True)])
 def test_what_is_no_tensor_s(distance: int, found: bool) -> None:
-    """Of 13 elements of four bytes the next three lie in 16 bytes with the last one."""
-    memory = torch.zeros(16)[:13].clone()
+    """Of 13 elements of four bytes the next three lie in 16 bytes with the last one.
+
+    They lie amid an array's, so that the allocator has put no other tensor next to them."""
+    around = np.zeros(64, np.float32)
+    start = 16 + -(around.ctypes.data // 4 + 16) % 4
+    memory = torch.from_numpy(around[start : start + 13])
     assert memory.data_ptr() % 16 == 0
     if not found:
         copied[(1,)](memory, torch.zeros(8), 5 + distance, BLOCK=8)
