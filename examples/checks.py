@@ -91,7 +91,7 @@ class Checks:
                 f()
                 times.append(time.perf_counter() - start)
         a, b = map(statistics.median, taken)
-        print(f"  {what}: tilec {a * 1e3:.2f} ms, torch {b * 1e3:.2f} ms ({b / a:.1f}x)")
+        print(f"  {what}: tilec {a * 1e3:.2f} ms, torch {b * 1e3:.2f} ms: {b / a:.2g} times as fast")
 
     def gradient_time(self, what: str, ours: Call, theirs: Call, inputs: Sequence[torch.Tensor]) -> None:
         """Forward and backward pass together."""

@@ -20,6 +20,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "a tangent by another name": (lambda: F.jvp("Q"), "inputs: A, B"),
     "a gradient of another shape": (lambda: F.grad()(A, B, torch.ones(4, 2)), "torch.ones_like"),
     "a shape for an argument": (lambda: F.lower((2, 3), (3, 4)), "write tilec.spec((2, 3))"),
+    "sizes of a spec side by side": (lambda: tilec.spec(2, 3), "write tilec.spec((2, 3))"),  # type: ignore[arg-type]
     "a negative spec": (lambda: tilec.spec((-3,)), "a size is 0 or more"),
     "a batch of too few": (lambda: F.vmap(in_dims=(0,)), "a mapping such as {'A': 0}"),
     "a batch of another name": (lambda: F.vmap(in_dims={"b": 0}), "did you mean `B`?"),

@@ -38,6 +38,9 @@ class Spec:
 def spec(shape: Sequence[int | str], dtype: str | torch.dtype | np.dtype | type = "float32") -> Spec:
     """Describe an argument for `Function.lower` and others that need no data.
 
+    >>> tilec.spec((64, 32), "bfloat16")
+    Spec(shape=(64, 32), dtype='bfloat16')
+
     Args:
         shape: Elements along each dimension. For `tilec.build` names too: "N" is a size that calls of the package
             give, "N:1000" one whose kernels are chosen for 1000 (else 1024).
@@ -50,6 +53,9 @@ def spec(shape: Sequence[int | str], dtype: str | torch.dtype | np.dtype | type 
         TypeMistake: An element type that Tile does not have.
         InputMistake: A shape that is no sequence of integers and names, or holds a negative one.
     """
+    if isinstance(dtype, int):
+        hint = f"write tilec.spec(({shape}, {dtype}))"
+        raise InputMistake(f"the second argument of a spec is an element type, not {dtype}", hint=hint)
     name = DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else str(dtype)
     if name not in DTYPES:
         name = np.dtype(dtype).name if not isinstance(dtype, torch.dtype) and _is_numpy(dtype) else name

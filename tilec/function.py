@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that torch's autograd keeps from a call for its backward pass."""
+    """A tensor that torch's autograd keeps from a call for its backward pass; `name` is that in the text."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,6 +43,7 @@ class Saved:
 
     @property
     def bytes(self) -> int:
+        """What its elements take in memory."""
         return size_in_bytes(TensorType(self.shape, self.dtype))
 
 
@@ -206,7 +207,13 @@ class Function(Displayed):
 
     @public
     def jvp(self, wrt: str | Sequence[str] | None = None) -> Function:
-        """Values and tangents: (inputs..., tangents...) -> (outputs..., d_outputs...), a Function like any other.
+        """Values and tangents: (inputs..., tangents...) -> (outputs..., their tangents...), a Function like any other.
+
+        >>> f = tilec.compile("Y = X * X").jvp()
+        >>> f.inputs, f.outputs
+        (('X', 'TX'), ('Y', 'TY'))
+        >>> f(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
+        (tensor([1., 4.]), tensor([2., 0.]))
 
         The tangent is the transpose of the gradient: ties of an extremum share, and that of `reverse_grad(X, s)` is -s
         times X's.

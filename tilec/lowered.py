@@ -57,6 +57,7 @@ class Lowered(PublicNames):
 
     @property
     def kernels(self) -> tuple[KernelSource, ...]:
+        """One for each launch, in order; empty on the torch backend."""
         return tuple(self._executable.kernels)
 
     @public

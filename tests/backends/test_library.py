@@ -11,6 +11,8 @@ import torch
 import tilec
 from tilec.backends.base import Options
 from tilec.backends.torch import TorchBackend
+from tilec.backends.torch import runtime as rt
+from tilec.backends.torch.library import runtime
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import lower
@@ -34,6 +36,7 @@ ATTENTION = """function (Q[B, H, R, N, E], K[B, H, N, E], V[B, H, N, E]) -> (O) 
     O[b,h,r,i,e : B,H,R,N,E] = sum({0} V[b,h,j,e] * exp(S[b,h,r,i,j] - L[b,h,r,i])); }}"""
 DISTANCES = "S[i,b,j] = sum((X[b,i,k] - Y[j,k,b]) * (X[b,i,k] - Y[j,k,b]))"
 WINDOW = ATTENTION.format("i >= j & i - j < 9 ?")
+SCALED = ATTENTION.format("i >= j ?").replace("0.5 *", "Scale *").replace("E])", "E], Scale[])")
 SHAPES = ((1, 2, 1, 17, 4), (1, 2, 17, 4), (1, 2, 17, 4))
 ROUTINES = {
     "softmax of rows": (SOFTMAX, ((5, 7),), "softmax"),
@@ -51,6 +54,7 @@ ROUTINES = {
     "attention": (ATTENTION.format(""), ((2, 2, 3, 17, 4), (2, 2, 17, 4), (2, 2, 17, 4)), "attention"),
     "causal attention": (ATTENTION.format("i >= j ?"), SHAPES, "attention"),
     "attention in a window": (WINDOW, SHAPES, "attention"),
+    "not scaled": (ATTENTION.format("i >= j ?").replace("0.5 * ", ""), SHAPES, "attention"),
 }
 OTHERS = {  # alike, but for one thing; torch's softmax of columns depends on the number of threads
     "softmax of columns": (FIRST, ((5, 7),)),
@@ -59,6 +63,7 @@ OTHERS = {  # alike, but for one thing; torch's softmax of columns depends on th
     "a part of the rows": ("Y[i,j] = exp(X[i,j] - max(X[i,k])) / sum(exp(X[i,k] - max(X[i,l]))), j < 3", ((5, 7),)),
     "divided by another number": (NORM.replace("mean((X", "0.5 * mean((X"), ((5, 7), (7,), (7,))),
     "products of two differences": (DISTANCES.replace("Y[j,k,b]))", "Y[j,k,0]))"), ROUTINES["squared distances"][1]),
+    "scaled twice": (SCALED.replace("Scale *", "Scale * Scale *"), (*SHAPES, ())),
     "another window": (WINDOW.replace("i - j < 9", "i - j < 8", 1), SHAPES),
     "a mask of coordinates": (WINDOW.replace("i - j < 9 ? V", "e < 9 ? V"), SHAPES),
     "a mask read outside": (ATTENTION.format("K[b,h,j+1,0] < 9.0 ?"), SHAPES),
@@ -283,3 +288,23 @@ def test_threads_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("scale", [0.3, -2.0, 0.0, math.inf, math.nan, torch.tensor(0.3), torch.tensor(3)])
+def test_scales_that_are_inputs(scale: float | torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients by torch's routine, where the scale is finite, as by the statements."""
+    calls, found = [], []
+
+    def gradient(*operands, **how):
+        calls.append(runtime.attention_gradient(*operands, **how))
+        return calls[-1]
+
+    monkeypatch.setattr(rt, "attention_gradient", gradient)
+    for library in "10":
+        monkeypatch.setenv("TILEC_LIBRARY", library)
+        q, k, v = (t.requires_grad_() for t in inputs(((1, 2, 1, 200, 32), (1, 2, 200, 32), (1, 2, 200, 32))))
+        o = tilec.compile(SCALED)(q, k, v, scale)
+        found.append([o, *torch.autograd.grad(o.sum(), (q, k, v))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert [c is not None for c in calls] == [math.isfinite(scale)]

@@ -75,6 +75,7 @@ def test_what_stands_on_the_page() -> None:
 def test_without_a_gradient() -> None:
     page = tilec.compile("function (X[N]) -> (Y) { Y[i : N] = X[i] + 1; }").explain(np.arange(3))
     assert "Gradient" in page.html and page._repr_html_().startswith("<iframe")
+    assert len(repr(page)) < 100  # a console shows what it is, not the page
 
 
 def test_empty_shapes() -> None:

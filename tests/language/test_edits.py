@@ -65,6 +65,9 @@ MENDED = {  # a text, and what the edits of its hint make of it
     "Y[i : N] = +(X[i + k]), k <= 3, k >= 1": "Y[i : N] = +(X[i + k]), k < 4, k >= 1",
     "Y[i : N] = +(X[i + k]), k >= 0, k <= 3": "Y[i : N] = +(X[i + k]), k < 4",
     "Y[i : N] = +(X[i + k]), ((k < 3) & (i < 2))": None,  # parentheses hold one constraint
+    "-X; Z = X": "Y = -X; Z = X",
+    "Z = X; exp(X) == 1 ? 1 : 0": "Z = X; Y = exp(X) == 1 ? 1 : 0",
+    "A[i, k] * B[k, j]": None,  # which indices are the output's is not told
     "Y[i : N] = min(sum((X[i, d] - Y0[j, d]) * (X[i, d] - Y0[j, d])))": (
         "Y[i : N] = min(sum[d]((X[i, d] - Y0[j, d]) * (X[i, d] - Y0[j, d])))"
     ),

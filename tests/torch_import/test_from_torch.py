@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -218,6 +219,12 @@ def test_the_text() -> None:
         "    Softmax[i, j : N, K] = exp(Matmul[i, j] - logsumexp(Matmul[i, k]));\n"
         "}\n"
     )
+
+
+def test_nothing_is_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tilec.from_torch(torch.exp, torch.ones(3))
 
 
 def test_fixed_sizes() -> None:

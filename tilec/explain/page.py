@@ -23,6 +23,9 @@ class Page:
         """Write it to a file. Raises OSError where it cannot."""
         Path(path).write_text(self.html, encoding="utf-8")
 
+    def __repr__(self) -> str:
+        return f"<tilec.explain.Page of {len(self.html):,} characters; .save(path) writes it>"
+
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{escape(self.html)}" width="100%" height="600" style="border: 0"></iframe>'
 

@@ -37,6 +37,7 @@ def from_torch(function: Callable, *examples: object, dynamic: bool = True, **op
         A Function. Its outputs are the tensors that `function` returns, in order; its text is to be read and edited.
 
     Raises:
+        InputMistake: `function` cannot be called.
         Unsupported: The code holds operations that have no translation; all are named, with their lines. The same for
             code that `torch.export` cannot capture (branches on values of tensors).
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -97,12 +98,14 @@ def _example(value: object) -> object:
 def _export(call: _Call, tensors: list[torch.Tensor], dynamic: bool) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
     shapes = (tuple({d: auto for d in range(t.dim())} for t in tensors),) if dynamic else None
-    exported = torch.export.export(call.eval(), tuple(tensors), dynamic_shapes=shapes, strict=False)
     table = torch.export.default_decompositions()
     for operation in OPERATIONS:
         if isinstance(operation, torch._ops.OpOverload):
             table.pop(operation, None)
-    return exported.run_decompositions(table)
+    with warnings.catch_warnings():  # torch 2.13 warns of its own tree specs
+        warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)
+        exported = torch.export.export(call.eval(), tuple(tensors), dynamic_shapes=shapes, strict=False)
+        return exported.run_decompositions(table)
 
 
 def _captured(exported: torch.export.ExportedProgram, names: tuple[str, ...]) -> Captured:

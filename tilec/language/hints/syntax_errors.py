@@ -22,6 +22,7 @@ from tilec.language.hints.tokens import (
     CLOSING,
     COMPARISON_TOKENS,
     RESERVED_TOKENS,
+    STARTS,
     in_words,
     open_brackets,
 )
@@ -141,6 +142,23 @@ def _reserved(c: Complaint) -> SyntaxMistake | None:
     nested = c.open and re.match(r"function\s+\w*\s*\(|function\(", c.source[c.span.start :])
     hint = "define it before this one, and call it by its name" if nested else "choose another name"
     return SyntaxMistake(f"`{c.token}` is a reserved word", c.span, hint=hint)
+
+
+def _no_left_side(c: Complaint) -> SyntaxMistake | None:
+    """`exp(X)`, `X[i] + 1`: an expression by itself."""
+    start = next((k + 1 for k, t in reversed(list(enumerate(c.before))) if t.type in ("SEMICOLON", "LBRACE")), 0)
+    begun = c.before[start] if start < len(c.before) else c.token
+    known = begun.type == "LOWER" and (str(begun) in FUNCTIONS or str(begun) in AGGREGATIONS)
+    first = begun is c.token and "UPPER" in c.accepted and (known or begun.type in STARTS - {"UPPER", "LOWER"})
+    later = "EQUAL" in c.accepted and c.token.type in ARITHMETIC_TOKENS | COMPARISON_TOKENS | {"QMARK"}
+    place = token_span(begun).start
+    written = re.split(r"[;}\n]", c.source[place:], maxsplit=1)[0].rstrip()
+    if not (first or later) or _in_head(c) or re.search(r"(?<![=<>!])=(?!=)", written):
+        return None
+    change = Hint(f"write `Y = {written}`", Edit(Span(place, place), "Y = "))
+    indexed = "write what is computed on the left, with its indices, as in `Y[i] = X[i] + 1`"
+    span = Span(place, place + len(written))
+    return SyntaxMistake("a statement names what it computes", span, hint=indexed if "[" in written else change)
 
 
 def _lower_case_tensor(c: Complaint) -> SyntaxMistake | None:
@@ -341,6 +359,7 @@ COMPLAINT_RULES: tuple[Callable[[Complaint], SyntaxMistake | None], ...] = (
     _after_aggregation,
     _chained,
     joined_operators,
+    _no_left_side,
     _header,
     _around_aggregation,
     _name_case,

@@ -302,7 +302,7 @@ class _Binder:
                 raise SizeMistake(
                     f"size {k} of {s.output}: the places where {show_expr(e)} stands disagree: {shown}",
                     e.span or s.span,
-                    hint=f"write the sizes: {s.output}[... : N, ...]",
+                    hint=f"pass tensors that agree, or write the sizes that are meant: {s.output}[... : N, ...]",
                 )
             sizes.append(Int(next(iter(places.values()))))
         return tuple(sizes)

@@ -35,8 +35,8 @@ class LibraryCall:
     @property
     def sources(self) -> tuple[str, ...]:
         told = (self.match.name(t) for t, _ in self.routine.reads)
-        free = (x.tensor for parts in self.match.free.values() for x in walk(*parts) if isinstance(x, Access))
-        return tuple(dict.fromkeys([*told, *free]))
+        others = (*self.match.numbers.values(), *(x for parts in self.match.free.values() for x in parts))
+        return tuple(dict.fromkeys([*told, *(x.tensor for x in walk(*others) if isinstance(x, Access))]))
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,7 @@ def call_lines(
     layout = _Flat(match) if routine.flat else _AsItLies(match, routine.reads[0][0])
     given = {t: layout.given(local[match.name(t)], t, packs) for t, packs in routine.reads}
     given |= {n: str(as_float(e.value)) for n, e in match.numbers.items() if isinstance(e, Int | Float)}
+    given |= {n: local[e.tensor] for n, e in match.numbers.items() if isinstance(e, Access)}
     kept = {s.output for s in call.results}
     alone = routine.alone and kept == {match.name(routine.gives[0][0])}
     given |= {"mask": "None", "terms": str(bool(routine.mask and match.free.get(routine.mask[1])))}

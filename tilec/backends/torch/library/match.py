@@ -1,8 +1,8 @@
 """Flat statements that mean what a few lines of Tile say, up to names, the order of axes and that of factors and terms.
 
-A pattern's index variable stands for an axis or for several, its number (`E[]`) for a literal, the name of a size (`J`)
-for the number of points along `j`. Statements without a reduction are looked through, in the pattern's place too:
-nothing depends on which values have a name.
+A pattern's index variable stands for an axis or for several, its number (`E[]`) for a literal (as a factor also for a
+tensor of rank 0, or for 1), the name of a size (`J`) for the number of points along `j`. Statements without a reduction
+are looked through, in the pattern's place too: nothing depends on which values have a name.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class Matcher:
             case Access():
                 if isinstance(e, Access):
                     yield from self._accessed(p, e, match)
-                elif (inner := self._inner(p, self.pattern.statements)) is not None:
+                    if self._inner(e, self.statements) is not None:
+                        return
+                if (inner := self._inner(p, self.pattern.statements)) is not None:
                     yield from self.unified(inner, e, match)
             case Call("ge") if (wanted := bound_of(p)) is not None:
                 told = {v: Affine.variable(n) for v, x in match.at.items() if (n := _alone(x, match)) is not None}
@@ -209,10 +211,15 @@ class Matcher:
         told = next((x for x in above if isinstance(x, Access) and self._is_number(x)), None)
         if isinstance(told, Access):
             above = [x for x in above if x is not told]
-            known = match.numbers.get(told.tensor, Float(other / number))
-            if not isinstance(known, Float):
+            given = next((x for x in over if isinstance(x, Access) and not x.index), None)
+            known = match.numbers.get(told.tensor, Float(other / number) if given is None else given)
+            if isinstance(known, Float):
+                number *= known.value
+            elif known in over:
+                place = over.index(known)
+                over = over[:place] + over[place + 1 :]
+            else:
                 return
-            number *= known.value
             match = replace(match, numbers={**match.numbers, told.tensor: known})
         if len(above) != len(over):
             return

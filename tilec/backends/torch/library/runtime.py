@@ -161,11 +161,11 @@ def squared_distances(x: Tensor, y: Tensor) -> tuple[Tensor] | None:
 
 
 def attention_and_logarithms(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, mask: Tensor | None, terms: bool
+    q: Tensor, k: Tensor, v: Tensor, scale: float | Tensor, causal: bool, mask: Tensor | None, terms: bool
 ) -> tuple[Tensor, Tensor] | None:
     """And the logarithm of each row's sum. None on other devices, and where a value is not finite: torch takes rows
     without a weight for zeros, their logarithms too, and multiplies what is not seen by zero."""
-    if q.device.type != "cpu" or not finite(v):
+    if q.device.type != "cpu" or not finite(v) or not math.isfinite(scale := float(scale)):
         return None
     blind = _blind(mask)
     if terms and blind is not None:
@@ -193,11 +193,11 @@ def _blind(mask: Tensor | None) -> Tensor | None:
 
 
 def attention_gradient(
-    *operands: Tensor, scale: float, causal: bool, mask: Tensor | None, terms: bool
+    *operands: Tensor, scale: float | Tensor, causal: bool, mask: Tensor | None, terms: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Of queries, keys and values; likewise."""
     q, k, v, c, o, logarithm = operands
-    if q.device.type != "cpu" or not finite(q, k, v, c, o):
+    if q.device.type != "cpu" or not finite(q, k, v, c, o) or not math.isfinite(scale := float(scale)):
         return None
     blind = None if terms else _blind(mask)
     if blind is not None:  # no weight there, whatever number the logarithm is
