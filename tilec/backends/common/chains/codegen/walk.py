@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tilec.backends.common.blocks.builder import INDEX_TYPE, INT64, Builder
 from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ChainKernel
+from tilec.backends.common.chains.values import least_value
 from tilec.ir.index import Affine, Index, linear
 from tilec.ir.program import Call, Expr, accesses_in, index_variables
 from tilec.ir.rational import as_int
@@ -220,12 +221,6 @@ def holds_everywhere(e: Expr, extent: Mapping[str, int], is_whole: Callable[[Exp
         case Call("eq" | "le" | "ge", (x, y)):
             return x == y and is_whole(x)
     return False
-
-
-def least_value(f: Affine, extent: Mapping[str, int]) -> int:
-    """A form's least value where its variables have all values below their extents."""
-    own = {v: as_int(f.coefficient(v)) for v in f.variables()}
-    return as_int(f.constant) + sum(min(k, 0) * (extent[v] - 1) for v, k in own.items())
 
 
 def is_moved(e: Expr, v: str) -> bool:
