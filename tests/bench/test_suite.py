@@ -174,7 +174,7 @@ def test_a_lost_row_is_put_down_to_who_failed(who: str, monkeypatch: pytest.Monk
             yield name, workers.Lost(f"Traceback\nMemoryError: {caught.value}", parts[-1])
 
     parts: list[str] = []
-    monkeypatch.setattr(workers, "begin", parts.append)
+    monkeypatch.setattr(workers, "begin_part", parts.append)
     monkeypatch.setattr(workers, "run", work_here)
     monkeypatch.setattr(measure, "timed", timed)
     if who == "reference":

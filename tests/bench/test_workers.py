@@ -18,8 +18,8 @@ def act(task: tuple[str, int]) -> tuple[int, int]:
     if what == "die":
         os._exit(7)
     if what.endswith("then die"):
-        workers.begin("first")
-        workers.begin(what.split()[0])
+        workers.begin_part("first")
+        workers.begin_part(what.split()[0])
         os._exit(7)
     if what == "raise":
         raise ValueError(f"number {number}")

@@ -121,7 +121,7 @@ def _receive(worker: _Worker) -> tuple[str, Any]:
 _TOLD: list[connection.Connection] = []  # in a worker, who is told of parts
 
 
-def begin(part: str) -> None:
+def begin_part(part: str) -> None:
     """Tell whose part of a task's work comes next, so that a process that is lost there is no other's fault."""
     for pipe in _TOLD:
         pipe.send(("part", part))

@@ -71,7 +71,7 @@ def measured_workload(task: str, settings: SuiteSettings) -> Record:
 
 
 def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSettings) -> Record:
-    workers.begin(REFERENCE)
+    workers.begin_part(REFERENCE)
     inputs = workload.tensors(settings.size, settings.device, settings.seed, getattr(torch, dtype))
     if direction == "backward":
         value = workload.formula(*inputs)
@@ -85,7 +85,7 @@ def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSetti
     failed: dict[str, str] = {}
     errors: dict[str, float] = {}
     for name, build in _candidates(workload, settings).items():
-        workers.begin(name)
+        workers.begin_part(name)
         try:
             calls[name] = build()
             run = work.run(calls[name], inputs)
@@ -106,7 +106,7 @@ def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSetti
         return record
     sound = {name: run for name, run in runs.items() if name not in failed}
     record["us"] = _microseconds(sound, settings.device)
-    workers.begin(OUR_COLUMN)
+    workers.begin_part(OUR_COLUMN)
     record["floor"] = _floor(workload, direction, inputs, dtype, settings.device)
     achieved = ratio(record)
     if settings.device == "cuda" and OUR_COLUMN in sound and achieved is not None and achieved < SLOW_RATIO:
@@ -164,7 +164,7 @@ def _microseconds(
     for names in (list(runs), list(runs)[::-1]):
         for name in names:
             if found.get(name, 0.0) < LONG_RUN:
-                workers.begin(name)
+                workers.begin_part(name)
                 found[name] = min(found.get(name, float("inf")), timed(runs[name], device, milliseconds))
     return found
 
@@ -176,7 +176,7 @@ def _step_microseconds(
     short = {name: run for name, run in runs.items() if backward[name] < LONG_RUN}
     found = _microseconds(short, device, 10)
     for name in runs.keys() - short.keys():
-        workers.begin(name)
+        workers.begin_part(name)
         synchronize(device)
         start = time.perf_counter()
         runs[name]()
