@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import tilec
 from tests.support.tiers import slow_but
 from tilec.bench import __main__ as command
+from tilec.bench import workers
 from tilec.bench.suite import measure, page
 from tilec.bench.suite.catalog import MODULES, WORKLOADS
 from tilec.bench.suite.measure import (
@@ -153,6 +155,35 @@ def test_a_wrong_result_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     record = measured_workload("softmax of rows, forward", SuiteSettings(size="tiny", device="cpu", compiled=False))
     assert "wrong" in record["failed"][OUR_COLUMN] and OUR_COLUMN not in record["us"]
     assert "failed: wrong" in page.line("softmax of rows, forward", record)
+
+
+@pytest.mark.parametrize("who", ["reference", EAGER, OUR_COLUMN])
+def test_a_lost_row_is_put_down_to_who_failed(who: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An error outside of what is caught ends the process: while the exact result is made, or a candidate is timed."""
+
+    def broken(*given: object) -> float:
+        raise MemoryError("no room")
+
+    def timed(run: object, device: str, milliseconds: int) -> float:
+        return broken() if parts[-1] == who else 1.0
+
+    def work_here(names: list[str], work: Callable[[str], object], **how: object) -> Iterator[tuple[str, object]]:
+        for name in names:
+            with pytest.raises(MemoryError) as caught:
+                work(name)
+            yield name, workers.Lost(f"Traceback\nMemoryError: {caught.value}", parts[-1])
+
+    parts: list[str] = []
+    monkeypatch.setattr(workers, "begin_part", parts.append)
+    monkeypatch.setattr(workers, "run", work_here)
+    monkeypatch.setattr(measure, "timed", timed)
+    if who == "reference":
+        monkeypatch.setattr(measure, "_exact", broken)
+    settings = SuiteSettings("tiny", device="cpu", compiled=False)
+    path = tmp_path / "results.json"
+    ((name, record),) = gather_workloads(["softmax of rows, forward"], settings, path, limit=1, deadline=1)
+    assert record["failed"] == {who: "MemoryError: no room"} and not record["us"]
+    assert ("not measured" in page.line(name, record)) == (who != OUR_COLUMN)
 
 
 def test_errors_are_the_same_in_each_run() -> None:

@@ -17,6 +17,10 @@ def act(task: tuple[str, int]) -> tuple[int, int]:
     what, number = task
     if what == "die":
         os._exit(7)
+    if what.endswith("then die"):
+        workers.begin_part("first")
+        workers.begin_part(what.split()[0])
+        os._exit(7)
     if what == "raise":
         raise ValueError(f"number {number}")
     if what == "hang":
@@ -33,7 +37,8 @@ def test_every_task_is_done_by_as_many_processes_as_asked_for() -> None:
 
 def test_a_lost_task_is_told_and_the_rest_goes_on_in_a_fresh_process() -> None:
     reasons = {"die": "exit code 7", "raise": "ValueError: number 3", "hang": "took more than 3 s"}
-    tasks = [("do", 0), ("die", 1), ("do", 2), ("raise", 3), ("do", 4), ("hang", 5), ("do", 6), ("die", 7)]
+    reasons["second then die"] = "exit code 7"
+    tasks = [("do", 0), ("die", 1), ("do", 2), ("raise", 3), ("do", 4), ("hang", 5), ("do", 6), ("second then die", 7)]
     answers = dict(run(tasks, act, limit=3))
     assert list(answers) == tasks
     pids = set()
@@ -43,6 +48,7 @@ def test_a_lost_task_is_told_and_the_rest_goes_on_in_a_fresh_process() -> None:
             pids.add(answer[1])
         else:
             assert isinstance(answer, Lost) and reasons[what] in answer.reason
+            assert answer.part == (what.split()[0] if "then" in what else None)
     assert len(pids) == 4
 
 

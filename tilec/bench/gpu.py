@@ -255,12 +255,12 @@ def gather_records(
     kept: bool = True,
 ) -> Iterator[tuple[str, Record]]:
     """Each task's record as it is done, those in the file excepted, and put into the file if `kept`. Of a task whose
-    process is lost: `lost`, with the reason of what `failed`."""
+    process is lost: `lost`, with the reason of what was under way, or else of what `failed`."""
     known = load_records(path) if kept else {}
     left = [name for name in names if name not in known]
     for name, answer in workers.run(left, work, jobs=jobs, limit=limit, deadline=deadline):
         if isinstance(answer, workers.Lost):
-            answer = {**lost, "failed": {failed: answer.reason.strip().splitlines()[-1]}}
+            answer = {**lost, "failed": {answer.part or failed: answer.reason.strip().splitlines()[-1]}}
         if kept:
             known[name] = answer
             save(path, known)

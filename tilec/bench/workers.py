@@ -25,9 +25,10 @@ START_METHOD = "spawn"  # how: a fork of a process that has used CUDA cannot use
 
 @dataclass(frozen=True)
 class Lost:
-    """A task without a result, and why."""
+    """A task without a result, why, and the part of the work that had begun, if it was told."""
 
     reason: str
+    part: str | None = None
 
 
 @dataclass
@@ -36,6 +37,7 @@ class _Worker(Generic[TaskT]):
     pipe: connection.Connection
     task: TaskT | None = None
     ready: bool = False
+    part: str | None = None
     since: float = field(default_factory=time.monotonic)
 
     def end(self) -> None:
@@ -82,6 +84,9 @@ def run(
                     kind, value = "lost", f"took more than {limit if worker.ready else STARTUP:g} s"
                 else:
                     continue
+                if kind == "part":
+                    worker.part = value
+                    continue
                 done, worker.task = worker.task, None
                 if kind == "lost":
                     workers.remove(worker)
@@ -90,6 +95,7 @@ def run(
                         raise RuntimeError(f"a worker did not start: {value}")
                 elif waiting:
                     worker.ready, worker.task, worker.since = True, waiting.popleft(), time.monotonic()
+                    worker.part = None
                     with contextlib.suppress(OSError):  # has died meanwhile, which its pipe will tell
                         worker.pipe.send((worker.task,))
                 else:
@@ -98,7 +104,7 @@ def run(
                     worker.process.join()
                     worker.pipe.close()
                 if done is not None:
-                    yield done, Lost(value) if kind == "lost" else value
+                    yield done, Lost(value, worker.part) if kind == "lost" else value
     finally:
         for worker in workers:
             worker.end()
@@ -112,8 +118,18 @@ def _receive(worker: _Worker) -> tuple[str, Any]:
         return "lost", f"the process ended with exit code {worker.process.exitcode}"
 
 
+_TOLD: list[connection.Connection] = []  # in a worker, who is told of parts
+
+
+def begin_part(part: str) -> None:
+    """Tell whose part of a task's work comes next, so that a process that is lost there is no other's fault."""
+    for pipe in _TOLD:
+        pipe.send(("part", part))
+
+
 def _serve(pipe: connection.Connection, work: Callable[[TaskT], ResultT]) -> None:
     """A worker's life. Says that it is ready, then answers each task; ends when told to or when the work raises."""
+    _TOLD[:] = [pipe]
     pipe.send(("ready", None))
     while (message := pipe.recv()) is not None:
         answer: tuple[str, Any]

@@ -32,7 +32,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.rational import Fraction, as_fraction, as_int, least_remainder
+from tilec.ir.rational import Fraction, as_fraction, as_int, least_factor, least_remainder
 
 _ZERO, _ONE = Fraction(0), Fraction(1)
 QUASI_AFFINE = ("mod", "clamp", "max", "min", "abs")
@@ -286,15 +286,15 @@ def _remainder(form: Affine, modulus: Affine) -> int | None:
 
 def _without_modulo(form: Affine, modulus: Expr) -> Affine:
     """A form that is taken modulo `modulus` anyway, without the same modulo of its terms, which may keep sums with
-    elements to 64 bits, with the least constant."""
-    total = Affine((), form.constant)
+    elements to 64 bits, with the least constant and factors: a turn has as many values as they reach."""
+    n, total = getattr(modulus, "value", 0), Affine((), form.constant)
     for atom, c in form.terms:
         inner = Affine(((atom, c),))
         if isinstance(atom, Call) and atom.function == "mod" and atom.args[1] == modulus and c.denominator == 1:
             argument = linear(atom.args[0])
             inner = argument * c if argument.is_integral and argument.is_affine else inner
         total += inner
-    return total + (least_remainder(total.constant, getattr(modulus, "value", 0)) - total.constant)
+    return Affine.of([(a, least_factor(c, n)) for a, c in total.terms], least_remainder(total.constant, n))
 
 
 def canonical(e: Expr) -> Expr:

@@ -144,3 +144,12 @@ def least_remainder(number: Fraction, modulus: object) -> Fraction:
         return number
     rest = number.numerator % modulus
     return as_fraction(rest - modulus if 2 * rest > modulus else rest)
+
+
+def least_factor(number: Fraction, modulus: object) -> Fraction:
+    """The factor of a variable that is taken modulo a number: the same modulo that, not beyond it, and not 0, since the
+    variable stays. What is no known integer stays as it is."""
+    rest = least_remainder(number, modulus)
+    if rest == number or not isinstance(modulus, int) or abs(number) <= modulus:
+        return number
+    return rest or as_fraction(modulus)

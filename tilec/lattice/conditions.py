@@ -9,6 +9,7 @@ from tilec.ir.program import Call, Expr, Float, Index, Int, index_variables
 from tilec.lattice.questions import InRange
 
 MOST_PATHS = 64  # through the conditionals of one region that are looked at one by one
+_GREATEST = 2**32  # of numbers whose products with positions, and sums of these, have 64 bits
 ENDLESS = 2**62  # the bound of a condition that has none
 
 
@@ -28,7 +29,7 @@ def alternatives(e: Expr, sense: bool) -> list[tuple[InRange, ...]]:
             return alternatives(a, sense == (e.function == "ne"))
         case Call("lt" | "le" | "gt" | "ge" | "eq" | "ne", (a, b)):
             x, y = _form(a), _form(b)
-            if x is not None and y is not None:
+            if x is not None and y is not None and _has_room(x - y):
                 return _compared(e.function, x - y, sense)
     return [()]
 
@@ -38,8 +39,15 @@ def bound_of(e: Expr) -> Affine | None:
     match e:
         case Call("ge" | "gt" | "le" | "lt" as order, (a, b)) if is_affine(a) and is_affine(b):
             form = linear(a) - linear(b) if order in ("ge", "gt") else linear(b) - linear(a)
-            return form - 1 if order in ("gt", "lt") else form
+            form = form - 1 if order in ("gt", "lt") else form
+            return form if _has_room(form) else None
     return None
+
+
+def _has_room(form: Affine) -> bool:
+    """Whether values of 64 bits hold a form of positions: where they wrap, a comparison says nothing of the form."""
+    numbers = [form.constant.numerator, *(c.numerator for _, c in form.terms)]
+    return all(type(n) is not int or abs(n) <= _GREATEST for n in numbers)
 
 
 def is_affine(e: Expr) -> bool:

@@ -85,8 +85,14 @@ struct Gradient {
     for (size_t i = 0; i < axes.size(); ++i) whole = whole && axes[i] == int(i);
     if (whole) return t;
     std::vector<int64_t> strides;
-    for (int axis : axes) strides.push_back(axis < 0 ? 0 : t.stride(axis));
-    return t.as_strided(shape, strides, t.storage_offset());
+    bool placed = false, repeats = false;
+    for (size_t i = 0; i < axes.size(); ++i) {
+      strides.push_back(axes[i] < 0 ? 0 : t.stride(axes[i]));
+      placed = placed || axes[i] < 0;
+      repeats = repeats || (axes[i] < 0 && shape[i] != 1);
+    }
+    Tensor found = t.as_strided(shape, strides, t.storage_offset());
+    return placed && !repeats ? found.clone() : found;  // as torch's gradient of `X[0]` is, which may be added to
   }
 };
 

@@ -51,7 +51,8 @@ class CotangentView:
             view = view.select(0, 0)
         for place, axis in enumerate(self.axes):
             view = view if axis is not None else view.unsqueeze(place)
-        return view.expand(self.shape)
+        # at one place of an axis, as torch's gradient of `X[0]` is: that is no view, and may be added to
+        return view.clone() if None in self.axes and not self.repeats else view.expand(self.shape)
 
 
 def gradient_views(program: Program, cotangents: tuple[str, ...], types: Types) -> dict[str, CotangentView]:

@@ -13,7 +13,7 @@ import torch
 
 import tilec
 from tilec.arguments import spec
-from tilec.bench import gpu
+from tilec.bench import gpu, workers
 from tilec.bench.gpu import Record, copy_rate, machine, timed
 from tilec.bench.overheads import synchronize
 from tilec.bench.suite.catalog import WORKLOADS
@@ -23,6 +23,7 @@ from tilec.cost import H200
 
 OUR_COLUMN = "tilec"
 OURS_ALONE = "tilec alone"
+REFERENCE = "reference"  # what inputs and exact results are made by
 LONG_RUN = 2e4  # microseconds, beyond which one median is enough
 SLOW_RATIO = 0.9  # below this ratio to the best peer a record names the kernel that takes longest
 
@@ -70,6 +71,7 @@ def measured_workload(task: str, settings: SuiteSettings) -> Record:
 
 
 def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSettings) -> Record:
+    workers.begin_part(REFERENCE)
     inputs = workload.tensors(settings.size, settings.device, settings.seed, getattr(torch, dtype))
     if direction == "backward":
         value = workload.formula(*inputs)
@@ -83,6 +85,7 @@ def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSetti
     failed: dict[str, str] = {}
     errors: dict[str, float] = {}
     for name, build in _candidates(workload, settings).items():
+        workers.begin_part(name)
         try:
             calls[name] = build()
             run = work.run(calls[name], inputs)
@@ -103,6 +106,7 @@ def _record(workload: Workload, direction: str, dtype: str, settings: SuiteSetti
         return record
     sound = {name: run for name, run in runs.items() if name not in failed}
     record["us"] = _microseconds(sound, settings.device)
+    workers.begin_part(OUR_COLUMN)
     record["floor"] = _floor(workload, direction, inputs, dtype, settings.device)
     achieved = ratio(record)
     if settings.device == "cuda" and OUR_COLUMN in sound and achieved is not None and achieved < SLOW_RATIO:
@@ -160,6 +164,7 @@ def _microseconds(
     for names in (list(runs), list(runs)[::-1]):
         for name in names:
             if found.get(name, 0.0) < LONG_RUN:
+                workers.begin_part(name)
                 found[name] = min(found.get(name, float("inf")), timed(runs[name], device, milliseconds))
     return found
 
@@ -171,6 +176,7 @@ def _step_microseconds(
     short = {name: run for name, run in runs.items() if backward[name] < LONG_RUN}
     found = _microseconds(short, device, 10)
     for name in runs.keys() - short.keys():
+        workers.begin_part(name)
         synchronize(device)
         start = time.perf_counter()
         runs[name]()

@@ -88,6 +88,9 @@ def line(name: str, record: Record) -> str:
     best = min(peers, key=peers.__getitem__, default="-")
     if OUR_COLUMN in record["failed"]:
         ours = [f"failed: {record['failed'][OUR_COLUMN][:120]}".replace("|", " "), "-", "-"]
+    elif not us and record["failed"]:
+        who, reason = next(iter(record["failed"].items()))
+        ours = [f"not measured, {who} failed: {reason[:120]}".replace("|", " "), "-", "-"]
     else:
         found = ratio(record)
         share = f"{record['floor'] / us[OUR_COLUMN]:.2f}" if "floor" in record and OUR_COLUMN in us else "-"

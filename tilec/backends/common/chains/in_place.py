@@ -14,7 +14,19 @@ from tilec.backends.common.chains.chain import ChainKernel, ReadInPlace
 from tilec.backends.common.chains.values import is_elementwise, plain_index
 from tilec.ir.functions import ZERO, all_of, call, is_zero
 from tilec.ir.index import Affine, linear, place_value
-from tilec.ir.program import Access, Call, Expr, Inside, Int, Program, Statement, accesses_in, index_variables, reads
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Program,
+    Statement,
+    accesses_in,
+    index_variables,
+    reads,
+)
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import Types, kind
 
@@ -130,6 +142,24 @@ def quotients_of(form: Affine) -> tuple[list[tuple[Affine, int, int]], Affine]:
                 found.append((linear(x), n, k))
                 form = form - (whole * k) / n
     return found, form
+
+
+def place_ends(form: Affine, extent: Mapping[str, int]) -> tuple[int, int]:
+    """Least and greatest value of a place, wherever its variables are below their extents; elements in it aside."""
+
+    def greatest(x: Expr) -> int:
+        match x:
+            case Index(v):
+                return extent[v] - 1
+            case Call("mod", (_, Int(n))):
+                return n - 1
+        return 0
+
+    quotients, rest = quotients_of(form)
+    ends = [(as_int(x.constant + sum(c * greatest(a) for a, c in x.terms)) // n, k) for x, n, k in quotients]
+    ends += [(greatest(a), as_int(c)) for a, c in rest.terms]
+    low, high = (as_int(rest.constant) + sum(side(0, k * last) for last, k in ends) for side in (min, max))
+    return low, high
 
 
 def _names(kernel: ChainKernel) -> dict[str, set[str]]:

@@ -20,6 +20,7 @@ from tilec.backends.common.chains.values import (
     is_computable,
     is_elementwise,
     is_matrix,
+    least_value,
     open_conditions,
     plain_index,
     rebuilt,
@@ -209,13 +210,13 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
     conditions = open_conditions(s, types)
     if any(not c.form.is_affine or not c.form.is_integral for c in conditions):
         return None
-    bounds = {b for c in conditions for b in (c.form, -c.form + (c.bound - 1)) if not _implied(b, extent)}
+    bounds = {b for c in conditions for b in (c.form, -c.form + (c.bound - 1)) if least_value(b, extent) < 0}
     others: dict[Expr, None] = {}
     for c in () if s.guard is None else operands_of("and", s.guard):
         form = bound_of(c)
         if form is None:
             others[matrices.written_out(c)] = None
-        elif not _implied(form, extent):
+        elif least_value(form, extent) < 0:
             bounds.add(form)
     body = matrices.written_out(plain)
     if isinstance(body, Call) and body.function == "float32":
@@ -226,7 +227,7 @@ def _target(s: Statement, matrices: Matrices, extrema: Collection[str]) -> Targe
             form = bound_of(c)
             if form is None:
                 others[c] = None
-            elif not _implied(form, extent):
+            elif least_value(form, extent) < 0:
                 bounds.add(form)
         body = where(body, zeros)
     if any(e.function in RANDOM and len(e.args) == 1 for e in walk(body) if isinstance(e, Call)):
@@ -289,7 +290,7 @@ def _has_a_point(own: Sequence[str], forms: Sequence[Affine], roles: Sequence[st
         return False
     places = [Affine.variable(w) for w in own if extent[w] <= extent[free[0]]]
     places += [Affine(), Affine() + (extent[free[0]] - 1)]
-    return any(all(_implied(f.substitute({free[0]: p}), extent) for f in forms) for p in places)
+    return any(all(least_value(f.substitute({free[0]: p}), extent) >= 0 for f in forms) for p in places)
 
 
 def _places(s: Statement, matrices: Matrices) -> set[str]:
@@ -332,15 +333,6 @@ def _compares(matrices: Matrices, extrema: Collection[str], *roots: Expr) -> boo
         if sums and not (again and names - matrices.inners.keys() <= set(extrema)):
             return True
     return False
-
-
-def _implied(form, extent: Mapping[str, int]) -> bool:
-    """Whether the box implies that a form is not negative."""
-    low = form.constant
-    for v in form.variables():
-        c = form.coefficient(v)
-        low += min(0, c * (extent[v] - 1))
-    return low >= 0
 
 
 def renamed_target(t: Target, names: Mapping[str, str]) -> Target:

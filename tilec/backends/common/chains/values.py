@@ -33,6 +33,7 @@ from tilec.ir.program import (
     variables_of,
     walk,
 )
+from tilec.ir.rational import Fraction
 from tilec.ir.types import FLOATS, NARROW, Types, kind
 from tilec.lattice.conditions import bound_of
 from tilec.transforms.util.factors import Factor, factors_of, factors_of_terms, quotient_of
@@ -127,7 +128,8 @@ def without_pads(e: Expr, extent: Mapping[str, int], types: Types, known: Sequen
             if not all(f.is_affine and f.is_integral for f in forms):
                 return e
             sides = [(f, -f + (n - 1)) for f, n in zip(forms, types[tensor].shape, strict=True)]
-            open_ = [f for two in sides for f in two if not any(_follows(f, k, extent) for k in (Affine(), *known))]
+            known_forms = (Affine(), *known)
+            open_ = [f for two in sides for f in two if all(least_value(f - k, extent) < 0 for k in known_forms)]
             within = all_of(call("ge", f.to_value(), ZERO) for f in open_)
             return a if within is None else Call("select", (within, a, other))
         case Call("select", (c, x, y)):
@@ -139,11 +141,9 @@ def without_pads(e: Expr, extent: Mapping[str, int], types: Types, known: Sequen
     return e
 
 
-def _follows(form: Affine, known: Affine, extent: Mapping[str, int]) -> bool:
-    """Whether a form is not negative anywhere in the box where another is not."""
-    rest = form - known
-    low = sum(min(0, c * (extent[v] - 1)) for v in rest.variables() for c in [rest.coefficient(v)])
-    return rest.constant + low >= 0
+def least_value(form: Affine, extent: Mapping[str, int]) -> Fraction:
+    """A form's least value where its variables have all values below their extents."""
+    return form.constant + sum(min(0, form.coefficient(v) * (extent[v] - 1)) for v in form.variables())
 
 
 def as_value(s: Statement, extent: Mapping[str, int], types: Types) -> Expr:

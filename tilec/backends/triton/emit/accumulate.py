@@ -13,12 +13,12 @@ from tilec.backends.common.scalar_writer import ScalarWriter
 from tilec.backends.common.scalars import accumulation_dtype, identity
 from tilec.backends.triton.emit.kernel import triton_type, where_text
 from tilec.backends.triton.emit.scalar import compute_dtype_of
-from tilec.backends.triton.emit.spans import WIDEST, EndsOf
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.program import Aggregate, Statement
 from tilec.ir.types import NARROW, Types
+from tilec.lattice.spans import WIDEST, EndsOf
 
 COMBINE_TEXT = {a.name: a.triton.combine for a in AGGREGATIONS.values() if a.triton}
 REDUCE_TEXT = {a.name: a.triton.reduce for a in AGGREGATIONS.values() if a.triton}
@@ -51,7 +51,7 @@ class Accumulator:
         """Of a statement over a space: a sum of integers that cannot leave 32 bits is one of these."""
         found = Accumulator.of(s.aggregation, types[s.output].dtype)
         if found.dtype == "int64" and s.aggregation == "sum":
-            span = EndsOf(space, types).of(s.body)
+            span = EndsOf(space.ends, types).of(s.body)
             if span is not None and max(map(abs, span)) * space.count(space.reductions) < WIDEST:
                 return replace(found, dtype="int32")
         return found

@@ -117,9 +117,15 @@ class Frame(PositionText):
                 made = self.assign("at", whole, frozenset(a.name for a in atoms))
                 text += f" + {self.spread(made, along)}"
             else:
-                text += "".join(f" + {parenthesised(self.atom(a), ']')} * {steps[a]}" for a in atoms)
+                text += "".join(f" + {parenthesised(self._along(a, moves[a]), ']')} * {steps[a]}" for a in atoms)
             spread_over -= {along} if along is not None else frozenset()
         return text + self._start(tensor, tuple(forms), start) + self._zeros(spread_over)
+
+    def _along(self, a: Expr, move: int) -> str:
+        """A term's atom, of which each step moves so far: a term is added to an address by itself."""
+        space = self.kernel.space  # what stands for several variables together is none of it
+        one = isinstance(a, Index) and a.name in (*space.outputs, *space.reductions, *space.residues)
+        return self._placed(a, one and self._needs_64_bits(Affine.of([(a, move)])))
 
     def _fits(self, terms: Sequence[tuple[Expr, int]]) -> bool:
         """Whether what these add up to is a position, although what other terms take away is not."""

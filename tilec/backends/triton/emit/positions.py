@@ -16,6 +16,8 @@ from tilec.ir.program import Access, Call, Expr, Index, Int, Pad
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
 
+_SMALL = 2**20  # what positions of 32 bits have room for beside them
+
 
 class PositionText(ABC):
     """Index expressions over the axes of a frame, as text."""
@@ -69,8 +71,26 @@ class PositionText(ABC):
     def index(self, form: Affine) -> str:
         """The form's value; where it is no integer, some integer."""
         scale = form.denominator
-        text = self.sum([(self.atom(a), as_int(c * scale)) for a, c in form.terms], as_int(form.constant * scale), form)
+        int64_index = self._needs_64_bits(form * scale)
+        terms = [(self._placed(a, int64_index), as_int(c * scale)) for a, c in form.terms]
+        text = self.sum(terms, as_int(form.constant * scale), form)
         return text if scale == 1 else f"({text}) // {scale}"
+
+    def _needs_64_bits(self, form: Affine) -> bool:
+        """Whether 32 bits do not hold a form of positions of 32 bits. What wraps on the way there comes back, unless
+        parts of it are of 64 bits."""
+        factors = [abs(c) for _, c in form.terms]
+        if self.kernel.int64_index or max(factors, default=0) <= 1 and abs(form.constant) < _SMALL:
+            return False
+        spans = {a: self._span(Affine.of([(a, 1)])) for a, _ in form.terms}
+        if None not in spans.values() and max(*factors, abs(form.constant)) < NARROWEST:
+            return self._span(form) is None
+        reach = sum(abs(c) * max(map(abs, span)) for a, c in form.terms if (span := spans[a]) is not None)
+        return reach + abs(form.constant) >= NARROWEST
+
+    def _placed(self, e: Expr, int64_index: bool) -> str:
+        text = self.atom(e)
+        return f"tl.cast({text}, tl.int64)" if int64_index and isinstance(e, Index) and not text.isdigit() else text
 
     def sum(self, terms: Sequence[tuple[str, int]], constant: int, key: object) -> str:
         text = ""

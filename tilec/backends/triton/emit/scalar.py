@@ -22,7 +22,6 @@ from tilec.backends.triton.emit.conditional_reads import conditions_of_reads, is
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.magnitudes import OF_MAGNITUDE, of_negated_magnitude
-from tilec.backends.triton.emit.spans import IN_32_BITS, WIDEST, EndsOf
 from tilec.errors import TileError
 from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS, LIBRARY_FUNCTIONS, ROUNDING, SMALL_POWERS
@@ -31,6 +30,7 @@ from tilec.ir.infer import call_type
 from tilec.ir.program import Access, Call, Expr, Index, Statement, accesses_in, index_variables, walk
 from tilec.ir.symbolic import Real, is_open_number
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
+from tilec.lattice.spans import IN_32_BITS, WIDEST, EndsOf
 
 LARGEST_SINGLE = 2**24  # up to which float32 holds each integer
 MOST_IN_FLOATS = 8  # parts of an expression of positions that is computed in floats where it becomes one
@@ -72,7 +72,7 @@ class TritonScalars(ScalarWriter):
         """`guards`: under which each of the roots is wanted."""
         super().__init__(*roots, given=given)
         self.frame = frame
-        self.spans = EndsOf(frame.kernel.space, frame.types)
+        self.spans = EndsOf(frame.kernel.space.ends, frame.types)
         self._conditions = conditions_of_reads(zip(roots, guards or itertools.repeat(()), strict=False))
         self._divides = any(map(self._divides_outside, {e for e in walk(*roots) if isinstance(e, Call)}))
 

@@ -57,6 +57,12 @@ class Space:
     def largest(self, v: str) -> int:
         return max((e.get(v, 1) for e in self.extent), default=0)
 
+    def ends(self, v: str) -> tuple[int, int] | None:
+        """What a variable's values lie between, the end beyond the greatest; None of a residue."""
+        if not self.low or not all(v in a for a in self.low):
+            return None
+        return min(a[v] for a in self.low), max(a[v] + n[v] for a, n in zip(self.low, self.extent, strict=True))
+
     def single(self, v: str) -> bool:
         """Whether the variable has one value in every class, as residues do."""
         return all(e.get(v, 1) == 1 for e in self.extent)

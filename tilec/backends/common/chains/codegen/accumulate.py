@@ -346,7 +346,7 @@ class Accumulation(Places):
         if t.points in self.seen:
             return state[self.seen[t.points]].equals(0)
         ends = {v: (x, x) for v, x in at.positions.items()}
-        found = limits(b, t.bounds, looped, ends, self.size(looped))
+        found = limits(b, t.bounds, looped, ends, self.size(looped), self.extent)
         condition = found.last < found.first
         for f in t.bounds:
             if not f.coefficient(looped):

@@ -174,7 +174,7 @@ class _Build(Accumulation):
             masked = bool(self.bounds) or self.extent[looped] != step or self.kernel.on_both_sides
             self.ends[looped] = b.number(0), self.size(looped) - 1
             return tuple(self._step({**positions, looped: b.positions(looped)}, masked, state, places, only=True))
-        found = limits(b, self.bounds, looped, self.ends, self.size(looped))
+        found = limits(b, self.bounds, looped, self.ends, self.size(looped), self.extent)
         told = self._told_ends(self.emitter(positions, False))
         found = within_ends(b, found, told)
         residual = any(not f.coefficient(looped) for f in self.bounds)

@@ -14,7 +14,8 @@ from functools import cache, reduce
 from tilec.backends.common.blocks.builder import INDEX_TYPE, INT64, Builder
 from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ReadInPlace
-from tilec.backends.common.chains.in_place import quotients_of
+from tilec.backends.common.chains.codegen.walk import index_dtype_of
+from tilec.backends.common.chains.in_place import place_ends, quotients_of
 from tilec.backends.common.scalars import fit, fold_literals
 from tilec.ir.functions import COMPARISONS, FUNCTIONS, RANDOM, SMALL_POWERS, ZERO
 from tilec.ir.index import Affine, linear
@@ -23,6 +24,7 @@ from tilec.ir.program import Access, Call, Expr, Float, Index, Inside, Int, Stat
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, ElementType, Types, is_floating, is_integer, kind
 from tilec.lattice.conditions import is_affine
+from tilec.lattice.spans import WIDEST, EndsOf
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
@@ -31,10 +33,8 @@ EXACT_IN_FLOAT32 = 2**24  # integers up to there
 
 
 def _compute_dtype_of(t: ElementType) -> str:
-    """The dtype in which values of this type are computed; those of literals and indices alone in 32 bits."""
-    if t.dtype in NARROW or t.weak and is_floating(t.dtype):
-        return "float32"
-    return INDEX_TYPE if t.weak and is_integer(t.dtype) else t.dtype
+    """The dtype in which values of this type are computed."""
+    return "float32" if t.dtype in NARROW or t.weak and is_floating(t.dtype) else t.dtype
 
 
 class Emitter:
@@ -61,16 +61,19 @@ class Emitter:
         self.in_exponents = in_exponents
         self._masked = masked
         self.type_of = expression_types(types)
+        self.spans = EndsOf(lambda v: (0, extent[v] - 1), types)
         self.place, self.read, self.value = cache(self._place), cache(self._read), cache(self._value)
 
     # indices
 
     def form(self, form: Affine) -> Value:
         """An affine form of index variables as an integer."""
-        total = self.b.number(as_int(form.constant)) if form.constant or not form.terms else None
+        b, dtype = self.b, index_dtype_of(form, self.extent)
+        total = b.number(as_int(form.constant), dtype) if form.constant or not form.terms else None
         for atom, c in form.terms:
             assert isinstance(atom, Index)
-            term = self.positions[atom.name] if c == 1 else self.positions[atom.name] * as_int(c)
+            place = b.cast(self.positions[atom.name], dtype)
+            term = place if c == 1 else place * as_int(c)
             total = term if total is None else total + term
         assert total is not None
         return total
@@ -86,9 +89,11 @@ class Emitter:
         if form.is_affine and form.is_integral:
             return self.form(form)
         quotients, rest = quotients_of(form)
-        parts = [self.form(x) // n * k for x, n, k in quotients]
+        dtype = INDEX_TYPE if max(map(abs, place_ends(form, self.extent))) < WIDEST else INT64
+        parts = [self.b.cast(self.form(x) // n, dtype) * k for x, n, k in quotients]
         int64_index = len(parts) + len(rest.terms) > 1 or bool(rest.constant) or any(c != 1 for _, c in rest.terms)
-        parts += [self._atom(a, int64_index) * as_int(c) for a, c in rest.terms if not isinstance(a, Index)]
+        others = [(self._atom(a, int64_index), as_int(c)) for a, c in rest.terms if not isinstance(a, Index)]
+        parts += [(v if v.type.dtype == INT64 else self.b.cast(v, dtype)) * c for v, c in others]
         plain = Affine.of([(a, c) for a, c in rest.terms if isinstance(a, Index)], rest.constant)
         parts += [self.form(plain)] if plain != Affine() else []
         return reduce(operator.add, parts)
@@ -106,20 +111,10 @@ class Emitter:
 
     def _lies_inside(self, form: Affine, n: int) -> bool:
         """Whether remainders and quotients of places are positions of an axis, wherever these are."""
-        quotients, rest = quotients_of(form)
-        if form.is_affine or any(isinstance(a, Access) for a in rest.atoms()):
+        if form.is_affine or any(isinstance(a, Access) for a in quotients_of(form)[1].atoms()):
             return False
-        ends = [(self._greatest(x) // m, k) for x, m, k in quotients]
-        for a, c in rest.terms:
-            ends.append((self.extent[a.name] - 1 if isinstance(a, Index) else _modulus(a) - 1, as_int(c)))
-        low = as_int(rest.constant) + sum(min(0, k * last) for last, k in ends)
-        high = as_int(rest.constant) + sum(max(0, k * last) for last, k in ends)
+        low, high = place_ends(form, self.extent)
         return low >= 0 and high < n
-
-    def _greatest(self, form: Affine) -> int:
-        """Of a form that is not negative."""
-        ends = (as_int(form.coefficient(v)) * (self.extent[v] - 1) for v in form.variables())
-        return as_int(form.constant) + sum(ends)
 
     def _read(self, a: Access) -> Value:
         """An element of a tensor, in the tensor's type; 0 where there is none."""
@@ -172,12 +167,19 @@ class Emitter:
         """The value, held in `dtype` or as its own type asks."""
         n = self.number(e)
         if n is not None:
-            wanted = dtype or _compute_dtype_of(self.type_of(e))
+            wanted = dtype or self._dtype_of(e)
             return self.b.number(fit(n, wanted), wanted)
         if dtype == "float32" and self._across(e):
             return self._float_form(linear(e))
         made = self._make(e)
         return made if dtype is None else self.b.cast(made, dtype)
+
+    def _dtype_of(self, e: Expr) -> str:
+        """The dtype in which a value is computed: integers of literals and indices alone in 32 bits, where these hold
+        them and all that they are made of."""
+        t = self.type_of(e)
+        narrow = t.weak and is_integer(t.dtype) and self.spans.of(e) is not None
+        return INDEX_TYPE if narrow else _compute_dtype_of(t)
 
     def _across(self, e: Expr) -> bool:
         """Whether a value is a form of several axes' positions, and float32 holds all its parts exactly: these are
@@ -276,7 +278,7 @@ class Emitter:
                     return given
                 if e.tensor in self._in_place:
                     return self.value(self._in_place[e.tensor].at(e))
-                return b.cast(self.read(e), _compute_dtype_of(self.types[e.tensor].element()))
+                return b.cast(self.read(e), self._dtype_of(e))
             case Call("ident" | "reverse_grad", (x, *_)):
                 return self.value(x)
             case Call():
@@ -286,7 +288,7 @@ class Emitter:
     def _call(self, e: Call) -> Value:
         b, f = self.b, e.function
         result = self.type_of(e)
-        compute_dtype = _compute_dtype_of(result)
+        compute_dtype = self._dtype_of(e)
         if f in COMPARISONS:
             return b.apply(f, *self.alike(e.args))
         if f in RANDOM:
@@ -296,7 +298,7 @@ class Emitter:
         if f in ("and", "or", "xor", "not") and compute_dtype == "bool":
             return b.apply(f, *map(self.condition, e.args))
         if f == "as_type" or len(e.args) == 1 and f == result.dtype:
-            return self._converted(e.args[0], result)
+            return self._converted(e.args[0], result, compute_dtype)
         if compute_dtype == "float32" and f in ("mul", "div", "neg"):
             return self.product(factors_of(e, self.types))
         if compute_dtype == "float32" and f in ("add", "sub"):
@@ -326,7 +328,8 @@ class Emitter:
         types = [self.type_of(a) for a in args]
         both_count = all(kind(t.dtype) > 0 for t in types)  # truth values have no sum
         common = call_type("add" if both_count else "max", types)
-        compute_dtype = _compute_dtype_of(common)
+        narrow = common.weak and {INDEX_TYPE} == {*map(self._dtype_of, args)}
+        compute_dtype = INDEX_TYPE if narrow else _compute_dtype_of(common)
         values = [self.value(a, compute_dtype) for a in args]
         if common.dtype not in NARROW:
             return values
@@ -338,10 +341,10 @@ class Emitter:
             return v
         return self.b.cast(self.b.cast(v, dtype), _compute_dtype_of(ElementType(dtype)))
 
-    def _converted(self, x: Expr, result: ElementType) -> Value:
+    def _converted(self, x: Expr, result: ElementType, compute_dtype: str) -> Value:
         if result.dtype == "bool":
             return self.condition(x)
-        v = self.value(x, _compute_dtype_of(result))
+        v = self.value(x, compute_dtype)
         return self._round(v, result.dtype) if result.dtype in NARROW else v
 
 
@@ -349,11 +352,6 @@ def distance(e: Expr, part: Access) -> int:
     """How many functions lie between a part of an expression and its value; -1 where it is no part."""
     found = [distance(c, part) for c in children(e)]
     return 0 if e == part else max((n + 1 for n in found if n >= 0), default=-1)
-
-
-def _modulus(e: Expr) -> int:
-    assert isinstance(e, Call) and isinstance(e.args[1], Int)
-    return e.args[1].value
 
 
 def _common(x: Expr, y: Expr, types: Types) -> tuple[list[Factor], Expr, Expr] | None:

@@ -23,6 +23,7 @@ from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Index, Int, accesses_in, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.types import Types, is_integer, kind
+from tilec.lattice.spans import EndsOf
 
 LIMIT = {"int8": 2**7, "int16": 2**15, "int32": 2**31, INT64: 2**62}
 MOST_FACTOR = 2**31 - 1
@@ -121,6 +122,7 @@ class _Lists:
         self.b = Builder({"rows": tiling.block, "blocks": chunk, "columns": tiling.step})
         self.ends: dict[str, tuple[Value, Value]] = {}
         self.positions: dict[str, Value] = {}
+        self.spans = EndsOf(lambda v: (0, kernel.extent[v] - 1), types)
 
     def program(self, name: str) -> BlockProgram:
         b, tiling, extent = self.b, self.tiling, self.kernel.extent
@@ -266,7 +268,8 @@ class _Lists:
         assert isinstance(e, Call)
         parts = [self._range(a) for a in e.args]
         low, high = self._combined(e.function, parts)
-        return (low, high) if not [*accesses_in(e)] else self._checked(e, parts, low, high)
+        fits = not [*accesses_in(e)] and self.spans.of(e) is not None
+        return (low, high) if fits else self._checked(e, parts, low, high)
 
     def _combined(self, function: str, parts: list[tuple[Value, Value]]) -> tuple[Value, Value]:
         b = self.b
@@ -285,7 +288,7 @@ class _Lists:
         return b.apply(name, parts[0][0], parts[1][0]), b.apply(name, parts[0][1], parts[1][1])
 
     def _checked(self, e: Call, parts: list[tuple[Value, Value]], low: Value, high: Value) -> tuple[Value, Value]:
-        """Bounds that say nothing where the arithmetic of the elements' type could overflow."""
+        """Bounds that say nothing where the arithmetic of the type could overflow."""
         b = self.b
         most = LIMIT[expression_type(e, self.types).dtype]
         fits: Value = b.number(True, "bool")

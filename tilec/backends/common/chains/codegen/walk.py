@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.backends.common.blocks.builder import Builder
+from tilec.backends.common.blocks.builder import INDEX_TYPE, INT64, Builder
 from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ChainKernel
+from tilec.backends.common.chains.values import least_value
 from tilec.ir.index import Affine, Index, linear
 from tilec.ir.program import Call, Expr, accesses_in, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
 from tilec.lattice.conditions import is_affine
+from tilec.lattice.spans import WIDEST
 
 
 @dataclass(frozen=True)
@@ -70,33 +72,55 @@ def _grows(bounds: Collection[Affine], looped: str, blocked: Sequence[str], sign
     return any(b.coefficient(v) * sign < 0 for b in cut for v in blocked)
 
 
+def index_dtype_of(form: Affine, extent: Mapping[str, int]) -> str:
+    """The dtype in which a form of index variables, each from 0 to below its extent, is computed."""
+    if form.bare is not None or not form.terms and not form.constant:
+        return INDEX_TYPE
+    reach = abs(as_int(form.constant))
+    reach += sum(abs(as_int(form.coefficient(v))) * extent[v] for v in form.variables())
+    return INDEX_TYPE if reach < WIDEST else INT64
+
+
 def limits(
-    b: Builder, bounds: Collection[Affine], looped: str, ends: Mapping[str, tuple[Value, Value]], extent: Value
+    b: Builder,
+    bounds: Collection[Affine],
+    looped: str,
+    ends: Mapping[str, tuple[Value, Value]],
+    extent: Value,
+    extents: Mapping[str, int],
 ) -> Range:
     """`ends`: the least and the greatest value of every other variable in this program."""
     first, last = b.number(0), extent - 1
+
+    def place(v: Value) -> Value:
+        """As a place, or a neighbour of the first or the last one."""
+        if v.type.dtype == INDEX_TYPE:
+            return v
+        return b.cast(b.apply("larger", b.apply("smaller", v, b.cast(extent, INT64)), b.number(-1, INT64)), INDEX_TYPE)
+
     full_first: Value | None = None
     full_last: Value | None = None
     for form in bounds:
         c = as_int(form.coefficient(looped))
         if not c:
             continue
-        low = high = b.number(as_int(form.constant))
+        dtype = index_dtype_of(form, extents)
+        low = high = b.number(as_int(form.constant), dtype)
         for atom, k in form.terms:
             assert isinstance(atom, Index)
             if atom.name == looped:
                 continue
-            n = b.number(as_int(k))
-            below, above = ends[atom.name] if k > 0 else ends[atom.name][::-1]
+            n = b.number(as_int(k), dtype)
+            below, above = (b.cast(x, dtype) for x in (ends[atom.name] if k > 0 else ends[atom.name][::-1]))
             low = low + below * n
             high = high + above * n
         if c > 0:  # c * v >= -rest
-            first = b.apply("larger", first, _up(b, high, c))
-            least = _up(b, low, c)
+            first = b.apply("larger", first, place(_up(b, high, c)))
+            least = place(_up(b, low, c))
             full_first = least if full_first is None else b.apply("larger", full_first, least)
         else:  # -c * v <= rest
-            last = b.apply("smaller", last, _down(b, high, -c))
-            most = _down(b, low, -c)
+            last = b.apply("smaller", last, place(_down(b, high, -c)))
+            most = place(_down(b, low, -c))
             full_last = most if full_last is None else b.apply("smaller", full_last, most)
     return Range(first, last, full_first, full_last)
 
@@ -113,7 +137,7 @@ def within_ends(b: Builder, found: Range, told: Collection[tuple[bool, Value]]) 
 
 def _up(b: Builder, rest: Value, c: int) -> Value:
     """The least v of at least 0 with c * v >= -rest."""
-    least = b.apply("larger", 0 - rest, b.number(0))
+    least = b.apply("larger", 0 - rest, b.number(0, rest.type.dtype))
     return (least + (c - 1)) // c if c > 1 else least
 
 
@@ -121,7 +145,7 @@ def _down(b: Builder, rest: Value, c: int) -> Value:
     """The greatest v with c * v <= rest, or one below 0."""
     if c == 1:
         return rest
-    return b.apply("larger", rest + c, b.number(0)) // c - 1
+    return b.apply("larger", rest + c, b.number(0, rest.type.dtype)) // c - 1
 
 
 def pieces(
@@ -197,12 +221,6 @@ def holds_everywhere(e: Expr, extent: Mapping[str, int], is_whole: Callable[[Exp
         case Call("eq" | "le" | "ge", (x, y)):
             return x == y and is_whole(x)
     return False
-
-
-def least_value(f: Affine, extent: Mapping[str, int]) -> int:
-    """A form's least value where its variables have all values below their extents."""
-    own = {v: as_int(f.coefficient(v)) for v in f.variables()}
-    return as_int(f.constant) + sum(min(k, 0) * (extent[v] - 1) for v, k in own.items())
 
 
 def is_moved(e: Expr, v: str) -> bool:

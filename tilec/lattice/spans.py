@@ -6,7 +6,6 @@ import itertools
 import operator
 from collections.abc import Callable
 
-from tilec.backends.triton.iteration.space import Space
 from tilec.errors import TileError
 from tilec.ir.functions import FUNCTIONS
 from tilec.ir.infer import expression_types
@@ -29,10 +28,10 @@ _AT_ENDS: dict[str, Callable[..., int]] = {
 
 
 class EndsOf:
-    """Those over the points of a space."""
+    """Those over all points. `variables`: of an index variable, None where that is not known."""
 
-    def __init__(self, space: Space, types: Types):
-        self.space, self.types = space, types
+    def __init__(self, variables: Callable[[str], Ends | None], types: Types):
+        self.variables, self.types = variables, types
         self._type = expression_types(types)
         self._known: dict[Expr, Ends | None] = {}
 
@@ -57,12 +56,11 @@ class EndsOf:
         return None if dtype not in (*OF_DTYPES, "int32", "int64") else found if inside else (low, high)
 
     def _found(self, e: Expr) -> Ends | None:
-        low, extent = self.space.low, self.space.extent
         match e:
             case Int(n):
                 return n, n
-            case Index(v) if low and all(v in a for a in low):
-                return min(a[v] for a in low), max(a[v] + n[v] for a, n in zip(low, extent, strict=True))
+            case Index(v):
+                return self.variables(v)
             case Access(tensor):
                 return OF_DTYPES.get(self.types[tensor].dtype)
             case Call(function, _) if FUNCTIONS[function].result == "bool":
