@@ -5,11 +5,15 @@ from __future__ import annotations
 import cProfile
 import math
 import pstats
+from collections import Counter
 
 import pytest
 from support.tiers import slow_but
 
 import tilec
+from tilec.backends.common.code import FreshNames
+from tilec.backends.torch import rules, sharing
+from tilec.backends.triton.schedule import candidates
 
 
 def sinkhorn(n: int) -> str:
@@ -105,6 +109,48 @@ def test_steps_grow_as_the_program_does(program: str) -> None:
 def test_steps_of_kernels_grow_as_the_program_does(program: str) -> None:
     """Groups are sought near their seeds; a search through the whole program for each had an exponent of 1.4."""
     assert exponent(COUNTS[1:3], program, False, "triton") < LARGEST
+
+
+def lowered(program: str, n: int, backend: str | None, **how: str) -> tilec.Lowered:
+    source = f"function (X[N, M]) -> (Y) {{ {PROGRAMS[program](n)} }}"
+    return tilec.compile(source, backend=backend).lower(tilec.spec((600, 800)), **how)
+
+
+@pytest.mark.parametrize("program", ["elementwise", "layer_norms", "sinkhorn"])
+def test_special_rules_are_tried_once_a_statement(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of statements that are looked at for the sake of those before them."""
+    tried: Counter[str] = Counter()
+    monkeypatch.setattr(rules, "SPECIAL", (lambda task: tried.update([task.flat.output]), *rules.SPECIAL))
+    lowered(program, 20, "torch")
+    assert len(tried) > 20 and set(tried.values()) == {1}
+
+
+def test_a_library_is_asked_once_about_each_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[str] = Counter()
+    library_steps = candidates.library_steps
+    monkeypatch.setattr(
+        candidates, "library_steps", lambda d, s, *x: asked.update([s.output]) or library_steps(d, s, *x)
+    )
+    lowered("products", 9, None, target="sm_90").source()
+    assert len(asked) == 10 and set(asked.values()) == {1}
+
+
+def test_stored_values_are_sought_in_statements_that_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in all that follow, which took steps by the square of the statements."""
+    sought = []
+    reading = sharing._reading
+    monkeypatch.setattr(sharing, "_reading", lambda *given: (sought.append(given), reading(*given))[1])
+    lowered("layer_norms", 40, "torch")
+    assert not sought
+    source = "Y = sin(exp(tanh(X)) + 1); Z = cos(sin(exp(tanh(X)) + 1)) * X;"
+    program = tilec.compile(f"function (X[N, M]) -> (Y, Z) {{ {source} }}", backend="torch")
+    assert program.lower(tilec.spec((600, 800))).source().count("torch.tanh") == 1 and sought
+
+
+def test_names_are_numbered_on_from_those_given_before() -> None:
+    names = FreshNames(["a", "a2", "b1"])
+    assert [names.fresh(stem) for stem in ("a", "a", "b", "b", "a1", "a", "a1")] == "a1 a3 b b2 a11 a4 a12".split()
+    assert names.inner().fresh("a") == "a5"
 
 
 @pytest.mark.slow

@@ -135,8 +135,8 @@ class Affine:
         return self + -other
 
     def __mul__(self, factor: Fraction | int) -> Affine:
-        if not factor:
-            return Affine()
+        if type(factor) is int and factor == 1 or not factor:
+            return self if factor else Affine()
         return Affine(tuple((a, c * factor) for a, c in self.terms), self.constant * factor)
 
     def __truediv__(self, divisor: Fraction | int) -> Affine:

@@ -90,8 +90,8 @@ def call_type(function: str, types: Sequence[ElementType], span: Span | None = N
     if rule == "random":
         return _random_type(function, types, span)
     both = promote(*(types[1:] if rule == "select" else types))
-    if rule == "select":
-        both = replace(both, scalar=both.scalar and types[0].scalar)
+    if rule == "select" and both.scalar > types[0].scalar:
+        both = replace(both, scalar=False)
     if rule == "bool":
         return ElementType("bool", both.weak, both.scalar)
     if rule == "float":

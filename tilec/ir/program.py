@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, TypeVar
 
@@ -201,13 +202,9 @@ class Statement(Guarded):
 
     @cached_property
     def _reads(self) -> tuple[str, ...]:
-        found = (x for x in walk(*expressions(self)) if isinstance(x, Access | Name))
-        read = [x.tensor if isinstance(x, Access) else x.name for x in found]
-        return tuple(dict.fromkeys([*read, *(() if self.default is None else (self.default,))]))
-
-    @cached_property
-    def _reads_itself(self) -> bool:
-        return bool(self_reads(self))
+        found: Iterator[Any] = (x for x in walk(*expressions(self)) if type(x) in (Access, Name))
+        read = dict.fromkeys(x.tensor if type(x) is Access else x.name for x in found)
+        return tuple(read if self.default is None else {**read, self.default: None})
 
 
 GuardedNode = TypeVar("GuardedNode", Statement, Aggregate)
@@ -261,8 +258,7 @@ _CHILDREN: dict[type, Callable[[Any], tuple[Expr, ...]]] = {
 
 def children(e: Expr) -> tuple[Expr, ...]:
     """Direct subexpressions, those of indices and of nested aggregations' guards and constraints included."""
-    found = _CHILDREN.get(type(e))
-    return () if found is None else found(e)
+    return _CHILDREN[type(e)](e) if type(e) in _CHILDREN else ()
 
 
 def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
@@ -293,15 +289,13 @@ def _access(e: Expr) -> Access:
 
 def walk(*roots: Expr) -> Iterator[Expr]:
     """The expressions and all below them, parents first, left to right."""
-    for e in roots:
-        yield e
-        if type(e) in _CHILDREN:
-            yield from kept_with(e, "_below", _below)
+    parts = [((e,), kept_with(e, "_below", _below)) if type(e) in _CHILDREN else ((e,),) for e in roots]
+    return chain.from_iterable(chain.from_iterable(parts))
 
 
 def kept_with(e: Any, name: str, find: Callable[[Any], Kept]) -> Kept:
     """What is found of an expression or a statement, kept with it: passes ask again of what they leave alone."""
-    return e.__dict__[name] if name in e.__dict__ else e.__dict__.setdefault(name, find(e))
+    return kept[name] if name in (kept := e.__dict__) else kept.setdefault(name, find(e))
 
 
 def _below(e: Expr) -> tuple[Expr, ...]:
@@ -319,14 +313,20 @@ def node_count(e: Expr) -> int:
 
 def accesses_in(*roots: Expr | None) -> Iterator[Access]:
     """The reads of tensors in expressions, those in indices and paddings too."""
-    return (e for root in roots if root is not None for e in walk(root) if type(e) is Access)
+    for e in roots:
+        if type(e) is Access:
+            yield e
+        if type(e) in _CHILDREN:
+            yield from kept_with(e, "_accesses", _accesses_below)
+
+
+def _accesses_below(e: Expr) -> tuple[Access, ...]:
+    return tuple([x for x in kept_with(e, "_below", _below) if type(x) is Access])
 
 
 def substitute(e: Expr, index: dict[str, Expr]) -> Expr:
     """Replace index variables; a nested aggregation's own variables must have been renamed out of the way."""
-    if isinstance(e, Index):
-        return index.get(e.name, e)
-    return rebuild(e, lambda x: substitute(x, index))
+    return index.get(e.name, e) if isinstance(e, Index) else rebuild(e, lambda x: substitute(x, index))
 
 
 def expressions(s: Statement) -> tuple[Expr, ...]:
@@ -355,13 +355,12 @@ def map_values(s: GuardedNode, f: Callable[[Expr], Expr]) -> GuardedNode:
 
 def index_variables(*roots: Expr) -> tuple[str, ...]:
     """Free index variables in order of first appearance; those that a nested aggregation binds are left out."""
-    found: dict[str, None] = {}
-    for e in roots:
-        if type(e) is Index:
-            found[e.name] = None
-        elif type(e) in _CHILDREN:
-            found.update(dict.fromkeys(kept_with(e, "_variables", _variables_in)))
-    return tuple(found)
+    found = [(e.name,) if type(e) is Index else _variables(e) for e in roots if type(e) is not Int]
+    return found[0] if len(found) == 1 else tuple(dict.fromkeys(chain.from_iterable(found)))
+
+
+def _variables(e: Expr) -> tuple[str, ...]:
+    return kept_with(e, "_variables", _variables_in) if type(e) in _CHILDREN else ()
 
 
 def _variables_in(e: Expr) -> tuple[str, ...]:
@@ -369,7 +368,7 @@ def _variables_in(e: Expr) -> tuple[str, ...]:
     while stack:
         x = stack.pop()
         if type(x) in (Index, Aggregate):
-            found.update(dict.fromkeys(index_variables(x)))
+            found.update(dict.fromkeys((x.name,) if type(x) is Index else index_variables(x)))
         elif type(x) in _CHILDREN:
             stack += _CHILDREN[type(x)](x)[::-1]
     return tuple([v for v in found if type(e) is not Aggregate or v not in e.bound])
@@ -382,19 +381,20 @@ def reads(s: Statement) -> tuple[str, ...]:
 
 def value_accesses(s: Statement) -> tuple[Access, ...]:
     """The accesses of a statement's body and guard, those in indices and paddings too."""
-    return tuple(accesses_in(s.body, s.guard))
+    return kept_with(s, "_value_accesses", lambda s: tuple(accesses_in(s.body, s.guard)))
 
 
 def variables_of(s: Statement) -> tuple[str, ...]:
     """The free index variables of a statement, in order of first appearance: index, body, guard, constraints."""
-    return index_variables(*(s.index or ()), s.body, *s.guards, *(c.expr for c in s.constraints))
+    constraints = (c.expr for c in s.constraints)
+    return kept_with(s, "_free", lambda s: index_variables(*(s.index or ()), *s.roots[::-1], *constraints))
 
 
 def self_reads(s: Statement) -> tuple[Access, ...]:
     """The accesses of a statement's guard and body that read its own output, those in nested aggregations included."""
-    return tuple(e for e in walk(*s.roots) if isinstance(e, Access) and e.tensor == s.output)
+    return tuple(e for e in accesses_in(*s.roots) if e.tensor == s.output)
 
 
 def reads_itself(s: Statement) -> bool:
     """Is the statement a recurrence?"""
-    return s._reads_itself
+    return kept_with(s, "_reads_itself", lambda s: bool(self_reads(s)))

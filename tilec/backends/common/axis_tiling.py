@@ -32,6 +32,7 @@ from tilec.ir.program import (
     children,
     expressions,
     index_variables,
+    kept_with,
     reads,
     rebuild,
     walk,
@@ -257,8 +258,8 @@ def _is_dense(s: Statement, types: Types) -> bool:
     return math.prod(extent.values()) >= DENSE * max(types[t].numel for t in (s.output, *reads(s)))
 
 
-def accesses_of(s: Statement) -> list[Access]:
-    return list(accesses_in(*expressions(s)))
+def accesses_of(s: Statement) -> tuple[Access, ...]:
+    return kept_with(s, "_all_accesses", lambda s: tuple(accesses_in(*expressions(s))))
 
 
 def _bare(e: Expr) -> str | None:
@@ -295,9 +296,9 @@ def read_at(e: Access, v: str, run: TileRegion, types: Types) -> SlabRead | None
 
 
 def _stands(e: Expr, v: str) -> bool:
-    if isinstance(e, Index):
+    if type(e) is Index:
         return e.name == v
-    return not isinstance(e, Access) and any(_stands(c, v) for c in children(e))
+    return type(e) not in (Access, Int) and any(_stands(c, v) for c in children(e))
 
 
 # the program of a slab

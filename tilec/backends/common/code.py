@@ -15,13 +15,16 @@ class FreshNames:
 
     def __init__(self, taken: Iterable[str] = ()):
         self._taken = set(taken) | set(keyword.kwlist)
+        self._numbers: dict[str, int] = {}  # of each stem the last one given: names stay taken
 
     def fresh(self, stem: str) -> str:
-        name, number = stem, 0
+        number = self._numbers.get(stem, 0)
+        name = f"{stem}{number}" if number else stem
         while name in self._taken:
             number += 1
             name = f"{stem}{number}"
         self._taken.add(name)
+        self._numbers[stem] = number
         return name
 
     def inner(self) -> FreshNames:

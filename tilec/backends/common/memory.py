@@ -84,4 +84,4 @@ def with_memory_handler(text: str, name: str, filename: str) -> ast.Module:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             guard = ast.Try(node.body, handler.handlers, [], [])
             node.body = [ast.copy_location(guard, node.body[0])]
-    return ast.fix_missing_locations(tree)
+    return tree

@@ -155,11 +155,13 @@ def _functions(
     def exact(inner: Lowering) -> str:
         return slab(inner, replace(options, library=False))
 
-    def task(s: Statement) -> Task:
-        kept = s.output in flat.outputs
-        return Task(s, defracted[s.output], types, local, names, options, kept, fresh, once)
+    @cache  # a statement is looked at for the sake of those before it too
+    def task(output: str) -> Task:
+        kept = output in flat.outputs
+        return Task(statements[output], defracted[output], types, local, names, options, kept, fresh, once)
 
     steps = _steps(flat, types, options)
+    statements = {s.output: s for step in steps if isinstance(step, TiledStep) for s in step.members}
     readers = Counter(t for s in flat.statements for t in dict.fromkeys(reads(s)))
     given = {s.output for step in steps if isinstance(step, LibraryCall) for s in step.results}
     once = frozenset(t for t, n in readers.items() if n == 1 and t not in (*flat.outputs, *flat.input_names()))
@@ -177,7 +179,7 @@ def _functions(
             hidden |= {s.output for s in group} - set(cut.wanted)
         else:
             alone = list(itertools.takewhile(_alone, steps[:MOST_TOGETHER]))
-            count, lines, unmade = lines_of_first([task(s) for step in alone for s in step.members])
+            count, lines, unmade = lines_of_first([task(s.output) for step in alone for s in step.members])
             hidden |= unmade
             group, steps = tuple(s for step in steps[:count] for s in step.members), steps[count:]
         comments = [f"# {line}" for s in group for line in show_statement(s).splitlines()]

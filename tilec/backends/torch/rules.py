@@ -19,6 +19,7 @@ from tilec.backends.torch.scan import of_others, scan
 from tilec.backends.torch.scatter import in_digits, scatter_lines
 from tilec.backends.torch.windows import one_by_one, tested_one_by_one
 from tilec.errors import InternalMistake
+from tilec.ir.program import kept_with
 
 StatementRule = Callable[[Task], list[str] | None]
 
@@ -81,16 +82,16 @@ MOST_TOGETHER = 16  # statements in one group of loops
 def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str], frozenset[str]]:
     """How many statements, from the first on, are carried out together, the lines that do it, and outputs that get no
     tensor."""
-    summed = accumulated(tasks, lines_for, lambda task: _try(task, SPECIAL) is not None) if len(tasks) > 1 else None
+    summed = accumulated(tasks, lines_for, lambda task: _special(task) is not None) if len(tasks) > 1 else None
     if summed:
         return summed
     biased = biased_product(tasks) if len(tasks) > 1 else None
     if biased is not None:
         return 2, biased, frozenset((tasks[0].flat.output,))
-    special = _try(tasks[0], SPECIAL)
+    special = _special(tasks[0])
     if special is not None:
         return 1, special, frozenset()
-    alike = list(itertools.takewhile(lambda task: _try(task, SPECIAL) is None, tasks[:MOST_TOGETHER]))
+    alike = list(itertools.takewhile(lambda task: _special(task) is None, tasks[:MOST_TOGETHER]))
     together = fused(alike) if len(alike) > 1 else None
     return (*(together or (1, _first(tasks[0], EXACT_RULES))), frozenset())
 
@@ -103,6 +104,11 @@ def lines_for(task: Task) -> list[str]:
 def exact_lines(task: Task) -> list[str]:
     """The same by point-wise evaluation with masks: nothing is added for points that are not valid."""
     return _first(task, EXACT_RULES)
+
+
+def _special(task: Task) -> list[str] | None:
+    """The lines of a special rule, kept with the task: it is looked at for the sake of those before it too."""
+    return kept_with(task, "_special", lambda task: _try(task, SPECIAL))
 
 
 def _try(task: Task, rules: tuple[StatementRule, ...]) -> list[str] | None:

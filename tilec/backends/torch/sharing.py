@@ -58,7 +58,9 @@ def reuse(program: Program, types: Types) -> Program:
     for n, s in enumerate(statements):
         key, index = _stored(s, types, keys)
         if key is not None:
-            statements[n + 1 :] = [_reading(t, key, s.output, index, keys) for t in statements[n + 1 :]]
+            statements[n + 1 :] = [
+                _reading(t, key, s.output, index, keys) if key in keys.within(t) else t for t in statements[n + 1 :]
+            ]
     same = all(a is b for a, b in zip(statements, program.statements, strict=True))
     return program if same else replace(program, statements=tuple(statements))
 
@@ -112,11 +114,19 @@ class _Keys:
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[Expr, Expr | None]] = {}
+        self._within: dict[int, tuple[Statement, set[Expr | None]]] = {}
 
     def of(self, e: Expr) -> Expr | None:
         if id(e) not in self._found:
             self._found[id(e)] = e, _canonical(e)  # with the expression, whose id is its own while it is there
         return self._found[id(e)][1]
+
+    def within(self, s: Statement) -> set[Expr | None]:
+        """Those of a statement's calls, and of its value."""
+        if id(s) not in self._within:
+            calls = (e for e in walk(*s.roots) if isinstance(e, Call))
+            self._within[id(s)] = s, {self.of(or_zero(s)), *map(self.of, calls)}
+        return self._within[id(s)][1]
 
 
 def _largest(statements: Sequence[Statement], types: Types, keys: _Keys) -> tuple[Expr, int] | None:

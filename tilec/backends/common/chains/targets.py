@@ -62,17 +62,26 @@ class Matrices:
     inners: dict[str, Inner] = field(default_factory=dict)
     values: dict[str, tuple[tuple[str, ...], Expr]] = field(default_factory=dict)
     roles: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _written: dict[Access, Expr] = field(default_factory=dict)
 
     def written_out(self, e: Expr) -> Expr:
         """The expression down to inner sums and reads of tensors."""
+        return rebuilt(e, self._value_at)
 
-        def change(a: Access) -> Expr:
-            if a.tensor not in self.values:
-                return a
+    def _value_at(self, a: Access) -> Expr:
+        if a.tensor not in self.values:
+            return a
+        if a not in self._written:
             index, value = self.values[a.tensor]
-            return rebuilt(value_of_access(value, index, a), change)
+            self._written[a] = self.written_out(value_of_access(value, index, a))
+        return self._written[a]
 
-        return rebuilt(e, change)
+    def drop(self, names: Collection[str]) -> None:
+        """These are values no longer."""
+        self._written.clear()
+        for n in names:
+            self.values.pop(n, None)
+            self.roles.pop(n, None)
 
 
 def matrices_of(program: Program, types: Types, stored: Collection[str] = ()) -> Matrices:
@@ -183,9 +192,7 @@ def _drop(refused: Collection[str], matrices: Matrices) -> None:
         if more <= wanted:
             break
         wanted |= more
-    for n in wanted:
-        matrices.values.pop(n, None)
-        matrices.roles.pop(n, None)
+    matrices.drop(wanted)
 
 
 def _names(e: Expr) -> set[str]:

@@ -75,6 +75,7 @@ class Matcher:
     def __init__(self, pattern: Pattern, statements: Mapping[str, Statement], types: Types):
         self.pattern, self.statements, self.types = pattern, statements, types
         self._values: dict[tuple[bool, Access], Expr | None] = {}
+        self._called_for: dict[tuple[bool, Access], set[str]] = {}
 
     def root(self, name: str, s: Statement, match: Occurrence) -> Iterator[Occurrence]:
         """Ways in which statement `s` is the pattern's of this name."""
@@ -95,8 +96,11 @@ class Matcher:
     def _functions(self, e: Expr, among: Mapping[str, Statement]) -> set[str]:
         """Those that a value is made of, but products, which may be written otherwise."""
         if isinstance(e, Access):
-            inner = self._inner(e, among)
-            return set() if inner is None else self._functions(inner, among)
+            key = among is self.statements, e
+            if key not in self._called_for:
+                inner = self._inner(e, among)
+                self._called_for[key] = set() if inner is None else self._functions(inner, among)
+            return self._called_for[key]
         found = {e.function} - {*_PRODUCT} if isinstance(e, Call) else set()
         return found.union(*(self._functions(x, among) for x in children(e)))
 

@@ -21,7 +21,7 @@ from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.schedule.problem import Problem
-from tilec.ir.program import reads
+from tilec.ir.program import kept_with, reads
 from tilec.ir.types import ITEM_BYTES
 from tilec.language.show import show_statement
 
@@ -70,6 +70,11 @@ def steps_of(p: Problem, choice: Choice) -> list[Step] | None:
 
 def by_library(p: Problem) -> list[Step] | None:
     """Steps by torch's own operation, where the statement is one and a library may serve."""
+    found = kept_with(p, "_by_library", _by_library)
+    return None if found is None else [*found]
+
+
+def _by_library(p: Problem) -> list[Step] | None:
     if p.product is None or not p.setting.library:
         return None
     return library_steps(p.defracted, p.flat, p.types, p.product)

@@ -57,7 +57,7 @@ from tilec.backends.triton.schedule.on_sums import in_one_launch, on_sums
 from tilec.backends.triton.schedule.problem import Problem, is_multiplied, needs_int64_index, problem_of, stages_of
 from tilec.backends.triton.schedule.sliding import recognise_sliding
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Statement, reads
+from tilec.ir.program import Statement, kept_with, reads
 from tilec.ir.types import TensorType, Types
 from tilec.lattice.sets import sizes_of
 
@@ -126,8 +126,7 @@ class Family:
 def _chosen(p: Problem) -> tuple[Family, Any]:
     """The family, and what it found."""
     for family in FAMILIES:
-        found = family.match(p)
-        if found is not None and family.pays(p, found):
+        if (found := family.match(p)) is not None and family.pays(p, found):
             return family, found
     raise AssertionError("the last family takes all")
 
@@ -185,13 +184,15 @@ def _of_biased(p: Problem) -> list[Step] | None:
 
 
 def _left_to_library(p: Problem, _: object = None) -> bool:
-    return p.product is not None and not mostly_padding(p.product) and not ours_is_faster(p.product, p.setting)
+    def is_left(p: Problem) -> bool:
+        return p.product is not None and not mostly_padding(p.product) and not ours_is_faster(p.product, p.setting)
+
+    return kept_with(p, "_left_to_library", is_left)
 
 
 def _in_place(p: Problem) -> MatrixProduct | None:
     """A product that a library would copy, before or after, for longer than it gains."""
-    slow = p.product is not None and copies_take_longest(p.product)
-    library = by_library(p) if slow else None
+    library = by_library(p) if p.product is not None and copies_take_longest(p.product) else None
     if p.product is None or library is None or is_read_in_place(library, p.product, p.setting):
         return None
     return p.product if _left_to_library(p) else None
