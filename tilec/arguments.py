@@ -228,8 +228,7 @@ def _to_tensor(name: str, value: object) -> torch.Tensor:
             except (OverflowError, RuntimeError, ValueError):
                 raise InputMistake(f"{name}: {value} does not fit into 64 bits", hint=f"pass float({name})") from None
     if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a compiler's
-        dtype = torch.int64 if isinstance(value, torch.SymInt) else torch.float64
-        return torch.scalar_tensor(value, dtype=dtype)  # type: ignore[arg-type]
+        return number_on(torch.device("cpu"), value)
     if isinstance(value, complex):
         raise refused.type_mistake(name, "complex", array=True)
     if isinstance(value, torch.Generator):
@@ -251,6 +250,8 @@ def _seed(name: str, value: int | np.unsignedinteger | torch.Generator) -> torch
 
 def number_on(device: torch.device, number: bool | int | float | torch.SymInt | torch.SymFloat) -> torch.Tensor:
     """A Python number as a tensor of rank 0, filled in on its device: a transfer would have to be waited for."""
+    if isinstance(number, torch.SymFloat):  # left open by products with tensors: `full` would ask for its value
+        return torch.ones((), dtype=torch.float64, device=device) * number
     whole = isinstance(number, (int, torch.SymInt))
     dtype = torch.bool if isinstance(number, bool) else torch.int64 if whole else torch.float64
     if isinstance(number, int) and 2**63 <= number < 2**64:  # a seed's

@@ -25,7 +25,7 @@ from tilec.language import show
 from tilec.lowered import Lowered
 from tilec.specialise import Specialiser
 from tilec.torch_op import dtensors
-from tilec.torch_op.operator import handle_of, in_graph
+from tilec.torch_op.graphs.nodes import handle_of, in_graph
 from tilec.transforms.batching.ranks import UnknownRank
 from tilec.transforms.batching.vmap import vmap
 
@@ -134,11 +134,11 @@ class Function(Displayed):
             InputMistake: Too few or too many inputs, or one that is none of these things.
             TileError: Whatever else these shapes show, such as two points that assign one element.
         """
+        if is_dynamo_compiling():  # outside of what handles errors, where Dynamo would give up the whole frame
+            return in_graph(self._handle, *(by_name(self.inputs, inputs, named) if named else inputs))
         try:
             if named:
                 inputs = by_name(self.inputs, inputs, named)
-            if is_dynamo_compiling():
-                return in_graph(self._handle, *inputs)
             if (known := self._calls.native) is not None and (found := known(inputs)) is not known:
                 return found  # as `CallCache` does, a frame less
             return self._calls.unknown(inputs)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, ParamSpec, TypeVar
+from weakref import ref
 
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
@@ -57,6 +58,35 @@ class _Waiting(MetaPathFinder):
 _waiting = _Waiting()
 
 
+_untraced: list[ref[CodeType]] = []  # until somebody is told
+_listener: Callable[[CodeType], object] | None = None
+
+
+def untraced(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """The function, which is run as it stands wherever it is called from: torch.compile compiles all frames of Python
+    that begin in its regions, but neither this one nor those of what it calls. It would change what they mean: to its
+    compiler `numpy()` is a copy, and what is written through that is lost."""
+    leave_untraced(function.__code__)
+    return function
+
+
+def leave_untraced(code: CodeType) -> None:
+    if _listener is None:
+        _untraced.append(ref(code))
+    else:
+        _listener(code)
+
+
+def tell_of_untraced(listener: Callable[[CodeType], object]) -> None:
+    """Have this told of all code that is to be left so, what there is and what will be."""
+    global _listener
+    _listener = listener
+    while _untraced:
+        code = _untraced.pop()()
+        if code is not None:
+            listener(code)
+
+
 _lock = threading.Lock()
 _inside = 0  # how many calls put it off now, in all threads
 _enabled = False  # was it enabled before them?
@@ -86,6 +116,7 @@ def collection_put_off() -> Iterator[None]:
 def puts_off_collection(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
     """The function, inside of such a block."""
 
+    @untraced
     @functools.wraps(function)
     def inside(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
         with collection_put_off():

@@ -26,6 +26,7 @@ _MEMBERS = (  # what objects of other libraries have; the first that there is
     ("__array__", "numpy.asarray({0})"),
     ("__float__", "float({0})"),  # a Decimal, a number of SymPy
 )
+_PROXIES = "torch.fx.symbolic_trace knows torch's own functions alone; trace with torch.export or make_fx"
 _LISTS = "a list becomes a tensor with torch.tensor(...)"
 _TAKEN = "pass a torch tensor, a NumPy array or a Python number"
 
@@ -45,7 +46,9 @@ def kind_mistake(name: str, value: object) -> InputMistake:
         hint += f"; {_LISTS}"
     elif value is None:
         hint += "; an input that is not needed is left out of the text"
-    elif not isinstance(value, type):
+    elif type(value).__module__ == "torch.fx.proxy":
+        hint = _PROXIES
+    elif not isinstance(value, type) and not hasattr(value, "a member that nothing has"):
         made = next((text for member, text in _MEMBERS if hasattr(value, member)), None)
         hint = f"pass {made.format(name)}" if made else hint
     return InputMistake(f"{name}: got {type(value).__name__}", hint=hint)

@@ -186,6 +186,21 @@ def test_a_number_may_change() -> None:
         torch.testing.assert_close(whole(torch.ones(3), s), torch.full((3,), s))
 
 
+def test_a_number_stays_open() -> None:
+    """One graph serves all that are finite, and zeros keep their sign: a guard on a value takes them for equal."""
+    f, counter, x = (
+        tilec.compile("Y = X * S;"),
+        CompileCounterWithBackend("aot_eager"),
+        torch.ones(3, requires_grad=True),
+    )
+    whole = torch.compile(lambda x, s: f(x, s), backend=counter, fullgraph=True, dynamic=True)
+    for s in (2.0, 3.0, 0.0, -0.0, 1e-30, 4.5):
+        y = whole(x, s)
+        assert torch.equal(y, x * s) and torch.equal(torch.signbit(y), torch.signbit(x * s))
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full((3,), s))
+    assert counter.frame_count == 1
+
+
 def test_functions_of_one_text() -> None:
     """What has run for a graph runs again, though another function of this text is gone: a capture must not compile."""
     from tilec.torch_op.text import function_of, text_of

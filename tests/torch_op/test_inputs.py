@@ -82,6 +82,21 @@ def test_refused(name: str) -> None:
         f(make(), W)
 
 
+def test_symbolic_trace() -> None:
+    f = tilec.compile(SOURCE)
+    with pytest.raises(tilec.InputMistake, match=r"X: got Proxy\n.*make_fx"):
+        torch.fx.symbolic_trace(lambda x: f(x, W))
+
+
+def test_an_object_with_whatever_it_is_asked_for() -> None:
+    class Recorder:
+        def __getattr__(self, name: str) -> object:
+            return name
+
+    with pytest.raises(tilec.InputMistake, match=r"X: got Recorder\n.*pass a torch tensor"):
+        tilec.compile(SOURCE)(Recorder(), W)
+
+
 def test_a_sparse_cotangent() -> None:
     f, w = tilec.compile(SOURCE), W.clone().requires_grad_()
     for _ in range(2):  # the second backward pass is one like another

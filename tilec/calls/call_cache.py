@@ -13,7 +13,7 @@ from tilec.calls import beside
 from tilec.calls.fast_path import fast_call, native_call
 from tilec.calls.open_calls import OpenCalls
 from tilec.errors import Unsupported
-from tilec.late import let_others_begin, puts_off_collection
+from tilec.late import let_others_begin, puts_off_collection, untraced
 from tilec.native import expected, native
 from tilec.prepare.prepared import CACHED_CALLS
 from tilec.specialise import Specialiser
@@ -41,6 +41,7 @@ class CallCache:
                 return found
         return self.unknown(inputs)
 
+    @untraced
     def unknown(self, inputs: Sequence[object]):
         """The same of a call that the library does not know, or where there is none."""
         if self._waiting and native() is not None:

@@ -13,9 +13,12 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from tilec.errors import TileError
 from tilec.errors.tracebacks import hide_frames, public
+from tilec.late import untraced
+from tilec.torch_op.autograd_node import pulled_back
 from tilec.torch_op.backward_pass import BackwardPass, GradientSource
 from tilec.torch_op.levels import Outputs
 from tilec.torch_op.recorded import Recorded
@@ -78,6 +81,7 @@ class FastTileCall(torch.autograd.Function):
     """The node of a fast call."""
 
     @staticmethod
+    @untraced
     def forward(ctx: Any, call: FastCall, *tensors: torch.Tensor) -> Outputs:
         results = call.run(*tensors)
         for r in results:
@@ -95,7 +99,10 @@ class FastTileCall(torch.autograd.Function):
         return results
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Outputs:
+        if is_dynamo_compiling():
+            return pulled_back(ctx.call.recorded, ctx, d_outputs)
         try:
             return FastTileCall._backward(ctx, d_outputs)
         except TileError as error:

@@ -14,6 +14,7 @@ import torch
 from tilec.calls.fast_path import NativeBackward, addressed, gradient_of, plain
 from tilec.ir.at_sizes import Template
 from tilec.ir.types import TensorType
+from tilec.late import untraced
 from tilec.prepare.prepared import CACHED_CALLS, OpenRun, Prepared
 from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op.backward_pass import OpenRecord, standing_in
@@ -53,6 +54,7 @@ class OpenCalls:
         self._runs = OpenRuns()
         self._kinds: dict[int, OpenKind] = {}
 
+    @untraced
     def __call__(self, calls: Any, tensors: TensorSequence) -> bool:
         """Add the call of such tensors; False where it has to be looked at."""
         if len(calls) >= CACHED_CALLS or not self._function.may_leave_open():
@@ -165,6 +167,7 @@ class OpenBackward(NativeBackward):
         like = self._kind.recorded
         return recorded_at(like.function, (self._kind.shared, self._sizes), like.weak, like.values)
 
+    @untraced
     def pulled_back(self, native: Any, needed: tuple[bool, ...], kept: Any, d_outputs: Outputs) -> Outputs | None:
         """None where the pass is added, for the library to run."""
         if native is not None and plain(self._device, kept, d_outputs) and self._add(native, needed, kept, d_outputs):

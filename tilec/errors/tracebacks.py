@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from tilec.errors import InputMistake, InternalMistake, TileError, listed
 from tilec.knobs import FULL_TRACEBACK
+from tilec.late import untraced
 
 F = TypeVar("F", bound=Callable)
 FOREIGN = ("tilec", "torch", "IPython", "ipykernel")  # packages whose frames are not the caller's
@@ -30,6 +31,7 @@ def public(function: F) -> F:
     """An entry of the API whose TileErrors show the caller's frame alone, and which raises one where it is given other
     arguments than it takes. Costs one call: not for hot paths."""
 
+    @untraced
     @functools.wraps(function)
     def entry(*args, **named):
         try:

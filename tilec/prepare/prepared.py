@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from tilec.errors import InputMistake
 from tilec.ir.at_sizes import with_numbers
 from tilec.ir.program import Program
 from tilec.ir.types import TensorType, is_floating
+from tilec.late import untraced
 
 CACHED_CALLS = 4096  # shapes and types remembered by one function; beyond that the oldest is forgotten
 
@@ -53,8 +55,7 @@ class Prepared:
         """The same, given the inputs one by one."""
         if self.plain and hasattr(self.executable, "direct"):
             return self.executable.direct
-        run = self.unrecorded
-        return lambda *tensors: run(tensors)
+        return partial(_one_by_one, self.unrecorded)
 
     def native(self, tensors: Sequence[torch.Tensor]) -> object:
         """What the library runs for tensors like these, for which it has run: a plan of its own, or `direct`."""
@@ -82,6 +83,11 @@ class Prepared:
         else:
             results = self.executable(tensors)
         return tuple([None if r is None else results[r] for r in self.results])
+
+
+@untraced
+def _one_by_one(run: Callable[[Sequence[torch.Tensor]], tuple], *tensors: torch.Tensor) -> tuple:
+    return run(tensors)
 
 
 @dataclass(frozen=True)

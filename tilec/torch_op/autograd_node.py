@@ -16,12 +16,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from tilec.errors.tracebacks import public
+from tilec.late import untraced
+from tilec.torch_op.graphs.nodes import pulled_back_in_graph
 from tilec.torch_op.levels import Outputs
 
 if TYPE_CHECKING:
     from tilec.torch_op.recorded import Recorded
+
+
+def pulled_back(recorded: Recorded, ctx: Any, d_outputs: Outputs) -> Outputs:
+    """What a node's backward pass returns."""
+    given = ctx.needs_input_grad[1:], ctx.saved_tensors, d_outputs
+    if is_dynamo_compiling():  # compiled autograd
+        return (None, *pulled_back_in_graph(recorded.handle, *given))
+    return (None, *recorded.pulled_back(*given))
 
 
 class TileCall(torch.autograd.Function):
@@ -33,11 +44,13 @@ class TileCall(torch.autograd.Function):
         return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
 
     @staticmethod
+    @untraced
     def forward(recorded: Recorded, *tensors: torch.Tensor) -> Outputs:
         # torch takes no operation in place on what a node returns as a view, though nothing else has its memory
         return tuple([r if r is None or not r._is_view() else r.detach() for r in recorded.run(tensors)])
 
     @staticmethod
+    @untraced
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
         recorded, *tensors = inputs
         ctx.recorded = recorded
@@ -55,15 +68,17 @@ class TileCall(torch.autograd.Function):
     @staticmethod
     @public
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Outputs:
-        return (None, *ctx.recorded.pulled_back(ctx.needs_input_grad[1:], ctx.saved_tensors, d_outputs))
+        return pulled_back(ctx.recorded, ctx, d_outputs)
 
     @staticmethod
+    @untraced
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Outputs:
         """The outputs' tangents (None: of no floating output, or of one that depends on no tangent)."""
         recorded: Recorded = ctx.recorded
         return recorded.tangents(ctx.saved_tensors, tangents)
 
     @staticmethod
+    @untraced
     def vmap(size: int, randomness: str, dims: Sequence[int | None], recorded: Recorded, tensors: Any) -> Any:
         """The function over a batch of so many, which each tensor has along a dimension or not; the outputs' is first.
         Random numbers are functions of their seeds, so that an element draws what it would alone unless `randomness` is

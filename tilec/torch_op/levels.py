@@ -17,6 +17,7 @@ from torch._functorch.vmap import unwrap_batched
 from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
+from tilec.late import untraced
 from tilec.torch_op.state import transforming
 
 Outputs = tuple[torch.Tensor | None, ...]
@@ -42,6 +43,7 @@ class _Level(torch.autograd.function._SingleLevelFunction):
     """The node at one level: forward goes on to the level below, derivatives are the node's."""
 
     @staticmethod
+    @untraced
     def forward(call: tuple[Any, Any], *tensors: torch.Tensor) -> Outputs:
         interpreter: Any = retrieve_current_functorch_interpreter()
         level = interpreter.level()
@@ -52,6 +54,7 @@ class _Level(torch.autograd.function._SingleLevelFunction):
         return tuple([None if r is None else _functorch._wrap_for_grad(r, level) for r in results])
 
     @staticmethod
+    @untraced
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
         (ctx.node, recorded), *tensors = inputs
         ctx.node.setup_context(ctx, (recorded, *tensors), output)
@@ -59,10 +62,12 @@ class _Level(torch.autograd.function._SingleLevelFunction):
             ctx.save_for_forward(*tensors)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *d_outputs: torch.Tensor | None) -> Outputs:
         return ctx.node.backward(ctx, *d_outputs)
 
     @staticmethod
+    @untraced
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Outputs:
         return ctx.node.jvp(ctx, *tangents)
 

@@ -4,28 +4,25 @@ Compilers, exporters, functionalization, fake and meta tensors see a call of it,
 program is in its arguments, as Tile with a comment before it that says how it is to run, so that an exported graph is
 complete and can be read.
 
-torch.compile puts a whole call into its graph as one node first (`in_graph`), which it does not look into. Dynamo takes
-the call down; what traces the graph afterwards carries it out, through the same code as any other call, and so meets
-the node of autograd, the levels of torch.func and, below these, the operator.
+torch.compile puts a whole call into its graph as one node first (`graphs/nodes.py`). What traces that graph afterwards
+meets the node of autograd, the levels of torch.func and, below these, the operator.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
-from weakref import WeakValueDictionary, finalize
+from collections.abc import Sequence
+from weakref import finalize
 
 import torch
 
 from tilec.arguments import device_of
-from tilec.late import when_imported
+from tilec.late import untraced, when_imported
 from tilec.native import native
 from tilec.prepare.prepared import CACHED_CALLS, Bounded, Prepared
 from tilec.specialise import Specialiser
 from tilec.torch_op import symbolic
 from tilec.torch_op.recorded import recorded_call, unrecorded
-from tilec.torch_op.state import carrying_tangents, included, known_tangents, ordinary, recording
+from tilec.torch_op.state import carrying_tangents, known_tangents, ordinary, recording
 from tilec.torch_op.symbolic import empty_in_order, lies_in_order, named_strides, output_orders
 from tilec.torch_op.text import function_of
 from tilec.transforms.axis_orders import AxisOrder
@@ -39,6 +36,7 @@ _OLD_LEVELS = 64  # as many as torch's has
 TensorList = list[torch.Tensor]
 
 
+@untraced
 def _carried_out(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """The outputs: tensors of their own, laid out as the fake ones are."""
     found = _like_before(program, inputs, numbers, sizes)
@@ -120,6 +118,7 @@ def weak_of(inputs: TensorList, numbers: Sequence[int] | None) -> tuple[bool, ..
     return tuple([place in (numbers or ()) for place in range(len(inputs))])
 
 
+@untraced
 def _fake(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """Tensors of the outputs' shapes and types."""
     function, weak = function_of(program), weak_of(inputs, numbers)
@@ -135,6 +134,7 @@ def _fake(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Seque
     return [empty_in_order(t.shape, o, getattr(torch, t.dtype), device) for t, o in found if t is not None]
 
 
+@untraced
 def _recorded(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """A call by torch itself, as an exported graph makes it, under autograd."""
     if (found := _like_before(program, inputs, numbers, sizes)) is not None:  # as compiled graphs call
@@ -148,6 +148,7 @@ def _recorded(program: str, inputs: TensorList, numbers: Sequence[int], sizes: S
         return torch.ops.tilec.call(program, inputs, numbers or [], sizes or [])  # a package has None for empty
 
 
+@untraced
 def _called(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     return [
         r
@@ -156,6 +157,7 @@ def _called(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Seq
     ]
 
 
+@untraced
 def _in_old_vmap(program: str, inputs: TensorList, numbers: Sequence[int], sizes: Sequence[int]) -> TensorList:
     """Under the vmap that batched gradients and `torch.autograd.functional` use, which has levels of its own."""
     with torch._C._PreserveDispatchKeyGuard():  # a device's thread counts no level, and would leave it
@@ -179,32 +181,6 @@ TORCH_LIBRARY.impl("call", _recorded, "Autograd")
 TORCH_LIBRARY.impl("call", _in_old_vmap, "Batched")
 TORCH_LIBRARY.impl("call", _called, "FuncTorchDynamicLayerFrontMode")
 torch.library.register_fake("tilec::call", _fake, lib=TORCH_LIBRARY)
-
-
-_calls: WeakValueDictionary[str, Any] = WeakValueDictionary()
-_count = itertools.count()
-
-
-def handle_of(call: Any) -> str:
-    """A name by which graphs know what is to be called with the inputs."""
-    handle = f"call_{next(_count)}"
-    _calls[handle] = call
-    return handle
-
-
-def _called_by_handle(handle: str, *inputs: Any) -> Any:
-    return _calls[handle](inputs)
-
-
-def _tell_dynamo() -> None:
-    from torch._dynamo import allow_in_graph, disallow_in_graph
-
-    allow_in_graph(_called_by_handle)
-    disallow_in_graph(included)  # no graph takes its argument: torch 2.11 would fail, not break
-
-
-in_graph: Callable[..., Any] = _called_by_handle  # traced like any other function until it is allowed in graphs
-when_imported("torch._dynamo", _tell_dynamo)
 
 
 def _fuse_neighbours() -> None:

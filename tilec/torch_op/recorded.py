@@ -38,6 +38,7 @@ from tilec.torch_op.backward_pass import (
     standing_in,
 )
 from tilec.torch_op.dispatch import SizeValues, Weak, operator, run_plain
+from tilec.torch_op.graphs.nodes import handle_of
 from tilec.torch_op.levels import Outputs, through_levels
 from tilec.torch_op.state import asking, exporting, ordinary, recording, transforming
 
@@ -153,6 +154,7 @@ class Recorded:
     `values` those that stand in sizes; `outputs` names those that are there, by position. `wrt` are the inputs that
     need gradients (none: there is no `partition`). `function` is what is recorded, `special` its program. `shared`:
     what other shapes of a class run too, and the sizes here. `beside`: threads that make a backward pass ready.
+    `handle`: by which graphs know it.
     """
 
     forward: Specialiser
@@ -165,9 +167,13 @@ class Recorded:
     function: Specialiser
     shared: OpenRecordAt | None = None
     beside: list[Thread] = field(default_factory=list)
+    handle: str = field(init=False)
     _gradients: dict[object, tuple[Specialiser, Backward]] = field(default_factory=dict)
     _passes: dict[object, BackwardPass] = field(default_factory=dict)
     _views: dict[bool, dict[str, CotangentView]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "handle", handle_of(self))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -194,10 +200,8 @@ class Recorded:
     @cached_property
     def constant(self) -> tuple[int, ...]:
         """Where the extras that have no derivative stand in outputs and extras."""
-        first = len(self.outputs)
-        if self.partition is None:
-            return ()
-        return tuple(first + self.partition.extra.index(name) for name in self.partition.constant)
+        first, parts = len(self.outputs), self.partition
+        return () if parts is None else tuple(first + parts.extra.index(name) for name in parts.constant)
 
     @cached_property
     def plain(self) -> Specialiser:

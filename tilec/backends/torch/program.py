@@ -30,6 +30,7 @@ from tilec.ir.infer import infer
 from tilec.ir.program import Program, Statement, reads
 from tilec.ir.types import NARROW, Types
 from tilec.language.show import show_statement
+from tilec.late import leave_untraced
 from tilec.transforms.autodiff.biased_sums import with_biased_sums
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
@@ -97,7 +98,11 @@ def _compiled(name: str, text: str) -> CodeType:
     _count += 1
     filename = f"<tilec {name} {_count}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    return compile(with_memory_handler(text, name, filename), filename, "exec")
+    code = compile(with_memory_handler(text, name, filename), filename, "exec")
+    for function in code.co_consts:
+        if isinstance(function, CodeType):
+            leave_untraced(function)
+    return code
 
 
 @cache
