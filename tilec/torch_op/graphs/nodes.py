@@ -37,11 +37,15 @@ def _pulled_back_by_handle(handle: str, *given: Any) -> Any:
 
 def _tell_dynamo() -> None:
     from torch._dynamo import allow_in_graph, disallow_in_graph
-    from torch._dynamo.eval_frame import set_code_exec_strategy
-    from torch._dynamo.types import FrameAction, FrameExecStrategy
 
-    with_callees = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-    tell_of_untraced(lambda code: set_code_exec_strategy(code, with_callees))
+    try:  # neither is public; without them Dynamo compiles what it meets
+        from torch._dynamo.eval_frame import set_code_exec_strategy
+        from torch._dynamo.types import FrameAction, FrameExecStrategy
+    except ImportError:
+        pass
+    else:
+        with_callees = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+        tell_of_untraced(lambda code: set_code_exec_strategy(code, with_callees))
     allow_in_graph(_called_by_handle)
     allow_in_graph(_pulled_back_by_handle)
     disallow_in_graph(included)  # no graph takes its argument: torch 2.11 would fail, not break
