@@ -307,7 +307,7 @@ def test_compositions_that_overflow_are_run_step_by_step(tiling):
 @pytest.mark.parametrize("value", [inf, -inf, nan])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_states_that_are_not_finite(step, value, cut):
     a, b, h = states()
     b[4, 1], a[6, 0] = value, 0

@@ -226,7 +226,7 @@ AGGREGATIONS = {
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_aggregations_over_the_rows(name, monkeypatch):
     """Scores of which every row is read, and something of every column."""
     source = f"function (Q[N, E], K[M, E]) -> (Y, Z) {{ A[i, j : N, M] = +(Q[i, e] * K[j, e]); Y[i] = +(A[i, j] * A[i, j]); {AGGREGATIONS[name]} }}"  # noqa: E501
