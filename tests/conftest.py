@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TILEC_FULL_TRACEBACK", "1")  # where a test fails, the frames say why
@@ -85,6 +86,12 @@ def pytest_collection_finish(session):
     gc.freeze()
     gc.enable()
     gc.set_threshold(100_000, 10, 50)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """What a test draws without a generator of its own does not depend on the tests before it."""
+    torch.manual_seed(0)
 
 
 def pytest_terminal_summary(terminalreporter, config):
