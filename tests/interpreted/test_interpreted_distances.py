@@ -66,7 +66,7 @@ def _smaller(monkeypatch):
 @pytest.mark.parametrize(
     ("program", "points"), [*((p, "normal") for p in PROGRAMS), *(("pairs", p) for p in POINTS)], ids=str
 )
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(8)
 def test_values_and_gradients(program, points):
     source, formula = PROGRAMS[program]
     generator = torch.Generator().manual_seed(0)
@@ -131,7 +131,7 @@ EXTREMA = {
 @pytest.mark.parametrize("statements", EXTREMA)
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("many", (False, True))
-@pytest.mark.one_in(13)
+@pytest.mark.one_in(18)
 def test_extrema_of_tiles(statements, points, many, monkeypatch):
     """Distances of which extrema alone are asked for are not stored; of points that are the same the first counts."""
     monkeypatch.setattr(tile_extrema, "WAVES", 0 if many else 16)

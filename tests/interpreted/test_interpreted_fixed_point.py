@@ -74,7 +74,7 @@ def inputs(source: str, points: int, elements: int, dtype: torch.dtype) -> list[
     return [found[text.strip()[0]] for text in declared.replace("M, D", "").split(",")]
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(10)
 @pytest.mark.filterwarnings("ignore::tilec.TileWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", CASES)

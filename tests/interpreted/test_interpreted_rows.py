@@ -323,7 +323,7 @@ def test_rows_that_are_read_twice_are_held():
     assert "BN=1," not in lowered.source() and len(lowered.kernels) == 1
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ACROSS)
 @pytest.mark.parametrize("walked", [False, True])
 @pytest.mark.covering

@@ -77,7 +77,7 @@ def test_random_programs_at_many_sizes() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("block", ["64", pytest.param(str(knobs.BLOCK.default), marks=pytest.mark.slow)])
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(8)
 def test_programs_at_many_sizes(name: str, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.BLOCK.name, block)
     source, _ = PROGRAMS[name]

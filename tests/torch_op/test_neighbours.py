@@ -95,7 +95,7 @@ def total(y):
     return sum((t.double() * t.double()).sum() for t in (y if isinstance(y, tuple) else (y,)))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.covering
@@ -114,7 +114,7 @@ def test_all_is_taken(name: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(8)
 def test_gradients(name: str, dynamic: bool) -> None:
     """Numbers, and how many operations are left of those that torch has beside the calls, forward and backward."""
     f, shapes = CASES[name]
