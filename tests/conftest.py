@@ -91,7 +91,9 @@ def pytest_collection_finish(session):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     """What a test draws without a generator of its own does not depend on the tests before it."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` writes the whole stack down for devices not yet in use
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 def pytest_terminal_summary(terminalreporter, config):
