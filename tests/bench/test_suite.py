@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -114,11 +114,9 @@ def test_measured_gathered_and_shown(tmp_path: Path) -> None:
     assert record["floor"] > 0 and ratio(record) is not None
     assert record["step"].keys() == record["us"].keys() and min(record["step"].values()) > 0
     path = tmp_path / "results.json"
-    found = dict(gather_workloads(names, settings, path, limit=100, deadline=time.monotonic() + 100))
+    found = dict(gather_workloads(names, settings, path, limit=math.inf, deadline=math.inf))
     assert list(json.loads(path.read_text())) == names == list(found)
-    assert dict(gather_workloads(names, settings, path, limit=100, deadline=time.monotonic() + 100)) == {}, (
-        "nothing is left"
-    )
+    assert dict(gather_workloads(names, settings, path, limit=math.inf, deadline=math.inf)) == {}, "nothing is left"
     text = page.page(found)
     assert all(f"| {name} |" in text for name in [*names, "softmax of rows, step"]) and "geometric mean" in text
     assert "| geometric mean | forward | backward | step |" in text and "argmax of rows, step" not in text
