@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TILEC_FULL_TRACEBACK", "1")  # where a test fails, the frames say why
@@ -85,6 +86,14 @@ def pytest_collection_finish(session):
     gc.freeze()
     gc.enable()
     gc.set_threshold(100_000, 10, 50)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """What a test draws without a generator of its own does not depend on the tests before it."""
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` writes the whole stack down for devices not yet in use
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 def pytest_terminal_summary(terminalreporter, config):

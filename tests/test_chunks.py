@@ -34,7 +34,7 @@ ROUGH = {torch.float64: (1e-11, 1e-12), torch.float32: (2e-5, 2e-5), torch.bfloa
 @pytest.mark.parametrize("dtype", ROUGH, ids=str)
 @pytest.mark.parametrize("name", CHUNKED)
 @pytest.mark.covering
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(13)
 def test_the_same_gradients(name: str, dtype: torch.dtype, monkeypatch) -> None:
     source, shapes = CHUNKED[name]
     inputs = inputs_for(shapes(41), dtype)
@@ -148,6 +148,7 @@ def test_where_sums_have_the_same_order_so_have_bits(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("steps", slow_but([0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 19], (0, 1, 9)))
+@pytest.mark.one_in(2)
 def test_any_number_of_steps(steps: int, monkeypatch) -> None:
     """No chunks, one more step than chunks, a last chunk of any length."""
     inputs = inputs_for([(steps, 2), (2,)])

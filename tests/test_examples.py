@@ -21,7 +21,7 @@ def run_once(self, what, ours, theirs, rounds=7) -> None:
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_example(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(script.parent))  # as of a script that is run
     monkeypatch.setattr(sys, "argv", [str(script)])

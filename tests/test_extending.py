@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.fresh import run_fresh
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -108,7 +106,7 @@ def blocks() -> dict[str, str]:
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a package with the additions."""
     folder = tmp_path_factory.mktemp("extended")
-    shutil.copytree(ROOT / "tilec", folder / "tilec", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tilec", folder / "tilec")  # with what is compiled of files that stay as they are
     shutil.copytree(ROOT / "grammar", folder / "grammar")
     for place, code in blocks().items():
         table, _, rest = place.partition(" in ")
@@ -126,16 +124,12 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(folder), "TRITON_INTERPRET": "1", "TILEC_NATIVE": "0"}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 def test_all_additions_work(extended: Path) -> None:
     """And the pass alone, in the same process."""
-    assert "Y[i : 5] = X[i];" in run(extended, "-c", PROGRAM + WAY + ALONE)
+    environment = {"TRITON_INTERPRET": "1", "TILEC_NATIVE": "0"}
+    done = run_fresh(PROGRAM + WAY + ALONE, cwd=extended, environment=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Y[i : 5] = X[i];" in done.stdout
 
 
 def test_each_addition_is_of_the_page() -> None:

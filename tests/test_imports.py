@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.fresh import run_fresh
 
 from tilec.language.grammar import parser
 from tilec.late import when_imported
@@ -24,8 +24,8 @@ print(type(config.post_grad_custom_pre_pass).__name__)
 
 
 def test_compilers_are_imported_by_those_who_use_them() -> None:
-    done = subprocess.run([sys.executable, "-c", CALL], capture_output=True, text=True, check=True)
-    assert done.stdout == "\nFuseNeighbours\n"
+    done = run_fresh(CALL)
+    assert done.stdout == "\nFuseNeighbours\n", done.stderr
 
 
 def test_when_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent / "tilec"
 
@@ -111,12 +112,24 @@ def tree(path: Path) -> ast.Module:
 
 
 @cache
+def nodes(path: Path) -> dict[type[ast.AST], list[Any]]:
+    """What stands in a file, by its kind."""
+    found: dict[type[ast.AST], list[Any]] = defaultdict(list)
+    for node in ast.walk(tree(path)):
+        found[type(node)].append(node)
+    return found
+
+
+PARTS = ("body", "orelse", "finalbody", "handlers", "cases")  # where statements hold others
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Names of the modules that a file imports when it is loaded or run; those for type checking alone do not count."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.expr) or isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -125,7 +138,7 @@ def imports(path: Path) -> set[str]:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 found.add(inner if inner in MODULES else str(node.module))
-        for child in ast.iter_child_nodes(node):
+        for child in (child for field in PARTS for child in getattr(node, field, ())):
             visit(child)
 
     visit(tree(path))
@@ -337,18 +350,14 @@ WORDS = {
 }
 
 
+NAMED = {ast.Name: "id", ast.arg: "arg", ast.Attribute: "attr", ast.FunctionDef: "name", ast.ClassDef: "name"}
+
+
 def test_names_are_the_fields_words() -> None:
     """The parts of every name in the compiler; a bench or an importer may call a matrix wide."""
     strays: dict[str, str] = {}
     for path in (p for d in ("backends", "transforms", "ir", "lattice", "language") for p in (ROOT / d).rglob("*.py")):
-        for node in ast.walk(tree(path)):
-            match node:
-                case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
-                    pass
-                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                    pass
-                case _:
-                    continue
+        for name in {getattr(node, field) for kind, field in NAMED.items() for node in nodes(path)[kind]}:
             for word in WORDS.keys() & {w.lower() for w in name.replace("_", " ").split()}:
                 strays[f"{path.relative_to(ROOT)}: {name}"] = WORDS[word]
     assert not strays, "\n".join(f"{where}: say {what}" for where, what in strays.items())
@@ -380,7 +389,7 @@ TEXT_READERS = {
 
 
 def _text_reads(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree(path)):
+    for node in (n for kind in (ast.Import, ast.Call, ast.Compare) for n in nodes(path)[kind]):
         match node:
             case ast.Import(names=names) if any(a.name == "re" for a in names):
                 yield f"{node.lineno}: import re"

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.fresh import run_fresh
 
 import tilec
 from tilec.native.build import SOURCES
@@ -18,15 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = "import tilec; print(tilec.__file__); print(tilec.compile('Y = X + 1;').tile)"
 
 
-def run(code: str, path: Path, cwd: Path) -> str:
-    env = {**os.environ, "PYTHONPATH": str(path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=cwd, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
 @pytest.mark.slow  # as most tests do
 def test_checkout_finds_its_grammar(tmp_path: Path) -> None:
-    assert str(ROOT) in run(PROGRAM, ROOT, tmp_path)
+    command, environment = [sys.executable, "-c", PROGRAM], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert str(ROOT) in done.stdout
 
 
 def test_wheel_carries_its_grammar(tmp_path: Path) -> None:
@@ -39,7 +36,8 @@ def test_wheel_carries_its_grammar(tmp_path: Path) -> None:
     assert "tilec/py.typed" in names and any(n.endswith(".lark") for n in names)
     assert {f"tilec/native/{s.name}" for s in SOURCES} <= set(names)
     assert not any(n.startswith(("tests/", "examples/")) for n in names)
-    assert str(tmp_path / "site") in run(PROGRAM, tmp_path / "site", tmp_path)
+    done = run_fresh(PROGRAM, cwd=tmp_path / "site")
+    assert str(tmp_path / "site") in done.stdout, done.stderr
 
 
 def test_versions_agree() -> None:

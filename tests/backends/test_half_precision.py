@@ -7,7 +7,7 @@ from support.half_precision import CASES, MARKOV, MARKOV_SHAPES, check
 import tilec
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.covering
@@ -129,7 +129,7 @@ STEPS = "H[t, b : T, B] = L[t, b] * A[t, b] + 0.5 * H[t - 1, b];"
 MATRIX = "H[t, b : T, B] = tanh(0.1 * L[t, b] + 0.5 * sum(A[b, c] * H[t - 1, c]));"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "source",
     [
@@ -171,7 +171,7 @@ RUNNING = {  # recurrences, and scans whose gradients are some, beside statistic
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", RUNNING)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_recurrences_beside_wide_statistics(name, dtype):

@@ -210,7 +210,7 @@ def test_columns_that_fill_no_tile_are_several_boxes(columns: int, several: int 
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 def test_first_guesses_and_candidates_fit(name: str) -> None:
     case, dtype = CHOSEN[name]
     candidates = configs((case.dot, case.tensors(dtype)))

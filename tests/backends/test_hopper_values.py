@@ -38,7 +38,7 @@ def values(case: Case, config: HopperConfig, dtype: str, special: bool) -> None:
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.covering
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_values(name: str, special: bool) -> None:
     case, config, dtype = CASES[name]
     values(case, config, dtype, special)
@@ -46,7 +46,7 @@ def test_values(name: str, special: bool) -> None:
 
 @pytest.mark.parametrize("consumers", [1, 2])
 @pytest.mark.parametrize("name", STAYING)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_programs_that_stay(name: str, consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few programs for many tiles, some of which sum over more than others: buffers and barriers are used again."""
     monkeypatch.setattr(hopper, "MULTIPROCESSORS", 1)

@@ -66,7 +66,7 @@ def tiles(p: Problem, **others: int) -> HopperConfig:
 @pytest.mark.parametrize("others", [{}, {"split": 2}], ids=["whole", "split"])
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_values(name: str, special: bool, others: dict[str, int]) -> None:
     p = problem(name)
     assert p.product is not None

@@ -1,11 +1,9 @@
 """The generated source: it runs as it stands, says what it does, and keeps to its memory budget."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from support.agreement import run, tensors
+from support.fresh import run_fresh
 
 import tilec
 from tilec import knobs
@@ -79,7 +77,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 )
 def test_intermediates_stay_within_the_budget(source):
     """The terms of each of these statements take at least 250 MB."""
-    done = subprocess.run([sys.executable, "-c", MEASURE, source], capture_output=True, text=True, check=True)
+    done = run_fresh(MEASURE, source)
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout) * 1024 <= knobs.MEMORY_BUDGET.default + 16 * 2**20
 
 

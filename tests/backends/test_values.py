@@ -10,7 +10,7 @@ from tilec.backends.base import Options
 
 
 @pytest.mark.parametrize("case", CONTRACTIONS + CONVOLUTIONS + LOGS + GENERAL, ids=lambda c: c[0])
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_any_strides_give_the_same(case):
     source, *shapes = case
     inputs = tensors(*shapes)

@@ -111,7 +111,7 @@ ROWS_HERE = {
 
 
 @pytest.mark.parametrize("name", ROWS_HERE)
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(13)
 def test_small_rows(name: str) -> None:
     record = measured_row(ROWS_HERE[name], HERE)
     assert not record["failed"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_there_are_workloads_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("task", [t if t in SAMPLE else pytest.param(t, marks=pytest.mark.slow) for t in EVERY])
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_a_workload_computes_what_its_peer_does(task: str) -> None:
     workload, direction = split(task)
     inputs = workload.tensors("tiny", "cpu", 1, torch.float64)
@@ -116,11 +116,9 @@ def test_measured_gathered_and_shown(tmp_path: Path) -> None:
     assert record["floor"] > 0 and ratio(record) is not None
     assert record["step"].keys() == record["us"].keys() and min(record["step"].values()) > 0
     path = tmp_path / "results.json"
-    found = dict(gather_workloads(names, settings, path, limit=100, deadline=time.monotonic() + 100))
+    found = dict(gather_workloads(names, settings, path, limit=math.inf, deadline=math.inf))
     assert list(json.loads(path.read_text())) == names == list(found)
-    assert dict(gather_workloads(names, settings, path, limit=100, deadline=time.monotonic() + 100)) == {}, (
-        "nothing is left"
-    )
+    assert dict(gather_workloads(names, settings, path, limit=math.inf, deadline=math.inf)) == {}, "nothing is left"
     text = page.page(found)
     assert all(f"| {name} |" in text for name in [*names, "softmax of rows, step"]) and "geometric mean" in text
     assert "| geometric mean | forward | backward | step |" in text and "argmax of rows, step" not in text

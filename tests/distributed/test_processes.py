@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from support.fresh import preload
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import tilec
@@ -29,12 +30,9 @@ ACROSS = "function (X[N, D], A[D]) -> (H) { H[n, d : N, D] = tanh(A[d] * H[n, d 
 LAYER = "function (X[N, D], W[D, E], B[E]) -> (Y) { Y[n, e : N, E] = relu(sum(X[n, d] * W[d, e]) + B[e]); }"
 
 
-IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel", "pytest", "tilec.nn")
-
-
 def in_processes(count: int, body, device: str = "cpu") -> None:
     """All are forked from one that has imported what they need and has done nothing else."""
-    mp.get_context("forkserver").set_forkserver_preload([*IMPORTED])
+    preload()
     with tempfile.TemporaryDirectory() as folder:
         given = _process, (count, f"file://{folder}/store", body, device), count
         mp.start_processes(*given, start_method="forkserver")

@@ -23,7 +23,7 @@ def outputs(value: object) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_as_torch(name: str) -> None:
     """Values, and the gradient of every floating input for random gradients of the outputs."""
     arguments = gallery.entry(name).example(seed=3, dtype=torch.float64)

@@ -21,6 +21,7 @@ REFUSED = (tilec.WriteConflict, tilec.SizeMistake, tilec.Unsupported)
 
 
 @pytest.mark.parametrize("body, down, across", REPAIRED)
+@pytest.mark.one_in(2)
 def test_texts_of_convolutions(body: str, down: str, across: str) -> None:
     source = f"function (I[N, H, W, C], K[P, Q, C, O]) -> (Y) {{ Y[n, y, x, o : N, {down}, {across}, O] = +({body}); }}"
     assert check_texts(source, [torch.zeros(2, 9, 11, 3), torch.zeros(3, 2, 3, 4)]) > 8

@@ -229,6 +229,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.one_in(2)
 def test_random_numbers_of_scores(name):
     """Their counters are integers, whatever is multiplied by what is drawn."""
     drawn, seed = DRAWS[name]

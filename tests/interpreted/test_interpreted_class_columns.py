@@ -31,6 +31,7 @@ def numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:
     ],
     # two rows: one quotient; one channel: no product without its classes
 )
+@pytest.mark.one_in(2)
 def test_gradients_by_images_of_few_channels(taps: int, stride: int, channels: int, sides, special: bool) -> None:
     source = STEM % {"pad": taps // 2, "stride": stride}
     filters = 16 if special else 18  # of which rows of whole vectors are no multiple

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("guard", ["", "i >= j"])
 @pytest.mark.parametrize("rows, columns, width, mixed", [(70, 70, 33, 54), (40, 83, 17, 17), (17, 20, 24, 31)])
 def test_values_and_gradients_over_copies(guard, rows, columns, width, mixed, monkeypatch):

@@ -66,7 +66,7 @@ def _smaller(monkeypatch):
 @pytest.mark.parametrize(
     ("program", "points"), [*((p, "normal") for p in PROGRAMS), *(("pairs", p) for p in POINTS)], ids=str
 )
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_values_and_gradients(program, points):
     source, formula = PROGRAMS[program]
     generator = torch.Generator().manual_seed(0)
@@ -131,7 +131,7 @@ EXTREMA = {
 @pytest.mark.parametrize("statements", EXTREMA)
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("many", (False, True))
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 def test_extrema_of_tiles(statements, points, many, monkeypatch):
     """Distances of which extrema alone are asked for are not stored; of points that are the same the first counts."""
     monkeypatch.setattr(tile_extrema, "WAVES", 0 if many else 16)
@@ -139,7 +139,7 @@ def test_extrema_of_tiles(statements, points, many, monkeypatch):
     outputs = ", ".join(s.split("[")[0].strip() for s in text.split(";") if s.strip())
     source = f"function (X[N, D], Y[M, D]) -> ({outputs}) {{ S[i, j : N, M] = +({SQUARES}); {text} }}"
     generator = torch.Generator().manual_seed(1)
-    x, y = POINTS[points](*(torch.randn(n, 37, generator=generator).round(decimals=1) for n in (133, 98)))
+    x, y = POINTS[points](*(torch.randn(n, 37, generator=generator).round(decimals=1) for n in (70, 98)))
     y[40] = y[7]
     y[70] = y[7]
     f = tilec.compile(source, backend="triton")
@@ -169,7 +169,7 @@ def test_extrema_of_tiles(statements, points, many, monkeypatch):
 ])  # fmt: skip
 def test_distances_that_others_read_are_stored(text):
     source = f"function (X[N, D], Y[M, D]) -> (O, P) {{ S[i, j : N, M] = +({SQUARES}); {text} }}"
-    x, y = torch.randn(133, 37), torch.randn(98, 37)
+    x, y = torch.randn(70, 37), torch.randn(75, 37)
     f = tilec.compile(source, backend="triton")
     assert "S_extrema" not in [k.name for k in f.lower(x, y).kernels]
     s = (x[:, None] - y).square().sum(-1)

@@ -74,7 +74,7 @@ def inputs(source: str, points: int, elements: int, dtype: torch.dtype) -> list[
     return [found[text.strip()[0]] for text in declared.replace("M, D", "").split(",")]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.filterwarnings("ignore::tilec.TileWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", CASES)
@@ -185,7 +185,7 @@ def test_each_element_has_a_bound_of_its_own(dtype: torch.dtype, near: bool) -> 
         assert torch.equal(f(x[order], t[order], torch.zeros(elements, dtype=dtype)), y)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("apart", [8, 60, 400])
 @pytest.mark.parametrize("columns", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

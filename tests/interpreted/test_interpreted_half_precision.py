@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_values_and_gradients(case, dtype):
     check(case, dtype, "triton", "cpu")
 
@@ -141,7 +141,7 @@ def test_gradients_after_a_bias_read_the_sum_that_is_rounded_with_it(activation,
     assert {s.name for s in f.saved(x, w, a)} == {"X", "W", "O_biased"}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_slope_of_a_bias_of_distances(weighted, dtype):

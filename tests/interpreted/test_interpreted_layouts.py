@@ -72,7 +72,7 @@ def lies_last(t: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_results_lie_as_inputs_do(name):
     source, shapes = PROGRAMS[name]
     f, exact = tilec.compile(source, backend="triton"), tilec.compile(source, backend="torch")

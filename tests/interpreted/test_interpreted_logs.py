@@ -107,7 +107,7 @@ def test_values(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_gradients(case):
     source, inputs = CASES[case]
     gradient = tilec.compile(source).grad().tile
@@ -160,7 +160,7 @@ def test_gradients_of_distances_are_seldom_left_for_single_terms(monkeypatch):
 
 
 @pytest.mark.parametrize("case", VALUES)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_exponentials_computed_beforehand(case, monkeypatch):
     """As large products do, values and gradients; float64 ones are taken too."""
     monkeypatch.setattr(exponential_products, "LEAST_WORK", 0)

@@ -73,8 +73,8 @@ def test_programs_that_wait_are_not_looked_at() -> None:
 def test_what_is_no_tensor_s(distance: int, found: bool) -> None:
     """Of 13 elements of four bytes the next three lie in 16 bytes with the last one.
 
-    They lie amid an array's, so that the allocator has put no other tensor next to them."""
-    around = np.zeros(64, np.float32)
+    They lie amid an array's, so that the allocator has put no other tensor where any of them is read."""
+    around = np.zeros(2048, np.float32)
     start = 16 + -(around.ctypes.data // 4 + 16) % 4
     memory = torch.from_numpy(around[start : start + 13])
     assert memory.data_ptr() % 16 == 0

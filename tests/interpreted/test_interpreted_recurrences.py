@@ -76,7 +76,7 @@ def form(request, monkeypatch):
 
 @pytest.mark.parametrize("case", RECURRENCES)
 @pytest.mark.covering
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_each_recurrence_and_its_gradient(case, form):
     source, arrays = RECURRENCES[case]
     assert agree_with_gradient(parse(source), list(arrays)) is not None

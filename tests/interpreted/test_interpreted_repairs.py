@@ -53,6 +53,7 @@ def test_exact_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("place", [None, 17, -3])
+@pytest.mark.one_in(2)
 def test_a_small_factor_is_looked_at_first(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it cannot have made wrong is left as it is. Programs look at it in several goes, and each at several blocks
     of the result if there is anything in it."""

@@ -53,7 +53,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_classes_at_once(name: str) -> None:
     source = f"function (I[N, H, W, C]) -> (O) {{ {CASES[name]} }}"
     f = tilec.compile(source, backend="triton")
@@ -202,7 +202,7 @@ def agree(source: str, inputs: Callable[[torch.dtype], list[torch.Tensor]], half
 
 
 @pytest.mark.parametrize("name", INTERLEAVED)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_parts_a_step_apart(name: str) -> None:
     source = f"function (I[N, H, W, C]) -> (O) {{ {INTERLEAVED[name]} }}"
     agree(source, lambda dtype: [image((2, 6, 4, 34), dtype)], half=True)
@@ -324,7 +324,7 @@ JOINS = {
 
 
 @pytest.mark.parametrize("name", SIDE_BY_SIDE)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_neighbours_in_memory_are_stored_together(name: str) -> None:
     """One kernel forward, and one for the gradient of each operand whose parts are read a step or a number apart."""
     source = SIDE_BY_SIDE[name]

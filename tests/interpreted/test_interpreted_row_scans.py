@@ -85,7 +85,7 @@ def test_values(name, shape, dtype):
         assert "associative_scan" in f.lower(*inputs).source() and "_scan[" not in f.lower(*inputs).source()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @interpreted
 @pytest.mark.parametrize("name", [n for n in SOURCES if "," not in SOURCES[n][0]])
 def test_gradients(name):

@@ -230,6 +230,7 @@ def test_columns_in_many_parts_that_are_combined_at_once(aggregation, monkeypatc
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.one_in(2)
 def test_a_recorded_call_reads_the_statistics_of_the_next_row_ahead(dtype):
     """Where they have less than four bytes: the gradient by recording is that by hand, which finds them again."""
     layer = LAYERS["layer norm"]
@@ -322,7 +323,7 @@ def test_rows_that_are_read_twice_are_held():
     assert "BN=1," not in lowered.source() and len(lowered.kernels) == 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ACROSS)
 @pytest.mark.parametrize("walked", [False, True])
 @pytest.mark.covering

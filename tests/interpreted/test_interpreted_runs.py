@@ -38,7 +38,7 @@ CASES = {
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_what_is_at_the_place_of_a_run(name: str, pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
     monkeypatch.setattr(runs, "FEWEST_OF_PIECE", 4)

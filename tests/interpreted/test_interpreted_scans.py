@@ -175,6 +175,7 @@ def test_what_is_no_scan():
         assert names == ["O_kernel"]
 
 
+@pytest.mark.one_in(2)
 def test_elementwise_statements_ride(tiling):
     lines = "T[b, i : B, N] = >(X[b, k]), i - k < N; U[b, i : B, N] = S[b] * T[b, i]; O = U + 1;"
     _, names = agree(f"function (X[B, N], S[B]) -> (O) {{ {lines} }}", normal(3, 9), normal(3))
@@ -307,7 +308,7 @@ def test_compositions_that_overflow_are_run_step_by_step(tiling):
 @pytest.mark.parametrize("value", [inf, -inf, nan])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_states_that_are_not_finite(step, value, cut):
     a, b, h = states()
     b[4, 1], a[6, 0] = value, 0
@@ -329,6 +330,7 @@ def test_gradients_of_recurrences(step, monkeypatch):
     agree(gradient, *states(), normal(11, 3), tolerance=1e-10)
 
 
+@pytest.mark.one_in(2)
 def test_lanes_before_and_after_time(tiling):
     source = "function (A[B, T, C]) -> (H) { H[b, t, c : B, T, C] = relu(H[b, t - 1, (c - 1) % C] + A[b, t, c]); }"
     agree(source, normal(2, 9, 3), kernels="_scan")

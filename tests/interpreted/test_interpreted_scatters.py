@@ -77,7 +77,7 @@ def inputs(source: str, dtype: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_runs(name: str, dtype: torch.dtype) -> None:
     source, kernels = CASES[name]
     tensors = inputs(source, dtype)
@@ -104,7 +104,7 @@ FEW = {
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("points", [1, 40])
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_few_points_are_looked_at_by_each_element(name: str, points: int) -> None:
     source = FEW[name]
     for dtype in (torch.float64, torch.float16, torch.int32) if "X" in source else (torch.float32,):
@@ -321,7 +321,7 @@ EPILOGUES = {  # source, shapes of what has elements of its own
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("name", EPILOGUES)

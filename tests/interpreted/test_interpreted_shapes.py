@@ -25,6 +25,7 @@ TORCH_LINES = [c for c in LENGTH_CASES if c.name in ("product", "convolution")]
 
 
 @pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.one_in(3)
 def test_programs_at_many_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.VERIFY.name, "1")  # what fails with open sizes is raised
     monkeypatch.setattr(shape_class, "SMALLEST_OPEN", 2)

@@ -103,7 +103,7 @@ PLACES = {
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("launches_apart")
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_places_that_differ_by_constants(name: str, places: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
     monkeypatch.setattr(runs, "MOST_OF_PIECE", 32)  # so that runs are cut
@@ -205,7 +205,7 @@ SUMS = {  # source, kernels that combine runs
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_one_kernel_combines_all_that_is_added(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "FEW_AT_AN_ELEMENT", 0)
     monkeypatch.setattr(runs, "MOST_OF_PIECE", 32)

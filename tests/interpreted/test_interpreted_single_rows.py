@@ -71,7 +71,7 @@ def without_rows(name, columns):
 @pytest.mark.parametrize("columns", (1024, 2080))
 @pytest.mark.parametrize("name", WITHOUT_ROWS)
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_one_row_without_an_axis(name, columns):
     """A query of each head, whose scores have no axis for it: a chain like others, and no copy of anything."""
     text, given = without_rows(name, columns)

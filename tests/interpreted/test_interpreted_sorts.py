@@ -40,7 +40,7 @@ ORDERS = {
         (301, 200000, torch.int64, 5000),
     ],
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_sorted(
     name: str, points: int, count: int, dtype: torch.dtype, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +61,7 @@ def test_sorted(
     ("count", "wide", "at_once"),
     [(2, False, 2**13), (2, False, 0), (300, False, 0), (900, True, 0), (3000, False, 0), (14, True, 2**13)],
 )
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_the_sort_is_stable_in_any_number_of_passes(
     count: int, wide: bool, at_once: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

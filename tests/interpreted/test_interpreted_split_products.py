@@ -37,7 +37,7 @@ NUMBERS = {
 @pytest.mark.parametrize("block", [Config(32, 32, 16, 4, 2), Config(128, 64, 16, 4, 2)], ids=["whole", "in parts"])
 @pytest.mark.parametrize("both", [False, True], ids=["one", "both"])
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_values(monkeypatch, product, numbers, block, both):
     monkeypatch.setattr(split, "BOTH_COLUMNS", 0 if both else 2**20)
     monkeypatch.setattr(split, "FEWEST_SPLIT_POINTS", 0)

@@ -82,7 +82,7 @@ def programs(name):
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype, rows", ((torch.bfloat16, 5), (torch.bfloat16, 17), (torch.float32, 20)))
 @pytest.mark.parametrize("case", [*CASES, "lengths, listed"])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_parts(monkeypatch, case, dtype, rows):
     name = case.removesuffix(", listed")
     if name != case:

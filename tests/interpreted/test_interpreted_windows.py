@@ -55,7 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_neighbours_at_once(name: str) -> None:
     text, *shapes = CASES[name]
     source = f"function (I[N, H, W, C], K[R, S, C]) -> (O) {{ {text} }}"
@@ -149,7 +149,7 @@ TAPS = {  # a sum over all places for each tap; whether zeros are read outside
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", TAPS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_all_taps_from_what_they_share(monkeypatch: pytest.MonkeyPatch, name: str, special: bool) -> None:
     monkeypatch.setattr(windows, "LEAST_OUTPUTS", 2**20)
     source = f"function (I[N, H, W, C], D[N, P, Q, C]) -> (G) {{ {TAPS[name]} }}"
@@ -173,7 +173,7 @@ TAPS_ALONG = {  # the same where memory runs along the places
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", TAPS_ALONG)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_all_taps_along_memory(monkeypatch: pytest.MonkeyPatch, name: str, special: bool) -> None:
     monkeypatch.setattr(taps, "LEAST_TAP_POINTS", 1)
     monkeypatch.setattr(taps, "MOST_PLACES_ALONG", 32)
@@ -246,7 +246,7 @@ COPIES = {
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "a part"])
 @pytest.mark.parametrize("name", COPIES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_copies_of_windows(name: str, layout: str) -> None:
     """A window's places and the channels fill a block's columns together where memory runs so."""
     f = tilec.compile(f"function {COPIES[name]}")

@@ -26,7 +26,7 @@ def seeds(results, random):
 
 
 @pytest.mark.parametrize("case", CONDITIONALS)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_values_and_gradients(case):
     source, arrays, expected = CONDITIONALS[case]
     program, random = parse(source), np.random.default_rng(0)

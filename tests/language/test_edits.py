@@ -130,7 +130,7 @@ def test_warnings(text: str) -> None:
 def test_edits_of_mutated_texts() -> None:
     """Within the text, apart from each other, in order; what is wrong afterwards is something else."""
     count = 0
-    for seed in range(scaled(250)):
+    for seed in range(scaled(380)):
         r = random.Random(seed)
         text = mutated(r, r.choice(SOUND)[0])
         error = mistake(text)

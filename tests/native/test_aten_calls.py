@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.fresh import run_fresh
 
 import tilec.backends.torch.runtime as rt
 from tilec.backends.triton.plan.plan import Table
@@ -246,7 +247,7 @@ print(*(name for name in ("torch._dynamo", "sympy") if name in sys.modules))
 
 def test_a_first_call_imports_no_compiler(library) -> None:
     """Of torch's, which takes seconds."""
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    done = run_fresh(ALONE)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.fresh import run_fresh
 
 import tilec
 from tilec.backends.triton.plan.plan import Launch, Pointer
@@ -116,7 +116,7 @@ def test_steps(library, tmp_path: Path) -> None:
     (tmp_path / "driver.c").write_text(DRIVER)
     made = tmp_path / "libdriver.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", made, tmp_path / "driver.c"], check=True)
-    done = subprocess.run([sys.executable, "-c", PLANS, str(made)], capture_output=True, text=True)
+    done = run_fresh(PLANS, str(made))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "a kernel was not launched: CUDA_ERROR_ILLEGAL_ADDRESS\n"
 

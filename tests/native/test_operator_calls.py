@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 
 import pytest
 import torch
+from support.fresh import run_fresh
 from support.tiers import slow_but
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
@@ -133,4 +132,5 @@ def test_passes_are_there_whatever_is_imported_first(first: str) -> None:
         "assert isinstance(config.post_grad_custom_pre_pass, neighbours.FuseNeighbours)\n"
         "assert config.post_grad_custom_pre_pass.before is None and config.joint_custom_post_pass is not None\n"
     )
-    subprocess.run([sys.executable, "-c", text], check=True)
+    done = run_fresh(text)
+    assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.packages import CASES, arguments
+from support.packages import CASES, arguments, driver_stub
 from support.tiers import slow_but
 
 import tilec
@@ -23,7 +23,6 @@ from tilec.package.build import loader_text
 from tilec.package.steps import pack_workspace
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).resolve().parent
 CC = shutil.which("gcc"), shutil.which("g++")
 needs_a_compiler = pytest.mark.skipif(None in CC, reason="there is no C and C++ compiler")
 
@@ -47,10 +46,7 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a library that stands for the driver."""
-    folder = tmp_path_factory.mktemp("stub")
-    source = str(HERE / "driver_stub.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-o", str(folder / "libcuda.so.1"), source], check=True)
-    return folder
+    return driver_stub(tmp_path_factory.mktemp("stub"))
 
 
 def launcher(directory: Path, name: str, stub: Path, main: Path) -> Path:
@@ -117,6 +113,13 @@ def test_launchers_compile(name: str, stub: Path, tmp_path: Path) -> None:
         assert workspace() == entry["workspace"]
     (tmp_path / "header.c").write_text(f'#include "{name}.h"\n')
     subprocess.run("gcc -Wall -Werror -std=c99 -c header.c".split(), cwd=tmp_path, check=True)
+
+
+@needs_a_compiler
+def test_who_looks_for_a_driver_does_not_find_the_stub(stub: Path) -> None:
+    loaded = ctypes.CDLL(str(stub / "libcuda.so.1"))
+    with contextlib.suppress(OSError):  # there is no driver at all
+        assert ctypes.CDLL(launches.DRIVER)._handle != loaded._handle
 
 
 class Simulated:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.packages import CASES
+from support.packages import CASES, driver_stub
 
 import tilec
 from tilec.errors import InputMistake
@@ -84,10 +84,7 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stub")
-    source = str(Path(__file__).with_name("driver_stub.c"))
-    subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-o", str(folder / "libcuda.so.1"), source], check=True)
-    return folder
+    return driver_stub(tmp_path_factory.mktemp("stub"))
 
 
 @needs_a_compiler

@@ -68,7 +68,7 @@ def test_gradients_are_derivatives():
     """Along a random direction of the inputs the outputs change as the gradient says."""
     compared = []
 
-    @settings(max_examples=scaled(100), phases=PHASES)
+    @settings(max_examples=scaled(150), phases=PHASES)
     @given(programs(Options(smooth=True)))
     def derivative(case: Case):
         program, arrays = parse(case.source), list(case.inputs.values())

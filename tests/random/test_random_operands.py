@@ -32,7 +32,7 @@ FAMILIES = {"tables": random_gathers.draw, "branches": random_branches.draw}
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(scaled(24)))
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(18)
 def test_interpreted(seed, family, monkeypatch):
     monkeypatch.setattr(cost, "LARGE", 0)
     rng = random.Random(seed)

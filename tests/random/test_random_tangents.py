@@ -36,7 +36,7 @@ def test_tangents_agree_at_every_stage_and_with_gradients(family):
 def test_tangents_of_recurrences():
     compared = []
 
-    @settings(max_examples=scaled(10), phases=PHASES)
+    @settings(max_examples=scaled(15), phases=PHASES)
     @given(recurrences())
     def agree(case):
         source, arrays = case

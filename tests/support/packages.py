@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -91,3 +93,13 @@ def arguments(case: Case, device: str = "cpu") -> list[torch.Tensor | int]:
             t = torch.randint(0, case.below, shape, generator=generator, dtype=dtype)
         made.append(t.to(device))
     return made
+
+
+def driver_stub(folder: Path) -> Path:
+    """The folder, with a library that stands for the driver. Linkers and loaders are given its path; the name that is
+    asked for where it is loaded is another, or else who looks for a driver later in the process would find the stub."""
+    source = Path(__file__).parents[1] / "package" / "driver_stub.c"
+    flags = ["-shared", "-fPIC", "-Wall", "-Wl,-soname,libdriver_stub.so"]
+    subprocess.run(["gcc", *flags, "-o", str(folder / "libdriver_stub.so"), str(source)], check=True)
+    (folder / "libcuda.so.1").symlink_to("libdriver_stub.so")
+    return folder

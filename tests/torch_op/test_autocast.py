@@ -46,7 +46,7 @@ def test_kinds_of_statements(source: str, kind: str) -> None:
     assert autocast_kind(parse(source)) == kind
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_types_and_values(name: str, device: str) -> None:
@@ -176,7 +176,7 @@ class Called(torch.nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_halves_every_way(way: str) -> None:
     torch._dynamo.reset()
     f = tilec.compile(NORM)

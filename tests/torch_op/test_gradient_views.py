@@ -116,6 +116,7 @@ SHARED = {
         if (name, way) != ("views of outputs that are added", "compiled")  # cotangents are traced apart
     ],
 )
+@pytest.mark.one_in(2)
 def test_gradients_of_one_cotangent_do_not_share_memory(name, way, monkeypatch, request):
     """Each of several leaves would take a view of it for its own, and add to them all in the next pass."""
     monkeypatch.setenv("TILEC_NATIVE", "0")
@@ -208,7 +209,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("text", ["Y = X + Z", "Y = X * Z", "Y = exp(X) - Z"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides_of_gradients_that_are_traced(text, layout):

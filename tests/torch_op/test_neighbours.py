@@ -95,7 +95,7 @@ def total(y):
     return sum((t.double() * t.double()).sum() for t in (y if isinstance(y, tuple) else (y,)))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.covering
@@ -114,7 +114,7 @@ def test_all_is_taken(name: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_gradients(name: str, dynamic: bool) -> None:
     """Numbers, and how many operations are left of those that torch has beside the calls, forward and backward."""
     f, shapes = CASES[name]
@@ -370,6 +370,7 @@ def heads(x, w):
 
 @pytest.mark.parametrize("dynamic", slow_but((False, True), (False,)))
 @pytest.mark.parametrize("shape", [(2, 3, 8), (1, 5, 4), (3, 1, 6)])
+@pytest.mark.one_in(2)
 def test_gradients_of_heads_are_written_as_they_are_joined(shape: tuple[int, ...], dynamic: bool) -> None:
     graphs, inputs = Graphs(), given((shape, (shape[-1], 3 * shape[-1])))
     found = torch.compile(heads, backend=graphs.backend, fullgraph=True, dynamic=dynamic)(*inputs)

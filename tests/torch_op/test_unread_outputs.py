@@ -70,6 +70,7 @@ def test_at_other_sizes(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["logarithm", "products", "one value of two"])
+@pytest.mark.one_in(2)
 def test_compiled_with_open_sizes(name):
     both, alone = functions(name)
     whole = torch.compile(lambda x, w: both(x, w)[-1], backend="aot_eager", fullgraph=True, dynamic=True)

@@ -223,8 +223,8 @@ def test_deep_expressions_have_gradients_of_linear_size(step):
         assert parse(show(program)) == program
         return len(show(program))
 
-    assert size(48, 1) < 3 * size(24, 1)
-    assert size(24, 2) < 3 * size(12, 2)
+    assert size(32, 1) < 3 * size(16, 1)
+    assert size(16, 2) < 3 * size(8, 2)
 
 
 def test_deep_assignments_have_gradients_of_linear_size():

@@ -74,7 +74,7 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_values_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     declared, statement, count = WINDOWS[name]
     text = f"function ({declared}) -> (A) {{ {statement} }}"

@@ -55,7 +55,7 @@ def test_a_batch_has_the_types_of_a_loop(source: str) -> None:
 @pytest.mark.parametrize("dims", [(None, 0), (0, None), (0, 0)], ids=str)
 @pytest.mark.parametrize("source", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_derivatives(source: str, dims: tuple) -> None:
     f = tilec.compile(source)
     x, a = torch.tensor([[1.0, 3, 2], [4, 1, 5]]), torch.tensor([2.0, 3], dtype=torch.float64)

@@ -53,7 +53,7 @@ def by_hand(function: tilec.Function, x: torch.Tensor, g: torch.Tensor) -> torch
     return function.grad()(x.detach(), g)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", [*PLACED, *KEPT_AS_BEFORE])
 def test_gradients_are_those_of_the_text(name: str) -> None:
     source, shape = (PLACED | KEPT_AS_BEFORE)[name]

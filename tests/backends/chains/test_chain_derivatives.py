@@ -34,7 +34,7 @@ def attention(guard, backend):
     return tilec.compile(text, backend=backend)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("guard", GUARDS)
 @pytest.mark.parametrize("name", DERIVATIVES)
@@ -58,7 +58,7 @@ def test_derivatives_are_chains(name, guard, dtype):
 @pytest.mark.parametrize("guard", GUARDS)
 @pytest.mark.parametrize("name", DERIVATIVES)
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_values_of_derivatives(name, guard, dtype):
     derived = DERIVATIVES[name]
     f, g = derived(attention(guard, "triton")), np.random.default_rng(0)

@@ -229,6 +229,7 @@ def test_rows_that_begin_anywhere_are_copied_once(width, length, copies):
         ("i >= j", 112, "DQ", (128, 64, 8, 3, False)),
     ],
 )
+@pytest.mark.one_in(3)
 def test_tilings_of_gradients(guard, width, output, tiling):
     """Rows that begin between sectors come by maps where loads would have masks."""
     types = {n: TensorType((64, 2392, width), "bfloat16") for n in "QKV"}

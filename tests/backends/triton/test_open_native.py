@@ -74,7 +74,7 @@ OUTPUTS = {
 @pytest.mark.parametrize("case", LENGTH_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.covering
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 def test_numbers_are_those_of_the_plan(case: LengthCase, gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
     compiled, handles = launcher.assembled, count(1)

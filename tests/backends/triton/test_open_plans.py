@@ -47,7 +47,7 @@ def fresh(name: str, sizes: dict[str, int]) -> Plan:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_open_plans_are_the_plans_of_their_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.VERIFY.name, "1")
     served = []

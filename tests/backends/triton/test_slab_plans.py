@@ -203,6 +203,7 @@ TWICE = {
 
 @pytest.mark.parametrize("gradient", (False, True))
 @pytest.mark.parametrize("name", TWICE)
+@pytest.mark.one_in(3)
 def test_pairs_are_computed_again_where_slabs_go_through_them_twice(name: str, gradient: bool) -> None:
     """What needs an aggregate of all rows reads pairs a second time: none of them are kept between."""
     f, specs = tilec.compile(f"function {PAIRS} {TWICE[name]}", backend="triton"), [tilec.spec((16384, 24))] * 2
