@@ -88,6 +88,24 @@ def pytest_collection_finish(session):
     gc.set_threshold(100_000, 10, 50)
 
 
+collected: list[int] = []  # generations, since the last test
+
+
+def _collected(phase, info):
+    if phase == "stop":
+        collected.append(info["generation"])
+
+
+gc.callbacks.append(_collected)
+
+
+def pytest_runtest_logfinish():
+    """What a whole collection has left is not looked at again by those that tests ask for: it is what caches hold."""
+    if 2 in collected:
+        gc.freeze()
+    collected.clear()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     """What a test draws without a generator of its own does not depend on the tests before it."""
