@@ -189,21 +189,12 @@ def pool_to(count: int) -> Callable[..., Term]:
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
-    aten.conv1d.default: _convolution,
-    aten.conv2d.default: _convolution,
-    aten.conv3d.default: _convolution,
+    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), _convolution),
     aten.conv_transpose1d.default: _transposed,
-    aten.conv_transpose2d.input: _transposed,
-    aten.conv_transpose3d.input: _transposed,
+    **dict.fromkeys((aten.conv_transpose2d.input, aten.conv_transpose3d.input), _transposed),
     aten.convolution.default: any_convolution,
-    aten.max_pool1d.default: pool("max", 1),
-    aten.max_pool2d.default: pool("max", 2),
-    aten.max_pool3d.default: pool("max", 3),
+    **{getattr(aten, f"max_pool{n}d").default: pool("max", n) for n in (1, 2, 3)},
     aten.max_pool2d_with_indices.default: pool_and_positions,
-    aten.avg_pool1d.default: pool("mean", 1),
-    aten.avg_pool2d.default: pool("mean", 2),
-    aten.avg_pool3d.default: pool("mean", 3),
-    aten.adaptive_avg_pool1d.default: pool_to(1),
-    aten.adaptive_avg_pool2d.default: pool_to(2),
-    aten.adaptive_avg_pool3d.default: pool_to(3),
+    **{getattr(aten, f"avg_pool{n}d").default: pool("mean", n) for n in (1, 2, 3)},
+    **{getattr(aten, f"adaptive_avg_pool{n}d").default: pool_to(n) for n in (1, 2, 3)},
 }
