@@ -30,8 +30,8 @@ from tilec.saving import Partition, partition, share_at_once
 from tilec.transforms.autodiff.grad import are_mixed, grad
 from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.batching.vmap import vmap
-from tilec.transforms.bind.bind import bind, size_inputs
-from tilec.transforms.bind.value_inputs import seed_inputs
+from tilec.transforms.bind.bind import bind
+from tilec.transforms.bind.value_inputs import seed_inputs, size_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
 from tilec.transforms.checkpoint.chunks import Chunks
 from tilec.transforms.simplify.simplify import simplify

@@ -14,13 +14,14 @@ import torch
 
 from tilec.bench import cpu, distributed, gpu, layers, recurrences
 from tilec.bench.gpu_page import gpu_line, gpu_sentence, section
-from tilec.bench.gpu_rows import ALONE, COMPILED, CUDNN_PEER, EAGER, HAND, LIGER, OUR_COLUMNS, Row
+from tilec.bench.gpu_rows import ALONE, HAND, OUR_COLUMNS, Row
 from tilec.bench.measure import header, measure, row
 from tilec.bench.overheads import new_lengths, overheads
 from tilec.bench.suite import measure as suite
 from tilec.bench.suite import page
 from tilec.bench.suite.workload import DRAWN_SIZES, SIZES
 from tilec.bench.sweep import draw, sweep
+from tilec.bench.works import COMPILED, CUDNN_PEER, EAGER, LIGER
 from tilec.native import built_native
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"

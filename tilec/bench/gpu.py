@@ -25,8 +25,8 @@ from tilec.arguments import spec
 from tilec.bench import workers
 from tilec.bench.gpu_facts import FACTS, Fact
 from tilec.bench.gpu_page import LOST_ROW
-from tilec.bench.gpu_rows import ALONE, COMPILED, EAGER, HAND, LIGER, OUR_COLUMNS, ROWS, WITH_LIB, Row
-from tilec.bench.works import CUDNN_PEER, TensorResults, results_of
+from tilec.bench.gpu_rows import ALONE, HAND, OUR_COLUMNS, ROWS, WITH_LIB, Row
+from tilec.bench.works import COMPILED, CUDNN_PEER, EAGER, LIGER, TensorResults, results_of
 
 Record = dict[str, Any]
 SMALLEST = 1e-300  # added to allowed errors, so that none is zero

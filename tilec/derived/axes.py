@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tilec.errors import InputMistake, NameMistake, listed
 from tilec.ir.program import Program
-from tilec.transforms.bind.bind import size_inputs
+from tilec.transforms.bind.value_inputs import size_inputs
 
 AxesSpec = int | None | Sequence[int | None] | Mapping[str, int | None]
 

@@ -34,7 +34,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.sets import sizes_of
-from tilec.transforms.bind.bind import size_inputs
+from tilec.transforms.bind.value_inputs import size_inputs
 from tilec.transforms.util.naming import Names, all_variables
 
 

@@ -27,7 +27,8 @@ from tilec.ir.oracle.accumulate import PointAccumulator, wrap
 from tilec.ir.oracle.branches import identity_of
 from tilec.ir.oracle.memory import StoredTensor
 from tilec.ir.oracle.points import form
-from tilec.ir.oracle.values import PointEvaluator, Points
+from tilec.ir.oracle.sites import Points
+from tilec.ir.oracle.values import PointEvaluator
 from tilec.ir.program import Access, Expr, Index, Program, Statement, reads_itself, walk
 from tilec.ir.types import MOST_ELEMENTS, ElementType, TensorType, is_floating, promote
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from tilec.package.loader import Package, PackageError, load
+from tilec.package.launches import PackageError
+from tilec.package.loader import Package, load
 
 __all__ = ["Package", "PackageError", "load"]

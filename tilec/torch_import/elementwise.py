@@ -37,37 +37,33 @@ def as_text(value: float | int | bool) -> str:
     return repr(value)
 
 
-def built(w: Writer, meta: torch.Tensor, found: str, level: int = PRIMARY) -> Term:
-    return Term(found, tuple(meta.shape), meta.dtype, level, is_name=False)
-
-
 def infix(symbol: str) -> Callable[..., Term]:
     level = BINDING[symbol]
 
-    def write(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand, *, alpha: float = 1) -> Term:
+    def write(w: Writer, a: _Operand, b: _Operand, *, alpha: float = 1) -> Term:
         if alpha != 1:
-            b = built(w, meta, f"{as_text(alpha)} * {text(w, b, BINDING['*'])}", BINDING["*"])
+            b = w.expression(f"{as_text(alpha)} * {text(w, b, BINDING['*'])}", BINDING["*"])
         # comparisons do not chain, and of a - b - c the right operand needs parentheses
         left = level + 1 if 4 <= level <= 5 else level
-        return built(w, meta, f"{text(w, a, left)} {symbol} {text(w, b, level + 1)}", level)
+        return w.expression(f"{text(w, a, left)} {symbol} {text(w, b, level + 1)}", level)
 
     return write
 
 
-def divided(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand, *, rounding_mode: str | None = None) -> Term:
+def divided(w: Writer, a: _Operand, b: _Operand, *, rounding_mode: str | None = None) -> Term:
     """torch's `/` is floating for integers too; Tile's truncates between integers."""
     integers = not any(_floating(x) for x in (a, b))
     if integers and rounding_mode is None:
-        a = _cast(w, a, meta.dtype)
-    quotient = infix("/")(w, meta, a, b)
+        a = _cast(w, a, w.meta.dtype)
+    quotient = infix("/")(w, a, b)
     if rounding_mode is None or (integers and rounding_mode == "trunc"):
         return quotient
     if integers:  # floor: exact after the remainder, which has the divisor's sign
-        rest = infix("-")(w, meta, a, infix("%")(w, meta, a, b))
-        return infix("/")(w, meta, rest, b)
+        rest = infix("-")(w, a, infix("%")(w, a, b))
+        return infix("/")(w, rest, b)
     if rounding_mode == "floor":
-        return built(w, meta, f"floor({quotient.text})")
-    return built(w, meta, f"({quotient.text} < 0 ? ceil({quotient.text}) : floor({quotient.text}))")
+        return w.expression(f"floor({quotient.text})")
+    return w.expression(f"({quotient.text} < 0 ? ceil({quotient.text}) : floor({quotient.text}))")
 
 
 def _floating(x: _Operand) -> bool:
@@ -82,147 +78,145 @@ def _cast(w: Writer, a: _Operand, dtype: torch.dtype) -> Term:
 def _form(pattern: str, level: int = PRIMARY, times: int = 1) -> Callable[..., Term]:
     """An expression with the operands `{0}`, `{1}` ...; those that stand `times` over one time get a name."""
 
-    def write(w: Writer, meta: torch.Tensor, *operands: _Operand, **_: object) -> Term:
+    def write(w: Writer, *operands: _Operand, **_: object) -> Term:
         first, *rest = operands
         if times > 1 and isinstance(first, Term):
             first = w.named(first)
         inner = 0 if level == PRIMARY and pattern.endswith(")") and "(" in pattern and times == 1 else PRIMARY
         found = pattern.format(*(text(w, o, inner) for o in (first, *rest)))
-        return built(w, meta, found, level)
+        return w.expression(found, level)
 
     return write
 
 
 def _call(function: str) -> Callable[..., Term]:
-    def write(w: Writer, meta: torch.Tensor, *operands: _Operand) -> Term:
-        return built(w, meta, f"{function}({', '.join(text(w, o, 0) for o in operands)})")
+    def write(w: Writer, *operands: _Operand) -> Term:
+        return w.expression(f"{function}({', '.join(text(w, o, 0) for o in operands)})")
 
     return write
 
 
-def subtracted_from(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand, alpha: float = 1) -> Term:
-    return infix("-")(w, meta, b, a, alpha=alpha)
+def subtracted_from(w: Writer, a: _Operand, b: _Operand, alpha: float = 1) -> Term:
+    return infix("-")(w, b, a, alpha=alpha)
 
 
-def power(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand) -> Term:
+def power(w: Writer, a: _Operand, b: _Operand) -> Term:
     if isinstance(a, Term) and isinstance(b, int | float) and b in (2, 3):
         a = w.named(a)
-        return built(w, meta, " * ".join([a.text] * int(b)), BINDING["*"])
+        return w.expression(" * ".join([a.text] * int(b)), BINDING["*"])
     if isinstance(b, float) and abs(b) == 0.5:  # for which torch takes roots: those of -inf are NaN
-        return _call("sqrt" if b > 0 else "rsqrt")(w, meta, a)
-    return _call("pow")(w, meta, a, b)
+        return _call("sqrt" if b > 0 else "rsqrt")(w, a)
+    return _call("pow")(w, a, b)
 
 
-def _clamped(
-    w: Writer, meta: torch.Tensor, a: _Operand, low: _Operand | None = None, high: _Operand | None = None
-) -> Term:
+def _clamped(w: Writer, a: _Operand, low: _Operand | None = None, high: _Operand | None = None) -> Term:
     found = text(w, a, 0)
     for function, end in (("max", low), ("min", high)):
         found = found if end is None else f"{function}({found}, {text(w, end, 0)})"
-    return built(w, meta, found)
+    return w.expression(found)
 
 
-def chosen(w: Writer, meta: torch.Tensor, c: _Operand, a: _Operand, b: _Operand) -> Term:
+def chosen(w: Writer, c: _Operand, a: _Operand, b: _Operand) -> Term:
     level = BINDING["?"]
-    return built(w, meta, f"{text(w, c, 1)} ? {text(w, a, 1)} : {text(w, b, 1)}", level)
+    return w.expression(f"{text(w, c, 1)} ? {text(w, a, 1)} : {text(w, b, 1)}", level)
 
 
-def _masked(w: Writer, meta: torch.Tensor, a: _Operand, mask: _Operand, value: _Operand) -> Term:
-    return chosen(w, meta, mask, value, a)
+def _masked(w: Writer, a: _Operand, mask: _Operand, value: _Operand) -> Term:
+    return chosen(w, mask, value, a)
 
 
-def gelu(w: Writer, meta: torch.Tensor, a: _Operand, approximate: str = "none") -> Term:
+def gelu(w: Writer, a: _Operand, approximate: str = "none") -> Term:
     if approximate == "none":
-        return _call("gelu")(w, meta, a)
+        return _call("gelu")(w, a)
     return _form("0.5 * {0} * (1 + tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))", BINDING["*"], 5)(
-        w, meta, a
+        w, a
     )
 
 
-def softplus(w: Writer, meta: torch.Tensor, a: _Operand, beta: float = 1, threshold: float = 20) -> Term:
+def softplus(w: Writer, a: _Operand, beta: float = 1, threshold: float = 20) -> Term:
     if beta == 1:  # beyond the threshold torch takes `a` itself, which differs by less than its last place
-        return _call("softplus")(w, meta, a)
+        return _call("softplus")(w, a)
     scaled = text(w, a, BINDING["*"])
-    return built(w, meta, f"softplus({as_text(beta)} * {scaled}) / {as_text(beta)}", BINDING["/"])
+    return w.expression(f"softplus({as_text(beta)} * {scaled}) / {as_text(beta)}", BINDING["/"])
 
 
-def leaky(w: Writer, meta: torch.Tensor, a: _Operand, slope: float = 0.01) -> Term:
-    return _form(f"{{0}} > 0 ? {{0}} : {as_text(slope)} * {{0}}", 0, 3)(w, meta, a)
+def leaky(w: Writer, a: _Operand, slope: float = 0.01) -> Term:
+    return _form(f"{{0}} > 0 ? {{0}} : {as_text(slope)} * {{0}}", 0, 3)(w, a)
 
 
-def elu(w: Writer, meta: torch.Tensor, a: _Operand, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Term:
+def elu(w: Writer, a: _Operand, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Term:
     outside = "{0}" if scale == 1 else f"{as_text(scale)} * {{0}}"
     inside = "{0}" if input_scale == 1 else f"{as_text(input_scale)} * {{0}}"
     pattern = f"{{0}} > 0 ? {outside} : {as_text(alpha * scale)} * expm1({inside})"
-    return _form(pattern, 0, 3)(w, meta, a)
+    return _form(pattern, 0, 3)(w, a)
 
 
-def same(w: Writer, meta: torch.Tensor, a: _Operand, *_: object, **__: object) -> _Operand:
+def same(w: Writer, a: _Operand, *_: object, **__: object) -> _Operand:
     return a
 
 
-def converted(w: Writer, meta: torch.Tensor, a: Term, *_: object, **__: object) -> _Operand:
-    return a if a.dtype == meta.dtype else _cast(w, a, meta.dtype)
+def converted(w: Writer, a: Term, *_: object, **__: object) -> _Operand:
+    return a if a.dtype == w.meta.dtype else _cast(w, a, w.meta.dtype)
 
 
-def negated(w: Writer, meta: torch.Tensor, a: _Operand) -> Term:
-    return built(w, meta, f"-{text(w, a, BINDING['unary'])}", BINDING["unary"])
+def negated(w: Writer, a: _Operand) -> Term:
+    return w.expression(f"-{text(w, a, BINDING['unary'])}", BINDING["unary"])
 
 
-def inverted(w: Writer, meta: torch.Tensor, a: _Operand) -> Term:
-    if meta.dtype == torch.bool:
-        return built(w, meta, f"{text(w, a, 5)} == 0", BINDING["=="])
-    return built(w, meta, f"~{text(w, a, BINDING['unary'])}", BINDING["unary"])
+def inverted(w: Writer, a: _Operand) -> Term:
+    if w.meta.dtype == torch.bool:
+        return w.expression(f"{text(w, a, 5)} == 0", BINDING["=="])
+    return w.expression(f"~{text(w, a, BINDING['unary'])}", BINDING["unary"])
 
 
 def logical(symbol: str) -> Callable[..., Term]:
-    def write(w: Writer, meta: torch.Tensor, a: _Operand, b: _Operand) -> Term:
+    def write(w: Writer, a: _Operand, b: _Operand) -> Term:
         a, b = (x if not isinstance(x, Term) or x.dtype == torch.bool else _cast(w, x, torch.bool) for x in (a, b))
-        return infix(symbol)(w, meta, a, b)
+        return infix(symbol)(w, a, b)
 
     return write
 
 
-def filled(w: Writer, meta: torch.Tensor, value: float) -> Term:
-    indices = w.indices(meta.dim())
-    return w.state(indices, meta.shape, f"{name_of(meta.dtype)}({as_text(value)})", meta.dtype)
+def filled(w: Writer, value: float) -> Term:
+    indices = w.indices(w.meta.dim())
+    return w.result(indices, f"{name_of(w.meta.dtype)}({as_text(value)})")
 
 
-def _counted(w: Writer, meta: torch.Tensor, *range_: float, **_: object) -> Term:
+def _counted(w: Writer, *range_: float, **_: object) -> Term:
     begin, step = (0, 1) if len(range_) == 1 else (range_[0], range_[2] if len(range_) > 2 else 1)
     (i,) = w.indices(1)
     body = (f"{as_text(begin)} + " if begin else "") + (f"{as_text(step)} * {i}" if step != 1 else i)
-    return w.state([i], meta.shape, f"{name_of(meta.dtype)}({body})", meta.dtype)
+    return w.result([i], f"{name_of(w.meta.dtype)}({body})")
 
 
-def detached(w: Writer, meta: torch.Tensor, a: _Operand, *_: object) -> Term:
-    return built(w, meta, f"reverse_grad({text(w, a, 0)}, 0.0)")
+def detached(w: Writer, a: _Operand, *_: object) -> Term:
+    return w.expression(f"reverse_grad({text(w, a, 0)}, 0.0)")
 
 
 def like(value: float | None) -> Callable[..., Term]:
-    def write(w: Writer, meta: torch.Tensor, _: object, *given: float, **__: object) -> Term:
-        return filled(w, meta, given[0] if value is None else value)
+    def write(w: Writer, _: object, *given: float, **__: object) -> Term:
+        return filled(w, given[0] if value is None else value)
 
     return write
 
 
 def of_sizes(value: float | None) -> Callable[..., Term]:
-    def write(w: Writer, meta: torch.Tensor, *given: object, **__: object) -> Term:
+    def write(w: Writer, *given: object, **__: object) -> Term:
         found = given[1] if value is None and len(given) > 1 else given[0] if value is None else value
         assert isinstance(found, int | float)
-        return filled(w, meta, found)
+        return filled(w, found)
 
     return write
 
 
-def dropped(w: Writer, meta: torch.Tensor, a: _Operand, p: float = 0.5, train: bool = False) -> _Operand:
+def dropped(w: Writer, a: _Operand, p: float = 0.5, train: bool = False) -> _Operand:
     if train and p:
         raise refuse("dropout in training: write `rand(Seed) < P ? X / P : 0` (`tilec gallery dropout`)")
     return a
 
 
-def dropped_and_mask(w: Writer, metas: object, a: _Operand, p: float, train: bool | None) -> tuple[_Operand, ...]:
-    return (dropped(w, metas[0], a, p, bool(train)),)  # type: ignore[index]
+def dropped_and_mask(w: Writer, a: _Operand, p: float, train: bool | None) -> tuple[_Operand, ...]:
+    return (dropped(w, a, p, bool(train)),)  # type: ignore[index]
 
 
 _OVERLOADS = (
@@ -254,7 +248,7 @@ _BY_NAME: dict[str, Callable] = {
     "neg": negated,
     "pow": power,
     "reciprocal": _call("recip"),
-    "square": lambda w, m, a: power(w, m, a, 2),
+    "square": lambda w, a: power(w, a, 2),
     "logical_and": logical("&"),
     "logical_or": logical("|"),
     "logical_not": inverted,
@@ -263,8 +257,8 @@ _BY_NAME: dict[str, Callable] = {
     "minimum": _call("min"),
     "clamp": _clamped,
     "clamp_min": _clamped,
-    "clamp_max": lambda w, m, a, high: _clamped(w, m, a, None, high),
-    "hardtanh": lambda w, m, a, low=-1, high=1: _clamped(w, m, a, low, high),
+    "clamp_max": lambda w, a, high: _clamped(w, a, None, high),
+    "hardtanh": lambda w, a, low=-1, high=1: _clamped(w, a, low, high),
     "where": chosen,
     "masked_fill": _masked,
     "gelu": gelu,

@@ -18,36 +18,36 @@ def normalized_dim(dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
-def reshaped(w: Writer, meta: torch.Tensor, x: Term, *_: object) -> Term:
-    sizes = ", ".join(map(w.size, meta.shape))
-    if list(map(w.size, meta.shape)) == list(map(w.size, x.shape)):
+def reshaped(w: Writer, x: Term, *_: object) -> Term:
+    sizes = ", ".join(map(w.size, w.meta.shape))
+    if list(map(w.size, w.meta.shape)) == list(map(w.size, x.shape)):
         return x
-    if not meta.dim():
-        return w.state([], [], w.access(x, ["0"] * x.rank), meta.dtype)
-    return Term(f"reshape({x.text}, {sizes})", tuple(meta.shape), meta.dtype, is_name=False)
+    if not w.meta.dim():
+        return w.result([], w.access(x, ["0"] * x.rank))
+    return w.expression(f"reshape({x.text}, {sizes})")
 
 
-def moved(w: Writer, meta: torch.Tensor, x: Term, order: Sequence[int]) -> Term:
+def moved(w: Writer, x: Term, order: Sequence[int]) -> Term:
     """`order[d]` is the dimension of `x` that stands at `d`."""
     dims = [normalized_dim(d, x.rank) for d in order]
-    return w.read(meta, x, lambda out: [out[dims.index(d)] for d in range(x.rank)])
+    return w.read(x, lambda out: [out[dims.index(d)] for d in range(x.rank)])
 
 
-def exchanged(w: Writer, meta: torch.Tensor, x: Term, a: int = 0, b: int = 1) -> Term:
+def exchanged(w: Writer, x: Term, a: int = 0, b: int = 1) -> Term:
     order = list(range(x.rank))
     if x.rank > 1:
         a, b = normalized_dim(a, x.rank), normalized_dim(b, x.rank)
         order[a], order[b] = order[b], order[a]
-    return moved(w, meta, x, order)
+    return moved(w, x, order)
 
 
-def matrix_transposed(w: Writer, meta: torch.Tensor, x: Term) -> Term:
-    return exchanged(w, meta, x, -2, -1)
+def matrix_transposed(w: Writer, x: Term) -> Term:
+    return exchanged(w, x, -2, -1)
 
 
-def expanded(w: Writer, meta: torch.Tensor, x: Term, *_: object, **__: object) -> Term:
-    out = w.indices(meta.dim())
-    return w.state(out, meta.shape, w.broadcast(x, out, meta.shape), meta.dtype)
+def expanded(w: Writer, x: Term, *_: object, **__: object) -> Term:
+    out = w.indices(w.meta.dim())
+    return w.result(out, w.broadcast(x, out, w.meta.shape))
 
 
 def at_dim(indices: Sequence[str], dim: int, index: str) -> list[str]:
@@ -64,75 +64,73 @@ def start_of(w: Writer, start: _Size, size: _Size) -> str:
     return w.offset(start)
 
 
-def sliced(
-    w: Writer, meta: torch.Tensor, x: Term, dim: int = 0, start: _Size | None = None, end: object = None, step: int = 1
-) -> Term:
+def sliced(w: Writer, x: Term, dim: int = 0, start: _Size | None = None, end: object = None, step: int = 1) -> Term:
     dim = normalized_dim(dim, x.rank)
-    if not start and step == 1 and w.size(meta.shape[dim]) == w.size(x.shape[dim]):
+    if not start and step == 1 and w.size(w.meta.shape[dim]) == w.size(x.shape[dim]):
         return x
     times = f"{step}*" if step != 1 else ""
     first = f" + {start_of(w, start, x.shape[dim])}" if start else ""
-    return w.read(meta, x, lambda out: at_dim(out, dim, f"{times}{out[dim]}{first}"))
+    return w.read(x, lambda out: at_dim(out, dim, f"{times}{out[dim]}{first}"))
 
 
-def selected(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: _Size) -> Term:
+def selected(w: Writer, x: Term, dim: int, at: _Size) -> Term:
     dim = normalized_dim(dim, x.rank)
     index = f"{w.offset(x.shape[dim])} - {-at}" if isinstance(at, int) and at < 0 else w.offset(at)
-    return w.read(meta, x, lambda out: [*out[:dim], index, *out[dim:]])
+    return w.read(x, lambda out: [*out[:dim], index, *out[dim:]])
 
 
-def _split(w: Writer, metas: Sequence[torch.Tensor], x: Term, sizes: object, dim: int = 0) -> tuple[Term, ...]:
+def _split(w: Writer, x: Term, sizes: object, dim: int = 0) -> tuple[Term, ...]:
     dim = normalized_dim(dim, x.rank)
     parts, before = [], ""
-    for meta in metas:
+    for meta in w.results:
         first = f" + {before}" if before else ""
-        parts.append(w.read(meta, x, lambda out, first=first: at_dim(out, dim, out[dim] + first)))  # type: ignore[misc]
+        parts.append(w.of(meta).read(x, lambda out, first=first: at_dim(out, dim, out[dim] + first)))  # type: ignore[misc]
         before = f"{before} + {w.offset(meta.shape[dim])}" if before else w.offset(meta.shape[dim])
     return tuple(parts)
 
 
-def unbound(w: Writer, metas: Sequence[torch.Tensor], x: Term, dim: int = 0) -> tuple[Term, ...]:
-    return tuple(selected(w, meta, x, dim, n) for n, meta in enumerate(metas))
+def unbound(w: Writer, x: Term, dim: int = 0) -> tuple[Term, ...]:
+    return tuple(selected(w.of(meta), x, dim, n) for n, meta in enumerate(w.results))
 
 
-def item(w: Writer, meta: torch.Tensor, parts: Sequence[Term], at: int) -> Term:
+def item(w: Writer, parts: Sequence[Term], at: int) -> Term:
     return parts[at]
 
 
-def _joined(w: Writer, meta: torch.Tensor, parts: Sequence[Term], dim: int = 0) -> Term:
+def _joined(w: Writer, parts: Sequence[Term], dim: int = 0) -> Term:
     """One tensor after another: a branch for each, which reads it only where it is taken."""
-    parts = [p for p in parts if not (p.rank == 1 and p.shape[0] == 0 and meta.dim() > 1)]
-    dim = normalized_dim(dim, meta.dim())
-    out = w.indices(meta.dim())
+    parts = [p for p in parts if not (p.rank == 1 and p.shape[0] == 0 and w.meta.dim() > 1)]
+    dim = normalized_dim(dim, w.meta.dim())
+    out = w.indices(w.meta.dim())
     before, branches = "", []
     for p in parts:
         read = out[dim] + (f" - {_less(before)}" if before else "")
         before = f"{before} + {w.offset(p.shape[dim])}" if before else w.offset(p.shape[dim])
         branches.append((before, w.access(p, at_dim(out, dim, read))))
     conditions = [f"{out[dim]} < {end} ? {access} : " for end, access in branches[:-1]]
-    return w.state(out, meta.shape, "".join(conditions) + branches[-1][1], meta.dtype)
+    return w.result(out, "".join(conditions) + branches[-1][1])
 
 
 def _less(text: str) -> str:
     return f"({text})" if "+" in text else text
 
 
-def _padded(w: Writer, meta: torch.Tensor, x: Term, widths: Sequence[int], value: float = 0) -> Term:
+def _padded(w: Writer, x: Term, widths: Sequence[int], value: float = 0) -> Term:
     out = w.indices(x.rank)
     read = list(out)
     for n, width in enumerate(widths[::2]):
         dim = x.rank - 1 - n
         if width:
             read[dim] = f"{out[dim]} - {width}" if width > 0 else f"{out[dim]} + {-width}"
-    return w.state(out, meta.shape, f"pad({w.access(x, read)}, {as_text(value)})", meta.dtype)
+    return w.result(out, f"pad({w.access(x, read)}, {as_text(value)})")
 
 
-def flipped(w: Writer, meta: torch.Tensor, x: Term, dims: Sequence[int]) -> Term:
+def flipped(w: Writer, x: Term, dims: Sequence[int]) -> Term:
     turned = {d: f"{w.offset(x.shape[d])} - 1 - " for d in sorted({normalized_dim(d, x.rank) for d in dims})}
-    return w.read(meta, x, lambda out: [turned.get(d, "") + i for d, i in enumerate(out)])
+    return w.read(x, lambda out: [turned.get(d, "") + i for d, i in enumerate(out)])
 
 
-def rolled(w: Writer, meta: torch.Tensor, x: Term, shifts: Sequence[int], dims: Sequence[int] = ()) -> Term:
+def rolled(w: Writer, x: Term, shifts: Sequence[int], dims: Sequence[int] = ()) -> Term:
     if not dims:
         raise refuse("roll without dims")
     out = w.indices(x.rank)
@@ -140,47 +138,47 @@ def rolled(w: Writer, meta: torch.Tensor, x: Term, shifts: Sequence[int], dims: 
     for shift, dim in zip(shifts, dims, strict=True):
         at = normalized_dim(dim, x.rank)
         read[at] = f"({out[at]} - {shift}) % {w.offset(x.shape[at])}".replace("- -", "+ ")
-    return w.state(out, meta.shape, w.access(x, read), meta.dtype)
+    return w.result(out, w.access(x, read))
 
 
-def windows(w: Writer, meta: torch.Tensor, x: Term, dim: int, size: int, step: int) -> Term:
+def windows(w: Writer, x: Term, dim: int, size: int, step: int) -> Term:
     dim, times = normalized_dim(dim, x.rank), f"{step}*" if step != 1 else ""
-    return w.read(meta, x, lambda out: at_dim(out[:-1], dim, f"{times}{out[dim]} + {out[-1]}"))
+    return w.read(x, lambda out: at_dim(out[:-1], dim, f"{times}{out[dim]} + {out[-1]}"))
 
 
 def triangle(sign: str) -> Callable[..., Term]:
-    def write(w: Writer, meta: torch.Tensor, x: Term, diagonal: int = 0) -> Term:
+    def write(w: Writer, x: Term, diagonal: int = 0) -> Term:
         out = w.indices(x.rank)
         offset = f" + {diagonal}" if diagonal > 0 else f" - {-diagonal}" if diagonal else ""
         inside = f"{out[-2]}{offset} >= {out[-1]}" if sign == "low" else f"{out[-2]}{offset} <= {out[-1]}"
-        return w.state(out, meta.shape, f"{inside} ? {w.access(x, out)} : 0", meta.dtype)
+        return w.result(out, f"{inside} ? {w.access(x, out)} : 0")
 
     return write
 
 
-def diagonal(w: Writer, meta: torch.Tensor, x: Term, offset: int = 0, a: int = 0, b: int = 1) -> Term:
+def diagonal(w: Writer, x: Term, offset: int = 0, a: int = 0, b: int = 1) -> Term:
     a, b = normalized_dim(a, x.rank), normalized_dim(b, x.rank)
-    out = w.indices(meta.dim())
+    out = w.indices(w.meta.dim())
     others = iter(out[:-1])
     on = {a: f"{out[-1]} + {-offset}" if offset < 0 else out[-1], b: f"{out[-1]} + {offset}" if offset > 0 else out[-1]}
-    return w.state(out, meta.shape, w.access(x, [on.get(d) or next(others) for d in range(x.rank)]), meta.dtype)
+    return w.result(out, w.access(x, [on.get(d) or next(others) for d in range(x.rank)]))
 
 
-def embedded(w: Writer, meta: torch.Tensor, table: Term, at: Term, *_: object) -> Term:
-    return w.read(meta, table, lambda out: [w.access(at, out[:-1]), out[-1]])
+def embedded(w: Writer, table: Term, at: Term, *_: object) -> Term:
+    return w.read(table, lambda out: [w.access(at, out[:-1]), out[-1]])
 
 
-def _rows(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term) -> Term:
+def _rows(w: Writer, x: Term, dim: int, at: Term) -> Term:
     dim = normalized_dim(dim, x.rank)
-    return w.read(meta, x, lambda out: at_dim(out, dim, w.access(at, [out[dim]])))
+    return w.read(x, lambda out: at_dim(out, dim, w.access(at, [out[dim]])))
 
 
-def _gathered(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term, **_: object) -> Term:
+def _gathered(w: Writer, x: Term, dim: int, at: Term, **_: object) -> Term:
     dim = normalized_dim(dim, x.rank)
-    return w.read(meta, x, lambda out: at_dim(out, dim, w.access(at, out)))
+    return w.read(x, lambda out: at_dim(out, dim, w.access(at, out)))
 
 
-def indexed(w: Writer, meta: torch.Tensor, x: Term, at: Sequence[Term | None]) -> Term:
+def indexed(w: Writer, x: Term, at: Sequence[Term | None]) -> Term:
     """`x[..., a, b, ...]` with tensors of integers; their own dimensions stand where the first one does."""
     tensors = [(d, t) for d, t in enumerate(at) if t is not None]
     dims = [d for d, _ in tensors]
@@ -189,8 +187,8 @@ def indexed(w: Writer, meta: torch.Tensor, x: Term, at: Sequence[Term | None]) -
     if dims != list(range(dims[0], dims[-1] + 1)):
         raise refuse("indices of tensors with slices between them")
     rank = max(t.rank for _, t in tensors)
-    out = w.indices(meta.dim())
-    inner, shape = out[dims[0] : dims[0] + rank], meta.shape[dims[0] : dims[0] + rank]
+    out = w.indices(w.meta.dim())
+    inner, shape = out[dims[0] : dims[0] + rank], w.meta.shape[dims[0] : dims[0] + rank]
     plain = iter([*out[: dims[0]], *out[dims[0] + rank :]])
     read = []
     for d in range(x.rank):
@@ -198,29 +196,29 @@ def indexed(w: Writer, meta: torch.Tensor, x: Term, at: Sequence[Term | None]) -
             read.append(f"{w.broadcast(dict(tensors)[d], inner, shape)} % {w.offset(x.shape[d])}")
         else:
             read.append(next(plain))
-    return w.state(out, meta.shape, w.access(x, read), meta.dtype)
+    return w.result(out, w.access(x, read))
 
 
-def _scattered(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term, source: Term) -> Term:
+def _scattered(w: Writer, x: Term, dim: int, at: Term, source: Term) -> Term:
     """`x.scatter_add(dim, at, source)`."""
     dim = normalized_dim(dim, x.rank)
     i = w.indices(at.rank)
-    added = w.state(at_dim(i, dim, w.access(at, i)), meta.shape, f"+({w.access(source, i)})", meta.dtype)
-    return infix("+")(w, meta, x, added)
+    added = w.result(at_dim(i, dim, w.access(at, i)), f"+({w.access(source, i)})")
+    return infix("+")(w, x, added)
 
 
-def rows_added(w: Writer, meta: torch.Tensor, x: Term, dim: int, at: Term, source: Term, *, alpha: float = 1) -> Term:
+def rows_added(w: Writer, x: Term, dim: int, at: Term, source: Term, *, alpha: float = 1) -> Term:
     """`x.index_add(dim, at, source)`."""
     dim = normalized_dim(dim, x.rank)
     i = w.indices(x.rank)
     body = w.access(source, i) if alpha == 1 else f"{as_text(alpha)} * {w.access(source, i)}"
-    added = w.state(at_dim(i, dim, w.access(at, [i[dim]])), meta.shape, f"+({body})", meta.dtype)
-    return infix("+")(w, meta, x, added)
+    added = w.result(at_dim(i, dim, w.access(at, [i[dim]])), f"+({body})")
+    return infix("+")(w, x, added)
 
 
-def one_hot(w: Writer, meta: torch.Tensor, at: Term, classes: int = -1) -> Term:
-    out = w.indices(meta.dim())
-    return w.state(out, meta.shape, f"{name_of(meta.dtype)}({w.access(at, out[:-1])} == {out[-1]})", meta.dtype)
+def one_hot(w: Writer, at: Term, classes: int = -1) -> Term:
+    out = w.indices(w.meta.dim())
+    return w.result(out, f"{name_of(w.meta.dtype)}({w.access(at, out[:-1])} == {out[-1]})")
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {

@@ -16,7 +16,6 @@ aten = torch.ops.aten
 
 def _normalised(
     w: Writer,
-    meta: torch.Tensor,
     x: Term,
     own: Sequence[int],
     weight: Term | None,
@@ -32,11 +31,11 @@ def _normalised(
     shape = [n for d, n in enumerate(x.shape) if d not in own]
     here = w.access(x, read)
     if centred:
-        mean = w.state(kept, shape, f"mean({here})", meta.dtype, hint="mean")
+        mean = w.state(kept, shape, f"mean({here})", hint="mean")
         here = f"({here} - {w.access(mean, kept)})"
-    spread = w.state(kept, shape, f"mean({here} * {here})", meta.dtype, hint="variance" if centred else "square")
+    spread = w.state(kept, shape, f"mean({here} * {here})", hint="variance" if centred else "square")
     body = f"{here} * rsqrt({w.access(spread, kept)} + {as_text(eps)}){_affine(w, weight, bias, scale_at(read))}"
-    return w.state(read, meta.shape, body, meta.dtype)
+    return w.result(read, body)
 
 
 def _affine(w: Writer, weight: Term | None, bias: Term | None, at: Sequence[str]) -> str:
@@ -46,7 +45,6 @@ def _affine(w: Writer, weight: Term | None, bias: Term | None, at: Sequence[str]
 
 def _layer_norm(
     w: Writer,
-    meta: torch.Tensor,
     x: Term,
     shape: Sequence[int],
     weight: Term | None = None,
@@ -56,25 +54,16 @@ def _layer_norm(
     centred: bool = True,
 ) -> Term:
     own = range(x.rank - len(shape), x.rank)
-    return _normalised(w, meta, x, own, weight, bias, lambda read: read[own[0] :], eps, centred)
+    return _normalised(w, x, own, weight, bias, lambda read: read[own[0] :], eps, centred)
 
 
-def rms_norm(
-    w: Writer, meta: torch.Tensor, x: Term, shape: Sequence[int], weight: Term | None = None, eps: float | None = None
-) -> Term:
-    small = torch.finfo(meta.dtype).eps if eps is None else eps
-    return _layer_norm(w, meta, x, shape, weight, None, small, centred=False)
+def rms_norm(w: Writer, x: Term, shape: Sequence[int], weight: Term | None = None, eps: float | None = None) -> Term:
+    small = torch.finfo(w.meta.dtype).eps if eps is None else eps
+    return _layer_norm(w, x, shape, weight, None, small, centred=False)
 
 
 def group_norm(
-    w: Writer,
-    meta: torch.Tensor,
-    x: Term,
-    groups: int,
-    weight: Term | None = None,
-    bias: Term | None = None,
-    eps: float = 1e-5,
-    *_: object,
+    w: Writer, x: Term, groups: int, weight: Term | None = None, bias: Term | None = None, eps: float = 1e-5, *_: object
 ) -> Term:
     """Channels are divided into groups by a reshape, and put together again."""
     size = int(x.shape[1]) // groups
@@ -82,47 +71,29 @@ def group_norm(
     text = ", ".join(map(w.size, parts))
     apart = w.named(Term(f"reshape({w.named(x).text}, {text})", parts, x.dtype, is_name=False), "groups")
     own = range(2, len(parts))
-    wide = meta.unflatten(1, (groups, size))
-    found = _normalised(w, wide, apart, own, weight, bias, lambda read: [f"{size}*{read[1]} + {read[2]}"], eps)
-    return Term(
-        f"reshape({found.text}, {', '.join(map(w.size, meta.shape))})", tuple(meta.shape), meta.dtype, is_name=False
-    )
+    wide = w.of(w.meta.unflatten(1, (groups, size)))
+    found = _normalised(wide, apart, own, weight, bias, lambda read: [f"{size}*{read[1]} + {read[2]}"], eps)
+    return w.expression(f"reshape({found.text}, {', '.join(map(w.size, w.meta.shape))})")
 
 
 def batch_norm_of_batch(
-    w: Writer,
-    metas: Sequence[torch.Tensor],
-    x: Term,
-    weight: Term | None,
-    bias: Term | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    w: Writer, x: Term, weight: Term | None, bias: Term | None, training: bool, momentum: float, eps: float
 ) -> tuple[Term, ...]:
     own = [d for d in range(x.rank) if d != 1]
-    return (_normalised(w, metas[0], x, own, weight, bias, lambda read: [read[1]], eps),)
+    return (_normalised(w, x, own, weight, bias, lambda read: [read[1]], eps),)
 
 
 def batch_norm_kept(
-    w: Writer,
-    metas: Sequence[torch.Tensor],
-    x: Term,
-    weight: Term | None,
-    bias: Term | None,
-    mean: Term,
-    variance: Term,
-    momentum: float,
-    eps: float,
+    w: Writer, x: Term, weight: Term | None, bias: Term | None, mean: Term, variance: Term, momentum: float, eps: float
 ) -> tuple[Term, ...]:
     read = w.indices(x.rank)
     c = [read[1]]
     body = f"({w.access(x, read)} - {w.access(mean, c)}) * rsqrt({w.access(variance, c)} + {as_text(eps)})"
-    return (w.state(read, metas[0].shape, body + _affine(w, weight, bias, c), metas[0].dtype),)
+    return (w.result(read, body + _affine(w, weight, bias, c)),)
 
 
 def attention(
     w: Writer,
-    meta: torch.Tensor,
     q: Term,
     k: Term,
     v: Term,
@@ -140,9 +111,9 @@ def attention(
     else:
         factor = as_text(float(q.shape[-1]) ** -0.5 if scale is None else scale)
     q, k, v = (w.named(x) for x in (q, k, v))
-    lead = w.indices(meta.dim() + 2)
+    lead = w.indices(w.meta.dim() + 2)
     *batch, i, j, e, f = lead
-    shape = list(meta.shape[:-2])
+    shape = list(w.meta.shape[:-2])
     scores = f"{factor} * sum({w.access(q, [*batch, i, e])} * {w.access(k, [*batch, j, e])})"
     guard = f"{i} - {j} >= 0 ? " if is_causal else ""
     wide = [*shape, q.shape[-2], k.shape[-2]]
@@ -150,15 +121,14 @@ def attention(
         guard = f"{w.broadcast(mask, [*batch, i, j], wide)} ? "
     elif mask is not None:
         scores += f" + {w.broadcast(mask, [*batch, i, j], wide)}"
-    s = w.access(w.state([*batch, i, j], wide, scores, meta.dtype, hint="scores"), [*batch, i, j])
-    total = w.state([*batch, i], wide[:-1], f"logsumexp({guard}{s})", meta.dtype, hint="total")
+    s = w.access(w.state([*batch, i, j], wide, scores, hint="scores"), [*batch, i, j])
+    total = w.state([*batch, i], wide[:-1], f"logsumexp({guard}{s})", hint="total")
     body = f"sum({guard}exp({s} - {w.access(total, [*batch, i])}) * {w.access(v, [*batch, j, f])})"
-    return w.state([*batch, i, f], meta.shape, body, meta.dtype)
+    return w.result([*batch, i, f], body)
 
 
 def cross_entropy(
     w: Writer,
-    meta: torch.Tensor,
     x: Term,
     target: Term,
     weight: Term | None = None,
@@ -176,36 +146,36 @@ def cross_entropy(
     channel = 1 if x.rank > 1 else 0
     everything = [*rows[:channel], v, *rows[channel:]]
     picked = [*rows[:channel], w.access(target, rows), *rows[channel:]]
-    total = w.state(rows, target.shape, f"logsumexp({w.access(x, everything)})", meta.dtype, hint="total")
-    return _loss(w, meta, rows, f"{w.access(total, rows)} - {w.access(x, picked)}", reduction)
+    total = w.state(rows, target.shape, f"logsumexp({w.access(x, everything)})", hint="total")
+    return _loss(w, rows, f"{w.access(total, rows)} - {w.access(x, picked)}", reduction)
 
 
-def _loss(w: Writer, meta: torch.Tensor, indices: list[str], term: str, reduction: int) -> Term:
+def _loss(w: Writer, indices: list[str], term: str, reduction: int) -> Term:
     if reduction == 0:
-        return w.state(indices, meta.shape, term, meta.dtype)
-    return w.state([], [], f"{'mean' if reduction == 1 else 'sum'}({term})", meta.dtype)
+        return w.result(indices, term)
+    return w.state([], [], f"{'mean' if reduction == 1 else 'sum'}({term})")
 
 
 def losses(body: str) -> Callable[..., Term]:
     """`{0}` and `{1}` are the elements of prediction and target."""
 
-    def write(w: Writer, meta: torch.Tensor, x: Term, y: Term, reduction: int = 1) -> Term:
+    def write(w: Writer, x: Term, y: Term, reduction: int = 1) -> Term:
         x, y = w.named(x), w.named(y)
         shape = torch.broadcast_shapes(x.shape, y.shape)
         i = w.indices(len(shape))
-        return _loss(w, meta, i, body.format(w.broadcast(x, i, shape), w.broadcast(y, i, shape)), reduction)
+        return _loss(w, i, body.format(w.broadcast(x, i, shape), w.broadcast(y, i, shape)), reduction)
 
     return write
 
 
-def similarity(w: Writer, meta: torch.Tensor, a: Term, b: Term, dim: int = 1, eps: float = 1e-8) -> Term:
+def similarity(w: Writer, a: Term, b: Term, dim: int = 1, eps: float = 1e-8) -> Term:
     a, b = w.named(a), w.named(b)
     shape = torch.broadcast_shapes(a.shape, b.shape)
     i = w.indices(len(shape))
     out = [x for d, x in enumerate(i) if d != normalized_dim(dim, len(shape))]
     x, y = w.broadcast(a, i, shape), w.broadcast(b, i, shape)
     body = f"sum({x} * {y}) / (max(sqrt(sum({x} * {x})), {as_text(eps)}) * max(sqrt(sum({y} * {y})), {as_text(eps)}))"
-    return w.state(out, meta.shape, body, meta.dtype)
+    return w.result(out, body)
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
@@ -219,7 +189,7 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.mse_loss.default: losses("({0} - {1}) * ({0} - {1})"),
     aten.l1_loss.default: losses("abs({0} - {1})"),
     aten.cosine_similarity.default: similarity,
-    aten.binary_cross_entropy_with_logits.default: lambda w, m, x, y, weight=None, pos=None, reduction=1: losses(
+    aten.binary_cross_entropy_with_logits.default: lambda w, x, y, weight=None, pos=None, reduction=1: losses(
         "softplus({0}) - {0} * {1}"
-    )(w, m, x, y, reduction),
+    )(w, x, y, reduction),
 }

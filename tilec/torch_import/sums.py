@@ -14,10 +14,10 @@ from tilec.torch_import.writer import Term, Writer, converted_term, name_of, ref
 aten = torch.ops.aten
 
 
-def _reduced(w: Writer, meta: torch.Tensor, x: Term, dims: Sequence[int] | None, keep: bool, body: str) -> Term:
+def _reduced(w: Writer, x: Term, dims: Sequence[int] | None, keep: bool, body: str) -> Term:
     """`body` holds `{0}` for the access; dimensions that are kept have size 1."""
     out = _left(w, x, _dims(x, dims), keep)
-    return w.state(out, meta.shape, body.format(w.access(x, w.indices(x.rank))), meta.dtype)
+    return w.result(out, body.format(w.access(x, w.indices(x.rank))))
 
 
 def _dims(x: Term, dims: Sequence[int] | None) -> set[int]:
@@ -31,37 +31,32 @@ def _left(w: Writer, x: Term, summed: set[int], keep: bool) -> list[str]:
 
 
 def _reduction(name: str) -> Callable[..., Term]:
-    def write(w: Writer, meta: torch.Tensor, x: Term, dims: object = None, keep: bool = False, **_: object) -> Term:
+    def write(w: Writer, x: Term, dims: object = None, keep: bool = False, **_: object) -> Term:
         dims = [dims] if isinstance(dims, int) else dims
         if not (x.rank or name.startswith("arg")):
-            return converted_term(x, meta.dtype)
-        inner = f"{name_of(meta.dtype)}({{0}})" if name in ("sum", "prod", "mean") and x.dtype != meta.dtype else "{0}"
-        return _reduced(w, meta, x, dims, keep, f"{name}({inner})")  # type: ignore[arg-type]
+            return converted_term(x, w.meta.dtype)
+        inner = (
+            f"{name_of(w.meta.dtype)}({{0}})" if name in ("sum", "prod", "mean") and x.dtype != w.meta.dtype else "{0}"
+        )
+        return _reduced(w, x, dims, keep, f"{name}({inner})")  # type: ignore[arg-type]
 
     return write
 
 
 def moments(
-    w: Writer,
-    meta: torch.Tensor | Sequence[torch.Tensor],
-    x: Term,
-    dims: Sequence[int] | None = None,
-    *,
-    correction: float | None = 1,
-    keepdim: bool = False,
+    w: Writer, x: Term, dims: Sequence[int] | None = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> tuple[Term, Term]:
     """Variance and mean over dimensions."""
-    meta = meta if isinstance(meta, torch.Tensor) else meta[0]
     summed = _dims(x, dims)
     x = w.named(x)
-    mean = _reduced(w, meta, x, dims, keepdim, "mean({0})")
+    mean = _reduced(w, x, dims, keepdim, "mean({0})")
     read = w.indices(x.rank)
     at = ["0" if d in summed else i for d, i in enumerate(read) if keepdim or d not in summed]
     apart = f"({w.access(x, read)} - {w.access(mean, at)})"
     count = " * ".join(w.size(x.shape[d]) for d in sorted(summed))
     less = as_text(1 if correction is None else correction)
     body = f"mean({apart} * {apart})" if correction == 0 else f"sum({apart} * {apart}) / ({count} - {less})"
-    return w.state(_left(w, x, summed, keepdim), meta.shape, body, meta.dtype), mean
+    return w.result(_left(w, x, summed, keepdim), body), mean
 
 
 def variance(*given: Any, **options: Any) -> Term:
@@ -74,90 +69,84 @@ def deviation(*given: Any, **options: Any) -> Term:
 
 
 def norm(
-    w: Writer,
-    meta: torch.Tensor,
-    x: Term,
-    order: float = 2,
-    dims: Sequence[int] | None = None,
-    keep: bool = False,
-    **_: object,
+    w: Writer, x: Term, order: float = 2, dims: Sequence[int] | None = None, keep: bool = False, **_: object
 ) -> Term:
     bodies = {2: "sqrt(sum({0} * {0}))", 1: "sum(abs({0}))", float("inf"): "max(abs({0}))"}
     if order not in bodies:
         raise refuse(f"a norm of order {order}")
-    return _reduced(w, meta, w.named(x), dims, keep, bodies[order])
+    return _reduced(w, w.named(x), dims, keep, bodies[order])
 
 
 def extremum(name: str) -> Callable[..., tuple[Term, ...]]:
-    def write(w: Writer, metas: Sequence[torch.Tensor], x: Term, dim: int, keep: bool = False) -> tuple[Term, ...]:
+    def write(w: Writer, x: Term, dim: int, keep: bool = False) -> tuple[Term, ...]:
         x = w.named(x)
-        parts = zip(metas, (name, f"arg{name}"), strict=True)
-        return tuple(_reduced(w, meta, x, [dim], keep, f"{part}({{0}})") for meta, part in parts)
+        parts = zip(w.results, (name, f"arg{name}"), strict=True)
+        return tuple(_reduced(w.of(meta), x, [dim], keep, f"{part}({{0}})") for meta, part in parts)
 
     return write
 
 
 def scanned(name: str) -> Callable[..., Term]:
-    def write(w: Writer, meta: torch.Tensor, x: Term, dim: int, **_: object) -> Term:
+    def write(w: Writer, x: Term, dim: int, **_: object) -> Term:
         dim = normalized_dim(dim, x.rank)
         *out, s = w.indices(x.rank + 1)
         read = at_dim(out, dim, s)
-        inner = w.access(x, read) if x.dtype == meta.dtype else f"{name_of(meta.dtype)}({w.access(x, read)})"
+        inner = w.access(x, read) if x.dtype == w.meta.dtype else f"{name_of(w.meta.dtype)}({w.access(x, read)})"
         limit = f"{out[dim]} - {s} < {w.size(x.shape[dim])}"
-        return w.state(out, meta.shape, f"{name}({inner})", meta.dtype, constraints=[limit])
+        return w.result(out, f"{name}({inner})", constraints=[limit])
 
     return write
 
 
-def _softmax(w: Writer, meta: torch.Tensor, x: Term, dim: int, dtype: torch.dtype | None = None) -> Term:
-    x, read, total = _normalised(w, meta, x, dim)
-    return w.state(read, meta.shape, f"exp({w.access(x, read)} - {total})", meta.dtype)
+def _softmax(w: Writer, x: Term, dim: int, dtype: torch.dtype | None = None) -> Term:
+    x, read, total = _normalised(w, x, dim)
+    return w.result(read, f"exp({w.access(x, read)} - {total})")
 
 
-def log_softmax(w: Writer, meta: torch.Tensor, x: Term, dim: int, dtype: torch.dtype | None = None) -> Term:
-    x, read, total = _normalised(w, meta, x, dim)
-    return w.state(read, meta.shape, f"{w.access(x, read)} - {total}", meta.dtype)
+def log_softmax(w: Writer, x: Term, dim: int, dtype: torch.dtype | None = None) -> Term:
+    x, read, total = _normalised(w, x, dim)
+    return w.result(read, f"{w.access(x, read)} - {total}")
 
 
-def _normalised(w: Writer, meta: torch.Tensor, x: Term, dim: int) -> tuple[Term, list[str], str]:
-    x = w.named(converted_term(w.named(x), meta.dtype))
+def _normalised(w: Writer, x: Term, dim: int) -> tuple[Term, list[str], str]:
+    x = w.named(converted_term(w.named(x), w.meta.dtype))
     dim = normalized_dim(dim, x.rank)
     *read, other = w.indices(x.rank + 1)
     return x, read, f"logsumexp({w.access(x, at_dim(read, dim, other))})"
 
 
-def _product(w: Writer, meta: torch.Tensor, a: Term, b: Term) -> Term:
+def _product(w: Writer, a: Term, b: Term) -> Term:
     """`a @ b` for every rank: vectors, matrices, batches that broadcast."""
-    *out, k = w.indices(meta.dim() + 1)
-    batch = out[: meta.dim() - (a.rank > 1) - (b.rank > 1)]
+    *out, k = w.indices(w.meta.dim() + 1)
+    batch = out[: w.meta.dim() - (a.rank > 1) - (b.rank > 1)]
     rows, columns = out[len(batch) : len(batch) + (a.rank > 1)], out[len(out) - 1 :] if b.rank > 1 else []
-    left = _batched(w, a, batch, meta, [*rows, k])
-    right = _batched(w, b, batch, meta, [k, *columns])
-    return w.state(out, meta.shape, f"sum({left} * {right})", meta.dtype)
+    left = _batched(w, a, batch, [*rows, k])
+    right = _batched(w, b, batch, [k, *columns])
+    return w.result(out, f"sum({left} * {right})")
 
 
-def _batched(w: Writer, x: Term, batch: Sequence[str], meta: torch.Tensor, inner: Sequence[str]) -> str:
-    shape = (*meta.shape[: len(batch)], *x.shape[x.rank - len(inner) :])
+def _batched(w: Writer, x: Term, batch: Sequence[str], inner: Sequence[str]) -> str:
+    shape = (*w.meta.shape[: len(batch)], *x.shape[x.rank - len(inner) :])
     return w.broadcast(x, [*batch, *inner], shape)
 
 
-def _linear(w: Writer, meta: torch.Tensor, x: Term, weight: Term, bias: Term | None = None) -> Term:
-    *out, k = w.indices(meta.dim() + 1)
+def _linear(w: Writer, x: Term, weight: Term, bias: Term | None = None) -> Term:
+    *out, k = w.indices(w.meta.dim() + 1)
     body = f"sum({w.access(x, [*out[:-1], k])} * {w.access(weight, [out[-1], k])})"
     if bias is not None:
         body += f" + {w.access(bias, [out[-1]])}"
-    return w.state(out, meta.shape, body, meta.dtype)
+    return w.result(out, body)
 
 
-def _added(w: Writer, meta: torch.Tensor, c: Term, a: Term, b: Term, *, beta: float = 1, alpha: float = 1) -> Term:
+def _added(w: Writer, c: Term, a: Term, b: Term, *, beta: float = 1, alpha: float = 1) -> Term:
     """`beta * c + alpha * (a @ b)`."""
-    found = _product(w, meta, a, b)
+    found = _product(w, a, b)
     right = found.text if alpha == 1 else f"{as_text(alpha)} * {found.text}"
     left = w.named(c).text if beta == 1 else f"{as_text(beta)} * {w.named(c).text}"
-    return Term(f"{left} + {right}", tuple(meta.shape), meta.dtype, BINDING["+"], is_name=False)
+    return w.expression(f"{left} + {right}", BINDING["+"])
 
 
-def _einsum(w: Writer, meta: torch.Tensor, equation: str, tensors: Sequence[Term], **_: object) -> Term:
+def _einsum(w: Writer, equation: str, tensors: Sequence[Term], **_: object) -> Term:
     if "." in equation:
         raise refuse("einsum with `...`")
     left, arrow, right = equation.replace(" ", "").partition("->")
@@ -179,12 +168,11 @@ def _einsum(w: Writer, meta: torch.Tensor, equation: str, tensors: Sequence[Term
         )
         for term, x in zip(terms, tensors, strict=True)
     ]
-    return w.state([letter[c] for c in right], meta.shape, f"sum({' * '.join(factors)})", meta.dtype)
+    return w.result([letter[c] for c in right], f"sum({' * '.join(factors)})")
 
 
 def trilinear(
     w: Writer,
-    meta: torch.Tensor,
     a: Term,
     b: Term,
     c: Term,
@@ -201,34 +189,33 @@ def trilinear(
     for x, wide in ((a, wide_a), (b, wide_b), (c, wide_c)):
         factors.append(w.access(x, [v for d, v in enumerate(i) if d not in wide]))
     out = [v for d, v in enumerate(i) if d not in summed]
-    return w.state(out, meta.shape, f"sum({' * '.join(factors)})", meta.dtype)
+    return w.result(out, f"sum({' * '.join(factors)})")
 
 
-def outer(w: Writer, meta: torch.Tensor, a: Term, b: Term) -> Term:
+def outer(w: Writer, a: Term, b: Term) -> Term:
     i, j = w.indices(2)
-    return w.state([i, j], meta.shape, f"{w.access(a, [i])} * {w.access(b, [j])}", meta.dtype)
+    return w.result([i, j], f"{w.access(a, [i])} * {w.access(b, [j])}")
 
 
+_REDUCTIONS: dict[str, tuple[Any, ...]] = {
+    "sum": (aten.sum.default, aten.sum.dim_IntList),
+    "mean": (aten.mean.default, aten.mean.dim),
+    "prod": (aten.prod.default, aten.prod.dim_int),
+    "max": (aten.max.default, aten.amax.default),
+    "min": (aten.min.default, aten.amin.default),
+    "logsumexp": (aten.logsumexp.default,),
+    "any": (aten.any.default, aten.any.dim),
+    "all": (aten.all.default, aten.all.dim),
+    "argmax": (aten.argmax.default,),
+    "argmin": (aten.argmin.default,),
+}
 HANDLERS: dict[Any, Callable[..., Any]] = {
-    aten.sum.default: _reduction("sum"),
-    aten.sum.dim_IntList: _reduction("sum"),
-    aten.mean.default: _reduction("mean"),
-    aten.mean.dim: _reduction("mean"),
-    aten.prod.default: _reduction("prod"),
-    aten.prod.dim_int: _reduction("prod"),
-    aten.amax.default: _reduction("max"),
-    aten.amin.default: _reduction("min"),
-    aten.max.default: _reduction("max"),
-    aten.min.default: _reduction("min"),
-    aten.logsumexp.default: _reduction("logsumexp"),
-    aten.any.default: _reduction("any"),
-    aten.any.dim: _reduction("any"),
-    aten.all.default: _reduction("all"),
-    aten.all.dim: _reduction("all"),
+    **{operation: _reduction(name) for name, found in _REDUCTIONS.items() for operation in found},
+    **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.matmul.default), _product),
+    **dict.fromkeys((aten.mv.default, aten.dot.default), _product),
+    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addmv.default), _added),
     aten.max.dim: extremum("max"),
     aten.min.dim: extremum("min"),
-    aten.argmax.default: _reduction("argmax"),
-    aten.argmin.default: _reduction("argmin"),
     aten.var.correction: variance,
     aten.std.correction: deviation,
     aten.var_mean.correction: moments,
@@ -238,15 +225,7 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.logcumsumexp.default: scanned("logsumexp"),
     aten.softmax.int: _softmax,
     aten.log_softmax.int: log_softmax,
-    aten.mm.default: _product,
-    aten.bmm.default: _product,
-    aten.matmul.default: _product,
-    aten.mv.default: _product,
-    aten.dot.default: _product,
     aten.linear.default: _linear,
-    aten.addmm.default: _added,
-    aten.baddbmm.default: _added,
-    aten.addmv.default: _added,
     aten.einsum.default: _einsum,
     aten.outer.default: outer,
     aten._trilinear.default: trilinear,

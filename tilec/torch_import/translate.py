@@ -74,7 +74,8 @@ def _translated(
         return meta  # type: ignore[return-value]
     arguments = [given(a) for a in node.args]
     options = {key: given(a) for key, a in node.kwargs.items()}
-    found = OPERATIONS[node.target](writer, meta, *arguments, **options)
+    writer.results = (meta,) if isinstance(meta, torch.Tensor) else tuple(meta)
+    found = OPERATIONS[node.target](writer, *arguments, **options)
     if not isinstance(found, Term) or found.is_name:
         return found
     if len(node.users) > 1 or len(found.text) > LONGEST_INLINE:

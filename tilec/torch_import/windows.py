@@ -45,16 +45,15 @@ def _window(w: Writer, x: Term, weight: Term, stride: object, padding: object, d
     return _Window([batch] if x.rank == count + 2 else [], out, channel, at, taps, space)
 
 
-def _with_bias(w: Writer, meta: torch.Tensor, found: Term, bias: Term | None, channel: int) -> Term:
+def _with_bias(w: Writer, found: Term, bias: Term | None, channel: int) -> Term:
     if bias is None:
         return found
-    i = w.indices(meta.dim())
-    return w.state(i, meta.shape, f"{w.access(found, i)} + {w.access(bias, [i[channel]])}", meta.dtype)
+    i = w.indices(w.meta.dim())
+    return w.result(i, f"{w.access(found, i)} + {w.access(bias, [i[channel]])}")
 
 
 def _convolution(
     w: Writer,
-    meta: torch.Tensor,
     x: Term,
     weight: Term,
     bias: Term | None = None,
@@ -70,15 +69,15 @@ def _convolution(
     read, inner = o.channel, o.channel
     if groups > 1:
         if w.size(weight.shape[1]) != "1" or int(weight.shape[0]) != groups:
-            return _grouped(w, meta, x, weight, bias, groups, o)
+            return _grouped(w, x, weight, bias, groups, o)
         read, inner = o.out, "0"  # each channel by itself
     body = f"sum({w.access(x, [*o.lead, read, *o.space])} * {w.access(weight, [o.out, inner, *o.taps])})"
     if bias is not None:
         body += f" + {w.access(bias, [o.out])}"
-    return w.state([*o.lead, o.out, *o.at], meta.shape, body, meta.dtype)
+    return w.result([*o.lead, o.out, *o.at], body)
 
 
-def _grouped(w: Writer, meta: torch.Tensor, x: Term, weight: Term, bias: Term | None, groups: int, o: _Window) -> Term:
+def _grouped(w: Writer, x: Term, weight: Term, bias: Term | None, groups: int, o: _Window) -> Term:
     """The output's channel is `group * size + member`."""
     size, per = int(weight.shape[0]) // groups, w.size(weight.shape[1])
     group, member = "g", "d"
@@ -86,13 +85,12 @@ def _grouped(w: Writer, meta: torch.Tensor, x: Term, weight: Term, bias: Term | 
     read = f"{per}*{group} + {o.channel}"
     factors = f"{w.access(x, [*o.lead, read, *o.space])} * {w.access(weight, [out, o.channel, *o.taps])}"
     limits = [f"{member} < {size}", f"{group} < {groups}"]
-    found = w.state([*o.lead, out, *o.at], meta.shape, f"+({factors})", meta.dtype, constraints=limits)
-    return _with_bias(w, meta, found, bias, len(o.lead))
+    found = w.result([*o.lead, out, *o.at], f"+({factors})", constraints=limits)
+    return _with_bias(w, found, bias, len(o.lead))
 
 
 def _transposed(
     w: Writer,
-    meta: torch.Tensor,
     x: Term,
     weight: Term,
     bias: Term | None = None,
@@ -106,13 +104,12 @@ def _transposed(
         raise refuse("a transposed convolution of several groups")
     o = _window(w, x, weight, stride, padding, dilation)
     body = f"+({w.access(x, [*o.lead, o.channel, *o.at])} * {w.access(weight, [o.channel, o.out, *o.taps])})"
-    found = w.state([*o.lead, o.out, *o.space], meta.shape, body, meta.dtype)
-    return _with_bias(w, meta, found, bias, len(o.lead))
+    found = w.result([*o.lead, o.out, *o.space], body)
+    return _with_bias(w, found, bias, len(o.lead))
 
 
 def any_convolution(
     w: Writer,
-    meta: torch.Tensor,
     x: Term,
     weight: Term,
     bias: Term | None,
@@ -124,20 +121,13 @@ def any_convolution(
     groups: int,
 ) -> Term:
     if is_transposed:
-        return _transposed(w, meta, x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _convolution(w, meta, x, weight, bias, stride, padding, dilation, groups)
+        return _transposed(w, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _convolution(w, x, weight, bias, stride, padding, dilation, groups)
 
 
 def pool(name: str, count: int) -> Callable[..., Term]:
     def write(
-        w: Writer,
-        meta: torch.Tensor,
-        x: Term,
-        size: object,
-        stride: object = (),
-        padding: object = 0,
-        *more: object,
-        **options: object,
+        w: Writer, x: Term, size: object, stride: object = (), padding: object = 0, *more: object, **options: object
     ) -> Term:
         sizes = _each(size, count)  # type: ignore[arg-type]
         steps = _each(stride, count) if stride not in ((), []) else sizes  # type: ignore[arg-type]
@@ -156,22 +146,20 @@ def pool(name: str, count: int) -> Callable[..., Term]:
         space = [_index(*given) for given in zip(steps, at, apart, taps, before, strict=True)]
         body = f"{'sum' if every else name}({w.access(x, [*lead, *space])}){every}"
         limits = [f"{t} < {n}" for t, n in zip(taps, sizes, strict=True)]
-        return w.state(out, meta.shape, body, meta.dtype, constraints=limits)
+        return w.result(out, body, constraints=limits)
 
     return write
 
 
-def pool_and_positions(
-    w: Writer, metas: Sequence[torch.Tensor], *arguments: object, **options: object
-) -> tuple[Term, ...]:
-    return (pool("max", 2)(w, metas[0], *arguments, **options),)
+def pool_and_positions(w: Writer, *arguments: object, **options: object) -> tuple[Term, ...]:
+    return (pool("max", 2)(w, *arguments, **options),)
 
 
 def pool_to(count: int) -> Callable[..., Term]:
     """Adaptive average pools, where windows are equal and side by side."""
 
-    def write(w: Writer, meta: torch.Tensor, x: Term, size: object) -> Term:
-        sizes, far = meta.shape[-count:], x.shape[-count:]
+    def write(w: Writer, x: Term, size: object) -> Term:
+        sizes, far = w.meta.shape[-count:], x.shape[-count:]
         for n, m in zip(sizes, far, strict=True):
             if not (isinstance(n, int) and (n == 1 or isinstance(m, int) and m % n == 0)):
                 raise refuse("an adaptive pool whose windows differ in size")
@@ -183,27 +171,18 @@ def pool_to(count: int) -> Callable[..., Term]:
             window = w.offset(m) if n == 1 else str(m // n)
             read[d] = t if n == 1 else f"{window}*{out[d]} + {t}"
             limits.append(f"{t} < {window}")
-        return w.state(out, meta.shape, f"mean({w.access(x, read)})", meta.dtype, constraints=limits)
+        return w.result(out, f"mean({w.access(x, read)})", constraints=limits)
 
     return write
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
-    aten.conv1d.default: _convolution,
-    aten.conv2d.default: _convolution,
-    aten.conv3d.default: _convolution,
+    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), _convolution),
     aten.conv_transpose1d.default: _transposed,
-    aten.conv_transpose2d.input: _transposed,
-    aten.conv_transpose3d.input: _transposed,
+    **dict.fromkeys((aten.conv_transpose2d.input, aten.conv_transpose3d.input), _transposed),
     aten.convolution.default: any_convolution,
-    aten.max_pool1d.default: pool("max", 1),
-    aten.max_pool2d.default: pool("max", 2),
-    aten.max_pool3d.default: pool("max", 3),
+    **{getattr(aten, f"max_pool{n}d").default: pool("max", n) for n in (1, 2, 3)},
     aten.max_pool2d_with_indices.default: pool_and_positions,
-    aten.avg_pool1d.default: pool("mean", 1),
-    aten.avg_pool2d.default: pool("mean", 2),
-    aten.avg_pool3d.default: pool("mean", 3),
-    aten.adaptive_avg_pool1d.default: pool_to(1),
-    aten.adaptive_avg_pool2d.default: pool_to(2),
-    aten.adaptive_avg_pool3d.default: pool_to(3),
+    **{getattr(aten, f"avg_pool{n}d").default: pool("mean", n) for n in (1, 2, 3)},
+    **{getattr(aten, f"adaptive_avg_pool{n}d").default: pool_to(n) for n in (1, 2, 3)},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,18 @@ class Writer:
         self.taken: set[str] = set()
         self.quotients: dict[str, str] = {}
         self.node: Node | None = None
+        self.results: Sequence[torch.Tensor] = ()
+
+    @property
+    def meta(self) -> torch.Tensor:
+        """The shape and the element type of what the operation at work makes, the first of several."""
+        return self.results[0]
+
+    def of(self, meta: torch.Tensor) -> Writer:
+        """The same writer for another result of the operation."""
+        writer = copy(self)
+        writer.results = (meta,)
+        return writer
 
     def fresh(self, hint: str) -> str:
         """A name for a tensor that nothing else has."""
@@ -101,22 +114,30 @@ class Writer:
         indices: Sequence[str],
         shape: Sequence[int | torch.SymInt],
         body: str,
-        dtype: torch.dtype,
         *,
+        dtype: torch.dtype | None = None,
         constraints: Sequence[str] = (),
         hint: str = "",
     ) -> Term:
-        """A statement `NAME[indices : shape] = body, constraints;`."""
+        """A statement `NAME[indices : shape] = body, constraints;`, of the result's type if no other is named."""
         name = self.fresh(hint or self.hint())
         sizes = f" : {', '.join(map(self.size, shape))}" if shape else ""
         left = f"{name}[{', '.join(indices)}{sizes}]"
         self.statements.append(f"{left} = {', '.join([body, *constraints])};")
-        return Term(name, tuple(shape), dtype)
+        return Term(name, tuple(shape), dtype or self.meta.dtype)
 
-    def read(self, meta: torch.Tensor, x: Term, place: Callable[[list[str]], Sequence[str]]) -> Term:
+    def result(self, indices: Sequence[str], body: str, constraints: Sequence[str] = ()) -> Term:
+        """The statement that makes the operation's result."""
+        return self.state(indices, self.meta.shape, body, constraints=constraints)
+
+    def expression(self, text: str, level: int = PRIMARY) -> Term:
+        """The operation's result as an elementwise expression."""
+        return Term(text, tuple(self.meta.shape), self.meta.dtype, level, is_name=False)
+
+    def read(self, x: Term, place: Callable[[list[str]], Sequence[str]]) -> Term:
         """A statement whose elements are elements of x: `place` gives their indices by those of the result."""
-        out = self.indices(meta.dim())
-        return self.state(out, meta.shape, self.access(x, place(out)), meta.dtype)
+        out = self.indices(self.meta.dim())
+        return self.result(out, self.access(x, place(out)))
 
     def hint(self) -> str:
         """What the operation at work calls its result."""
@@ -129,7 +150,7 @@ def constant(writer: Writer, tensor: torch.Tensor) -> Term:
     if tensor.numel() != 1:
         hint = "pass it as an argument, then it becomes an input"
         raise Unsupported(f"the code holds a constant tensor of shape {tuple(tensor.shape)}", hint=hint)
-    return writer.state([], [], f"{name_of(tensor.dtype)}({tensor.item()})", tensor.dtype, hint="Constant")
+    return writer.state([], [], f"{name_of(tensor.dtype)}({tensor.item()})", dtype=tensor.dtype, hint="Constant")
 
 
 def converted_term(value: Term, dtype: torch.dtype) -> Term:

@@ -26,8 +26,9 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.lattice.conditions import alternatives
+from tilec.lattice.questions import InRange
 from tilec.lattice.schedule import Conflict, Dependence, find_schedule
-from tilec.lattice.sets import Box, InRange, IntegerSet, Shapes, bounds_of, domain, domain_of, sizes_of
+from tilec.lattice.sets import Box, IntegerSet, Shapes, bounds_of, domain, domain_of, sizes_of
 from tilec.transforms.util.naming import separate
 
 

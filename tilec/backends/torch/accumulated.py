@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.domain import Domain
+from tilec.backends.common.terms import sum_of
 from tilec.backends.torch.expr.general import lines_of_class
 from tilec.backends.torch.expr.scalar import MANY
 from tilec.backends.torch.expr.task import Task
@@ -110,10 +111,7 @@ def _lines(task: Task, found: _Sum, lines_for: Callable[[Task], list[str]]) -> l
         base.append(substitute(or_zero(whole.flat), dict(zip(own, map(Index, index), strict=True))))
     lines = [line for t in found.alone for line in lines_for(t)]
     if base:
-        body = base[0]
-        for e in base[1:]:
-            body = Call("add", (body, e))
-        made = replace(s, body=body)
+        made = replace(s, body=sum_of(base))
         lines += lines_for(replace(task, flat=made, defracted=made, returned=True, fresh=frozenset()))
     else:
         lines.append(f"{task.out} = {task.allocation(filled=True)}")

@@ -29,52 +29,22 @@ def empty(task: Task) -> list[str] | None:
     return None if task.flat_domain is not None else [f"{task.out} = {task.allocation(filled=True)}"]
 
 
-def scatter_rule(task: Task) -> list[str] | None:
-    """Whatever the other rules leave: positions in the output are computed."""
-    return scatter_lines(task, lines_for)
-
-
-def split_output(task: Task) -> list[str] | None:
-    """A view of an output with more axes."""
-    return in_digits(task, lines_for)
-
-
-def tested_windows(task: Task) -> list[str] | None:
-    """Terms of a window that tests of values choose."""
-    return tested_one_by_one(task, lines_for)
-
-
-def window_by_value(task: Task) -> list[str] | None:
-    return one_by_one(task, lines_for)
-
-
-def library(task: Task) -> list[str] | None:
-    """A convolution that torch has."""
-    return convolution_lines(task, exact_lines)
-
-
-def cumulative(task: Task) -> list[str] | None:
-    """An aggregation over everything before, or after, each element, or but it."""
-    return scan(task, lines_for) or of_others(task, lines_for)
-
-
-def shifted_exponentials(task: Task) -> list[str] | None:
-    """The gradient of a log product."""
-    return exponentials(task, exact_lines)
-
-
-EXACT_RULES: tuple[StatementRule, ...] = (general, scatter_rule)
+EXACT_RULES: tuple[StatementRule, ...] = (
+    general,
+    lambda task: scatter_lines(task, lines_for),  # positions in the output are computed
+)
 SPECIAL: tuple[StatementRule, ...] = (
     recurrence,
     empty,
-    cumulative,
-    shifted_exponentials,
-    library,
+    # aggregations over everything before, or after, each element, or but it
+    lambda task: scan(task, lines_for) or of_others(task, lines_for),
+    lambda task: exponentials(task, exact_lines),  # the gradient of a log product
+    lambda task: convolution_lines(task, exact_lines),
     keyed_products,
-    tested_windows,
+    lambda task: tested_one_by_one(task, lines_for),  # terms of a window that tests of values choose
     product_lines,
-    split_output,
-    window_by_value,
+    lambda task: in_digits(task, lines_for),  # a view of an output with more axes
+    lambda task: one_by_one(task, lines_for),
 )
 MOST_TOGETHER = 16  # statements in one group of loops
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tilec.errors import InputMistake, NameMistake, listed
-from tilec.ir.functions import CASTS, STRUCTURAL
+from tilec.ir.functions import STRUCTURAL
 from tilec.ir.program import (
     Aggregate,
     Call,
@@ -26,7 +26,7 @@ from tilec.ir.program import (
     reads_itself,
     walk,
 )
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import CASTS, TensorType, is_floating
 from tilec.transforms.autodiff.adjoint import Contraction
 from tilec.transforms.autodiff.limit_depth import cut
 from tilec.transforms.autodiff.outline_reductions import lift

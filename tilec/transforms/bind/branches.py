@@ -34,7 +34,8 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.conditions import ENDLESS, alternatives
-from tilec.lattice.sets import Box, InRange, IntegerSet, bounds_of, depends_on_data, sizes_of
+from tilec.lattice.questions import InRange
+from tilec.lattice.sets import Box, IntegerSet, bounds_of, depends_on_data, sizes_of
 from tilec.transforms.bind.conditional_paths import ConditionalPath, domains, path_domain
 from tilec.transforms.simplify.keep_variables import combined_condition, keep_aggregate, keep_variables
 from tilec.transforms.util.naming import separate

@@ -11,7 +11,8 @@ from tilec.ir.aggregations import NUMBERED
 from tilec.ir.constraining import Branch, Demand, always, demands, product_of_demands
 from tilec.ir.program import Access, Aggregate, Expr, Statement, index_variables
 from tilec.lattice.conditions import MOST_PATHS, alternatives
-from tilec.lattice.sets import InRange, IntegerSet, Shapes, domain_of
+from tilec.lattice.questions import InRange
+from tilec.lattice.sets import IntegerSet, Shapes, domain_of
 
 CONSTRAIN = "bound them by constraints such as `i < N`"
 

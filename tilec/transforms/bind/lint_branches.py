@@ -29,7 +29,8 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.lattice.conditions import MOST_PATHS, alternatives
-from tilec.lattice.sets import InRange, IntegerSet, Shapes, bounds_of, domain_of, shapes_of, sizes_of
+from tilec.lattice.questions import InRange
+from tilec.lattice.sets import IntegerSet, Shapes, bounds_of, domain_of, shapes_of, sizes_of
 
 Ways = list[tuple[InRange, ...]]  # conditions of which some hold
 

@@ -12,7 +12,8 @@ from tilec.ir.constraining import always, constraining, demands
 from tilec.ir.index import linear
 from tilec.ir.program import Program, Statement, index_variables, reads, reads_itself
 from tilec.language.show import show_expr
-from tilec.lattice.sets import InRange, Shapes, bounds, bounds_of, domain, reaches, shapes_of
+from tilec.lattice.questions import InRange
+from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, reaches, shapes_of
 
 
 def pointless(program: Program) -> Iterator[SizeMistake]:

@@ -39,7 +39,8 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, Types, is_floating, shapes_in
-from tilec.lattice.sets import InRange, bounds_of, depends_on_data, domain
+from tilec.lattice.questions import InRange
+from tilec.lattice.sets import bounds_of, depends_on_data, domain
 from tilec.transforms.lower.decompose import in_type, points_per_element
 from tilec.transforms.util.factors import (
     Factor,

@@ -44,7 +44,8 @@ from tilec.ir.program import (
 )
 from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType, Types, shapes_in
-from tilec.lattice.sets import InRange, bounds, domain, interval_of, shapes_of
+from tilec.lattice.questions import InRange
+from tilec.lattice.sets import bounds, domain, interval_of, shapes_of
 from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.factor import counts_points, only_names
 from tilec.transforms.simplify.simplify import drop_dead, fold

@@ -35,7 +35,8 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import CASTS, NARROW, TensorType, Types, is_floating, shapes_in
-from tilec.lattice.sets import InRange, depends_on_data, domain, sizes_of
+from tilec.lattice.questions import InRange
+from tilec.lattice.sets import depends_on_data, domain, sizes_of
 from tilec.transforms.lower.decompose import in_type
 from tilec.transforms.lower.factor import range_tests
 from tilec.transforms.util.factors import Factor, as_accumulated, factors_of, quotient_of

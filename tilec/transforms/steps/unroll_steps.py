@@ -45,6 +45,7 @@ from tilec.transforms.simplify.simplify import fold, truth
 from tilec.transforms.util.factors import outside_of_pads
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.ranges import axis_places, ranges_of
+from tilec.transforms.util.reshapes import without_axis
 
 MOST_STEPS = 16
 LARGE_STEP = 2**25  # of a step, for which it is worth launches of its own
@@ -83,7 +84,7 @@ class _Steps:
     def read(self, access: Access) -> Access:
         place = access.index[self.axis]
         n = as_int(linear(place).constant)
-        return replace(access, tensor=self.names[n], index=_without(access.index, self.axis))
+        return replace(access, tensor=self.names[n], index=without_axis(access.index, self.axis))
 
     def has(self, access: Access) -> bool:
         form = linear(access.index[self.axis])
@@ -92,15 +93,11 @@ class _Steps:
     def together(self, s: Statement) -> Statement:
         """All steps as the tensor that the recurrence was."""
         index = s.index or ()
-        rest = _without(index, self.axis)
+        rest = without_axis(index, self.axis)
         body: Expr = Access(self.names[-1], rest)
         for n, name in reversed([*enumerate(self.names[:-1])]):
             body = Call("select", (Call("eq", (index[self.axis], Int(n))), Access(name, rest), body))
         return replace(s, body=body, aggregation="assign", guard=None, constraints=(), init=None, attributes=())
-
-
-def _without(items: Sequence[Expr], axis: int) -> tuple[Expr, ...]:
-    return (*items[:axis], *items[axis + 1 :])
 
 
 def _of_single_steps(e: Expr, apart: Mapping[str, _Steps]) -> Expr:
@@ -199,7 +196,7 @@ def _step(s: Statement, steps: _Steps, time: str, n: int, known: Types, wanted: 
     constraints = replace_constraints(s.constraints, here)
     holds = [_holds(c) for c in constraints]
     never = False in holds or (guard is not None and truth(guard) is False)
-    index, sizes = _without(s.index or (), steps.axis), _without(s.sizes or (), steps.axis)
+    index, sizes = without_axis(s.index or (), steps.axis), without_axis(s.sizes or (), steps.axis)
     made = replace(s, output=steps.names[n], index=index, sizes=sizes, guard=None, constraints=(), attributes=())
     if never or (s.aggregation == "sum" and _vanishes(body)):
         made = replace(made, body=Float(0.0), aggregation="assign")

@@ -11,6 +11,11 @@ from tilec.ir.rational import Fraction, as_int
 from tilec.transforms.util.broadcast import Shape
 
 
+def without_axis(items: Sequence[Expr], axis: int) -> tuple[Expr, ...]:
+    """An index, or sizes, but for those of one axis."""
+    return (*items[:axis], *items[axis + 1 :])
+
+
 def reshape_indices(shape: Shape, source: Shape, variables: Sequence[Index]) -> list[Affine]:
     """For each dimension of `source`, its index at the row-major position of `variables` in `shape`."""
     if 0 in source:

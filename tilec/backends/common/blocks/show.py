@@ -1,4 +1,4 @@
-"""Block programs as readable text."""
+"""Block programs as readable text, and which output each line of it serves."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from tilec.backends.common.blocks.ir import (
     SizeArgument,
     Store,
     Value,
+    every_operation,
+    operands,
+    results,
 )
-from tilec.backends.common.blocks.slices import served_outputs
 
 
 def served_lines(kernel: BlockProgram) -> list[tuple[str, str]]:
@@ -83,3 +85,33 @@ def _right(op: Op) -> str:
             added = f"{accumulator} + " if accumulator is not None else ""
             return f"{added}dot({left}, {right}) over {axis}" + (f" in {precision}" if precision else "")
     raise AssertionError(f"no operation: {op!r}")
+
+
+def served_outputs(kernel: BlockProgram) -> dict[Value, str]:
+    """Value -> the first tensor, in the order of the stores, that depends on the value. Values of a loop's body
+    serve what the loop's results serve; those that only steer a loop serve what it carries."""
+    needs = dict(_needs(kernel.body))
+    found: dict[Value, str] = {}
+    for store in (op for op in every_operation(kernel.body) if isinstance(op, Store)):
+        waiting = [*operands(store)]
+        while waiting:
+            v = waiting.pop()
+            if v not in found:
+                found[v] = store.tensor
+                waiting += needs.get(v, ())
+    return found
+
+
+def _needs(ops: Sequence[Op]) -> Iterator[tuple[Value, tuple[Value, ...]]]:
+    """For each value the numbers of those that it is computed from."""
+    for op in ops:
+        if isinstance(op, Loop):
+            yield from _needs(op.body)
+            steering = op.start, op.stop
+            yield op.counter, steering
+            for carried, initial, value, result in zip(op.carried, op.initial, op.yielded, op.results, strict=True):
+                yield carried, (initial, value, *steering)
+                yield result, (carried,)
+        else:
+            for out in results(op):
+                yield out, operands(op)

@@ -28,9 +28,9 @@ from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, Index, Int, Program, Statement, index_variables, value_accesses
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.lattice.conditions import bound_of, is_affine
-from tilec.transforms.bind.structural import reshape_indices
 from tilec.transforms.util.factors import factors_of
 from tilec.transforms.util.naming import Names, fresh_variable
+from tilec.transforms.util.reshapes import reshape_indices
 
 Side = tuple[str, ...]  # variables that are one; none of them where there is a single row
 _LEAST_SIDE = 64  # elements of a block of rows or columns

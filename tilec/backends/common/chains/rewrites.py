@@ -13,7 +13,6 @@ from tilec.backends.common.chains.cost import MOST_STORED_BYTES
 from tilec.backends.common.chains.sheared import is_aslant
 from tilec.backends.common.chains.targets import REDUCED, Matrices, matrices_of, roles_of
 from tilec.backends.common.chains.values import DOT_DTYPES, Apart, extents_of, plain_index, rebuilt, reduction_variables
-from tilec.backends.common.scalars import NARROW
 from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ONE, ZERO, all_of, call
 from tilec.ir.index import linear
@@ -33,7 +32,7 @@ from tilec.ir.program import (
     rebuild,
     value_accesses,
 )
-from tilec.ir.types import FLOATS, ITEM_BYTES, TensorType, Types, is_floating
+from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, TensorType, Types, is_floating
 from tilec.transforms.util.naming import Names
 
 # of kernels without products: points for each row that a thread has at once, lanes of a warp, bytes of a cache line,

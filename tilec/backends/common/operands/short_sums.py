@@ -10,13 +10,12 @@ So are products of few factors where there are many more of them than factors, a
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from tilec.backends.common.terms import sum_of
+from tilec.backends.common.terms import product_of, sum_of
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Float, Index, Int, Program, Statement, index_variables, walk
@@ -96,5 +95,5 @@ def _factors_written_out(s: Statement, types: Types) -> Statement | None:
             factors = [Call("select", (Call("ne", (left, Int(k))), f, Float(1.0))) for k, f in enumerate(factors)]
         case _:
             return None
-    new = replace(s, aggregation="assign", guard=None, body=functools.reduce(lambda a, b: Call("mul", (a, b)), factors))
+    new = replace(s, aggregation="assign", guard=None, body=product_of(factors))
     return new if statement_type(new, types) == types[s.output] else None

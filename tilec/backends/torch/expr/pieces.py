@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,8 @@ from dataclasses import replace
 
 from tilec.backends.common.box_values import difference, resolved, truth_over
 from tilec.backends.common.domain import Domain, boxed, build_domain
+from tilec.backends.common.terms import sum_of
+from tilec.ir.functions import all_of
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import (
     Access,
@@ -62,8 +63,7 @@ def _written_out(s: Statement, types: Types) -> Statement:
         part = substitute_affine(s, {v: Affine.of((), n) for v, n in zip(tested, place, strict=True)})
         ranges = {v: (n, n + domain.extent[v] - 1) for v, n in domain.low.items() if v not in tested}
         terms.append(_resolved(part, ranges, types).body)
-    total = functools.reduce(lambda a, b: Call("add", (a, b)), terms)
-    return replace(s, body=_without_zeros(total), constraints=())
+    return replace(s, body=_without_zeros(sum_of(terms)), constraints=())
 
 
 def _without_zeros(e: Expr) -> Expr:
@@ -220,8 +220,7 @@ def _resolved(s: Statement, ranges: _Ranges, types: Types) -> Statement:
     box = _box(s, ranges)
     found = map_values(s, lambda e: resolved(e, box, types))
     left = [e for e in found.guards if not (_plain(e) and truth_over(e, box, types))]
-    guard = functools.reduce(lambda a, b: Call("and", (a, b)), left) if left else None
-    return replace(found, guard=guard)
+    return replace(found, guard=all_of(left))
 
 
 def _empty(s: Statement, ranges: _Ranges, types: Types) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.backends.base import Lowering
+from tilec.backends.common.terms import sum_of
 from tilec.backends.torch.library.match import Occurrence
 from tilec.ir.functions import all_of
-from tilec.ir.program import Call, Expr, Float, Index, Input, Int, Program, Statement, index_variables, reads
+from tilec.ir.program import Call, Float, Index, Input, Int, Program, Statement, index_variables, reads
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
@@ -40,9 +41,7 @@ def mask_of(
     if not conditions and not terms:
         return None
     packs = mask_axes(mask, match)
-    body: Expr = Float(0.0)
-    for n, x in enumerate(terms):
-        body = Call("add", (body, x)) if n else x
+    body = sum_of(terms or [Float(0.0)])
     if (seen := all_of(conditions)) is not None:
         body = Call("select", (seen, body, Call("neg", (Float(math.inf),))))
     axes = [a for pack in packs for a in pack]

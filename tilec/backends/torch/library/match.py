@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilec.ir.functions import draws
+from tilec.ir.functions import draws, operands_of
 from tilec.ir.index import Affine, distinct_variables
 from tilec.ir.program import (
     Access,
@@ -127,7 +127,7 @@ class Matcher:
     def _bodies(self, p: Statement, s: Statement, match: Occurrence) -> Iterator[Occurrence]:
         """The statements' bodies and guards, once their outputs' axes are known."""
         for m in self.unified(p.body, s.body, match):
-            yield from self._matched(_conditions(p.guard), _conditions(s.guard), m)
+            yield from self._matched(_conditions(p), _conditions(s), m)
 
     def unified(self, p: Expr, e: Expr, match: Occurrence) -> Iterator[Occurrence]:
         match p:
@@ -369,11 +369,6 @@ def _calls(e: Expr, *functions: str) -> bool:
     return isinstance(e, Call) and e.function in functions
 
 
-def _conditions(e: Expr | None) -> list[Expr]:
+def _conditions(s: Statement) -> list[Expr]:
     """All of which must hold."""
-    match e:
-        case None:
-            return []
-        case Call("and", (a, b)):
-            return [*_conditions(a), *_conditions(b)]
-    return [e]
+    return [c for guard in s.guards for c in operands_of("and", guard)]

@@ -11,7 +11,7 @@ from tilec.backends.common.chains.codegen.accumulate import THREADS
 from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_one_block, padded_features
 from tilec.backends.common.chains.codegen.visits import visits_of
 from tilec.backends.common.chains.codegen.walk import cut_at_both_ends, is_whole_window, walks_values
-from tilec.backends.triton.matmul.dot import LEAST
+from tilec.backends.common.pairs import LEAST
 from tilec.backends.triton.matmul.kernel import PRECISION
 from tilec.backends.triton.plan.device_info import REGISTERS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.plan import Setting

@@ -10,7 +10,7 @@ from tilec.backends.common.domain import access_conditions, point_conditions
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
-from tilec.backends.triton.emit.scalar import NARROW, TritonScalars, compute_dtype_of
+from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.ir.constraining import access_of, constraining
 from tilec.ir.functions import ZERO, all_of
@@ -31,7 +31,7 @@ from tilec.ir.program import (
     rebuild,
     substitute,
 )
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import NARROW, TensorType, is_floating
 from tilec.transforms.util.plain import is_pure, is_unmasked
 
 ANCHOR = "=anchor"  # what an anchor's value depends on, for frames of a scope in which it is named

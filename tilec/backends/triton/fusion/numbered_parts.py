@@ -23,7 +23,7 @@ from tilec.backends.triton.fusion.fuse_producers import elementwise
 from tilec.backends.triton.fusion.window_layout import LEAST_LINE
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.pointwise.residues import MOST_CLASS_ELEMENTS
-from tilec.ir.functions import COSTLY_FUNCTIONS, ZERO, all_of
+from tilec.ir.functions import COSTLY_FUNCTIONS, ZERO, all_of, operands_of
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
 from tilec.ir.program import (
     Access,
@@ -156,7 +156,8 @@ def _slices(
     order."""
     places: dict[tuple[int, object], dict[int, str]] = {}
     read = [a.tensor for a in value_accesses(reader)]
-    for t in _added_up(reader.body) if elementwise(reader) is not None else ():
+    terms = operands_of("add", reader.body) if elementwise(reader) is not None else ()
+    for t in (e for e in terms if isinstance(e, Access)):
         if t.tensor not in domains or t.index != reader.index or read.count(t.tensor) > 1:
             continue
         s, shape = domains[t.tensor].statement, types[t.tensor].shape
@@ -174,15 +175,6 @@ def _slices(
     for (count, _), found in places.items():
         if not is_symbolic(count) and 2 <= count <= _MOST_COLUMNS and set(found) == set(range(count)):
             yield tuple(found[n] for n in range(count))
-
-
-def _added_up(e: Expr) -> list[Access]:
-    match e:
-        case Call("add", (a, b)):
-            return _added_up(a) + _added_up(b)
-        case Access():
-            return [e]
-    return []
 
 
 def _without_terms(e: Expr, dropped: Collection[str]) -> Expr:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.pairs import LEAST
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Scope, all_text
 from tilec.backends.triton.grouped_matmul.boxes import (
@@ -42,7 +43,7 @@ from tilec.backends.triton.grouped_matmul.products import (
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.blocks import TILES, Config, choose_config, fitted, output_tiles
-from tilec.backends.triton.matmul.dot import LEAST, variables_outside
+from tilec.backends.triton.matmul.dot import variables_outside
 from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
 from tilec.backends.triton.matmul.steps import launched_in_parts
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tilec.backends.triton.matmul.dot import LEAST, MatrixProduct
+from tilec.backends.common.pairs import LEAST
+from tilec.backends.triton.matmul.dot import MatrixProduct
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.index import linear

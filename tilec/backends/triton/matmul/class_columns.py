@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from tilec.backends.common.pairs import LEAST
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.matmul.dot import LEAST, NARROW, MatrixProduct, StagedProduct, product_over
+from tilec.backends.triton.matmul.dot import MatrixProduct, StagedProduct, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import dot_steps, repair_steps
 from tilec.backends.triton.plan.device_info import HOPPER
@@ -21,7 +22,7 @@ from tilec.backends.triton.plan.sizes import WHOLE_VECTOR, contiguous, copied_ro
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.program import Access, Call, Index, Int, Pad, Statement, index_variables
-from tilec.ir.types import ITEM_BYTES, Types
+from tilec.ir.types import ITEM_BYTES, NARROW, Types
 
 MOST_COLUMNS = 64  # of a product for few channels
 

@@ -16,18 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import point_conditions
-from tilec.backends.common.pairs import MOST_STORED
+from tilec.backends.common.pairs import LEAST, MOST_STORED
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, with_points
-from tilec.backends.triton.matmul.dot import (
-    LEAST,
-    NARROW,
-    MatrixProduct,
-    StagedProduct,
-    operand_accesses,
-    product_over,
-    recognise_dot,
-)
+from tilec.backends.triton.matmul.dot import MatrixProduct, StagedProduct, operand_accesses, product_over, recognise_dot
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting
@@ -35,7 +27,7 @@ from tilec.backends.triton.plan.sizes import WHOLE_VECTOR, contiguous, copied_ro
 from tilec.backends.triton.pointwise.pointwise import fill
 from tilec.ir.index import Affine, linear, substitute_affine
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
-from tilec.ir.types import ITEM_BYTES, TensorType, Types
+from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.rewrite import with_parts
 
 FEWEST_IN_A_ROW = 4  # elements of a window that lie side by side in an image of channels first

@@ -17,6 +17,7 @@ from tilec.backends.common.code import literal
 from tilec.backends.common.terms import product_of, split_factors, split_terms
 from tilec.backends.triton.emit.contiguity import fastest_variable
 from tilec.backends.triton.emit.frame import Frame
+from tilec.backends.triton.emit.kernel import where_text
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
@@ -29,7 +30,6 @@ from tilec.backends.triton.matmul.logsumexp_matmul import (
     added_terms,
     finite_text,
     top_of,
-    where_text,
 )
 from tilec.backends.triton.matmul.split import SplitOperands
 from tilec.backends.triton.plan.lines import CodeLine, assign

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
-from tilec.backends.triton.matmul.dot import NARROW, MatrixProduct, StagedProduct, operand_accesses, product_over
+from tilec.backends.triton.matmul.dot import MatrixProduct, StagedProduct, operand_accesses, product_over
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps
 from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.ir.functions import ZERO, call
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Index, Int, Statement, index_variables
-from tilec.ir.types import TensorType
+from tilec.ir.types import NARROW, TensorType
 from tilec.transforms.util.naming import fresh_variable
 from tilec.transforms.util.rewrite import with_parts
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.pairs import LEAST
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.kernel import Scope, triton_type
 from tilec.backends.triton.matmul.blocks import Config, choose_config
-from tilec.backends.triton.matmul.dot import LEAST, MEMORY_BYTES, MatrixProduct, dot_is_whole
+from tilec.backends.triton.matmul.dot import MEMORY_BYTES, MatrixProduct, dot_is_whole
 from tilec.backends.triton.matmul.kernel import PRECISION, SOME_NOT_FINITE, WITHIN, DotTask, DotWriter
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.domain import Domain, build_domain, free
+from tilec.backends.common.terms import sum_of
 from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.scatter.places import Margins, PointPlaces, shared_margins
 from tilec.ir.at_sizes import fixed_value
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, accesses_in, index_variables, substitute
+from tilec.ir.program import Access, Expr, Index, Int, Statement, accesses_in, index_variables, substitute
 from tilec.ir.types import TensorType, Types, is_floating
 
 MOST_CORNERS = 8  # sums of a kernel, which holds a value of each
@@ -58,9 +59,7 @@ def corners(s: Statement, types: Types) -> Corners | None:
     if len(margins) < len(members):
         return None
     axes = tuple(Index(f"{s.output}.{a}") for a in range(len(out.shape)))
-    body: Expr = Access(members[0].output, axes)
-    for m in members[1:]:
-        body = Call("add", (body, Access(m.output, axes)))
+    body = sum_of([Access(m.output, axes) for m in members])
     total = Statement(s.output, axes, tuple(map(Int, out.shape)), body, "assign", span=s.span)
     return Corners(members, total, known, margins)
 

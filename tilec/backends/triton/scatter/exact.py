@@ -26,18 +26,10 @@ from tilec.ir.index import Affine
 from tilec.ir.program import Call, Float, Int, Statement
 from tilec.ir.types import FLOATS, is_floating
 
-ATOMICS = {
-    ("sum", "int64"): "atomic_add",
-    ("sum", "float32"): "atomic_add",
-    ("sum", "float64"): "atomic_add",
-    ("max", "int32"): "atomic_max",
-    ("max", "int64"): "atomic_max",
-    ("min", "int32"): "atomic_min",
-    ("min", "int64"): "atomic_min",
-    ("max", "float32"): "atomic_max",
-    ("max", "float64"): "atomic_max",
-    ("min", "float32"): "atomic_min",
-    ("min", "float64"): "atomic_min",
+ATOMICS = {  # the operation of each aggregation, and the types that it has
+    "sum": ("atomic_add", ("int64", "float32", "float64")),
+    "max": ("atomic_max", ("int32", "int64", "float32", "float64")),
+    "min": ("atomic_min", ("int32", "int64", "float32", "float64")),
 }
 _WIDEST, _WIDEST_OF_FLOATS = 32, 8  # columns beyond which sorting moves less than an atomic operation for each element
 FEWEST_ADDED = 2**14  # floats: fewer are soon sorted
@@ -54,13 +46,13 @@ def exact_steps(runs: Runs, place: Affine, wanted: Sequence[Condition], every: b
     None where sorting is the way. The terms are those of the statement as written. `every`: as many points would be
     sorted."""
     s, out = runs.statement, runs.view.types[runs.statement.output]
-    operation = ATOMICS.get((s.aggregation, out.dtype))
+    operation, dtypes = ATOMICS.get(s.aggregation, ("", ()))
     adds, floating = s.aggregation == "sum", is_floating(out.dtype)
     number = _number(s)
     if adds and floating and (number is None or abs(number) * runs.points > WHOLE_NUMBERS.get(out.dtype, 0)):
         return None
     widest = _WIDEST_OF_FLOATS if floating and not adds else _WIDEST
-    if operation is None or s.default is not None or runs.width > widest:
+    if out.dtype not in dtypes or s.default is not None or runs.width > widest:
         return None
     if floating and (runs.points < FEWEST_ADDED or not every):
         return None

@@ -15,12 +15,13 @@ What many points add to one element, a program adds up first: additions at an el
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Condition
 from tilec.backends.common.scalar_writer import ScalarValue
+from tilec.backends.common.terms import sum_of
 from tilec.backends.triton.emit.epilogue import as_read, finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, triton_type
@@ -40,8 +41,9 @@ from tilec.backends.triton.scatter.exact import (
 )
 from tilec.backends.triton.scatter.places import PointPlaces, asks_for_bounds, place_families
 from tilec.backends.triton.scatter.runs import Runs
+from tilec.ir.functions import operands_of
 from tilec.ir.index import Affine
-from tilec.ir.program import Access, Call, Expr, Statement, accesses_in
+from tilec.ir.program import Access, Expr, Statement, accesses_in
 from tilec.ir.types import NARROW, Types
 
 INTEGERS_OF = {"float32": 1, "float64": 2}  # of an element
@@ -168,25 +170,14 @@ def _joined(members: Sequence[Fixed], epilogue: Sequence[Statement]) -> list[Sta
     added = sum(m.runs.points * m.runs.width for m in members)
     if len(members) < 2 or plain != {(members[-1].dtype, members[-1].dtype)} or added > MOST_ADDED:
         return None
-    terms = list(_terms_of(epilogue[0].body))
+    terms = operands_of("add", epilogue[0].body)
     names = sorted(m.runs.statement.output for m in members)
     own = [e for e in terms if isinstance(e, Access) and e.tensor in names]
     others = [e for e in terms if e not in own]
     if sorted(e.tensor for e in own) != names or {a.tensor for a in accesses_in(*others)}.intersection(names):
         return None
-    body: Expr = next(e for e in own if e.tensor == members[-1].runs.statement.output)
-    for e in others:
-        body = Call("add", (body, e))
-    return [replace(epilogue[0], body=body), *epilogue[1:]]
-
-
-def _terms_of(e: Expr) -> Iterator[Expr]:
-    match e:
-        case Call("add", args):
-            for a in args:
-                yield from _terms_of(a)
-        case _:
-            yield e
+    total = next(e for e in own if e.tensor == members[-1].runs.statement.output)
+    return [replace(epilogue[0], body=sum_of([total, *others])), *epilogue[1:]]
 
 
 def _range(m: Fixed, clears: bool) -> Launch:

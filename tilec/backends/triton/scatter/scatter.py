@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 
 from tilec.backends.common.code import python_name
 from tilec.backends.common.domain import Condition, Domain, build_domain, free, point_conditions, row_major, size_of
@@ -30,7 +30,7 @@ from tilec.backends.triton.scatter.places import Margins, PointPlaces, whole_axi
 from tilec.backends.triton.scatter.runs import Runs
 from tilec.backends.triton.scatter.segments import segment_steps
 from tilec.backends.triton.scatter.sort import Sort, is_sparse, sort_steps
-from tilec.ir.functions import ZERO
+from tilec.ir.functions import ZERO, all_of
 from tilec.ir.index import Affine, linear, place_value
 from tilec.ir.program import Access, Call, Constraint, Expr, Index, Int, Statement, index_variables
 from tilec.ir.types import TensorType, Types
@@ -359,8 +359,7 @@ def _selected(s: Statement, named: Sequence[Affine], wanted: Sequence[Condition]
             tests.append(Call("eq", (place_value(linear(e).to_value()), index[a])))
     tests += [] if s.guard is None else [Call("ne", (s.guard, Int(0)))]
     constraints = tuple(Constraint(c.form.to_expr(), Int(c.bound)) for c in wanted)
-    guard = reduce(lambda a, b: Call("and", (a, b)), tests)
-    return replace(s, index=tuple(index), guard=guard, constraints=constraints)
+    return replace(s, index=tuple(index), guard=all_of(tests), constraints=constraints)
 
 
 def sorted_points(sort: Sort, places: PointPlaces, margins: Margins, context: ScatterContext) -> Once:

@@ -49,6 +49,7 @@ from tilec.transforms.lower.move_outputs import unrotated
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.factors import widened_body
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
+from tilec.transforms.util.reshapes import without_axis
 
 
 def split_clamps(program: Program, inputs: Mapping[str, TensorType]) -> Program:
@@ -111,7 +112,7 @@ def _pieces(s: Statement, axis: int, shapes: Shapes) -> tuple[Affine, tuple[Affi
     """The pieces of one index over all values that its form takes, those included whose place is outside."""
     index, sizes = s.index or (), s.sizes or ()
     try:
-        box = bounds(replace(s, index=_without(index, axis), sizes=_without(sizes, axis)), shapes)
+        box = bounds(replace(s, index=without_axis(index, axis), sizes=without_axis(sizes, axis)), shapes)
     except UnboundIndex:
         return None
     return None if box is None else pieces_of(linear(index[axis]), box)
@@ -203,7 +204,7 @@ def _end(
     """What one end receives, and what of that the element at these places does."""
     assert s.index is not None and s.sizes is not None
     name = names.fresh(f"{s.output}_{'last' if place else 'first'}")
-    box = bounds(replace(s, index=_without(s.index, axis), sizes=_without(s.sizes, axis)), shapes)
+    box = bounds(replace(s, index=without_axis(s.index, axis), sizes=without_axis(s.sizes, axis)), shapes)
     v = fresh_variable("i", all_variables(s))
     others = {x for a, e in enumerate(s.index) if a != axis for x in index_variables(e)}
     own = [x for x in all_variables(s) if x not in others]
@@ -216,10 +217,10 @@ def _end(
         guard = at if s.guard is None else call("and", at, call("ne", s.guard, Int(0)))
         index = tuple(Index(v) if a == axis else e for a, e in enumerate(s.index))
         return keep_constraint_variables(replace(s, output=name, index=index, guard=guard)), Access(name, places)
-    total = replace(s, output=names.fresh(f"{name}_sum"), index=_without(s.index, axis), sizes=_without(s.sizes, axis))
-    received = call("select", call("eq", places[axis], Int(place)), Access(total.output, _without(places, axis)), ZERO)
+    total = replace(
+        s, output=names.fresh(f"{name}_sum"), index=without_axis(s.index, axis), sizes=without_axis(s.sizes, axis)
+    )
+    received = call(
+        "select", call("eq", places[axis], Int(place)), Access(total.output, without_axis(places, axis)), ZERO
+    )
     return keep_constraint_variables(total), received
-
-
-def _without(items: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:
-    return (*items[:axis], *items[axis + 1 :])

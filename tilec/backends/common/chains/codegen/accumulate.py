@@ -10,21 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilec.backends.common.blocks.builder import INDEX_TYPE
+from tilec.backends.common.blocks.builder import INDEX_TYPE, INT64
 from tilec.backends.common.blocks.ir import MIRRORED, Value
 from tilec.backends.common.chains.chain import ChainKernel, Reduced, Target
 from tilec.backends.common.chains.codegen.emit import LOG2E, Emitter
 from tilec.backends.common.chains.codegen.places import Places, Tiling, tensors_of
-from tilec.backends.common.chains.codegen.visits import INT64, Visits
+from tilec.backends.common.chains.codegen.visits import Visits
 from tilec.backends.common.chains.codegen.walk import have_points, holds_everywhere, is_moved, limits
 from tilec.backends.common.chains.values import DOT_DTYPES
-from tilec.ir.functions import FLOATS, ZERO, operands_of
+from tilec.ir.functions import ZERO, operands_of
 from tilec.ir.index import Affine, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Access, Call, Expr, Float, Index, Int, accesses_in, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import Types, is_integer
+from tilec.ir.types import FLOATS, Types, is_integer
 from tilec.lattice.conditions import is_affine
 from tilec.transforms.util.factors import quotient_of
 

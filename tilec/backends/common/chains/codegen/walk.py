@@ -9,8 +9,8 @@ from tilec.backends.common.blocks.builder import INDEX_TYPE, INT64, Builder
 from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import ChainKernel
 from tilec.backends.common.chains.values import least_value
-from tilec.ir.index import Affine, Index, linear
-from tilec.ir.program import Call, Expr, accesses_in, index_variables
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Call, Expr, Index, accesses_in, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.symbolic import is_symbolic
 from tilec.lattice.conditions import is_affine
