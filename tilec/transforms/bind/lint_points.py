@@ -3,13 +3,14 @@ index leaves with gaps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilec.errors import SizeMistake, TileError
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import always, constraining, demands
-from tilec.ir.index import linear
+from tilec.ir.index import Affine, linear
 from tilec.ir.program import Program, Statement, index_variables, reads, reads_itself
 from tilec.language.show import show_expr
 from tilec.lattice.sets import InRange, Shapes, bounds, bounds_of, domain, reaches, shapes_of
@@ -46,13 +47,23 @@ def _outside(s: Statement, shapes: Shapes) -> str | None:
             continue
         if inside:
             continue
-        told = (
-            f"`{show_expr(access, tight=True)}` is outside of {access.tensor}, whose shape is {shapes[access.tensor]}"
-        )
+        written = show_expr(access, tight=True)
+        if any(_never_integer(linear(e)) for e in access.index):
+            return (
+                f"an index of `{written}` is never an integer, since division in an index is exact; "
+                "in a size statement it rounds: H = K / 2"
+            )
+        told = f"`{written}` is outside of {access.tensor}, whose shape is {shapes[access.tensor]}"
         if any(not (form := linear(e)).terms and form.constant < 0 for e in access.index):
             told += "; an index does not count from the end: the last of N elements is number N - 1"
         return told
     return None
+
+
+def _never_integer(form: Affine) -> bool:
+    """Whatever integers the variables of an index are."""
+    d = form.denominator
+    return form.is_affine and int(form.constant * d) % math.gcd(d, *(int(c * d) for _, c in form.terms)) != 0
 
 
 def gaps(program: Program) -> Iterator[SizeMistake]:
