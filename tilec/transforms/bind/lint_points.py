@@ -1,5 +1,5 @@
-"""Statements none of whose points can be valid at the sizes at hand, though no size is 0, or which a quotient in an
-index leaves with gaps."""
+"""Statements none of whose points can be valid at the sizes at hand, though no size is 0 or 1, or which a quotient in
+an index leaves with gaps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilec.errors import SizeMistake, TileError
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import always, constraining, demands
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Program, Statement, index_variables, reads, reads_itself
+from tilec.ir.program import Int, Program, Statement, index_variables, reads, reads_itself
 from tilec.language.show import show_expr
 from tilec.lattice.sets import InRange, Shapes, bounds, bounds_of, domain, reaches, shapes_of
 
@@ -28,7 +28,7 @@ def pointless(program: Program) -> Iterator[SizeMistake]:
             empty = bounds(s, shapes) is None
         except TileError:
             continue
-        if empty:
+        if empty and not _too_short(s, shapes):
             identity = "the default's" if s.default is not None else f"{AGGREGATIONS[s.aggregation].identity}"
             yield SizeMistake(
                 f"no point of this statement is valid at these sizes: every element of `{s.output}` is {identity}",
@@ -36,6 +36,15 @@ def pointless(program: Program) -> Iterator[SizeMistake]:
                 hint=_outside(s, shapes)
                 or "an access outside of its tensor at every point, or a constraint that never holds",
             )
+
+
+def _too_short(s: Statement, shapes: Shapes) -> bool:
+    """Would there be a point, were each dimension of 1 one of 2? A sequence of one element has none before it."""
+    grown = {name: tuple([max(n, 2) for n in shape]) for name, shape in shapes.items()}
+    try:
+        return bounds(replace(s, sizes=tuple([Int(n) for n in grown[s.output]])), grown) is not None
+    except TileError:
+        return False
 
 
 def _outside(s: Statement, shapes: Shapes) -> str | None:
