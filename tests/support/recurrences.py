@@ -60,8 +60,8 @@ RECURRENCES = {
     ),
     "charts of two kinds": (
         "function (S[N, N]) -> (D) { D[w, q, i : N, 2, N] = q == 0"
-        " ? logsumexp(k < w ? D[k, 1, i] + D[w - 1 - k, 1, i + k + 1] : -inf) + (i < 2 ? S[i, i + w] : S[i + w, i])"
-        " : w == 0 ? 0.5 : logsumexp(m < w ? D[m, 1, i] + D[w - m, 0, i + m] : -inf), k < N, m < N; }",
+        " ? sum(k < w ? D[k, 1, i] * D[w - 1 - k, 1, i + k + 1] : 0) + (i < 2 ? S[i, i + w] : S[i + w, i])"
+        " : sum(m <= w ? D[m, 0, i] : 0), k < N, m < N; }",
         (normal(3, 3),),
     ),
     "pointers": (
