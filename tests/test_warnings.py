@@ -154,12 +154,30 @@ def test_a_statement_without_a_point(text, monkeypatch):
         ("Y[i : 4] = +(X[i]), i + 9 < 3", "a constraint that never holds"),
         ("Y[i : 4] = +(X[j + k] * X[j] * X[9])", "`X[9]` is outside"),
         ("Y[i : 4] = +(X[j + k] * X[j]), j - 9 < 3", "a constraint that never holds"),
+        ("Y[i : 4] = X[i - 3/2]", "an index of `X[i - 3/2]` is never an integer"),
+        ("Y[i : 4] = +(X[i/2 + j + 1/4]), j < 2", "never an integer, since division in an index is exact"),
+        ("Y[i : 4] = X[i/2 + 7/2]", "`X[1/2*i + 7/2]` is outside"),
     ],
 )
 def test_the_access_that_leaves_no_point_is_named(text, hint):
     with pytest.raises(tilec.TileError) as caught:
         tilec.compile(f"function (X[N]) -> (Y) {{ {text}; }}", warnings="error")(torch.ones(4))
     assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "text", ["Y[i : N] = X[i - 1]", "Y[i : N - 1] = X[i + 1] - X[i]", "Y[i : N] = +(X[i - 1] * X[j])"]
+)
+def test_a_sequence_of_one_element_has_none_before_it(text):
+    f = tilec.compile(f"function (X[N]) -> (Y) {{ {text}; }}", warnings="error")
+    assert not f(torch.ones(1)).any()
+    assert f(torch.ones(3)).shape[0] >= 2
+
+
+def test_a_dimension_of_one_excuses_no_other():
+    f = tilec.compile("function (X[B, N]) -> (Y) { Y[b, i : B, N] = X[b, i + 9]; }", warnings="error")
+    with pytest.raises(tilec.TileError, match="no point of this statement is valid"):
+        f(torch.ones(1, 4))
 
 
 def test_sizes_of_zero_are_meant():

@@ -105,6 +105,10 @@ INDEXED = [
     "O[k % 3, j : 3, 4] = logsumexp(U[k, j]);",
     "O[k, j : 9, 4] = U[Ix[k] + 1, j];",
     "O[k, j : 9, 4] = pad(U[Ix[k] + 1, j], 7.0), k < 9, j < 4;",
+    # particles on a grid: what they give to the places around them, and what they take from there
+    "O[Ix[k] + p, j : 6, 4] = +(U[k, j] * (p + 1)), p < 2;",
+    "O[Ix[k] + p, Ix[k] - q : 6, 5] = +(U[k, p] * U[k, q + 1]), p < 2, q < 3;",
+    "O[k, j : 9, 4] = sum(U[Ix[k] + p, (j - Ix[k]) % 4] * (p + 1)), p < 2;",
 ]
 INFINITE = [
     ("O[n, y, x, o : 2, 5, 6, 4] = +(I[n, y + j - 1, x + i - 1, c] * K[j, i, c, o]);", (2, 5, 6, 3), (3, 3, 3, 4)),

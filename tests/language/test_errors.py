@@ -94,6 +94,8 @@ BODIES = [
     ("AffineMistake", "O[i : N] = B[«Ix[i] == i»];", "this is `==` of an element"),
     ("AffineMistake", "O[i : N] = B[«Ix[i] * i»];", "`Ix1[i] = Ix[i] * i`"),
     ("UnboundIndex", "O[i : N] = B[i] + max(O[i - «k»]);", "reads of `O` by its own statement bound nothing"),
+    ("UnboundIndex", "O[i, j : N, 3] = A[i, j] + sum[k](O[i - 1, «k»]);", "add a constraint, `..., k < 3`"),
+    ("UnboundIndex", "O[i : N] = B[i] - sum(«k» < i ? O[k] : 0);", "add a constraint, `..., k < N`"),
     ("NameMistake", "O[i : N] = «softmax»(B[i] + 1);", "as S, and write `Y[i, j] = exp(S[i, j]"),
     ("AffineMistake", "O[i : N] = B[«exp»(i)];", "`exp` cannot stand in an index"),
     ("AffineMistake", "O[i : N] = B[«sum»(i)];", "`sum` cannot stand in an index"),

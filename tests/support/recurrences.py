@@ -53,6 +53,17 @@ RECURRENCES = {
         "function (A[N, M]) -> (H) { H[i, j : N, M] = H[i - 1, j + 2] + H[i, j - 1] + A[i, j]; }",
         (normal(4, 5),),
     ),
+    "sweeps in place": (
+        "function (F[N, M]) -> (S) { S[t, y, x : 2, N, M] = "
+        "(S[t, y - 1, x] + S[t - 1, y + 1, x] + S[t, y, x - 1] + S[t - 1, y, x + 1] - F[y, x]) / 4; }",
+        (normal(3, 4),),
+    ),
+    "charts of two kinds": (
+        "function (S[N, N]) -> (D) { D[w, q, i : N, 2, N] = q == 0"
+        " ? sum(k < w ? D[k, 1, i] * D[w - 1 - k, 1, i + k + 1] : 0) + (i < 2 ? S[i, i + w] : S[i + w, i])"
+        " : sum(m <= w ? D[m, 0, i] : 0), k < N, m < N; }",
+        (normal(3, 3),),
+    ),
     "pointers": (
         "function (A[T, D], I[T, D]) -> (H) { H[t, i : T, D] = A[t, i] + H[t - 1, I[t, i]] init t + i; }",
         (normal(4, 3), RNG.integers(-1, 4, (4, 3))),

@@ -50,6 +50,15 @@ CASES = {
         normal(3, 2),
         normal(2),
     ),
+    "a chart of two kinds of spans, whose terms read one of two tensors": (
+        """function (S[N, N]) -> (Z) {
+            D[w, q, i : N, 2, N] = q == 0
+                ? sum(k < w ? D[k, 1, i] * D[w - 1 - k, 1, i + k + 1] : 0) + (i < 2 ? S[i, i + w] : S[i + w, i])
+                : sum(m <= w ? D[m, 0, i] : 0), k < N, m < N;
+            Z[i : N] = D[N - 1 - i, 1, i];
+        }""",
+        normal(3, 3),
+    ),
     "hidden Markov model": (
         """function (P[S, S], E[T, S], F0[S]) -> (F) {
             F[t, j : T, S] = logsumexp(F[t - 1, i] + P[i, j]) + E[t, j] init F0[j];

@@ -66,6 +66,23 @@ def test_a_guard_as_the_constraint_that_says_the_same(aggregation, guard):
         assert text.replace("-i + k", "k - i") == wanted and "Received" in text
 
 
+@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize(("aggregation", "identity"), [("*", "1"), ("logsumexp", "-inf")])
+def test_a_branch_that_is_the_identity_as_a_guard(aggregation, identity, guard):
+    source = "function (X[B, N]) -> (O) { O[b, i : B, N] = %s(%s ? X[b, k]%s); }"
+    chosen = source % (aggregation, guard, f" : {identity}")
+    text = show(grad(parse(chosen)))
+    assert text == show(grad(parse(source % (aggregation, guard, "")))) and "Received" in text
+    if guard != "k < i" or aggregation == "*":  # there an element of no terms is -inf, and has no difference
+        check_gradient(chosen, normal(2, 4))
+
+
+def test_a_branch_that_is_another_value_is_no_guard():
+    source = "function (X[N], Y[N]) -> (O) { O[i : N] = logsumexp(k <= i ? X[k] : Y[k]); }"
+    assert "Received" not in show(grad(parse(source)))
+    check_gradient(source, normal(4), normal(4))
+
+
 def test_a_guard_that_leaves_elements_without_a_place():
     """Those after the last one of the result count for none of its elements: no scan."""
     source = "function (X[M], Z[N]) -> (O) { O[i : N] = >(k <= i ? X[k]); }"

@@ -78,3 +78,20 @@ def test_reads_that_conflict_are_all_shown():
         "  hint: reads must all go one way, as `H[t - 1, s]` does: an integer combination of the index variables "
         "must be less in what is read than in what is written",
     ]
+
+
+def test_only_reads_that_conflict_where_they_are_read_are_shown():
+    source = """function (R[N]) -> (A) {
+    A[m, i : N, N + 1] = i == N ? A[m - 1, N] - A[m, m]
+        : i > m ? 0 : i == m ? R[m] / A[m - 1, N]
+        : A[m - 1, i] + A[m, m] * A[m - 1, m - i];
+}"""
+    with pytest.raises(NoSchedule) as caught:
+        bound(source, normal(4))
+    assert str(caught.value.located(source)).splitlines()[:5] == [
+        "<tile>:2:49: no order computes every element of A before these reads of it",
+        "    2 |     A[m, i : N, N + 1] = i == N ? A[m - 1, N] - A[m, m]",
+        "      |                                                 ^^^^^^^",
+        "    4 |         : A[m - 1, i] + A[m, m] * A[m - 1, m - i];",
+        "      |                         ^^^^^^^",
+    ]

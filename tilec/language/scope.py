@@ -44,6 +44,7 @@ class FunctionScope:
     statements: list[Statement] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     left: frozenset[str] = frozenset()  # index variables on the left of the statement at hand
+    sizes: tuple[str, ...] = ()  # after the colon there, as they are written
 
     def line(self, span: Span | None) -> str:
         return "" if span is None else f" on line {self.source.count(chr(10), 0, span.start) + 1}"

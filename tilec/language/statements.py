@@ -145,6 +145,7 @@ def _indexed(s: StatementSyntax, values: Values) -> None:
     assert target.index is not None
     index = tuple([indices.index(i, scope) for i in target.index])
     sizes = _sizes(s, scope)
+    scope.sizes = tuple([scope.source[e.span.start : e.span.stop] for e in target.sizes or () if e.span is not None])
     scope.declare(Symbol(name, "statement", span, rank=len(index)))
     aggregation, body = _aggregation(s, values)
     left = dict.fromkeys(v for i in index for v in index_variables(i))

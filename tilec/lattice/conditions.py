@@ -19,12 +19,13 @@ def alternatives(e: Expr, sense: bool) -> list[tuple[InRange, ...]]:
     match e:
         case Int(value) | Float(value):
             return [()] if bool(value) == sense else []
-        case Call("and" | "or", (a, b)) if _truth(a) and _truth(b):
-            left, right = alternatives(a, sense), alternatives(b, sense)
-            if (e.function == "and") == sense:
-                both = [(*x, *y) for x in left for y in right]
-                return both if len(both) <= MOST_PATHS else [()]
-            return [*left, *right]
+        case Call("and" | "or", (a, b)) if (e.function == "and") == sense:  # the bits of any two integers
+            return _both(alternatives(a, sense), alternatives(b, sense))
+        case Call("and" | "or", (a, b)) if e.function == "or" or _truth(a) and _truth(b):  # 1 & 2 is false
+            return [*alternatives(a, sense), *alternatives(b, sense)]
+        case Call("select", (test, yes, no)):
+            taken = _both(alternatives(test, True), alternatives(yes, sense))
+            return [*taken, *_both(alternatives(test, False), alternatives(no, sense))]
         case Call("eq" | "ne", (a, b)) if b == ZERO and _truth(a):
             return alternatives(a, sense == (e.function == "ne"))
         case Call("lt" | "le" | "gt" | "ge" | "eq" | "ne", (a, b)):
@@ -32,6 +33,11 @@ def alternatives(e: Expr, sense: bool) -> list[tuple[InRange, ...]]:
             if x is not None and y is not None and _has_room(x - y):
                 return _compared(e.function, x - y, sense)
     return [()]
+
+
+def _both(left: list[tuple[InRange, ...]], right: list[tuple[InRange, ...]]) -> list[tuple[InRange, ...]]:
+    both = [(*x, *y) for x in left for y in right]
+    return both if len(both) <= MOST_PATHS else [()]
 
 
 def bound_of(e: Expr) -> Affine | None:

@@ -129,14 +129,14 @@ def own_reach(s: Statement, shapes: Shapes) -> Box:
 def schedule(s: Statement, shapes: Shapes) -> tuple[int, ...]:
     """The time of an element of a bound recurrence: an integer for each coordinate, such that every element that is
     read is strictly earlier than what is computed from it. NoSchedule shows the reads that cannot all be so."""
-    found, rank = dependences(s, shapes), len(s.index or ())
-    tau = find_schedule([d for _, d in found], rank)
+    rank = len(s.index or ())
+    tau = find_schedule([d for _, d in dependences(s, shapes)], rank)
     if isinstance(tau, Conflict):
-        least = find_schedule([d for _, d in dependences(s, shapes, conditional=True)], rank)
-        if not isinstance(least, Conflict):
-            return least
-        places = list(dict.fromkeys(a.span for k in tau.among if (a := found[k][0]).span is not None))
-        raise no_schedule(s, places, len(tau.among))
+        found = dependences(s, shapes, conditional=True)
+        tau = find_schedule([d for _, d in found], rank)
+        if isinstance(tau, Conflict):
+            among = dict.fromkeys((found[k][0], found[k][0].span) for k in tau.among)
+            raise no_schedule(s, list(dict.fromkeys(span for _, span in among if span is not None)), len(among))
     return tau
 
 

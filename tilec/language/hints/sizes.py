@@ -42,27 +42,29 @@ def unknown_size(i: Expr, s: StatementSyntax, statement: Statement, scope: Funct
 
 
 def bound_hint(free: Sequence[str], region: Statement | Aggregate, scope: FunctionScope) -> str:
-    """What bounds these variables of a region, and why an access in a branch of it does not."""
+    """What bounds these variables of a region, and why an access in a branch of it, or of its own output, does not."""
     names = ", ".join(f"`{v}`" for v in free)
     verb = "is" if len(free) == 1 else "are"
     inside = [a for d in demands(region.guard, region.body) if isinstance(d, Branch) for a in _accesses_under(d)]
-    read = next(_indexed(inside, free[0]), None)
-    if read is None:
-        roots = (e for e in (region.guard, region.body) if e is not None)
-        own = [a for a in walk(*roots) if isinstance(a, Access) and a.tensor == scope.current]
-        if any(_indexed(own, free[0])):
-            return (
-                f"reads of `{scope.current}` by its own statement bound nothing: add a constraint, `..., {free[0]} < N`"
-            )
-        return f"{names} {verb} bounded by the index of a tensor or by a constraint such as {free[0]} < N"
-    a, d = read
-    dims = scope.symbols[a.tensor].dims
-    size = f"shape({a.tensor}, {d})" if dims is None else dims[d]
-    written = scope.source[a.span.start : a.span.stop] if a.span else a.tensor
-    return (
-        f"in a branch `{written}` bounds {free[0]} only where the branch is taken: "
-        f"add a constraint, `..., {free[0]} < {size}`, or leave the other branch out, `c ? a`"
-    )
+    roots = (e for e in (region.guard, region.body) if e is not None)
+    own = [a for a in walk(*roots) if isinstance(a, Access) and a.tensor == scope.current]
+    read = next(_indexed((a for a in inside if a not in own), free[0]), None)
+    if read is not None:
+        a, d = read
+        dims = scope.symbols[a.tensor].dims
+        size = f"shape({a.tensor}, {d})" if dims is None else dims[d]
+        written = scope.source[a.span.start : a.span.stop] if a.span else a.tensor
+        return (
+            f"in a branch `{written}` bounds {free[0]} only where the branch is taken: "
+            f"add a constraint, `..., {free[0]} < {size}`, or leave the other branch out, `c ? a`"
+        )
+    found = sorted(_indexed(own, free[0]), key=lambda place: not isinstance(place[0].index[place[1]], Index))
+    if found:
+        _, d = found[0]
+        size = scope.sizes[d] if d < len(scope.sizes) else "N"
+        told = f"reads of `{scope.current}` by its own statement bound nothing"
+        return f"{told}: add a constraint, `..., {free[0]} < {size}`"
+    return f"{names} {verb} bounded by the index of a tensor or by a constraint such as {free[0]} < N"
 
 
 def _size(index: Expr, s: Statement, scope: FunctionScope) -> str | None:

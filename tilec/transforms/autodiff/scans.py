@@ -66,13 +66,22 @@ def split_scans(program: Program, names: Names) -> tuple[Statement, ...]:
 
 def _constrained(s: Statement, known: Mapping[str, Extent]) -> Statement:
     """A scan guarded by `k <= i`, or `k < i`, with the constraint that says the same; any other statement as it is."""
-    form = None if s.guard is None or s.constraints else bound_of(s.guard)
+    guarded = _guarded(s)
+    form = None if guarded.guard is None or s.constraints else bound_of(guarded.guard)
     if form is None:
         return s
     for size in s.sizes or ():
-        made = replace(s, guard=None, constraints=(Constraint(form.to_expr(), size),))
+        made = replace(guarded, guard=None, constraints=(Constraint(form.to_expr(), size),))
         if _scan(made, known) is not None or len(_up_to_itself(made, known, Names(()))) > 1:
             return made
+    return s
+
+
+def _guarded(s: Statement) -> Statement:
+    """`c ? e : identity` as `c ? e`: no weight falls on the points that are left out, as it may among ties."""
+    match s.body:
+        case Call("select", (test, body, other)) if s.guard is None and other == IDENTITY.get(s.aggregation):
+            return replace(s, body=body, guard=test)
     return s
 
 

@@ -1,16 +1,17 @@
-"""Statements none of whose points can be valid at the sizes at hand, though no size is 0, or which a quotient in an
-index leaves with gaps."""
+"""Statements none of whose points can be valid at the sizes at hand, though no size is 0 or 1, or which a quotient in
+an index leaves with gaps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilec.errors import SizeMistake, TileError
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import always, constraining, demands
-from tilec.ir.index import linear
-from tilec.ir.program import Program, Statement, index_variables, reads, reads_itself
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Int, Program, Statement, index_variables, reads, reads_itself
 from tilec.language.show import show_expr
 from tilec.lattice.questions import InRange
 from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, reaches, shapes_of
@@ -28,7 +29,7 @@ def pointless(program: Program) -> Iterator[SizeMistake]:
             empty = bounds(s, shapes) is None
         except TileError:
             continue
-        if empty:
+        if empty and not _too_short(s, shapes):
             identity = "the default's" if s.default is not None else f"{AGGREGATIONS[s.aggregation].identity}"
             yield SizeMistake(
                 f"no point of this statement is valid at these sizes: every element of `{s.output}` is {identity}",
@@ -36,6 +37,15 @@ def pointless(program: Program) -> Iterator[SizeMistake]:
                 hint=_outside(s, shapes)
                 or "an access outside of its tensor at every point, or a constraint that never holds",
             )
+
+
+def _too_short(s: Statement, shapes: Shapes) -> bool:
+    """Would there be a point, were each dimension of 1 one of 2? A sequence of one element has none before it."""
+    grown = {name: tuple([max(n, 2) for n in shape]) for name, shape in shapes.items()}
+    try:
+        return bounds(replace(s, sizes=tuple([Int(n) for n in grown[s.output]])), grown) is not None
+    except TileError:
+        return False
 
 
 def _outside(s: Statement, shapes: Shapes) -> str | None:
@@ -47,13 +57,23 @@ def _outside(s: Statement, shapes: Shapes) -> str | None:
             continue
         if inside:
             continue
-        told = (
-            f"`{show_expr(access, tight=True)}` is outside of {access.tensor}, whose shape is {shapes[access.tensor]}"
-        )
+        written = show_expr(access, tight=True)
+        if any(_never_integer(linear(e)) for e in access.index):
+            return (
+                f"an index of `{written}` is never an integer, since division in an index is exact; "
+                "in a size statement it rounds: H = K / 2"
+            )
+        told = f"`{written}` is outside of {access.tensor}, whose shape is {shapes[access.tensor]}"
         if any(not (form := linear(e)).terms and form.constant < 0 for e in access.index):
             told += "; an index does not count from the end: the last of N elements is number N - 1"
         return told
     return None
+
+
+def _never_integer(form: Affine) -> bool:
+    """Whatever integers the variables of an index are."""
+    d = form.denominator
+    return form.is_affine and int(form.constant * d) % math.gcd(d, *(int(c * d) for _, c in form.terms)) != 0
 
 
 def gaps(program: Program) -> Iterator[SizeMistake]:
