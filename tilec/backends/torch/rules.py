@@ -15,9 +15,9 @@ from tilec.backends.torch.matmul.exponentials import exponentials
 from tilec.backends.torch.matmul.keyed import keyed_products
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.recurrence.recurrence import recurrence
-from tilec.backends.torch.scan import of_others, scan
+from tilec.backends.torch.scan import of_others, scan, tested_sums
 from tilec.backends.torch.scatter import in_digits, scatter_lines
-from tilec.backends.torch.windows import one_by_one, tested_one_by_one
+from tilec.backends.torch.windows import one_by_one, tested_one_by_one, with_places
 from tilec.errors import InternalMistake
 
 StatementRule = Callable[[Task], list[str] | None]
@@ -57,6 +57,11 @@ def cumulative(task: Task) -> list[str] | None:
     return scan(task, lines_for) or of_others(task, lines_for)
 
 
+def sums_between(task: Task) -> list[str] | None:
+    """Sums along an axis that tests begin anew."""
+    return tested_sums(task, lines_for)
+
+
 def shifted_exponentials(task: Task) -> list[str] | None:
     """The gradient of a log product."""
     return exponentials(task, exact_lines)
@@ -64,6 +69,7 @@ def shifted_exponentials(task: Task) -> list[str] | None:
 
 EXACT_RULES: tuple[StatementRule, ...] = (general, scatter_rule)
 SPECIAL: tuple[StatementRule, ...] = (
+    sums_between,
     recurrence,
     empty,
     cumulative,
@@ -87,6 +93,9 @@ def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str], frozenset[str
     biased = biased_product(tasks) if len(tasks) > 1 else None
     if biased is not None:
         return 2, biased, frozenset((tasks[0].flat.output,))
+    places = with_places(tasks) if len(tasks) > 1 else None
+    if places is not None:
+        return 2, places, frozenset()
     special = _try(tasks[0], SPECIAL)
     if special is not None:
         return 1, special, frozenset()

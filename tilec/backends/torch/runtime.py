@@ -48,9 +48,12 @@ from tilec.backends.torch.selection import chosen_by as chosen_by
 from tilec.backends.torch.selection import combine_slices as combine_slices
 from tilec.backends.torch.selection import compared as compared
 from tilec.backends.torch.selection import elements_at as elements_at
+from tilec.backends.torch.selection import extremum_and_places as extremum_and_places
 from tilec.backends.torch.selection import product_of_others as product_of_others
+from tilec.backends.torch.selection import shares as shares
 from tilec.backends.torch.selection import taken as taken
 from tilec.backends.torch.selection import weighed_tests as weighed_tests
+from tilec.native import native
 
 Tensor = torch.Tensor
 
@@ -131,6 +134,23 @@ def array_in(t: Tensor) -> np.ndarray:
     """An array in a tensor's memory on the CPU. `Tensor.numpy` leaves a storage behind that cannot be resized any more,
     as FSDP does with that of parameters."""
     return np.asarray(_Memory(t))
+
+
+def running(x: Tensor, kept: Tensor, scale: Tensor | None, axis: int, falling: bool) -> Tensor:
+    """Along an axis, each element of `x` and, where `kept`, what the one before has, times the `scale`; `falling`: what
+    the one after has."""
+    tensors = [None if t is None else t.expand(x.shape).contiguous() for t in (x, kept, scale)]
+    library = native() if x.device.type == "cpu" else None
+    found = library and library.running(*tensors, axis, falling)
+    if found is not None:
+        return cast(Tensor, found)
+    total = torch.empty_like(tensors[0])
+    places = range(x.shape[axis])[:: -1 if falling else 1]
+    before = torch.zeros_like(x.select(axis, 0)) if places else x
+    for k in places:
+        term = before if scale is None else before * tensors[2].select(axis, k)
+        before = torch.add(x.select(axis, k), torch.where(kept.select(axis, k), term, 0), out=total.select(axis, k))
+    return total
 
 
 def rows(t: Tensor, falling: bool = False) -> Sequence[np.ndarray]:
