@@ -259,6 +259,28 @@ def test_sums_that_tests_begin_anew(
     )
 
 
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", WINDOWS, ids=str)
+@pytest.mark.parametrize("order", LAYOUTS, ids=str)
+@pytest.mark.parametrize("fresh", [True, False])
+def test_elements_added_and_counted_where_others_are_equal(
+    dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...], fresh: bool
+) -> None:
+    n, rows, count, step = shape
+    x, y = (_laid(_drawn((n, k, count), dtype, k), order) for k in (rows * step, rows))
+    share = _laid(torch.randn(n, rows, count, generator=torch.Generator().manual_seed(3)).to(dtype), order)
+    parts = _window((n, rows, count, step))
+    added, counted = torch.ones(2, n, rows, count, dtype=dtype) * (not fresh)
+    for part, read in parts:
+        added[part] += torch.where(x[read] == y[part], share[part], 0)
+        counted[part] += (x[read] == y[part]).to(dtype)
+    totals = [_laid(torch.ones(n, rows, count, dtype=dtype), order) for _ in range(2)]
+    rt.add_where_equal(fresh, (totals[0], *((p, 0, (x, r), (y, p), (share, p)) for p, r in parts)))
+    rt.count_equal(fresh, (totals[1], *((p, 1, (x, r), (y, p)) for p, r in parts)))
+    assert torch.equal(totals[0], added) and torch.equal(totals[1], counted)
+
+
 def test_sums_of_tests_in_parts() -> None:
     x, y = _drawn((60, 200), torch.float32, 1), _drawn((60, 200), torch.float32, 2)
     inner = (slice(1, 60), slice(None))

@@ -21,7 +21,7 @@ constexpr int64_t COPIED_TILE = 8192;   // of all parts, where operands are copi
 constexpr int64_t LEAST_TILE = 256;
 constexpr int64_t SHORT = 8;  // of a row that is no row
 constexpr size_t DIMS = 12;
-enum Combination { MAXIMUM, MINIMUM, SUM, TESTS, BITS };
+enum Combination { MAXIMUM, MINIMUM, SUM, TESTS, BITS, CHOSEN };
 
 // Of which types: the output's, and each operand's.
 struct Known {
@@ -34,6 +34,7 @@ struct Known {
 inline Loop loop_of(int combination, at::ScalarType out, const std::vector<at::ScalarType>& operands) {
 #define TILEC_KNOWN(T, K)                                                                          \
   {MAXIMUM, K, {K}, maximum_##T}, {MINIMUM, K, {K}, minimum_##T}, {SUM, K, {K}, sum_##T},           \
+      {TESTS, K, {K, K}, tests_own_##T}, {CHOSEN, K, {K, K, K}, chosen_##T},                        \
       {TESTS, at::kByte, {K, K}, tests_byte_##T}, {TESTS, at::kShort, {K, K}, tests_short_##T},     \
       {BITS, K, {at::kByte, K}, bits_byte_##T}, {BITS, K, {at::kShort, K}, bits_short_##T}
   static const Known table[] = {TILEC_KNOWN(float, at::kFloat), TILEC_KNOWN(double, at::kDouble)};
@@ -196,13 +197,13 @@ struct Frame {
     room.copied = 0;
     for (const Part& part : parts) {
       int64_t row = std::max(low, part.first[across]), end = std::min(high, part.first[across] + part.count[across]);
-      Active active{&part, row, end - row, {part.data[0], part.data[1]}, {}};
+      Active active{&part, row, end - row, {}, {}};
       bool inside = active.rows > 0 && part.count[along] > 0;
       for (size_t d : outer) inside &= part.has(d, at[d]);
       if (!inside) continue;
       for (size_t k = 0; k < operands(); ++k) {
         active.row_steps[k] = part.steps[k][across];
-        active.from[k] += (row - part.first[across]) * part.steps[k][across];
+        active.from[k] = part.data[k] + (row - part.first[across]) * part.steps[k][across];
         for (size_t d : outer) active.from[k] += (at[d] - part.first[d]) * part.steps[k][d];
       }
       bool all = !part.first[along] && part.count[along] == sizes[along];

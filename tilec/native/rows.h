@@ -17,7 +17,7 @@ namespace parts {
 
 using std::size_t;
 
-constexpr int OPERANDS = 2;
+constexpr int OPERANDS = 3;
 
 // What one part gives to rows of a tile, whose elements lie side by side: where its operands begin, and their steps in
 // bytes from row to row.
@@ -42,54 +42,68 @@ struct OfOneType {
   using Out = T;
   using First = T;
   using Second = T;
+  using Third = T;
   using Number = T;
 };
+
+// A value where something is true, else 0: a mask, without which compilers branch.
+template <class T>
+TILEC_INLINE T where(bool test, T a) {
+  std::conditional_t<sizeof(T) == 4, int32_t, int64_t> bits;
+  std::memcpy(&bits, &a, sizeof a);
+  bits &= -decltype(bits)(test);
+  std::memcpy(&a, &bits, sizeof a);
+  return a;
+}
 template <class T, bool LARGEST>
 struct Extremum : OfOneType<T> {
   static constexpr T start = (LARGEST ? -1 : 1) * std::numeric_limits<T>::infinity();
-  TILEC_INLINE static T next(T before, T, T x, T) {
+  TILEC_INLINE static T next(T before, T, T x, T, T) {
     return (LARGEST ? x > before : x < before) | (x != x) ? x : before;
   }
 };
 template <class T>
 struct Added : OfOneType<T> {
   static constexpr T start = T(-0.0);
-  TILEC_INLINE static T next(T before, T, T x, T) { return before + x; }
+  TILEC_INLINE static T next(T before, T, T x, T, T) { return before + x; }
 };
 template <class T, class B>
-struct Tests {  // equality, counted as a number
+struct Tests : OfOneType<T> {  // equality, counted as a number
   static constexpr int OPERANDS = 2;
   using Out = B;
-  using First = T;
-  using Second = T;
   using Number = B;
   static constexpr B start = 0;
-  TILEC_INLINE static B next(B before, B number, T x, T y) { return B(before + (x == y ? number : B(0))); }
+  TILEC_INLINE static B next(B before, B number, T x, T y, T) {
+    if constexpr (std::is_floating_point_v<B>)
+      return before + where(x == y, number);
+    else
+      return B(before + (x == y ? number : B(0)));
+  }
 };
 template <class T, class B>
-struct Bits {  // values where bits have that of the number
+struct Bits : OfOneType<T> {  // values where bits have that of the number
   static constexpr int OPERANDS = 2;
-  using Out = T;
   using First = B;
-  using Second = T;
   using Number = B;
   static constexpr T start = 0;
-  TILEC_INLINE static T next(T before, B number, B bits, T a) {
-    using Wide = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;  // a mask, without which compilers branch
-    Wide all;
-    std::memcpy(&all, &a, sizeof a);
-    all &= -Wide((Wide(bits) & Wide(number)) != 0);
-    std::memcpy(&a, &all, sizeof a);
-    return before + a;
+  TILEC_INLINE static T next(T before, B number, B bits, T a, T) {
+    using Wide = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+    return before + where((Wide(bits) & Wide(number)) != 0, a);
   }
+};
+template <class T>
+struct Chosen : OfOneType<T> {  // values where two others are equal
+  static constexpr int OPERANDS = 3;
+  static constexpr T start = 0;
+  TILEC_INLINE static T next(T before, T, T x, T y, T a) { return before + where(x == y, a); }
 };
 
 // All rows of as many parts as there are indices, whose values meet in registers.
 template <class F, bool FRESH, size_t... K>
 TILEC_INLINE void rows_of(const Rows& r, const Source* s, std::index_sequence<K...>) {
-  constexpr int last = F::OPERANDS - 1;
+  constexpr int second = F::OPERANDS > 1 ? 1 : 0, last = F::OPERANDS - 1;
   int64_t n = r.elements;  // which bytes that are written may alias
-  const char *xs[] = {s[K].from[0]...}, *ys[] = {s[K].from[last]...};
+  const char *xs[] = {s[K].from[0]...}, *ys[] = {s[K].from[second]...}, *zs[] = {s[K].from[last]...};
   const typename F::Number numbers[] = {typename F::Number(s[K].number)...};
   char* to = r.to;
   for (int64_t number = 0; number < r.rows; ++number) {
@@ -98,12 +112,12 @@ TILEC_INLINE void rows_of(const Rows& r, const Source* s, std::index_sequence<K.
       typename F::Out sum = FRESH ? F::start : out[i];
       ((sum = F::next(
             sum, numbers[K], reinterpret_cast<const typename F::First*>(xs[K])[i],
-            reinterpret_cast<const typename F::Second*>(ys[K])[i])),
+            reinterpret_cast<const typename F::Second*>(ys[K])[i], reinterpret_cast<const typename F::Third*>(zs[K])[i])),
        ...);
       out[i] = sum;
     }
     to += r.row_step;
-    ((xs[K] += s[K].row_steps[0], ys[K] += s[K].row_steps[last]), ...);
+    ((xs[K] += s[K].row_steps[0], ys[K] += s[K].row_steps[second], zs[K] += s[K].row_steps[last]), ...);
   }
 }
 
@@ -139,6 +153,8 @@ TILEC_INLINE void in_turn(char* to, const char* first, const char* second, int64
   TILEC_ROWS(sum_##T, Added<T>)                     \
   TILEC_ROWS(tests_byte_##T, Tests<T, uint8_t>)     \
   TILEC_ROWS(tests_short_##T, Tests<T, int16_t>)    \
+  TILEC_ROWS(tests_own_##T, Tests<T, T>)            \
+  TILEC_ROWS(chosen_##T, Chosen<T>)                 \
   TILEC_ROWS(bits_byte_##T, Bits<T, uint8_t>)       \
   TILEC_ROWS(bits_short_##T, Bits<T, int16_t>)
 TILEC_FLOATING(float)

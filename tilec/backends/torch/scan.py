@@ -17,13 +17,13 @@ from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import ZERO
 from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, accesses_in, children, index_variables
+from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement, accesses_in, children, index_variables
 from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.sets import bounds, sizes_of
 
 CUMULATIVE = {a.name: a.torch.cumulative for a in AGGREGATIONS.values() if a.torch and a.torch.cumulative}
-_SUMMED = ("float32", "float64", "int64")
+_SUMMED, _VALUES = ("float32", "float64", "int64"), ("float32", "float64")
 FEWEST_SCANNED = 4  # elements along the scan, below which the points are as few
 
 
@@ -121,24 +121,41 @@ def tested_sums(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str]
     (test, kept, other), x = children(args[chosen[0]]), args[1 - chosen[0]]
     own, factors = _factors(kept, s.output)
     step = None if own is None else _one_step(own, s)
-    parts = [x, test, *factors]
-    if step is None or other != ZERO or dtype not in _SUMMED or any(_reads(e, s.output) for e in parts):
+    if step is None or other != ZERO or dtype not in _SUMMED or any(_reads(e, s.output) for e in (x, test, *factors)):
         return None
-    made: list[Task] = []
-    for name, e in zip(("_terms", "_tests", "_factors"), parts, strict=False):
-        wanted = "bool" if e is test else dtype
-        found = expression_type(e, task.types)
-        if e is not x and found.dtype != wanted:
-            return None
-        body = e if found.dtype == wanted else Call(wanted, (e,))
-        part = task.before(replace(s, output=task.unused(name), body=body), TensorType(task.type.shape, wanted), name)
-        if not part.classes or len(part.classes) > 1 or part.classes[0].masked or not part.covered:
-            return None
-        made.append(part)
+    values = None if factors else _values_tested(test, step, s)
+    of_values = task.types[values] if values is not None else task.type
+    if of_values.shape != task.type.shape or of_values.dtype not in _VALUES:
+        values = None
+    made = [_whole(task, x, dtype, "_terms"), *(_whole(task, e, dtype, "_factors") for e in factors)]
+    made += [] if values is not None else [_whole(task, test, "bool", "_tests")]
+    if None in made:
+        return None
+    parts = [part for part in made if part is not None]
+    tests = parts[-1].out if values is None else task.local[values]
+    scale = parts[1].out if factors else "None"
     axis, by = step
-    scale = made[2].out if factors else "None"
-    lines = [line for part in made for line in lines_for(part)]
-    return [*lines, f"{task.out} = rt.running({made[0].out}, {made[1].out}, {scale}, {axis}, {by > 0})"]
+    lines = [line for part in parts for line in lines_for(part)]
+    return [*lines, f"{task.out} = rt.running({parts[0].out}, {tests}, {scale}, {axis}, {by > 0})"]
+
+
+def _whole(task: Task, e: Expr, dtype: str, suffix: str) -> Task | None:
+    """The statement of an expression at all elements of the output, where it has a value at each."""
+    body = e if expression_type(e, task.types).dtype == dtype else Call(dtype, (e,))
+    made = replace(task.flat, output=task.unused(suffix), body=body)
+    part = task.before(made, TensorType(task.type.shape, dtype), suffix)
+    whole = part.classes and len(part.classes) == 1 and not part.classes[0].masked and part.covered
+    return part if whole else None
+
+
+def _values_tested(test: Expr, step: tuple[int, int], s: Statement) -> str | None:
+    """The tensor of which each element is asked whether it is equal to its neighbour."""
+    sides = test.args if isinstance(test, Call) and test.function == "eq" else ()
+    own = [e for e in sides if isinstance(e, Access) and e.index == s.index]
+    beside = [e.access for e in sides if isinstance(e, Pad) and isinstance(e.access, Access)]
+    if len(own) != 1 or len(beside) != 1 or own[0].tensor != beside[0].tensor or _one_step(beside[0], s) != step:
+        return None
+    return own[0].tensor
 
 
 def _factors(e: Expr, output: str) -> tuple[Access | None, list[Expr]]:

@@ -53,7 +53,7 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
 Slices = tuple[slice, ...]  # of a tensor's dimensions; `()`: all of it
 SlicedTensor = Tensor | tuple[Tensor, Slices]
 _COMBINATIONS = {torch.maximum: 0, torch.minimum: 1, torch.add: 2}  # as in C++, where equalities and bits follow
-_EQUALITIES, _BITS_SET = 3, 4
+_EQUALITIES, _BITS_SET, _CHOSEN = 3, 4, 5
 
 
 def combine_slices(combine: Callable[..., Tensor], fresh: bool, *classes: tuple) -> None:
@@ -141,6 +141,25 @@ def add_where_bits(fresh: bool, *classes: tuple) -> None:
                 own.zero_()
             for part, n, (bits, a) in block:
                 part.add_(choose((bits & n) != 0, a, 0.0))
+
+
+def add_where_equal(fresh: bool, *classes: tuple) -> None:
+    """The same where two tensors are equal: parts (slices, 0, a tensor, another, values)."""
+    if not _combined(_CHOSEN, fresh, classes):
+        _add_each(fresh, classes, lambda x, y, a: chosen_by(torch.eq, x, y, a, 0.0))
+
+
+def count_equal(fresh: bool, *classes: tuple) -> None:
+    """The same of ones: parts (slices, 1, a tensor, another)."""
+    if not _combined(_EQUALITIES, fresh, classes):
+        _add_each(fresh, classes, lambda x, y: compared(torch.eq, x, y).view(torch.int8))
+
+
+def _add_each(fresh: bool, classes: tuple, value: Callable[..., Tensor]) -> None:
+    for total, *parts in classes:
+        for _, block in _blocks(total, parts):
+            for k, (part, _, operands) in enumerate(block):
+                (part.copy_ if fresh and k == 0 else part.add_)(value(*operands))
 
 
 def shares(x: Tensor, bits: Tensor, first: int, out: Tensor | None = None) -> Tensor:

@@ -244,41 +244,54 @@ def _dtype(task: Task, e: Expr) -> str | None:
     return task.types[e.tensor].dtype if isinstance(e, Access) else None
 
 
+def _combination(task: Task, part: Domain) -> tuple[str, int, list[Expr]] | None:
+    """The call that combines a part, the number of the part in it, and the operands, which are elements of tensors."""
+    s, bit, own = part.statement, _bit(task, part), task.type.dtype
+    floating = s.aggregation == "sum" and is_floating(own)
+    match s.guard, s.body:
+        case _, body if bit is not None:
+            name, number, operands = "add_where_bits(", bit[1], [bit[0], body]
+        case Call("eq", (x, y)), body if floating and _dtype(task, x) == _dtype(task, y):
+            name, number, operands = "add_where_equal(", 0, [x, y, body]
+        case None, Call(cast, (Call("eq", (x, y)),)) if floating and cast == own and _dtype(task, x) == _dtype(task, y):
+            name, number, operands = "count_equal(", 1, [x, y]
+        case None, body if s.aggregation in _TOGETHER:
+            name, number, operands = f"combine_slices(torch.{_COMBINED[s.aggregation]}, ", 0, [body]
+        case _:
+            return None
+    known = all(isinstance(e, Access) for e in operands) and (
+        name == "count_equal(" or _dtype(task, operands[-1]) == own
+    )
+    return (name, number, operands) if known else None
+
+
 def _one_call(task: Task, found: Sequence[tuple[Domain, Sequence[Domain]]], covered: bool) -> list[str] | None:
     """All parts of all classes at once, where their values are elements of tensors."""
-    tested = {d.statement.guard is not None for d, _ in found}
-    if tested == {True}:
-        call = f"rt.add_where_bits({covered}"
-    elif tested == {False} and any(len(parts) > 1 for _, parts in found) and task.flat.aggregation in _TOGETHER:
-        call = f"rt.combine_slices(torch.{_COMBINED[task.flat.aggregation]}, {covered}"
-    else:
-        return None
-    frames: list[TensorFrame] = []
+    if all(len(parts) < 2 and d.statement.guard is None for d, parts in found):
+        return None  # copies
+    names: set[str] = set()
+    prologue: list[str] = []
     classes: list[str] = []
     for d, parts in found:
         texts = [task.part(d)]
         for part in parts:
-            bit = _bit(task, part)
-            if bit is None and tested == {True}:
+            frame = TensorFrame(part, d.output_variables(), task.types, task.local, task.names)
+            combination = _combination(task, part)
+            text = None if combination is None else _part_text(d, frame, *combination[1:])
+            if combination is None or text is None:
                 return None
-            frames.append(TensorFrame(part, d.output_variables(), task.types, task.local, task.names))
-            text = _part_text(task, d, frames[-1], bit[1] if bit else 0, bit[:1] if bit else ())
-            if text is None:
-                return None
+            names.add(combination[0])
             texts.append(text)
+            prologue += frame.prologue
         classes.append(f"({', '.join(texts)})")
-    return [*(line for frame in frames for line in frame.prologue), f"{call}, {', '.join(classes)})"]
+    return [*prologue, f"rt.{names.pop()}{covered}, {', '.join(classes)})"] if len(names) == 1 else None
 
 
-def _part_text(task: Task, d: Domain, frame: TensorFrame, number: int, beside: Sequence[Expr] = ()) -> str | None:
-    """A part with its number and operands, the last of which has its values; None where these are no elements."""
-    part = frame.domain
-    operands = [*beside, part.statement.body]
-    if _dtype(task, operands[-1]) != task.type.dtype:
-        return None
+def _part_text(d: Domain, frame: TensorFrame, number: int, operands: Sequence[Expr]) -> str | None:
+    """A part with its number and operands; None where these are not at places that slices say."""
     read = [part_read(frame, e) if isinstance(e, Access) else None for e in operands]
-    slices = part_slices(d, part, frame.order)
-    return None if None in read else f"({', '.join([slices, str(number), *map(str, read)])})"
+    texts = [part_slices(d, frame.domain, frame.order), str(number), *map(str, read)]
+    return None if None in read else f"({', '.join(texts)})"
 
 
 def with_places(tasks: Sequence[Task]) -> list[str] | None:
@@ -295,11 +308,12 @@ def with_places(tasks: Sequence[Task]) -> list[str] | None:
     frames = [TensorFrame(p, d.output_variables(), task.types, task.local, task.names) for p in parts]
     if not task.covered or not frames or not _same_box(d, parts[0]):
         return None
+    places = [_place(part.statement.body) for part in parts]
+    if not numbers.keys() >= {*places} or _dtype(task, s.body) != task.type.dtype:
+        return None
     texts = [
-        _part_text(task, d, frame, numbers[place])
-        if (place := _place(frame.domain.statement.body)) in numbers
-        else None
-        for frame in frames
+        _part_text(d, frame, numbers[place], [frame.domain.statement.body])
+        for frame, place in zip(frames, places, strict=True)
     ]
     if None in texts:
         return None
