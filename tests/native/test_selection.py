@@ -229,9 +229,9 @@ def test_values_divided_by_what_stands_in_bits(dtype: torch.dtype, integer: torc
     x = _drawn((131, 97), dtype, 1)
     bits = torch.randint(0, 256, (97, 131), generator=torch.Generator().manual_seed(0)).to(integer).T
     want = x / (bits >> 3).to(dtype)
-    assert _same(rt.shares(x, bits, 3), want)
+    assert _same(rt.divided_by_bits(x, bits, 3), want)
     room = torch.zeros(131, 194, dtype=dtype)[:, ::2]
-    rt.shares(x, bits, 3, out=room)
+    rt.divided_by_bits(x, bits, 3, out=room)
     assert _same(room, want)
 
 

@@ -17,7 +17,7 @@ from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.recurrence.recurrence import recurrence
 from tilec.backends.torch.scan import of_others, scan, tested_sums
 from tilec.backends.torch.scatter import in_digits, scatter_lines
-from tilec.backends.torch.windows import one_by_one, tested_one_by_one, with_places
+from tilec.backends.torch.windows import extremum_with_places, one_by_one, tested_one_by_one
 from tilec.errors import InternalMistake
 
 StatementRule = Callable[[Task], list[str] | None]
@@ -93,7 +93,7 @@ def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str], frozenset[str
     biased = biased_product(tasks) if len(tasks) > 1 else None
     if biased is not None:
         return 2, biased, frozenset((tasks[0].flat.output,))
-    places = with_places(tasks) if len(tasks) > 1 else None
+    places = extremum_with_places(tasks) if len(tasks) > 1 else None
     if places is not None:
         return 2, places, frozenset()
     special = _try(tasks[0], SPECIAL)

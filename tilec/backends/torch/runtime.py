@@ -49,10 +49,10 @@ from tilec.backends.torch.selection import chosen_by as chosen_by
 from tilec.backends.torch.selection import combine_slices as combine_slices
 from tilec.backends.torch.selection import compared as compared
 from tilec.backends.torch.selection import count_equal as count_equal
+from tilec.backends.torch.selection import divided_by_bits as divided_by_bits
 from tilec.backends.torch.selection import elements_at as elements_at
 from tilec.backends.torch.selection import extremum_and_places as extremum_and_places
 from tilec.backends.torch.selection import product_of_others as product_of_others
-from tilec.backends.torch.selection import shares as shares
 from tilec.backends.torch.selection import taken as taken
 from tilec.backends.torch.selection import weighed_tests as weighed_tests
 from tilec.native import native
@@ -93,7 +93,7 @@ def window(t: Tensor, sizes: Sequence[int], start: Sequence[int], steps: Sequenc
 
 
 def owned(t: Tensor, of: Tensor) -> Tensor:
-    """A contiguous tensor that shares no memory with the other one."""
+    """A contiguous tensor that divided_by_bits no memory with the other one."""
     shared = t.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
     return t.clone(memory_format=torch.contiguous_format) if shared else t.contiguous()
 

@@ -162,7 +162,7 @@ def _add_each(fresh: bool, classes: tuple, value: Callable[..., Tensor]) -> None
                 (part.copy_ if fresh and k == 0 else part.add_)(value(*operands))
 
 
-def shares(x: Tensor, bits: Tensor, first: int, out: Tensor | None = None) -> Tensor:
+def divided_by_bits(x: Tensor, bits: Tensor, first: int, out: Tensor | None = None) -> Tensor:
     """`x` divided by the integers that stand in bits from the `first` on."""
     library = native() if x.device.type == "cpu" else None
     found = library and library.shares(x, bits, first, out)

@@ -294,7 +294,7 @@ def _part_text(d: Domain, frame: TensorFrame, number: int, operands: Sequence[Ex
     return None if None in read else f"({', '.join(texts)})"
 
 
-def with_places(tasks: Sequence[Task]) -> list[str] | None:
+def extremum_with_places(tasks: Sequence[Task]) -> list[str] | None:
     """Lines of an extremum over windows and of the sum of the numbers of the elements that equal it, in one call."""
     task, then = tasks[0], tasks[1]
     s = task.flat

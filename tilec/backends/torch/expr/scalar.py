@@ -99,7 +99,7 @@ class TorchScalars(ScalarWriter):
         if len(values) == 1:
             code = self._compared("ne", [f"({texts[0]} & {n})", "0"], variables)
             return ScalarValue(code, t, "bool", variables, depth=depth)
-        code = f"rt.shares({', '.join(texts)}, {n}"
+        code = f"rt.divided_by_bits({', '.join(texts)}, {n}"
         return ScalarValue(f"{code})", t, t.dtype, variables, depth=depth, call=f"{code}, out={{0}})", own=True)
 
     def _assigned(self, v: ScalarValue) -> str:
