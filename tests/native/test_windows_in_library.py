@@ -147,4 +147,5 @@ def test_pools(
     back = (lambda t: t) if first else (lambda t: t.movedim(-1, 1))
     torch.testing.assert_close(back(found), wanted.to(dtype), equal_nan=True)
     torch.testing.assert_close(back(of_ours), of_exact.to(dtype))
-    assert combined and combined.count(False) <= (dtype == torch.float64)  # whose ties are counted in float32
+    small = found.numel() < 64 * window[0] ** dims  # too few elements for parts to pay
+    assert (combined or small) and combined.count(False) <= (dtype == torch.float64)  # whose ties are float32

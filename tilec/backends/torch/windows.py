@@ -56,6 +56,7 @@ _FEWEST_SHARED = 2  # functions of what is computed once for several values
 _FEWEST_ELEMENTS = 64  # of the output for one of these values
 _COMBINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 _TOGETHER = ("sum", "max", "min")
+_IN_LIBRARY = ("float32", "float64")
 
 
 def tested_one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
@@ -298,6 +299,8 @@ def extremum_with_places(tasks: Sequence[Task]) -> list[str] | None:
     """Lines of an extremum over windows and of the sum of the numbers of the elements that equal it, in one call."""
     task, then = tasks[0], tasks[1]
     s = task.flat
+    if task.type.dtype not in _IN_LIBRARY:
+        return None  # block by block
     numbers = _numbers(s, then.flat) if s.aggregation in ("max", "min") and s.guard is None else None
     if numbers is None or then.type.shape != task.type.shape or one_by_one(task, lambda _: []) is None:
         return None
