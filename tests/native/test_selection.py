@@ -100,7 +100,7 @@ def test_elements_added_where_others_have_a_bit(dtype: torch.dtype, integer: tor
     total, before = rooms[:, ::step], rooms.clone()
     for part in (slice(None), slice(1, 41), slice(0, 0)):
         want = total[:, part] + torch.where(bits[:, part] & 4 > 0, a[:, part], 0)
-        rt.add_where_bits(total[:, part], False, ((), 4, bits[:, part], a[:, part]))
+        rt.add_where_bits(False, (total[:, part], ((), 4, bits[:, part], a[:, part])))
         assert _same(total[:, part], want)
     assert step == 1 or _same(rooms[:, 1::step], before[:, 1::step])
 
@@ -145,7 +145,7 @@ def test_windows_in_parts(dtype: torch.dtype, shape: tuple[int, int, int, int], 
             total = _laid(torch.full((n, rows, count), 7.0 if fresh else least).to(dtype), order)
             sliced = [(part, 0, (x, read)) for part, read in parts]
             sliced[-1] = (parts[-1][0], 0, x[parts[-1][1]])
-            rt.combine_slices(combine, total, fresh, *sliced)
+            rt.combine_slices(combine, fresh, (total, *sliced))
             assert torch.equal(total.nan_to_num(5), want.nan_to_num(5))
 
 
@@ -173,8 +173,112 @@ def test_places_of_windows_and_what_they_receive(
         for (part, _), number in parts:
             expected[part] += torch.where((found[part] & number & 7) > 0, share[part], 0)
         total = _laid(before, order)
-        rt.add_where_bits(total, fresh, *((p, number & 7, (found, p), (share, p)) for (p, _), number in parts))
+        classes = (total, *((p, number & 7, (found, p), (share, p)) for (p, _), number in parts))
+        rt.add_where_bits(fresh, classes)
         assert torch.equal(total, expected)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("integer", [torch.uint8, torch.int16])
+@pytest.mark.parametrize("shape", WINDOWS, ids=str)
+@pytest.mark.parametrize("order", LAYOUTS, ids=str)
+@pytest.mark.parametrize("largest", [True, False])
+def test_extrema_and_their_places(
+    dtype: torch.dtype, integer: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...], largest: bool
+) -> None:
+    n, rows, count, step = shape
+    x = _laid(_drawn((n, rows * step, count), dtype, 1), order)
+    total, places = (_laid(torch.empty(n, rows, count, dtype=t), order) for t in (dtype, integer))
+    parts = list(zip(_window((n, rows, count, step)), (1 + 8, 2 + 8, 4 + 8), strict=True))
+    combine = torch.maximum if largest else torch.minimum
+    want = torch.full((n, rows, count), -math.inf if largest else math.inf, dtype=dtype)
+    for (part, read), _ in parts:
+        want[part] = combine(want[part], x[read])
+    where = torch.zeros(n, rows, count, dtype=integer)
+    for (part, read), number in parts:
+        where[part] += (x[read] == want[part]).to(integer) * number
+    rt.extremum_and_places(combine, total, places, *((part, number, (x, read)) for (part, read), number in parts))
+    assert torch.equal(total.nan_to_num(5), want.nan_to_num(5))
+    assert torch.equal(places, where)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("shape", [(4, 29, 57), (4, 29, 58), (70, 3, 1), (1, 5, 2), (2, 2, 4001), (300, 2, 9)], ids=str)
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_classes_that_lie_between_one_another(
+    dtype: torch.dtype, shape: tuple[int, ...], step: int, axis: int, fresh: bool
+) -> None:
+    total, x, y = (_drawn(shape, dtype, seed) for seed in (1, 2, 3))
+    want, classes = total.clone(), []
+    for k in range(min(step, shape[axis])):
+        place = (slice(None),) * axis + (slice(k, None, step),)
+        first = want[place] * 0 if fresh else want[place]
+        want[place] = torch.nan_to_num(x[place] + y[place] if fresh else first + x[place] + y[place], 7)
+        classes.append((total[place], ((), 0, x[place]), ((), 0, (y[place], (slice(None),) * 3))))
+    rt.combine_slices(torch.add, fresh, *classes)
+    assert torch.equal(torch.nan_to_num(total, 7) if dtype.is_floating_point else total, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("integer", [torch.uint8, torch.int16, torch.int32])
+def test_values_divided_by_what_stands_in_bits(dtype: torch.dtype, integer: torch.dtype) -> None:
+    x = _drawn((131, 97), dtype, 1)
+    bits = torch.randint(0, 256, (97, 131), generator=torch.Generator().manual_seed(0)).to(integer).T
+    want = x / (bits >> 3).to(dtype)
+    assert _same(rt.divided_by_bits(x, bits, 3), want)
+    room = torch.zeros(131, 194, dtype=dtype)[:, ::2]
+    rt.divided_by_bits(x, bits, 3, out=room)
+    assert _same(room, want)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.float16])
+@pytest.mark.parametrize("shape", [(19, 7, 5), (8, 1, 1), (1, 33, 2), (3, 0, 2), (0, 3, 1)], ids=str)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("falling", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_sums_that_tests_begin_anew(
+    dtype: torch.dtype, shape: tuple[int, ...], axis: int, falling: bool, scaled: bool
+) -> None:
+    x = _drawn(shape, dtype, 1)
+    kept = torch.rand(shape, generator=torch.Generator().manual_seed(2)) < 0.7
+    scale = _drawn(shape, dtype, 3) if scaled else None
+    want, before = torch.empty_like(x), torch.zeros_like(x.narrow(axis, 0, min(1, shape[axis])).sum(axis))
+    for k in range(shape[axis])[:: -1 if falling else 1]:
+        term = before if scale is None else before * scale.select(axis, k)
+        before = x.select(axis, k) + torch.where(kept.select(axis, k), term, 0)
+        want.select(axis, k).copy_(before)
+    assert _same(rt.running(x, kept, scale, axis, falling), want)
+    assert _same(
+        rt.running(x, kept[:1].expand(shape), None, axis, False),
+        rt.running(x.mT.contiguous().mT, kept[:1].expand(shape).contiguous(), None, axis, False),
+    )
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", WINDOWS, ids=str)
+@pytest.mark.parametrize("order", LAYOUTS, ids=str)
+@pytest.mark.parametrize("fresh", [True, False])
+def test_elements_added_and_counted_where_others_are_equal(
+    dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...], fresh: bool
+) -> None:
+    n, rows, count, step = shape
+    x, y = (_laid(_drawn((n, k, count), dtype, k), order) for k in (rows * step, rows))
+    share = _laid(torch.randn(n, rows, count, generator=torch.Generator().manual_seed(3)).to(dtype), order)
+    parts = _window((n, rows, count, step))
+    added, counted = torch.ones(2, n, rows, count, dtype=dtype) * (not fresh)
+    for part, read in parts:
+        added[part] += torch.where(x[read] == y[part], share[part], 0)
+        counted[part] += (x[read] == y[part]).to(dtype)
+    totals = [_laid(torch.ones(n, rows, count, dtype=dtype), order) for _ in range(2)]
+    rt.add_where_equal(fresh, (totals[0], *((p, 0, (x, r), (y, p), (share, p)) for p, r in parts)))
+    rt.count_equal(fresh, (totals[1], *((p, 1, (x, r), (y, p)) for p, r in parts)))
+    assert torch.equal(totals[0], added) and torch.equal(totals[1], counted)
 
 
 def test_sums_of_tests_in_parts() -> None:

@@ -84,3 +84,68 @@ def test_values_and_gradients(
     finally:
         torch.set_num_threads(before)
     assert combined and all(combined)
+
+
+POOLS = [(2, 2, 1, 0), (3, 2, 1, 1), (3, 1, 1, 1), (2, 3, 1, 0), (3, 2, 2, 1)]  # size, stride, dilation, padding
+IMAGES = [(2, 12, 14, 5), (1, 9, 11, 64), (3, 5, 40, 1), (2, 7, 7, 3)]
+
+
+def pool(aggregation: str, dims: int, first: bool, window: tuple[int, ...]) -> str:
+    size, step, apart, around = window
+    names, places, inside = "DHW"[3 - dims :], "zyx"[3 - dims :], "kji"[3 - dims :]
+    read = [f"{step} * {v} + {apart} * {w} - {around}" for v, w in zip(places, inside, strict=True)]
+    sizes = [f"({n} + {2 * around} - {apart * (size - 1)} - 1)/{step} + 1" for n in names]
+
+    def listed(middle: list[str], n: str, c: str) -> str:
+        return ", ".join([n, c, *middle] if first else [n, *middle, c])
+
+    left = f"O[{listed([*places], 'n', 'c')} : {listed(sizes, 'N', 'C')}]"
+    limits = ", ".join(f"{w} < {size}" for w in inside)
+    head = f"function (I[{listed([*names], 'N', 'C')}]) -> (O)"
+    return f"{head} {{ {left} = {aggregation}(I[{listed(read, 'n', 'c')}]), {limits}; }}"
+
+
+def pooled(x: E, largest: bool, dims: int, window: tuple[int, ...]) -> tuple[E, E]:
+    """The extrema of images whose channels come first, and what has their gradient: equal elements share, and what is
+    NaN has none."""
+    size, step, apart, around = window
+    x = F.pad(x, (around, around) * dims, value=LEAST if largest else MOST)
+    for d in range(2, 2 + dims):
+        x = x.unfold(d, (size - 1) * apart + 1, step)[..., ::apart]
+    x = x.flatten(-dims)
+    value = x.detach().amax(-1) if largest else x.detach().amin(-1)
+    equal = x.detach() == value[..., None]
+    return value, (torch.where(equal, x, 0) / equal.sum(-1, keepdim=True).clamp(min=1)).sum(-1)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("window", POOLS, ids=str)
+@pytest.mark.parametrize("shape", IMAGES, ids=str)
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("values", ["ties", "infinite", "nan"])
+def test_pools(
+    combined: list[bool], largest: bool, dims: int, window: tuple[int, ...], shape: tuple[int, ...], first: bool,
+    dtype: torch.dtype, values: str,
+) -> None:  # fmt: skip
+    n, height, width, channels = shape
+    draw = torch.Generator().manual_seed(1)
+    sizes = (n, channels, *(5,) * (dims - 2), height, width)
+    x = torch.randint(-2, 3, sizes, generator=draw).to(dtype)
+    if values != "ties":
+        x[torch.rand(sizes, generator=draw) < 0.3] = math.nan if values == "nan" else LEAST if largest else MOST
+    f = tilec.compile(pool(">" if largest else "<", dims, first, window))
+    exact = x.double().requires_grad_()
+    wanted, differentiated = pooled(exact, largest, dims, window)
+    ours = (x if first else x.movedim(1, -1).contiguous()).requires_grad_()
+    found = f(ours)
+    cotangent = torch.randn(wanted.shape, generator=draw, dtype=dtype)
+    (of_exact,) = torch.autograd.grad(differentiated, exact, cotangent.double())
+    (of_ours,) = torch.autograd.grad(found, ours, cotangent if first else cotangent.movedim(1, -1))
+    back = (lambda t: t) if first else (lambda t: t.movedim(-1, 1))
+    torch.testing.assert_close(back(found), wanted.to(dtype), equal_nan=True)
+    torch.testing.assert_close(back(of_ours), of_exact.to(dtype))
+    small = found.numel() < 64 * window[0] ** dims  # too few elements for parts to pay
+    assert (combined or small) and combined.count(False) <= (dtype == torch.float64)  # whose ties are float32

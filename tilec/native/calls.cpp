@@ -7,6 +7,7 @@
 
 #include "node.h"
 #include "parts.h"
+#include "scan.h"
 #include "selection.h"
 
 namespace tilec {
@@ -415,6 +416,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("compared", &selection::compared, py::call_guard<py::gil_scoped_release>());
   module.def("inside", &selection::inside, py::call_guard<py::gil_scoped_release>());
   module.def("combined", &parts::combined);
+  module.def("running", &scan::running, py::call_guard<py::gil_scoped_release>());
+  module.def("shares", &selection::shares, py::call_guard<py::gil_scoped_release>());
   module.def("chosen", &selection::chosen, py::call_guard<py::gil_scoped_release>());
   module.def("chosen_by", &selection::chosen_by, py::call_guard<py::gil_scoped_release>());
   module.def("add_pass", &add_pass);

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "wide.h"
@@ -15,18 +17,18 @@ namespace parts {
 
 using std::size_t;
 
-constexpr int OPERANDS = 2;
+constexpr int OPERANDS = 3;
 
-// What one part gives to rows of a tile: where its operands begin, their steps in bytes from row to row and from element
-// to element.
+// What one part gives to rows of a tile, whose elements lie side by side: where its operands begin, and their steps in
+// bytes from row to row.
 struct Source {
   const char* from[OPERANDS];
-  int64_t row_steps[OPERANDS], steps[OPERANDS];
+  int64_t row_steps[OPERANDS];
   int64_t number;
 };
 struct Rows {
   char* to;
-  int64_t rows, elements, row_step, step;
+  int64_t rows, elements, row_step;
   const Source* sources;
   size_t count;
   bool fresh;  // what is there does not count
@@ -34,117 +36,113 @@ struct Rows {
 using Loop = void (*)(const Rows&);
 
 // `start`: what elements without a value hold; `next`: with one more.
-template <class T, bool LARGEST>
-struct Extremum {
+template <class T>
+struct OfOneType {
   static constexpr int OPERANDS = 1;
-  static constexpr bool FILLED = false;
   using Out = T;
   using First = T;
   using Second = T;
+  using Third = T;
   using Number = T;
+};
+
+// A value where something is true, else 0: a mask, without which compilers branch.
+template <class T>
+TILEC_INLINE T where(bool test, T a) {
+  std::conditional_t<sizeof(T) == 4, int32_t, int64_t> bits;
+  std::memcpy(&bits, &a, sizeof a);
+  bits &= -decltype(bits)(test);
+  std::memcpy(&a, &bits, sizeof a);
+  return a;
+}
+template <class T, bool LARGEST>
+struct Extremum : OfOneType<T> {
   static constexpr T start = (LARGEST ? -1 : 1) * std::numeric_limits<T>::infinity();
-  TILEC_INLINE static T next(T before, T, T x, T) {
+  TILEC_INLINE static T next(T before, T, T x, T, T) {
     return (LARGEST ? x > before : x < before) | (x != x) ? x : before;
   }
 };
 template <class T>
-struct Added {
-  static constexpr int OPERANDS = 1;
-  static constexpr bool FILLED = false;
-  using Out = T;
-  using First = T;
-  using Second = T;
-  using Number = T;
+struct Added : OfOneType<T> {
   static constexpr T start = T(-0.0);
-  TILEC_INLINE static T next(T before, T, T x, T) { return before + x; }
+  TILEC_INLINE static T next(T before, T, T x, T, T) { return before + x; }
 };
 template <class T, class B>
-struct Tests {  // equality, counted as a number
+struct Tests : OfOneType<T> {  // equality, counted as a number
   static constexpr int OPERANDS = 2;
-  static constexpr bool FILLED = false;
   using Out = B;
-  using First = T;
-  using Second = T;
   using Number = B;
   static constexpr B start = 0;
-  TILEC_INLINE static B next(B before, B number, T x, T y) { return B(before + (x == y ? number : B(0))); }
+  TILEC_INLINE static B next(B before, B number, T x, T y, T) {
+    if constexpr (std::is_floating_point_v<B>)
+      return before + where(x == y, number);
+    else
+      return B(before + (x == y ? number : B(0)));
+  }
 };
 template <class T, class B>
-struct Bits {  // values where bits have that of the number
+struct Bits : OfOneType<T> {  // values where bits have that of the number
   static constexpr int OPERANDS = 2;
-  static constexpr bool FILLED = true;  // what compilers vectorise
-  using Out = T;
   using First = B;
-  using Second = T;
   using Number = B;
   static constexpr T start = 0;
-  TILEC_INLINE static T next(T before, B number, B bits, T a) { return before + (bits & number ? a : T(0)); }
+  TILEC_INLINE static T next(T before, B number, B bits, T a, T) {
+    using Wide = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+    return before + where((Wide(bits) & Wide(number)) != 0, a);
+  }
+};
+template <class T>
+struct Chosen : OfOneType<T> {  // values where two others are equal
+  static constexpr int OPERANDS = 3;
+  static constexpr T start = 0;
+  TILEC_INLINE static T next(T before, T, T x, T y, T a) { return before + where(x == y, a); }
 };
 
-// All rows of as many parts as there are indices, whose values meet in registers; `STEP`: elements from one to the next
-// of all operands, 0 for what is said.
-template <class F, int STEP, bool FRESH, size_t... K>
+// All rows of as many parts as there are indices, whose values meet in registers.
+template <class F, bool FRESH, size_t... K>
 TILEC_INLINE void rows_of(const Rows& r, const Source* s, std::index_sequence<K...>) {
-  using X = typename F::First;
-  using Y = typename F::Second;
-  using Out = typename F::Out;
-  constexpr int last = F::OPERANDS - 1;
-  int64_t n = r.elements, out_step = STEP ? 1 : r.step / int64_t(sizeof(Out));
-  const char *xs[] = {s[K].from[0]...}, *ys[] = {s[K].from[last]...};
-  const int64_t x_steps[] = {STEP ? STEP : s[K].steps[0] / int64_t(sizeof(X))...};
-  const int64_t y_steps[] = {STEP ? STEP : s[K].steps[last] / int64_t(sizeof(Y))...};
+  constexpr int second = F::OPERANDS > 1 ? 1 : 0, last = F::OPERANDS - 1;
+  int64_t n = r.elements;  // which bytes that are written may alias
+  const char *xs[] = {s[K].from[0]...}, *ys[] = {s[K].from[second]...}, *zs[] = {s[K].from[last]...};
   const typename F::Number numbers[] = {typename F::Number(s[K].number)...};
   char* to = r.to;
   for (int64_t number = 0; number < r.rows; ++number) {
-    auto out = reinterpret_cast<Out*>(to);
+    auto out = reinterpret_cast<typename F::Out*>(to);
     _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {
-      Out sum = FRESH ? F::start : out[i * out_step];
+      typename F::Out sum = FRESH ? F::start : out[i];
       ((sum = F::next(
-            sum, numbers[K], reinterpret_cast<const X*>(xs[K])[i * (STEP ? STEP : x_steps[K])],
-            reinterpret_cast<const Y*>(ys[K])[i * (STEP ? STEP : y_steps[K])])),
+            sum, numbers[K], reinterpret_cast<const typename F::First*>(xs[K])[i],
+            reinterpret_cast<const typename F::Second*>(ys[K])[i], reinterpret_cast<const typename F::Third*>(zs[K])[i])),
        ...);
-      out[i * out_step] = sum;
+      out[i] = sum;
     }
     to += r.row_step;
-    ((xs[K] += s[K].row_steps[0], ys[K] += s[K].row_steps[last]), ...);
+    ((xs[K] += s[K].row_steps[0], ys[K] += s[K].row_steps[second], zs[K] += s[K].row_steps[last]), ...);
   }
 }
 
 template <class F>
-TILEC_INLINE int stride(const Rows& r, const Source& s) {
-  if (r.step != sizeof(typename F::Out)) return 0;
-  if (F::OPERANDS == 2) return s.steps[0] == sizeof(typename F::First) && s.steps[1] == sizeof(typename F::Second);
-  int64_t step = s.steps[0] / int64_t(sizeof(typename F::First));
-  return step == 1 || step == 2 ? step : 0;
-}
-
-template <class F, int STEP, int PARTS>
-TILEC_INLINE void together(const Rows& r, const Source* s) {
-  using Out = typename F::Out;
-  constexpr auto each = std::make_index_sequence<PARTS>();
-  constexpr bool IN_REGISTERS = STEP == 1 && PARTS > 1 && !F::FILLED;
-  bool fresh = r.fresh && s == r.sources;
-  if (IN_REGISTERS && fresh) return rows_of<F, STEP, IN_REGISTERS>(r, s, each);
-  for (int64_t number = 0; fresh && number < r.rows; ++number)
-    for (int64_t i = 0; i < r.elements; ++i)
-      *reinterpret_cast<Out*>(r.to + number * r.row_step + i * r.step) = F::start;
-  rows_of<F, STEP, false>(r, s, each);
-}
-
-template <class F>
 TILEC_INLINE void rows(const Rows& r) {
-  constexpr int TWO = F::OPERANDS == 1 ? 2 : 0;
-  size_t alike = 0;  // parts from the first on whose elements are side by side
-  while (alike < r.count && stride<F>(r, r.sources[alike]) == 1) ++alike;
+  constexpr auto one = std::make_index_sequence<1>();
+  constexpr auto four = std::make_index_sequence<4>();
   size_t k = 0;
-  for (; k + 4 <= alike; k += 4) together<F, 1, 4>(r, r.sources + k);
-  for (; k + 2 <= alike; k += 2) together<F, 1, 2>(r, r.sources + k);
-  for (; k < alike; ++k) together<F, 1, 1>(r, r.sources + k);
-  for (; k < r.count; ++k)
-    if (stride<F>(r, r.sources[k]) == TWO)
-      together<F, TWO, 1>(r, r.sources + k);
-    else
-      together<F, 0, 1>(r, r.sources + k);
+  if (r.fresh) k = r.count < 4 ? 1 : 4;
+  if (k == 1) rows_of<F, true>(r, r.sources, one);
+  if (k == 4) rows_of<F, true>(r, r.sources, four);
+  for (; k + 4 <= r.count; k += 4) rows_of<F, false>(r, r.sources + k, four);
+  for (; k < r.count; ++k) rows_of<F, false>(r, r.sources + k, one);
+}
+
+// Every second element side by side, and elements of two rows in turn.
+template <class T>
+TILEC_INLINE void every_second(char* to, const char* from, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) reinterpret_cast<T*>(to)[i] = reinterpret_cast<const T*>(from)[2 * i];
+}
+template <class T>
+TILEC_INLINE void in_turn(char* to, const char* first, const char* second, int64_t count) {
+  auto out = reinterpret_cast<T*>(to);
+  auto a = reinterpret_cast<const T*>(first), b = reinterpret_cast<const T*>(second);
+  _Pragma("GCC ivdep") for (int64_t i = 0; i < count; ++i) out[2 * i] = a[i], out[2 * i + 1] = b[i];
 }
 
 #define TILEC_ROWS(NAME, ...) \
@@ -155,10 +153,19 @@ TILEC_INLINE void rows(const Rows& r) {
   TILEC_ROWS(sum_##T, Added<T>)                     \
   TILEC_ROWS(tests_byte_##T, Tests<T, uint8_t>)     \
   TILEC_ROWS(tests_short_##T, Tests<T, int16_t>)    \
+  TILEC_ROWS(tests_own_##T, Tests<T, T>)            \
+  TILEC_ROWS(chosen_##T, Chosen<T>)                 \
   TILEC_ROWS(bits_byte_##T, Bits<T, uint8_t>)       \
   TILEC_ROWS(bits_short_##T, Bits<T, int16_t>)
 TILEC_FLOATING(float)
 TILEC_FLOATING(double)
+
+TILEC_WIDE void every_second(char* to, const char* from, int64_t size, int64_t count) {
+  size == 4 ? every_second<uint32_t>(to, from, count) : every_second<uint64_t>(to, from, count);
+}
+TILEC_WIDE void in_turn(char* to, const char* first, const char* second, int64_t size, int64_t count) {
+  size == 4 ? in_turn<uint32_t>(to, first, second, count) : in_turn<uint64_t>(to, first, second, count);
+}
 
 }  // namespace parts
 }  // namespace tilec

@@ -76,6 +76,20 @@ TILEC_TESTS(of_int64, int64_t)
 TILEC_INSIDE(inside_float, float)
 TILEC_INSIDE(inside_double, double)
 
+// Quotients of values and of the numbers that stand in the bits of integers from one on.
+#define TILEC_SHARES(NAME, T, B)                                                      \
+  TILEC_WIDE void NAME(const char* const* from, char* to, int64_t n) {                \
+    auto x = reinterpret_cast<const T*>(from[0]);                                     \
+    auto bits = reinterpret_cast<const B*>(from[1]);                                  \
+    int32_t first = *reinterpret_cast<const int32_t*>(from[2]);                       \
+    auto out = reinterpret_cast<T*>(to);                                              \
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] / T(int32_t(bits[i]) >> first);     \
+  }
+TILEC_SHARES(shares_float_byte, float, uint8_t)
+TILEC_SHARES(shares_float_short, float, int16_t)
+TILEC_SHARES(shares_double_byte, double, uint8_t)
+TILEC_SHARES(shares_double_short, double, int16_t)
+
 struct Tests {
   at::ScalarType dtype;
   Loop chosen[4], truth[4];
@@ -216,6 +230,18 @@ inline std::optional<at::Tensor> inside(
   float narrow[] = {float(least), float(most), float(low), float(high)};
   bool single = dtype == at::kFloat;
   return over(single ? inside_float : inside_double, out, dtype, {g, x}, single ? (const void*)narrow : wide);
+}
+
+// `x` divided by the integers that stand in bits from the `first` on.
+inline std::optional<at::Tensor> shares(
+    const at::Tensor& x, const at::Tensor& bits, int64_t first, const std::optional<at::Tensor>& out) {
+  auto dtype = x.scalar_type(), integer = bits.scalar_type();
+  bool known = (dtype == at::kFloat || dtype == at::kDouble) && (integer == at::kByte || integer == at::kShort);
+  if (!known || !plain(x) || !plain(bits) || (out && (out->scalar_type() != dtype || !plain(*out)))) return {};
+  Loop loop = dtype == at::kFloat ? (integer == at::kByte ? shares_float_byte : shares_float_short)
+                                  : (integer == at::kByte ? shares_double_byte : shares_double_short);
+  int32_t from = int32_t(first);
+  return over(loop, out, dtype, {x, bits}, &from);
 }
 
 }  // namespace selection

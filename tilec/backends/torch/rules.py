@@ -15,9 +15,9 @@ from tilec.backends.torch.matmul.exponentials import exponentials
 from tilec.backends.torch.matmul.keyed import keyed_products
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.recurrence.recurrence import recurrence
-from tilec.backends.torch.scan import of_others, scan
+from tilec.backends.torch.scan import of_others, scan, tested_sums
 from tilec.backends.torch.scatter import in_digits, scatter_lines
-from tilec.backends.torch.windows import one_by_one, tested_one_by_one
+from tilec.backends.torch.windows import extremum_with_places, one_by_one, tested_one_by_one
 from tilec.errors import InternalMistake
 from tilec.ir.program import kept_with
 
@@ -34,6 +34,7 @@ EXACT_RULES: tuple[StatementRule, ...] = (
     lambda task: scatter_lines(task, lines_for),  # positions in the output are computed
 )
 SPECIAL: tuple[StatementRule, ...] = (
+    lambda task: tested_sums(task, lines_for),  # sums along an axis that tests begin anew
     recurrence,
     empty,
     # aggregations over everything before, or after, each element, or but it
@@ -58,6 +59,9 @@ def lines_of_first(tasks: Sequence[Task]) -> tuple[int, list[str], frozenset[str
     biased = biased_product(tasks) if len(tasks) > 1 else None
     if biased is not None:
         return 2, biased, frozenset((tasks[0].flat.output,))
+    places = extremum_with_places(tasks) if len(tasks) > 1 else None
+    if places is not None:
+        return 2, places, frozenset()
     special = _special(tasks[0])
     if special is not None:
         return 1, special, frozenset()

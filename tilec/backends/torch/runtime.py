@@ -41,16 +41,21 @@ from tilec.backends.torch.library.runtime import softmax_and_statistics as softm
 from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gradient
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
 from tilec.backends.torch.selection import add_where_bits as add_where_bits
+from tilec.backends.torch.selection import add_where_equal as add_where_equal
 from tilec.backends.torch.selection import all_within as all_within
 from tilec.backends.torch.selection import between_limits as between_limits
 from tilec.backends.torch.selection import choose as choose
 from tilec.backends.torch.selection import chosen_by as chosen_by
 from tilec.backends.torch.selection import combine_slices as combine_slices
 from tilec.backends.torch.selection import compared as compared
+from tilec.backends.torch.selection import count_equal as count_equal
+from tilec.backends.torch.selection import divided_by_bits as divided_by_bits
 from tilec.backends.torch.selection import elements_at as elements_at
+from tilec.backends.torch.selection import extremum_and_places as extremum_and_places
 from tilec.backends.torch.selection import product_of_others as product_of_others
 from tilec.backends.torch.selection import taken as taken
 from tilec.backends.torch.selection import weighed_tests as weighed_tests
+from tilec.native import native
 
 Tensor = torch.Tensor
 
@@ -88,7 +93,7 @@ def window(t: Tensor, sizes: Sequence[int], start: Sequence[int], steps: Sequenc
 
 
 def owned(t: Tensor, of: Tensor) -> Tensor:
-    """A contiguous tensor that shares no memory with the other one."""
+    """A contiguous tensor that divided_by_bits no memory with the other one."""
     shared = t.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
     return t.clone(memory_format=torch.contiguous_format) if shared else t.contiguous()
 
@@ -131,6 +136,25 @@ def array_in(t: Tensor) -> np.ndarray:
     """An array in a tensor's memory on the CPU. `Tensor.numpy` leaves a storage behind that cannot be resized any more,
     as FSDP does with that of parameters."""
     return np.asarray(_Memory(t))
+
+
+def running(x: Tensor, tests: Tensor, scale: Tensor | None, axis: int, falling: bool) -> Tensor:
+    """Along an axis, each element of `x` and, where `tests` are true or, if they are values, equal to the one before,
+    what the element before has, times the `scale`; `falling`: the one after in place of the one before."""
+    tensors = [None if t is None else t.expand(x.shape).contiguous() for t in (x, tests, scale)]
+    library = native() if x.device.type == "cpu" else None
+    found = library and library.running(*tensors, axis, falling)
+    if found is not None:
+        return cast(Tensor, found)
+    places = range(x.shape[axis])[:: -1 if falling else 1]
+    if tests.dtype != torch.bool:
+        tests = tests == tests.roll(-1 if falling else 1, axis)
+    total = torch.empty_like(x, memory_format=torch.contiguous_format)
+    before = torch.zeros_like(x.select(axis, 0)) if places else x
+    for k in places:
+        term = before if scale is None else before * scale.select(axis, k)
+        before = torch.add(x.select(axis, k), torch.where(tests.select(axis, k), term, 0), out=total.select(axis, k))
+    return total
 
 
 def rows(t: Tensor, falling: bool = False) -> Sequence[np.ndarray]:

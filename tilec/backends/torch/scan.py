@@ -1,5 +1,5 @@
 """Rules: aggregations over all k up to i (or from i on), written with a constraint, as torch's cumulative functions,
-and products over all k but i.
+products over all k but i, and sums along an axis that begin anew where a test says so.
 
 `O[i : N] = +(X[k]), i - k < N` has N^2 points and N different values to add up. It applies where the body does not
 depend on i, and i and one summed variable are held together by a single one-sided condition.
@@ -14,13 +14,16 @@ from tilec.backends.common.domain import Domain, ScanCondition, boxed, free, sca
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.index import Affine, distinct_variables
+from tilec.ir.functions import ZERO
+from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import expression_type
-from tilec.ir.program import Call, Index, Int, Statement, index_variables
+from tilec.ir.program import Access, Call, Expr, Index, Int, Pad, Statement, accesses_in, children, index_variables
+from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType, shapes_in
 from tilec.lattice.sets import bounds, sizes_of
 
 CUMULATIVE = {a.name: a.torch.cumulative for a in AGGREGATIONS.values() if a.torch and a.torch.cumulative}
+_SUMMED, _VALUES = ("float32", "float64", "int64"), ("float32", "float64")
 FEWEST_SCANNED = 4  # elements along the scan, below which the points are as few
 
 
@@ -104,6 +107,80 @@ def of_others(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] |
     dtype = accumulation_dtype(s.aggregation, task.type.dtype)
     text = f"rt.product_of_others({terms.out}, {index.index(i)}, torch.{dtype})"
     return [*lines_for(terms), f"{task.out} = {text}" + f".to(torch.{task.type.dtype})" * (dtype != task.type.dtype)]
+
+
+def tested_sums(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
+    """Lines that compute `S[i] = X[i] + (test ? S[i - 1] * A[i] : 0)`, or with S[i + 1]: what the gradients of
+    cumulative extrema and of logsumexp are made of."""
+    s, dtype = task.flat, task.type.dtype
+    plain = s.aggregation == "assign" and s.guard is None and not s.constraints and s.default is None and s.init is None
+    args = s.body.args if plain and isinstance(s.body, Call) and s.body.function == "add" else ()
+    chosen = [k for k, e in enumerate(args) if isinstance(e, Call) and e.function == "select" and _reads(e, s.output)]
+    if len(chosen) != 1:
+        return None
+    (test, kept, other), x = children(args[chosen[0]]), args[1 - chosen[0]]
+    own, factors = _factors(kept, s.output)
+    step = None if own is None else _one_step(own, s)
+    if step is None or other != ZERO or dtype not in _SUMMED or any(_reads(e, s.output) for e in (x, test, *factors)):
+        return None
+    values = None if factors else _values_tested(test, step, s)
+    of_values = task.types[values] if values is not None else task.type
+    if of_values.shape != task.type.shape or of_values.dtype not in _VALUES:
+        values = None
+    made = [_whole(task, x, dtype, "_terms"), *(_whole(task, e, dtype, "_factors") for e in factors)]
+    made += [] if values is not None else [_whole(task, test, "bool", "_tests")]
+    if None in made:
+        return None
+    parts = [part for part in made if part is not None]
+    tests = parts[-1].out if values is None else task.local[values]
+    scale = parts[1].out if factors else "None"
+    axis, by = step
+    lines = [line for part in parts for line in lines_for(part)]
+    return [*lines, f"{task.out} = rt.running({parts[0].out}, {tests}, {scale}, {axis}, {by > 0})"]
+
+
+def _whole(task: Task, e: Expr, dtype: str, suffix: str) -> Task | None:
+    """The statement of an expression at all elements of the output, where it has a value at each."""
+    body = e if expression_type(e, task.types).dtype == dtype else Call(dtype, (e,))
+    made = replace(task.flat, output=task.unused(suffix), body=body)
+    part = task.before(made, TensorType(task.type.shape, dtype), suffix)
+    whole = part.classes and len(part.classes) == 1 and not part.classes[0].masked and part.covered
+    return part if whole else None
+
+
+def _values_tested(test: Expr, step: tuple[int, int], s: Statement) -> str | None:
+    """The tensor of which each element is asked whether it is equal to its neighbour."""
+    sides = test.args if isinstance(test, Call) and test.function == "eq" else ()
+    own = [e for e in sides if isinstance(e, Access) and e.index == s.index]
+    beside = [e.access for e in sides if isinstance(e, Pad) and isinstance(e.access, Access)]
+    if len(own) != 1 or len(beside) != 1 or own[0].tensor != beside[0].tensor or _one_step(beside[0], s) != step:
+        return None
+    return own[0].tensor
+
+
+def _factors(e: Expr, output: str) -> tuple[Access | None, list[Expr]]:
+    """An element of the output and, where that is multiplied, by what."""
+    match e:
+        case Access(name) if name == output:
+            return e, []
+        case Call("mul", (Access(name) as own, x)) | Call("mul", (x, Access(name) as own)) if name == output:
+            return own, [x]
+    return None, []
+
+
+def _one_step(own: Access, s: Statement) -> tuple[int, int] | None:
+    """The axis along which an element's neighbour lies, and whether before it, -1, or after it, 1."""
+    index = distinct_variables(s.index)
+    if index is None:
+        return None
+    apart = [linear(e) - Affine.variable(v) for e, v in zip(own.index, index, strict=True)]
+    steps = [(axis, as_int(a.constant)) for axis, a in enumerate(apart) if a != Affine()]
+    constant = all(not a.terms and a.is_integral for a in apart)
+    return steps[0] if constant and len(steps) == 1 and abs(steps[0][1]) == 1 else None
+
+
+def _reads(e: Expr, tensor: str) -> bool:
+    return any(a.tensor == tensor for a in accesses_in(e))
 
 
 def _terms(task: Task, s: Statement, domain: Domain, k: str, i: str) -> Task:

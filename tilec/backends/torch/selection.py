@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
 
+from tilec import knobs
 from tilec.backends.torch.certainty import askable
 from tilec.native import native
 
@@ -52,26 +53,59 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
 Slices = tuple[slice, ...]  # of a tensor's dimensions; `()`: all of it
 SlicedTensor = Tensor | tuple[Tensor, Slices]
 _COMBINATIONS = {torch.maximum: 0, torch.minimum: 1, torch.add: 2}  # as in C++, where equalities and bits follow
-_EQUALITIES, _BITS_SET = 3, 4
+_EQUALITIES, _BITS_SET, _CHOSEN = 3, 4, 5
 
 
-def combine_slices(combine: Callable[..., Tensor], total: Tensor, fresh: bool, *parts: tuple) -> None:
-    """Combine parts of `total` with values, one after the other: (slices, 0, values) each. `fresh`: the first part is
-    all of it, and what it holds does not count."""
-    if _combined(_COMBINATIONS[combine], total, fresh, parts):
+def combine_slices(combine: Callable[..., Tensor], fresh: bool, *classes: tuple) -> None:
+    """Combine parts of tensors with values, one after the other: (tensor, part, ...) each, of parts (slices, 0,
+    values). `fresh`: each first part is all of its tensor, and what that holds does not count."""
+    if _combined(_COMBINATIONS[combine], fresh, classes):
         return
-    values = [(slices, _elements(x)) for slices, _, x in parts]
-    if fresh:
-        x, y = values[0][1], values[1][1]
-        whole = not values[1][0] and x.shape == y.shape == total.shape
-        if whole:
-            combine(x, y, out=total)
-        else:
-            total.copy_(x)
-        values = values[2 if whole else 1 :]
-    for slices, x in values:
-        own = total[slices] if slices else total
-        combine(own, x, out=own)
+    for total, *parts in classes:
+        for own, block in _blocks(total, parts):
+            if fresh:
+                (_, _, (x,)), *block = block
+                y = block[0][2][0] if block and block[0][0] is own else own
+                if y is not own and x.shape == y.shape == own.shape:
+                    combine(x, y, out=own)
+                    block = block[1:]
+                else:
+                    own.copy_(x)
+            for part, _, (x,) in block:
+                combine(part, x, out=part)
+
+
+def extremum_and_places(combine: Callable[..., Tensor], total: Tensor, places: Tensor, *parts: tuple) -> None:
+    """The largest or smallest values of parts in `total`, as `combine_slices` has it, and in `places` the sum of the
+    numbers of those that equal it: (slices, number, values) each."""
+    if _combined(_COMBINATIONS[combine], True, ((total, *parts),), places):
+        return
+    combine_slices(combine, True, (total, *parts))
+    tests = ((slices, torch.eq, n, x, (total, slices) if slices else total) for slices, n, x in parts)
+    places.copy_(weighed_tests(places.dtype, *tests))
+
+
+def _blocks(total: Tensor, parts: Sequence[tuple]) -> Iterator[tuple[Tensor, list[tuple]]]:
+    """A tensor and its parts as (tensor, number, operands), a block of the outermost axis at a time where all parts
+    have all of that."""
+    found = [(total[s] if s else total, n, [_elements(x) for x in operands]) for s, n, *operands in parts]
+    axis = next((d for d, n in enumerate(total.shape) if n > 1), 0)
+    rows = total.shape[axis] if total.dim() else 1
+    step = max(1, knobs.BLOCK.value * rows // max(1, 2 * total.numel()))
+    if step >= rows or any(part.shape[axis] < rows for part, *_ in found):
+        yield total, found
+        return
+    spread = [(part, n, [x.expand(part.shape) for x in operands]) for part, n, operands in found]
+    for first in range(0, rows, step):
+        end = min(step, rows - first)
+        own = total.narrow(axis, first, end)
+        yield (
+            own,
+            [
+                (own if part is total else part.narrow(axis, first, end), n, [x.narrow(axis, first, end) for x in xs])
+                for part, n, xs in spread
+            ],
+        )
 
 
 def weighed_tests(
@@ -84,7 +118,7 @@ def weighed_tests(
     like = read[0][3]
     if all(test is torch.eq for _, test, *_ in tests):
         found = like.new_empty(shape, dtype=dtype)
-        if _combined(_EQUALITIES, found, True, tuple((slices, n, a, b) for slices, _, n, a, b in tests)):
+        if _combined(_EQUALITIES, True, ((found, *((slices, n, a, b) for slices, _, n, a, b in tests)),)):
             return found
     total, room = (like.new_zeros(shape, dtype=torch.float32) for _ in range(2))
     read += [(slices, test, n, _elements(a), _elements(b)) for slices, test, n, a, b in tests if slices]
@@ -96,25 +130,52 @@ def weighed_tests(
     return total.to(torch.int16).to(torch.int8).view(dtype) if dtype == torch.uint8 else total.to(dtype)
 
 
-def add_where_bits(total: Tensor, fresh: bool, *parts: tuple[Slices, int, SlicedTensor, SlicedTensor]) -> None:
-    """Add values to parts of `total` where integers have the bit of a number: (slices, number, integers, values) each.
-    `fresh`: to zeros, and the first part is all of it."""
-    if _combined(_BITS_SET, total, fresh, parts):
+def add_where_bits(fresh: bool, *classes: tuple) -> None:
+    """Add values to parts of tensors where integers have the bit of a number: (tensor, part, ...) each, of parts
+    (slices, number, integers, values). `fresh`: to zeros, and each first part is all of its tensor."""
+    if _combined(_BITS_SET, fresh, classes):
         return
-    if fresh:
-        total.zero_()
-    for slices, n, bits, a in parts:
-        own = total[slices] if slices else total
-        own.add_(choose((_elements(bits) & n) != 0, _elements(a), 0.0))
+    for total, *parts in classes:
+        for own, block in _blocks(total, parts):
+            if fresh:
+                own.zero_()
+            for part, n, (bits, a) in block:
+                part.add_(choose((bits & n) != 0, a, 0.0))
+
+
+def add_where_equal(fresh: bool, *classes: tuple) -> None:
+    """The same where two tensors are equal: parts (slices, 0, a tensor, another, values)."""
+    if not _combined(_CHOSEN, fresh, classes):
+        _add_each(fresh, classes, lambda x, y, a: chosen_by(torch.eq, x, y, a, 0.0))
+
+
+def count_equal(fresh: bool, *classes: tuple) -> None:
+    """The same of ones: parts (slices, 1, a tensor, another)."""
+    if not _combined(_EQUALITIES, fresh, classes):
+        _add_each(fresh, classes, lambda x, y: compared(torch.eq, x, y).view(torch.int8))
+
+
+def _add_each(fresh: bool, classes: tuple, value: Callable[..., Tensor]) -> None:
+    for total, *parts in classes:
+        for _, block in _blocks(total, parts):
+            for k, (part, _, operands) in enumerate(block):
+                (part.copy_ if fresh and k == 0 else part.add_)(value(*operands))
+
+
+def divided_by_bits(x: Tensor, bits: Tensor, first: int, out: Tensor | None = None) -> Tensor:
+    """`x` divided by the integers that stand in bits from the `first` on."""
+    library = native() if x.device.type == "cpu" else None
+    found = library and library.shares(x, bits, first, out)
+    return torch.div(x, (bits >> first).to(x.dtype), out=out) if found is None else found
 
 
 def _elements(operand: SlicedTensor) -> Tensor:
     return operand if isinstance(operand, Tensor) else operand[0][operand[1]]
 
 
-def _combined(combination: int, total: Tensor, fresh: bool, parts: tuple) -> bool:
-    library = native() if total.device.type == "cpu" else None
-    return library is not None and library.combined(combination, total, fresh, parts)
+def _combined(combination: int, fresh: bool, classes: tuple, places: Tensor | None = None) -> bool:
+    library = native() if classes[0][0].device.type == "cpu" else None
+    return library is not None and library.combined(combination, fresh, places, classes)
 
 
 def choose(condition: Tensor, a: Tensor | float, b: Tensor | float, out: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.code import assignable
@@ -20,7 +20,7 @@ from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.choices import choice_text
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
 from tilec.backends.torch.expr.parts import part_read, part_slices
-from tilec.backends.torch.expr.pointwise import tested_bit
+from tilec.backends.torch.expr.pointwise import tested_bit, tests_by_numbers
 from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.sharing import EXACT
@@ -35,6 +35,7 @@ from tilec.ir.program import (
     Index,
     Input,
     Int,
+    Pad,
     Program,
     Statement,
     accesses_in,
@@ -55,6 +56,7 @@ _FEWEST_SHARED = 2  # functions of what is computed once for several values
 _FEWEST_ELEMENTS = 64  # of the output for one of these values
 _COMBINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 _TOGETHER = ("sum", "max", "min")
+_IN_LIBRARY = ("float32", "float64")
 
 
 def tested_one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
@@ -85,8 +87,12 @@ def one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] 
         before, rest = made
         return [*(line for t in before for line in lines_for(t)), *(one_by_one(rest, lines_for) or lines_for(rest))]
     lines = [f"{task.out} = {task.allocation(filled=not covered)}"]
-    for d, one in zip(task.classes, parts, strict=True):
-        lines += _class_lines(task, d, [p for p in one if p is not None], covered)
+    found = [(d, [p for p in one if p is not None]) for d, one in zip(task.classes, parts, strict=True)]
+    together = _one_call(task, found, covered)
+    if together is not None:
+        return [*lines, *together]
+    for d, own in found:
+        lines += _class_lines(task, d, own, covered)
     return lines
 
 
@@ -183,9 +189,6 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
     inner = math.prod(d.extent[v] for v in order if v not in shared)
     limit = max(1, block_limit(task, d) // 2 // inner)
     loops = Loops(task, d, shared, blocks([(v, d.extent[v]) for v in shared], limit))
-    together = _one_call(task, d, parts, loops, covered)
-    if together is not None:
-        return together
     prologue: list[str] = []
     lines: list[str] = []
     moving = {v for v in order if d.extent[v] > 1}
@@ -209,7 +212,7 @@ def _class_lines(task: Task, d: Domain, parts: list[Domain], covered: bool) -> l
             prologue += frame.prologue
             lines += [
                 *frame.lines,
-                f"rt.add_where_bits({target}, {n == 0 and covered}, ((), {bit[1]}, {bits}, {code}))",
+                f"rt.add_where_bits({n == 0 and covered}, ({target}, ((), {bit[1]}, {bits}, {code})))",
             ]
             continue
         if part.statement.guard is not None:
@@ -242,29 +245,106 @@ def _dtype(task: Task, e: Expr) -> str | None:
     return task.types[e.tensor].dtype if isinstance(e, Access) else None
 
 
-def _one_call(task: Task, d: Domain, parts: Sequence[Domain], loops: Loops, covered: bool) -> list[str] | None:
-    """All parts at once, where their values are elements of tensors."""
-    if d.statement.guard is not None:
-        call = "rt.add_where_bits("
-    elif len(parts) > 1 and task.flat.aggregation in _TOGETHER:
-        call = f"rt.combine_slices(torch.{_COMBINED[task.flat.aggregation]}, "
-    else:
+def _combination(task: Task, part: Domain) -> tuple[str, int, list[Expr]] | None:
+    """The call that combines a part, the number of the part in it, and the operands, which are elements of tensors."""
+    s, bit, own = part.statement, _bit(task, part), task.type.dtype
+    floating = s.aggregation == "sum" and is_floating(own)
+    match s.guard, s.body:
+        case _, body if bit is not None:
+            name, number, operands = "add_where_bits(", bit[1], [bit[0], body]
+        case Call("eq", (x, y)), body if floating and _dtype(task, x) == _dtype(task, y):
+            name, number, operands = "add_where_equal(", 0, [x, y, body]
+        case None, Call(cast, (Call("eq", (x, y)),)) if floating and cast == own and _dtype(task, x) == _dtype(task, y):
+            name, number, operands = "count_equal(", 1, [x, y]
+        case None, body if s.aggregation in _TOGETHER:
+            name, number, operands = f"combine_slices(torch.{_COMBINED[s.aggregation]}, ", 0, [body]
+        case _:
+            return None
+    known = all(isinstance(e, Access) for e in operands) and (
+        name == "count_equal(" or _dtype(task, operands[-1]) == own
+    )
+    return (name, number, operands) if known else None
+
+
+def _one_call(task: Task, found: Sequence[tuple[Domain, Sequence[Domain]]], covered: bool) -> list[str] | None:
+    """All parts of all classes at once, where their values are elements of tensors."""
+    if all(len(parts) < 2 and d.statement.guard is None for d, parts in found):
+        return None  # copies
+    names: set[str] = set()
+    prologue: list[str] = []
+    classes: list[str] = []
+    for d, parts in found:
+        texts = [task.part(d)]
+        for part in parts:
+            frame = TensorFrame(part, d.output_variables(), task.types, task.local, task.names)
+            combination = _combination(task, part)
+            text = None if combination is None else _part_text(d, frame, *combination[1:])
+            if combination is None or text is None:
+                return None
+            names.add(combination[0])
+            texts.append(text)
+            prologue += frame.prologue
+        classes.append(f"({', '.join(texts)})")
+    return [*prologue, f"rt.{names.pop()}{covered}, {', '.join(classes)})"] if len(names) == 1 else None
+
+
+def _part_text(d: Domain, frame: TensorFrame, number: int, operands: Sequence[Expr]) -> str | None:
+    """A part with its number and operands; None where these are not at places that slices say."""
+    read = [part_read(frame, e) if isinstance(e, Access) else None for e in operands]
+    texts = [part_slices(d, frame.domain, frame.order), str(number), *map(str, read)]
+    return None if None in read else f"({', '.join(texts)})"
+
+
+def extremum_with_places(tasks: Sequence[Task]) -> list[str] | None:
+    """Lines of an extremum over windows and of the sum of the numbers of the elements that equal it, in one call."""
+    task, then = tasks[0], tasks[1]
+    s = task.flat
+    if task.type.dtype not in _IN_LIBRARY:
+        return None  # block by block
+    numbers = _numbers(s, then.flat) if s.aggregation in ("max", "min") and s.guard is None else None
+    if numbers is None or then.type.shape != task.type.shape or one_by_one(task, lambda _: []) is None:
         return None
-    order = d.output_variables()
-    frames: list[TensorFrame] = []
-    texts: list[str] = []
-    for part in parts:
-        bit = _bit(task, part)
-        operands = [part.statement.body] if bit is None else [bit[0], part.statement.body]
-        if (bit is None) != (d.statement.guard is None) or _dtype(task, operands[-1]) != task.type.dtype:
+    (d, *more) = task.classes or ()
+    if more or task.part(d) != task.out:
+        return None
+    parts = [p for p in _parts(task, d) if p is not None]
+    frames = [TensorFrame(p, d.output_variables(), task.types, task.local, task.names) for p in parts]
+    if not task.covered or not frames or not _same_box(d, parts[0]):
+        return None
+    places = [_place(part.statement.body) for part in parts]
+    if not numbers.keys() >= {*places} or _dtype(task, s.body) != task.type.dtype:
+        return None
+    texts = [
+        _part_text(d, frame, numbers[place], [frame.domain.statement.body])
+        for frame, place in zip(frames, places, strict=True)
+    ]
+    if None in texts:
+        return None
+    combine = f"torch.{_COMBINED[s.aggregation]}"
+    return [
+        *(line for frame in frames for line in frame.prologue),
+        *(f"{t.out} = {t.allocation(filled=False)}" for t in (task, then)),
+        f"rt.extremum_and_places({', '.join([combine, task.out, then.out, *map(str, texts)])})",
+    ]
+
+
+def _place(e: Expr) -> tuple[Affine, ...]:
+    return tuple(map(linear, e.index)) if isinstance(e, Access) else ()
+
+
+def _numbers(s: Statement, then: Statement) -> Mapping[tuple[Affine, ...], int] | None:
+    """The number that each element counts as where it equals a statement's result, in another statement's sum."""
+    tests = tests_by_numbers(then.body)
+    plain = then.aggregation == "assign" and then.guard is None and not then.constraints and then.default is None
+    if tests is None or not plain or then.index != s.index or not isinstance(s.body, Access):
+        return None
+    found: dict[tuple[Affine, ...], int] = {}
+    for test, n in tests:
+        element, result = test.args
+        if isinstance(element, Pad) and isinstance(element.value, Float) and math.isnan(element.value.value):
+            element = element.access
+        own = isinstance(element, Access) and element.tensor == s.body.tensor
+        if test.function != "eq" or not own or result != Access(s.output, s.index or ()):
             return None
-        frames.append(TensorFrame(part, order, task.types, task.local, task.names, loops.ends))
-        read = [part_read(frames[-1], e) if isinstance(e, Access) else None for e in operands]
-        if None in read:
-            return None
-        texts.append(f"({', '.join([part_slices(d, part, order), str(bit[1] if bit else 0), *map(str, read)])})")
-    prologue = [line for frame in frames for line in frame.prologue]
-    before = [line for frame in frames for line in frame.lines]
-    after = [f"del {', '.join(frame.temporaries)}" for frame in frames if frame.temporaries]
-    target = loops.part(task.part(d), order)
-    return [*prologue, *loops.wrap([*before, f"{call}{target}, {covered}, {', '.join(texts)})", *after])]
+        found[_place(element)] = n
+    return found if len(found) == len(tests) else None

@@ -157,6 +157,16 @@ def tested_bit(e: Expr, types: Types) -> tuple[Expr, int] | None:
     return None
 
 
+def shared_by_bits(e: Expr, types: Types) -> tuple[Expr, Expr, int] | None:
+    """The values and the integers of which `x / int64(a >> n)` is the quotient, and n."""
+    match e:
+        case Call("div", (Access() as x, Call("int64", (Call("shr", (a, place)),)))):
+            n, integer = _constant(place), expression_type(a, types).dtype
+            known = integer in _OF_BITS and expression_type(x, types).dtype in _SHARED
+            return (x, a, n) if known and n is not None and 0 <= n < INTEGER_BITS[integer][0] else None
+    return None
+
+
 def _constant(e: Expr) -> int | None:
     """The value of an expression of integers alone."""
     if not all(isinstance(x, Int) or isinstance(x, Call) and x.function in _COMPUTED for x in walk(e)):
@@ -164,6 +174,7 @@ def _constant(e: Expr) -> int | None:
     return as_int(linear(e).constant)
 
 
+_OF_BITS, _SHARED = ("uint8", "int16"), ("float32", "float64")
 _COMPUTED = ("add", "sub", "mul", "neg")
 _COMMUTATIVE = ("add", "mul", "max", "min", "and")
 _TESTS, _COUNTED = ("eq", "ne", "lt", "le", "gt", "ge"), ("uint8", "int16", "int32", "int64")

@@ -16,7 +16,7 @@ from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
 from tilec.backends.common.scalars import INTEGER_BITS, fit, identity
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.choices import COMPARED, choice_text, triangle_text
-from tilec.backends.torch.expr.pointwise import PointwiseMatch, routine_of, tested_bit, tests_by_numbers
+from tilec.backends.torch.expr.pointwise import PointwiseMatch, routine_of, shared_by_bits, tested_bit, tests_by_numbers
 from tilec.backends.torch.expr.weighed import parts_of_tests, weighed_text
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
@@ -54,28 +54,22 @@ class TorchScalars(ScalarWriter):
         if tests is not None and not self._uses_twice(tests):
             parts = parts_of_tests(self.frame, tests)
             return [x for test, _ in tests if test not in parts for x in test.args]
-        bit = tested_bit(e, self.frame.types)
-        return bit[:1] if bit else tuple(found.tensors.values()) if found else super()._operands(e)
+        bits = tested_bit(e, self.frame.types) or shared_by_bits(e, self.frame.types)
+        return bits[:-1] if bits else tuple(found.tensors.values()) if found else super()._operands(e)
 
     def _uses_twice(self, tests: list[tuple[Call, int]]) -> bool:
         """Is one of these values read elsewhere too?"""
         return any(self._uses[test] > 1 for test, _ in tests)
 
-    def _weighed(self, e: Expr, tests: list[tuple[Call, int]]) -> ScalarValue:
-        """A sum of tests by numbers, several elements at a time."""
-        t = expression_type(e, self.frame.types)
-        code, variables = weighed_text(self, t.dtype, tests)
-        return ScalarValue(code, t, t.dtype, variables)
-
     def _make(self, e: Expr) -> ScalarValue:
         found, tests = routine_of(e), tests_by_numbers(e)
         if tests is not None and not self._uses_twice(tests):
-            return self._weighed(e, tests)
-        bit = tested_bit(e, self.frame.types)
-        if bit is not None:
-            v, t = self._values[bit[0]], expression_type(e, self.frame.types)
-            code = self._compared("ne", [f"({self.cast(v, v.type.dtype)} & {bit[1]})", "0"], v.variables)
-            return ScalarValue(code, t, "bool", v.variables, depth=v.depth + 2)
+            t = expression_type(e, self.frame.types)
+            code, variables = weighed_text(self, t.dtype, tests)
+            return ScalarValue(code, t, t.dtype, variables)
+        bits = tested_bit(e, self.frame.types) or shared_by_bits(e, self.frame.types)
+        if bits is not None:
+            return self._of_bits(e, [self._values[x] for x in bits[:-1]], bits[-1])
         if found is not None:
             made = self._routine(found)
             if made is not None:
@@ -97,6 +91,16 @@ class TorchScalars(ScalarWriter):
         call = f"{code[:-1]}, {found.routine.out}={{0}})"
         variables, depth = frozenset().union(*(v.variables for v in values)), 1 + max(v.depth for v in values)
         return ScalarValue(code, t, dtype, variables, depth=depth, call=call, own=True)
+
+    def _of_bits(self, e: Expr, values: Sequence[ScalarValue], n: int) -> ScalarValue:
+        """Whether integers have the bit of a number, or values divided by what stands in the bits from one on."""
+        t, variables = expression_type(e, self.frame.types), frozenset().union(*(v.variables for v in values))
+        texts, depth = [self.cast(v, v.type.dtype) for v in values], 2 + max(v.depth for v in values)
+        if len(values) == 1:
+            code = self._compared("ne", [f"({texts[0]} & {n})", "0"], variables)
+            return ScalarValue(code, t, "bool", variables, depth=depth)
+        code = f"rt.divided_by_bits({', '.join(texts)}, {n}"
+        return ScalarValue(f"{code})", t, t.dtype, variables, depth=depth, call=f"{code}, out={{0}})", own=True)
 
     def _assigned(self, v: ScalarValue) -> str:
         return self.frame.assign("t", v.code)
