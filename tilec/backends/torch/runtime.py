@@ -93,7 +93,7 @@ def window(t: Tensor, sizes: Sequence[int], start: Sequence[int], steps: Sequenc
 
 
 def owned(t: Tensor, of: Tensor) -> Tensor:
-    """A contiguous tensor that divided_by_bits no memory with the other one."""
+    """A contiguous tensor that shares no memory with the other one."""
     shared = t.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
     return t.clone(memory_format=torch.contiguous_format) if shared else t.contiguous()
 
