@@ -251,7 +251,7 @@ def _seed(name: str, value: int | np.unsignedinteger | torch.Generator) -> torch
 def number_on(device: torch.device, number: bool | int | float | torch.SymInt | torch.SymFloat) -> torch.Tensor:
     """A Python number as a tensor of rank 0, filled in on its device: a transfer would have to be waited for."""
     if isinstance(number, torch.SymFloat):  # left open by products with tensors: `full` would ask for its value
-        return torch.ones((), dtype=torch.float64, device=device) * number
+        return torch.ones((), dtype=torch.float64, device=device) * number  # type: ignore[operator]
     whole = isinstance(number, (int, torch.SymInt))
     dtype = torch.bool if isinstance(number, bool) else torch.int64 if whole else torch.float64
     if isinstance(number, int) and 2**63 <= number < 2**64:  # a seed's
