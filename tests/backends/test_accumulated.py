@@ -197,3 +197,10 @@ def test_terms_summed_over_one_value_are_added_in_place(sizes):
     b, n, m, e = sizes
     x, u, v = tensors((b, n, m), (b, n, e), (b, m, e))
     agree(text, x, u, v, torch.arange(n) % 3, torch.arange(m) % 2, tolerance=1e-5)
+
+
+def test_a_sum_read_three_times_by_a_term_keeps_its_tensor() -> None:
+    source = """function (X[N,M], Z[N,M]) -> (Y) {
+        A[i,j : N,M] = +(X[i + 1,j]); B[i,j : N,M] = +(Z[i,j + 1]); S[i,j] = A[i,j] + B[i,j];
+        T[i,j] = S[i,j] + S[i,j] + S[i,j]; C[i,j : N,M] = +(Z[i,k]), j - k < M; Y[i,j] = C[i,j] + X[i,j] + T[i,j]; }"""
+    agree(source, *tensors((100, 100), (100, 100)), tolerance=1e-9)

@@ -29,6 +29,9 @@ class _Sum:
     alone: list[Task] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
 
+    def copy(self) -> _Sum:
+        return _Sum([*self.plain], [*self.absorbed], [*self.alone], {*self.taken})
+
 
 def accumulated(
     tasks: Sequence[Task], lines_for: Callable[[Task], list[str]], special: Callable[[Task], bool]
@@ -76,7 +79,9 @@ def _collect(
         own = names or {v: Index(v) for v in index}
         inner = distinct_variables(term.flat.index)
         renamed = None if inner is None else {v: own[w] for v, w in zip(inner, index, strict=True)}
-        if renamed is not None and _collect(term, renamed, before, special, found):
+        inside = found.copy()  # what is found of a term that turns out to be no sum is not kept
+        if renamed is not None and _collect(term, renamed, before, special, inside):
+            vars(found).update(vars(inside))
             found.taken.add(term.flat.output)
             continue
         if term.flat.output in found.taken:
