@@ -58,7 +58,7 @@ class _Waiting(MetaPathFinder):
 _waiting = _Waiting()
 
 
-_untraced: list[ref[CodeType]] = []  # until somebody is told
+_untraced: dict[int, ref[CodeType]] = {}  # by its id, until somebody is told or it is gone
 _listener: Callable[[CodeType], object] | None = None
 
 
@@ -72,7 +72,7 @@ def untraced(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
 
 def leave_untraced(code: CodeType) -> None:
     if _listener is None:
-        _untraced.append(ref(code))
+        _untraced[id(code)] = ref(code, lambda _, key=id(code): _untraced.pop(key, None))
     else:
         _listener(code)
 
@@ -82,7 +82,7 @@ def tell_of_untraced(listener: Callable[[CodeType], object]) -> None:
     global _listener
     _listener = listener
     while _untraced:
-        code = _untraced.pop()()
+        code = _untraced.popitem()[1]()
         if code is not None:
             listener(code)
 

@@ -8,6 +8,7 @@ from torch._dynamo import compiled_autograd
 
 import tilec
 from tests.support.torch_programs import EXAMPLES
+from tilec import late
 
 SHIFTED = "function (X[T, N], S) -> (H) { H[t, n : T, N] = tanh(H[t - 1, n] * rand(S, t) + X[t, n]); }"
 
@@ -61,3 +62,16 @@ def test_arguments_that_no_graph_takes() -> None:
     ours, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
     for _ in range(3):
         torch.testing.assert_close(whole(x, ours), f(x, theirs) + 1)
+
+
+def test_code_that_is_gone_is_not_remembered(monkeypatch):
+    monkeypatch.setattr(late, "_listener", None)  # as before torch's compiler is imported
+    monkeypatch.setattr(late, "_untraced", {})
+    kept, dropped = (compile("1", name, "eval") for name in ("kept", "dropped"))
+    for code in (kept, dropped):
+        late.leave_untraced(code)
+    del code, dropped
+    told: list = []
+    assert len(late._untraced) == 1
+    late.tell_of_untraced(told.append)
+    assert told == [kept]
