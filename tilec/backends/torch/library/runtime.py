@@ -208,7 +208,7 @@ def attention_gradient(
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     given = _dense(c), _dense(q), _for_each(k, q), _for_each(v, q), _dense(o), logarithm
     dq, dk, dv = _of_parts(lambda m, *t: backward(*t, 0.0, causal, attn_mask=m, scale=scale), mask, given)
-    if mask is not None and not finite(dq, dk):  # a score that is infinite where the mask is too
+    if not finite(dq, dk, dv):  # an infinite score where the mask is too, or logarithms that float32 rounds by much
         return None
     return dq, dk.sum(1), dv.sum(1)
 
