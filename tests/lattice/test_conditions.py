@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from support.agreement import agree, tensors
 
 from tilec.ir.index import Affine
 from tilec.ir.program import Call, Expr, Index, Int
@@ -56,6 +57,14 @@ CONDITIONS = {
     "i < j & (i < 1 ? 1 : j) & i != 1": (4, 16),
 }
 
+GREATEST = 2**63 - 1
+# that wrap in 64 bits, before what has wrapped is cancelled, compared or taken modulo
+WRAPPED = (
+    f"k - i + {GREATEST} <= {GREATEST}", f"i - k + {GREATEST} >= {GREATEST}", f"(k - i)*3 + {GREATEST} <= {GREATEST}",
+    f"max(k*{2**62}, 3) < 5 & k <= i", f"abs(k*{2**62}) < 5", f"k*{2**62} % 7 == 1",
+    f"k*{2**62}*2 == 0", f"k*{2**62}*2 == 0 & k <= i",
+)  # fmt: skip
+
 
 @pytest.mark.parametrize("text", CONDITIONS)
 @pytest.mark.parametrize("sense", (True, False))
@@ -67,3 +76,17 @@ def test_some_alternative_holds_wherever_the_condition_does(text, sense):
     allowed = [at for at in places if any(all(holds(c, at) for c in way) for way in ways)]
     assert all(at in allowed for at in places if bool(value(body.args[0], at)) == sense)
     assert len(allowed) == CONDITIONS[text][not sense]
+
+
+@pytest.mark.parametrize("condition", WRAPPED)
+@pytest.mark.parametrize("body", ("max({} ? X[k] : -inf)", "prod({} ? X[k] : 1)", "sum({} ? X[k])", "sum({} ? X[k] == X[i])"))
+def test_a_comparison_that_wraps_says_nothing_of_its_form(condition, body):
+    agree(f"function (X[N]) -> (O) {{ O[i : N] = {body.format(condition)}, i < N; }}", *tensors((5,)))
+
+
+@pytest.mark.parametrize("condition", WRAPPED)
+def test_a_branch_of_a_recurrence_whose_condition_wraps(condition):
+    first = condition.replace("k", "(i - 2)")
+    agree(
+        f"function (X[N]) -> (R) {{ R[i : N] = i < 1 ? X[i] : ({first} ? 0.5 : R[i - 1] + X[i]); }}", *tensors((5,))
+    )

@@ -27,7 +27,7 @@ from tilec.ir.program import (
     self_reads,
 )
 from tilec.ir.rational import Fraction
-from tilec.lattice.conditions import bound_of, is_affine
+from tilec.lattice.conditions import bound_of, has_room, is_affine
 from tilec.lattice.sets import IntegerSet, Interval, Shapes, bounds_of, depends_on_data, domain, domain_of, interval_of
 
 _ROUNDS = 12  # of carrying intervals; they only shrink, so that stopping early is safe
@@ -199,7 +199,7 @@ def _conditions_of(guard: Expr) -> list[Limit]:
     match guard:
         case Call("and", (a, b)):
             return _conditions_of(a) + _conditions_of(b)
-        case Call("eq", (a, b)) if is_affine(a) and is_affine(b):
+        case Call("eq", (a, b)) if is_affine(a) and is_affine(b) and has_room(a) and has_room(b):
             return [Limit(linear(a) - linear(b), 0, 0)]
     form = bound_of(guard)
     return [] if form is None else [Limit(form, 0, math.inf)]

@@ -30,7 +30,7 @@ def alternatives(e: Expr, sense: bool) -> list[tuple[InRange, ...]]:
             return alternatives(a, sense == (e.function == "ne"))
         case Call("lt" | "le" | "gt" | "ge" | "eq" | "ne", (a, b)):
             x, y = _form(a), _form(b)
-            if x is not None and y is not None and _has_room(x - y):
+            if x is not None and y is not None:
                 return _compared(e.function, x - y, sense)
     return [()]
 
@@ -46,14 +46,26 @@ def bound_of(e: Expr) -> Affine | None:
         case Call("ge" | "gt" | "le" | "lt" as order, (a, b)) if is_affine(a) and is_affine(b):
             form = linear(a) - linear(b) if order in ("ge", "gt") else linear(b) - linear(a)
             form = form - 1 if order in ("gt", "lt") else form
-            return form if _has_room(form) else None
+            return form if has_room(a) and has_room(b) else None
     return None
 
 
-def _has_room(form: Affine) -> bool:
-    """Whether values of 64 bits hold a form of positions: where they wrap, a comparison says nothing of the form."""
-    numbers = [form.constant.numerator, *(c.numerator for _, c in form.terms)]
-    return all(type(n) is not int or abs(n) <= _GREATEST for n in numbers)
+def has_room(e: Expr) -> bool:
+    """Whether values of 64 bits hold one of positions and each of its parts: where they wrap, a comparison says nothing
+    of its form, in which what has wrapped may have been cancelled."""
+    return _greatest(e) <= _GREATEST
+
+
+def _greatest(e: Expr) -> int:
+    """A bound of all factors of variables in a value, and of its constants."""
+    match e:
+        case Int(value):
+            return abs(value) if type(value) is int else 1
+        case Call("mul", (a, b)):
+            return max(1, _greatest(a)) * max(1, _greatest(b))
+        case Call(_, args):
+            return sum(map(_greatest, args))
+    return 1
 
 
 def is_affine(e: Expr) -> bool:
@@ -106,6 +118,8 @@ def _form(e: Expr) -> Affine | None:
                 stack.append(a)
             case _:
                 return None
+    if not has_room(e):
+        return None
     try:
         return linear(e)
     except AffineMistake:

@@ -43,7 +43,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.rational import as_int
-from tilec.lattice.conditions import bound_of, is_affine
+from tilec.lattice.conditions import bound_of, has_room, is_affine
 from tilec.lattice.index_values import index_values
 from tilec.lattice.sets import Box, Shapes, bounds_of, domain, interval_of, shapes_of
 from tilec.transforms.lower.clamps.pieces import is_folded, pieces_of
@@ -236,14 +236,13 @@ def _pinned(s: Statement, shapes: Shapes) -> Statement:
 
 
 def _compares_places(e: Expr) -> bool:
-    return isinstance(e, Call) and e.function in COMPARISONS and all(map(is_affine, e.args))
+    return isinstance(e, Call) and e.function in COMPARISONS and all(is_affine(a) and has_room(a) for a in e.args)
 
 
 def _only_value(v: str, tests: Sequence[Expr], span: tuple[int, int]) -> int | None:
     """The value of a variable in a span at which all tests hold; None where there are several, or that is not known."""
-    named = [
-        e.args[1].value for e in tests if isinstance(e, Call) and e.function == "eq" and isinstance(e.args[1], Int)
-    ]
+    equal = [e.args for e in tests if isinstance(e, Call) and e.function == "eq"]
+    named = [n.value for variable, n in equal if variable == Index(v) and isinstance(n, Int)]
     low, high = (named[0], named[0]) if named and span[0] <= named[0] <= span[1] else span
     values = {v: np.arange(low, min(high + 1, low + _FEW_VALUES))}
     holds = [index_values(t, values) for t in tests]

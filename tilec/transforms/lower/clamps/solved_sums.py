@@ -42,6 +42,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import Kind, Types, kind
+from tilec.lattice.conditions import has_room
 from tilec.transforms.lower.clamps.pieces import AffinePiece, is_folded, pieces_of
 from tilec.transforms.simplify.keep_variables import as_conditions
 
@@ -112,7 +113,7 @@ def _equations(x: Statement | Aggregate) -> Iterator[_Equation]:
 
 
 def _difference(a: Expr, b: Expr) -> Affine | None:
-    if any(isinstance(e, (Float, Aggregate)) for e in walk(a, b)):
+    if any(isinstance(e, (Float, Aggregate)) for e in walk(a, b)) or not (has_room(a) and has_room(b)):
         return None
     try:
         return linear(a) - linear(b)
