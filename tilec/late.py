@@ -72,7 +72,8 @@ def untraced(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
 
 def leave_untraced(code: CodeType) -> None:
     if _listener is None:
-        _untraced[id(code)] = ref(code, lambda _, key=id(code): _untraced.pop(key, None))
+        key = id(code)
+        _untraced[key] = ref(code, lambda _: _untraced.pop(key, None))
     else:
         _listener(code)
 

@@ -79,7 +79,9 @@ def test_some_alternative_holds_wherever_the_condition_does(text, sense):
 
 
 @pytest.mark.parametrize("condition", WRAPPED)
-@pytest.mark.parametrize("body", ("max({} ? X[k] : -inf)", "prod({} ? X[k] : 1)", "sum({} ? X[k])", "sum({} ? X[k] == X[i])"))
+@pytest.mark.parametrize(
+    "body", ("max({} ? X[k] : -inf)", "prod({} ? X[k] : 1)", "sum({} ? X[k])", "sum({} ? X[k] == X[i])")
+)
 def test_a_comparison_that_wraps_says_nothing_of_its_form(condition, body):
     agree(f"function (X[N]) -> (O) {{ O[i : N] = {body.format(condition)}, i < N; }}", *tensors((5,)))
 
@@ -87,6 +89,4 @@ def test_a_comparison_that_wraps_says_nothing_of_its_form(condition, body):
 @pytest.mark.parametrize("condition", WRAPPED)
 def test_a_branch_of_a_recurrence_whose_condition_wraps(condition):
     first = condition.replace("k", "(i - 2)")
-    agree(
-        f"function (X[N]) -> (R) {{ R[i : N] = i < 1 ? X[i] : ({first} ? 0.5 : R[i - 1] + X[i]); }}", *tensors((5,))
-    )
+    agree(f"function (X[N]) -> (R) {{ R[i : N] = i < 1 ? X[i] : ({first} ? 0.5 : R[i - 1] + X[i]); }}", *tensors((5,)))
