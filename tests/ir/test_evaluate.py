@@ -364,18 +364,3 @@ def test_unknown_names_end_in_tile_errors():
     program = parse(function("A[N]", "O[i : N] = +(A[i]);"))
     with pytest.raises(NameMistake):
         evaluate(replace(program, inputs=()), [])
-
-
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [
-        (f"(-{2**62}*i) % 4294967297", [3.0, 0, 0, 0, 0]),
-        (f"clamp(i + {2**63 - 1}, 0, N - 1)", [0, 0, 0, 0, 31.0]),
-        (f"clamp(-{2**61}*i - 5, 0, N - 1)", [31.0, 0, 0, 0, 0]),
-        (f"abs({2**62}*i) % 5", [3.0, 0, 16, 8, 4]),
-    ],
-)
-def test_places_beyond_64_bits_are_exact(place, expected):
-    x = np.array([3.0, 4, 8, 16, 0])
-    got = run(function("X[N]", f"O[{place} : N] = +(X[i]);"), x)
-    np.testing.assert_array_equal(got, expected)

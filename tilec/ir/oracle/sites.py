@@ -55,16 +55,6 @@ class Points:
     known: dict[int, PointValue] = field(default_factory=dict)
 
 
-def _greatest(x: np.ndarray) -> int:
-    return max(int(np.max(x)), -int(np.min(x))) if np.size(x) else 0
-
-
-def _in_64_bits(x: np.ndarray) -> np.ndarray:
-    """Integers as these, where they were exact and all have so many."""
-    x = np.asarray(x)
-    return x.astype(np.int64) if x.dtype == object and _greatest(x) < 2**63 else x
-
-
 def row_major_position(values: Sequence, shape: Sequence[int]) -> np.ndarray:
     position: np.ndarray | int = 0
     for value, size in zip(values, shape, strict=True):
@@ -259,35 +249,32 @@ class Sites(Memory):
 
     def form_value(self, f: LinearForm, at: Points) -> tuple[np.ndarray | int, np.ndarray | bool]:
         """The form's integers, and where they are integers within its extent (and its atoms are sound)."""
-        good: np.ndarray | bool = True
-        values: list[np.ndarray] = []
-        for key, _ in f.terms:
-            x, sound = (at.columns[key], True) if isinstance(key, str) else self.atom(key, at)
-            values.append(x)
-            good = good & sound
-        greatest = abs(f.constant) + sum(abs(c) * _greatest(x) for x, (_, c) in zip(values, f.terms, strict=True))
         total: np.ndarray | int = f.constant
-        for x, (_, c) in zip(values, f.terms, strict=True):
-            total = total + (x if greatest < 2**63 else np.asarray(x, object)) * c
+        good: np.ndarray | bool = True
+        for key, c in f.terms:
+            if isinstance(key, str):
+                x = at.columns[key]
+            else:
+                x, sound = self.atom(key, at)
+                good = good & sound
+            total = total + x * c
         if f.denominator != 1:
             good = good & (total % f.denominator == 0)
             total = total // f.denominator
         if f.extent is not None:
             good = good & (total >= 0) & (total < f.extent)
-            if greatest >= 2**63:
-                total = np.where(good, total, 0).astype(np.int64)
         return total, good
 
     def remainder(self, f: LinearForm, n: np.ndarray, at: Points) -> tuple[np.ndarray, np.ndarray]:
         """The form modulo n, of its terms' remainders: the form itself may take more than 64 bits."""
         if f.denominator != 1 or np.any(abs(n) >= 2**31):
             x, good = self.form_value(f, at)
-            return _in_64_bits(np.mod(x, n)), np.asarray(good)
+            return np.mod(x, n), np.asarray(good)
         total, sound = np.mod(f.constant, n), np.asarray(True)
         for key, c in f.terms:
             x, good = (at.columns[key], True) if isinstance(key, str) else self.atom(key, at)
             total, sound = np.mod(total + np.mod(c, n) * np.mod(x, n), n), sound & good
-        return _in_64_bits(total), sound
+        return total, sound
 
     def atom(self, e: Expr, at: Points) -> tuple[np.ndarray, np.ndarray | bool]:
         match e:
@@ -311,13 +298,13 @@ class Sites(Memory):
                     good = good & sound
                 match e.function:
                     case "abs":
-                        return _in_64_bits(np.abs(x)), good
+                        return np.abs(x), good
                     case "max":
-                        return _in_64_bits(np.maximum(x, rest[0])), good
+                        return np.maximum(x, rest[0]), good
                     case "min":
-                        return _in_64_bits(np.minimum(x, rest[0])), good
+                        return np.minimum(x, rest[0]), good
                     case "clamp":
-                        return _in_64_bits(np.minimum(np.maximum(x, rest[0]), rest[1])), good
+                        return np.minimum(np.maximum(x, rest[0]), rest[1]), good
         raise TypeMistake("an index holds integers", e.span)
 
     def locate(self, access: Access, at: Points) -> tuple[tuple, np.ndarray | bool]:
