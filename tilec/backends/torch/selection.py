@@ -66,7 +66,7 @@ def combine_slices(combine: Callable[..., Tensor], fresh: bool, *classes: tuple)
             if fresh:
                 (_, _, (x,)), *block = block
                 y = block[0][2][0] if block and block[0][0] is own else own
-                if y is not own and x.shape == y.shape == own.shape:
+                if y is not own and x.shape == y.shape == own.shape and x.dtype == own.dtype:
                     combine(x, y, out=own)
                     block = block[1:]
                 else:
