@@ -16,8 +16,9 @@ from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.assured import assured, either
+from tilec.backends.torch.expr.choices import identity_text
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
-from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
+from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Index, Int, Statement

@@ -70,7 +70,9 @@ def one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] 
     s = task.flat
     if s.aggregation not in (*_COMBINED, "assign") or not task.classes or s.default is not None:
         return None
-    exact = accumulation_dtype(s.aggregation, task.type.dtype) == task.type.dtype
+    # one value for each element is no sum
+    single = s.guard is None and task.covered and all(d.extent[v] == 1 for d in task.classes for v in d.reductions())
+    exact = single or accumulation_dtype(s.aggregation, task.type.dtype) == task.type.dtype
     return _values_of_elements(task, lines_for, in_one_call=False) if exact else _rounded(task, lines_for)
 
 
@@ -106,8 +108,8 @@ def _values_of_elements(task: Task, lines_for: Callable[[Task], list[str]], in_o
 def _rounded(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
     """Sums of 16-bit elements of tensors, in the type that they are accumulated in, and rounded at the end."""
     dtype = accumulation_dtype(task.flat.aggregation, task.type.dtype)
-    name, wide = task.names.fresh(f"{task.out}_sum"), TensorType(task.type.shape, dtype)
-    types, local = {**task.types, task.flat.output: wide}, {**task.local, task.flat.output: name}
+    name, t = task.names.fresh(f"{task.out}_sum"), TensorType(task.type.shape, dtype)
+    types, local = {**task.types, task.flat.output: t}, {**task.local, task.flat.output: name}
     lines = _values_of_elements(replace(task, types=types, local=local, returned=False), lines_for, in_one_call=True)
     return lines and [*lines, f"{task.out} = {name}.to(torch.{task.type.dtype})", f"del {name}"]
 
@@ -126,11 +128,11 @@ def _computed_once(task: Task) -> tuple[list[Task], Task] | None:
             continue
         own = index_variables(e)
         few = 2 * math.prod(domain.extent[v] for v in own) <= points
-        costly = sum(isinstance(x, Call) for x in walk(e)) >= _FEWEST_SHARED
+        dtype = expression_type(e, task.types).dtype
+        rounded = dtype != task.type.dtype == accumulation_dtype("sum", dtype)  # no statement of this type
+        costly = sum(isinstance(x, Call) for x in walk(e)) + rounded >= _FEWEST_SHARED
         inside = all(isinstance(x, Access | Call | Int | Float | Index) for x in walk(e))
         inside = inside and all(domain.inside(x, task.types) for x in accesses_in(e)) and not draws(e)
-        dtype = expression_type(e, task.types).dtype
-        rounded = accumulation_dtype("sum", dtype) == task.type.dtype  # no statement of this type, but its values
         if few and costly and own and inside and (dtype in EXACT or rounded):
             found.append(e)
         else:
@@ -264,6 +266,12 @@ def _dtype(task: Task, e: Expr) -> str | None:
     return task.types[e.tensor].dtype if isinstance(e, Access) else None
 
 
+def _summed_in(task: Task, e: Expr) -> str | None:
+    """The type that sums of an element are accumulated in."""
+    dtype = _dtype(task, e) if task.flat.aggregation == "sum" else None
+    return dtype and accumulation_dtype("sum", dtype)
+
+
 def _combination(task: Task, part: Domain) -> tuple[str, int, list[Expr]] | None:
     """The call that combines a part, the number of the part in it, and the operands, which are elements of tensors."""
     s, bit, own = part.statement, _bit(task, part), task.type.dtype
@@ -279,10 +287,12 @@ def _combination(task: Task, part: Domain) -> tuple[str, int, list[Expr]] | None
             name, number, operands = f"combine_slices(torch.{_COMBINED[s.aggregation]}, ", 0, [body]
         case _:
             return None
+    match operands[-1]:
+        case Call(cast, (Access() as x,)) if cast == own and _summed_in(task, x) == own:
+            operands[-1] = x  # which is converted as it is added
     if not all(isinstance(e, Access) for e in operands):
         return None
-    value = _dtype(task, operands[-1])
-    known = name == "count_equal(" or own in (value, value and accumulation_dtype(s.aggregation, value))
+    known = name == "count_equal(" or own in (_dtype(task, operands[-1]), _summed_in(task, operands[-1]))
     return (name, number, operands) if known else None
 
 
