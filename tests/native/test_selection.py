@@ -316,3 +316,38 @@ def test_zeros_that_have_no_memory() -> None:
     zeros, x = torch._efficientzerotensor(9001), _drawn((9001,), torch.float32, 1)
     assert _same(rt.choose(x > 0, zeros, x), torch.where(x > 0, 0, x))
     assert _same(rt.chosen_by(torch.ge, x, 1.0, x, zeros), torch.where(x >= 1, x, 0))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("integer", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(300, 33), (300, 4, 5), (1, 7), (0, 3), (50,), (40, 0)], ids=str)
+@pytest.mark.parametrize("step", [1, 2])
+def test_rows_added_where_integers_say(
+    dtype: torch.dtype, integer: torch.dtype, shape: tuple[int, ...], step: int
+) -> None:
+    rows, tail = 7, shape[1:]
+    at = torch.randint(0, rows, shape[:1], generator=torch.Generator().manual_seed(0)).to(integer)
+    values = _drawn((shape[0] * step, *tail), dtype, 1)[::step]
+    wide = _drawn((rows, *(n * step for n in tail)), dtype, 2)
+    total = wide[(slice(None), *(slice(0, n) for n in tail))]
+    want, around = total.clone(), wide.clone()
+    for k in range(shape[0]):
+        want[at[k]] += values[k]
+    rt.add_rows(total, at, values)
+    assert _same(total, want)
+    around[(slice(None), *(slice(0, n) for n in tail))] = want
+    assert _same(wide, around)
+    if shape[0] and values.numel():
+        with pytest.raises((IndexError, RuntimeError)):
+            rt.add_rows(total, at - rows, values)
+
+
+@pytest.mark.parametrize("integer", [torch.int16, torch.int32, torch.int64])
+def test_whether_integers_are_within(integer: torch.dtype) -> None:
+    t = torch.arange(-5, 95, dtype=integer).view(10, 10)
+    for part in (t, t.T, t[::2], t[:, 3:4], t[:1, :1].expand(3, 4)):
+        low, high = int(part.min()), int(part.max())
+        assert rt.all_within((part, low, high), (t, -5, 94))
+        assert not rt.all_within((part, low + 1, high)) and not rt.all_within((part, low, high - 1))
+    assert not rt.all_within((t[:0], -100, 100))
