@@ -128,6 +128,11 @@ def _window(shape: tuple[int, int, int, int]) -> list[tuple[tuple[slice, ...], t
     return found
 
 
+def _sums_of(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Types that values of a type are added in."""
+    return (dtype, torch.float32) if dtype == torch.bfloat16 else (dtype,)
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
 @pytest.mark.parametrize("shape", WINDOWS, ids=str)
@@ -138,15 +143,22 @@ def test_windows_in_parts(dtype: torch.dtype, shape: tuple[int, int, int, int], 
     parts = _window(shape)
     for combine, least in ((torch.maximum, -math.inf), (torch.minimum, math.inf), (torch.add, 0)):
         least = least if dtype.is_floating_point else max(-100, min(100, least))
-        want = torch.full((n, rows, count), least).to(dtype)
-        for part, read in parts:
-            want[part] = combine(want[part], x[read])
-        for fresh in (True, False):
-            total = _laid(torch.full((n, rows, count), 7.0 if fresh else least).to(dtype), order)
+        for fresh, sums in itertools.product((True, False), _sums_of(dtype) if combine is torch.add else (dtype,)):
+            want = torch.full((n, rows, count), least).to(sums)
+            for part, read in parts:
+                want[part] = combine(want[part], x[read])
+            total = _laid(torch.full((n, rows, count), 7.0 if fresh else least).to(sums), order)
             sliced = [(part, 0, (x, read)) for part, read in parts]
             sliced[-1] = (parts[-1][0], 0, x[parts[-1][1]])
             rt.combine_slices(combine, fresh, (total, *sliced))
             assert torch.equal(total.nan_to_num(5), want.nan_to_num(5))
+
+
+def test_wide_sums_of_narrow_values() -> None:
+    x, y = torch.randn(2, 40, 300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    total = torch.empty(40, 300)
+    rt.combine_slices(torch.add, True, (total, ((), 0, x), ((), 0, y)))
+    assert torch.equal(total, x.float() + y.float())
 
 
 @pytest.mark.covering
@@ -167,8 +179,8 @@ def test_places_of_windows_and_what_they_receive(
     found = rt.weighed_tests(integer, *((p, torch.eq, number, (x, r), (y, p)) for (p, r), number in parts))
     assert torch.equal(found, want) and found.dtype == integer
     share = _laid(torch.randn(n, rows, count, generator=torch.Generator().manual_seed(3)).to(dtype), order)
-    for fresh in (True, False):
-        before = torch.ones(n, rows, count, dtype=dtype)
+    for fresh, sums in itertools.product((True, False), _sums_of(dtype)):
+        before = torch.ones(n, rows, count, dtype=sums)
         expected = torch.zeros_like(before) if fresh else before.clone()
         for (part, _), number in parts:
             expected[part] += torch.where((found[part] & number & 7) > 0, share[part], 0)
@@ -271,14 +283,15 @@ def test_elements_added_and_counted_where_others_are_equal(
     x, y = (_laid(_drawn((n, k, count), dtype, k), order) for k in (rows * step, rows))
     share = _laid(torch.randn(n, rows, count, generator=torch.Generator().manual_seed(3)).to(dtype), order)
     parts = _window((n, rows, count, step))
-    added, counted = torch.ones(2, n, rows, count, dtype=dtype) * (not fresh)
-    for part, read in parts:
-        added[part] += torch.where(x[read] == y[part], share[part], 0)
-        counted[part] += (x[read] == y[part]).to(dtype)
-    totals = [_laid(torch.ones(n, rows, count, dtype=dtype), order) for _ in range(2)]
-    rt.add_where_equal(fresh, (totals[0], *((p, 0, (x, r), (y, p), (share, p)) for p, r in parts)))
-    rt.count_equal(fresh, (totals[1], *((p, 1, (x, r), (y, p)) for p, r in parts)))
-    assert torch.equal(totals[0], added) and torch.equal(totals[1], counted)
+    for sums in _sums_of(dtype):
+        added, counted = torch.ones(2, n, rows, count, dtype=sums) * (not fresh)
+        for part, read in parts:
+            added[part] += torch.where(x[read] == y[part], share[part], 0)
+            counted[part] += (x[read] == y[part]).to(dtype)
+        totals = [_laid(torch.ones(n, rows, count, dtype=sums), order) for _ in range(2)]
+        rt.add_where_equal(fresh, (totals[0], *((p, 0, (x, r), (y, p), (share, p)) for p, r in parts)))
+        rt.count_equal(fresh, (totals[1], *((p, 1, (x, r), (y, p)) for p, r in parts)))
+        assert torch.equal(totals[0], added) and torch.equal(totals[1], counted)
 
 
 def test_sums_of_tests_in_parts() -> None:
@@ -303,3 +316,38 @@ def test_zeros_that_have_no_memory() -> None:
     zeros, x = torch._efficientzerotensor(9001), _drawn((9001,), torch.float32, 1)
     assert _same(rt.choose(x > 0, zeros, x), torch.where(x > 0, 0, x))
     assert _same(rt.chosen_by(torch.ge, x, 1.0, x, zeros), torch.where(x >= 1, x, 0))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("integer", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(300, 33), (300, 4, 5), (1, 7), (0, 3), (50,), (40, 0)], ids=str)
+@pytest.mark.parametrize("step", [1, 2])
+def test_rows_added_where_integers_say(
+    dtype: torch.dtype, integer: torch.dtype, shape: tuple[int, ...], step: int
+) -> None:
+    rows, tail = 7, shape[1:]
+    at = torch.randint(0, rows, shape[:1], generator=torch.Generator().manual_seed(0)).to(integer)
+    values = _drawn((shape[0] * step, *tail), dtype, 1)[::step]
+    wide = _drawn((rows, *(n * step for n in tail)), dtype, 2)
+    total = wide[(slice(None), *(slice(0, n) for n in tail))]
+    want, around = total.clone(), wide.clone()
+    for k in range(shape[0]):
+        want[at[k]] += values[k]
+    rt.add_rows(total, at, values)
+    assert _same(total, want)
+    around[(slice(None), *(slice(0, n) for n in tail))] = want
+    assert _same(wide, around)
+    if shape[0] and values.numel():
+        with pytest.raises((IndexError, RuntimeError)):
+            rt.add_rows(total, at - rows, values)
+
+
+@pytest.mark.parametrize("integer", [torch.int16, torch.int32, torch.int64])
+def test_whether_integers_are_within(integer: torch.dtype) -> None:
+    t = torch.arange(-5, 95, dtype=integer).view(10, 10)
+    for part in (t, t.T, t[::2], t[:, 3:4], t[:1, :1].expand(3, 4)):
+        low, high = int(part.min()), int(part.max())
+        assert rt.all_within((part, low, high), (t, -5, 94))
+        assert not rt.all_within((part, low + 1, high)) and not rt.all_within((part, low, high - 1))
+    assert not rt.all_within((t[:0], -100, 100))

@@ -21,7 +21,7 @@ import torch
 from tilec.errors import Unsupported
 from tilec.knobs import cache_directory
 
-_FILES = ("calls.cpp", "node.h", "run.h", "aten.h", "selection.h", "parts.h", "rows.h", "scan.h", "wide.h")
+_FILES = ("calls.cpp", "node.h", "run.h", "aten.h", "selection.h", "parts.h", "rows.h", "scan.h", "scatter.h", "wide.h")
 SOURCES = tuple(Path(__file__).parent / name for name in _FILES)
 SHARED_RUNTIME = "-l:libstdc++.so.6"  # torch's own: of two in a process one finds the other's facets
 ABANDONED = 600.0  # seconds after which a build that has not ended is taken for dead

@@ -8,6 +8,7 @@
 #include "node.h"
 #include "parts.h"
 #include "scan.h"
+#include "scatter.h"
 #include "selection.h"
 
 namespace tilec {
@@ -416,6 +417,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("compared", &selection::compared, py::call_guard<py::gil_scoped_release>());
   module.def("inside", &selection::inside, py::call_guard<py::gil_scoped_release>());
   module.def("combined", &parts::combined);
+  module.def("add_rows", &scatter::add_rows, py::call_guard<py::gil_scoped_release>());
+  module.def("within", &scatter::within, py::call_guard<py::gil_scoped_release>());
   module.def("running", &scan::running, py::call_guard<py::gil_scoped_release>());
   module.def("shares", &selection::shares, py::call_guard<py::gil_scoped_release>());
   module.def("chosen", &selection::chosen, py::call_guard<py::gil_scoped_release>());

@@ -32,12 +32,14 @@ struct Known {
 };
 
 inline Loop loop_of(int combination, at::ScalarType out, const std::vector<at::ScalarType>& operands) {
-#define TILEC_KNOWN(T, K)                                                                          \
-  {MAXIMUM, K, {K}, maximum_##T}, {MINIMUM, K, {K}, minimum_##T}, {SUM, K, {K}, sum_##T},           \
-      {TESTS, K, {K, K}, tests_own_##T}, {CHOSEN, K, {K, K, K}, chosen_##T},                        \
-      {TESTS, at::kByte, {K, K}, tests_byte_##T}, {TESTS, at::kShort, {K, K}, tests_short_##T},     \
-      {BITS, K, {at::kByte, K}, bits_byte_##T}, {BITS, K, {at::kShort, K}, bits_short_##T}
-  static const Known table[] = {TILEC_KNOWN(float, at::kFloat), TILEC_KNOWN(double, at::kDouble)};
+#define TILEC_KNOWN(T, K, TOTAL)                                                                  \
+  {MAXIMUM, K, {K}, maximum_##T}, {MINIMUM, K, {K}, minimum_##T}, {SUM, TOTAL, {K}, sum_##T}, \
+      {TESTS, TOTAL, {K, K}, tests_sum_##T}, {CHOSEN, TOTAL, {K, K, K}, chosen_##T},                     \
+      {TESTS, at::kByte, {K, K}, tests_byte_##T}, {TESTS, at::kShort, {K, K}, tests_short_##T},      \
+      {BITS, TOTAL, {at::kByte, K}, bits_byte_##T}, {BITS, TOTAL, {at::kShort, K}, bits_short_##T}
+  static const Known table[] = {
+      TILEC_KNOWN(float, at::kFloat, at::kFloat), TILEC_KNOWN(double, at::kDouble, at::kDouble),
+      TILEC_KNOWN(bfloat16, at::kBFloat16, at::kFloat)};
   for (const Known& row : table)
     if (row.combination == combination && row.out == out && row.operands == operands) return row.loop;
   return nullptr;
@@ -224,7 +226,7 @@ struct Frame {
         char* to = room.copy(active.rows * count * size);
         for (int64_t row = 0; row < active.rows; ++row) {
           const char* from = active.from[k] + row * active.row_steps[k];
-          if (step == 2 * size && size >= 4)
+          if (step == 2 * size && size > 1)
             every_second(to + row * count * size, from, size, count);
           else
             selection::copied(to + row * count * size, size, from, step, size, count);
@@ -278,7 +280,7 @@ struct Unit {
 
   static bool fits(const Frame& a, const Frame& b) {
     const Pass &p = a.passes[0], &q = b.passes[0];
-    bool alike = a.fresh && a.passes.size() == 1 && p.size >= 4 && a.along == b.along && a.across == b.across;
+    bool alike = a.fresh && a.passes.size() == 1 && p.size > 1 && a.along == b.along && a.across == b.across;
     for (size_t d = 0; d < a.sizes.size(); ++d) alike = alike && (d == a.along || a.sizes[d] == b.sizes[d]);
     int64_t more = a.sizes[a.along] - b.sizes[a.along];
     bool between = q.data == p.data + p.size && p.steps[a.along] == 2 * p.size && p.steps == q.steps;

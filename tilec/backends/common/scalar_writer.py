@@ -19,7 +19,8 @@ class ScalarValue:
     """`code`: text of a tensor of dtype `compute_dtype`, or, where that is None, of the number `number`. `depth`:
     operators nested in it. `exact`: a 16-bit value that is held in float32 has been rounded. `call`: a statement that
     writes the value into an existing tensor, `{0}`. `single`: the function and the arguments that give in float32 what
-    this value is when rounded to float32. `own`: a tensor that nothing else has, as large as its variables say."""
+    this value is when rounded to float32. `own`: a tensor that nothing else has, as large as its variables say.
+    `rounded`: text of the same in a 16-bit type, from which it has been converted."""
 
     code: str
     type: ElementType
@@ -31,6 +32,7 @@ class ScalarValue:
     call: str | None = None
     single: tuple[str, tuple[ScalarValue, ...]] | None = None
     own: bool = False
+    rounded: str | None = None
 
 
 def number_value(n: bool | int | float, t: ElementType | None = None) -> ScalarValue:

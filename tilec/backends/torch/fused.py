@@ -15,8 +15,9 @@ from tilec.backends.common.domain import Domain
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.common.tiled_program import COMBINED
 from tilec.backends.torch.expr.access import TensorFrame
+from tilec.backends.torch.expr.choices import identity_text
 from tilec.backends.torch.expr.general import REDUCE, Loops, block_limit, blocks
-from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
+from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import LOGICAL
 from tilec.ir.index import Affine, distinct_variables, replace_indices

@@ -40,6 +40,7 @@ from tilec.backends.torch.library.runtime import log_softmax_gradient as log_sof
 from tilec.backends.torch.library.runtime import softmax_and_statistics as softmax_and_statistics
 from tilec.backends.torch.library.runtime import softmax_gradient as softmax_gradient
 from tilec.backends.torch.library.runtime import squared_distances as squared_distances
+from tilec.backends.torch.selection import add_rows as add_rows
 from tilec.backends.torch.selection import add_where_bits as add_where_bits
 from tilec.backends.torch.selection import add_where_equal as add_where_equal
 from tilec.backends.torch.selection import all_within as all_within

@@ -16,8 +16,9 @@ from tilec.backends.common.domain import Domain, free, row_major
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.assured import assured, either
+from tilec.backends.torch.expr.choices import identity_text
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
-from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
+from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Index, Int, Statement
@@ -213,7 +214,9 @@ class _Pass:
     def lines(self, buffer: str, aggregation: str, seen: str | None, shift: str | None = None) -> list[str]:
         task, domain, order, plain = self.task, self.domain, self.order, self.plain
         s = domain.statement
-        steps = blocks([(v, domain.extent[v]) for v in order], block_limit(task, domain))
+        width = math.prod(domain.extent[v] for v in plain)
+        limit = math.prod(domain.extent.values()) if self._as_stored(width) else block_limit(task, domain)
+        steps = blocks([(v, domain.extent[v]) for v in order], limit)
         loops = Loops(task, domain, order, steps)
         frame = TensorFrame(domain, order, task.types, task.local, task.names, loops.ends)
         evaluator = TorchScalars(frame, *s.roots)
@@ -234,7 +237,9 @@ class _Pass:
         split = len(order) - len(plain)
         flat, tail = sizes[:split], sizes[split:]
         name = task.names.fresh("values")
-        lines.append(f"{name} = ({code}).expand({tuple_text(sizes)}).reshape({tuple_text(['-1', *tail])})")
+        rows = split == 1 and value.number is None and value.variables >= {v for v in order if domain.extent[v] > 1}
+        spread = "" if rows else f".expand({tuple_text(sizes)}).reshape({tuple_text(['-1', *tail])})"
+        lines.append(f"{name} = ({code}){spread}" if spread else f"{name} = {code}")
         at = task.names.fresh("at")
         masked_plain = (
             mask is not None
@@ -246,6 +251,18 @@ class _Pass:
         lines.append(f"{at} = ({position}).expand({tuple_text(whole)}).reshape({tuple_text(['-1', *whole[split:]])})")
         lines += self._combine(buffer, name, at, aggregation, seen, loops, masked_plain, shift)
         return [*frame.prologue, *loops.wrap(lines)]
+
+    def _as_stored(self, width: int) -> bool:
+        """Whether values are elements of a tensor that nothing is computed of, in rows that are much larger than what
+        is computed of their positions."""
+        s = self.domain.statement
+        stored = isinstance(s.body, Access) and self.task.types[s.body.tensor].dtype == self.compute_dtype
+        forms = [linear(e) for e in s.body.index] if stored and isinstance(s.body, Access) else []
+        moving = sorted(v for v, n in self.domain.extent.items() if n > 1)
+        read = [f.terms[0][0].name for f in forms if len(f.terms) == 1 and isinstance(f.terms[0][0], Index)]
+        return (
+            stored and width >= _FEWEST_BESIDE and sorted(v for v in read if self.domain.extent.get(v, 1) > 1) == moving
+        )
 
     def _row(self) -> Affine:
         rest = self.positions.rest
@@ -281,7 +298,7 @@ class _Pass:
         if shift is not None:
             lines.append(f"{values} = torch.exp({values} - torch.gather({shift}{part}, 0, {spread_at}))")
         if aggregation == "sum" and not full:
-            lines.append(f"{target}.index_add_(0, {flat_at}, {values})")
+            lines.append(f"rt.add_rows({target}, {flat_at}, {values})")
         elif aggregation == "sum":
             lines.append(f"{target}.scatter_add_(0, {at}, {values})")
         elif aggregation == "assign":

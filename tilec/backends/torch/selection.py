@@ -66,7 +66,7 @@ def combine_slices(combine: Callable[..., Tensor], fresh: bool, *classes: tuple)
             if fresh:
                 (_, _, (x,)), *block = block
                 y = block[0][2][0] if block and block[0][0] is own else own
-                if y is not own and x.shape == y.shape == own.shape:
+                if y is not own and x.shape == y.shape == own.shape and x.dtype == own.dtype:
                     combine(x, y, out=own)
                     block = block[1:]
                 else:
@@ -315,10 +315,23 @@ def all_within(*tests: tuple[Tensor, int, int]) -> bool:
     for t, first, last in tests:
         if t.device.type != "cpu" or not t.numel():
             return False
+        library = native()
+        inside = library and library.within(t, first, last)
+        if inside is not None:
+            if not inside:
+                return False
+            continue
         least, most = torch.aminmax(t)
         if least.item() < first or most.item() > last:
             return False
     return True
+
+
+def add_rows(total: Tensor, at: Tensor, values: Tensor) -> None:
+    """Add rows of values to those rows of `total` that `at` says, in order."""
+    library = native() if total.device.type == "cpu" else None
+    if library is None or not library.add_rows(total, at, values):
+        total.index_add_(0, at, values)
 
 
 def product_of_others(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

@@ -56,7 +56,7 @@ _FEWEST_SHARED = 2  # functions of what is computed once for several values
 _FEWEST_ELEMENTS = 64  # of the output for one of these values
 _COMBINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 _TOGETHER = ("sum", "max", "min")
-_IN_LIBRARY = ("float32", "float64")
+_IN_LIBRARY = ("float32", "float64", "bfloat16")
 
 
 def tested_one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
@@ -68,10 +68,18 @@ def tested_one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> lis
 def one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
     """Lines that compute the output; `lines_for` carries out a statement of what all values have in common."""
     s = task.flat
-    dtype = accumulation_dtype(s.aggregation, task.type.dtype)
-    known = s.aggregation in (*_COMBINED, "assign") and dtype == task.type.dtype
-    if not known or not task.classes or s.default is not None:
+    if s.aggregation not in (*_COMBINED, "assign") or not task.classes or s.default is not None:
         return None
+    # one value for each element is no sum
+    single = s.guard is None and task.covered and all(d.extent[v] == 1 for d in task.classes for v in d.reductions())
+    exact = single or accumulation_dtype(s.aggregation, task.type.dtype) == task.type.dtype
+    return _values_of_elements(task, lines_for, in_one_call=False) if exact else _rounded(task, lines_for)
+
+
+def _values_of_elements(task: Task, lines_for: Callable[[Task], list[str]], in_one_call: bool) -> list[str] | None:
+    """The same in the output's type. `in_one_call`: or not at all."""
+    s = task.flat
+    assert task.classes is not None
     values = sum(math.prod(d.extent[v] for v in d.reductions()) for d in task.classes)
     most = min(map(_most_values, task.classes)) if any(d.reductions() for d in task.classes) else 0
     if s.aggregation == "assign" and any(math.prod(d.extent[v] for v in d.reductions()) > 1 for d in task.classes):
@@ -85,15 +93,25 @@ def one_by_one(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] 
     made = _computed_once(task) if values > 1 else None
     if made is not None:
         before, rest = made
-        return [*(line for t in before for line in lines_for(t)), *(one_by_one(rest, lines_for) or lines_for(rest))]
+        lines = _values_of_elements(rest, lines_for, in_one_call) or (None if in_one_call else lines_for(rest))
+        return lines and [*(line for t in before for line in lines_for(t)), *lines]
     lines = [f"{task.out} = {task.allocation(filled=not covered)}"]
     found = [(d, [p for p in one if p is not None]) for d, one in zip(task.classes, parts, strict=True)]
     together = _one_call(task, found, covered)
-    if together is not None:
-        return [*lines, *together]
+    if together is not None or in_one_call:
+        return together and [*lines, *together]
     for d, own in found:
         lines += _class_lines(task, d, own, covered)
     return lines
+
+
+def _rounded(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
+    """Sums of 16-bit elements of tensors, in the type that they are accumulated in, and rounded at the end."""
+    dtype = accumulation_dtype(task.flat.aggregation, task.type.dtype)
+    name, t = task.names.fresh(f"{task.out}_sum"), TensorType(task.type.shape, dtype)
+    types, local = {**task.types, task.flat.output: t}, {**task.local, task.flat.output: name}
+    lines = _values_of_elements(replace(task, types=types, local=local, returned=False), lines_for, in_one_call=True)
+    return lines and [*lines, f"{task.out} = {name}.to(torch.{task.type.dtype})", f"del {name}"]
 
 
 def _computed_once(task: Task) -> tuple[list[Task], Task] | None:
@@ -110,10 +128,12 @@ def _computed_once(task: Task) -> tuple[list[Task], Task] | None:
             continue
         own = index_variables(e)
         few = 2 * math.prod(domain.extent[v] for v in own) <= points
-        costly = sum(isinstance(x, Call) for x in walk(e)) >= _FEWEST_SHARED
+        dtype = expression_type(e, task.types).dtype
+        rounded = dtype != task.type.dtype == accumulation_dtype("sum", dtype)  # no statement of this type
+        costly = sum(isinstance(x, Call) for x in walk(e)) + rounded >= _FEWEST_SHARED
         inside = all(isinstance(x, Access | Call | Int | Float | Index) for x in walk(e))
         inside = inside and all(domain.inside(x, task.types) for x in accesses_in(e)) and not draws(e)
-        if few and costly and own and inside and expression_type(e, task.types).dtype in EXACT:
+        if few and costly and own and inside and (dtype in EXACT or rounded):
             found.append(e)
         else:
             stack += children(e)
@@ -126,7 +146,8 @@ def _computed_once(task: Task) -> tuple[list[Task], Task] | None:
         sizes = tuple(domain.extent[v] for v in own)
         name = unlike(task.flat.output + "_shared", types)
         made = Statement(name, tuple(map(Index, own)), tuple(map(Int, sizes)), e, span=s.span)
-        part = task.before(made, TensorType(sizes, expression_type(e, task.types).dtype), "_shared")
+        dtype = accumulation_dtype("sum", expression_type(e, task.types).dtype)
+        part = task.before(made, TensorType(sizes, dtype), "_shared")
         types[name], local[name] = part.types[name], part.local[name]
         tasks.append(part)
         known[e] = Access(name, made.index or ())
@@ -245,6 +266,12 @@ def _dtype(task: Task, e: Expr) -> str | None:
     return task.types[e.tensor].dtype if isinstance(e, Access) else None
 
 
+def _summed_in(task: Task, e: Expr) -> str | None:
+    """The type that sums of an element are accumulated in."""
+    dtype = _dtype(task, e) if task.flat.aggregation == "sum" else None
+    return dtype and accumulation_dtype("sum", dtype)
+
+
 def _combination(task: Task, part: Domain) -> tuple[str, int, list[Expr]] | None:
     """The call that combines a part, the number of the part in it, and the operands, which are elements of tensors."""
     s, bit, own = part.statement, _bit(task, part), task.type.dtype
@@ -260,9 +287,12 @@ def _combination(task: Task, part: Domain) -> tuple[str, int, list[Expr]] | None
             name, number, operands = f"combine_slices(torch.{_COMBINED[s.aggregation]}, ", 0, [body]
         case _:
             return None
-    known = all(isinstance(e, Access) for e in operands) and (
-        name == "count_equal(" or _dtype(task, operands[-1]) == own
-    )
+    match operands[-1]:
+        case Call(cast, (Access() as x,)) if cast == own and _summed_in(task, x) == own:
+            operands[-1] = x  # which is converted as it is added
+    if not all(isinstance(e, Access) for e in operands):
+        return None
+    known = name == "count_equal(" or own in (_dtype(task, operands[-1]), _summed_in(task, operands[-1]))
     return (name, number, operands) if known else None
 
 

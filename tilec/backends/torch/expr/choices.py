@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from tilec.backends.common.code import literal
 from tilec.backends.common.scalar_writer import ScalarValue
+from tilec.backends.common.scalars import identity
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.ir.program import Call
 from tilec.ir.rational import as_int
@@ -42,3 +44,8 @@ def triangle_text(
     offset = as_int(form.constant) * int(sign) + d.low[rows] - d.low[columns]
     starts = [f" {s} {frame.loops[v][0]}" for s, v in zip("+-", (rows, columns), strict=True) if v in frame.loops]
     return f"torch.tri{'l' if sign == 1 else 'u'}({cast(args[1], dtype)}, {offset}{''.join(starts)})"
+
+
+def identity_text(aggregation: str, dtype: str) -> str:
+    """Python text of what an element that no point reaches holds."""
+    return literal(identity(aggregation, dtype))

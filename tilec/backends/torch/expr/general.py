@@ -16,8 +16,8 @@ from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.common.tiled_program import COMBINED
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.assured import assured, either
-from tilec.backends.torch.expr.choices import choice_text
-from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
+from tilec.backends.torch.expr.choices import choice_text, identity_text
+from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.ir.aggregations import AGGREGATIONS, LOGICAL
 from tilec.ir.functions import RANDOM

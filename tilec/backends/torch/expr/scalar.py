@@ -13,7 +13,7 @@ from typing import Any
 
 from tilec.backends.common.code import literal, tuple_text
 from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
-from tilec.backends.common.scalars import INTEGER_BITS, fit, identity
+from tilec.backends.common.scalars import INTEGER_BITS, fit
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.choices import COMPARED, choice_text, triangle_text
 from tilec.backends.torch.expr.pointwise import PointwiseMatch, routine_of, shared_by_bits, tested_bit, tests_by_numbers
@@ -113,6 +113,8 @@ class TorchScalars(ScalarWriter):
             return self._chosen_numbers(v.single[1], dtype)
         if v.compute_dtype == "bool" and dtype != "bool":
             return f"{v.code}.view(torch.int8).to(torch.{dtype})"  # which torch does several at a time
+        if v.rounded is not None and dtype == v.type.dtype:
+            return v.rounded
         return v.code if v.compute_dtype == dtype else f"{v.code}.to(torch.{dtype})"
 
     def operand(self, v: ScalarValue, dtype: str) -> str:
@@ -197,7 +199,9 @@ class TorchScalars(ScalarWriter):
             return ScalarValue(self._laid_out(call, compute_dtype, variables), result, compute_dtype, variables)
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
         single = ("select", tuple(args)) if numbers and code.startswith("rt.cho") else None
-        return ScalarValue(code, result, compute_dtype, variables, None, depth, exact, call, single, own)
+        narrowed = e.function == result.dtype in NARROW and args[0].number is None and not args[0].exact
+        rounded = self.cast(args[0], result.dtype) if narrowed and compute_dtype != result.dtype else None
+        return ScalarValue(code, result, compute_dtype, variables, None, depth, exact, call, single, own, rounded)
 
     def _in_place(self, function: str, args: list[ScalarValue], dtype: str, combined: str | None) -> str | None:
         """The value written over an argument that is as large: fewer temporaries stay in cache."""
@@ -393,8 +397,3 @@ def _tensors_only(function: str) -> bool:
 
 def _all_numbers(args: list[ScalarValue]) -> bool:
     return all(a.number is not None for a in args)
-
-
-def identity_text(aggregation: str, dtype: str) -> str:
-    """Python text of what an element that no point reaches holds."""
-    return literal(identity(aggregation, dtype))

@@ -11,8 +11,8 @@ from functools import cached_property
 from tilec.backends.base import Options
 from tilec.backends.common.code import FreshNames, tuple_text
 from tilec.backends.common.domain import Domain, build_domain
+from tilec.backends.torch.expr.choices import identity_text
 from tilec.backends.torch.expr.pieces import in_pieces
-from tilec.backends.torch.expr.scalar import identity_text
 from tilec.ir.index import Affine, substitute_affine
 from tilec.ir.program import Statement
 from tilec.ir.types import TensorType, Types

@@ -10,8 +10,9 @@ from tilec.backends.common.code import indented, literal, permuted, tuple_text
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.common.skew import level_domain
 from tilec.backends.common.terms import split_factors, split_terms
+from tilec.backends.torch.expr.choices import identity_text
 from tilec.backends.torch.expr.general import REDUCE
-from tilec.backends.torch.expr.scalar import TorchScalars, identity_text
+from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.matmul.exponentials import exponential_form
 from tilec.backends.torch.matmul.factors import LOG, SUM, TorchSemiring
 from tilec.backends.torch.recurrence.steps import Level, reads_own
