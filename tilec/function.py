@@ -135,7 +135,9 @@ class Function(Displayed):
             TileError: Whatever else these shapes show, such as two points that assign one element.
         """
         if is_dynamo_compiling():  # outside of what handles errors, where Dynamo would give up the whole frame
-            return in_graph(self._handle, *(by_name(self.inputs, inputs, named) if named else inputs))
+            if named and set(named) == set(self.inputs[len(inputs) :]):
+                return in_graph(self._handle, *by_name(self.inputs, inputs, named))
+            return in_graph(self._handle, *inputs, **named)  # with names that do not fit, the error is raised there
         try:
             if named:
                 inputs = by_name(self.inputs, inputs, named)

@@ -33,6 +33,10 @@ class CallCache:
         self._casting: dict[Specialiser, CallCache] = {}  # of what autocast makes of the function
         self._waiting = False  # do runs serve only until the library is built?
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self._function.inputs
+
     def __call__(self, inputs: Sequence[object]):
         """One output as it is, several as a tuple."""
         if (calls := self.native) is not None:
