@@ -16,6 +16,12 @@ A, B = torch.ones(2, 3), torch.ones(3, 4)
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "too few": (lambda: F(A), "nothing is given for B; inputs may be given by name, B=..."),
     "too many": (lambda: F(A, B, 3), "outputs and sizes are not arguments"),
+    "too few, a size among them": (
+        lambda: tilec.compile("Y[i : N] = X[i]")(A[0]),
+        "N is an input, since no other one's shape declares it as in function (X[N])",
+    ),
+    "an output to write to": (lambda: F(A, B, out=A), "write out.copy_(f(...)); inputs: A, B"),
+    "an entry of what has no name": (lambda: tilec.compile("Y = X", entry="f"), "leave `entry` out"),
     "by another case": (lambda: F.grad("a"), "did you mean `A`? inputs: A, B"),
     "a tangent by another name": (lambda: F.jvp("Q"), "inputs: A, B"),
     "a gradient of another shape": (lambda: F.grad()(A, B, torch.ones(4, 2)), "torch.ones_like"),

@@ -380,6 +380,6 @@ class Function(Displayed):
 
     def types_of(self, args: Sequence[object]) -> tuple[dict[str, TensorType], dict[str, int]]:
         """Types of arguments that may be specs, and the values of those that are sizes."""
-        types = types_of(self.inputs, args, self._specialiser.seeds)
+        types = types_of(self.inputs, args, self._specialiser.seeds, self._specialiser.sizes)
         positions = zip(self._specialiser.sizes, self._specialiser.size_positions, strict=True)
         return types, {name: size_value(name, args[p]) for name, p in positions}

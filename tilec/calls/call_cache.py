@@ -73,7 +73,7 @@ class CallCache:
     def _first(self, signature: tuple | None, inputs: Sequence[object]):
         """A call whose arguments are to be looked at, or to be compiled for."""
         function = self._function
-        arguments = to_tensors(function.inputs, inputs, function.seeds)
+        arguments = to_tensors(function.inputs, inputs, function.seeds, function.sizes)
         tensors, weak = arguments.tensors, arguments.weak
         if autocasting():
             function, given = autocast_call(function, tensors, weak)
