@@ -32,6 +32,10 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "a batch of another name": (lambda: F.vmap(in_dims={"b": 0}), "did you mean `B`?"),
     "a batch that is not there": (lambda: F.vmap(in_dims=5), "in_dims counts them from 0 to 2"),
     "a batch that is not there, out": (lambda: F.vmap(out_dims=5), "out_dims counts them from 0 to 2"),
+    "elements of a batch of another rank": (
+        lambda: torch.vmap(F)(torch.ones(5, 2, 3, 4), torch.ones(5, 3, 4)),
+        "pass a tensor of rank 2 and the batch's dimension",
+    ),
     "a path": (lambda: tilec.compile(Path("a.tile")), "write tilec.load(path)"),  # type: ignore[arg-type]
     "a function": (lambda: tilec.compile(torch.exp), "tilec.from_torch"),  # type: ignore[arg-type]
     "no examples": (lambda: tilec.from_torch(torch.softmax), "give an example of each argument"),
