@@ -81,19 +81,23 @@ def _owners(f: KernelFunction, stored: Mapping[str, str], order: Sequence[str]) 
 def _stores(f: KernelFunction, stored: Mapping[str, str]) -> list[tuple[str, _Step]]:
     """What stores to an output: a store, or a call that is given its address or map."""
     defined = _defined(f)
-    found = []
-    for line, reads in _steps(f.body, frozenset()):
-        if isinstance(line, StoreLine | Effect):
-            to = names_read(line.address) if isinstance(line, StoreLine) else names_read(line.text)
-            seen: set[str] = set()
-            while to and not (owners := [stored[name] for name in sorted(to) if name in stored]):
-                seen |= to  # an address that lines above make
-                to = frozenset(n for name in to for _, read in defined.get(name, ()) for n in read) - seen
-                if isinstance(line, Effect):
-                    break
-            if to and owners:
-                found.append((owners[0], (line, reads)))
-    return found
+    steps = ((_stored_by(line, stored, defined), (line, reads)) for line, reads in _steps(f.body, frozenset()))
+    return [(output, step) for output, step in steps if output]
+
+
+def _stored_by(line: CodeLine, stored: Mapping[str, str], defined: Mapping[str, list[_Step]]) -> str:
+    """The output that a line itself stores to, or "". Lines above may make the address."""
+    if isinstance(line, Effect):
+        return next((stored[name] for name in sorted(names_read(line.text) & stored.keys())), "")
+    if not isinstance(line, StoreLine):
+        return ""
+    to, seen = names_read(line.address), frozenset[str]()
+    while to:
+        if found := sorted(to & stored.keys()):
+            return stored[found[0]]
+        seen |= to
+        to = frozenset(n for name in to for _, read in defined.get(name, ()) for n in read) - seen
+    return ""
 
 
 def _defined(f: KernelFunction) -> Mapping[str, list[_Step]]:
