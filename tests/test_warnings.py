@@ -156,6 +156,7 @@ def test_a_statement_without_a_point(text, monkeypatch):
         ("Y[i : 4] = +(X[j + k] * X[j]), j - 9 < 3", "a constraint that never holds"),
         ("Y[i : 4] = X[i - 3/2]", "an index of `X[i - 3/2]` is never an integer"),
         ("Y[i : 4] = +(X[i/2 + j + 1/4]), j < 2", "never an integer, since division in an index is exact"),
+        ("Y[i : 4] = X[i % 0]", "1/2 stands for `e % 0` too, which has no value"),
         ("Y[i : 4] = X[i/2 + 7/2]", "`X[1/2*i + 7/2]` is outside"),
     ],
 )

@@ -16,6 +16,12 @@ A, B = torch.ones(2, 3), torch.ones(3, 4)
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "too few": (lambda: F(A), "nothing is given for B; inputs may be given by name, B=..."),
     "too many": (lambda: F(A, B, 3), "outputs and sizes are not arguments"),
+    "too few, a size among them": (
+        lambda: tilec.compile("Y[i : N] = X[i]")(A[0]),
+        "N is an input, since no other one's shape declares it as in function (X[N])",
+    ),
+    "an output to write to": (lambda: F(A, B, out=A), "write out.copy_(f(...)); inputs: A, B"),
+    "an entry of what has no name": (lambda: tilec.compile("Y = X", entry="f"), "leave `entry` out"),
     "by another case": (lambda: F.grad("a"), "did you mean `A`? inputs: A, B"),
     "a tangent by another name": (lambda: F.jvp("Q"), "inputs: A, B"),
     "a gradient of another shape": (lambda: F.grad()(A, B, torch.ones(4, 2)), "torch.ones_like"),
@@ -26,6 +32,10 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "a batch of another name": (lambda: F.vmap(in_dims={"b": 0}), "did you mean `B`?"),
     "a batch that is not there": (lambda: F.vmap(in_dims=5), "in_dims counts them from 0 to 2"),
     "a batch that is not there, out": (lambda: F.vmap(out_dims=5), "out_dims counts them from 0 to 2"),
+    "elements of a batch of another rank": (
+        lambda: torch.vmap(F)(torch.ones(5, 2, 3, 4), torch.ones(5, 3, 4)),
+        "pass a tensor of rank 2 and the batch's dimension",
+    ),
     "a path": (lambda: tilec.compile(Path("a.tile")), "write tilec.load(path)"),  # type: ignore[arg-type]
     "a function": (lambda: tilec.compile(torch.exp), "tilec.from_torch"),  # type: ignore[arg-type]
     "no examples": (lambda: tilec.from_torch(torch.softmax), "give an example of each argument"),

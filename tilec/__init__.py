@@ -5,11 +5,16 @@
     da, db = f.grad()(a, b, dc) # the gradient, a Function like any other
     print(f.grad())             # ... which is a Tile program
 
-`load` compiles a file, `interpret` is the slow exact meaning (the oracle), `tune` measures kernels for given shapes,
-`spec` stands for an argument in `Function.lower` and `tune`; `build` writes a package of kernels ahead of time, which
-`package.load` opens; `nn.Tile` is a module of torch, `from_torch` translates torch code to Tile, `tilec.gallery` holds
-operations to start from. Everything that can be wrong is a subclass of `TileError` and points at its place in the
-source.
+    compile, load   Tile text, or a file of it -> a Function: call it, differentiate it, look inside
+    from_torch      a function or module of torch -> the same in Tile
+    gallery         some 100 operations to start from
+    nn.Tile         a torch.nn.Module some of whose inputs are parameters
+    spec            shape and element type in the place of a tensor, for `Function.lower`, `tune` and `build`
+    tune            measure kernels for given shapes, and keep the fastest
+    build           compile kernels ahead of time into a package, which `package.load` opens
+    interpret       the slow exact meaning, which everything else is tested against
+
+Every mistake raises a subclass of `TileError`, which says what is wrong, where in the text, and what to do.
 """
 
 from __future__ import annotations

@@ -110,9 +110,10 @@ def by_name(names: Sequence[str], values: Sequence[object], named: Mapping[str, 
     """
     unknown = [name for name in named if name not in names]
     if unknown:
-        raise InputMistake(f"no input is called {unknown[0]}", hint=listed(unknown[0], names))
+        own = "a call makes its outputs: write out.copy_(f(...)); " if unknown[0] == "out" else ""
+        raise InputMistake(f"no input is called {unknown[0]}", hint=own + listed(unknown[0], names))
     if len(values) > len(names):
-        _check_count(names, values, len(named))
+        _check_count(names, values, more=len(named))
     twice = [name for name in names[: len(values)] if name in named]
     if twice:
         place = names.index(twice[0]) + 1
@@ -125,13 +126,16 @@ def by_name(names: Sequence[str], values: Sequence[object], named: Mapping[str, 
     return (*values, *(named[name] for name in names[len(values) :]))
 
 
-def to_tensors(names: Sequence[str], values: Sequence[object], seeds: Collection[str] = ()) -> Arguments:
+def to_tensors(
+    names: Sequence[str], values: Sequence[object], seeds: Collection[str] = (), sizes: Sequence[str] = ()
+) -> Arguments:
     """Tensors as they are, arrays shared where torch can, numbers as rank-0 tensors, all on the device of the largest.
     In the place of one of `seeds` a torch.Generator gives its next 64 bits, and a number may have 64 without a sign.
+    `sizes` are the inputs that stand in sizes.
 
     Raises InputMistake for a wrong count, kind or device, TypeMistake for an element type that Tile does not have.
     """
-    _check_count(names, values)
+    _check_count(names, values, sizes)
     if all(type(v) is torch.Tensor for v in values):
         tensors, weak, numpy = [v for v in values if isinstance(v, torch.Tensor)], (False,) * len(values), False
     else:
@@ -155,9 +159,11 @@ def to_array(name: str, t: torch.Tensor) -> np.ndarray:
         raise InputMistake(f"{name}: the elements of a {type(t).__name__} on {t.device} cannot be read") from None
 
 
-def types_of(names: Sequence[str], values: Sequence[object], seeds: Collection[str] = ()) -> dict[str, TensorType]:
+def types_of(
+    names: Sequence[str], values: Sequence[object], seeds: Collection[str] = (), sizes: Sequence[str] = ()
+) -> dict[str, TensorType]:
     """Type of each argument; specs stand for themselves. Raises as `to_tensors` does."""
-    _check_count(names, values)
+    _check_count(names, values, sizes)
     types = {}
     for name, value in zip(names, values, strict=True):
         if isinstance(value, Spec):
@@ -194,13 +200,18 @@ def size_value(name: str, value: object) -> int:
         raise InputMistake(what, hint=f"pass an int for {name}; a tensor's value cannot be asked for here") from None
 
 
-def _check_count(names: Sequence[str], values: Sequence[object], more: int = 0) -> None:
-    """`more` arguments have been given by name."""
+def _check_count(names: Sequence[str], values: Sequence[object], sizes: Sequence[str] = (), more: int = 0) -> None:
+    """`more` arguments have been given by name. Most inputs that stand in sizes were meant as the size of another."""
     if (count := len(values) + more) != len(names):
         takes = f"{len(names)} input{'s' * (len(names) != 1)}" + (f" ({', '.join(names)})" if names else "")
         hint = None
         if count < len(names) and not more:
-            hint = f"nothing is given for {', '.join(names[count:])}; inputs may be given by name, {names[count]}=..."
+            hint = f"nothing is given for {', '.join(names[count:])}; "
+            if len(names) - count <= len(sizes) and (other := next((n for n in names if n not in sizes), None)):
+                size = sizes[0]
+                hint += f"{size} is an input, since no other one's shape declares it as in function ({other}[{size}])"
+            else:
+                hint += f"inputs may be given by name, {names[count]}=..."
         elif count > len(names):
             hint = "outputs and sizes are not arguments; a size that no input has is declared as one, such as M[]"
         raise InputMistake(f"the function takes {takes}; got {count}", hint=hint)

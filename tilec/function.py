@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that torch's autograd keeps from a call for its backward pass; `name` is that in the text."""
+    """A tensor that torch's autograd keeps from a call for its backward pass: its name in the text, shape and element
+    type; `bytes` is what its elements take in memory."""
 
     name: str
     shape: tuple[int, ...]
@@ -131,11 +132,13 @@ class Function(Displayed):
             RankMistake: An input has another number of dimensions than declared.
             SizeMistake: Sizes that must agree do not.
             TypeMistake: An element type that Tile does not have.
-            InputMistake: Too few or too many inputs, or one that is none of these things.
+            InputMistake: Too few or too many inputs, one that is none of these things, or inputs on several devices.
             TileError: Whatever else these shapes show, such as two points that assign one element.
         """
         if is_dynamo_compiling():  # outside of what handles errors, where Dynamo would give up the whole frame
-            return in_graph(self._handle, *(by_name(self.inputs, inputs, named) if named else inputs))
+            if named and set(named) == set(self.inputs[len(inputs) :]):
+                return in_graph(self._handle, *by_name(self.inputs, inputs, named))
+            return in_graph(self._handle, *inputs, **named)  # with names that do not fit, the error is raised there
         try:
             if named:
                 inputs = by_name(self.inputs, inputs, named)
@@ -198,7 +201,7 @@ class Function(Displayed):
 
         Raises:
             NameMistake: There is no input of that name.
-            InputMistake: What is no name, or names of none.
+            InputMistake: `wrt` is neither a name nor names, or is empty.
         """
         names = chosen_inputs(wrt, self.inputs)
         if ("grad", names) not in self._derived:
@@ -228,7 +231,7 @@ class Function(Displayed):
 
         Raises:
             NameMistake: There is no input of that name.
-            InputMistake: What is no name, or names of none.
+            InputMistake: `wrt` is neither a name nor names, or is empty.
         """
         names = chosen_inputs(wrt, self.inputs)
         return self._derive(("jvp", names), lambda: Tangents(self._specialiser, names))
@@ -363,8 +366,8 @@ class Function(Displayed):
 
         Raises:
             NameMistake: There is no input of that name.
-            InputMistake: What is no name, or names of none.
-            InputMistake: A dimension that the input does not have, or nothing says how many ranks there are.
+            InputMistake: A key of `placements` that is no name, a dimension that the input does not have, or nothing
+                says how many ranks there are.
             TileError: What a call with these arguments raises.
         """
         args = by_name(self.inputs, args, named) if named else args
@@ -378,6 +381,6 @@ class Function(Displayed):
 
     def types_of(self, args: Sequence[object]) -> tuple[dict[str, TensorType], dict[str, int]]:
         """Types of arguments that may be specs, and the values of those that are sizes."""
-        types = types_of(self.inputs, args, self._specialiser.seeds)
+        types = types_of(self.inputs, args, self._specialiser.seeds, self._specialiser.sizes)
         positions = zip(self._specialiser.sizes, self._specialiser.size_positions, strict=True)
         return types, {name: size_value(name, args[p]) for name, p in positions}

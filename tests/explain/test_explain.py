@@ -14,7 +14,6 @@ import pytest
 import tilec
 from tilec import gallery
 from tilec.cli import main
-from tilec.explain.linking import kernel_lines, stored_outputs
 from tilec.explain.links import Links
 from tilec.explain.reach import reached_points
 from tilec.explain.residues import ResidueClass, residues_of
@@ -152,36 +151,6 @@ def test_a_statement_inside_of_others_is_linked_to_their_lines() -> None:
     links = attention_links()
     assert links.keys(["L"]).split() == [links.key("L"), links.key("S")]
     assert links.keys(["O"]).split() == [links.key("O"), links.key("S")]
-
-
-def test_lines_of_fused_kernels() -> None:
-    """Two outputs of one kernel: what only the second needs is the second's."""
-    source = """import triton
-
-@triton.jit
-def k(A, B, X):
-    # A[i] = X[i];
-    # B[i] = A[i] * 2;
-    i = tl.program_id(0)
-    for step in range(3):
-        x = tl.load(X + i + step)
-        tl.store(A + i, x)
-    y = (
-        x * 2
-    )
-    tl.store(B + i, y)
-"""
-    served = [(text.strip(), owners) for text, owners in kernel_lines(source, ("A", "B"))]
-    assert served[2:4] == [("# A[i] = X[i];", ("A",)), ("# B[i] = A[i] * 2;", ("B",))]
-    assert [o for _, o in served[4:8]] == [("A",)] * 4 and [o for _, o in served[8:]] == [("B",)] * 4
-    assert stored_outputs(source, ("A", "B", "C")) == {"A", "B"}
-
-
-def test_functions_of_a_kernel_serve_its_statement() -> None:
-    source = "@triton.jit\ndef divide_(a, b):\n    return a / b\n\n\n@gluon.jit\ndef copy(O):\n    x = 1\n\n\n"
-    source += "@gluon.jit\ndef product(O):\n    copy(O)\n"
-    served = {text.strip(): owners for text, owners in kernel_lines(source, ("O",))}
-    assert served["x = 1"] == served["copy(O)"] == ("O",) and served["return a / b"] == ()
 
 
 def test_costs_count_what_kernels_compute_inside() -> None:

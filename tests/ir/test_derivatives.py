@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 import sympy
 from sympy import Rational
 
-from tilec.ir.functions import COSTLY_FUNCTIONS, FUNCTIONS, LIBRARY_FUNCTIONS
+from tilec.ir.functions import COSTLY_FUNCTIONS, FUNCTIONS, LIBRARY_FUNCTIONS, is_infinite
 from tilec.ir.program import Call, Expr, Float, Int, Name
 from tilec.ir.types import CASTS, FLOATS
 
@@ -148,3 +150,9 @@ def test_what_is_costly_is_what_calls_the_library_or_our_functions():
     assert set(library.split()) <= LIBRARY_FUNCTIONS <= COSTLY_FUNCTIONS
     assert set(ours.split()) <= COSTLY_FUNCTIONS - LIBRARY_FUNCTIONS
     assert COSTLY_FUNCTIONS.isdisjoint(cheap.split())
+
+
+def test_literal_infinities() -> None:
+    """Of either sign, negated or not; what is zero is none."""
+    literals = (Float(inf), Float(-inf), Call("neg", (Float(inf),)), Float(2.0), Int(0))
+    assert [is_infinite(e) for e in literals] == [True, True, True, False, False]

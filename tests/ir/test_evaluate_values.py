@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import tilec
 from tilec.errors import RankMistake, SizeMistake, TypeMistake, WriteConflict
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse
@@ -395,3 +396,19 @@ def test_rank_zero():
     np.testing.assert_array_equal(run(function("A[], B[N]", "O[i : N] = A[] * B[i];"), a, A4), 3 * A4)
     assert run(function("A[]", "O = A + 1;"), a) == 4
     assert math.isclose(run(function("A[]", "O[] = +(A[]);"), a), 3)
+
+
+@pytest.mark.parametrize("modulus", ["-3", "S", "N - 6", "3/2"])
+def test_a_modulus_of_an_index_is_a_positive_integer(modulus):
+    """As it is where a program is compiled."""
+    text = f"function (X[N], S[]) -> (Y) {{ Y[i : N] = X[i % ({modulus})]; }}"
+    for run_it in (tilec.interpret, lambda text, *inputs: tilec.compile(text)(*inputs)):
+        with pytest.raises(tilec.SizeMistake, match="positive integer"):
+            run_it(text, np.ones(3), -3)
+
+
+def test_a_modulus_of_zero_leaves_no_point():
+    for place in ("i % S", "3 % S", "(i + 1) % (S - S)"):
+        text = f"function (X[N], S[]) -> (Y) {{ Y[i : N] = pad(X[{place}], 7); }}"
+        assert (tilec.interpret(text, np.ones(3), 0) == 7).all()
+        assert (tilec.compile(text, warnings="default")(np.ones(3), 0) == 7).all()

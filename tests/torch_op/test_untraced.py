@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch._dynamo import compiled_autograd
@@ -62,6 +64,27 @@ def test_arguments_that_no_graph_takes() -> None:
     ours, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
     for _ in range(3):
         torch.testing.assert_close(whole(x, ours), f(x, theirs) + 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda f, a: f(A=a, BB=a), "no input is called BB; hint: did you mean `B`"),
+        (lambda f, a: f(a, A=a), "A is given twice"),
+        (lambda f, a: f(B=a), "nothing is given for A"),
+    ],
+)
+def test_names_that_do_not_fit_say_so_in_a_graph(call, told: str) -> None:
+    """What writes the hint is no code that Dynamo takes down."""
+    f, a = tilec.compile("C[i, j] = sum(A[i, k] * B[k, j])"), torch.ones(2, 2)
+    with pytest.raises(Exception, match=re.escape(told)):
+        torch.compile(lambda a: call(f, a), fullgraph=True, backend="eager")(a)
+
+
+def test_names_that_fit_in_a_graph() -> None:
+    f, a, b = tilec.compile("C[i, j] = sum(A[i, k] * B[k, j])"), torch.rand(2, 3), torch.rand(3, 4)
+    for call in (lambda a, b: f(B=b, A=a), lambda a, b: f(a, B=b)):
+        torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(a, b), a @ b)
 
 
 def test_code_that_is_gone_is_not_remembered(monkeypatch):

@@ -36,12 +36,15 @@ class Lowering:
 @dataclass(frozen=True)
 class KernelSource:
     """One launch: its name, its source text, the outputs of the statements that it carries out. `block`: where the
-    text is written from a block program, the lines of that, each with the output that it serves or ""."""
+    text is written from a block program, the lines of that, each with the output that it serves or "". `lines`: those
+    of the text's functions likewise, where it is a kernel's own; `stored`: the outputs that it stores."""
 
     name: str
     source: str
     statements: tuple[str, ...]
     block: tuple[tuple[str, str], ...] = ()
+    lines: tuple[tuple[str, str], ...] = ()
+    stored: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ class CallCache:
         self._casting: dict[Specialiser, CallCache] = {}  # of what autocast makes of the function
         self._waiting = False  # do runs serve only until the library is built?
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self._function.inputs
+
     def __call__(self, inputs: Sequence[object]):
         """One output as it is, several as a tuple."""
         if (calls := self.native) is not None:
@@ -69,7 +73,7 @@ class CallCache:
     def _first(self, signature: tuple | None, inputs: Sequence[object]):
         """A call whose arguments are to be looked at, or to be compiled for."""
         function = self._function
-        arguments = to_tensors(function.inputs, inputs, function.seeds)
+        arguments = to_tensors(function.inputs, inputs, function.seeds, function.sizes)
         tensors, weak = arguments.tensors, arguments.weak
         if autocasting():
             function, given = autocast_call(function, tensors, weak)

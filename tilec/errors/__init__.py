@@ -52,6 +52,7 @@ def listed(name: object, known: Iterable[str], what: str = "inputs") -> str:
 
 
 def edited(source: str, edits: Sequence[Edit]) -> str:
+    """The source with the changes made that an error's `edits` hold."""
     for e in reversed(edits):
         source = source[: e.span.start] + e.text + source[e.span.stop :]
     return source

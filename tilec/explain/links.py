@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.explain.linking import Line, host_lines, kernel_lines, stored_outputs
+from tilec.explain.linking import Line, host_lines
 from tilec.ir.program import Statement, reads
 from tilec.language import show_statement
 from tilec.lowered import Lowered
@@ -35,14 +35,11 @@ class Links:
         self._keys = {name: f"{anchor}-s{n}" for n, name in enumerate(order)}
         source = lowered.source()
         made = [k for k in lowered.kernels if k.source not in ("", source)]
-        texts = [kernel_lines(k.source, k.statements) for k in made]
-        blocks = [[(text, (own,) if own else ()) for text, own in k.block] for k in made]
-        stored = {o for k in made for o in stored_outputs(k.source, k.statements)}
+        stored = {o for k in made for o in k.stored}
         self._inside = {name: tuple(self._absorbed(name, stored)) for name in stored}
         self.names = tuple(flat)
         self.kernels = tuple(
-            LinkedKernel(k.name, self._carried(k.statements), tuple(text), tuple(block))
-            for k, text, block in zip(made, texts, blocks, strict=True)
+            LinkedKernel(k.name, self._carried(k.statements), _served(k.lines), _served(k.block)) for k in made
         )
         self.host = host_lines(source, order, whole=not made)
 
@@ -75,3 +72,7 @@ class Links:
     def text(self, name: str) -> str:
         """A statement as Tile; "" for what is none, as a workspace."""
         return show_statement(self._statements[name]) if name in self._statements else ""
+
+
+def _served(lines: Sequence[tuple[str, str]]) -> tuple[Line, ...]:
+    return tuple((text, (own,) if own else ()) for text, own in lines)

@@ -49,6 +49,13 @@ def is_zero(e: Expr) -> bool:
     return isinstance(e, (Int, Float)) and e.value == 0
 
 
+def is_infinite(e: Expr) -> bool:
+    """Whether this is a literal infinity of either sign."""
+    if isinstance(e, Call) and e.function == "neg":
+        return is_infinite(e.args[0])
+    return isinstance(e, Float) and math.isinf(e.value)
+
+
 def without_casts(e: Expr) -> Expr:
     """What casts to floating types are taken of."""
     while isinstance(e, Call) and e.function in FLOATS:

@@ -152,7 +152,7 @@ def choose_entry(functions: list[FunctionSyntax], entry: str | None) -> int:
         if f.name == entry:
             return position
     names = [f.name for f in functions if f.name]
-    known = "it has " + ", ".join(f"`{n}`" for n in names) if names else "its function has no name"
+    known = "it has " + ", ".join(f"`{n}`" for n in names) if names else "its function has no name: leave `entry` out"
     raise NameMistake(f"the source has no function `{entry}`", None, hint=known)
 
 

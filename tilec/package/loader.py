@@ -94,7 +94,19 @@ class Package:
             return self._kernels[index]
 
     def __call__(self, *inputs: object, **named: object) -> Any:
-        """Outputs for these inputs."""
+        """The outputs for these inputs; autograd works through it where the package holds a gradient.
+
+        Args:
+            inputs: Contiguous CUDA tensors, in order, of shapes and types that the package was built for, at addresses
+                that 16 divides; a number may stand for an input of rank 0.
+            named: Inputs by name.
+
+        Returns:
+            One output bare, several as a tuple.
+
+        Raises:
+            PackageError: An input that does not fit; it says what was expected.
+        """
         forward = self._fitting(self._forwards, inputs, named)
         tensors = forward.tensors(inputs, named)
         recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -105,7 +117,18 @@ class Package:
         return results[0] if len(results) == 1 else results
 
     def grad(self, *inputs: object, **named: object) -> Any:
-        """The gradient: (inputs..., d_outputs...) -> (d_inputs...); None for an input that has none."""
+        """The gradient: (inputs..., d_outputs...) -> (d_inputs...).
+
+        Args:
+            inputs: The inputs and then a gradient for each output, as for a call.
+            named: These by name.
+
+        Returns:
+            A gradient for each input, of its shape and type; None for one that is not floating.
+
+        Raises:
+            PackageError: The package was built without its gradient, or an argument does not fit.
+        """
         if not self._gradients:
             raise PackageError(f"{self.name} was built without its gradient; build it with --grad")
         gradient = self._fitting(self._gradients, inputs, named)

@@ -12,10 +12,10 @@ from tilec.bench.suite.measure import OUR_COLUMN, OURS_ALONE, ratio, split, task
 WORST = 10
 _TOP = """# Workloads
 
-Operations of everyday models, each against the best of eager torch, torch.compile and the libraries
-named: the time of the best peer divided by ours, so that above 1 tilec is faster. Both sides are
-measured in one run, in turn, without tuning, and compared with results in a wider type first.
-Misses stay in the table. `python -m tilec.bench suite` writes this page.
+How fast operations of everyday models are, beside the best of eager torch, torch.compile and the
+libraries named. **Ratio** is the time of the best peer divided by ours: above 1, tilec is faster.
+Both sides are measured in one run, in turn, without tuning, and compared with results in a wider
+type first. Misses stay in the table. `python -m tilec.bench suite` writes this page.
 """
 _TERMS = """## What the columns mean
 
@@ -24,16 +24,14 @@ _TERMS = """## What the columns mean
 - **step**: a forward pass that records and its backward pass, together: what one of them does for
   the other counts.
 - **of floor**: the least time divided by ours. The least time is the larger of moving the least
-  bytes at the rate of a copy and of doing the operations that the outputs need at the peak rate of
-  matrix products. Above 1 are inputs that stay in the cache, gathers that do not read all of their
-  table, and backward passes that use what the forward pass kept, since the least time is that of
-  the gradient alone.
+  bytes at the rate of a copy and of doing the operations at the peak rate of matrix products. Above
+  1 are inputs that stay in the cache, gathers that do not read all of their table, and backward
+  passes that use what the forward pass kept.
 - **errors**: the greatest difference from the result in a wider type, over that result's greatest
-  value. No figure is shown of a result whose error is beyond both twice that of eager torch and the
-  workload's tolerance: 1e-4 of float32 unless it has its own, 0.02 of 16 bits. Inputs and
-  cotangents come from a seed. In the hidden Markov model's backward pass they are 1e-4 to 3e-4 by
-  the seed, of eager torch as of ours: its logarithms go into the thousands, where float32 rounds
-  them by 1e-4.
+  value. A result whose error is beyond both twice that of eager torch and the workload's tolerance
+  (1e-4 of float32 unless it has its own, 0.02 of 16 bits) has no figure. Inputs and cotangents come
+  from a seed. In the hidden Markov model's backward pass they are 1e-4 to 3e-4, of eager torch too:
+  its logarithms go into the thousands.
 """
 _DIRECTIONS = ("forward", "backward", "step")
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tilec.errors import AffineMistake, UnboundIndex, Unsupported
+from tilec.errors import AffineMistake, SizeMistake, UnboundIndex, Unsupported
 from tilec.ir.program import Access, Call, Expr, Index, Int, Name, Pad, index_variables, walk
 
 Columns = dict[str, np.ndarray]  # values of index variables, one row a point; "" holds the number of the starting row
@@ -113,6 +113,8 @@ def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]
                 return _scaled(_linear(a, size), Fraction(1) / divisor)
         case Call("mod" | "clamp" | "max" | "min" | "abs", args):
             parts = [_linear(a, size) for a in args]
+            if e.function == "mod" and not any(parts[1][0].values()):
+                _check_modulus(parts[1][1], e)
             if any(any(terms.values()) for terms, _ in parts):
                 by_one = e.function == "mod" and not parts[1][0] and parts[1][1] == 1
                 whole = all(isinstance(key, str) and c == int(c) for key, c in parts[0][0].items())
@@ -126,10 +128,16 @@ def _linear(e: Expr, size: Callable[[Expr], int]) -> tuple[dict, Fraction | int]
                 return {}, extreme if _truths(*parts) else extreme + 0
             if rest[0]:
                 return {}, first - rest[0] * math.floor(Fraction(first) / rest[0])
-            raise AffineMistake("modulo zero in an index", e.span)
+            return {}, Fraction(1, 2)  # which is no integer: the point does not count
         case Call():
             return {}, size(e)
     raise AffineMistake("an index must be affine in the index variables", e.span)
+
+
+def _check_modulus(n: Fraction | int, e: Expr) -> None:
+    """Zero is legal: it leaves no valid point."""
+    if n < 0 or n != int(n):
+        raise SizeMistake(f"a modulus of {n}; it must be a positive integer", e.span)
 
 
 def _scaled(part: tuple[dict, Fraction | int], factor: Fraction | int) -> tuple[dict, Fraction | int]:

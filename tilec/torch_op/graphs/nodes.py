@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
+from tilec.arguments import by_name
 from tilec.late import tell_of_untraced, untraced, when_imported
 from tilec.torch_op.state import included
 
@@ -26,8 +27,10 @@ def handle_of(called: Any) -> str:
 
 
 @untraced
-def _called_by_handle(handle: str, *inputs: Any) -> Any:
-    return _called[handle](inputs)
+def _called_by_handle(handle: str, *inputs: Any, **named: Any) -> Any:
+    """`named` where the names do not fit: Dynamo would end in what writes the error's hint."""
+    called = _called[handle]
+    return called(by_name(called.inputs, inputs, named) if named else inputs)
 
 
 @untraced

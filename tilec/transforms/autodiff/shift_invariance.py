@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.constraining import always, conditional, demands
-from tilec.ir.functions import COMPARISONS, RANDOM, STRUCTURAL, is_zero
+from tilec.ir.functions import COMPARISONS, RANDOM, STRUCTURAL, is_infinite, is_zero
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -219,16 +219,10 @@ def _combined(a: Shift, b: Shift, sign: int, factor: bool) -> Shift:
 def _same(e: Call, a: Shift, b: Shift) -> Shift:
     """Equal ones; a zero goes with every factor, an infinity with every sum."""
     for x, y, literal in ((a, b, e.args[-1]), (b, a, e.args[-2])):
-        anything = is_zero(literal) if x.factor else _is_infinite(literal)
+        anything = is_zero(literal) if x.factor else is_infinite(literal)
         if x == y or y == STAYS and x.count and anything:
             return x
     raise _Unknown
-
-
-def _is_infinite(e: Expr) -> bool:
-    if isinstance(e, Call) and e.function == "neg":
-        return _is_infinite(e.args[0])
-    return isinstance(e, Float) and e.value == float("inf")
 
 
 def _sum(sign: int) -> Callable[..., Shift]:

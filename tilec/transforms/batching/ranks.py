@@ -16,7 +16,16 @@ class UnknownRank(RankMistake):
 
 
 def with_ranks(program: Program, ranks: Mapping[str, int]) -> Program:
-    """The program with dimensions, of names of their own, for inputs that are declared without any."""
+    """The program with dimensions, of names of their own, for inputs that are declared without any. Raises RankMistake
+    for one that is declared with another number of dimensions than an element of the batch has."""
+    for i in program.inputs:
+        if i.dims is not None and ranks.get(i.name, len(i.dims)) != len(i.dims):
+            raise RankMistake(
+                f"{i.name} has rank {ranks[i.name]} in each element of the batch, but is declared "
+                f"{i.name}[{', '.join(map(str, i.dims))}]",
+                i.span,
+                hint=f"pass a tensor of rank {len(i.dims)} and the batch's dimension, or say by in_dims which that is",
+            )
     names = Names.of(program)
     inputs = tuple(
         replace(i, dims=tuple(names.fresh(f"{i.name}{d}") for d in range(ranks[i.name])))

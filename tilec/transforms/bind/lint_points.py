@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from tilec.errors import SizeMistake, TileError
 from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import always, constraining, demands
 from tilec.ir.index import Affine, linear
-from tilec.ir.program import Int, Program, Statement, index_variables, reads, reads_itself
+from tilec.ir.program import Expr, Int, Program, Statement, index_variables, reads, reads_itself
 from tilec.language.show import show_expr
 from tilec.lattice.questions import InRange
 from tilec.lattice.sets import Shapes, bounds, bounds_of, domain, reaches, shapes_of
@@ -59,8 +60,13 @@ def _outside(s: Statement, shapes: Shapes) -> str | None:
             continue
         written = show_expr(access, tight=True)
         if any(_never_integer(linear(e)) for e in access.index):
+            zero = (
+                "; 1/2 stands for `e % 0` too, which has no value"
+                if Fraction(1, 2) in map(_value, access.index)
+                else ""
+            )
             return (
-                f"an index of `{written}` is never an integer, since division in an index is exact; "
+                f"an index of `{written}` is never an integer, since division in an index is exact{zero}; "
                 "in a size statement it rounds: H = K / 2"
             )
         told = f"`{written}` is outside of {access.tensor}, whose shape is {shapes[access.tensor]}"
@@ -68,6 +74,11 @@ def _outside(s: Statement, shapes: Shapes) -> str | None:
             told += "; an index does not count from the end: the last of N elements is number N - 1"
         return told
     return None
+
+
+def _value(e: Expr) -> Fraction | None:
+    """That of an index without variables."""
+    return None if (form := linear(e)).terms else form.constant
 
 
 def _never_integer(form: Affine) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from tilec.ir.functions import COMPARISONS, ROUNDING
-from tilec.ir.program import Access, Call, Expr, Float, Inside, Statement, children, expressions, kept_with
+from tilec.ir.functions import COMPARISONS, ROUNDING, is_infinite
+from tilec.ir.program import Access, Call, Expr, Inside, Statement, children, expressions, kept_with
 from tilec.ir.types import INTEGERS
 from tilec.transforms.simplify.simplify import truth
 
@@ -37,13 +36,7 @@ def leaps_in(s: Statement) -> list[Call]:
     """What of a statement may be another where the values that it is made of are rounded otherwise. What is infinite
     stays so."""
     every = (e for root in expressions(s) for e in _evaluated(root))
-    return [e for e in every if isinstance(e, Call) and e.function in LEAPS and not any(map(_is_infinite, e.args))]
-
-
-def _is_infinite(e: Expr) -> bool:
-    if isinstance(e, Call) and e.function == "neg":
-        return _is_infinite(e.args[0])
-    return isinstance(e, Float) and math.isinf(e.value)
+    return [e for e in every if isinstance(e, Call) and e.function in LEAPS and not any(map(is_infinite, e.args))]
 
 
 def tensors_evaluated(*roots: Expr) -> set[str]:

@@ -31,7 +31,7 @@ from tilec.backends.common.code import literal, python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, StoreLine, assign
-from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
+from tilec.backends.triton.plan.source import PROGRAM, Heading, KernelFile, KernelFunction
 from tilec.ir.functions import FUNCTIONS
 
 TRITON_FUNCTIONS: Mapping[str, str] = {
@@ -69,7 +69,7 @@ def stride_name(tensor: str, dimension: int) -> str:
 def print_kernel(
     kernel: BlockProgram,
     int64_tensors: Sequence[str],
-    heading: Sequence[str],
+    heading: Heading,
     loads: Mapping[Value, BoxLoad],
     factors: Mapping[tuple[str, int], int],
     at_distances: bool = False,
@@ -85,7 +85,7 @@ def print_kernel(
     arguments += [stride_name(t.name, d) for t in kernel.tensors for d in range(t.rank)]
     writer = BlockText(kernel, frozenset(int64_tensors), set(arguments), loads, factors, at_distances)
     body = tuple(writer.lines(kernel.body))
-    return kernel_file(KernelFunction(kernel.name, tuple(arguments), (), body, heading=tuple(heading)))
+    return kernel_file(KernelFunction(kernel.name, tuple(arguments), (), body, heading=heading))
 
 
 class BlockText:

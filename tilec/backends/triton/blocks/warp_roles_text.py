@@ -39,7 +39,7 @@ from tilec.backends.triton.blocks.warp_roles import (
 from tilec.backends.triton.matmul.hopper.source import gluon_file
 from tilec.backends.triton.plan.lines import CONSTEXPR, CodeLine, Effect, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Descriptor
-from tilec.backends.triton.plan.source import KernelFile, KernelFunction, called, hole
+from tilec.backends.triton.plan.source import Heading, KernelFile, KernelFunction, called, hole
 
 GROUP_WARPS = 4
 GROUP_REGISTERS = (232, 32)  # of the threads of the second group and of the copying warp
@@ -82,7 +82,7 @@ def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, 
 
 
 def warp_roles_file(
-    s: WarpRoles, maps: Mapping[str, Descriptor], int64_tensors: Sequence[str], heading: Sequence[str], stages: int
+    s: WarpRoles, maps: Mapping[str, Descriptor], int64_tensors: Sequence[str], heading: Heading, stages: int
 ) -> KernelFile:
     """The file of the kernel; its arguments are those of `print_kernel`, without maps that nothing reads."""
     program = s.program
@@ -117,7 +117,7 @@ def warp_roles_file(
     lines.append(Effect(f"gl.warp_specialize([{parts}], [{GROUP_WARPS}, 1], [{registers}])"))
     sizes = tuple(n for n in program.sizes)
     kernel = KernelFunction(
-        program.name, tuple(given), (), tuple(lines), sizes, tuple(heading), dialect="gluon", calls=called(own)
+        program.name, tuple(given), (), tuple(lines), sizes, heading, dialect="gluon", calls=called(own)
     )
     return gluon_file(kernel, own)
 

@@ -35,7 +35,7 @@ from tilec.backends.triton.plan.device_info import HOPPER, MULTIPROCESSORS
 from tilec.backends.triton.plan.heading import without_sizes
 from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Pointer, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import NARROWEST, WHOLE_VECTOR, contiguous_strides, needs_int64_positions, reach
-from tilec.backends.triton.plan.source import KernelFile
+from tilec.backends.triton.plan.source import Heading, KernelFile
 from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.ir.program import Call, Statement, accesses_in, walk
 from tilec.ir.symbolic import gcd
@@ -189,8 +189,8 @@ class _ChainPlanner:
         names = [t.name for t in made.tensors]
         return [n for n in names if reach(self.types[n].shape, tuple(self.strides[n])) > NARROWEST]
 
-    def _heading(self) -> list[str]:
-        return [show_statement(without_sizes(s)) for s in self.kernel.statements]
+    def _heading(self) -> Heading:
+        return tuple((show_statement(without_sizes(s)), s.output) for s in self.kernel.statements)
 
     def _launch_of(
         self,

@@ -18,7 +18,7 @@ from tilec.backends.triton.plan.heading import LITERAL, without_sizes
 from tilec.backends.triton.plan.lines import Assignment, CodeLine, ForLoop, If, LineBuilder, Return, assign
 from tilec.backends.triton.plan.plan import Launch, Pointer, Step, Table
 from tilec.backends.triton.plan.sizes import bits_below, multiplier
-from tilec.backends.triton.plan.source import PROGRAM, KernelFile, KernelFunction
+from tilec.backends.triton.plan.source import PROGRAM, Heading, KernelFile, KernelFunction
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Statement, accesses_in, index_variables
 from tilec.ir.symbolic import gcd, is_symbolic
@@ -310,9 +310,9 @@ class Kernel(LineBuilder):
         return [Table(self.table, self.table_rows()), launch] if self.columns else [launch]
 
 
-def heading(*flat: Statement) -> tuple[str, ...]:
+def heading(*flat: Statement) -> Heading:
     """Statements as written, without sizes."""
-    return tuple(line for s in flat for line in show_statement(without_sizes(s)).splitlines())
+    return tuple((line, s.output) for s in flat for line in show_statement(without_sizes(s)).splitlines())
 
 
 def all_text(tests: Sequence[str]) -> str:

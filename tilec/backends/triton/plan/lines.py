@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import assert_never
 
-from tilec.backends.common.code import indented
-
 # what stands in quotes or is a hole; a name that is no attribute, no keyword of a call and no part of a number
 _NAME = re.compile(r"""(?:"[^"]*"|'[^']*'|\u2329[^\u232a]*\u232a)|(?<![\w.])([A-Za-z_]\w*)(?!\w|=[^=])""")
 _WORDS = frozenset("and else for if in is not or True False None".split())
@@ -158,29 +156,39 @@ def every(lines: Iterable[CodeLine]) -> Iterator[CodeLine]:
 
 def printed(lines: Sequence[CodeLine], language: str = "tl") -> list[str]:
     """The lines' text. `language`: what the module of Triton's or Gluon's functions is called."""
-    found: list[str] = []
+    return [text for text, _ in printed_lines(lines, language)]
+
+
+def printed_lines(lines: Sequence[CodeLine], language: str = "tl") -> list[tuple[str, CodeLine]]:
+    """The same, each with the line that it is written from: a loop's head and a branch's are the loop's and branch's
+    own."""
+    found: list[tuple[str, CodeLine]] = []
+
+    def inside(block: Sequence[CodeLine]) -> list[tuple[str, CodeLine]]:
+        return [(f"    {text}", inner) for text, inner in printed_lines(block, language)]
+
     for line in lines:
         match line:
             case Assignment(targets, text, operator):
-                found.append(f"{', '.join(targets)}{'' if operator[0] == ':' else ' '}{operator} {text}")
+                found.append((f"{', '.join(targets)}{'' if operator[0] == ':' else ' '}{operator} {text}", line))
             case StoreLine(address, value, mask, call, how):
                 masked = "" if mask is None else f", mask={mask}"
-                found.append(f"{language}.{call}({address}, {value}{masked}{how})")
+                found.append((f"{language}.{call}({address}, {value}{masked}{how})", line))
             case Effect(text):
-                found += text.splitlines()
+                found += [(part, line) for part in text.splitlines()]
             case Return(value):
-                found.append("return" if value is None else f"return {value}")
+                found.append(("return" if value is None else f"return {value}", line))
             case ForLoop(counter, over, body):
-                found += [f"for {counter} in {over}:", *indented(printed(body, language))]
+                found += [(f"for {counter} in {over}:", line), *inside(body)]
             case WhileLoop(test, body):
-                found += [f"while {test}:", *indented(printed(body, language) or ["pass"])]
+                found += [(f"while {test}:", line), *(inside(body) or [("    pass", line)])]
             case If(test, body, orelse):
-                found += [f"if {test}:", *indented(printed(body, language))]
-                rest = printed(orelse, language)
+                found += [(f"if {test}:", line), *inside(body)]
                 if len(orelse) == 1 and isinstance(orelse[0], If):
-                    found += [f"el{rest[0]}", *rest[1:]]
+                    (text, other), *rest = printed_lines(orelse, language)
+                    found += [(f"el{text}", other), *rest]
                 elif orelse:
-                    found += ["else:", *indented(rest)]
+                    found += [("else:", line), *inside(orelse)]
             case _:
                 assert_never(line)
     return found

@@ -8,8 +8,9 @@ from functools import cached_property
 
 from tilec.backends.common.code import indented
 from tilec.backends.triton.plan.check_lines import free_names
-from tilec.backends.triton.plan.lines import CodeLine, Return, every, printed
+from tilec.backends.triton.plan.lines import CodeLine, Return, every, printed_lines
 
+Heading = tuple[tuple[str, str], ...]  # lines of comments, each with the output of its statement, or ""
 HEADER_WIDTH = 118  # characters of a header in one line
 IMPORTS = ("import triton", "import triton.language as tl")
 DIALECTS = {"triton": "tl", "gluon": "gl"}  # what compiles a function -> its language in the text
@@ -40,21 +41,26 @@ class KernelFunction:
     constants: tuple[str, ...]
     body: tuple[CodeLine, ...]
     unspecialized: tuple[str, ...] = ()
-    heading: tuple[str, ...] = ()
+    heading: Heading = ()
     contracts: bool = True
     dialect: str = "triton"
     places: tuple[str, ...] | None = None
     calls: tuple[tuple[str, str], ...] = ()
 
-    @cached_property
-    def text(self) -> str:
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The decorator and the line of the definition, or lines."""
         quoted = ", ".join(f'"{name}"' for name in self.unspecialized)
         decorator = f"@{self.dialect}.jit" + (f"(do_not_specialize=[{quoted}])" if quoted else "")
         typed = [*self.parameters, *(f"{c}: {DIALECTS[self.dialect]}.constexpr" for c in self.constants)]
         header = [f"def {self.name}({', '.join(typed)}):"]
         if len(header[0]) > HEADER_WIDTH:
             header = [f"def {self.name}(", f"    {', '.join(typed)},", "):"]
-        return "\n".join([decorator, *header, *indented([*(f"# {h}" for h in self.heading), *self.lines])]) + "\n"
+        return decorator, *header
+
+    @cached_property
+    def text(self) -> str:
+        return "\n".join([*self.header, *indented([*(f"# {line}" for line, _ in self.heading), *self.lines])]) + "\n"
 
     @cached_property
     def free(self) -> frozenset[str]:
@@ -69,13 +75,18 @@ class KernelFunction:
     @property
     def lines(self) -> list[str]:
         """The body, filled in."""
+        return [text for text, _ in self.printed]
+
+    @property
+    def printed(self) -> list[tuple[str, CodeLine]]:
+        """The lines of its text, each with that of the body which it is written from."""
         language = DIALECTS[self.dialect]
         places = self.places or [f"{language}.program_id({axis})" for axis in range(3)]
         fills = [*zip(PROGRAM, places, strict=True), *((hole(written), name) for written, name in self.calls)]
         fills += FULL[self.dialect]
-        lines = printed(self.body, language)
+        lines = printed_lines(self.body, language)
         for empty, text in fills:
-            lines = [line.replace(empty, text) for line in lines]
+            lines = [(written.replace(empty, text), line) for written, line in lines]
         return lines
 
     def called_by_programs(self, name: str) -> KernelFunction:
@@ -99,12 +110,27 @@ class KernelFile:
     shared: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = IMPORTS
 
-    @cached_property
-    def text(self) -> str:
+    @property
+    def functions(self) -> tuple[KernelFunction, ...]:
+        """Those that belong to the kernel, and it."""
+        return (*self.own, self.kernel)
+
+    @property
+    def shared_texts(self) -> list[str]:
+        """What `shared` holds, in the kernel's language."""
         shared = [text for _, text in self.shared]
         for form, own in FULL[self.kernel.dialect]:
             shared = [text.replace(form, own) for text in shared]
-        texts = [*shared, *(f.text for f in (*self.own, self.kernel))]
+        return shared
+
+    @property
+    def shared_lines(self) -> list[str]:
+        """Their lines, with two empty ones after each."""
+        return [line for text in self.shared_texts for line in (*text.splitlines(), "", "")]
+
+    @cached_property
+    def text(self) -> str:
+        texts = [*self.shared_texts, *(f.text for f in self.functions)]
         return "\n\n".join(["\n".join(self.imports) + "\n", *texts])
 
     @property

@@ -263,7 +263,7 @@ def assembled(compiler: Callable[..., Any], options: Mapping[str, Any]) -> Any:
 def explained(launch: Launch, error: Exception) -> TileError:
     """The error of a kernel that cannot be compiled or launched, with its statement and its file."""
     functions = *launch.file.own, launch.file.kernel  # of launches in one, each has its own statement
-    statement = " ".join(line.strip() for f in functions for line in f.heading)
+    statement = " ".join(line.strip() for f in functions for line, _ in f.heading)
     where = f"its statement is {statement} and its source {file_of(launch)}"
     what = ", ".join(launch.statements)
     if type(error).__name__ == "OutOfResources":

@@ -26,6 +26,7 @@ from tilec.backends.triton.plan.plan import (
     repeated_bytes,
     temporary_bytes,
 )
+from tilec.backends.triton.plan.served import kernel_source
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.runtime.bound import BoundPlan, operation_of
 from tilec.backends.triton.runtime.compiled import check_device, compile_for, device_info, interpreting, own_storage
@@ -270,10 +271,7 @@ class TritonProgram:
 
     @property
     def kernels(self) -> tuple[KernelSource, ...]:
-        return tuple(
-            KernelSource(k.kernel, k.text, k.statements, () if k.block is None else tuple(k.block()))
-            for k in self.plan.launches()
-        )
+        return tuple(map(kernel_source, self.plan.launches()))
 
     @property
     def temporary_bytes(self) -> int | None:

@@ -20,7 +20,7 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.matmul.hopper.form import HopperProblem, Variable
 from tilec.backends.triton.plan.lines import Return, assign, expression_texts, names_read
-from tilec.backends.triton.plan.source import KernelFile, KernelFunction
+from tilec.backends.triton.plan.source import Heading, KernelFile, KernelFunction
 from tilec.ir.index import linear
 from tilec.ir.program import Statement, accesses_in
 from tilec.ir.types import ITEM_BYTES
@@ -69,7 +69,7 @@ class EpilogueText:
     file: KernelFile
     arguments: Mapping[str, object]
     unspecialized: tuple[str, ...]
-    heading: tuple[str, ...]
+    heading: Heading
     contracts: bool
 
     @property

@@ -382,7 +382,7 @@ def partial_sums_kernel(d: Design) -> tuple[KernelFile, list[str], list[str]]:
         value = f"{hole(after.function.name)}({', '.join([*given, *after.arguments])})"
     w.store("out + place", f"({value}).to(out.dtype.element_ty)", "inside")
     parameters = ("parts", "out", "total", *sizes, *strides, *(("scale",) if d.scaled else ()))
-    what = ("the shares of a sum, added in order",)
+    what = (("the shares of a sum, added in order", ""),)
     kernel = KernelFunction(f"{d.name}_total", parameters, ("SPLIT", "BLOCK"), tuple(w.lines), ("total",), what)
     if after is None:
         return KernelFile(kernel), sizes, strides

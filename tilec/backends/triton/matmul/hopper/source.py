@@ -99,7 +99,7 @@ def hopper_file(d: Design) -> KernelFile:
         fixed,
         tuple(w.lines),
         (*sizes, *(after.unspecialized if after is not None else ())),
-        (WHAT, *(after.heading if after is not None else ())),
+        ((WHAT, ""), *(after.heading if after is not None else ())),
         contracts=after is None or after.contracts,
         dialect="gluon",
         calls=called((*roles, *exact) if roles else (*ended, *exact)),
