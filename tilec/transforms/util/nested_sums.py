@@ -86,7 +86,9 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str]
         used = index_variables(*(f.value for f in inside), *(t for t in tests if v in index_variables(t)))
         first, rest = math.prod(extent[w] for w in used), every // extent[v]
         movable = any(not f.divides and not _is_inside(f) for f in inside) and any(not f.divides for f in outside)
-        if movable and not (set(used) & lanes.keys()) - steps and every >= LEAST_TIMES * (first + rest):
+        apart_lanes = lanes.keys() - steps
+        shared = not apart_lanes or bool(apart_lanes - {*used})
+        if movable and shared and every >= LEAST_TIMES * (first + rest):
             choices.append((_terms(parts, e.bound, extent, v), v))
     if not choices:
         return e

@@ -2,7 +2,9 @@
 
 `F[t, i] = logsumexp(B[j] - C[i, j] - logsumexp(F[t - 1, k] + A[k] - C[k, j]))`: the inner sum is over k for each j, of
 which no lane i knows anything. Where programs share a step's lanes each would take it again; as `F.shared[j]` they
-share it as well, and wait for each other before they go on.
+share it as well, and wait for each other before they go on. A program that has whole sets of lanes to itself waits for
+its own threads alone: `S[t, p, q] = sum[b](B[b, q] * sum[a](S[t - 1, a, b] * A[a, p]))` takes the inner sum once for
+all q.
 """
 
 from __future__ import annotations
@@ -46,10 +48,11 @@ class SharedSum:
 
 @dataclass(frozen=True)
 class Sharing:
-    """A loop that reads such tensors, and these."""
+    """A loop that reads such tensors, and these. `owned`: each program computes those of its own sets of lanes."""
 
     loop: SkewedLoop
     sums: tuple[SharedSum, ...] = ()
+    owned: bool = False
 
     def of_level(self, level: int) -> list[SharedSum]:
         return [s for s in self.sums if s.level == level]
@@ -59,15 +62,32 @@ class Sharing:
         return max((s.level + 1 for s in self.sums), default=0)
 
 
-def shared_sums(loop: SkewedLoop, programs: int, waiting: int) -> Sharing:
-    """The loop with the sums apart that programs take less time for together, although they wait for each other for as
-    long as a program goes through `waiting` points."""
-    finder = _Finder(loop, programs, waiting)
+def shared_sums(loop: SkewedLoop, programs: int, waiting: int, owned: bool = False) -> Sharing:
+    """The loop with the sums apart that take less time so, although all wait for each other for as long as a program
+    goes through `waiting` points. `owned`: each program has whole sets of coupled lanes to itself."""
+    finder = _Finder(loop, programs, waiting, owned)
     statement = map_values(loop.statement, lambda e: finder.visit(e, ()))
     if not finder.found:
         return Sharing(loop)
     names = tuple(s.statement.output for s in finder.found)
-    return Sharing(replace(finder.loop, statement=statement, shared=names), tuple(finder.found))
+    return Sharing(replace(finder.loop, statement=statement, shared=names), tuple(finder.found), owned)
+
+
+def step_work(sharing: Sharing, programs: int, waiting: int) -> int:
+    """Points that a program goes through in a step, waiting included."""
+    loop = sharing.loop
+    parts = [(s.variables, s.statement.body) for s in sharing.sums]
+    parts += [(loop.lanes, e) for e in loop.roots]
+    each = sum(shared_elements(loop, variables, programs, sharing.owned) * work(loop, e) for variables, e in parts)
+    return each + (sharing.levels + 1) * waiting
+
+
+def shared_elements(loop: SkewedLoop, variables: Sequence[str], programs: int, owned: bool) -> int:
+    """The elements over these variables that a program computes in a step."""
+    if not owned:
+        return -(-loop.count(variables) // programs)
+    sets = -(-loop.count(loop.parallel) // programs)
+    return sets * loop.count([v for v in variables if v not in loop.parallel])
 
 
 def work(loop: SkewedLoop, e: Expr) -> int:
@@ -85,8 +105,8 @@ def work(loop: SkewedLoop, e: Expr) -> int:
 
 
 class _Finder:
-    def __init__(self, loop: SkewedLoop, programs: int, waiting: int):
-        self.loop, self.programs, self.waiting = loop, programs, waiting
+    def __init__(self, loop: SkewedLoop, programs: int, waiting: int, owned: bool):
+        self.loop, self.programs, self.waiting, self.owned = loop, programs, waiting, owned
         self.found: list[SharedSum] = []
         self._known: dict[Expr, Expr] = {}
         self._used = all_variables(loop.statement)
@@ -103,7 +123,9 @@ class _Finder:
         return e
 
     def _variables(self, e: Aggregate) -> tuple[str, ...]:
-        return tuple(v for v in index_variables(e) if v != self.loop.time)
+        """Those of sets of lanes first."""
+        found = [v for v in index_variables(e) if v != self.loop.time]
+        return tuple(sorted(found, key=lambda v: v not in self.loop.parallel) if self.owned else found)
 
     def _pays(self, e: Aggregate, around: Sequence[Aggregate]) -> bool:
         loop, variables = self.loop, self._variables(e)
@@ -112,10 +134,13 @@ class _Finder:
             return False  # each is for one lane alone
         if not variables or t.weak or not is_floating(t.dtype) or not set(variables) <= loop.extent.keys():
             return False
+        among = not {*variables}.isdisjoint(loop.coupled)
+        if self.owned and not (among and {v for v in loop.parallel if loop.extent[v] > 1} <= {*variables}):
+            return False  # what all lanes of a block have in common, it computes once
         own, sets = work(loop, e), -(-loop.count(loop.parallel) // self.programs)
-        lanes = loop.count(loop.coupled) if {*variables} & {*loop.coupled} else 1
+        lanes = loop.count(loop.coupled) if among else 1
         alone = sets * lanes * math.prod(loop.count(a.bound) for a in around) * own
-        together = -(-loop.count(variables) // self.programs) * own + self.waiting
+        together = shared_elements(loop, variables, self.programs, self.owned) * own + self.waiting
         return alone > _GAIN * together
 
     def _apart(self, e: Aggregate) -> Access:
