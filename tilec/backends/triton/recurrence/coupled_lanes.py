@@ -23,7 +23,6 @@ from tilec.backends.triton.plan.sizes import Strides, contiguous_strides, power_
 from tilec.backends.triton.recurrence.shared_sums import (
     SharedSum,
     Sharing,
-    shared_elements,
     shared_sums,
     step_work,
     work,
@@ -81,9 +80,9 @@ def choose_blocks(sharing: Sharing, setting: Setting) -> Blocks:
     points = max([1, *(loop.count(e.bound) for e in loop.aggregates())])
     span = -(-coupled * parallel // setting.device.multiprocessors)
     if sharing.owned:
-        sets = -(-parallel // setting.device.multiprocessors)
-        parts = [(sets * coupled, points), *(_part_of(s, sharing, parallel // sets) for s in sharing.sums)]
-        return Blocks(_lanes(*parts[0]), sets * coupled, max(_part_warps(*part) for part in parts))
+        programs = setting.device.multiprocessors
+        parts = [(sharing.part(programs), points), *(_part_of(s, sharing, programs) for s in sharing.sums)]
+        return Blocks(_lanes(*parts[0]), parts[0][0], max(_part_warps(*part) for part in parts))
     if points <= FEW_SUMMED_POINTS and coupled > RESIDENT_LANES:  # a map of so many elements, before the host is back
         waits, points = span * sum(work(loop, e) for e in loop.roots) < LAUNCH_WORK, 1
     else:
@@ -120,9 +119,8 @@ def _part_warps(span: int, points: int) -> int:
 
 def _part_of(s: SharedSum, sharing: Sharing, programs: int) -> tuple[int, int]:
     """Elements of a shared sum that each program computes, and terms of each."""
-    loop = sharing.loop
-    points = max(loop.count(e.bound) for e in walk(s.statement.body) if isinstance(e, Aggregate))
-    return shared_elements(loop, s.variables, programs, sharing.owned), points
+    points = max(sharing.loop.count(e.bound) for e in walk(s.statement.body) if isinstance(e, Aggregate))
+    return sharing.part(programs, s), points
 
 
 def _block_warps(lanes: int, points: int, most: int) -> int:
@@ -219,7 +217,7 @@ class _Sweep(StepWriter):
     def _own_part(self, part: SharedSum | None, blocks: Blocks) -> None:
         k, loop = self.kernel, self.loop
         variables = self._order() if part is None else part.variables
-        span = shared_elements(loop, variables, self.programs, self.sharing.owned)
+        span = self.sharing.part(self.programs, part)
         axis = "row" if part is None else k.names.fresh("place")
         block = "BM" if part is None else k.names.fresh("BP")
         lanes = blocks.lanes if part is None else _lanes(*_part_of(part, self.sharing, self.programs))

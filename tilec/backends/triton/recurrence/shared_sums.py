@@ -39,11 +39,13 @@ _GAIN = 2  # what is gained at least
 
 @dataclass(frozen=True)
 class SharedSum:
-    """`statement` gives the element at `variables` of a tensor that serves one step; it reads those of lower levels."""
+    """`statement` gives the element at `variables` of a tensor that serves one step; it reads those of lower levels.
+    `of_a_set`: its elements for one set of coupled lanes."""
 
     statement: Statement
     variables: tuple[str, ...]
     level: int
+    of_a_set: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,13 @@ class Sharing:
 
     def of_level(self, level: int) -> list[SharedSum]:
         return [s for s in self.sums if s.level == level]
+
+    def part(self, programs: int, s: SharedSum | None = None) -> int:
+        """The elements of a shared sum, or states, that each program computes in a step."""
+        loop = self.loop
+        if self.owned:
+            return _sets(loop, programs) * (loop.count(loop.coupled) if s is None else s.of_a_set)
+        return -(-loop.count(loop.lanes if s is None else s.variables) // programs)
 
     @property
     def levels(self) -> int:
@@ -76,18 +85,9 @@ def shared_sums(loop: SkewedLoop, programs: int, waiting: int, owned: bool = Fal
 def step_work(sharing: Sharing, programs: int, waiting: int) -> int:
     """Points that a program goes through in a step, waiting included."""
     loop = sharing.loop
-    parts = [(s.variables, s.statement.body) for s in sharing.sums]
-    parts += [(loop.lanes, e) for e in loop.roots]
-    each = sum(shared_elements(loop, variables, programs, sharing.owned) * work(loop, e) for variables, e in parts)
-    return each + (sharing.levels + 1) * waiting
-
-
-def shared_elements(loop: SkewedLoop, variables: Sequence[str], programs: int, owned: bool) -> int:
-    """The elements over these variables that a program computes in a step."""
-    if not owned:
-        return -(-loop.count(variables) // programs)
-    sets = -(-loop.count(loop.parallel) // programs)
-    return sets * loop.count([v for v in variables if v not in loop.parallel])
+    parts = [(sharing.part(programs, s), s.statement.body) for s in sharing.sums]
+    parts += [(sharing.part(programs), e) for e in loop.roots]
+    return sum(elements * work(loop, e) for elements, e in parts) + (sharing.levels + 1) * waiting
 
 
 def work(loop: SkewedLoop, e: Expr) -> int:
@@ -137,11 +137,15 @@ class _Finder:
         among = not {*variables}.isdisjoint(loop.coupled)
         if self.owned and not (among and {v for v in loop.parallel if loop.extent[v] > 1} <= {*variables}):
             return False  # what all lanes of a block have in common, it computes once
-        own, sets = work(loop, e), -(-loop.count(loop.parallel) // self.programs)
+        own, sets = work(loop, e), _sets(loop, self.programs)
         lanes = loop.count(loop.coupled) if among else 1
         alone = sets * lanes * math.prod(loop.count(a.bound) for a in around) * own
-        together = shared_elements(loop, variables, self.programs, self.owned) * own + self.waiting
+        elements = sets * self._of_a_set(variables) if self.owned else -(-loop.count(variables) // self.programs)
+        together = elements * own + self.waiting
         return alone > _GAIN * together
+
+    def _of_a_set(self, variables: Sequence[str]) -> int:
+        return self.loop.count([v for v in variables if v not in self.loop.parallel])
 
     def _apart(self, e: Aggregate) -> Access:
         loop, variables = self.loop, self._variables(e)
@@ -162,5 +166,10 @@ class _Finder:
         read = {x.tensor for x in accesses_in(body)}
         level = max((s.level + 1 for s in self.found if s.statement.output in read), default=0)
         sizes = tuple(map(Int, shape))
-        self.found.append(SharedSum(Statement(name, place(own), sizes, body, "assign"), own, level))
+        self.found.append(SharedSum(Statement(name, place(own), sizes, body, "assign"), own, level, self._of_a_set(variables)))
         return Access(name, place(variables))
+
+
+def _sets(loop: SkewedLoop, programs: int) -> int:
+    """The sets of coupled lanes that a program owns."""
+    return -(-loop.count(loop.parallel) // programs)
