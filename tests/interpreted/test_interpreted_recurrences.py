@@ -41,6 +41,11 @@ FORMS = {  # how recurrences are carried out, other than as chosen: what is patc
     "unrolled": {(unroll_steps, "LARGE_STEP"): 0},
     "stepwise": {(recurrence, "recognise_local"): lambda loop: None, (recurrence_sweep, "RESIDENT_LANES"): 0},
     "sums apart": {(recurrence, "recognise_local"): lambda loop: None, (shared_sums, "_GAIN"): -1},
+    "sums of own sets apart": {
+        (recurrence, "recognise_local"): lambda loop: None,
+        (shared_sums, "_GAIN"): -1,
+        (recurrence_sweep, "WAITING_WORK"): 2**62,
+    },
     "sums apart in a program": {
         (recurrence, "recognise_local"): lambda loop: None,
         (recurrence, "choose_blocks"): lambda sharing, setting: recurrence_sweep.choose_blocks(sharing, ALONE),
