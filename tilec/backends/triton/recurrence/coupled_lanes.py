@@ -25,6 +25,7 @@ from tilec.backends.triton.recurrence.shared_sums import (
     Sharing,
     shared_sums,
     step_work,
+    sums_at_once,
     work,
 )
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
@@ -37,7 +38,10 @@ SUMMED_LANES = 256  # where something is
 RESIDENT_LANES = 2**14  # coupled lanes that one program may own
 LAUNCH_WORK = 60_000  # points of sums that a program could go through while a kernel is launched
 WAITING_WORK = 50_000  # points that a program could go through while it waits for the others
-BARRIER_WORK = 4_000  # while it waits for its own threads, and for what they have stored
+# Where programs have sums of products apart, whose operands take as long to be read as terms to be added up:
+SHARED_WAITING_WORK = 9_000  # the same
+BARRIER_WORK = 500  # while it waits for its own threads, and for what they have stored
+FEW_TERMS = 2**21  # of a step, up to which one sum over all variables takes less time than one after the other
 POINTS_PER_THREAD = 16  # of a block, about
 LANES_PER_THREAD = 2  # where nothing is summed over
 MOST_WAITING = 8  # loads that wait for their step
@@ -62,6 +66,7 @@ class Blocks:
 
 def sharing_of(loop: SkewedLoop, setting: Setting) -> Sharing:
     """The loop with what lanes share apart: those of all programs, or each program's own."""
+    loop = sums_at_once(loop, FEW_TERMS)
     programs = setting.device.multiprocessors
     together = shared_sums(loop, programs, WAITING_WORK)
     if loop.count(loop.coupled) > RESIDENT_LANES:
@@ -69,7 +74,7 @@ def sharing_of(loop: SkewedLoop, setting: Setting) -> Sharing:
     alone = shared_sums(loop, programs, BARRIER_WORK, owned=True)
     if not together.sums or not alone.sums:
         return alone if alone.sums else together
-    less = step_work(alone, programs, BARRIER_WORK) < step_work(together, programs, WAITING_WORK)
+    less = step_work(alone, programs, BARRIER_WORK) < step_work(together, programs, SHARED_WAITING_WORK)
     return alone if less else together
 
 

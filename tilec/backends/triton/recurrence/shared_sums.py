@@ -9,11 +9,14 @@ all q.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop
+from tilec.ir.aggregations import SEMIRINGS
+from tilec.ir.functions import all_of, operands_of
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import (
     Access,
@@ -29,12 +32,13 @@ from tilec.ir.program import (
     map_values,
     rebuild,
 )
-from tilec.ir.types import TensorType, is_floating
+from tilec.ir.types import Kind, TensorType, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable, rename
 
 _CHEAP = ("add", "sub", "mul", "neg", "select", "and", "or", "eq", "ne", "lt", "le", "gt", "ge", "max", "min")
 _COSTLY = 8  # times as much as one of these any other function takes
 _GAIN = 2  # what is gained at least
+_TIMES = {s.plus: s.times for s in SEMIRINGS.values() if s.kind == Kind.FLOATING}
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,44 @@ def shared_sums(loop: SkewedLoop, programs: int, waiting: int, owned: bool = Fal
         return Sharing(loop)
     names = tuple(s.statement.output for s in finder.found)
     return Sharing(replace(finder.loop, statement=statement, shared=names), tuple(finder.found), owned)
+
+
+def sums_at_once(loop: SkewedLoop, most: int) -> SkewedLoop:
+    """The loop with sums of products with other such sums, which differ from lane to lane, as one sum over all
+    variables each, where a step adds up fewer terms than `most` so."""
+
+    def visit(e: Expr) -> Expr:
+        if not isinstance(e, Aggregate):
+            return rebuild(e, visit)
+        inner, terms = _factor_added_up(e, loop), loop.count((*loop.lanes, *e.bound))
+        found, whole = [], e
+        while inner is not None:
+            found.append(inner)
+            terms *= loop.count(inner.bound)
+            whole = _at_once(whole, inner)
+            inner = _factor_added_up(whole, loop)
+        cost = _COSTLY if e.aggregation == "logsumexp" else 1
+        return whole if found and terms * cost < most else map_values(e, visit)
+
+    return replace(loop, statement=map_values(loop.statement, visit))
+
+
+def _factor_added_up(e: Aggregate, loop: SkewedLoop) -> Aggregate | None:
+    """The one factor that is itself aggregated as the whole is, over variables that no other factor has."""
+    factors = operands_of(_TIMES.get(e.aggregation, ""), e.body)
+    inner = [f for f in factors if isinstance(f, Aggregate) and f.aggregation == e.aggregation]
+    if len(inner) != 1 or {*index_variables(inner[0])}.isdisjoint(loop.coupled):
+        return None
+    others = index_variables(*(f for f in factors if f is not inner[0]), *e.guards)
+    return inner[0] if {*inner[0].bound}.isdisjoint((*others, *e.bound)) else None
+
+
+def _at_once(e: Aggregate, inner: Aggregate) -> Aggregate:
+    times = _TIMES[e.aggregation]
+    parts = [operands_of(times, f.body) if f is inner else [f] for f in operands_of(times, e.body)]
+    body = functools.reduce(lambda a, b: Call(times, (a, b)), [x for part in parts for x in part])
+    guard, bound = all_of([*e.guards, *inner.guards]), (*e.bound, *inner.bound)
+    return replace(e, body=body, bound=bound, guard=guard, constraints=(*e.constraints, *inner.constraints))
 
 
 def step_work(sharing: Sharing, programs: int, waiting: int) -> int:
