@@ -81,6 +81,9 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str]
                for f in factors):  # fmt: skip
         return e
     tests = [p for g in e.guards for p in operands_of("and", g)]
+    in_order = e.aggregation in ("max", "min")
+    if in_order and e.body != _sum_of(factors):
+        return e
     steps = _times(e, own, list(lanes)) | apart
     every = math.prod(extent[v] for v in index_variables(*e.roots))
     parts = [frozenset(index_variables(x)) for x in (*(f.value for f in factors), *tests)]
@@ -92,7 +95,7 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str]
         movable = any(not f.divides and not _is_inside(f) for f in inside) and any(not f.divides for f in outside)
         apart_lanes = lanes.keys() - steps
         shared = not apart_lanes or bool(apart_lanes - {*used})
-        movable = movable and (e.aggregation not in ("max", "min") or inside == factors[: len(inside)])
+        movable = movable and (not in_order or inside == factors[: len(inside)])
         if movable and shared and every >= LEAST_TIMES * (first + rest):
             choices.append((_terms(parts, e.bound, extent, v), v))
     if not choices:

@@ -107,10 +107,15 @@ def sums_at_once(loop: SkewedLoop, most: int) -> SkewedLoop:
 
 
 def _factor_added_up(e: Aggregate, loop: SkewedLoop) -> Aggregate | None:
-    """The one factor that is itself aggregated as the whole is, over variables that no other factor has."""
-    factors = operands_of(_TIMES.get(e.aggregation, ""), e.body)
+    """The one factor that is itself aggregated as the whole is, over variables that no other factor has. What gradients
+    compare, extrema of sums, is added up in the same order at once."""
+    times = _TIMES.get(e.aggregation, "")
+    factors = operands_of(times, e.body)
     inner = [f for f in factors if isinstance(f, Aggregate) and f.aggregation == e.aggregation]
     if len(inner) != 1 or {*index_variables(inner[0])}.isdisjoint(loop.coupled):
+        return None
+    in_order = inner[0] is factors[0] and all(x == _in_turn(times, operands_of(times, x)) for x in (e.body, inner[0].body))
+    if e.aggregation in ("max", "min") and not in_order:
         return None
     others = index_variables(*(f for f in factors if f is not inner[0]), *e.guards)
     return inner[0] if {*inner[0].bound}.isdisjoint((*others, *e.bound)) else None
@@ -119,9 +124,13 @@ def _factor_added_up(e: Aggregate, loop: SkewedLoop) -> Aggregate | None:
 def _at_once(e: Aggregate, inner: Aggregate) -> Aggregate:
     times = _TIMES[e.aggregation]
     parts = [operands_of(times, f.body) if f is inner else [f] for f in operands_of(times, e.body)]
-    body = functools.reduce(lambda a, b: Call(times, (a, b)), [x for part in parts for x in part])
+    body = _in_turn(times, [x for part in parts for x in part])
     guard, bound = all_of([*e.guards, *inner.guards]), (*e.bound, *inner.bound)
     return replace(e, body=body, bound=bound, guard=guard, constraints=(*e.constraints, *inner.constraints))
+
+
+def _in_turn(function: str, args: Sequence[Expr]) -> Expr:
+    return functools.reduce(lambda a, b: Call(function, (a, b)), args)
 
 
 def step_work(sharing: Sharing, programs: int, waiting: int) -> int:
