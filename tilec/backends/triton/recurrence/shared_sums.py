@@ -114,7 +114,9 @@ def _factor_added_up(e: Aggregate, loop: SkewedLoop) -> Aggregate | None:
     inner = [f for f in factors if isinstance(f, Aggregate) and f.aggregation == e.aggregation]
     if len(inner) != 1 or {*index_variables(inner[0])}.isdisjoint(loop.coupled):
         return None
-    in_order = inner[0] is factors[0] and all(x == _in_turn(times, operands_of(times, x)) for x in (e.body, inner[0].body))
+    in_order = inner[0] is factors[0] and all(
+        x == _in_turn(times, operands_of(times, x)) for x in (e.body, inner[0].body)
+    )
     if e.aggregation in ("max", "min") and not in_order:
         return None
     others = index_variables(*(f for f in factors if f is not inner[0]), *e.guards)
@@ -217,7 +219,9 @@ class _Finder:
         read = {x.tensor for x in accesses_in(body)}
         level = max((s.level + 1 for s in self.found if s.statement.output in read), default=0)
         sizes = tuple(map(Int, shape))
-        self.found.append(SharedSum(Statement(name, place(own), sizes, body, "assign"), own, level, self._of_a_set(variables)))
+        self.found.append(
+            SharedSum(Statement(name, place(own), sizes, body, "assign"), own, level, self._of_a_set(variables))
+        )
         return Access(name, place(variables))
 
 
