@@ -143,8 +143,8 @@ NESTED = {
     "ranges of tensors": "function (X, E) -> (L) { L[b] = sum[i](E[i] * logsumexp[j](j <= i ? X[b, j] * E[j])); }",
     "sizes that differ": "function (X, E) -> (L) { L = sum[i](E[i] * logsumexp[j](j <= i ? X[j])); }",
     "a product before": "function (X[N], E[N]) -> (L) { L = sum[i](E[i] * prod[j](j < i ? X[j])); }",
-    "both ways": "function (X[N], E[N]) -> (L) { L = sum[i](logsumexp[j](j <= i ? X[j]) * logsumexp[j](j >= i ? E[j])); }",
-    "extrema": "function (X[N], E[N]) -> (L) { L = logsumexp[i](max[j](j <= i ? X[j]) - min[j](j >= i ? E[j])); }",
+    "both ways": "L = sum[i](logsumexp[j](j <= i ? X[j]) * logsumexp[j](j >= i ? E[j]) * E[i])",
+    "extrema": "L = logsumexp[i](max[j](j <= i ? X[j]) - min[j](j >= i ? E[j]) * E[i])",
     "gathered": "function (X[M], E[N], P[N]) -> (L) { L = sum[i](E[i] * logsumexp[j](j >= i ? X[P[j]])); }",
 }
 

@@ -14,8 +14,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.constraining import constraining
 from tilec.ir.aggregations import SEMIRINGS
+from tilec.ir.constraining import constraining
 from tilec.ir.functions import ZERO, all_of, operands_of
 from tilec.ir.index import Affine, distinct_variables, linear
 from tilec.ir.infer import expression_type

@@ -220,7 +220,7 @@ class _Sweep(StepWriter):
         k.close("at_step", f"range(0, {k.extent(self.loop.time)})")
 
     def _own_part(self, part: SharedSum | None, blocks: Blocks) -> None:
-        k, loop = self.kernel, self.loop
+        k = self.kernel
         variables = self._order() if part is None else part.variables
         span = self.sharing.part(self.programs, part)
         axis = "row" if part is None else k.names.fresh("place")
