@@ -262,7 +262,7 @@ def test_sums_over_time_and_single_states(form):
 @pytest.mark.parametrize("waiting", [0, 2**62])
 def test_sums_that_lanes_share(waiting, monkeypatch):
     """Each of a few programs keeps what the lanes of its own sets share, or all programs do."""
-    monkeypatch.setattr(recurrence_sweep, "FEW_TERMS", 0)
+    monkeypatch.setattr(recurrence_sweep, "TERMS_AT_ONCE", 0)
     monkeypatch.setattr(recurrence_sweep, "WAITING_WORK", 0)
     monkeypatch.setattr(recurrence_sweep, "SHARED_WAITING_WORK", waiting)
     text = "S[t, p, n, q : 3, D, N, D] = X[t, p, n, q] + sum[a, b](S[t - 1, a, n, b] * A[n, a, p] * B[b, q])"

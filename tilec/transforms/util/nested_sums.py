@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.aggregations import SEMIRINGS
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import constraining
 from tilec.ir.functions import ZERO, all_of, operands_of
 from tilec.ir.index import Affine, distinct_variables, linear
@@ -34,12 +34,11 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import NARROW, Kind, Types, is_floating
+from tilec.ir.types import NARROW, Types, is_floating
 from tilec.transforms.util.factors import Factor, added, factors_of_terms, quotient_of, terms_of
 from tilec.transforms.util.ranges import axis_places, ranges_of
 
 LEAST_TIMES = 8  # as many terms are saved, at least
-_TIMES = {s.plus: s.times for s in SEMIRINGS.values() if s.kind == Kind.FLOATING}
 MOST_ORDERED = 5  # variables, all orders of which are compared
 
 
@@ -71,7 +70,7 @@ def _parallel(s: Statement, names: list[str]) -> Iterator[str]:
 
 def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str], types: Types) -> Aggregate:
     dtype = expression_type(e.body, types).dtype
-    if e.aggregation not in _TIMES or len(e.bound) < 2 or not is_floating(dtype) or dtype in NARROW:
+    if AGGREGATIONS[e.aggregation].times is None or len(e.bound) < 2 or not is_floating(dtype) or dtype in NARROW:
         return e
     extent = _extents(e, own, lanes, types)
     if extent is None or not {*e.bound, *index_variables(*e.roots)} <= extent.keys():
@@ -107,7 +106,7 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str]
     kept = tuple(c for c in e.constraints if linear(c.expr).bare not in limits)
     if any(v in index_variables(c.expr) for c in kept):
         return e
-    together = quotient_of if _TIMES[e.aggregation] == "mul" else _sum_of
+    together = quotient_of if AGGREGATIONS[e.aggregation].times == "mul" else _sum_of
     inner = Aggregate(e.aggregation, together(inside), (v,), all_of(here), (limits.pop(v),), span=e.span)
     body = together([Factor(inner, False), *outside] if together is _sum_of else [*outside, Factor(inner, False)])
     guard = all_of([t for t in tests if t not in here])
@@ -118,7 +117,7 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str]
 def _parts(e: Aggregate, types: Types) -> list[Factor]:
     """The factors of its products, or the terms of what its semiring has in their place; those that are subtracted
     divide."""
-    if _TIMES[e.aggregation] == "mul":
+    if AGGREGATIONS[e.aggregation].times == "mul":
         return factors_of_terms(e.body, types)
     return [Factor(x, negative) for negative, x in terms_of(e.body, False)]
 

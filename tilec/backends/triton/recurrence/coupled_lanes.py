@@ -41,7 +41,7 @@ WAITING_WORK = 50_000  # points that a program could go through while it waits f
 # Where programs have sums of products apart, whose operands take as long to be read as terms to be added up:
 SHARED_WAITING_WORK = 9_000  # the same
 BARRIER_WORK = 500  # while it waits for its own threads, and for what they have stored
-FEW_TERMS = 2**21  # of a step, up to which one sum over all variables takes less time than one after the other
+TERMS_AT_ONCE = 2**21  # of a step, up to which one sum over all variables takes less time than one after the other
 POINTS_PER_THREAD = 16  # of a block, about
 LANES_PER_THREAD = 2  # where nothing is summed over
 MOST_WAITING = 8  # loads that wait for their step
@@ -66,7 +66,7 @@ class Blocks:
 
 def sharing_of(loop: SkewedLoop, setting: Setting) -> Sharing:
     """The loop with what lanes share apart: those of all programs, or each program's own."""
-    loop = sums_at_once(loop, FEW_TERMS)
+    loop = sums_at_once(loop, TERMS_AT_ONCE)
     programs = setting.device.multiprocessors
     together = shared_sums(loop, programs, WAITING_WORK)
     if loop.count(loop.coupled) > RESIDENT_LANES:

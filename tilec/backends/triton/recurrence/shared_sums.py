@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop
-from tilec.ir.aggregations import SEMIRINGS
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.functions import all_of, operands_of
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import (
@@ -32,13 +32,12 @@ from tilec.ir.program import (
     map_values,
     rebuild,
 )
-from tilec.ir.types import Kind, TensorType, is_floating
+from tilec.ir.types import NARROW, TensorType, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable, rename
 
 _CHEAP = ("add", "sub", "mul", "neg", "select", "and", "or", "eq", "ne", "lt", "le", "gt", "ge", "max", "min")
 _COSTLY = 8  # times as much as one of these any other function takes
 _GAIN = 2  # what is gained at least
-_TIMES = {s.plus: s.times for s in SEMIRINGS.values() if s.kind == Kind.FLOATING}
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,10 @@ def sums_at_once(loop: SkewedLoop, most: int) -> SkewedLoop:
 def _factor_added_up(e: Aggregate, loop: SkewedLoop) -> Aggregate | None:
     """The one factor that is itself aggregated as the whole is, over variables that no other factor has. What gradients
     compare, extrema of sums, is added up in the same order at once."""
-    times = _TIMES.get(e.aggregation, "")
+    times = AGGREGATIONS[e.aggregation].times
+    dtype = expression_type(e.body, loop.types).dtype
+    if times is None or not is_floating(dtype) or dtype in NARROW:
+        return None
     factors = operands_of(times, e.body)
     inner = [f for f in factors if isinstance(f, Aggregate) and f.aggregation == e.aggregation]
     if len(inner) != 1 or {*index_variables(inner[0])}.isdisjoint(loop.coupled):
@@ -120,11 +122,13 @@ def _factor_added_up(e: Aggregate, loop: SkewedLoop) -> Aggregate | None:
     if e.aggregation in ("max", "min") and not in_order:
         return None
     others = index_variables(*(f for f in factors if f is not inner[0]), *e.guards)
+    if expression_type(inner[0].body, loop.types).dtype != dtype:
+        return None
     return inner[0] if {*inner[0].bound}.isdisjoint((*others, *e.bound)) else None
 
 
 def _at_once(e: Aggregate, inner: Aggregate) -> Aggregate:
-    times = _TIMES[e.aggregation]
+    times = AGGREGATIONS[e.aggregation].times or ""
     parts = [operands_of(times, f.body) if f is inner else [f] for f in operands_of(times, e.body)]
     body = _in_turn(times, [x for part in parts for x in part])
     guard, bound = all_of([*e.guards, *inner.guards]), (*e.bound, *inner.bound)
