@@ -111,3 +111,11 @@ def test_an_inner_sum_of_no_state_comes_before(monkeypatch: pytest.MonkeyPatch) 
         before = now + torch.einsum("nab,ap,bc,cq->npq", before, *m)
         wanted.append(before)
     torch.testing.assert_close(f(5, 2, 16, x, *m), torch.stack(wanted))
+
+
+def test_sums_of_nothing() -> None:
+    f = tilec.compile(TWO_SIDES.format("sum", "*", "*"))
+    shapes = ((3, 2, 0, 0), (0, 0), (0, 0))
+    assert f(3, 2, 0, *map(torch.zeros, shapes)).shape == (3, 2, 0, 0)
+    empty = f.grad(("X", "A"))(3, 2, 0, *map(torch.zeros, shapes), torch.zeros(shapes[0]))
+    assert [g.shape for g in empty] == [torch.Size(s) for s in shapes[:2]]

@@ -85,6 +85,8 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str]
         return e
     steps = _times(e, own, list(lanes)) | apart
     every = math.prod(extent[v] for v in index_variables(*e.roots))
+    if not every:
+        return e
     parts = [frozenset(index_variables(x)) for x in (*(f.value for f in factors), *tests)]
     choices = []
     for v in e.bound:
