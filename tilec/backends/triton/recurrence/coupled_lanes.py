@@ -39,7 +39,7 @@ RESIDENT_LANES = 2**14  # coupled lanes that one program may own
 LAUNCH_WORK = 60_000  # points of sums that a program could go through while a kernel is launched
 WAITING_WORK = 50_000  # points that a program could go through while it waits for the others
 # Where programs have sums of products apart, whose operands take as long to be read as terms to be added up:
-SHARED_WAITING_WORK = 9_000  # the same
+SHARED_WAITING_WORK = 20_000  # the same
 BARRIER_WORK = 500  # while it waits for its own threads, and for what they have stored
 TERMS_AT_ONCE = 2**21  # of a step, up to which one sum over all variables takes less time than one after the other
 POINTS_PER_THREAD = 16  # of a block, about

@@ -97,7 +97,7 @@ def sums_at_once(loop: SkewedLoop, most: int) -> SkewedLoop:
         while inner is not None:
             found.append(inner)
             terms *= loop.count(inner.bound)
-            whole = _at_once(whole, inner)
+            whole = _at_once(whole, inner, loop)
             inner = _factor_added_up(whole, loop)
         cost = _COSTLY if e.aggregation == "logsumexp" else 1
         return whole if found and terms * cost < most else map_values(e, visit)
@@ -127,12 +127,15 @@ def _factor_added_up(e: Aggregate, loop: SkewedLoop) -> Aggregate | None:
     return inner[0] if {*inner[0].bound}.isdisjoint((*others, *e.bound)) else None
 
 
-def _at_once(e: Aggregate, inner: Aggregate) -> Aggregate:
+def _at_once(e: Aggregate, inner: Aggregate, loop: SkewedLoop) -> Aggregate:
+    """Both sums as one, whose points run as the states lie that it reads."""
     times = AGGREGATIONS[e.aggregation].times or ""
-    parts = [operands_of(times, f.body) if f is inner else [f] for f in operands_of(times, e.body)]
-    body = _in_turn(times, [x for part in parts for x in part])
-    guard, bound = all_of([*e.guards, *inner.guards]), (*e.bound, *inner.bound)
-    return replace(e, body=body, bound=bound, guard=guard, constraints=(*e.constraints, *inner.constraints))
+    others = [f for f in operands_of(times, e.body) if f is not inner]
+    body = _in_turn(times, [*operands_of(times, inner.body), *others])
+    places = index_variables(*(i for a in accesses_in(body) if a.tensor == loop.own for i in a.index))
+    bound = sorted((*inner.bound, *e.bound), key=lambda v: places.index(v) if v in places else len(places))
+    guard = all_of([*e.guards, *inner.guards])
+    return replace(e, body=body, bound=tuple(bound), guard=guard, constraints=(*e.constraints, *inner.constraints))
 
 
 def _in_turn(function: str, args: Sequence[Expr]) -> Expr:
