@@ -136,3 +136,31 @@ def test_the_text():
         "Received[i : N] = DO[i] + Received[i + 1] * pad(X[i + 1], 0);",
         "DX[i : N] = Received[i] * pad(O[i - 1], 1);",
     ]
+
+
+NESTED = {
+    "a ranking": "function (X[N], E[N]) -> (L) { L = sum[i](E[i] * (logsumexp[j](j >= i ? X[j]) - X[i])); }",
+    "ranges of tensors": "function (X, E) -> (L) { L[b] = sum[i](E[i] * logsumexp[j](j <= i ? X[b, j] * E[j])); }",
+    "sizes that differ": "function (X, E) -> (L) { L = sum[i](E[i] * logsumexp[j](j <= i ? X[j])); }",
+    "a product before": "function (X[N], E[N]) -> (L) { L = sum[i](E[i] * prod[j](j < i ? X[j])); }",
+    "both ways": "L = sum[i](logsumexp[j](j <= i ? X[j]) * logsumexp[j](j >= i ? E[j]) * E[i])",
+    "extrema": "L = logsumexp[i](max[j](j <= i ? X[j]) - min[j](j >= i ? E[j]) * E[i])",
+    "gathered": "function (X[M], E[N], P[N]) -> (L) { L = sum[i](E[i] * logsumexp[j](j >= i ? X[P[j]])); }",
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_running_aggregations_that_stand_in_others(name):
+    program = parse(NESTED[name])
+    x = normal(2, 5) if "X[b" in NESTED[name] else normal(4) if name == "sizes that differ" else normal(5)
+    arrays = [x, normal(5)[::-1] + 1, *([np.array([3, -1, 0, 7, 3])] if "P[" in NESTED[name] else [])]
+    text = show(grad(program, ("X", "E")))
+    assert "Received" in text
+    check_gradient(NESTED[name], *arrays)
+    d = normal(2) if "L[b]" in NESTED[name] else np.array(1.5)
+    found = evaluate(grad(program, ("X", "E")), [*arrays, d])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scans, "KINDS", ())
+        wanted = evaluate(grad(program, ("X", "E")), [*arrays, d])
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.ir.program import Aggregate, walk
+from tilec.ir.program import Aggregate, accesses_in, walk
 from tilec.transforms.steps import step_sums
 
 PLAIN = "S[t, i : T, D] = X[t, i] + sum[j, k](S[t - 1, j] * A[j, k] * M[t, k]);"
@@ -67,3 +67,55 @@ def test_a_gradient_reads_the_values_of_branches_and_no_sums_of_one_term() -> No
     a.requires_grad_()
     (wanted,) = torch.autograd.grad(torch.linalg.cholesky(a.tril() + a.tril(-1).mT), a, d)
     torch.testing.assert_close(f.grad()(a.detach(), d), wanted)
+
+
+TWO_SIDES = "S[t, n, p, q : T, N, D, D] = X[t, n, p, q] + {}[a, b](S[t - 1, n, a, b] {} A[a, p] {} B[b, q])"
+
+
+@pytest.mark.parametrize(("aggregation", "times"), [("sum", "*"), ("max", "+"), ("min", "+"), ("logsumexp", "+")])
+def test_lanes_share_inner_sums(aggregation: str, times: str) -> None:
+    f = tilec.compile(TWO_SIDES.format(aggregation, times, times))
+    g = torch.Generator().manual_seed(0)
+    x, a, b = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((3, 2, 16, 16), (16, 16), (16, 16)))
+    (step,) = f.lower(3, 2, 16, x, a, b).stages["flat"].statements
+    assert [e.bound for e in walk(step.body) if isinstance(e, Aggregate)] == [("b",), ("a",)], step
+    combined = {"sum": torch.sum, "max": torch.amax, "min": torch.amin, "logsumexp": torch.logsumexp}[aggregation]
+    before, wanted = torch.zeros_like(x[0]), []
+    for now in x:
+        s, left, right = before[:, :, :, None, None], a[:, None, :, None], b[:, None, :]
+        before = now + combined(s * left * right if aggregation == "sum" else s + left + right, (1, 2))
+        wanted.append(before)
+    torch.testing.assert_close(f(3, 2, 16, x, a, b), torch.stack(wanted))
+
+
+def test_a_greatest_sum_keeps_its_order() -> None:
+    """A gradient compares terms with it, added up as the text says: what b names first would be rounded otherwise."""
+    text = TWO_SIDES.format("max", "+", "+").replace("A[a, p] + B[b, q]", "(A[a, p] + B[b, q])")
+    f = tilec.compile(text)
+    (step,) = (
+        f.lower(3, 2, 16, *(tilec.spec(s) for s in ((3, 2, 16, 16), (16, 16), (16, 16)))).stages["flat"].statements
+    )
+    assert [len(e.bound) for e in walk(step.body) if isinstance(e, Aggregate)] == [2], step
+
+
+def test_an_inner_sum_of_no_state_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_sums, "_LEAST_SAVED", 1)
+    text = TWO_SIDES.format("sum", "*", "*").replace("[a, b]", "[a, b, c]").replace("B[b, q]", "B[b, c] * C[c, q]")
+    f = tilec.compile(text)
+    g = torch.Generator().manual_seed(0)
+    x, *m = (torch.randn(s, generator=g, dtype=torch.float64) / 4 for s in ((5, 2, 16, 16), *[(16, 16)] * 3))
+    (known, step) = f.lower(5, 2, 16, x, *m).stages["flat"].statements
+    assert "_step" in known.output and known.output in {a.tensor for a in accesses_in(step.body)}, step
+    before, wanted = torch.zeros_like(x[0]), []
+    for now in x:
+        before = now + torch.einsum("nab,ap,bc,cq->npq", before, *m)
+        wanted.append(before)
+    torch.testing.assert_close(f(5, 2, 16, x, *m), torch.stack(wanted))
+
+
+def test_sums_of_nothing() -> None:
+    f = tilec.compile(TWO_SIDES.format("sum", "*", "*"))
+    shapes = ((3, 2, 0, 0), (0, 0), (0, 0))
+    assert f(3, 2, 0, *map(torch.zeros, shapes)).shape == (3, 2, 0, 0)
+    empty = f.grad(("X", "A"))(3, 2, 0, *map(torch.zeros, shapes), torch.zeros(shapes[0]))
+    assert [g.shape for g in empty] == [torch.Size(s) for s in shapes[:2]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from tilec.errors import AffineMistake
 from tilec.ir.constraining import always, conditional, demands
 from tilec.ir.functions import INFINITY, ONE, ZERO, call, operands_of
-from tilec.ir.index import Affine, canonical, linear, same_form
+from tilec.ir.index import Affine, linear, same_form
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -54,7 +54,7 @@ def split_scans(program: Program, names: Names) -> tuple[Statement, ...]:
     constrained = (_constrained(s, known) for s in program.statements)
     for s in (part for whole in constrained for part in _up_to_itself(whole, known, names)):
         found = _scan(s, known)
-        if found is not None and not _plain(s, found):
+        if found is not None and not _plain(s, found, known):
             terms, s = _stored_terms(s, found, s.sizes or (), names)
             result.append(terms)
         elif (running := _running_sum(s, known)) is not None:
@@ -62,6 +62,13 @@ def split_scans(program: Program, names: Names) -> tuple[Statement, ...]:
             result.append(terms)
         result.append(s)
     return tuple(result)
+
+
+def is_running(s: Statement, known: Mapping[str, Extent]) -> bool:
+    """Whether a statement is one that `split_scans` takes for a scan, or for a running sum."""
+    whole = _constrained(s, known)
+    parts = _up_to_itself(whole, known, Names(()))
+    return len(parts) > 1 or _scan(whole, known) is not None or _running_sum(whole, known) is not None
 
 
 def _constrained(s: Statement, known: Mapping[str, Extent]) -> Statement:
@@ -179,7 +186,7 @@ def _scan(s: Statement, known: Mapping[str, Extent]) -> _Scan | None:
         return None
     (k,), (c,) = summed, joint
     try:
-        form, bound = linear(c.expr), canonical(c.bound)
+        form = linear(c.expr)
     except AffineMistake:
         return None
     for i, size in zip(left, s.sizes, strict=True):
@@ -187,7 +194,11 @@ def _scan(s: Statement, known: Mapping[str, Extent]) -> _Scan | None:
         falling = form == Affine.variable(k) - Affine.variable(i)
         if not (rising or falling) or i in index_variables(s.body):
             continue
-        if same_form(bound, size) and _all_fit(s.body, k, size, known):
+        if s.aggregation in IDENTITY:  # elements without points hold it
+            fits = _bounded(s.body, k, None if rising else size, known)
+        else:
+            fits = _all_fit(s.body, k, size, known)
+        if same_form(c.bound, size) and fits:
             return _Scan(i, k, rising)
     return None
 
@@ -197,13 +208,23 @@ def _all_fit(body: Expr, k: str, size: Expr, known: Mapping[str, Extent]) -> boo
     return not conditional(asked) and all(_fits(a, k, size, known) for a in always(asked))
 
 
+def _bounded(body: Expr, k: str, size: Expr | None, known: Mapping[str, Extent]) -> bool:
+    """Whether some access allows no value of k below 0, nor from the size on, if one is given."""
+    places = (place for a in always(demands(body)) for place in _places(a, known))
+    return any(e == Index(k) and (size is None or same_form(n, size)) for e, n in places)
+
+
 def _fits(a: Access, k: str, size: Expr, known: Mapping[str, Extent]) -> bool:
     """Does the access allow all values of k below the size, and no others?"""
     return all(same_form(n, size) if e == Index(k) else k not in index_variables(e) for e, n in _places(a, known))
 
 
-def _plain(s: Statement, found: _Scan) -> bool:
-    return isinstance(s.body, Access) and s.body.index == _at(s, found.output, Index(found.summed))
+def _plain(s: Statement, found: _Scan, known: Mapping[str, Extent]) -> bool:
+    """Whether a scan is one over the elements of one tensor, each at its own index."""
+    if not isinstance(s.body, Access) or s.body.index != _at(s, found.output, Index(found.summed)):
+        return False
+    size = next(n for e, n in zip(s.index or (), s.sizes or (), strict=True) if e == Index(found.output))
+    return _all_fit(s.body, found.summed, size, known)
 
 
 def _at(s: Statement, v: str, e: Expr) -> tuple[Expr, ...]:
@@ -216,7 +237,7 @@ def scan_gradient(
     """What the tensor that a scan aggregates receives, as a statement named after it; None where s is no such scan.
     `append` adds a statement that it needs."""
     found = _scan(s, known)
-    if found is None or not _plain(s, found) or not isinstance(s.body, Access):
+    if found is None or not _plain(s, found, known) or not isinstance(s.body, Access):
         return None
     return _Adjoint(s, s.body.tensor, found, cotangent, names, append).run()
 
@@ -231,7 +252,7 @@ def scan_tangent(
     """The statement of a scan's tangent, a recurrence that runs as the scan does; None where s is no such scan.
     `tangents` names those of tensors; `append` adds a statement that it needs."""
     found = _scan(s, known)
-    if found is None or not _plain(s, found) or not isinstance(s.body, Access) or s.body.tensor not in tangents:
+    if found is None or not _plain(s, found, known) or not isinstance(s.body, Access) or s.body.tensor not in tangents:
         return None
     return _Tangent(s, s.body.tensor, found, tangents[s.body.tensor], names, append).run()
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from tilec.ir.constraining import constraining
 from tilec.ir.functions import all_of, call, operands_of
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
-from tilec.ir.infer import expression_type, infer
+from tilec.ir.infer import expression_type, infer, statement_type
 from tilec.ir.program import (
     Access,
     Aggregate,
@@ -34,7 +34,7 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import NARROW, Types, is_floating
+from tilec.ir.types import NARROW, TensorType, Types, is_floating
 from tilec.transforms.util.factors import Factor, factors_of, quotient_of
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.ranges import axis_places, ranges_of
@@ -46,7 +46,7 @@ def lift_step_sums(program: Program, inputs: Types) -> Program:
     """The program with such sums before their recurrences. `inputs`: types of the inputs."""
     if not any(map(reads_itself, program.statements)):
         return program
-    types, names = infer(program, inputs), Names.of(program)
+    types, names = dict(infer(program, inputs)), Names.of(program)
     statements: list[Statement] = []
     for s in program.statements:
         outputs = distinct_variables(s.index) if reads_itself(s) else None
@@ -60,13 +60,16 @@ def lift_step_sums(program: Program, inputs: Types) -> Program:
 
 
 def _lifted(
-    e: Expr, s: Statement, outputs: Mapping[str, int], types: Types, names: Names, made: list[Statement]
+    e: Expr, s: Statement, outputs: Mapping[str, int], types: dict[str, TensorType], names: Names, made: list[Statement]
 ) -> Expr:
     e = rebuild(e, lambda x: _lifted(x, s, outputs, types, names, made))
     if not isinstance(e, Aggregate) or e.aggregation != "sum":
         return e
     if (term := _only_term(e, outputs, types)) is not None:
         return term
+    if not any(isinstance(x, Access) and x.tensor == s.output for x in walk(e)):
+        known = _known_before(e, s, outputs, types, names)
+        return e if known is None else _emitted(known, types, made)
     factors = factors_of(e.body, types)
     stays = [f for f in factors if f.divides or _reads(f.value, s.output) or isinstance(f.value, Inside)]
     others = [f for f in factors if f not in stays]
@@ -81,7 +84,7 @@ def _lifted(
         variables = index_variables(*(f.value for f in inner))
         if extent is None or not {*variables} <= extent.keys():
             continue
-        if math.prod(outputs.values()) * (math.prod(extent[v] for v in own) - 1) < _LEAST_SAVED:
+        if not _saves(outputs, extent, own):
             continue
         body = quotient_of(inner)
         if expression_type(body, types).dtype != types[s.output].dtype:
@@ -89,10 +92,39 @@ def _lifted(
         order = [*(v for v in outputs if v in variables), *(v for v in variables if v not in outputs and v not in own)]
         place = tuple(map(Index, order))
         name = names.fresh(f"{s.output}_step")
-        made.append(Statement(name, place, tuple(Int(extent[v]) for v in order), body, "sum", span=s.span))
-        factors = [*(f for f in factors if f not in inner), Factor(Access(name, place), False)]
+        known = Statement(name, place, tuple(Int(extent[v]) for v in order), body, "sum", span=s.span)
+        factors = [*(f for f in factors if f not in inner), Factor(_emitted(known, types, made), False)]
         e = replace(e, body=quotient_of(factors), bound=tuple(v for v in e.bound if v not in own))
     return e
+
+
+def _emitted(known: Statement, types: dict[str, TensorType], made: list[Statement]) -> Access:
+    types[known.output] = statement_type(known, types)
+    made.append(known)
+    return Access(known.output, known.index or ())
+
+
+def _known_before(
+    e: Aggregate, s: Statement, outputs: Mapping[str, int], types: Types, names: Names
+) -> Statement | None:
+    """The statement of a sum that reads no state."""
+    bounds = [(c.expr, c.bound.value) for c in e.constraints if isinstance(c.bound, Int)]
+    extent = ranges_of([*bounds, *axis_places(constraining(*e.roots, gathers=False), types)], outputs)
+    variables = [v for v in index_variables(*e.roots) if v not in e.bound]
+    if extent is None or len(bounds) < len(e.constraints) or not {*variables, *e.bound} <= extent.keys():
+        return None
+    if any(isinstance(x, Aggregate) for x in walk(*e.roots)) or not _saves(outputs, extent, e.bound):
+        return None
+    place = tuple(map(Index, [*(v for v in outputs if v in variables), *(v for v in variables if v not in outputs)]))
+    sizes = tuple(Int(extent[v.name]) for v in place)
+    name = names.fresh(f"{s.output}_step")
+    known = Statement(name, place, sizes, e.body, "sum", e.guard, e.constraints, span=s.span)
+    return known if statement_type(known, types).dtype == types[s.output].dtype else None
+
+
+def _saves(outputs: Mapping[str, int], extent: Mapping[str, int], summed: Collection[str]) -> bool:
+    """Whether a recurrence over these adds up that much less without a sum over those."""
+    return math.prod(outputs.values()) * (math.prod(extent[v] for v in summed) - 1) >= _LEAST_SAVED
 
 
 def _only_term(e: Aggregate, outputs: Mapping[str, int], types: Types) -> Expr | None:

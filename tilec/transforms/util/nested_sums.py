@@ -2,8 +2,10 @@
 
 `sum[i, j](G[t + 1, i] * E[i, j, t] * F[k, j, t])` has a term for every i and j for each k. What has i does not name k:
 `sum[j](F[k, j, t] * sum[i](G[t + 1, i] * E[i, j, t]))` adds that up once a step. Gradients of steps that hold one
-aggregation in another are such sums, with a variable for each level. Exact as sums of products are that are added up in
-another order.
+aggregation in another are such sums, with a variable for each level. Lanes that differ in what it does not name have it
+in common, as those of each p in `S[t, p, q] = sum[b](B[b, q] * sum[a](S[t - 1, a, b] * A[a, p]))`. Exact as sums of
+products are that are added up in another order; a greatest sum of terms is the one of the same terms added up in the
+same order, to which a gradient compares them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from tilec.ir.aggregations import AGGREGATIONS
 from tilec.ir.constraining import constraining
 from tilec.ir.functions import ZERO, all_of, operands_of
 from tilec.ir.index import Affine, distinct_variables, linear
@@ -32,7 +35,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.types import NARROW, Types, is_floating
-from tilec.transforms.util.factors import Factor, factors_of_terms, quotient_of
+from tilec.transforms.util.factors import Factor, added, factors_of_terms, quotient_of, terms_of
 from tilec.transforms.util.ranges import axis_places, ranges_of
 
 LEAST_TIMES = 8  # as many terms are saved, at least
@@ -67,18 +70,23 @@ def _parallel(s: Statement, names: list[str]) -> Iterator[str]:
 
 def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str], types: Types) -> Aggregate:
     dtype = expression_type(e.body, types).dtype
-    if e.aggregation != "sum" or len(e.bound) < 2 or not is_floating(dtype) or dtype in NARROW:
+    if AGGREGATIONS[e.aggregation].times is None or len(e.bound) < 2 or not is_floating(dtype) or dtype in NARROW:
         return e
     extent = _extents(e, own, lanes, types)
     if extent is None or not {*e.bound, *index_variables(*e.roots)} <= extent.keys():
         return e
-    factors = factors_of_terms(e.body, types)
+    factors = _parts(e, types)
     if not all(is_floating(expression_type(f.value, types).dtype) or not index_variables(f.value) or _is_inside(f)
                for f in factors):  # fmt: skip
         return e
     tests = [p for g in e.guards for p in operands_of("and", g)]
+    in_order = e.aggregation in ("max", "min")
+    if in_order and e.body != _sum_of(factors):
+        return e
     steps = _times(e, own, list(lanes)) | apart
     every = math.prod(extent[v] for v in index_variables(*e.roots))
+    if not every:
+        return e
     parts = [frozenset(index_variables(x)) for x in (*(f.value for f in factors), *tests)]
     choices = []
     for v in e.bound:
@@ -86,7 +94,10 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str]
         used = index_variables(*(f.value for f in inside), *(t for t in tests if v in index_variables(t)))
         first, rest = math.prod(extent[w] for w in used), every // extent[v]
         movable = any(not f.divides and not _is_inside(f) for f in inside) and any(not f.divides for f in outside)
-        if movable and not (set(used) & lanes.keys()) - steps and every >= LEAST_TIMES * (first + rest):
+        apart_lanes = lanes.keys() - steps
+        shared = not apart_lanes or bool(apart_lanes - {*used})
+        movable = movable and (not in_order or inside == factors[: len(inside)])
+        if movable and shared and every >= LEAST_TIMES * (first + rest):
             choices.append((_terms(parts, e.bound, extent, v), v))
     if not choices:
         return e
@@ -97,11 +108,24 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str]
     kept = tuple(c for c in e.constraints if linear(c.expr).bare not in limits)
     if any(v in index_variables(c.expr) for c in kept):
         return e
-    inner = Aggregate("sum", quotient_of(inside), (v,), all_of(here), (limits.pop(v),), span=e.span)
-    body = quotient_of([*outside, Factor(inner, False)])
+    together = quotient_of if AGGREGATIONS[e.aggregation].times == "mul" else _sum_of
+    inner = Aggregate(e.aggregation, together(inside), (v,), all_of(here), (limits.pop(v),), span=e.span)
+    body = together([Factor(inner, False), *outside] if together is _sum_of else [*outside, Factor(inner, False)])
     guard = all_of([t for t in tests if t not in here])
     bound = tuple(w for w in e.bound if w != v)
     return replace(e, body=body, bound=bound, guard=guard, constraints=(*kept, *limits.values()))
+
+
+def _parts(e: Aggregate, types: Types) -> list[Factor]:
+    """The factors of its products, or the terms of what its semiring has in their place; those that are subtracted
+    divide."""
+    if AGGREGATIONS[e.aggregation].times == "mul":
+        return factors_of_terms(e.body, types)
+    return [Factor(x, negative) for negative, x in terms_of(e.body, False)]
+
+
+def _sum_of(terms: Sequence[Factor]) -> Expr:
+    return added([(f.divides, f.value) for f in terms])
 
 
 def _times_own(e: Aggregate, own: str, lanes: dict[str, int], types: Types) -> Expr:

@@ -2,8 +2,8 @@
 
 `resident`: one launch. A program owns whole sets of lanes that depend on each other, and a barrier stands between its
 steps. `cooperative`: one launch of as many programs as run at once, each with a part of all lanes, and a barrier of all
-of them between steps. `stepwise`: a launch for each step, over as many programs as its lanes fill. Sums that lanes of
-several programs have in common (`shared_sums`) come first in each step, with a barrier or in a launch of their own.
+of them between steps. `stepwise`: a launch for each step, over as many programs as its lanes fill. Sums that lanes
+have in common (`shared_sums`) come first in each step, with a barrier or in a launch of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import BARRIER, WhileLoop, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous_strides, power_of_two
-from tilec.backends.triton.recurrence.shared_sums import SharedSum, Sharing, shared_sums, work
+from tilec.backends.triton.recurrence.shared_sums import (
+    SharedSum,
+    Sharing,
+    shared_sums,
+    step_work,
+    sums_at_once,
+    work,
+)
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
 from tilec.backends.triton.recurrence.step import FEW_SUMMED_POINTS, MOST_IN_BLOCK, Moment, StepFrame, StepWriter
 from tilec.ir.index import linear
@@ -31,6 +38,10 @@ SUMMED_LANES = 256  # where something is
 RESIDENT_LANES = 2**14  # coupled lanes that one program may own
 LAUNCH_WORK = 60_000  # points of sums that a program could go through while a kernel is launched
 WAITING_WORK = 50_000  # points that a program could go through while it waits for the others
+# Where programs have sums of products apart, whose operands take as long to be read as terms to be added up:
+SHARED_WAITING_WORK = 20_000  # the same
+BARRIER_WORK = 500  # while it waits for its own threads, and for what they have stored
+TERMS_AT_ONCE = 2**21  # of a step, up to which one sum over all variables takes less time than one after the other
 POINTS_PER_THREAD = 16  # of a block, about
 LANES_PER_THREAD = 2  # where nothing is summed over
 MOST_WAITING = 8  # loads that wait for their step
@@ -54,8 +65,17 @@ class Blocks:
 
 
 def sharing_of(loop: SkewedLoop, setting: Setting) -> Sharing:
-    """The loop with what programs share apart."""
-    return shared_sums(loop, setting.device.multiprocessors, WAITING_WORK)
+    """The loop with what lanes share apart: those of all programs, or each program's own."""
+    loop = sums_at_once(loop, TERMS_AT_ONCE)
+    programs = setting.device.multiprocessors
+    together = shared_sums(loop, programs, WAITING_WORK)
+    if loop.count(loop.coupled) > RESIDENT_LANES:
+        return together
+    alone = shared_sums(loop, programs, BARRIER_WORK, owned=True)
+    if not together.sums or not alone.sums:
+        return alone if alone.sums else together
+    less = step_work(alone, programs, BARRIER_WORK) < step_work(together, programs, SHARED_WAITING_WORK)
+    return alone if less else together
 
 
 def choose_blocks(sharing: Sharing, setting: Setting) -> Blocks:
@@ -64,6 +84,10 @@ def choose_blocks(sharing: Sharing, setting: Setting) -> Blocks:
     coupled, parallel = loop.count(loop.coupled), loop.count(loop.parallel)
     points = max([1, *(loop.count(e.bound) for e in loop.aggregates())])
     span = -(-coupled * parallel // setting.device.multiprocessors)
+    if sharing.owned:
+        programs = setting.device.multiprocessors
+        parts = [(sharing.part(programs), points), *(_part_of(s, sharing, programs) for s in sharing.sums)]
+        return Blocks(_lanes(*parts[0]), parts[0][0], max(_part_warps(*part) for part in parts))
     if points <= FEW_SUMMED_POINTS and coupled > RESIDENT_LANES:  # a map of so many elements, before the host is back
         waits, points = span * sum(work(loop, e) for e in loop.roots) < LAUNCH_WORK, 1
     else:
@@ -73,8 +97,8 @@ def choose_blocks(sharing: Sharing, setting: Setting) -> Blocks:
         widest = max([coupled * parallel, *(loop.count(s.variables) for s in sharing.sums)])
         programs = min(setting.device.multiprocessors, widest)
         span = -(-coupled * parallel // programs)
-        parts = [(span, points), *(_part_of(s, loop, programs) for s in sharing.sums)]
-        warps = max(_block_warps(_lanes(*part), part[1], MOST_IN_BLOCK) for part in parts)
+        parts = [(span, points), *(_part_of(s, sharing, programs) for s in sharing.sums)]
+        warps = max(_part_warps(*part) for part in parts)
         used = programs if sharing.sums else -(-coupled * parallel // span)
         return Blocks(_lanes(span, points), span, warps, used)
     least = LAUNCH_WORK + span * points
@@ -94,10 +118,14 @@ def _lanes(span: int, points: int) -> int:
     return min(power_of_two(span), SUMMED_LANES if points > 1 else MOST_LANES)
 
 
-def _part_of(s: SharedSum, loop: SkewedLoop, programs: int) -> tuple[int, int]:
+def _part_warps(span: int, points: int) -> int:
+    return _block_warps(_lanes(span, points), points, MOST_IN_BLOCK)
+
+
+def _part_of(s: SharedSum, sharing: Sharing, programs: int) -> tuple[int, int]:
     """Elements of a shared sum that each program computes, and terms of each."""
-    points = max(loop.count(e.bound) for e in walk(s.statement.body) if isinstance(e, Aggregate))
-    return -(-loop.count(s.variables) // programs), points
+    points = max(sharing.loop.count(e.bound) for e in walk(s.statement.body) if isinstance(e, Aggregate))
+    return sharing.part(programs, s), points
 
 
 def _block_warps(lanes: int, points: int, most: int) -> int:
@@ -123,7 +151,7 @@ def swept(sharing: Sharing, strides: Strides, int64_index: bool, blocks: Blocks)
 
 
 def _launched(s: SharedSum, sharing: Sharing, blocks: Blocks) -> tuple[SharedSum, Blocks]:
-    elements, points = _part_of(s, sharing.loop, 1)
+    elements, points = _part_of(s, sharing, 1)
     lanes = min(power_of_two(elements), 16)
     return s, replace(blocks, lanes=lanes, warps=_block_warps(lanes, points, 1024 * lanes))
 
@@ -140,6 +168,7 @@ class _Sweep(StepWriter):
         self.sharing, self.part = sharing, part
         self.tiling, self.warps, self.together = blocks, blocks.warps, blocks.cooperative
         kernel.constants["BM"] = blocks.lanes
+        self.programs = blocks.programs or -(-loop.count(loop.lanes) // max(blocks.span, 1))
         self.program = kernel.program()
         self.moving = frozenset((loop.time,))
         self.arrived = f"{loop.own}.arrived"
@@ -160,7 +189,7 @@ class _Sweep(StepWriter):
             self._step(self._frame(self.moving, inner))
             self.kernel.close("lanes_at", f"range(0, {self._span()}, BM)")
             self._next()
-        launch = self._launch(blocks.programs or -(-loop.count(loop.lanes) // blocks.span))
+        launch = self._launch(self.programs)
         if not blocks.cooperative:
             return [launch]
         return [Allocate(self.arrived, (1,), "int32", 0), launch, Release((self.arrived,))]
@@ -191,12 +220,12 @@ class _Sweep(StepWriter):
         k.close("at_step", f"range(0, {k.extent(self.loop.time)})")
 
     def _own_part(self, part: SharedSum | None, blocks: Blocks) -> None:
-        k, loop = self.kernel, self.loop
+        k = self.kernel
         variables = self._order() if part is None else part.variables
-        span = -(-loop.count(variables) // blocks.programs)
+        span = self.sharing.part(self.programs, part)
         axis = "row" if part is None else k.names.fresh("place")
         block = "BM" if part is None else k.names.fresh("BP")
-        lanes = blocks.lanes if part is None else _lanes(*_part_of(part, loop, blocks.programs))
+        lanes = blocks.lanes if part is None else _lanes(*_part_of(part, self.sharing, self.programs))
         k.constants[block] = lanes
         self.blocks[axis] = block
         own = k.number(("span", axis), "span", span)

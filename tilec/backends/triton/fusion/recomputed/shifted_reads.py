@@ -10,7 +10,7 @@ each other does: neighbours of equal values stay equal.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.box_values import resolved
 from tilec.backends.common.domain import Domain, access_conditions, build_domain
@@ -131,13 +131,15 @@ def _gathers(s: Statement) -> bool:
 @dataclass(frozen=True)
 class _Producer:
     """An elementwise statement whose values may be computed anywhere. `filled`: whether it writes every element;
-    `counted`: its variables that are values; `padded`: its body where it constrains nothing."""
+    `counted`: its variables that are values; `padded`: its body where it constrains nothing; `known`: its elements
+    that were asked for, which several statements read."""
 
     statement: Statement
     names: tuple[str, ...]
     filled: bool
     counted: frozenset[str]
     padded: Expr
+    known: dict[tuple, Expr] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, s: Statement, types: Types) -> _Producer | None:
@@ -148,6 +150,13 @@ class _Producer:
         filled = s.guard is None and not s.constraints and writes_all(s, extent, types)
         counted = frozenset(e.name for root in s.roots for e in values(root) if isinstance(e, Index))
         return cls(s, names, filled, counted, unconstrained(s.body, types))
+
+    def over(self, box: Domain, a: Access, types: Types, bare: bool) -> Expr:
+        """Its element there, for all points of a box that begins at 0."""
+        key = (a.index, bare, *box.extent.items())
+        if key not in self.known:
+            self.known[key] = resolved(self.at(a, types, bare), box, types)
+        return self.known[key]
 
     def at(self, a: Access, types: Types, bare: bool) -> Expr:
         """Its element there. `bare`: where the places that it reads may say which points count. What is 16 bits wide
@@ -217,7 +226,7 @@ def _written_out(reader: Statement, producer: _Producer, types: Types) -> Statem
     asked: dict[Access, None] = {}
 
     def value(a: Access, bare: bool) -> Expr:
-        return resolved(producer.at(a, types, bare), box, types)
+        return producer.over(box, a, types, bare)
 
     def visit(e: Expr) -> Expr:
         match e:
@@ -231,20 +240,19 @@ def _written_out(reader: Statement, producer: _Producer, types: Types) -> Statem
         return rebuild(e, visit)
 
     made = map_values(reader, visit)
-    return _bounded(made, asked, types) if node_count(made.body) <= LONGEST else None
+    return _bounded(made, asked, box, types) if node_count(made.body) <= LONGEST else None
 
 
-def _bounded(s: Statement, asked: Collection[Access], types: Types) -> Statement:
-    """The statement with constraints for what these accesses asked of its points, where nothing else does."""
-    if not asked:
-        return s
-    domain = build_domain(s, types)
-    holds = () if domain is None else (c for a in asked for c in access_conditions(a, types) if domain.holds(c))
-    implied = {(c.form, c.bound) for c in holds}
+def _bounded(s: Statement, asked: Collection[Access], box: Domain, types: Types) -> Statement:
+    """The statement with constraints for what these accesses asked of its points, where nothing else does. `box`: of
+    all elements that it may write."""
+    left = {c for a in asked for c in access_conditions(a, types) if not box.holds(c)}
+    domain = build_domain(s, types) if left else None
+    needed = {(c.form, c.bound) for c in left if domain is None or not domain.holds(c)}
     bounds: Mapping[Constraint, None] = {
         Constraint(e, Int(n)): None
         for a in asked
         for e, n in zip(a.index, types[a.tensor].shape, strict=True)
-        if (linear(e), n) not in implied
+        if (linear(e), n) in needed
     }
-    return replace(s, constraints=(*s.constraints, *bounds))
+    return replace(s, constraints=(*s.constraints, *bounds)) if bounds else s
