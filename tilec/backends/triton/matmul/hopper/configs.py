@@ -149,7 +149,7 @@ def _candidates(
                     if (
                         len(dot.classes) > 1
                         or len(boxed) > 1
-                        or not n * (several - 1) < extent[boxed[0]] <= n * several
+                        or extent[boxed[0]] <= n * (several - 1)
                     ):
                         continue
                     reach[boxed[0]] *= several
