@@ -274,7 +274,9 @@ class _Planner:
         int64_index = needs_int64_index(members, types, strides, None)
         whole = {s.output: s for s in self.flat.statements if s.output in group.scans}
         told = tuple(whole.get(s.output, s) for s in group.statements)
-        made = row_launch(group, types, strides, int64_index, misaligned=self.setting.misaligned, told=told, padded=self.padded)
+        made = row_launch(
+            group, types, strides, int64_index, misaligned=self.setting.misaligned, told=told, padded=self.padded
+        )
         steps: list[Step] = [self._allocated(name) for name in outputs]
         steps += [Allocate(name, t.shape, t.dtype) for name, t in made.partial.items()]
         steps.append(made.launch)

@@ -146,11 +146,7 @@ def _candidates(
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
                 reach, boxed = dict(boxes), [v for v, b in own[1] if b > 1]
                 if several > 1:
-                    if (
-                        len(dot.classes) > 1
-                        or len(boxed) > 1
-                        or extent[boxed[0]] <= n * (several - 1)
-                    ):
+                    if len(dot.classes) > 1 or len(boxed) > 1 or extent[boxed[0]] <= n * (several - 1):
                         continue
                     reach[boxed[0]] *= several
                 across = count(dot.columns, reach)
