@@ -165,7 +165,9 @@ def _candidates(
                 tile = TileWork(
                     m, n, depth, size, out_size, tiles, steps, elements, memory, maps, several, *after, pieces, *slower
                 )
-                group = 1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * several * n / m) / 2)
+                group = (
+                    1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * several * n / m) / 2)
+                )
                 if several > 1:
                     for stages in (4, 3, 2):
                         config = HopperConfig(
