@@ -45,6 +45,7 @@ def _filled(t: torch.Tensor) -> torch.Tensor:
     return t.fill_(torch.nan) if t.is_floating_point() else t
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows, columns", [(1, 65), (9, 83), (5, 150), (3, 1030), (2, 9001)])
 @pytest.mark.parametrize("name", PROGRAMS)
