@@ -159,7 +159,7 @@ class _Writer:
             found = [replace(a, dtype=HALVES) for a in found]
         self.accumulators = found
         k.residues()
-        k.padded = view.padded
+        k.padded = () if self._mixes_vectors() else view.padded
         self.axes = self._output_axes()
         self.tails = {a.name: f"{a.name}_in" for a in self.axes}
         self.reductions = [v for v in space.reductions if not space.single(v)]
