@@ -209,6 +209,14 @@ def test_columns_that_fill_no_tile_are_several_boxes(columns: int, several: int 
     assert found is not None and found[1].unrolled == (None if several is None else ("o", several))
 
 
+@pytest.mark.parametrize(("terms", "several"), [(13056, 3), (512, None)])
+def test_tiles_of_several_boxes_share_the_columns_of_long_sums(terms: int, several: int | None) -> None:
+    """2232 columns are twelve tiles of three boxes, and those of 128 columns take a third turn of all programs."""
+    case = matmul(2768, 2232, terms, right="nk")
+    found = default_plan(case.dot, case.tensors("bfloat16"))
+    assert found is not None and found[1].unrolled == (None if several is None else ("n", several))
+
+
 @pytest.mark.parametrize("name", CHOSEN)
 @pytest.mark.one_in(7)
 def test_first_guesses_and_candidates_fit(name: str) -> None:

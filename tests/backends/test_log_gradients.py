@@ -87,3 +87,12 @@ def test_a_large_and_a_small_operand_are_rounded_once(steps):
         exact = torch.logsumexp(before.double()[:, :, None] + right.double()[None], 1)
         result = found[steps] if steps else found
         assert (result.double() - exact).abs().max() < 0.52 * 2.0**-12
+
+
+@pytest.mark.parametrize(("size", "programs"), [((256, 611, 368), 96), ((1024, 512, 1024), 256)])
+def test_programs_are_many_where_sums_are_not_split(size, programs):
+    """Blocks of 128 x 128 would be six programs, and 64."""
+    rows, terms, columns = size
+    shapes = (rows, terms), (terms, columns)
+    source = product.lower(*(tilec.spec(shape, "float32") for shape in shapes), target="sm_90").source()
+    assert f"C_log_dot[({programs}, 1, 1)]" in source

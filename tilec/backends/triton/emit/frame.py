@@ -13,11 +13,12 @@ from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.kernel import Kernel, all_text, triton_type
 from tilec.backends.triton.emit.magnitudes import parts_of_lower_bound
 from tilec.backends.triton.emit.positions import PositionText
-from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.sizes import VECTOR_BYTES, contiguous
 from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Expr, Index, Int, Statement, index_variables
 from tilec.ir.rational import as_int
+from tilec.ir.types import ITEM_BYTES
 
 VECTOR_PARTS = (2, 4)  # elements apart, of which whole vectors are loaded
 
@@ -206,6 +207,24 @@ class Frame(PositionText):
         """Texts of the tests that what the variables take is no overhang of a block."""
         return [self.spread(self.tails[a], a) for a in self.axes if a in self.dimensions(variables) & set(self.tails)]
 
+    def vector_tests(self, tensor: str, index: Sequence[Expr]) -> Mapping[str, str]:
+        """By such a test, what does in its place for elements of a tensor whose rows have room behind them: that they
+        are in a vector that begins inside. What lies in that room nothing uses. A test of each element would make each
+        of them a load by itself."""
+        k, axis = self.kernel, self.axes[-1] if self.axes else ""
+        if tensor not in k.padded or axis not in self.tails or axis not in k.starts:
+            return {}
+        shape, strides = self.types[tensor].shape, k.strides[tensor]
+        own = [v for v, a in k.axis_of.items() if a.name == axis and k.space.largest(v) > 1]
+        walked = [d for d, e in enumerate(index) if {*own} & {*index_variables(e)}]
+        if len(own) != 1 or len(walked) != 1 or linear(index[walked[0]]).bare != own[0] or strides[walked[0]] != 1:
+            return {}
+        vector, n = VECTOR_BYTES // ITEM_BYTES[self.types[tensor].dtype], shape[walked[0]]
+        if n % vector == 0 or k.low(own[0]) != "0" or any(e[own[0]] != n for e in k.space.extent):
+            return {}
+        near = self.assign("near_in", f"{axis} // {vector} * {vector} < {k.starts[axis][1]}", frozenset((axis,)))
+        return {self.spread(self.tails[axis], axis): self.spread(near, axis)}
+
     def dependencies(self, access: Access) -> frozenset[str]:
         """The variables that what is read depends on."""
         return free_of(access)
@@ -240,7 +259,8 @@ class Frame(PositionText):
         part = None if tests else self._taken_out(access, forms, variables)
         if part is not None:
             return part
-        tests += [*wanted, *self.tail_tests(variables)]
+        instead = self.vector_tests(access.tensor, access.index)
+        tests += [*wanted, *(instead.get(test, test) for test in self.tail_tests(variables))]
         masked = self.masked_over(access) if tests else frozenset()
         text = f"tl.load({self.address(access.tensor, forms, masked)}"
         if tests:

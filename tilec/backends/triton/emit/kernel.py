@@ -90,6 +90,7 @@ class Kernel(LineBuilder):
         # not where single 16-bit elements of several classes are written between each other: programs that find places
         # sooner take longer (twice as large images of 33 channels 89 and 196 us on an H100)
         self.places_shared = True
+        self.padded: Collection[str] = ()  # tensors of the plan whose rows have room behind them, up to whole vectors
         self.scopes = [Scope()]
         self.axis_of: dict[str, Axis] = {}
         self.value_of: dict[str, str] = {}

@@ -34,12 +34,13 @@ WantedPair = Callable[[set[str]], bool]
 @dataclass(frozen=True)
 class StridedView:
     """A statement over views of its tensors: their types and strides as it indexes them, and whether positions in them
-    take 64 bits."""
+    take 64 bits. `padded`: see `Setting`."""
 
     statement: Statement
     types: Types
     strides: Strides
     int64_index: bool = False
+    padded: frozenset[str] = frozenset()
 
     def with_tensor(self, name: str, t: TensorType, strides: tuple[int, ...] | None = None) -> StridedView:
         """The same beside another tensor, contiguous unless strides are given."""

@@ -46,11 +46,11 @@ def fitted(config: Config, size: int, shared: int) -> Config:
     return config
 
 
-def choose_config(product: MatrixProduct, shared: int = PLANNED_FOR.shared) -> Config:
+def choose_config(product: MatrixProduct, shared: int = PLANNED_FOR.shared, whole: bool = False) -> Config:
     """The largest tile that still gives every multiprocessor one, else the one that wastes least with the reduction
-    split; with as many stages as `shared` bytes of on-chip memory hold."""
+    split, or the smallest where sums are `whole`; with as many stages as `shared` bytes of on-chip memory hold."""
     dtype, size = product.dot.dtype, ITEM_BYTES[product.dot.dtype]
-    config = fitted(_untuned(product), size, shared)
+    config = fitted(_untuned(product, whole), size, shared)
     while config.bm * config.bk > LEAST**2 and (config.bm + config.bn) * config.bk * size > shared:
         config = replace(config, bm=max(LEAST, config.bm // 2), bk=max(LEAST, config.bk // 2))
     if dtype == "int8":
@@ -65,7 +65,7 @@ def short_block(product: MatrixProduct) -> Config:
     return _config(SHORT_BLOCK, *product.counts)
 
 
-def _untuned(product: MatrixProduct) -> Config:
+def _untuned(product: MatrixProduct, whole: bool) -> Config:
     (m, n, k), batch = product.counts, product.repeated
     tiles = TILES[ITEM_BYTES[product.dot.dtype]]
     fitting = [t for t in tiles if t[0] <= max(32, 2 * power_of_two(m) // 2) and t[1] <= max(32, power_of_two(n))] or [
@@ -74,6 +74,8 @@ def _untuned(product: MatrixProduct) -> Config:
     for t in fitting:
         if -(-m // t[0]) * -(-n // t[1]) * batch >= MULTIPROCESSORS:
             return _reading_bytes(_in_long_rows(_config(t, m, n, k), product), product)
+    if whole:
+        return _config(fitting[-1], m, n, k)
     t = min(fitting, key=lambda t: (-(-m // t[0]) * t[0] * -(-n // t[1]) * t[1] / (m * n) > 1.3, -t[0] * t[1]))
     programs = -(-m // t[0]) * -(-n // t[1]) * batch
     steps = -(-k // t[2])

@@ -25,7 +25,8 @@ class Setting:
     may torch's own products and convolutions serve where they are exact? `device`: what runs it. `misaligned`: inputs
     whose first element is not at a multiple of 16 bytes. `known`: says what tuning found for a product. `exact`:
     recurrences are computed in their own order. `margins`: of positions by which scatters share a sort, by output.
-    `fixed`: outputs of scatters that are added in fixed point."""
+    `fixed`: outputs of scatters that are added in fixed point. `padded`: tensors of the plan whose rows have room
+    behind them, up to whole vectors."""
 
     precision: str = "highest"
     library: bool = False
@@ -35,6 +36,7 @@ class Setting:
     exact: bool = False
     margins: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict, hash=False)
     fixed: frozenset[str] = frozenset()
+    padded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

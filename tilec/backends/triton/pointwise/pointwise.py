@@ -159,6 +159,7 @@ class _Writer:
             found = [replace(a, dtype=HALVES) for a in found]
         self.accumulators = found
         k.residues()
+        k.padded = () if self._mixes_vectors() else view.padded
         self.axes = self._output_axes()
         self.tails = {a.name: f"{a.name}_in" for a in self.axes}
         self.reductions = [v for v in space.reductions if not space.single(v)]
@@ -339,7 +340,8 @@ class _Writer:
         `given`: what it is given of those before."""
         k, frame, s, types, split = self.k, self.frame, r.space.statement, self.types, self.tiling.parts > 1
         rows, whole = [frame.form(e) for e in s.index or ()], frozenset(frame.axes)
-        mask = all_text([*(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(r.space.stored)])
+        tests = [*(frame.spread(t, a) for a, t in frame.tails.items()), *frame.tests(r.space.stored)]
+        mask = all_text(tests)
         if reached is not None:
             assert s.default is not None
             other = f"tl.load({frame.address(s.default, rows, whole)}, mask={mask}, other=0)"
@@ -353,6 +355,8 @@ class _Writer:
             dtype, parts = types[r.output].dtype, f"{s.output}.parts"
             cast = "" if compute_dtype == dtype or split else f".to({triton_type(dtype)})"
             place = frame.part_address(r.output, parts, rows, whole) if split else frame.address(r.output, rows, whole)
+            instead = {} if split else frame.vector_tests(r.output, s.index or ())
+            mask = all_text([instead.get(test, test) for test in tests])
             k.store(place, f"tl.broadcast_to(result, {self.shape}){cast}", f"tl.broadcast_to({mask}, {self.shape})")
         return found
 

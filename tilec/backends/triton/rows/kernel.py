@@ -33,11 +33,12 @@ from tilec.ir.types import NARROW
 @dataclass(frozen=True)
 class RowWalk:
     """How a kernel goes through its rows. `heads`: see `levels`. `aligned`: where rows begin anywhere in vectors, and
-    are walked."""
+    are walked. `padded`: see `Setting`."""
 
     tiling: RowTiling
     heads: Collection[str] = ()
     aligned: Alignment | None = None
+    padded: Collection[str] = ()
 
 
 def _along_rows(made: Rescaled, strides: Strides) -> Collection[str] | None:
@@ -65,6 +66,7 @@ class RowWriter(BlockValues):
         name, vectors = python_name(last.output) + "_rows", _along_rows(made, strides)
         k = Kernel(name, space, made.types, strides, int64_index, powers=True, vectors=vectors)
         k.blockwise = True
+        k.padded = walk.padded if self.tiling.vectors else ()  # where threads have single elements tests of these do
         super().__init__(k, made, self.aligned is None and fills_blocks(group, walk.tiling))
 
     def launch(self, flat: tuple[Statement, ...]) -> Launch:
@@ -342,7 +344,8 @@ class RowWriter(BlockValues):
         written = {v for v in index_variables(*(s.index or ())) if group.extent[v] > 1}
         axes = [a for a, names in (("row", group.rows), ("col", group.columns)) if written & set(names)]
         shape = tuple_text([{"row": "BM", "col": "BN"}[a] if a in axes else "1" for a in ("row", "col")])
-        tests = [frame.spread(frame.tails[a], a) for a in axes if a in frame.tails]
+        instead = frame.vector_tests(s.output, s.index or ())
+        tests = [instead.get(t := frame.spread(frame.tails[a], a), t) for a in axes if a in frame.tails]
         tests += ["(down == 0)"] if "row" not in axes else []
         tests += ["(over == 0)"] if "col" not in axes and self.tiling.form == "tiled" else []
         shared = [v for v in group.rows if "row" in axes and v not in written and group.extent[v] > 1]

@@ -43,9 +43,10 @@ def row_launch(
     tiling: RowTiling | None = None,
     misaligned: Collection[str] = (),
     told: tuple[Statement, ...] | None = None,
+    padded: Collection[str] = (),
 ) -> Rows:
-    """The launch that carries out a group. Its statements, or those `told`, head the kernel. `misaligned`: see
-    `Setting`."""
+    """The launch that carries out a group. Its statements, or those `told`, head the kernel. `misaligned`, `padded`:
+    see `Setting`."""
     merged, merged_types, merged_strides = _coalesced(group, types, strides)
     tiling = tiling or choose_row_tiling(merged, merged_strides, merged_types)
     made = Rescaled(merged, merged_types, NOTHING, NOTHING)
@@ -61,7 +62,7 @@ def row_launch(
     elif tiling.form == "whole" or (merged.sums and not merged.totals):
         aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned, tiling.form == "whole")
         tiling, aligned = _by_vectors(tiling, aligned, merged, merged_types)
-    writer = RowWriter(made, RowWalk(tiling, heads, aligned), merged_strides, int64_index)
+    writer = RowWriter(made, RowWalk(tiling, heads, aligned, padded), merged_strides, int64_index)
     across = -(-merged.count(merged.columns) // tiling.columns) if merged.totals else 1
     partial, second = _second_stage(group, types, tiling.parts * across)
     return Rows(writer.launch(group.statements if told is None else told), partial, second)

@@ -39,7 +39,7 @@ def exponential_steps(
     divisible = isinstance(found, Weighted) and much and setting.precision == "highest"
     divided = split_operands(product) if divisible else None
     computed = hoisted(product, last, True) if much and divided is None else None
-    config = replace(choose_config(product, setting.device.shared), parts=1)
+    config = choose_config(product, setting.device.shared, whole=True)
     split: SplitOperands | None = None
     over = OperandRewrite(view, p.space, dot=product.dot) if computed is None else computed
     if divided is not None:

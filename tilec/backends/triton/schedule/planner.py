@@ -99,7 +99,7 @@ class _Planner:
         fixed = in_fixed_point(scatters, types)
         sorted_ones = [s for s in scatters if s.output not in fixed]
         margins = shared_margins(sorted_ones, types)
-        self.setting = replace(setting, margins=margins, misaligned=misaligned, fixed=fixed)
+        self.setting = replace(setting, margins=margins, misaligned=misaligned, fixed=fixed, padded=padded)
         self.shared_reads = SharedReads(self.kept, self.defracted, types, self.setting)
         self.sums = scatter_sums(self.kept, [s.output for s in scatters], types, self.members)
         written = [s.output for s in scatters]
@@ -274,7 +274,9 @@ class _Planner:
         int64_index = needs_int64_index(members, types, strides, None)
         whole = {s.output: s for s in self.flat.statements if s.output in group.scans}
         told = tuple(whole.get(s.output, s) for s in group.statements)
-        made = row_launch(group, types, strides, int64_index, misaligned=self.setting.misaligned, told=told)
+        made = row_launch(
+            group, types, strides, int64_index, misaligned=self.setting.misaligned, told=told, padded=self.padded
+        )
         steps: list[Step] = [self._allocated(name) for name in outputs]
         steps += [Allocate(name, t.shape, t.dtype) for name, t in made.partial.items()]
         steps.append(made.launch)

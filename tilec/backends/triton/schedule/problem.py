@@ -69,7 +69,7 @@ def problem_of(
     epilogue: Sequence[Statement] = (),
 ) -> Problem | None:
     """None where the statement's points are no space: where its output index is data."""
-    as_stored = StridedView(defracted, types, strides)
+    as_stored = StridedView(defracted, types, strides, padded=setting.padded)
     view = as_stored if epilogue else coalesce(as_stored)
     space = build_space(view.statement, view.types)
     if space is None:

@@ -30,6 +30,7 @@ LINE = 128  # bytes of a swizzled row of shared memory: the summed box that fill
 WASTE = 1.35  # boxes that compute more than this many times what is asked for are no candidates
 BOX_CHOICES = 3
 SEVERAL = {8: (((128, 64), 3),)}  # tiles, and how many side by side, of columns that fill no tile
+LONG_SUM = 32  # steps of a sum, with fewer of which such a tile has all columns
 FEW_COLUMN_TILES = 4  # tiles of columns up to which rows are not grouped
 # rows and columns of a tile, by warps
 HOPPER_TILES = {
@@ -145,17 +146,15 @@ def _candidates(
             for own in itertools.product(boxes_of(0, m), boxes_of(1, n), boxes_of(2, depth)):
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
                 reach, boxed = dict(boxes), [v for v, b in own[1] if b > 1]
+                steps = count(summed, reach) * walked
                 if several > 1:
-                    if (
-                        len(dot.classes) > 1
-                        or len(boxed) > 1
-                        or not n * (several - 1) < extent[boxed[0]] <= n * several
-                    ):
+                    if len(dot.classes) > 1 or len(boxed) > 1 or extent[boxed[0]] <= n * (several - 1):
+                        continue
+                    if extent[boxed[0]] > n * several and steps < LONG_SUM:
                         continue
                     reach[boxed[0]] *= several
                 across = count(dot.columns, reach)
                 tiles = count(dot.rows, reach) * across * outer
-                steps = count(summed, reach) * walked
                 maps = math.prod(strided.get(v, 1) for v, b in own[0] if b > 1)
                 down, over = ([b for _, b in boxes] for boxes in own[:2])
                 pieces = (
@@ -166,7 +165,9 @@ def _candidates(
                 tile = TileWork(
                     m, n, depth, size, out_size, tiles, steps, elements, memory, maps, several, *after, pieces, *slower
                 )
-                group = 1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * n / m) / 2)
+                group = (
+                    1 if across <= FEW_COLUMN_TILES else 2 ** round(math.log2(MULTIPROCESSORS * several * n / m) / 2)
+                )
                 if several > 1:
                     for stages in (4, 3, 2):
                         config = HopperConfig(
