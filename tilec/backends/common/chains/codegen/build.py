@@ -15,8 +15,9 @@ from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced
-from tilec.backends.common.chains.codegen.accumulate import THREADS, Accumulation
+from tilec.backends.common.chains.codegen.accumulate import THREADS
 from tilec.backends.common.chains.codegen.emit import LN2, Emitter, distance
+from tilec.backends.common.chains.codegen.hidden import HiddenPoints
 from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
 from tilec.backends.common.chains.codegen.walk import Piece, Round, limits, pieces, rounds_of_blocks, within_ends
@@ -72,7 +73,7 @@ def _along_the_walk(kernel: ChainKernel) -> list[Access]:
     return found
 
 
-class _Build(Accumulation):
+class _Build(HiddenPoints):
     def __init__(
         self,
         kernel: ChainKernel,
@@ -123,6 +124,8 @@ class _Build(Accumulation):
         self._rows(positions)
         initial, places = self._states()
         final = self._walk(list(self.kernel.walked), positions, initial, places)
+        if not self.masked_first:
+            final = self._without_hidden(positions, final, places)
         self._finish(positions, final, places)
 
     # what is carried
@@ -198,12 +201,6 @@ class _Build(Accumulation):
         targets = [r.target for r in kernel.targets]
         asked = index_variables(*(e for t in targets for e in (*t.conditions, *(f.to_expr() for f in t.bounds))))
         return {*kernel.walked}.isdisjoint(asked)
-
-    def _share(self, v: str, positions: Mapping[str, Value]) -> Round:
-        """The values of a walked variable that a program has."""
-        part = self.kernel.dealt.get(v)
-        first, step = (self.b.number(0), 1) if part is None else (positions[part], self.extent[part])
-        return Round(v, first, self.size(v), step)
 
     def _piece(self, piece: Piece, walked: Sequence[str], positions: dict[str, Value], state, places):
         def step(at: dict[str, Value], count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
@@ -352,14 +349,6 @@ class _Build(Accumulation):
         """How many sums a target is carried in."""
         f = r.target.feature
         return 1 if f is None else r.unrolled or len(self.feature_axes(self.extent[f]))
-
-    def _at_feature(self, r: Reduced, k: int, positions: Mapping[str, Value], masked: bool) -> Emitter:
-        """Values where a feature is in its block k, or where an unrolled one is k."""
-        f = r.target.feature
-        if f is None:
-            return self.emitter(positions, masked)
-        one = self.b.number(k) if r.unrolled else self.feature_positions(self.feature_axes(self.extent[f])[k])
-        return self.emitter({**positions, f: one}, masked)
 
     # the end
 
