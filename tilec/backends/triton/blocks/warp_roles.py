@@ -73,6 +73,11 @@ class WarpRoles:
     streamed: str
     columns: str
 
+    def place_of(self, load: Load) -> int | None:
+        """Which block of the stationary operand a load brings again."""
+        same = (x.tensor == load.tensor and x.out.type == load.out.type for x in self.stationary)
+        return next((k for k, found in enumerate(same) if found), None)
+
     def masked(self, loop: Loop) -> bool:
         """Whether some points of its blocks do not count."""
         found = (v.type for op in loop.body for v in results(op))
@@ -99,8 +104,9 @@ def warp_roles(program: BlockProgram, loads: Mapping[Value, BoxLoad]) -> WarpRol
     one in 16 bits, both brought by maps, and one second product in each walk, and between them functions of the
     table."""
     made = {v: op for op in every_operation(program.body) for v in results(op)}
-    walks = [w for op in program.body if isinstance(op, Loop) for w in [_walk(op, made, loads)] if w is not None]
-    if not walks or len(walks) != sum(isinstance(op, Loop) for op in program.body):
+    loops = [op for op in program.body if isinstance(op, Loop) and multiplies(op)]
+    walks = [w for op in loops for w in [_walk(op, made, loads)] if w is not None]
+    if not walks or len(walks) != len(loops):
         return None
     w = walks[0]
     stationary = tuple(op for d in w.firsts for op in [made[d.left]] if isinstance(op, Load))
@@ -122,6 +128,11 @@ def warp_roles(program: BlockProgram, loads: Mapping[Value, BoxLoad]) -> WarpRol
         return None
     every = (op for op in every_operation(live_operations(found)) if op not in seen)
     return found if all(_known(op, found) for op in every) else None
+
+
+def multiplies(loop: Loop) -> bool:
+    """Whether it holds a product, as walks do."""
+    return any(isinstance(op, DotOp) for op in every_operation(loop.body))
 
 
 def live_operations(s: WarpRoles) -> tuple[Op, ...]:
@@ -219,11 +230,10 @@ def _reads_rows(op: Apply, rows: str, made: Mapping[Value, Op]) -> bool:
 
 
 def _known(op: Op, s: WarpRoles) -> bool:
-    """Whether the writer has the operation: blocks over rows, over what is streamed, over both or of the sums."""
-    shapes = {(), (s.rows,), (s.streamed,), (s.columns,), (s.rows, s.streamed), (s.rows, s.columns)}
+    """Whether the writer has the operation: blocks over rows, over another axis, over both."""
     if isinstance(op, (DotOp, Loop)):
         return True
-    if any(v.type.axes not in shapes for v in results(op)):
+    if any(len(v.type.axes) > 1 and (len(v.type.axes) > 2 or v.type.axes[0] != s.rows) for v in results(op)):
         return False
     match op:
         case Apply():
@@ -231,7 +241,7 @@ def _known(op: Op, s: WarpRoles) -> bool:
         case Reduce():
             return op.aggregation in GLUON_REDUCTIONS and not op.careful
         case Load():
-            return len(op.out.type.axes) < 2
+            return len(op.out.type.axes) < 2 or s.place_of(op) is not None
         case Cast():
             return op.out.type.dtype in ("float32", "int32", *NARROW)
         case Store(_, index):

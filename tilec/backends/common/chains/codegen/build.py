@@ -25,6 +25,9 @@ from tilec.ir.program import Access, accesses_in, index_variables
 from tilec.ir.types import Types
 
 
+ROLES_TOO = False
+
+
 def build_kernel(
     name: str,
     kernel: ChainKernel,
@@ -124,7 +127,7 @@ class _Build(HiddenPoints):
         self._rows(positions)
         initial, places = self._states()
         final = self._walk(list(self.kernel.walked), positions, initial, places)
-        if not self.masked_first:
+        if not self.masked_first or ROLES_TOO:
             final = self._without_hidden(positions, final, places)
         self._finish(positions, final, places)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 
+from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import Value
 from tilec.backends.common.chains.chain import Reduced
 from tilec.backends.common.chains.codegen.accumulate import Accumulation
@@ -54,15 +56,12 @@ class HiddenPoints(Accumulation):
                  for k, place in enumerate(places[r.target.output])]
         if not again:
             return list(state)
-        suspect = b.number(0)
-        for r, _, place in again:
-            suspect = b.apply("larger", suspect, self._is_suspect(r, state, places, state[place]))
+        suspects = (self._is_suspect(r, state, places, state[place]) for r, _, place in again)
+        suspect = reduce(partial(b.apply, "larger"), suspects)
 
         def repeat(turn: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
-            # positions of this loop's own: what is read for the walk is read again, and holds no registers until here
-            moved = {v: positions[v] + turn if v in self.kernel.blocked else x for v, x in positions.items()}
             empty = [b.fill(v.type.axes, 0.0) for v in carried]
-            return self._by_points(list(self.kernel.walked), moved, again, state, places, empty)
+            return self._by_points(list(self.kernel.walked), {**positions, "": turn}, again, state, places, empty)
 
         sums = b.loop(b.number(0), suspect, 1, [state[place] for _, _, place in again], repeat, hint="turn")
         found = list(state)
@@ -81,7 +80,7 @@ class HiddenPoints(Accumulation):
             left = b.apply("select", (total * 0.0).equals(zero), left, zero)
         for a in left.type.axes:
             left = b.reduce("sum", a, left)
-        return b.apply("select", left.equals(zero), b.number(0), b.number(1))
+        return b.cast(left.differs(zero), INDEX_TYPE)
 
     def _by_points(
         self,
@@ -106,6 +105,9 @@ class HiddenPoints(Accumulation):
             if walked:
                 self.ends[walked[0]] = count, count
                 return self._by_points(walked[1:], here, again, state, places, carried)
+            # rows of this loop's own, for each point anew: what is read for them holds no registers elsewhere
+            turn = b.apply("smaller", count, here.pop(""))
+            here.update({v: here[v] + turn for v in self.kernel.blocked})
             found = []
             for (r, k, _), before in zip(again, carried, strict=True):
                 at = self._at_feature(r, k, here, True)
