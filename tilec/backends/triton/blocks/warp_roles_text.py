@@ -45,7 +45,8 @@ GROUP_WARPS = 4
 GROUP_REGISTERS = (232, 32)  # of the threads of the second group and of the copying warp
 OWN_NAMES = set(
     """gl tl gluon triton range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
-    warpgroup_mma_wait produce consume WHICH operand operand_layout by_scores by_rows by_columns by_mixed zero turn steps at t k slot before first last slot_begun before_begun first_begun last_begun
+    warpgroup_mma_wait produce consume WHICH operand operand_layout by_scores by_rows by_columns by_mixed zero turn
+    steps at t k slot before first last slot_begun before_begun first_begun last_begun
     stationary stationary1 streamed streamed1 mixture stationary_full streamed_full streamed_free mixture_full
     mixture_free""".split()
 )

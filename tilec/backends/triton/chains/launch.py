@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -108,7 +108,9 @@ class _ChainPlanner:
         found: dict[str, CopyLayout] = {}
         for a in accesses_in(*(r.target.body for r in kernel.targets)):
             t = self.types[a.tensor]
-            along = a.index and linear(a.index[-1]).bare == kernel.looped and kernel.blocked[0] not in index_variables(a)
+            along = (
+                a.index and linear(a.index[-1]).bare == kernel.looped and kernel.blocked[0] not in index_variables(a)
+            )
             if a.tensor in kernel.inners or a.tensor in kernel.outputs or t.dtype != "float32" or not along:
                 continue
             strides = self.strides[a.tensor]

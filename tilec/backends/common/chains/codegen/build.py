@@ -16,14 +16,13 @@ from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced
 from tilec.backends.common.chains.codegen.accumulate import THREADS
-from tilec.backends.common.chains.codegen.emit import LN2, Emitter, distance
+from tilec.backends.common.chains.codegen.emit import LN2, distance
 from tilec.backends.common.chains.codegen.hidden import HiddenPoints
 from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
-from tilec.backends.common.chains.codegen.walk import Piece, Round, limits, pieces, rounds_of_blocks, within_ends
+from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces, rounds_of_blocks, within_ends
 from tilec.ir.program import Access, accesses_in, index_variables
 from tilec.ir.types import Types
-
 
 ROLES_TOO = False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 
 from tilec.backends.common.blocks.builder import INDEX_TYPE
@@ -19,6 +20,16 @@ from tilec.backends.common.chains.codegen.places import tensors_of
 from tilec.backends.common.chains.codegen.walk import Round, limits
 from tilec.ir.program import index_variables
 from tilec.transforms.util.factors import quotient_of
+
+
+@dataclass(frozen=True)
+class _Again:
+    """One of the blocks of a target's sums, its place in the state, and what exponents are relative to."""
+
+    reduced: Reduced
+    block: int
+    place: int
+    top: Value | None
 
 
 class HiddenPoints(Accumulation):
@@ -52,32 +63,34 @@ class HiddenPoints(Accumulation):
     ) -> list[Value]:
         """The state of a finished walk, with sums again where they are not finite."""
         b = self.b
-        again = [(r, k, place) for r in self.kernel.targets if self._hides_points(r)
-                 for k, place in enumerate(places[r.target.output])]
+        found = list(state)
+        again: list[_Again] = []
+        suspects: list[Value] = []
+        for r in filter(self._hides_points, self.kernel.targets):
+            top, *total = [None] if r.anchor is None else [state[p] for p in places[r.anchor]]
+            again += [_Again(r, k, place, top) for k, place in enumerate(places[r.target.output])]
+            suspects += [self._is_suspect(state[place], total) for place in places[r.target.output]]
         if not again:
-            return list(state)
-        suspects = (self._is_suspect(r, state, places, state[place]) for r, _, place in again)
-        suspect = reduce(partial(b.apply, "larger"), suspects)
+            return found
 
         def repeat(turn: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
             empty = [b.fill(v.type.axes, 0.0) for v in carried]
-            return self._by_points(list(self.kernel.walked), {**positions, "": turn}, again, state, places, empty)
+            return self._by_points(list(self.kernel.walked), positions, turn, again, empty)
 
-        sums = b.loop(b.number(0), suspect, 1, [state[place] for _, _, place in again], repeat, hint="turn")
-        found = list(state)
-        for (_, _, place), v in zip(again, sums, strict=True):
-            found[place] = v
+        suspect = reduce(partial(b.apply, "larger"), suspects)
+        sums = b.loop(b.number(0), suspect, 1, [state[x.place] for x in again], repeat, hint="turn")
+        for x, v in zip(again, sums, strict=True):
+            found[x.place] = v
         return found
 
-    def _is_suspect(self, r: Reduced, state: Sequence[Value], places: Mapping[str, tuple[int, ...]], sums: Value) -> Value:
-        """1 where an element of sums is not finite; 0 where all are, or where their row's exponentials have no finite
-        sum, of which they are to be a part."""
+    def _is_suspect(self, sums: Value, total: Sequence[Value]) -> Value:
+        """1 where an element of sums is not finite; 0 where all are, or where the exponentials of their row, of which
+        they are made, have no finite `total`."""
         b, zero = self.b, self.b.number(0.0, "float32")
         (axis,) = [a for a in sums.type.axes if a not in self.kernel.blocked]
-        left = b.reduce("sum", axis, sums * 0.0)
-        if r.anchor is not None and len(places[r.anchor]) > 1:
-            total = state[places[r.anchor][1]]
-            left = b.apply("select", (total * 0.0).equals(zero), left, zero)
+        left = b.reduce("sum", axis, sums * 0.0)  # 0 of what is finite, else NaN
+        for x in total:
+            left = b.apply("select", (x * 0.0).equals(zero), left, zero)
         for a in left.type.axes:
             left = b.reduce("sum", a, left)
         return b.cast(left.differs(zero), INDEX_TYPE)
@@ -86,12 +99,11 @@ class HiddenPoints(Accumulation):
         self,
         walked: Sequence[str],
         positions: Mapping[str, Value],
-        again: Sequence[tuple[Reduced, int, int]],
-        state: Sequence[Value],
-        places: Mapping[str, tuple[int, ...]],
+        turn: Value,
+        again: Sequence[_Again],
         sums: Sequence[Value],
     ) -> tuple[Value, ...]:
-        """The sums over all values of the variables `walked` and over the walk."""
+        """The sums over all values of the variables `walked` and over the walk. `turn`: 0."""
         b, looped = self.b, self.kernel.looped
         assert looped is not None
         if walked:
@@ -104,21 +116,17 @@ class HiddenPoints(Accumulation):
             here = {**positions, share.variable: count}
             if walked:
                 self.ends[walked[0]] = count, count
-                return self._by_points(walked[1:], here, again, state, places, carried)
-            # rows of this loop's own, for each point anew: what is read for them holds no registers elsewhere
-            turn = b.apply("smaller", count, here.pop(""))
-            here.update({v: here[v] + turn for v in self.kernel.blocked})
-            found = []
-            for (r, k, _), before in zip(again, carried, strict=True):
-                at = self._at_feature(r, k, here, True)
-                top = None if r.anchor is None else state[places[r.anchor][0]]
-                found.append(before + self._term(r, at, top))
-            return found
+                return self._by_points(walked[1:], here, turn, again, carried)
+            # rows of this round's own: what was read for them holds no registers until here
+            zero = b.apply("smaller", count, turn)
+            here.update({v: here[v] + zero for v in self.kernel.blocked})
+            terms = (self._term(x.reduced, self._at_feature(x.reduced, x.block, here, True), x.top) for x in again)
+            return [v + term for v, term in zip(carried, terms, strict=True)]
 
         return b.loop(share.first, share.stop, share.step, sums, go, hint=share.variable)
 
     def _term(self, r: Reduced, at: Emitter, top: Value | None) -> Value:
-        """What a point of the walk adds, rounded as operands of the product are. `top`: the greatest exponents."""
+        """What a point of the walk adds, of operands rounded as the product's are."""
         b, t = self.b, r.target
         weights = at.product([f for f in r.inner if r.anchor not in tensors_of(f.value)])
         if r.anchor is not None:

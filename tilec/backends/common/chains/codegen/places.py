@@ -328,11 +328,13 @@ class Places:
         return self._parts[key]
 
     def product(self, axis: str, left: Value, right: Value, before: Value | None) -> Value:
-        """The product of two operands, added to what is there; of a point of the walk its terms are added up. A float32 one beside one of bfloat16 is multiplied as
+        """The product of two operands, added to what is there. A float32 one beside one of bfloat16 is multiplied as
         parts of bfloat16, which is exact, the smallest first: tensor cores cut off what they add to sums, so blocks
         have sums of their own."""
-        if len({*left.type.axes, *right.type.axes}) < 3:
-            return self._by_terms(axis, left, right, before)
+        if len({*left.type.axes, *right.type.axes}) < 3:  # of one point of the walk
+            terms = self.b.cast(left, "float32") * self.b.cast(right, "float32")
+            total = self.b.reduce("sum", axis, terms)
+            return total if before is None else before + total
         if left.type.dtype == right.type.dtype:
             precision = None if left.type.dtype in NARROW else self.tiling.precision
             return self.b.dot(axis, left, right, before, precision)
@@ -341,10 +343,6 @@ class Places:
         for part in reversed(self._in_bfloat16(whole)):
             total = self.b.dot(axis, part, other, total)
         assert total is not None
-        return total if before is None else before + total
-
-    def _by_terms(self, axis: str, left: Value, right: Value, before: Value | None) -> Value:
-        total = self.b.reduce("sum", axis, self.b.cast(left, "float32") * self.b.cast(right, "float32"))
         return total if before is None else before + total
 
     def _in_bfloat16(self, x: Value) -> list[Value]:
