@@ -113,12 +113,12 @@ class HiddenPoints(Accumulation):
             share = Round(looped, found.first, found.last + 1, 1)
 
         def go(count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
-            here = {**positions, share.variable: count}
+            here = {**positions, share.variable: b.apply("smaller", count, share.stop)}  # a number is no tensor
             if walked:
                 self.ends[walked[0]] = count, count
                 return self._by_points(walked[1:], here, turn, again, carried)
             # rows of this round's own: what was read for them holds no registers until here
-            zero = b.apply("smaller", count, turn)
+            zero = b.apply("smaller", here[share.variable], turn)
             here.update({v: here[v] + zero for v in self.kernel.blocked})
             terms = (self._term(x.reduced, self._at_feature(x.reduced, x.block, here, True), x.top) for x in again)
             return [v + term for v, term in zip(carried, terms, strict=True)]

@@ -332,8 +332,7 @@ class Places:
         parts of bfloat16, which is exact, the smallest first: tensor cores cut off what they add to sums, so blocks
         have sums of their own."""
         if len({*left.type.axes, *right.type.axes}) < 3:  # of one point of the walk
-            terms = self.b.cast(left, "float32") * self.b.cast(right, "float32")
-            total = self.b.reduce("sum", axis, terms)
+            total = self.b.reduce("sum", axis, self.b.cast(left, "float32") * self.b.cast(right, "float32"))
             return total if before is None else before + total
         if left.type.dtype == right.type.dtype:
             precision = None if left.type.dtype in NARROW else self.tiling.precision
@@ -367,8 +366,7 @@ class Places:
         return e if t.dtype == "bfloat16" and t.shape[-1] >= NARROWEST_ROW else None
 
     def _spread(self, v: Value, names: set[str], at: Emitter) -> Value:
-        sides = (*self.kernel.blocked, self.kernel.looped)
-        wanted = [a for a in sides if a in names and a in at.positions[a].type.axes]
+        wanted = [a for a in (*self.kernel.blocked, self.kernel.looped) if a in names and at.positions[a].type.axes]
         return v if set(wanted) <= set(v.type.axes) else v + self.b.fill([a for a in wanted if a], 0.0)
 
     def operand(self, e: Expr, dtype: str, at: Emitter, summed: str) -> Value:
