@@ -42,16 +42,16 @@ GLUON_REDUCTIONS = ("sum", "max")
 
 @dataclass(frozen=True)
 class Walk:
-    """A loop: the loads of both products' streamed operands, the products, and the place of the second's sums among
-    what is carried. The first is the sum of several, where its operands lie in several blocks. `seen`: the second's
-    streamed operand where it counts, if it does not everywhere."""
+    """A loop: the loads of both products' streamed operands, the products, and the places of the second's sums among
+    what is carried. Where operands lie in several blocks, the first is the sum of several, and the second are several
+    of one operand. `seen`: the second's streamed operand where it counts, if it does not everywhere."""
 
     loop: Loop
     firsts: tuple[DotOp, ...]
-    second: DotOp
+    seconds: tuple[DotOp, ...]
     streamed: tuple[Load, ...]
-    mixture: Load
-    sums: int
+    mixtures: tuple[Load, ...]
+    sums: tuple[int, ...]
     seen: Apply | None = None
 
     @property
@@ -63,7 +63,7 @@ class Walk:
 @dataclass(frozen=True)
 class WarpRoles:
     """A block program in this form: the blocks of the operand that is stationary, the walks, the axes of rows, of what
-    is streamed, and of the second product's columns."""
+    is streamed, and of the second product's columns, or of their first block."""
 
     program: BlockProgram
     loads: Mapping[Value, BoxLoad]
@@ -110,13 +110,13 @@ def warp_roles(program: BlockProgram, loads: Mapping[Value, BoxLoad]) -> WarpRol
         return None
     w = walks[0]
     stationary = tuple(op for d in w.firsts for op in [made[d.left]] if isinstance(op, Load))
-    (rows, columns), streamed = w.second.out.type.axes, w.streamed[0].out.type.axes[0]
+    (rows, columns), streamed = w.seconds[0].out.type.axes, w.streamed[0].out.type.axes[0]
     alike = all(
         [d.left for d in other.firsts] == [d.left for d in w.firsts]
-        and other.second.out.type.axes == w.second.out.type.axes
+        and [d.out.type.axes for d in other.seconds] == [d.out.type.axes for d in w.seconds]
         and other.loop.step == w.loop.step
         and other.first.type.axes == (rows, streamed)
-        and [x.tensor for x in (*other.streamed, other.mixture)] == [x.tensor for x in (*w.streamed, w.mixture)]
+        and [x.tensor for x in (*other.streamed, *other.mixtures)] == [x.tensor for x in (*w.streamed, *w.mixtures)]
         for other in walks
     )
     if not alike or program.axes[rows] != GROUPS_OF_WARPS * GROUP_ROWS:
@@ -137,7 +137,7 @@ def multiplies(loop: Loop) -> bool:
 
 def live_operations(s: WarpRoles) -> tuple[Op, ...]:
     """What a group of warps carries out: all that stores and walks need beside what is copied for it."""
-    copied = {x.out for w in s.walks for x in (*w.streamed, w.mixture, *s.stationary)}
+    copied = {x.out for w in s.walks for x in (*w.streamed, *w.mixtures, *s.stationary)}
     first = {w.first for w in s.walks}
     needed: set[Value] = set()
 
@@ -166,18 +166,22 @@ def live_operations(s: WarpRoles) -> tuple[Op, ...]:
 def _walk(loop: Loop, made: Mapping[Value, Op], loads: Mapping[Value, BoxLoad]) -> Walk | None:
     dots = [op for op in loop.body if isinstance(op, DotOp)]
     inside = {v for op in loop.body for v in results(op)}
-    if len(dots) < 2 or any(isinstance(op, (Loop, Store)) for op in loop.body):
+    seconds = [d for d in dots if isinstance(made.get(d.left), Cast) and d.left in inside]
+    firsts = dots[: len(dots) - len(seconds)]
+    if not firsts or not seconds or dots != [*firsts, *seconds] or len({d.left for d in seconds}) > 1:
         return None
-    firsts, second = dots[:-1], dots[-1]
-    seen = made.get(second.right)
-    seen = seen if isinstance(seen, Apply) and seen.function == "select" else None
-    mixed = second.right if seen is None else seen.args[1]
-    read = [made.get(v) for v in (*(d.left for d in firsts), *(d.right for d in firsts), mixed)]
+    if any(isinstance(op, (Loop, Store)) for op in loop.body):
+        return None
+    seen = made.get(seconds[0].right)
+    seen = seen if isinstance(seen, Apply) and seen.function == "select" and len(seconds) == 1 else None
+    mixed = [d.right for d in seconds] if seen is None else [seen.args[1]]
+    read = [made.get(v) for v in (*(d.left for d in firsts), *(d.right for d in firsts), *mixed)]
     brought = [x for x in read if isinstance(x, Load) and _is_box(x, loads)]
-    cast = made.get(second.left)
-    if len(brought) != 2 * len(firsts) + 1 or not isinstance(cast, Cast) or second.accumulator is None:
+    cast = made[seconds[0].left]
+    if len(brought) != len(read) or not isinstance(cast, Cast) or any(d.accumulator is None for d in seconds):
         return None
-    stationary, streamed, mixture = brought[: len(firsts)], brought[len(firsts) : -1], brought[-1]
+    n = len(firsts)
+    stationary, streamed, mixtures = brought[:n], brought[n : 2 * n], brought[2 * n :]
     dtypes = {x.out.type.dtype for x in brought}
     if len(dtypes) != 1 or not dtypes <= set(NARROW) or cast.out.type.dtype not in dtypes:
         return None
@@ -186,22 +190,21 @@ def _walk(loop: Loop, made: Mapping[Value, Op], loads: Mapping[Value, BoxLoad]) 
         return None
     if any(v in added for op in loop.body if op not in firsts for v in operands(op)):
         return None
-    if not {*(x.out for x in streamed), mixture.out, cast.out} <= inside:
+    if not {x.out for x in (*streamed, *mixtures)} <= inside:
         return None
     axes = all((d.left.type.axes[1], d.right.type.axes[1]) == (d.axis, d.axis) for d in firsts)
-    if not axes or second.right.type.axes[0] != second.axis or second.left.type.axes[1] != second.axis:
+    if not axes or any(d.right.type.axes[0] != d.axis or d.left.type.axes[1] != d.axis for d in seconds):
         return None
-    sums = [k for k, v in enumerate(loop.yielded) if v == second.out]
-    if len(sums) != 1:
+    sums = [k for d in seconds for k, v in enumerate(loop.yielded) if v == d.out]
+    if len(sums) != len(seconds):
         return None
-    (place,) = sums
-    late = depending(loop.body, {loop.carried[place]})
-    others = {v for k, v in enumerate(loop.yielded) if k != place}
+    late = depending(loop.body, {loop.carried[k] for k in sums})
+    others = {v for k, v in enumerate(loop.yielded) if k not in sums}
     moved = others & {*loop.carried} - {v for v in loop.yielded if v in loop.carried}
-    again = any(second.out in operands(op) for op in loop.body)
+    again = any(d.out in operands(op) for d in seconds for op in loop.body)
     if late & {cast.value, *others} or again or moved:
         return None
-    return Walk(loop, tuple(firsts), second, tuple(streamed), mixture, place, seen)
+    return Walk(loop, tuple(firsts), tuple(seconds), tuple(streamed), tuple(mixtures), tuple(sums), seen)
 
 
 def _is_box(load: Load, loads: Mapping[Value, BoxLoad]) -> bool:
