@@ -46,7 +46,7 @@ from tilec.language.show import show_statement
 AnyStrides = Mapping[str, tuple[int, ...]]
 _MANY = 2**26  # points of a kernel for which lists of blocks pay
 _MUCH = 2**33  # points times columns of operands of a kernel for which tensor maps pay
-_MUCH_MORE = 2**34  # the same for which copies of statistics pay
+_MUCH_MORE = 2**36  # the same for which copies of statistics pay
 _PAIR, _STATISTICS = 2, 4  # float32 elements that a thread reads at once, and of a whole vector
 _READS = 8  # of an element, for each that a load brings, from which on rows are copied to whole vectors
 _LEAST_ROW = 128  # bytes of a row of a box: the copy engine takes as long for fewer, but asks for no masks

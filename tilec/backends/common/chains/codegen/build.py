@@ -126,8 +126,6 @@ class _Build(HiddenPoints):
         self._rows(positions)
         initial, places = self._states()
         final = self._walk(list(self.kernel.walked), positions, initial, places)
-        if not self.masked_first or ROLES_TOO:
-            final = self._without_hidden(positions, final, places)
         self._finish(positions, final, places)
 
     # what is carried
@@ -355,30 +353,36 @@ class _Build(HiddenPoints):
     # the end
 
     def _finish(self, positions: dict[str, Value], state: Sequence[Value], places: Mapping) -> None:
-        b = self.b
         state = self._combined(state, places)
-        looped = self.kernel.looped
         for r, k in [(x, k) for x in self.kernel.targets for k in range(self._blocks(x))]:
-            t = r.target
-            across = looped is not None and self.kernel.summed_side(t) != looped
-            here = {**positions, looped: b.positions(looped)} if across and looped else positions
-            at = self._at_feature(r, k, here, across)
-            first, *more = (state[p] for p in places[t.output][k:])
-            if t.aggregation == "logsumexp":
-                total = more[0]
-                value = (first + b.apply("log2", total)) * LN2
-                value = b.apply("select", first.equals(math.inf), first, value)
-            else:
-                value = first
-                if r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp":
-                    total = state[places[r.anchor][1]]
-                    value = value * b.apply("div", b.number(1.0, "float32"), total)
-                if r.outer:
-                    value = at.product(list(r.outer)) * value
-                if self._may_be_empty(r):
-                    value = b.apply("select", self._empty(t, at, state), b.number(0.0, "float32"), value)
-                elif (holds := self._holds_for_rows(t, at)) is not None:
-                    value = b.apply("select", holds, value, b.number(0.0, "float32"))
-            if t.feature is None:
-                self.row[t.output] = value
-            at.store(t.statement, value)
+            self._store(r, k, positions, state, places)
+        if not self.masked_first or ROLES_TOO:
+            self._store_again(positions, state, places)
+
+    def _store(
+        self, r: Reduced, k: int, positions: Mapping[str, Value], state: Sequence[Value], places: Mapping
+    ) -> None:
+        """A target's result, in block k of its features."""
+        b, looped, t = self.b, self.kernel.looped, r.target
+        across = looped is not None and self.kernel.summed_side(t) != looped
+        here = {**positions, looped: b.positions(looped)} if across and looped else positions
+        at = self._at_feature(r, k, here, across)
+        first, *more = (state[p] for p in places[t.output][k:])
+        if t.aggregation == "logsumexp":
+            total = more[0]
+            value = (first + b.apply("log2", total)) * LN2
+            value = b.apply("select", first.equals(math.inf), first, value)
+        else:
+            value = first
+            if r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp":
+                total = state[places[r.anchor][1]]
+                value = value * b.apply("div", b.number(1.0, "float32"), total)
+            if r.outer:
+                value = at.product(list(r.outer)) * value
+            if self._may_be_empty(r):
+                value = b.apply("select", self._empty(t, at, state), b.number(0.0, "float32"), value)
+            elif (holds := self._holds_for_rows(t, at)) is not None:
+                value = b.apply("select", holds, value, b.number(0.0, "float32"))
+        if t.feature is None:
+            self.row[t.output] = value
+        at.store(t.statement, value)

@@ -58,12 +58,12 @@ class HiddenPoints(Accumulation):
         sides = {*kernel.blocked, kernel.looped}
         return kernel.looped is not None and any(len(sides & {*index_variables(e)}) > 1 for e in asked)
 
-    def _without_hidden(
+    def _store_again(
         self, positions: Mapping[str, Value], state: Sequence[Value], places: Mapping[str, tuple[int, ...]]
-    ) -> list[Value]:
-        """The state of a finished walk, with sums again where they are not finite."""
+    ) -> None:
+        """Results in the place of those stored, where sums are not finite. That all of a block are is known after all
+        of its threads have stored theirs."""
         b = self.b
-        found = list(state)
         again: list[_Again] = []
         suspects: list[Value] = []
         for r in filter(self._hides_points, self.kernel.targets):
@@ -71,17 +71,20 @@ class HiddenPoints(Accumulation):
             again += [_Again(r, k, place, top) for k, place in enumerate(places[r.target.output])]
             suspects += [self._is_suspect(state[place], total) for place in places[r.target.output]]
         if not again:
-            return found
+            return
 
         def repeat(turn: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
-            empty = [b.fill(v.type.axes, 0.0) for v in carried]
-            return self._by_points(list(self.kernel.walked), positions, turn, again, empty)
+            moved = {v: x + turn if v in self.kernel.blocked else x for v, x in positions.items()}
+            empty = [b.fill(state[x.place].type.axes, 0.0) for x in again]
+            sums = self._by_points(list(self.kernel.walked), positions, turn, again, empty)
+            found = list(state)
+            for x, v in zip(again, sums, strict=True):
+                found[x.place] = v
+            for x in again:
+                self._store(x.reduced, x.block, moved, found, places)
+            return carried
 
-        suspect = reduce(partial(b.apply, "larger"), suspects)
-        sums = b.loop(b.number(0), suspect, 1, [state[x.place] for x in again], repeat, hint="turn")
-        for x, v in zip(again, sums, strict=True):
-            found[x.place] = v
-        return found
+        b.loop(b.number(0), reduce(partial(b.apply, "larger"), suspects), 1, (), repeat, hint="turn")
 
     def _is_suspect(self, sums: Value, total: Sequence[Value]) -> Value:
         """1 where an element of sums is not finite; 0 where all are, or where the exponentials of their row, of which
