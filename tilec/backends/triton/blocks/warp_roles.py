@@ -26,8 +26,10 @@ from tilec.backends.common.blocks.ir import (
     operands,
     results,
 )
+from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.blocks.text import TRITON_FUNCTIONS
+from tilec.backends.triton.plan.plan import Descriptor
 from tilec.ir.functions import COMPARISONS
 from tilec.ir.types import NARROW
 
@@ -128,6 +130,26 @@ def warp_roles(program: BlockProgram, loads: Mapping[Value, BoxLoad]) -> WarpRol
         return None
     every = (op for op in every_operation(live_operations(found)) if op not in seen)
     return found if all(_known(op, found) for op in every) else None
+
+
+def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, dict[str, Descriptor]]:
+    """The same with a map of half of the stationary rows, which each group has copied for itself; maps with layouts."""
+    halves, loads = {}, dict(s.loads)
+    for load in s.stationary:
+        box = s.loads[load.out]
+        block = list(maps[box.parameter].block)
+        block[next(d for d, v in enumerate(load.index) if v.type.axes == (s.rows,))] = GROUP_ROWS
+        name = f"{python_name(load.tensor)}_map_{'_'.join(map(str, block))}"
+        loads[load.out] = replace(box, parameter=name)
+        halves[name] = replace(maps[box.parameter], block=tuple(block))
+    used = [loads[x.out].parameter for w in s.walks for x in (*w.streamed, *w.mixtures)]
+    found = halves | {p: maps[p] for p in dict.fromkeys(used)}
+    dtype = s.stationary[0].out.type.dtype
+    laid = {
+        p: replace(d, layout=f"gl.NVMMASharedLayout.get_default_for([{', '.join(map(str, d.block))}], gl.{dtype})")
+        for p, d in found.items()
+    }
+    return replace(s, loads=loads), laid
 
 
 def multiplies(loop: Loop) -> bool:

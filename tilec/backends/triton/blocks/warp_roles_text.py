@@ -61,26 +61,6 @@ GLUON_ONLY = {"div": "gl.div_rn({0}, {1})", "not": "({0} == 0)"}  # where its te
 RINGS = ("stationary", "streamed", "mixture")
 
 
-def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, dict[str, Descriptor]]:
-    """The same with a map of half of the stationary rows, which each group has copied for itself; maps with layouts."""
-    halves, loads = {}, dict(s.loads)
-    for load in s.stationary:
-        box = s.loads[load.out]
-        block = list(maps[box.parameter].block)
-        block[next(d for d, v in enumerate(load.index) if v.type.axes == (s.rows,))] = GROUP_ROWS
-        name = f"{python_name(load.tensor)}_map_{'_'.join(map(str, block))}"
-        loads[load.out] = replace(box, parameter=name)
-        halves[name] = replace(maps[box.parameter], block=tuple(block))
-    used = [loads[x.out].parameter for w in s.walks for x in (*w.streamed, *w.mixtures)]
-    found = halves | {p: maps[p] for p in dict.fromkeys(used)}
-    dtype = s.stationary[0].out.type.dtype
-    laid = {
-        p: replace(d, layout=f"gl.NVMMASharedLayout.get_default_for([{', '.join(map(str, d.block))}], gl.{dtype})")
-        for p, d in found.items()
-    }
-    return replace(s, loads=loads), laid
-
-
 def warp_roles_file(
     s: WarpRoles, maps: Mapping[str, Descriptor], int64_tensors: Sequence[str], heading: Sequence[str], stages: int
 ) -> KernelFile:

@@ -18,8 +18,8 @@ from tilec.backends.common.chains.splits import Split, build_together, split_of,
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
 from tilec.backends.triton.blocks.text import print_kernel, stride_name
-from tilec.backends.triton.blocks.warp_roles import warp_roles
-from tilec.backends.triton.blocks.warp_roles_text import half_maps, warp_roles_file
+from tilec.backends.triton.blocks.warp_roles import half_maps, warp_roles
+from tilec.backends.triton.blocks.warp_roles_text import warp_roles_file
 from tilec.backends.triton.chains.tiling import (
     MATRIX,
     choose_chain_tiling,
