@@ -89,7 +89,7 @@ def print_kernel(
 
 
 class BlockText:
-    language, range_name = "tl", "tl.range"
+    language = "tl"
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class BlockText:
             assert value == carried or value not in ready, "carried values that change places"
             if value != carried:
                 inner.append(assign(self.names[carried], self.names[value]))
-        return found if not inner else [*found, ForLoop(counter, f"{self.range_name}({head})", tuple(inner))]
+        return found if not inner else [*found, ForLoop(counter, f"{self.language}.range({head})", tuple(inner))]
 
     def spread(self, v: Value, axes: Sequence[str]) -> str:
         """The value with dimensions for all of these axes, or a scalar."""

@@ -75,10 +75,10 @@ class WarpRoles:
     streamed: str
     columns: str
 
-    def place_of(self, load: Load) -> int | None:
-        """Which block of the stationary operand a load brings again."""
-        same = (x.tensor == load.tensor and x.out.type == load.out.type for x in self.stationary)
-        return next((k for k, found in enumerate(same) if found), None)
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The axes of all blocks of the second product's columns."""
+        return tuple(d.out.type.axes[1] for d in self.walks[0].seconds)
 
     def masked(self, loop: Loop) -> bool:
         """Whether some points of its blocks do not count."""
@@ -106,9 +106,8 @@ def warp_roles(program: BlockProgram, loads: Mapping[Value, BoxLoad]) -> WarpRol
     one in 16 bits, both brought by maps, and one second product in each walk, and between them functions of the
     table."""
     made = {v: op for op in every_operation(program.body) for v in results(op)}
-    loops = [op for op in program.body if isinstance(op, Loop) and multiplies(op)]
-    walks = [w for op in loops for w in [_walk(op, made, loads)] if w is not None]
-    if not walks or len(walks) != len(loops):
+    walks = [w for op in program.body if isinstance(op, Loop) for w in [_walk(op, made, loads)] if w is not None]
+    if not walks or len(walks) != sum(isinstance(op, Loop) for op in program.body):
         return None
     w = walks[0]
     stationary = tuple(op for d in w.firsts for op in [made[d.left]] if isinstance(op, Load))
@@ -150,11 +149,6 @@ def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, 
         for p, d in found.items()
     }
     return replace(s, loads=loads), laid
-
-
-def multiplies(loop: Loop) -> bool:
-    """Whether it holds a product, as walks do."""
-    return any(isinstance(op, DotOp) for op in every_operation(loop.body))
 
 
 def live_operations(s: WarpRoles) -> tuple[Op, ...]:
@@ -255,10 +249,11 @@ def _reads_rows(op: Apply, rows: str, made: Mapping[Value, Op]) -> bool:
 
 
 def _known(op: Op, s: WarpRoles) -> bool:
-    """Whether the writer has the operation: blocks over rows, over another axis, over both."""
+    """Whether the writer has the operation: blocks over rows, over what is streamed, over both or of the sums."""
+    shapes = {(), (s.rows,)} | {x for a in (s.streamed, *s.blocks) for x in ((a,), (s.rows, a))}
     if isinstance(op, (DotOp, Loop)):
         return True
-    if any(len(v.type.axes) > 1 and (len(v.type.axes) > 2 or v.type.axes[0] != s.rows) for v in results(op)):
+    if any(v.type.axes not in shapes for v in results(op)):
         return False
     match op:
         case Apply():
@@ -266,7 +261,7 @@ def _known(op: Op, s: WarpRoles) -> bool:
         case Reduce():
             return op.aggregation in GLUON_REDUCTIONS and not op.careful
         case Load():
-            return len(op.out.type.axes) < 2 or s.place_of(op) is not None
+            return len(op.out.type.axes) < 2
         case Cast():
             return op.out.type.dtype in ("float32", "int32", *NARROW)
         case Store(_, index):

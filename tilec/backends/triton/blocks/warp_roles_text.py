@@ -45,9 +45,9 @@ GROUP_WARPS = 4
 GROUP_REGISTERS = (232, 32)  # of the threads of the second group and of the copying warp
 OWN_NAMES = set(
     """gl tl gluon triton range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
-    warpgroup_mma_wait produce consume WHICH operand operand_layout by_scores by_rows by_columns by_mixed zero turn
-    steps at t k slot before first last slot_begun before_begun first_begun last_begun
-    before_begun1 last_begun1 operand1 stationary stationary1 streamed streamed1 mixture mixture1 stationary_full
+    warpgroup_mma_wait produce consume WHICH operand operand_layout by_scores by_rows by_columns by_mixed rows_of_mixed
+    columns_of_mixed zero turn steps at t k slot before first last slot_begun before_begun first_begun last_begun
+    by_mixed1 before_begun1 last_begun1 operand1 stationary stationary1 streamed streamed1 mixture mixture1 stationary_full
     streamed_full streamed_free mixture_full mixture_free""".split()
 )
 BARRIERS = {  # and how many arrive
@@ -114,7 +114,7 @@ def _parameters(s: WarpRoles) -> tuple[list[str], list[str], list[str]]:
 class _Part(BlockText):
     """What both parts of the kernel write alike: scalars, and how many blocks each walk has."""
 
-    language, range_name = "gl", "range"
+    language = "gl"
 
     def __init__(self, s: WarpRoles, int64_tensors: frozenset[str], taken: set[str], stages: int):
         super().__init__(s.program, int64_tensors, taken | OWN_NAMES, s.loads)
@@ -156,13 +156,12 @@ class _Producer(_Part):
         stationary, streamed, mixture = _parameters(self.s)
         boxed = [*self.s.stationary, *(x for w in self.s.walks for x in (*w.streamed, *w.mixtures))]
         places = [v for x in boxed for v in self.s.loads[x.out].offsets if v is not None]
-        walks = [w.loop for w in self.s.walks]
-        wanted = {*places} | {v for loop in walks for v in (loop.start, loop.stop)}
+        wanted = {*places} | {v for w in self.s.walks for v in (w.loop.start, w.loop.stop)}
         ops = list(every_operation(self.s.program.body))
         for op in reversed(ops):
             if not isinstance(op, Loop) and not wanted.isdisjoint(results(op)):
                 wanted.update(operands(op))
-        scalar = [op for op in self.s.program.body if op in walks or self._wanted(op, wanted)]
+        scalar = [op for op in self.s.program.body if isinstance(op, Loop) or self._wanted(op, wanted)]
         lines: list[CodeLine] = []
         started = False
         for op in scalar:
@@ -199,7 +198,7 @@ class _Producer(_Part):
 
     @staticmethod
     def _wanted(op: Op, wanted: set[Value]) -> bool:
-        return not isinstance(op, Store | Loop) and all(v in wanted and not v.type.axes for v in results(op))
+        return not isinstance(op, Store) and all(v in wanted and not v.type.axes for v in results(op))
 
 
 class _Consumer(_Part):
@@ -207,7 +206,7 @@ class _Consumer(_Part):
 
     def body(self) -> list[CodeLine]:
         s, axes = self.s, self.s.program.axes
-        scores = axes[s.streamed]
+        scores, mixed = axes[s.streamed], axes[s.columns]
 
         def layout(columns: int) -> str:
             return (
@@ -217,15 +216,14 @@ class _Consumer(_Part):
 
         lines: list[CodeLine] = [
             assign("by_scores", layout(scores), CONSTEXPR),
-            assign("by_mixed", layout(axes[s.columns]), CONSTEXPR),
+            assign("by_mixed", layout(mixed), CONSTEXPR),
+            *(assign("by_mixed1", layout(axes[a]), CONSTEXPR) for a in s.blocks[1:]),
         ]
-        others = {a for op in every_operation(s.program.body) for v in results(op) for a in v.type.axes}
-        for a in sorted(others - {s.rows, s.streamed, s.columns}):
-            self.taken.add(f"by_{a}")
-            lines.append(assign(f"by_{a}", layout(axes[a]), CONSTEXPR))
         for name, dimension, parent in (
             ("by_rows", 1, "by_scores"),
             ("by_columns", 0, "by_scores"),
+            ("rows_of_mixed", 1, "by_mixed"),
+            ("columns_of_mixed", 0, "by_mixed"),
         ):
             lines.append(assign(name, f"gl.SliceLayout({dimension}, {parent})", CONSTEXPR))
         layout_text = "gl.DotOperandLayout(operand_index=0, parent=by_mixed, k_width=2)"
@@ -237,7 +235,7 @@ class _Consumer(_Part):
             narrow = f"zero.to(gl.{s.walks[0].mixtures[0].out.type.dtype})"
             lines.append(assign("operand", f"gl.convert_layout({narrow}, operand_layout)"))
         for op in live_operations(s):
-            if isinstance(op, Loop) and op.counter in walks:
+            if isinstance(op, Loop):
                 lines += self._pipelined(replace(walks[op.counter], loop=op))
             else:
                 lines += self.lines([op])
@@ -365,24 +363,21 @@ class _Consumer(_Part):
                 shape = ", ".join(str(GROUP_ROWS if a == s.rows else s.program.axes[a]) for a in out.type.axes)
                 layout = self._layout(out.type.axes)
                 return f"gl.full([{shape}], {literal(value)}, gl.{out.type.dtype}, layout={layout})"
-            case Load(out) if (k := s.place_of(op)) is not None:
-                shape = f"[{GROUP_ROWS}, {s.program.axes[out.type.axes[1]]}]"
-                return f"stationary{k or ''}.index(WHICH).reshape({shape}).load({self._layout(out.type.axes)})"
-            case Reduce(out, _, axis, value) if len(value.type.axes) == 2 and axis not in (s.rows, s.streamed):
+            case Reduce(_, _, axis, value) if value.type.axes[0] == s.rows and axis in s.blocks:
                 return f"gl.convert_layout({super().right_side(op)}, by_rows)"
         return super().right_side(op)
 
     def _layout(self, axes: tuple[str, ...]) -> str:
         s = self.s
-        if axes in {(s.rows,), (s.streamed,), (s.rows, s.streamed)}:
-            return {(s.rows,): "by_rows", (s.streamed,): "by_columns"}.get(axes, "by_scores")
-        whole = "by_mixed" if axes[-1] == s.columns else f"by_{axes[-1]}"
-        return whole if len(axes) == 2 else f"gl.SliceLayout(0, {whole})"
+        found = {(s.rows,): "by_rows", (s.streamed,): "by_columns", (s.rows, s.streamed): "by_scores"}
+        for a, whole, rows in zip(s.blocks, ("by_mixed", "by_mixed1"), ("columns_of_mixed", ""), strict=False):
+            found |= {(s.rows, a): whole, (a,): rows or f"gl.SliceLayout(0, {whole})"}
+        return found[axes]
 
     def spread(self, v: Value, axes: Sequence[str]) -> str:
-        """Rows stand beside other columns than the scores' in these columns' layout."""
+        """Rows stand beside the sums' columns in these columns' layout."""
         s = self.s
-        if v.type.axes == (s.rows,) and len(axes) == 2 and axes[1] != s.streamed:
-            whole = self._layout(tuple(axes))
-            return f"gl.convert_layout({self.names[v]}, gl.SliceLayout(1, {whole}))[:, None]"
+        if v.type.axes == (s.rows,) and len(axes) == 2 and axes[1] in s.blocks:
+            layout = "rows_of_mixed" if axes[1] == s.columns else f"gl.SliceLayout(1, {self._layout(tuple(axes))})"
+            return f"gl.convert_layout({self.names[v]}, {layout})[:, None]"
         return super().spread(v, axes)

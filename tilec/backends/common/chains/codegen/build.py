@@ -15,16 +15,13 @@ from tilec.backends.common.blocks.builder import INDEX_TYPE
 from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced
-from tilec.backends.common.chains.codegen.accumulate import THREADS
-from tilec.backends.common.chains.codegen.emit import LN2, distance
-from tilec.backends.common.chains.codegen.hidden import HiddenPoints
+from tilec.backends.common.chains.codegen.accumulate import THREADS, Accumulation
+from tilec.backends.common.chains.codegen.emit import LN2, Emitter, distance
 from tilec.backends.common.chains.codegen.places import Tiling, blocks_in, in_one_block, tensors_touched
 from tilec.backends.common.chains.codegen.visits import Visits, block_shapes
-from tilec.backends.common.chains.codegen.walk import Piece, limits, pieces, rounds_of_blocks, within_ends
+from tilec.backends.common.chains.codegen.walk import Piece, Round, limits, pieces, rounds_of_blocks, within_ends
 from tilec.ir.program import Access, accesses_in, index_variables
 from tilec.ir.types import Types
-
-ROLES_TOO = False
 
 
 def build_kernel(
@@ -75,7 +72,7 @@ def _along_the_walk(kernel: ChainKernel) -> list[Access]:
     return found
 
 
-class _Build(HiddenPoints):
+class _Build(Accumulation):
     def __init__(
         self,
         kernel: ChainKernel,
@@ -201,6 +198,12 @@ class _Build(HiddenPoints):
         targets = [r.target for r in kernel.targets]
         asked = index_variables(*(e for t in targets for e in (*t.conditions, *(f.to_expr() for f in t.bounds))))
         return {*kernel.walked}.isdisjoint(asked)
+
+    def _share(self, v: str, positions: Mapping[str, Value]) -> Round:
+        """The values of a walked variable that a program has."""
+        part = self.kernel.dealt.get(v)
+        first, step = (self.b.number(0), 1) if part is None else (positions[part], self.extent[part])
+        return Round(v, first, self.size(v), step)
 
     def _piece(self, piece: Piece, walked: Sequence[str], positions: dict[str, Value], state, places):
         def step(at: dict[str, Value], count: Value, carried: tuple[Value, ...]) -> Sequence[Value]:
@@ -350,39 +353,41 @@ class _Build(HiddenPoints):
         f = r.target.feature
         return 1 if f is None else r.unrolled or len(self.feature_axes(self.extent[f]))
 
+    def _at_feature(self, r: Reduced, k: int, positions: Mapping[str, Value], masked: bool) -> Emitter:
+        """Values where a feature is in its block k, or where an unrolled one is k."""
+        f = r.target.feature
+        if f is None:
+            return self.emitter(positions, masked)
+        one = self.b.number(k) if r.unrolled else self.feature_positions(self.feature_axes(self.extent[f])[k])
+        return self.emitter({**positions, f: one}, masked)
+
     # the end
 
     def _finish(self, positions: dict[str, Value], state: Sequence[Value], places: Mapping) -> None:
+        b = self.b
         state = self._combined(state, places)
+        looped = self.kernel.looped
         for r, k in [(x, k) for x in self.kernel.targets for k in range(self._blocks(x))]:
-            self._store(r, k, positions, state, places)
-        if not self.masked_first or ROLES_TOO:
-            self._store_again(positions, state, places)
-
-    def _store(
-        self, r: Reduced, k: int, positions: Mapping[str, Value], state: Sequence[Value], places: Mapping
-    ) -> None:
-        """A target's result, in block k of its features."""
-        b, looped, t = self.b, self.kernel.looped, r.target
-        across = looped is not None and self.kernel.summed_side(t) != looped
-        here = {**positions, looped: b.positions(looped)} if across and looped else positions
-        at = self._at_feature(r, k, here, across)
-        first, *more = (state[p] for p in places[t.output][k:])
-        if t.aggregation == "logsumexp":
-            total = more[0]
-            value = (first + b.apply("log2", total)) * LN2
-            value = b.apply("select", first.equals(math.inf), first, value)
-        else:
-            value = first
-            if r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp":
-                total = state[places[r.anchor][1]]
-                value = value * b.apply("div", b.number(1.0, "float32"), total)
-            if r.outer:
-                value = at.product(list(r.outer)) * value
-            if self._may_be_empty(r):
-                value = b.apply("select", self._empty(t, at, state), b.number(0.0, "float32"), value)
-            elif (holds := self._holds_for_rows(t, at)) is not None:
-                value = b.apply("select", holds, value, b.number(0.0, "float32"))
-        if t.feature is None:
-            self.row[t.output] = value
-        at.store(t.statement, value)
+            t = r.target
+            across = looped is not None and self.kernel.summed_side(t) != looped
+            here = {**positions, looped: b.positions(looped)} if across and looped else positions
+            at = self._at_feature(r, k, here, across)
+            first, *more = (state[p] for p in places[t.output][k:])
+            if t.aggregation == "logsumexp":
+                total = more[0]
+                value = (first + b.apply("log2", total)) * LN2
+                value = b.apply("select", first.equals(math.inf), first, value)
+            else:
+                value = first
+                if r.anchor is not None and self._of(r.anchor).target.aggregation == "logsumexp":
+                    total = state[places[r.anchor][1]]
+                    value = value * b.apply("div", b.number(1.0, "float32"), total)
+                if r.outer:
+                    value = at.product(list(r.outer)) * value
+                if self._may_be_empty(r):
+                    value = b.apply("select", self._empty(t, at, state), b.number(0.0, "float32"), value)
+                elif (holds := self._holds_for_rows(t, at)) is not None:
+                    value = b.apply("select", holds, value, b.number(0.0, "float32"))
+            if t.feature is None:
+                self.row[t.output] = value
+            at.store(t.statement, value)

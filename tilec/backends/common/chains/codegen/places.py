@@ -307,7 +307,7 @@ class Places:
         if inner.left is None or inner.right is None:
             terms = (at.value(self._at(inner, a, "body", k), "float32") for k in range(inner.extent))
             names = {v for e in a.index for v in linear(e).variables()}
-            return self._spread(reduce(operator.add, terms), names, at)
+            return self._spread(reduce(operator.add, terms), names)
         total: Value | None = None
         for axis in self.feature_axes(inner.extent):
             left, right = (
@@ -331,9 +331,6 @@ class Places:
         """The product of two operands, added to what is there. A float32 one beside one of bfloat16 is multiplied as
         parts of bfloat16, which is exact, the smallest first: tensor cores cut off what they add to sums, so blocks
         have sums of their own."""
-        if len({*left.type.axes, *right.type.axes}) < 3:  # of one point of the walk
-            total = self.b.reduce("sum", axis, self.b.cast(left, "float32") * self.b.cast(right, "float32"))
-            return total if before is None else before + total
         if left.type.dtype == right.type.dtype:
             precision = None if left.type.dtype in NARROW else self.tiling.precision
             return self.b.dot(axis, left, right, before, precision)
@@ -365,8 +362,8 @@ class Places:
         t = self.types[e.tensor]
         return e if t.dtype == "bfloat16" and t.shape[-1] >= NARROWEST_ROW else None
 
-    def _spread(self, v: Value, names: set[str], at: Emitter) -> Value:
-        wanted = [a for a in (*self.kernel.blocked, self.kernel.looped) if a in names and at.positions[a].type.axes]
+    def _spread(self, v: Value, names: set[str]) -> Value:
+        wanted = [a for a in (*self.kernel.blocked, self.kernel.looped) if a in names]
         return v if set(wanted) <= set(v.type.axes) else v + self.b.fill([a for a in wanted if a], 0.0)
 
     def operand(self, e: Expr, dtype: str, at: Emitter, summed: str) -> Value:
