@@ -47,8 +47,8 @@ OWN_NAMES = set(
     """gl tl gluon triton range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
     warpgroup_mma_wait produce consume WHICH operand operand_layout by_scores by_rows by_columns by_mixed rows_of_mixed
     columns_of_mixed zero turn steps at t k slot before first last slot_begun before_begun first_begun last_begun
-    by_mixed1 before_begun1 last_begun1 operand1 stationary stationary1 streamed streamed1 mixture mixture1 stationary_full
-    streamed_full streamed_free mixture_full mixture_free""".split()
+    by_mixed1 before_begun1 last_begun1 operand1 stationary stationary1 streamed streamed1 mixture mixture1
+    stationary_full streamed_full streamed_free mixture_full mixture_free""".split()
 )
 BARRIERS = {  # and how many arrive
     "stationary_full": 1,
@@ -279,10 +279,10 @@ class _Consumer(_Part):
 
         def ended(slot: str) -> list[CodeLine]:
             begun = [f"{slot}_begun{k}" for k, _ in self._sums(w)]
-            held = [f"operand{k}" for k, _ in self._sums(w)]
-            waited = f"warpgroup_mma_wait(num_outstanding=0, deps=({', '.join([*begun, *held])}))"
+            weights = [f"operand{k}" for k, _ in self._sums(w)]
+            waited = f"warpgroup_mma_wait(num_outstanding=0, deps=({', '.join([*begun, *weights])}))"
             return [
-                assign([*(sums for _, sums in self._sums(w)), *held], waited),
+                assign([*(sums for _, sums in self._sums(w)), *weights], waited),
                 Effect(f"mbarrier.arrive(mixture_free.index({slot}), count=1)"),
             ]
 
