@@ -107,11 +107,11 @@ class _ChainPlanner:
             return {}
         found: dict[str, CopyLayout] = {}
         for a in accesses_in(*(r.target.body for r in kernel.targets)):
+            used = {*index_variables(a)}
+            if a.tensor in kernel.inners or a.tensor in kernel.outputs or not used.isdisjoint(kernel.blocked):
+                continue
             t = self.types[a.tensor]
-            along = (
-                a.index and linear(a.index[-1]).bare == kernel.looped and kernel.blocked[0] not in index_variables(a)
-            )
-            if a.tensor in kernel.inners or a.tensor in kernel.outputs or t.dtype != "float32" or not along:
+            if t.dtype != "float32" or not a.index or linear(a.index[-1]).bare != kernel.looped:
                 continue
             strides = self.strides[a.tensor]
             apart = [n for n, e in zip(strides[:-1], t.shape[:-1], strict=True) if e > 1]
