@@ -239,3 +239,13 @@ def test_tilings_of_gradients(guard, width, output, tiling):
     (kernel,) = (k for k in found.kernels.values() if output in k.outputs)
     t = choose_chain_tiling(kernel, found.types, Setting())
     assert (t.block, t.step, t.warps, t.stages, t.boxed) == tiling
+
+
+@pytest.mark.parametrize("length, copies", [(3547, 2), (3548, 0), (3584, 0), (600, 0)])
+def test_statistics_between_pairs_are_copied(length, copies):
+    """Products read neighbours of what has a value for each row that they walk; once for all that needs them."""
+    f = tilec.compile(VARIANTS["full"].text, backend="triton")
+    given = [tilec.spec((54, length, 64), "bfloat16")] * 3
+    text = f.grad(("Q", "K", "V")).lower(*given, given[0], target="sm_90").source()
+    assert text.count("_rows = torch.empty((54, 3548), dtype=torch.float32") == copies
+    assert text.count("_rows = torch.empty") == copies

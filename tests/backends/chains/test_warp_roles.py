@@ -87,6 +87,19 @@ def softmax_reference(name: str, q, k, v, a, r, c):
 )
 @pytest.mark.one_in(4)
 def test_attention(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    _compare(name, sizes, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "name, sizes",
+    [("causal", (300, 300, 136, 136)), pytest.param("slopes", (260, 200, 136, 192), marks=pytest.mark.slow)],
+)
+def test_values_in_two_blocks(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """136 columns are 128 and 16: the second product is one with each block, into sums of their own."""
+    _compare(name, sizes, monkeypatch)
+
+
+def _compare(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     n, m, e, f = sizes
     shapes = {"Q": (2, n, e), "K": (2, m, e), "V": (2, m, f), "A": (2,), "R": (n,), "C": (m,)}
     specs = {t: tilec.spec(s, "bfloat16") for t, s in shapes.items()}

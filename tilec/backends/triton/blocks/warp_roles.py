@@ -26,8 +26,10 @@ from tilec.backends.common.blocks.ir import (
     operands,
     results,
 )
+from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad
 from tilec.backends.triton.blocks.text import TRITON_FUNCTIONS
+from tilec.backends.triton.plan.plan import Descriptor
 from tilec.ir.functions import COMPARISONS
 from tilec.ir.types import NARROW
 
@@ -42,16 +44,16 @@ GLUON_REDUCTIONS = ("sum", "max")
 
 @dataclass(frozen=True)
 class Walk:
-    """A loop: the loads of both products' streamed operands, the products, and the place of the second's sums among
-    what is carried. The first is the sum of several, where its operands lie in several blocks. `seen`: the second's
-    streamed operand where it counts, if it does not everywhere."""
+    """A loop: the loads of both products' streamed operands, the products, and the places of the second's sums among
+    what is carried. Where operands lie in several blocks, the first is the sum of several, and the second are several
+    of one operand. `seen`: the second's streamed operand where it counts, if it does not everywhere."""
 
     loop: Loop
     firsts: tuple[DotOp, ...]
-    second: DotOp
+    seconds: tuple[DotOp, ...]
     streamed: tuple[Load, ...]
-    mixture: Load
-    sums: int
+    mixtures: tuple[Load, ...]
+    sums: tuple[int, ...]
     seen: Apply | None = None
 
     @property
@@ -63,7 +65,7 @@ class Walk:
 @dataclass(frozen=True)
 class WarpRoles:
     """A block program in this form: the blocks of the operand that is stationary, the walks, the axes of rows, of what
-    is streamed, and of the second product's columns."""
+    is streamed, and of the second product's columns, or of their first block."""
 
     program: BlockProgram
     loads: Mapping[Value, BoxLoad]
@@ -72,6 +74,11 @@ class WarpRoles:
     rows: str
     streamed: str
     columns: str
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The axes of all blocks of the second product's columns."""
+        return tuple(d.out.type.axes[1] for d in self.walks[0].seconds)
 
     def masked(self, loop: Loop) -> bool:
         """Whether some points of its blocks do not count."""
@@ -104,13 +111,13 @@ def warp_roles(program: BlockProgram, loads: Mapping[Value, BoxLoad]) -> WarpRol
         return None
     w = walks[0]
     stationary = tuple(op for d in w.firsts for op in [made[d.left]] if isinstance(op, Load))
-    (rows, columns), streamed = w.second.out.type.axes, w.streamed[0].out.type.axes[0]
+    (rows, columns), streamed = w.seconds[0].out.type.axes, w.streamed[0].out.type.axes[0]
     alike = all(
         [d.left for d in other.firsts] == [d.left for d in w.firsts]
-        and other.second.out.type.axes == w.second.out.type.axes
+        and [d.out.type.axes for d in other.seconds] == [d.out.type.axes for d in w.seconds]
         and other.loop.step == w.loop.step
         and other.first.type.axes == (rows, streamed)
-        and [x.tensor for x in (*other.streamed, other.mixture)] == [x.tensor for x in (*w.streamed, w.mixture)]
+        and [x.tensor for x in (*other.streamed, *other.mixtures)] == [x.tensor for x in (*w.streamed, *w.mixtures)]
         for other in walks
     )
     if not alike or program.axes[rows] != GROUPS_OF_WARPS * GROUP_ROWS:
@@ -124,9 +131,29 @@ def warp_roles(program: BlockProgram, loads: Mapping[Value, BoxLoad]) -> WarpRol
     return found if all(_known(op, found) for op in every) else None
 
 
+def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, dict[str, Descriptor]]:
+    """The same with a map of half of the stationary rows, which each group has copied for itself; maps with layouts."""
+    halves, loads = {}, dict(s.loads)
+    for load in s.stationary:
+        box = s.loads[load.out]
+        block = list(maps[box.parameter].block)
+        block[next(d for d, v in enumerate(load.index) if v.type.axes == (s.rows,))] = GROUP_ROWS
+        name = f"{python_name(load.tensor)}_map_{'_'.join(map(str, block))}"
+        loads[load.out] = replace(box, parameter=name)
+        halves[name] = replace(maps[box.parameter], block=tuple(block))
+    used = [loads[x.out].parameter for w in s.walks for x in (*w.streamed, *w.mixtures)]
+    found = halves | {p: maps[p] for p in dict.fromkeys(used)}
+    dtype = s.stationary[0].out.type.dtype
+    laid = {
+        p: replace(d, layout=f"gl.NVMMASharedLayout.get_default_for([{', '.join(map(str, d.block))}], gl.{dtype})")
+        for p, d in found.items()
+    }
+    return replace(s, loads=loads), laid
+
+
 def live_operations(s: WarpRoles) -> tuple[Op, ...]:
     """What a group of warps carries out: all that stores and walks need beside what is copied for it."""
-    copied = {x.out for w in s.walks for x in (*w.streamed, w.mixture, *s.stationary)}
+    copied = {x.out for w in s.walks for x in (*w.streamed, *w.mixtures, *s.stationary)}
     first = {w.first for w in s.walks}
     needed: set[Value] = set()
 
@@ -155,18 +182,22 @@ def live_operations(s: WarpRoles) -> tuple[Op, ...]:
 def _walk(loop: Loop, made: Mapping[Value, Op], loads: Mapping[Value, BoxLoad]) -> Walk | None:
     dots = [op for op in loop.body if isinstance(op, DotOp)]
     inside = {v for op in loop.body for v in results(op)}
-    if len(dots) < 2 or any(isinstance(op, (Loop, Store)) for op in loop.body):
+    seconds = [d for d in dots if isinstance(made.get(d.left), Cast) and d.left in inside]
+    firsts = dots[: len(dots) - len(seconds)]
+    if not firsts or not seconds or dots != [*firsts, *seconds] or len({d.left for d in seconds}) > 1:
         return None
-    firsts, second = dots[:-1], dots[-1]
-    seen = made.get(second.right)
-    seen = seen if isinstance(seen, Apply) and seen.function == "select" else None
-    mixed = second.right if seen is None else seen.args[1]
-    read = [made.get(v) for v in (*(d.left for d in firsts), *(d.right for d in firsts), mixed)]
+    if any(isinstance(op, (Loop, Store)) for op in loop.body):
+        return None
+    seen = made.get(seconds[0].right)
+    seen = seen if isinstance(seen, Apply) and seen.function == "select" and len(seconds) == 1 else None
+    mixed = [d.right for d in seconds] if seen is None else [seen.args[1]]
+    read = [made.get(v) for v in (*(d.left for d in firsts), *(d.right for d in firsts), *mixed)]
     brought = [x for x in read if isinstance(x, Load) and _is_box(x, loads)]
-    cast = made.get(second.left)
-    if len(brought) != 2 * len(firsts) + 1 or not isinstance(cast, Cast) or second.accumulator is None:
+    cast = made[seconds[0].left]
+    if len(brought) != len(read) or not isinstance(cast, Cast) or any(d.accumulator is None for d in seconds):
         return None
-    stationary, streamed, mixture = brought[: len(firsts)], brought[len(firsts) : -1], brought[-1]
+    n = len(firsts)
+    stationary, streamed, mixtures = brought[:n], brought[n : 2 * n], brought[2 * n :]
     dtypes = {x.out.type.dtype for x in brought}
     if len(dtypes) != 1 or not dtypes <= set(NARROW) or cast.out.type.dtype not in dtypes:
         return None
@@ -175,22 +206,21 @@ def _walk(loop: Loop, made: Mapping[Value, Op], loads: Mapping[Value, BoxLoad]) 
         return None
     if any(v in added for op in loop.body if op not in firsts for v in operands(op)):
         return None
-    if not {*(x.out for x in streamed), mixture.out, cast.out} <= inside:
+    if not {x.out for x in (*streamed, *mixtures)} <= inside:
         return None
     axes = all((d.left.type.axes[1], d.right.type.axes[1]) == (d.axis, d.axis) for d in firsts)
-    if not axes or second.right.type.axes[0] != second.axis or second.left.type.axes[1] != second.axis:
+    if not axes or any(d.right.type.axes[0] != d.axis or d.left.type.axes[1] != d.axis for d in seconds):
         return None
-    sums = [k for k, v in enumerate(loop.yielded) if v == second.out]
-    if len(sums) != 1:
+    sums = [k for d in seconds for k, v in enumerate(loop.yielded) if v == d.out]
+    if len(sums) != len(seconds):
         return None
-    (place,) = sums
-    late = depending(loop.body, {loop.carried[place]})
-    others = {v for k, v in enumerate(loop.yielded) if k != place}
+    late = depending(loop.body, {loop.carried[k] for k in sums})
+    others = {v for k, v in enumerate(loop.yielded) if k not in sums}
     moved = others & {*loop.carried} - {v for v in loop.yielded if v in loop.carried}
-    again = any(second.out in operands(op) for op in loop.body)
+    again = any(d.out in operands(op) for d in seconds for op in loop.body)
     if late & {cast.value, *others} or again or moved:
         return None
-    return Walk(loop, tuple(firsts), second, tuple(streamed), mixture, place, seen)
+    return Walk(loop, tuple(firsts), tuple(seconds), tuple(streamed), tuple(mixtures), tuple(sums), seen)
 
 
 def _is_box(load: Load, loads: Mapping[Value, BoxLoad]) -> bool:
@@ -220,7 +250,7 @@ def _reads_rows(op: Apply, rows: str, made: Mapping[Value, Op]) -> bool:
 
 def _known(op: Op, s: WarpRoles) -> bool:
     """Whether the writer has the operation: blocks over rows, over what is streamed, over both or of the sums."""
-    shapes = {(), (s.rows,), (s.streamed,), (s.columns,), (s.rows, s.streamed), (s.rows, s.columns)}
+    shapes = {(), (s.rows,)} | {x for a in (s.streamed, *s.blocks) for x in ((a,), (s.rows, a))}
     if isinstance(op, (DotOp, Loop)):
         return True
     if any(v.type.axes not in shapes for v in results(op)):

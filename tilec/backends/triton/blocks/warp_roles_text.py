@@ -47,8 +47,8 @@ OWN_NAMES = set(
     """gl tl gluon triton range float mbarrier tma copy_in copy_out fence_async_shared warpgroup_mma warpgroup_mma_init
     warpgroup_mma_wait produce consume WHICH operand operand_layout by_scores by_rows by_columns by_mixed rows_of_mixed
     columns_of_mixed zero turn steps at t k slot before first last slot_begun before_begun first_begun last_begun
-    stationary stationary1 streamed streamed1 mixture stationary_full streamed_full streamed_free mixture_full
-    mixture_free""".split()
+    by_mixed1 before_begun1 last_begun1 operand1 stationary stationary1 streamed streamed1 mixture mixture1
+    stationary_full streamed_full streamed_free mixture_full mixture_free""".split()
 )
 BARRIERS = {  # and how many arrive
     "stationary_full": 1,
@@ -59,26 +59,6 @@ BARRIERS = {  # and how many arrive
 }
 GLUON_ONLY = {"div": "gl.div_rn({0}, {1})", "not": "({0} == 0)"}  # where its text is not Triton's
 RINGS = ("stationary", "streamed", "mixture")
-
-
-def half_maps(s: WarpRoles, maps: Mapping[str, Descriptor]) -> tuple[WarpRoles, dict[str, Descriptor]]:
-    """The same with a map of half of the stationary rows, which each group has copied for itself; maps with layouts."""
-    halves, loads = {}, dict(s.loads)
-    for load in s.stationary:
-        box = s.loads[load.out]
-        block = list(maps[box.parameter].block)
-        block[next(d for d, v in enumerate(load.index) if v.type.axes == (s.rows,))] = GROUP_ROWS
-        name = f"{python_name(load.tensor)}_map_{'_'.join(map(str, block))}"
-        loads[load.out] = replace(box, parameter=name)
-        halves[name] = replace(maps[box.parameter], block=tuple(block))
-    used = [loads[x.out].parameter for w in s.walks for x in (*w.streamed, w.mixture)]
-    found = halves | {p: maps[p] for p in dict.fromkeys(used)}
-    dtype = s.stationary[0].out.type.dtype
-    laid = {
-        p: replace(d, layout=f"gl.NVMMASharedLayout.get_default_for([{', '.join(map(str, d.block))}], gl.{dtype})")
-        for p, d in found.items()
-    }
-    return replace(s, loads=loads), laid
 
 
 def warp_roles_file(
@@ -126,7 +106,7 @@ def _parameters(s: WarpRoles) -> tuple[list[str], list[str], list[str]]:
     """Maps of the stationary operand's blocks, of the streamed one's, of the second product's."""
     w = s.walks[0]
     stationary, streamed, mixture = (
-        [s.loads[load.out].parameter for load in found] for found in (s.stationary, w.streamed, (w.mixture,))
+        [s.loads[load.out].parameter for load in found] for found in (s.stationary, w.streamed, w.mixtures)
     )
     return stationary, streamed, mixture
 
@@ -174,7 +154,7 @@ class _Producer(_Part):
 
     def body(self) -> list[CodeLine]:
         stationary, streamed, mixture = _parameters(self.s)
-        boxed = [*self.s.stationary, *(x for w in self.s.walks for x in (*w.streamed, w.mixture))]
+        boxed = [*self.s.stationary, *(x for w in self.s.walks for x in (*w.streamed, *w.mixtures))]
         places = [v for x in boxed for v in self.s.loads[x.out].offsets if v is not None]
         wanted = {*places} | {v for w in self.s.walks for v in (w.loop.start, w.loop.stop)}
         ops = list(every_operation(self.s.program.body))
@@ -199,7 +179,7 @@ class _Producer(_Part):
             inner = [self._first(op, "t"), assign("slot", f"(turn + t) % {self.stages}")]
             inner.append(assign("at", f"(((turn + t) // {self.stages}) & 1) ^ 1"))
             inner += self.lines([x for x in op.body if self._wanted(x, wanted)])
-            for name, maps, found in (("streamed", streamed, w.streamed), ("mixture", mixture, (w.mixture,))):
+            for name, maps, found in (("streamed", streamed, w.streamed), ("mixture", mixture, w.mixtures)):
                 inner.append(Effect(f"mbarrier.wait({name}_free.index(slot), at)"))
                 inner += self._copies(name, maps, found, "slot")
             lines += [ForLoop("t", "range(steps)", tuple(inner)), assign("turn", "turn + steps")]
@@ -237,6 +217,7 @@ class _Consumer(_Part):
         lines: list[CodeLine] = [
             assign("by_scores", layout(scores), CONSTEXPR),
             assign("by_mixed", layout(mixed), CONSTEXPR),
+            *(assign("by_mixed1", layout(axes[a]), CONSTEXPR) for a in s.blocks[1:]),
         ]
         for name, dimension, parent in (
             ("by_rows", 1, "by_scores"),
@@ -251,7 +232,7 @@ class _Consumer(_Part):
         lines += [assign("turn", "0"), Effect("mbarrier.wait(stationary_full.index(WHICH), 0)")]
         walks = {w.loop.counter: w for w in s.walks}
         if s.joined:
-            narrow = f"zero.to(gl.{s.walks[0].mixture.out.type.dtype})"
+            narrow = f"zero.to(gl.{s.walks[0].mixtures[0].out.type.dtype})"
             lines.append(assign("operand", f"gl.convert_layout({narrow}, operand_layout)"))
         for op in live_operations(s):
             if isinstance(op, Loop):
@@ -265,9 +246,7 @@ class _Consumer(_Part):
         goes block by block. Of two that are joined, the last block of the first is the one before the second's."""
         loop, stages = w.loop, self.stages
         lines = [*self.carried(loop), self._steps(loop)]
-        sums = self.names[loop.carried[w.sums]]
         columns, depths = self.s.program.axes[self.s.streamed], [self.s.program.axes[d.axis] for d in w.firsts]
-        mixture = ", ".join(str(self.s.program.axes[a]) for a in w.mixture.out.type.axes)
 
         def first_product(turn: str, slot: str) -> list[CodeLine]:
             lines: list[CodeLine] = [
@@ -282,18 +261,28 @@ class _Consumer(_Part):
             return lines
 
         def second_product(turn: str, slot: str) -> list[CodeLine]:
-            columns = f"mixture.index({slot}).reshape([{mixture}])"
-            product = f"warpgroup_mma(operand, {columns}, warpgroup_mma_init({sums}), is_async=True)"
-            return [
+            lines: list[CodeLine] = [
                 assign(slot, f"({turn}) % {stages}"),
                 Effect(f"mbarrier.wait(mixture_full.index({slot}), (({turn}) // {stages}) & 1)"),
-                *([] if w.seen is None else self._cleared(w.seen, columns)),
-                assign(f"{slot}_begun", product),
             ]
+            for (k, sums), load in zip(self._sums(w), w.mixtures, strict=True):
+                shape = ", ".join(str(self.s.program.axes[a]) for a in load.out.type.axes)
+                block = f"mixture{k}.index({slot}).reshape([{shape}])"
+                lines += [] if w.seen is None else self._cleared(w.seen, block)
+                if k:
+                    parent = self._layout((self.s.rows, load.out.type.axes[1]))
+                    own = f"gl.DotOperandLayout(operand_index=0, parent={parent}, k_width=2)"
+                    lines.append(assign(f"operand{k}", f"gl.convert_layout(operand, {own})"))
+                product = f"warpgroup_mma(operand{k}, {block}, warpgroup_mma_init({sums}), is_async=True)"
+                lines.append(assign(f"{slot}_begun{k}", product))
+            return lines
 
         def ended(slot: str) -> list[CodeLine]:
+            begun = [f"{slot}_begun{k}" for k, _ in self._sums(w)]
+            weights = [f"operand{k}" for k, _ in self._sums(w)]
+            waited = f"warpgroup_mma_wait(num_outstanding=0, deps=({', '.join([*begun, *weights])}))"
             return [
-                assign([sums, "operand"], f"warpgroup_mma_wait(num_outstanding=0, deps=({slot}_begun, operand))"),
+                assign([*(sums for _, sums in self._sums(w)), *weights], waited),
                 Effect(f"mbarrier.arrive(mixture_free.index({slot}), count=1)"),
             ]
 
@@ -303,7 +292,7 @@ class _Consumer(_Part):
             inner += [If("t < steps - 1", product)] if self.s.joined else product
             return [*lines, ForLoop("t", "range(steps)", tuple(inner)), assign("turn", "turn + steps")]
         again = [*first_product("turn + t", "slot"), *second_product("turn + t - 1", "before"), self._first(loop, "t")]
-        again += self._between(w, "slot", 1, ended("before"))
+        again += self._between(w, "slot", len(w.seconds), ended("before"))
         last = [*second_product("turn + steps - 1", "last"), *ended("last")]
         if self.s.joined:
             lines.append(ForLoop("t", "range(steps)", tuple(again)))
@@ -311,6 +300,10 @@ class _Consumer(_Part):
         inner = [*first_product("turn", "first"), self._first(loop, "0"), *self._between(w, "first", 0, [])]
         inner += [ForLoop("t", "range(1, steps)", tuple(again)), *last]
         return [*lines, If("steps > 0", tuple(inner)), assign("turn", "turn + steps")]
+
+    def _sums(self, w: Walk) -> list[tuple[str, str]]:
+        """For each of a second product's blocks what tells its names from the first one's, and its sums."""
+        return [(str(n or ""), self.names[w.loop.carried[k]]) for n, k in enumerate(w.sums)]
 
     def _cleared(self, seen: Apply, block: str) -> list[CodeLine]:
         """What does not count is 0 in shared memory: both groups of warps write the same there."""
@@ -330,12 +323,12 @@ class _Consumer(_Part):
     def _between(self, w: Walk, slot: str, outstanding: int, ended: Sequence[CodeLine]) -> list[CodeLine]:
         """What lies between a block's products; `ended`: lines that wait for the sums of the block before."""
         loop = w.loop
-        loads, products = (*w.streamed, w.mixture), (*w.firsts, w.second)
+        loads, products = (*w.streamed, *w.mixtures), (*w.firsts, *w.seconds)
         apart = {*(x.out for x in loads), *(d.out for d in products)}
         apart |= {w.seen.out} if w.seen is not None else set()
         rest = [op for op in loop.body if apart.isdisjoint(results(op))]
         later = depending(loop.body, {w.first})
-        late = depending(loop.body, {loop.carried[w.sums]})
+        late = depending(loop.body, {loop.carried[k] for k in w.sums})
         early = [op for op in rest if (later | late).isdisjoint(results(op))]
         middle = [op for op in rest if not (later - late).isdisjoint(results(op))]
         after = [op for op in rest if not late.isdisjoint(results(op))]
@@ -346,15 +339,14 @@ class _Consumer(_Part):
         lines += self.lines(middle)
         lines += ended
         lines += self.lines(after)
-        sums = self.names[loop.carried[w.sums]]
-        assert w.second.accumulator is not None
-        moved = [(sums, self.names[w.second.accumulator])]
+        added = [d.accumulator for d in w.seconds]
+        moved = [(s, self.names[v]) for (_, s), v in zip(self._sums(w), added, strict=True) if v is not None]
         moved += [
             (self.names[c], self.names[v])
             for k, (c, v) in enumerate(zip(loop.carried, loop.yielded, strict=True))
-            if k != w.sums
+            if k not in w.sums
         ]
-        lines.append(assign("operand", f"gl.convert_layout({self.names[w.second.left]}, operand_layout)"))
+        lines.append(assign("operand", f"gl.convert_layout({self.names[w.seconds[0].left]}, operand_layout)"))
         return [*lines, *(assign(a, b) for a, b in moved if a != b)]
 
     # blocks have layouts
@@ -371,23 +363,21 @@ class _Consumer(_Part):
                 shape = ", ".join(str(GROUP_ROWS if a == s.rows else s.program.axes[a]) for a in out.type.axes)
                 layout = self._layout(out.type.axes)
                 return f"gl.full([{shape}], {literal(value)}, gl.{out.type.dtype}, layout={layout})"
-            case Reduce(out, _, _, value) if value.type.axes == (s.rows, s.columns) and out.type.axes == (s.rows,):
+            case Reduce(_, _, axis, value) if value.type.axes[0] == s.rows and axis in s.blocks:
                 return f"gl.convert_layout({super().right_side(op)}, by_rows)"
         return super().right_side(op)
 
     def _layout(self, axes: tuple[str, ...]) -> str:
         s = self.s
-        return {
-            (s.rows,): "by_rows",
-            (s.streamed,): "by_columns",
-            (s.columns,): "columns_of_mixed",
-            (s.rows, s.streamed): "by_scores",
-            (s.rows, s.columns): "by_mixed",
-        }[axes]
+        found = {(s.rows,): "by_rows", (s.streamed,): "by_columns", (s.rows, s.streamed): "by_scores"}
+        for a, whole, rows in zip(s.blocks, ("by_mixed", "by_mixed1"), ("columns_of_mixed", ""), strict=False):
+            found |= {(s.rows, a): whole, (a,): rows or f"gl.SliceLayout(0, {whole})"}
+        return found[axes]
 
     def spread(self, v: Value, axes: Sequence[str]) -> str:
         """Rows stand beside the sums' columns in these columns' layout."""
         s = self.s
-        if v.type.axes == (s.rows,) and tuple(axes) == (s.rows, s.columns):
-            return f"gl.convert_layout({self.names[v]}, rows_of_mixed)[:, None]"
+        if v.type.axes == (s.rows,) and len(axes) == 2 and axes[1] in s.blocks:
+            layout = "rows_of_mixed" if axes[1] == s.columns else f"gl.SliceLayout(1, {self._layout(tuple(axes))})"
+            return f"gl.convert_layout({self.names[v]}, {layout})[:, None]"
         return super().spread(v, axes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,8 +18,8 @@ from tilec.backends.common.chains.splits import Split, build_together, split_of,
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.blocks.boxes import BoxLoad, box_loads
 from tilec.backends.triton.blocks.text import print_kernel, stride_name
-from tilec.backends.triton.blocks.warp_roles import warp_roles
-from tilec.backends.triton.blocks.warp_roles_text import half_maps, warp_roles_file
+from tilec.backends.triton.blocks.warp_roles import half_maps, warp_roles
+from tilec.backends.triton.blocks.warp_roles_text import warp_roles_file
 from tilec.backends.triton.chains.tiling import (
     MATRIX,
     choose_chain_tiling,
@@ -37,7 +37,8 @@ from tilec.backends.triton.plan.plan import Allocate, Descriptor, Launch, Pointe
 from tilec.backends.triton.plan.sizes import NARROWEST, WHOLE_VECTOR, contiguous_strides, needs_int64_positions, reach
 from tilec.backends.triton.plan.source import Heading, KernelFile
 from tilec.backends.triton.pointwise.pointwise import pointwise
-from tilec.ir.program import Call, Statement, accesses_in, walk
+from tilec.ir.index import linear
+from tilec.ir.program import Call, Statement, accesses_in, index_variables, walk
 from tilec.ir.symbolic import gcd
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.language.show import show_statement
@@ -45,6 +46,8 @@ from tilec.language.show import show_statement
 AnyStrides = Mapping[str, tuple[int, ...]]
 _MANY = 2**26  # points of a kernel for which lists of blocks pay
 _MUCH = 2**33  # points times columns of operands of a kernel for which tensor maps pay
+_MUCH_MORE = 2**36  # the same for which copies of statistics pay
+_PAIR, _STATISTICS = 2, 4  # float32 elements that a thread reads at once, and of a whole vector
 _READS = 8  # of an element, for each that a load brings, from which on rows are copied to whole vectors
 _LEAST_ROW = 128  # bytes of a row of a box: the copy engine takes as long for fewer, but asks for no masks
 ONE_WARP = 2**11  # elements of all parts of a row, up to which one warp puts them together
@@ -70,20 +73,20 @@ class _ChainPlanner:
         return python_name(self.kernel.outputs[-1]) + "_chain"
 
     def steps(self) -> list[Step]:
-        unaligned = () if self.copied else self._read_unaligned
+        unaligned = {} if self.copied else {**self._read_unaligned, **self._statistics_unaligned}
         if unaligned:
             return self._over_copies(unaligned)
         split = split_of(self.kernel, self.types)
         return self._walk() if split is None else self._in_parts(split)
 
     @property
-    def _read_unaligned(self) -> tuple[str, ...]:
+    def _read_unaligned(self) -> dict[str, CopyLayout]:
         """What programs walk in rows of 16 bits that do not begin at whole vectors, where each element is read often
         enough, and the more often the more of them one load brings: a copy then takes less time than the loads."""
         kernel, setting = self.kernel, self.setting
         if not self._has_boxes or kernel.looped is None or len(kernel.blocked) != 1 or kernel.in_place:
-            return ()
-        found = []
+            return {}
+        found: dict[str, CopyLayout] = {}
         for name in streamed_tensors(kernel):
             strides = self.strides[name]
             apart = [n for n, e in zip(strides[:-1], self.types[name].shape[:-1], strict=True) if e > 1]
@@ -91,24 +94,48 @@ class _ChainPlanner:
             plain = self.types[name].dtype in NARROW and strides[-1] == 1 and name not in kernel.outputs
             reads = -(-kernel.extent[kernel.blocked[0]] // MATRIX.block)
             if plain and together < WHOLE_VECTOR and reads >= _READS * together:
-                found.append(name)
-        return tuple(found)
+                found[name] = CopyLayout(tuple(range(len(self.types[name].shape))))
+        return found
 
-    def _over_copies(self, names: Sequence[str]) -> list[Step]:
+    @property
+    def _statistics_unaligned(self) -> dict[str, CopyLayout]:
+        """The same of statistics that have a value for each place of the walk: a thread of products reads neighbours,
+        and these one by one where rows begin between pairs."""
+        kernel = self.kernel
+        work = _points(kernel) * columns_of_operands(kernel)
+        if not self._has_boxes or work < _MUCH_MORE or len(kernel.blocked) != 1 or kernel.in_place:
+            return {}
+        found: dict[str, CopyLayout] = {}
+        for a in accesses_in(*(r.target.body for r in kernel.targets)):
+            used = {*index_variables(a)}
+            if a.tensor in kernel.inners or a.tensor in kernel.outputs or not used.isdisjoint(kernel.blocked):
+                continue
+            t = self.types[a.tensor]
+            if t.dtype != "float32" or not a.index or linear(a.index[-1]).bare != kernel.looped:
+                continue
+            strides = self.strides[a.tensor]
+            apart = [n for n, e in zip(strides[:-1], t.shape[:-1], strict=True) if e > 1]
+            if strides[-1] == 1 and any(n % _PAIR for n in apart):
+                *outer, row = t.shape
+                padded = (*outer, -(-row // _STATISTICS) * _STATISTICS)
+                found[a.tensor] = CopyLayout(tuple(range(len(t.shape))), shape=padded)
+        return found
+
+    def _over_copies(self, layouts: Mapping[str, CopyLayout]) -> list[Step]:
         """The steps over copies of tensors whose rows begin at whole vectors."""
         view = StridedView(self.kernel.statements[0], self.types, self.strides, False)
         before: list[Step] = []
         after: list[Step] = []
         copies: dict[str, str] = {}
-        for name in names:
+        for name, layout in layouts.items():
             copies[name] = f"{self.kernel.outputs[-1]}.{name}_rows"
-            layout = CopyLayout(tuple(range(len(self.types[name].shape))))
             view, once, released = copied_apart(copies[name], name, layout, view)
             before.append(once)
             after += released
         strides = {n: view.strides[c] for n, c in copies.items()}
         setting = replace(self.setting, misaligned=tuple(n for n in self.setting.misaligned if n not in copies))
-        planner = replace(self, strides={**self.strides, **strides}, setting=setting, copied=tuple(names))
+        copied = tuple(n for n in layouts if self.types[n].dtype in NARROW)
+        planner = replace(self, strides={**self.strides, **strides}, setting=setting, copied=copied)
         return [*before, *(x.given(copies) if isinstance(x, Launch) else x for x in planner.steps()), *after]
 
     def _beside(self, types: Types) -> _ChainPlanner:
