@@ -108,27 +108,24 @@ class _Read:
         if any(positions_in(e) & set(names) for e in s.roots):
             return False
         points: dict[tuple[object, ...], int] = {}
+        asked = False
         for r in self.program.readers(s.output):
-            hidden = [a for e in walk(*expressions(r)) if isinstance(e, Pad) for a in accesses_in(e)]
-            asking = [e for e in walk(*r.roots) if isinstance(e, Inside) and access_of(e).tensor == s.output]
-            extent = self.extents[r.output]
+            extent, every = self.extents[r.output], expressions(r)
+            asking = [e for e in walk(*every) if isinstance(e, Inside) and access_of(e).tensor == s.output]
+            kept = [e for e in walk(*every) if isinstance(e, Pad)]
+            kept += [i for e in walk(*every) if isinstance(e, Access) for i in e.index]
+            if extent is None or any(a.tensor == s.output for a in accesses_in(*kept, *(r.index or ()))):
+                return False
             if any(self._asking(e) is None for e in asking):
                 return False
-            if extent is None or any(a.tensor == s.output for a in hidden):
-                return False
-            within = [
-                a for e in walk(*expressions(r)) if isinstance(e, Access) for i in e.index for a in accesses_in(i)
-            ]
-            if any(a.tensor == s.output for a in within):
-                return False
-            for a in accesses_in(*r.roots):
-                if a.tensor == s.output and _reads(a, r):
-                    if not set(index_variables(*a.index)) <= extent.keys() or self._asked(s, a.index) is None:
-                        return False
-                    key, variables = self._key(a, r)
-                    fewer = FEWER if _has_rows_and_columns(s, a.index) else FEWER_ALONE
-                    points[key] = fewer * math.prod(extent[v] for v in variables)
-        return bool(points) and sum(points.values()) <= t.numel
+            asked = asked or bool(asking)
+            for a in (a for a in accesses_in(*r.roots) if a.tensor == s.output and _reads(a, r)):
+                if not set(index_variables(*a.index)) <= extent.keys() or self._asked(s, a.index) is None:
+                    return False
+                key, variables = self._key(a, r)
+                fewer = FEWER if _has_rows_and_columns(s, a.index) else FEWER_ALONE
+                points[key] = fewer * math.prod(extent[v] for v in variables)
+        return (asked or bool(points)) and sum(points.values()) <= t.numel
 
     def _key(self, a: Access, s: Statement) -> tuple[tuple[object, ...], tuple[str, ...]]:
         """What reads of the same places have in common, and the variables that name one as the statement walks them."""
