@@ -68,10 +68,11 @@ class TileExtremum:
     """What the tiles of distances are asked for: `statement` writes its element `[t, ...]`, of which t is the number of
     a tile along the dimension `axis` of the distances, and the others are their dimensions `places`. What it aggregates
     is `value` of each distance, `read` there at variables of that expression, or the number of the first point that
-    holds an extremum, where that is the output of `extremum`. `block`: the tiles, as many rows as columns."""
+    holds an extremum, where that is the output of `extremum`. `block`: the tiles, as many rows as columns. Without an
+    `axis` the value of each distance is stored."""
 
     statement: Statement
-    axis: int
+    axis: int | None
     places: tuple[int, ...]
     block: Config
     value: Expr
@@ -283,7 +284,11 @@ class TileExtremaWriter(DistanceWriter):
         names = distinct_variables(self.space.statement.index) or ()
         made: dict[str, str] = {}
         for t in self.tiled:
-            s, v = t.statement, names[t.axis]
+            s = t.statement
+            if t.axis is None:
+                k.store(self._stored_at(block, s.output), self._value(t, names, block), self.stored)
+                continue
+            v = names[t.axis]
             kept, taken, number = ("row", "col", BLOCK_ACROSS)
             if v in self.dot.rows:
                 kept, taken, number = ("col", "row", BLOCK_DOWN)
@@ -321,6 +326,6 @@ def extremum_steps(
     names = distinct_variables(view.statement.index)
     if found is None or names is None:
         return None
-    if any((names[t.axis],) not in (found.dot.rows, found.dot.columns) for t in tiles):
+    if any((names[t.axis],) not in (found.dot.rows, found.dot.columns) for t in tiles if t.axis is not None):
         return None
     return distance_steps(found, flat, setting, carry, tiles=tiles)

@@ -10,15 +10,17 @@ S, which is not stored. Columns' extrema are as rows', and both may be asked for
 
 So are sums of functions of distances whose other factors know rows or columns alone, as of a kernel between points,
 `O[i] = +(exp(-S[i, j]) * B[j])`, over one side or both. A sum that needs another of the same distances, such as their
-mean, has distances of its own, where computing them again takes less than storing them.
+mean, has distances of its own, where computing them again takes less than storing them. What is computed of each of
+them, as the gradient of a kernel is, may be stored beside its sums.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.units import by_unit, ordered
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.matmul.blocks import WAVES, Config
@@ -51,45 +53,60 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import Types
 from tilec.lattice.sets import sizes_of
+from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.simplify.sums_at_places import positions_in
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 from tilec.transforms.util.plain import is_elementary, is_pure, is_unmasked
-from tilec.transforms.util.rewrite import map_reads
+from tilec.transforms.util.rewrite import body_at, map_reads
 
 MOST_TERMS_AGAIN = 128  # of distances that are computed twice
 LEAST_TILES = 16  # along the variable that is taken: extrema of tiles are few beside their elements
 
 
-def with_tile_extrema(program: Program, types: Types) -> tuple[Program, Types, Mapping[str, tuple[TileExtremum, ...]]]:
+def with_tile_extrema(
+    program: Program, types: Types, barred: Collection[str]
+) -> tuple[Program, Types, Mapping[str, tuple[TileExtremum, ...]]]:
     """The program with such aggregates, all types, and what the tiles of each tensor of distances are asked for, by its
-    name."""
+    name. `barred`: outputs of statements that stay as they are."""
     known, names = dict(types), Names.of(program)
     tiled: dict[str, tuple[TileExtremum, ...]] = {}
-    before: dict[str, list[Statement]] = {}
-    changed: dict[str, Statement] = {}
+    statements = {s.output: s for s in program.statements}
     for s in program.statements:
         found = _readers(s, program, types)
         block = _block(found, types[s.output].shape) if found else None
-        if block is None:
+        if block is None or not barred.isdisjoint((s.output, *(r.statement.output for r in found))):
             continue
         for number, readers in enumerate(_levels(found, program)):
             own = replace(s, output=names.fresh(s.output)) if number else s
-            known[own.output] = types[s.output]
-            added = [own] if number else []
+            statements[own.output], known[own.output] = own, types[s.output]
             made: dict[str, TileExtremum] = {}
             for r in readers:
-                tile = _of_tiles(r, made.get(r.extremum), names.fresh(f"{r.statement.output}_tiles"), block, types)
-                made[r.statement.output], t = replace(tile, statement=_of(tile.statement, s, own)), tile.statement
-                known[t.output] = replace(types[r.statement.output], shape=sizes_of(t))
-                changed[r.statement.output] = _over_tiles(r, tile, made.get(r.extremum))
-                added.append(made[r.statement.output].statement)
+                output = r.statement.output
+                if r.axis is None:
+                    made[output] = TileExtremum(r.statement, None, (), block, r.statement.body, r.read)
+                else:
+                    tile = _of_tiles(r, made.get(r.extremum), names.fresh(f"{output}_tiles"), block, types)
+                    made[output] = tile
+                    known[tile.statement.output] = replace(types[output], shape=sizes_of(tile.statement))
+                    statements[output] = _over_tiles(r, tile, made.get(r.extremum))
+                whole = _of(made[output].statement, s, own)
+                made[output] = replace(made[output], statement=whole)
+                statements[whole.output] = whole
             tiled[own.output] = tuple(made.values())
-            first = next(m.output for m in program.statements if m.output in made)
-            before.setdefault(first, []).extend(added)
-    if not tiled:
+    order = _ordered(statements, tiled) if tiled else None
+    if order is None:
         return program, types, {}
-    statements = (x for s in program.statements for x in (*before.get(s.output, ()), changed.get(s.output, s)))
-    return replace(program, statements=tuple(statements)), known, tiled
+    return replace(program, statements=drop_dead(order, program.outputs)), known, tiled
+
+
+def _ordered(
+    statements: Mapping[str, Statement], tiled: Mapping[str, Sequence[TileExtremum]]
+) -> list[Statement] | None:
+    """The statements, distances next to what their tiles are asked for, after all that they read."""
+    unit_of = {name: d for d, tiles in tiled.items() for name in (d, *(t.statement.output for t in tiles))}
+    units = list(by_unit(Program(None, (), (), tuple(statements.values())), unit_of).values())
+    order = ordered(units, {name: reads(s) for name, s in statements.items()})
+    return None if order is None else [statements[name] for k in order for name in units[k]]
 
 
 def _of(tile: Statement, s: Statement, own: Statement) -> Statement:
@@ -101,25 +118,33 @@ def _of(tile: Statement, s: Statement, own: Statement) -> Statement:
 class _Reader:
     """An aggregation of distances over the variable `taken` of one side at least, or the first point that
     holds that of `extremum`; `read` is where it reads them, at variables of its own, `axis` where `taken` stands there,
-    and `places` where those of a tile's aggregates do."""
+    and `places` where those of a tile's aggregates do. Without `taken`: what is stored element by element."""
 
     statement: Statement
     read: Access
-    taken: str
-    axis: int
-    places: tuple[int, ...]
+    taken: str = ""
+    axis: int | None = None
+    places: tuple[int, ...] = ()
     extremum: str = ""
 
 
 def _readers(s: Statement, program: Program, types: Types) -> list[_Reader]:
-    """All that read distances, if each is such a statement, extrema before the points that hold them; else none."""
-    readers = program.readers(s.output)
+    """All that read distances, or what is computed of each, if all are such aggregates, extrema before the points that
+    hold them, and at most one tensor of what is computed of each is read otherwise; else none."""
     if s.aggregation != "sum" or s.output in program.outputs or len(types[s.output].shape) < 2:
         return []
-    extrema = {e.statement.output: e for r in readers if (e := _aggregate(r, s.output, types)) is not None}
-    others = [r for r in readers if r.output not in extrema]
-    firsts = [f for r in others if (f := _first(r, s.output, extrema, types)) is not None]
-    if not readers or len(firsts) < len(others):
+    direct = program.readers(s.output)
+    maps = {r.output: m for r in direct if (m := _map(r, s.output, types)) is not None}
+    values = {name: m.statement for name, m in maps.items()}
+    readers = {r.output: r for name in (s.output, *maps) for r in program.readers(name) if r.output not in maps}
+    whole = {r.output: map_values(r, lambda e: map_reads(e, values, lambda a: body_at(values[a.tensor], a.index)))
+             for r in readers.values()}  # fmt: skip
+    extrema = {name: e for name, r in whole.items() if (e := _aggregate(r, s.output, types)) is not None}
+    others = {name: r for name, r in readers.items() if name not in extrema}
+    firsts = {name: f for name, r in others.items() if (f := _first(r, s.output, extrema, types)) is not None}
+    others = {name: r for name, r in others.items() if name not in firsts}
+    stored = {n for n in maps if n in program.outputs or any(n in reads(r) for r in others.values())}
+    if not extrema or len(stored) > 1 or any(s.output in reads(r) for r in others.values()):
         return []
     space = build_space(s, types)
     found = None
@@ -129,11 +154,25 @@ def _readers(s: Statement, program: Program, types: Types) -> list[_Reader]:
     if found is None or names is None:
         return []
     sides = (found.dot.rows, found.dot.columns)
-    asked = [*extrema.values(), *firsts]
-    if not all((names[r.axis],) in sides for r in asked):
+    if not all((names[r.axis],) in sides for r in (*extrema.values(), *firsts.values()) if r.axis is not None):
         return []
+    asked = [*(maps[n] for n in stored), *extrema.values(), *firsts.values()]
     again = len(_levels(asked, program)) > 1 and found.space.count(found.dot.summed) > MOST_TERMS_AGAIN
     return [] if again else asked
+
+
+def _map(r: Statement, distances: str, types: Types) -> _Reader | None:
+    """What is computed of each of the distances and of what knows less, element by element."""
+    read = next((a for a in accesses_in(r.body) if a.tensor == distances), None)
+    own = None if read is None else distinct_variables(read.index)
+    if read is None or own is None or r.aggregation not in ("assign", "sum") or not is_pure(r) or not is_unmasked(r):
+        return None
+    extent = dict(zip(own, types[distances].shape, strict=True))
+    names = distinct_variables(r.index)
+    if names is None or {*names} != {*own} or {*variables_of(r)} != {*own} or types[r.output].dtype != "float32":
+        return None
+    alike = types[r.output].shape == tuple(extent[v] for v in names)
+    return _Reader(r, read) if alike and _is_of_sides(r.body, read, types) else None
 
 
 def _levels(asked: Sequence[_Reader], program: Program) -> list[list[_Reader]]:
@@ -144,7 +183,9 @@ def _levels(asked: Sequence[_Reader], program: Program) -> list[list[_Reader]]:
         if s.output in own and own[s.output].extremum:
             level[s.output] = level[own[s.output].extremum]
             continue
-        needed = max((level[n] for n in reads(s) if n in level), default=-1)
+        needed = max(
+            (level[n] for n in reads(own[s.output].statement if s.output in own else s) if n in level), default=-1
+        )
         if s.output in own:
             level[s.output] = needed + 1
         elif needed >= 0:
@@ -154,7 +195,7 @@ def _levels(asked: Sequence[_Reader], program: Program) -> list[list[_Reader]]:
 
 def _block(asked: Sequence[_Reader], shape: Sequence[int]) -> Config | None:
     """The tiles of which these are asked for; None where that would be of too few."""
-    shortest, side = min(shape[r.axis] for r in asked), min(DISTANCE_BLOCK.bm, DISTANCE_BLOCK.bn)
+    shortest, side = min(shape[r.axis] for r in asked if r.axis is not None), min(DISTANCE_BLOCK.bm, DISTANCE_BLOCK.bn)
     most = EXTREMA_BLOCK.bm
     busy = math.prod(shape) >= WAVES * MULTIPROCESSORS * most**2
     if busy and shortest >= LEAST_TILES * most and not any(r.extremum for r in asked):
@@ -224,6 +265,7 @@ def _of_tiles(r: _Reader, extremum: TileExtremum | None, output: str, block: Con
     tile, within = fresh_variable("t", used), fresh_variable("u", used)
     place = {r.taken: Affine.variable(tile, side) + Affine.variable(within)}
     shape = types[r.read.tensor].shape
+    assert r.axis is not None, "a variable is taken"
     index = (Index(tile), *(r.read.index[d] for d in r.places))
     sizes = tuple(map(Int, (-(-shape[r.axis] // side), *(shape[d] for d in r.places))))
 
