@@ -20,6 +20,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.chains.chain import ChainKernel, with_reads
 from tilec.backends.common.units import by_unit, ordered
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
@@ -53,30 +54,31 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import Types
 from tilec.lattice.sets import sizes_of
-from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.simplify.sums_at_places import positions_in
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 from tilec.transforms.util.plain import is_elementary, is_pure, is_unmasked
 from tilec.transforms.util.rewrite import body_at, map_reads
 
-MOST_TERMS_AGAIN = 128  # of distances that are computed twice
+MOST_TERMS_AGAIN = 128  # of distances that are computed more than once
 LEAST_TILES = 16  # along the variable that is taken: extrema of tiles are few beside their elements
 
 
 def with_tile_extrema(
-    program: Program, types: Types, barred: Collection[str]
+    program: Program, types: Types, kernels: Collection[ChainKernel]
 ) -> tuple[Program, Types, Mapping[str, tuple[TileExtremum, ...]]]:
     """The program with such aggregates, all types, and what the tiles of each tensor of distances are asked for, by its
-    name. `barred`: outputs of statements that stay as they are."""
+    name. `kernels`: of chains, whose statements stay as they are."""
+    kept = with_reads(program, kernels)
+    barred = {s.output for kernel in kernels for s in kernel.statements}
     known, names = dict(types), Names.of(program)
     tiled: dict[str, tuple[TileExtremum, ...]] = {}
     statements = {s.output: s for s in program.statements}
     for s in program.statements:
-        found = _readers(s, program, types)
+        found = _readers(s, kept, types)
         block = _block(found, types[s.output].shape) if found else None
         if block is None or not barred.isdisjoint((s.output, *(r.statement.output for r in found))):
             continue
-        for number, readers in enumerate(_levels(found, program)):
+        for number, readers in enumerate(_levels(found, kept)):
             own = replace(s, output=names.fresh(s.output)) if number else s
             statements[own.output], known[own.output] = own, types[s.output]
             made: dict[str, TileExtremum] = {}
@@ -93,19 +95,25 @@ def with_tile_extrema(
                 made[output] = replace(made[output], statement=whole)
                 statements[whole.output] = whole
             tiled[own.output] = tuple(made.values())
-    order = _ordered(statements, tiled) if tiled else None
+        stored = {r.statement.output for r in found if r.axis is None}
+        for m in (m for m in program.readers(s.output) if _map(m, s.output, types) and m.output not in stored):
+            del statements[m.output]
+    order = _ordered(statements, tiled, kernels) if tiled else None
     if order is None:
         return program, types, {}
-    return replace(program, statements=drop_dead(order, program.outputs)), known, tiled
+    return replace(program, statements=tuple(order)), known, tiled
 
 
 def _ordered(
-    statements: Mapping[str, Statement], tiled: Mapping[str, Sequence[TileExtremum]]
+    statements: Mapping[str, Statement], tiled: Mapping[str, Sequence[TileExtremum]], kernels: Collection[ChainKernel]
 ) -> list[Statement] | None:
     """The statements, distances next to what their tiles are asked for, after all that they read."""
-    unit_of = {name: d for d, tiles in tiled.items() for name in (d, *(t.statement.output for t in tiles))}
+    unit_of: dict[str, object] = {s.output: kernel.outputs for kernel in kernels for s in kernel.statements}
+    read = {name: reads(s) for name, s in statements.items()}
+    read |= {s.output: kernel.reads for kernel in kernels for s in kernel.statements}
+    unit_of |= {name: d for d, tiles in tiled.items() for name in (d, *(t.statement.output for t in tiles))}
     units = list(by_unit(Program(None, (), (), tuple(statements.values())), unit_of).values())
-    order = ordered(units, {name: reads(s) for name, s in statements.items()})
+    order = ordered(units, read)
     return None if order is None else [statements[name] for k in order for name in units[k]]
 
 
@@ -157,8 +165,8 @@ def _readers(s: Statement, program: Program, types: Types) -> list[_Reader]:
     if not all((names[r.axis],) in sides for r in (*extrema.values(), *firsts.values()) if r.axis is not None):
         return []
     asked = [*(maps[n] for n in stored), *extrema.values(), *firsts.values()]
-    again = len(_levels(asked, program)) > 1 and found.space.count(found.dot.summed) > MOST_TERMS_AGAIN
-    return [] if again else asked
+    again = (len(_levels(asked, program)) - 1) * found.space.count(found.dot.summed)
+    return asked if again <= MOST_TERMS_AGAIN else []
 
 
 def _map(r: Statement, distances: str, types: Types) -> _Reader | None:
