@@ -227,8 +227,9 @@ def _is_of_sides(e: Expr, read: Access, types: Types) -> bool:
     """Whether an expression is made of this element and of others that know fewer of its variables, at all points."""
     extent = dict(zip(read.index, types[read.tensor].shape, strict=True))
     others = {a for a in accesses_in(e) if a != read}
-    bare = all(extent.get(i) == n for a in others for i, n in zip(a.index, types[a.tensor].shape, strict=True))
-    known = all({*a.index} < {*read.index} and a.tensor != read.tensor for a in others)
+    places = [(i, n) for a in others for i, n in zip(a.index, types[a.tensor].shape, strict=True)]
+    bare = all(i.value < n if isinstance(i, Int) else extent.get(i) == n for i, n in places)
+    known = all({*read.index} - {*a.index} and a.tensor != read.tensor for a in others)
     calls = [x.function for x in walk(e) if isinstance(x, Call)]
     plain = is_elementary(walk(e)) and not positions_in(e) and not {"eq", "ne", *RANDOM} & {*calls}
     return bare and known and plain and expression_type(e, types).dtype == "float32"
