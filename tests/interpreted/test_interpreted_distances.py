@@ -233,7 +233,7 @@ def test_gradients_of_sums_by_tiles(text, points):
     f = tilec.compile(source, backend="triton")
     gradient = f.grad().lower(x, y, x[:, 0])
     names = [k.name for k in gradient.kernels]
-    assert "S_distances" not in names and any(name.endswith("_extrema") for name in names), names
+    assert "S_distances" not in names and any("_extrema" in name for name in names), names
     x, y = x.requires_grad_(), y.requires_grad_()
     weights = torch.randn(70, generator=generator)
     made = torch.autograd.grad(f(x, y), (x, y), weights)

@@ -96,8 +96,8 @@ def with_tile_extrema(
                 statements[whole.output] = whole
             tiled[own.output] = tuple(made.values())
         stored = {r.statement.output for r in found if r.axis is None}
-        for m in (m for m in program.readers(s.output) if _map(m, s.output, types) and m.output not in stored):
-            del statements[m.output]
+        for name in _maps(s, kept, types).keys() - stored:
+            del statements[name]
     order = _ordered(statements, tiled, kernels) if tiled else None
     if order is None:
         return program, types, {}
@@ -141,12 +141,10 @@ def _readers(s: Statement, program: Program, types: Types) -> list[_Reader]:
     hold them, and at most one tensor of what is computed of each is read otherwise; else none."""
     if s.aggregation != "sum" or s.output in program.outputs or len(types[s.output].shape) < 2:
         return []
-    direct = program.readers(s.output)
-    maps = {r.output: m for r in direct if (m := _map(r, s.output, types)) is not None}
+    maps = _maps(s, program, types)
     values = {name: m.statement for name, m in maps.items()}
     readers = {r.output: r for name in (s.output, *maps) for r in program.readers(name) if r.output not in maps}
-    whole = {r.output: map_values(r, lambda e: map_reads(e, values, lambda a: body_at(values[a.tensor], a.index)))
-             for r in readers.values()}  # fmt: skip
+    whole = {name: _through(r, values) for name, r in readers.items()}
     extrema = {name: e for name, r in whole.items() if (e := _aggregate(r, s.output, types)) is not None}
     others = {name: r for name, r in readers.items() if name not in extrema}
     firsts = {name: f for name, r in others.items() if (f := _first(r, s.output, extrema, types)) is not None}
@@ -167,6 +165,25 @@ def _readers(s: Statement, program: Program, types: Types) -> list[_Reader]:
     asked = [*(maps[n] for n in stored), *extrema.values(), *firsts.values()]
     again = (len(_levels(asked, program)) - 1) * found.space.count(found.dot.summed)
     return asked if again <= MOST_TERMS_AGAIN else []
+
+
+def _maps(s: Statement, program: Program, types: Types) -> dict[str, _Reader]:
+    """What is computed of each of the distances, of what is computed of them so as well, by its name."""
+    found: dict[str, _Reader] = {}
+    pending = [s.output]
+    while pending:
+        for r in program.readers(pending.pop(0)):
+            values = {name: m.statement for name, m in found.items()}
+            m = _map(_through(r, values), s.output, types) if r.output not in found else None
+            if m is not None:
+                found[r.output] = m
+                pending.append(r.output)
+    return found
+
+
+def _through(r: Statement, values: Mapping[str, Statement]) -> Statement:
+    """The statement, which computes what it reads of these."""
+    return map_values(r, lambda e: map_reads(e, values, lambda a: body_at(values[a.tensor], a.index)))
 
 
 def _map(r: Statement, distances: str, types: Types) -> _Reader | None:
