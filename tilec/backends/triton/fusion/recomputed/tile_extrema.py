@@ -59,7 +59,7 @@ from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 from tilec.transforms.util.plain import is_elementary, is_pure, is_unmasked
 from tilec.transforms.util.rewrite import body_at, map_reads
 
-MOST_TERMS_AGAIN = 128  # of distances that are computed more than once
+MOST_TERMS_AGAIN = 32  # of distances that are computed more than once
 LEAST_TILES = 16  # along the variable that is taken: extrema of tiles are few beside their elements
 
 
@@ -223,7 +223,8 @@ def _block(asked: Sequence[_Reader], shape: Sequence[int]) -> Config | None:
     shortest, side = min(shape[r.axis] for r in asked if r.axis is not None), min(DISTANCE_BLOCK.bm, DISTANCE_BLOCK.bn)
     most = EXTREMA_BLOCK.bm
     busy = math.prod(shape) >= WAVES * MULTIPROCESSORS * most**2
-    if busy and shortest >= LEAST_TILES * most and not any(r.extremum for r in asked):
+    extrema = all(r.axis is not None and r.statement.aggregation != "sum" and not r.extremum for r in asked)
+    if busy and shortest >= LEAST_TILES * most and extrema:
         return EXTREMA_BLOCK
     return replace(DISTANCE_BLOCK, bm=side, bn=side) if shortest >= LEAST_TILES * side else None
 
