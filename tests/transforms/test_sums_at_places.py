@@ -9,7 +9,7 @@ from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import CallContext, apply
 
-N, V, K, M, E = 5, 192, 3, 2, 7
+N, V, K, M, E = 5, 320, 3, 2, 7
 SCORES = "S[n, v : N, V] = sum(A[n, k] * B[v, k]);"
 ROWS = "function (A[N, K], B[V, K], I[N, M]) -> (O) "
 EDGES = "function (A[N, K], B[V, K], R[E], C[E]) -> (O) "
@@ -108,13 +108,13 @@ def test_gradient_that_something_needs_whole() -> None:
 
 
 def test_products_keep_more_places() -> None:
-    """Where rows still serve columns, a quarter of the elements is few; where each reads for itself, a 32nd."""
+    """Where rows still serve columns, a quarter of the elements is few; where each reads for itself, a 64th."""
     product = "function (B[V, K], W[L, K], J[Q]) -> (O) { Y[v, l] = sum(B[v, k] * W[l, k]); O[q, l] = Y[J[q], l]; }"
     types = {"B": torch.empty(64, 8), "W": torch.empty(8, 8)}
     for places, few in ((16, True), (17, False)):
         program = flat(tilec.compile(product).program, types | {"J": torch.zeros(places, dtype=torch.int64)})
         assert any(s.output == "Y" for s in program.statements) != few
     for places, few in ((4, True), (5, False)):
-        given = {"A": torch.empty(8, 8), "B": torch.empty(128, 8), "I": torch.zeros(8, places, dtype=torch.int64)}
+        given = {"A": torch.empty(8, 8), "B": torch.empty(256, 8), "I": torch.zeros(8, places, dtype=torch.int64)}
         program = flat(tilec.compile(CASES["candidates"]).program, given)
         assert any(s.output == "S" for s in program.statements) != few

@@ -48,7 +48,7 @@ from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import with_parts
 
 FEWER = 4  # times as many elements as are read where blocks of rows still serve blocks of columns
-FEWER_ALONE = 32  # where each element reads operands for itself
+FEWER_ALONE = 64  # where each element reads operands for itself; a GPU would gain from 12 on, a CPU does not
 _SUMMED = ("assign", "sum", "prod", "max", "min", "logsumexp")
 
 

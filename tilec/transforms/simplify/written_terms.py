@@ -40,10 +40,12 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import FLOATS, TensorType, Types, is_floating
 from tilec.transforms.simplify.simplify import drop_dead
-from tilec.transforms.simplify.sums_at_places import FEWER, FEWER_ALONE, bounded_extents, bounds_asked, positions_in
+from tilec.transforms.simplify.sums_at_places import FEWER, bounded_extents, bounds_asked, positions_in
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.rewrite import with_parts
+
+FEWER_WRITTEN = 128  # times as many elements as are written at places that are data
 
 
 def sum_written_terms(program: Program, inputs: Mapping[str, TensorType]) -> Program:
@@ -121,7 +123,7 @@ class _Written:
         t, extent = self.types[s.output], bounded_extents(s, self.types)
         if s.aggregation != "sum" or s.attributes or extent is None or asks_in_branches(s) or draws(*s.roots):
             return False
-        fewer = FEWER_ALONE if any(accesses_in(*(s.index or ()))) else FEWER
+        fewer = FEWER_WRITTEN if any(accesses_in(*(s.index or ()))) else FEWER
         plain = not any(isinstance(e, Aggregate) for e in walk(*s.roots)) and is_floating(t.dtype) and not t.weak
         return plain and 0 < math.prod(extent.values()) * fewer <= t.numel
 
