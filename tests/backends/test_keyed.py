@@ -30,6 +30,8 @@ OTHERS = {
     "a window of rows": "Y[t, o : T, O] = +(X[t, c] * W[Ix[t - 1], c, o])",
     "one variable twice": "Y[t, o : T, O] = +(X[t, c] * W[Ix[t], c, o] * V[c, c, o])",
     "two keys": "Y[t, o : T, O] = +(X[t, c] * W[Ix[t], c, o] * B[Ix[t] + 1, o])",
+    "vectors": "Y[t, k : T, K] = +(Z[t, k, c] * B[Jx[t, k], c])",
+    "sums of vectors": "Y[Jx[t, k], c : 3, C] = +(G[t, k] * X[t, c])",
     "a condition": "Y[t, o : T, O] = +(X[t, c] > 0 ? X[t, c] * W[Ix[t], c, o])",
 }
 

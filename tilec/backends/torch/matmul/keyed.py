@@ -6,7 +6,6 @@ each. Rows are sorted by their index (the key) instead; those of one key are a p
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,20 +68,11 @@ def keyed_products(task: Task) -> list[str] | None:
         return None
     if not {*output} <= {None, *rows}.union(*operands):
         return None
-    if not _multiplies_matrices(operands, output, rows):
-        return None
+    if len({v for n in (*operands, output) for v in n} - {None, *rows}) < 2:
+        return None  # what keys name are vectors, which are gathered, or added up, faster row by row
     if math.prod(sizes.values()) < FEWEST_OF_KEY * key.count or not 1 < math.prod(sizes[v] for v in rows):
         return None
     return _lines(task, key, accesses, operands, output, sizes)
-
-
-def _multiplies_matrices(
-    operands: Sequence[tuple[str | None, ...]], output: Sequence[str | None], rows: Sequence[str]
-) -> bool:
-    """Whether two operands, one of which may be the result, each have a variable beside rows that the other lacks: what
-    is a matrix to neither is gathered, or added up, faster row by row."""
-    own = [{*names} - {None, *rows} for names in (*operands, output)]
-    return any(a - b and b - a for a, b in itertools.combinations(own, 2))
 
 
 def _lines(
