@@ -93,7 +93,7 @@ class _Read:
                 for inside in self._asked(whole, a.index) or ():
                     value = Call("mul", (value, inside))
                 parts[a] = value
-            done.append(map_values(s, lambda e, parts=parts: with_parts(e, parts)) if parts else s)
+            done.append(map_values(s, functools.partial(_with, parts)) if parts else s)
         return replace(self.program, statements=tuple(done))
 
     def _is_taken(self, s: Statement) -> bool:
@@ -112,7 +112,7 @@ class _Read:
         for r in self.program.readers(s.output):
             extent, every = self.extents[r.output], expressions(r)
             asking = [e for e in walk(*every) if isinstance(e, Inside) and access_of(e).tensor == s.output]
-            kept = [e for e in walk(*every) if isinstance(e, Pad)]
+            kept: list[Expr] = [e for e in walk(*every) if isinstance(e, Pad)]
             kept += [i for e in walk(*every) if isinstance(e, Access) for i in e.index]
             if extent is None or any(a.tensor == s.output for a in accesses_in(*kept, *(r.index or ()))):
                 return False
@@ -174,7 +174,7 @@ class _Read:
         along = [self._along(s, v, n) for v, n in zip(names, self.types[s.output].shape, strict=True)]
         if None in along or not along:
             return None
-        places = dict(zip(map(Index, names), own.index, strict=True))
+        places: dict[Expr, Expr] = dict(zip(map(Index, names), own.index, strict=True))
         found = [Inside(Access(a.tensor, tuple(places.get(x, x) for x in a.index))) for a in along if a is not None]
         return functools.reduce(operator.mul, found)
 
@@ -207,6 +207,10 @@ def bounded_extents(s: Statement, types: Types) -> dict[str, int] | None:
         if isinstance(i, Index):
             extent[i.name] = min(extent.get(i.name, n), n)
     return extent if extent.keys() >= set(variables_of(s)) else None
+
+
+def _with(parts: Mapping[Expr, Expr], e: Expr) -> Expr:
+    return with_parts(e, parts)
 
 
 def _reads(a: Access, s: Statement) -> bool:
