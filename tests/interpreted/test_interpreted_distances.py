@@ -61,6 +61,7 @@ def _smaller(monkeypatch):
         monkeypatch.setattr(module, "DISTANCE_BLOCK", Config(32, 32, 16, 4, 2))
     monkeypatch.setattr(tile_extrema, "EXTREMA_BLOCK", Config(64, 64, 16, 4, 2))
     monkeypatch.setattr(tile_extrema, "LEAST_TILES", 1)
+    monkeypatch.setattr(tile_extrema, "MOST_TERMS_AGAIN", 128)
 
 
 @pytest.mark.parametrize(
