@@ -37,8 +37,10 @@ from tilec.transforms.simplify.exact_remainders import exact_remainders
 from tilec.transforms.simplify.identities import apply_identities
 from tilec.transforms.simplify.lift_choices import lift_choices
 from tilec.transforms.simplify.simplify import simplify
+from tilec.transforms.simplify.sums_at_places import aggregate_where_read
 from tilec.transforms.simplify.values_at_places import compute_where_read
 from tilec.transforms.simplify.views import drop_views
+from tilec.transforms.simplify.written_terms import sum_written_terms
 from tilec.transforms.steps.step_sums import lift_step_sums
 from tilec.transforms.steps.unroll_steps import unroll_steps
 from tilec.transforms.util.kinds import Kinds
@@ -70,6 +72,8 @@ TRANSFORMS: dict[str, Transform] = {
     "split_axes": lambda program, setting: split_axes(program, setting.types),
     "split_quotients": lambda program, setting: split_quotients(program, setting.types),
     "compute_where_read": lambda program, setting: compute_where_read(program, setting.types),
+    "sum_written_terms": lambda program, setting: sum_written_terms(program, setting.types),
+    "aggregate_where_read": lambda program, setting: aggregate_where_read(program, setting.types),
     "split_clamps": lambda program, setting: split_clamps(program, setting.types),
     "split_lags": lambda program, setting: split_lags(program, setting.types),
     "tighten_domains": lambda program, setting: tighten_domains(program),
@@ -114,6 +118,8 @@ CONTRACTIONS = (
         "join_digits",
         "split_axes",
         "compute_where_read",
+        "sum_written_terms",
+        "aggregate_where_read",
         "split_clamps",
         "split_lags",
         "tighten_domains",

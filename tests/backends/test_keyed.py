@@ -20,7 +20,7 @@ ROWS = {
     "no summed variable": "Y[t, c, o : T, C, O] = +(X[t, c] * W[Ix[t], c, o])",
     "sums at keys": "Y[Ix[t], c, o : 3, C, O] = +(X[t, c] * D[t, o])",
     "sums of shared operands at keys": "Y[c, Jx[t, k] - 1, o : C, 3, O] = +(X[t, c] * D[t, o] * G[t, k])",
-    "sums by what all share": "Y[Ix[t], o : 3, O] = +(X[t, c] * D[t, o] * S[o])",
+    "sums by what all share": "Y[Ix[t], c, o : 3, C, O] = +(X[t, c] * D[t, o] * S[o])",
     "an axis of its own": "Y[t, o, p : T, O, 2] = +(X[t, c] * W[Ix[t], c, o])",
     "a sum with another": "Y[Jx[t, k], o : 3, O] = +(Z[t, k, c] * D[t, o])",
 }
@@ -30,6 +30,9 @@ OTHERS = {
     "a window of rows": "Y[t, o : T, O] = +(X[t, c] * W[Ix[t - 1], c, o])",
     "one variable twice": "Y[t, o : T, O] = +(X[t, c] * W[Ix[t], c, o] * V[c, c, o])",
     "two keys": "Y[t, o : T, O] = +(X[t, c] * W[Ix[t], c, o] * B[Ix[t] + 1, o])",
+    "vectors": "Y[t, k : T, K] = +(Z[t, k, c] * B[Jx[t, k], c])",
+    "sums of vectors by what all share": "Y[Ix[t], o : 3, O] = +(X[t, c] * D[t, o] * S[o])",
+    "sums of vectors": "Y[Jx[t, k], c : 3, C] = +(G[t, k] * X[t, c])",
     "a condition": "Y[t, o : T, O] = +(X[t, c] > 0 ? X[t, c] * W[Ix[t], c, o])",
 }
 

@@ -224,6 +224,11 @@ GATHERS = {
         "O[n : N] = +(A[k, m] * W[Ix[k] - 1, m, n])",
         [(5, 2), (4, 2, 3)],
     ),
+    "few of many products": (
+        "A[K, M], B[V, M], Ix[K]",
+        "S[k, v : K, V] = +(A[k, m] * B[v, m]); O[k : K] = tanh(S[k, Ix[k]])",
+        [(5, 2), (130, 2)],
+    ),
     "scatter": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = +(A[k, j])", [(5, 2)]),
     "scattered product": ("A[K, M], Ix[K]", "O[Ix[k], j : 4, M] = *(A[k, j])", [(5, 2)]),
     "scattered maximum": ("A[K, M], Ix[K]", "O[Ix[k], j : 3, M] = >(A[k, j])", [(5, 2)]),

@@ -61,6 +61,7 @@ def _smaller(monkeypatch):
         monkeypatch.setattr(module, "DISTANCE_BLOCK", Config(32, 32, 16, 4, 2))
     monkeypatch.setattr(tile_extrema, "EXTREMA_BLOCK", Config(64, 64, 16, 4, 2))
     monkeypatch.setattr(tile_extrema, "LEAST_TILES", 1)
+    monkeypatch.setattr(tile_extrema, "MOST_TERMS_AGAIN", 128)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +163,8 @@ def test_extrema_of_tiles(statements, points, many, monkeypatch):
 
 
 @pytest.mark.parametrize("text", [
-    "O[i : N] = min(S[i, j]); P = S + 1;",
-    "O[i : N] = min(S[i, j]); P[i : N] = +(S[i, j]);",
+    "O[i : N] = min(S[i, j]); P[i, j : N, M] = S[i, j] * S[i, j - 1];",
+    "O[i : N] = min(S[i, j]); P[i : N] = +(S[i, j] * S[i, j - 1]);",
     "O[i : N] = min(S[i, j]), j < 9; P[i : N] = max(S[i, j]);",
     "O[i : N] = min(S[i, j]); P[i : N] = +(S[i, j] == O[i] ? 1.0);",
 ])  # fmt: skip
@@ -174,3 +175,70 @@ def test_distances_that_others_read_are_stored(text):
     assert "S_extrema" not in [k.name for k in f.lower(x, y).kernels]
     s = (x[:, None] - y).square().sum(-1)
     torch.testing.assert_close(f(x, y)[0], (s[:, :9] if "j < 9" in text else s).amin(-1))
+
+
+SUMS = {
+    "of rows": ("O[i : N] = sum(exp(-S[i, j] / 40));", 1, lambda s, v: ((-s / 40).exp().sum(-1),)),
+    "weighted columns": ("O[j : M] = sum(exp(-S[i, j] / 40) * X[i, 0]);", 1,
+                         lambda s, v: (((-s / 40).exp() * v[:, None]).sum(0),)),
+    "of all": ("O[] = mean(1 / (1 + S[i, j]));", 1, lambda s, v: ((1 / (1 + s)).mean(),)),
+    "beside extrema": ("O[i : N] = min(S[i, j]); P[] = mean(sqrt(S[i, j] + 1));", 1,
+                       lambda s, v: (s.amin(-1), (s + 1).sqrt().mean())),
+    "of rows and each": ("O[i : N] = min(S[i, j]); P = exp(-S);", 1, lambda s, v: (s.amin(-1), (-s).exp())),
+    "by their mean": ("H[] = mean(S[i, j]); P[i : N] = min(S[i, j]); O[i : N] = sum(exp(-S[i, j] / H[]) * P[i]);", 2,
+                      lambda s, v: ((-s / s.mean()).exp().sum(-1) * s.amin(-1),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statements", SUMS)
+@pytest.mark.parametrize("points", ("normal", "some the same"))
+@pytest.mark.parametrize("many", (False, True))
+@pytest.mark.one_in(5)
+def test_sums_by_tiles(statements, points, many, monkeypatch):
+    """Distances that are summed up alone are not stored, and computed again for what needs another of their sums."""
+    monkeypatch.setattr(tile_extrema, "WAVES", 0 if many else 16)
+    text, kernels, formula = SUMS[statements]
+    outputs = "O, P" if "O[i : N] = min" in text else "O"
+    source = f"function (X[N, D], Y[M, D]) -> ({outputs}) {{ S[i, j : N, M] = +({SQUARES}); {text} }}"
+    generator = torch.Generator().manual_seed(1)
+    x, y = POINTS[points](*(torch.randn(n, 37, generator=generator) for n in (70, 98)))
+    f = tilec.compile(source, backend="triton")
+    lowered = f.lower(x, y)
+    assert sum("_extrema" in k.name for k in lowered.kernels) == kernels
+    assert lowered.temporary_bytes < 12 * 4 * (x.numel() + y.numel())
+    found = f(x, y)
+    found = found if isinstance(found, tuple) else (found,)
+    s = (x.double()[:, None] - y.double()).square().sum(-1)
+    for got, want in zip(found, formula(s, x[:, 0].double()), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=1e-6)
+
+
+GRADIENTS = {
+    "of rows": ("sum(exp(-S[i, j]))", lambda x, y, s: (-s).exp().sum(-1)),
+    "weighted": ("sum(exp(-S[i, j] / 9) * Y[j, 0])", lambda x, y, s: (-s / 9).exp() @ y[:, 0]),
+    "a mixture": ("sum(exp(-S[i, j]) * Y[j, 1]) / sum(exp(-S[i, j]))",
+                  lambda x, y, s: (-s).exp() @ y[:, 1] / (-s).exp().sum(-1)),
+    "by their mean": ("sum(exp(-S[i, j] / mean[k, l](S[k, l])))", lambda x, y, s: (-s / s.mean()).exp().sum(-1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", GRADIENTS)
+@pytest.mark.parametrize("points", ("normal", "some the same"))
+@pytest.mark.one_in(2)
+def test_gradients_of_sums_by_tiles(text, points):
+    """What the products of a gradient take is stored beside sums of it, and the distances are not."""
+    body, formula = GRADIENTS[text]
+    source = f"function (X[N, D], Y[M, D]) -> (O) {{ S[i, j : N, M] = +({SQUARES}); O[i : N] = {body}; }}"
+    generator = torch.Generator().manual_seed(1)
+    x, y = POINTS[points](*(torch.randn(n, 37, generator=generator) / 6 for n in (70, 98)))
+    f = tilec.compile(source, backend="triton")
+    gradient = f.grad().lower(x, y, x[:, 0])
+    names = [k.name for k in gradient.kernels]
+    assert "S_distances" not in names and any("_extrema" in name for name in names), names
+    x, y = x.requires_grad_(), y.requires_grad_()
+    weights = torch.randn(70, generator=generator)
+    made = torch.autograd.grad(f(x, y), (x, y), weights)
+    wide = x.detach().double().requires_grad_(), y.detach().double().requires_grad_()
+    want = formula(*wide, (wide[0][:, None] - wide[1]).square().sum(-1))
+    for got, exact in zip(made, torch.autograd.grad(want, wide, weights.double()), strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=2e-5, atol=2e-5 * exact.abs().max().item())

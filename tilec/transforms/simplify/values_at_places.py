@@ -32,10 +32,10 @@ from tilec.ir.program import (
     map_values,
     node_count,
     rebuild,
-    variables_of,
     walk,
 )
 from tilec.ir.types import NARROW, TensorType, Types, is_floating
+from tilec.transforms.simplify.sums_at_places import bounded_extents, positions_in
 from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.rewrite import body_at
 
@@ -108,16 +108,8 @@ def _compares(e: Expr) -> bool:
 
 def _points(s: Statement, types: Types) -> int | None:
     """How many points an assignment or a sum visits, at most, where bare indices bound all its variables."""
-    if s.index is None or not is_pure(s):
-        return None
-    places = [(s.index, s.output), *((a.index, a.tensor) for a in always(demands(*s.roots)))]
-    extent: dict[str, int] = {}
-    for index, tensor in places:
-        for i, n in zip(index, types[tensor].shape, strict=True):
-            if isinstance(i, Index):
-                extent[i.name] = min(extent.get(i.name, n), n)
-    names = variables_of(s)
-    return math.prod(extent[v] for v in names) if extent.keys() >= set(names) else None
+    extent = bounded_extents(s, types)
+    return None if extent is None else math.prod(extent.values())
 
 
 def _gives_values(s: Statement, types: Types) -> bool:
@@ -134,7 +126,7 @@ def _gives_values(s: Statement, types: Types) -> bool:
             for i, n in zip(e.index, types[e.tensor].shape, strict=True):
                 if not (isinstance(i, Int) and i.value < n or isinstance(i, Index) and extent.get(i.name, n + 1) <= n):
                     return False
-    if _uses_places(s.body) or expression_type(s.body, types).dtype != t.dtype:
+    if positions_in(s.body) or expression_type(s.body, types).dtype != t.dtype:
         return False
     bounds = {
         (linear(i).bare, n)
@@ -142,14 +134,3 @@ def _gives_values(s: Statement, types: Types) -> bool:
         for i, n in zip(a.index, types[a.tensor].shape, strict=True)
     }
     return set(extent.items()) <= bounds
-
-
-def _uses_places(e: Expr) -> bool:
-    """Whether index variables are values in an expression."""
-    if isinstance(e, Access):
-        return False
-    return isinstance(e, Index) or any(map(_uses_places, _children(e)))
-
-
-def _children(e: Expr) -> tuple[Expr, ...]:
-    return e.args if isinstance(e, Call) else ()

@@ -68,6 +68,8 @@ def keyed_products(task: Task) -> list[str] | None:
         return None
     if not {*output} <= {None, *rows}.union(*operands):
         return None
+    if len({v for n in (*operands, output) for v in n} - {None, *rows}) < 2:
+        return None  # what keys name are vectors, which are gathered, or added up, faster row by row
     if math.prod(sizes.values()) < FEWEST_OF_KEY * key.count or not 1 < math.prod(sizes[v] for v in rows):
         return None
     return _lines(task, key, accesses, operands, output, sizes)

@@ -195,7 +195,7 @@ def _grouped(program: Program, types: Types, layouts: Layouts) -> Grouped:
     program, types = with_product_layouts(program, types, members)
     program, types = with_stored_columns(program, types, members)
     program, types, pairs = with_pair_sums(program, types, members)
-    program, types, tiled = with_tile_extrema(program, types)
+    program, types, tiled = with_tile_extrema(program, types, tuple(chains.kernels.values()))
     tiles = {t.statement.output for found in tiled.values() for t in found}
     program, types, apart = with_invariants(program, types, members, pairs)
     forms = {s.output: f for s in program.statements if (f := form_of(s, types)) is not None}

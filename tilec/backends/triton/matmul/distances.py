@@ -16,6 +16,7 @@ from typing import Any
 
 from tilec.backends.common.code import python_name
 from tilec.backends.triton.emit.accumulate import REDUCE_TEXT, Accumulator
+from tilec.backends.triton.emit.epilogue import as_read
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars
@@ -65,14 +66,17 @@ class Distances(MatrixProduct):
 @dataclass(frozen=True)
 class TileExtremum:
     """What the tiles of distances are asked for: `statement` writes its element `[t, ...]`, of which t is the number of
-    a tile along the dimension `axis` of the distances, and the others are their dimensions `places`. The extremum of
-    each, or the number of the first point that holds it, where that is the output of `extremum`. `block`: the tiles,
-    as many rows as columns."""
+    a tile along the dimension `axis` of the distances, and the others are their dimensions `places`. What it aggregates
+    is `value` of each distance, `read` there at variables of that expression, or the number of the first point that
+    holds an extremum, where that is the output of `extremum`. `block`: the tiles, as many rows as columns. Without an
+    `axis` the value of each distance is stored."""
 
     statement: Statement
-    axis: int
+    axis: int | None
     places: tuple[int, ...]
     block: Config
+    value: Expr
+    read: Access
     extremum: str = ""
 
 
@@ -266,7 +270,7 @@ class DistanceWriter(ExponentialWriter):
 
 
 class TileExtremaWriter(DistanceWriter):
-    """The same, of which the extrema of each tile are stored alone."""
+    """The same, of which the aggregates of each tile are stored alone."""
 
     suffix = "_extrema"
 
@@ -280,13 +284,18 @@ class TileExtremaWriter(DistanceWriter):
         names = distinct_variables(self.space.statement.index) or ()
         made: dict[str, str] = {}
         for t in self.tiled:
-            s, v = t.statement, names[t.axis]
+            s = t.statement
+            if t.axis is None:
+                k.store(self._stored_at(block, s.output), self._value(t, names, block), self.stored)
+                continue
+            v = names[t.axis]
             kept, taken, number = ("row", "col", BLOCK_ACROSS)
             if v in self.dot.rows:
                 kept, taken, number = ("col", "row", BLOCK_DOWN)
             dtype = self.view.types[s.output].dtype
             accumulator = Accumulator.of(s.aggregation, dtype)
-            tests, value = [block.spread(f"{taken}_in", taken)], "acc"
+            tests = [block.spread(f"{taken}_in", taken)]
+            value = "acc" if t.value == t.read else self._value(t, names, block)
             if t.extremum:
                 tests.append(f"((acc == {block.spread(made[t.extremum], kept)}) | (acc != acc))")
                 value = f"tl.broadcast_to({block.variable(v)}, (BM, BN)).to({triton_type(dtype)})"
@@ -300,6 +309,13 @@ class TileExtremaWriter(DistanceWriter):
             index = [lines.form(Index(w)) for w in (tile, *(names[p] for p in t.places))]
             k.store(lines.address(s.output, index, frozenset((kept,))), made[s.output], f"{kept}_in")
 
+    def _value(self, t: TileExtremum, names: Sequence[str], block: Frame) -> str:
+        """What is aggregated of a block of distances."""
+        own = {linear(i).bare or "": Affine.variable(v) for i, v in zip(t.read.index, names, strict=True)}
+        value = replace_indices(t.value, own)
+        evaluator = TritonScalars(block, value, given=as_read(block, self.space, t.read.tensor, "acc", "float32"))
+        return evaluator.tensor(evaluator.value(value), "float32")
+
 
 def extremum_steps(
     flat: Statement, view: StridedView, tiles: Sequence[TileExtremum], carry: CarrySteps, setting: Setting
@@ -310,6 +326,6 @@ def extremum_steps(
     names = distinct_variables(view.statement.index)
     if found is None or names is None:
         return None
-    if any((names[t.axis],) not in (found.dot.rows, found.dot.columns) for t in tiles):
+    if any((names[t.axis],) not in (found.dot.rows, found.dot.columns) for t in tiles if t.axis is not None):
         return None
     return distance_steps(found, flat, setting, carry, tiles=tiles)
