@@ -18,6 +18,8 @@ FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program com
 BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of narrow rows and of wide ones
 LARGEST_BLOCK, UNDER_WAY = 4096, 2**21  # of a program's block of few long runs; of all programs, at least
 APART = 8  # columns of a program where memory walks runs first
+# of a block's columns, at most, that a row fills which is held in strips; their number, and columns of one
+LEAST_SPARED, MOST_STRIPS, NARROWEST_STRIP = 0.8, 3, 8
 
 
 @dataclass(frozen=True)
@@ -99,16 +101,20 @@ class Runs:
 
 @dataclass(frozen=True)
 class RunBlocks:
-    """Runs, points of each, and columns of a program, of which a thread reads `vector` at once."""
+    """Runs, points of each, and columns of a program, of which a thread reads `vector` at once. `strips`: columns of
+    blocks side by side that hold a row which fills no single one."""
 
     runs: int
     points: int
     columns: int
     vector: int = 1
+    strips: tuple[int, ...] = ()
 
     @staticmethod
     def of(runs: Runs) -> RunBlocks:
-        columns = min(power_of_two(runs.width), 256 if len(runs.shape) - 1 in runs.column_axes else APART)
+        across = len(runs.shape) - 1 in runs.column_axes
+        columns = min(power_of_two(runs.width), 256 if across else APART)
+        strips = _strips(runs.width, columns) if across and runs.in_order else ()
         mean = -(-runs.points // max(runs.count, 1))
         terms = LARGE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
         points = min(power_of_two(mean), max(4, min(terms // (2 * columns), runs.piece)))
@@ -116,7 +122,7 @@ class RunBlocks:
         while points < min(mean // 2, runs.piece) and points * columns < LARGEST_BLOCK and at_once * points < UNDER_WAY:
             points *= 2
         beside = max(1, terms // (points * columns))
-        return RunBlocks(min(beside, power_of_two(runs.count)), points, columns, _vector(runs))
+        return RunBlocks(min(beside, power_of_two(runs.count)), points, columns, _vector(runs), strips)
 
     @property
     def warps(self) -> int:
@@ -124,6 +130,19 @@ class RunBlocks:
         waits for others."""
         warps = max(1, min(8, self.runs * self.points * self.columns // 512))
         return min(warps, self.columns // (32 * self.vector) or warps)
+
+
+def _strips(width: int, columns: int) -> tuple[int, ...]:
+    """The widths of blocks that hold a row with fewer lanes beyond its end than one of `columns` has; none where they
+    would be many, or that one has few."""
+    if width > LEAST_SPARED * columns:
+        return ()
+    found: list[int] = []
+    while width > 0:
+        strip = power_of_two(width + 1) // 2
+        found.append(max(NARROWEST_STRIP, strip if len(found) + 1 < MOST_STRIPS else power_of_two(width)))
+        width -= found[-1]
+    return tuple(found)
 
 
 def _vector(runs: Runs) -> int:
