@@ -65,6 +65,8 @@ def _unguarded(s: Statement, shapes: Shapes) -> Statement:
 def _holds(e: Expr, box: Box, shapes: Shapes) -> bool:
     """Whether a test that asks what lies inside surely holds wherever variables are in the box."""
     match e:
+        case Int(value):
+            return value != 0
         case Call("select", (test, yes, no)):
             boxes = zip((yes, no), (_narrower(box, test, sense) for sense in (True, False)), strict=True)
             return all(own is None or _holds(branch, own, shapes) for branch, own in boxes)
