@@ -52,7 +52,7 @@ def _unguarded(s: Statement, shapes: Shapes) -> Statement:
     """The statement without tests of its guard that ask what lies inside, in branches, and hold at all of its points."""
     tests = () if s.guard is None else operands_of("and", s.guard)
     asking = [t for t in tests if isinstance(t, Call) and t.function == "select" and any(isinstance(x, Inside) for x in walk(t))]
-    if not asking or not all(map(is_bool, tests)):
+    if not asking or len(tests) > 1 and not all(map(is_bool, tests)):  # 1 & 2 is false
         return s
     for test in asking:
         known = replace(s, guard=all_of(t for t in operands_of("and", s.guard) if t != test))
