@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.scatter import fixed_point, runs, scatter
+from tilec.backends.triton.scatter import runs, scatter
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -39,13 +39,13 @@ def test_rows_in_strips(
     g = torch.Generator().manual_seed(0)
     places = torch.randint(-2, ROWS + 3, (POINTS,), generator=g)
     places = torch.where(torch.rand(POINTS, generator=g) < 0.6, 4, places) if pieces else places
-    x, r, s, q = (
-        torch.randn(shape, generator=g).to(dtype) for shape in ((POINTS, width), (width,), (2,), (ROWS,))
-    )
+    x, r, s, q = (torch.randn(shape, generator=g).to(dtype) for shape in ((POINTS, width), (width,), (2,), (ROWS,)))
     given = x, places, torch.randint(0, POINTS, (POINTS,), generator=g), r, s, q
     f = tilec.compile(source, backend="triton")
     wanted = tilec.compile(source, backend="torch")(*(t.double() if t.is_floating_point() else t for t in given))
     bound = 1e-4 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(f(*given).double(), wanted, rtol=bound, atol=bound * float(wanted.abs().clamp(max=50).max()))
+    torch.testing.assert_close(
+        f(*given).double(), wanted, rtol=bound, atol=bound * float(wanted.abs().clamp(max=50).max())
+    )
     (kernel,) = [k for k in f.lower(*given).kernels if k.name.endswith("_segments")]
     assert "BN1: tl.constexpr" in kernel.source

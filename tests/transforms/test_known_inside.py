@@ -5,9 +5,9 @@ import torch
 
 import tilec
 from tilec.ir.program import Inside, walk
+from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import bind_flat
-from tilec.ir.types import TensorType
 
 # a product with an element of another half, and whether it lies inside everywhere
 CASES = {

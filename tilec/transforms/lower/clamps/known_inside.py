@@ -51,15 +51,17 @@ def _without(s: Statement, shapes: Shapes, types: Types) -> Statement:
 def _unguarded(s: Statement, shapes: Shapes) -> Statement:
     """The statement without tests of its guard that ask what lies inside, in branches, and hold at all of its points."""
     tests = () if s.guard is None else operands_of("and", s.guard)
-    asking = [t for t in tests if isinstance(t, Call) and t.function == "select" and any(isinstance(x, Inside) for x in walk(t))]
+    choices = [t for t in tests if isinstance(t, Call) and t.function == "select"]
+    asking = [t for t in choices if any(isinstance(e, Inside) for e in walk(t))]
     if not asking or len(tests) > 1 and not all(map(is_bool, tests)):  # 1 & 2 is false
         return s
+    kept = list(tests)
     for test in asking:
-        known = replace(s, guard=all_of(t for t in operands_of("and", s.guard) if t != test))
-        box = box_in_text(known, shapes)
+        rest = [t for t in kept if t is not test]
+        box = box_in_text(replace(s, guard=all_of(rest)), shapes)
         if box is not None and {*index_variables(test)} <= box.keys() and _holds(test, box, shapes):
-            s = keep_constraint_variables(known)
-    return s
+            kept = rest
+    return s if len(kept) == len(tests) else keep_constraint_variables(replace(s, guard=all_of(kept)))
 
 
 def _holds(e: Expr, box: Box, shapes: Shapes) -> bool:
