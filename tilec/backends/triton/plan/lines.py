@@ -203,8 +203,8 @@ def _renamed(line: Assignment | StoreLine | Effect, names: Mapping[str, str]) ->
         case Assignment(own, text):
             return replace(line, names=tuple(names.get(n, n) for n in own), text=with_names(text, names))
         case StoreLine(address, value, mask):
-            texts = (with_names(t, names) for t in (address, value))
-            return StoreLine(*texts, None if mask is None else with_names(mask, names), line.call, line.how)
+            masked = None if mask is None else with_names(mask, names)
+            return replace(line, address=with_names(address, names), value=with_names(value, names), mask=masked)
     return Effect(with_names(line.text, names))
 
 

@@ -49,7 +49,7 @@ def _without(s: Statement, shapes: Shapes, types: Types) -> Statement:
 
 
 def _unguarded(s: Statement, shapes: Shapes) -> Statement:
-    """The statement without tests of its guard that ask what lies inside, in branches, and hold at all of its points."""
+    """The statement without tests of its guard that ask in branches what lies inside, and hold at all of its points."""
     tests = () if s.guard is None else operands_of("and", s.guard)
     choices = [t for t in tests if isinstance(t, Call) and t.function == "select"]
     asking = [t for t in choices if any(isinstance(e, Inside) for e in walk(t))]
