@@ -125,6 +125,21 @@ def computed_places(space: Space, along: str | None = None) -> int:
     return sum(bool(placed) and (along is None or along in index_variables(*placed)) for placed in read.values())
 
 
+def rows_at_places(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+    """Whether each output sums a row of its own of which an element of a tensor says where it is."""
+    for a in value_accesses(space.statement):
+        placed = {v for e in a.index if any(accesses_in(e)) for v in index_variables(e)}
+        along = {v for e in a.index if not any(accesses_in(e)) for v in index_variables(e)}
+        if outputs and outputs[-1] in placed and not along.isdisjoint(reductions):
+            return True
+    return False
+
+
+def gathered_block(points: int, block: int) -> tuple[int, int, int]:
+    """Rows of a block that are gathered, points of it, and warps."""
+    return 32, min(block, 8), 1
+
+
 def heavy_calls(space: Space) -> list[Call]:
     return [e for e in walk(space.statement.body) if isinstance(e, Call) and e.function in COMPUTE_HEAVY]
 
