@@ -156,7 +156,7 @@ def every(lines: Iterable[CodeLine]) -> Iterator[CodeLine]:
             yield from every(block)
 
 
-def side_by_side(
+def in_versions(
     lines: Sequence[CodeLine], versions: Sequence[Mapping[str, str]], fresh: Callable[[str], str]
 ) -> list[CodeLine]:
     """The lines, where each that depends on names that `versions` give, by what it reads or changes, stands there once

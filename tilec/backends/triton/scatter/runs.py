@@ -19,7 +19,7 @@ BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of 
 LARGEST_BLOCK, UNDER_WAY = 4096, 2**21  # of a program's block of few long runs; of all programs, at least
 APART = 8  # columns of a program where memory walks runs first
 # of a block's columns, at most, that a row fills which is held in strips; their number, and columns of one
-LEAST_SPARED, MOST_STRIPS, NARROWEST_STRIP = 0.8, 3, 8
+FILLED_BY_ROW, MOST_STRIPS, LEAST_OF_STRIP = 0.8, 3, 8
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ class RunBlocks:
 def _strips(width: int, columns: int) -> tuple[int, ...]:
     """The widths of blocks that hold a row with fewer lanes beyond its end than one of `columns` has; none where they
     would be many, or that one has few."""
-    if width > LEAST_SPARED * columns:
+    if width > FILLED_BY_ROW * columns:
         return ()
     found: list[int] = []
     while width > 0:
         strip = power_of_two(width + 1) // 2
-        found.append(max(NARROWEST_STRIP, strip if len(found) + 1 < MOST_STRIPS else power_of_two(width)))
+        found.append(max(LEAST_OF_STRIP, strip if len(found) + 1 < MOST_STRIPS else power_of_two(width)))
         width -= found[-1]
     return tuple(found)
 

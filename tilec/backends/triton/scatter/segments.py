@@ -23,7 +23,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, tri
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.space import elements_of
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
-from tilec.backends.triton.plan.lines import assign, side_by_side
+from tilec.backends.triton.plan.lines import assign, in_versions
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.plan.source import PROGRAM
@@ -139,7 +139,7 @@ class _Writer:
         blocks = {"BN" if n == 0 else k.names.fresh("BN"): strip for n, strip in enumerate(strips)}
         k.constants = {**k.constants, **blocks}
         versions = [{"BN": name, "STRIP": str(sum(strips[:n]))} for n, name in enumerate(blocks)]
-        k.scopes[0].lines[:] = side_by_side(k.scopes[0].lines, versions, k.names.fresh)
+        k.scopes[0].lines[:] = in_versions(k.scopes[0].lines, versions, k.names.fresh)
 
     def _combine(self, runs: Runs, split: bool, run: str, mask: str) -> None:
         """Lines that combine the member's runs, a row of columns each."""
