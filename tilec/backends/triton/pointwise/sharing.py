@@ -137,7 +137,7 @@ def rows_at_places(space: Space, outputs: Sequence[str], reductions: Sequence[st
 
 def gathered_block(points: int, block: int) -> tuple[int, int, int]:
     """Rows of a block that are gathered, points of it, and warps."""
-    return 32, min(block, 8), 1
+    return 16, min(block, 8), 1
 
 
 def heavy_calls(space: Space) -> list[Call]:
