@@ -42,4 +42,4 @@ def test_rows_at_places(
     bound = 1e-4 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(f(*values, *places).double(), wanted, rtol=bound, atol=bound)
     text = f.lower(*values, *places).source()
-    assert ("tl.static_range(0, STEPS * BR" in text) is (width > 8)
+    assert ("tl.static_range(0, STEPS * BR" in text) is (width == 39)

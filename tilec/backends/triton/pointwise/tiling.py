@@ -28,17 +28,18 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     sides,
 )
 from tilec.backends.triton.pointwise.sharing import (
+    GATHERED_COLUMNS,
+    GATHERED_ROWS,
     LEAST_USED,
     NARROWEST_BLOCK,
     NARROWEST_FILLED,
     WIDEST_SHORT,
     computed_places,
     decoded_once,
-    gathered_block,
+    gathers_rows,
     heavy_calls,
     joined_columns,
     passes_once,
-    rows_at_places,
     share_terms,
     shared_by_neighbours,
     weighted_columns,
@@ -47,7 +48,7 @@ from tilec.backends.triton.pointwise.windows import choose_register_block
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, index_variables, value_accesses, walk
-from tilec.ir.symbolic import gcd, is_symbolic
+from tilec.ir.symbolic import gcd
 from tilec.ir.types import NARROW
 
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
@@ -133,9 +134,8 @@ def _of_outputs_and_points(
         longest = 8192 if many and passes_once(space, view.types) else 2048
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else longest)
         short = many and br <= SHORT_ROW
-        if short and not is_symbolic(points) and rows_at_places(space, outputs, reductions):
-            bo, br, warps = gathered_block(points, br)
-            return PointwiseTiling(((tuple(outputs), bo),), br, 1, warps, written_out=br < points)
+        if short and gathers_rows(space, view, outputs, reductions):
+            return PointwiseTiling(((tuple(outputs), GATHERED_ROWS),), GATHERED_COLUMNS, 1, 1, written_out=True)
         if short and shared_by_neighbours(space, outputs, reductions):
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)

@@ -12,14 +12,18 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.places import Margins
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.ir.program import Statement, index_variables, value_accesses
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
 BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of narrow rows and of wide ones
 LARGEST_BLOCK, UNDER_WAY = 4096, 2**21  # of a program's block of few long runs; of all programs, at least
 APART = 8  # columns of a program where memory walks runs first
-# of a block's columns, at most, that a row fills which is held in strips; their number, and columns of one
-FILLED_BY_ROW, MOST_STRIPS, LEAST_OF_STRIP = 0.8, 3, 8
+# of a block's columns, at most, that a row fills which is held in strips; elements of all rows from which on
+FILLED_BY_ROW, LEAST_IN_STRIPS = 0.8, 2**18
+MOST_STRIPS, COLUMNS_OF_STRIP = 8, 8  # of rows that begin anywhere: so a warp reads four of them at a time
+ROWS_IN_STRIPS, POINTS_IN_STRIPS = 32, 8  # of their blocks: each lane reads where one is; points of a run
+ROWS_OF_VECTORS = 4  # of a block in strips of whole vectors
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,10 @@ class RunBlocks:
     def of(runs: Runs) -> RunBlocks:
         across = len(runs.shape) - 1 in runs.column_axes
         columns = min(power_of_two(runs.width), 256 if across else APART)
-        strips = _strips(runs.width, columns) if across and runs.in_order else ()
+        if across and runs.in_order and runs.count * runs.width >= LEAST_IN_STRIPS:
+            strips = _in_strips(runs, columns)
+            if strips is not None:
+                return strips
         mean = -(-runs.points // max(runs.count, 1))
         terms = LARGE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
         points = min(power_of_two(mean), max(4, min(terms // (2 * columns), runs.piece)))
@@ -122,27 +129,36 @@ class RunBlocks:
         while points < min(mean // 2, runs.piece) and points * columns < LARGEST_BLOCK and at_once * points < UNDER_WAY:
             points *= 2
         beside = max(1, terms // (points * columns))
-        return RunBlocks(min(beside, power_of_two(runs.count)), points, columns, _vector(runs), strips)
+        return RunBlocks(min(beside, power_of_two(runs.count)), points, columns, _vector(runs))
 
     @property
     def warps(self) -> int:
-        """No more than share a row that fills some: the points of a run are then combined in each thread, and none
-        waits for others."""
+        """One in strips. Else no more than share a row that fills some: the points of a run are then combined in each
+        thread, and none waits for others."""
+        if self.strips:
+            return 1
         warps = max(1, min(8, self.runs * self.points * self.columns // 512))
         return min(warps, self.columns // (32 * self.vector) or warps)
 
 
-def _strips(width: int, columns: int) -> tuple[int, ...]:
-    """The widths of blocks that hold a row with fewer lanes beyond its end than one of `columns` has; none where they
-    would be many, or that one has few."""
-    if width > FILLED_BY_ROW * columns:
-        return ()
-    found: list[int] = []
-    while width > 0:
-        strip = power_of_two(width + 1) // 2
-        found.append(max(LEAST_OF_STRIP, strip if len(found) + 1 < MOST_STRIPS else power_of_two(width)))
-        width -= found[-1]
-    return tuple(found)
+def _in_strips(runs: Runs, columns: int) -> RunBlocks | None:
+    """Blocks of one warp with a row in strips of columns: narrow ones of rows that begin anywhere, of which a warp then
+    reads several at a time; two of whole vectors where a row fills too little of one block. None for other rows."""
+    width, vector = runs.width, _vector(runs)
+    if width > columns or is_symbolic(width) or is_symbolic(runs.points):
+        return None
+    if vector == 1:
+        count = -(-width // COLUMNS_OF_STRIP)
+        if not 1 < count <= MOST_STRIPS:
+            return None
+        points = min(power_of_two(-(-runs.points // runs.count)), POINTS_IN_STRIPS)
+        return RunBlocks(ROWS_IN_STRIPS // points, points, columns, vector, (COLUMNS_OF_STRIP,) * count)
+    first = power_of_two(width + 1) // 2
+    second = max(vector, power_of_two(width - first))
+    if width % vector or width == first or first + second > FILLED_BY_ROW * columns:
+        return None
+    points = min(power_of_two(max(1, runs.points // runs.count)), ROWS_OF_VECTORS)
+    return RunBlocks(ROWS_OF_VECTORS // points, points, columns, vector, (first, second))
 
 
 def _vector(runs: Runs) -> int:
