@@ -248,6 +248,8 @@ def _mul(e: Expr, known: TensorKinds, a: Expr, b: Expr) -> Expr:
 
 
 def _div(e: Expr, known: TensorKinds, a: Expr, b: Expr) -> Expr:
+    if isinstance(a, Int) and isinstance(b, Int) and type(a.value) is type(b.value) is int and b.value > 0:
+        return Int(a.value // b.value) if a.value >= 0 and a.value % b.value == 0 else e
     return a if b == ONE and _never_bool(a, known) else e
 
 

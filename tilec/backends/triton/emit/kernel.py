@@ -36,7 +36,7 @@ KERNEL_NAMES = (
     "other", "difference", "lanes_at", "lane_in", "step_in", "chunk", "at_chunk", "known", "element_in", "unsure",
     "from_chunk", "BT", "BL", "BC", "joint", "joint_in", "KEYS", "rows_base", "columns_base", "least",
     "element", "exponent", "units", "PLANES", "WIDTH", "BITS", "planes", "plane", "below", "pivot", "common", "here",
-    "cause", "red_stop",
+    "cause", "red_stop", "STRIP", "STEPS",
 )  # fmt: skip
 RESERVED = (*LANGUAGE, *KERNEL_NAMES, *device_functions())
 

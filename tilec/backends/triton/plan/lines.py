@@ -7,8 +7,8 @@ where the line is; nothing else of an expression is known, and no line is made f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import assert_never
 
@@ -152,6 +152,58 @@ def every(lines: Iterable[CodeLine]) -> Iterator[CodeLine]:
         yield line
         for block in nested_blocks(line):
             yield from every(block)
+
+
+def in_versions(
+    lines: Sequence[CodeLine], versions: Sequence[Mapping[str, str]], fresh: Callable[[str], str]
+) -> list[CodeLine]:
+    """The lines, where each that depends on names that `versions` give, by what it reads or changes, stands there once
+    for each version, in which these are other texts. No loop or branch may depend on one. `fresh`: makes a name like
+    another, for what later versions assign."""
+    varied = dict.fromkeys(versions[0])
+    while True:
+        depending = [x for x in every(lines) if not _touched(x).isdisjoint(varied)]
+        more = dict.fromkeys(n for x in depending for n in targets(x) if n not in varied)
+        if not more:
+            break
+        varied |= more
+    names = [{n: n if k == 0 else fresh(n) for n in varied} | {**given} for k, given in enumerate(versions)]
+    return _repeated(lines, names)
+
+
+def _touched(line: CodeLine) -> frozenset[str]:
+    """The names that a line itself reads or gives values."""
+    return frozenset(targets(line)).union(*map(names_read, expression_texts(line)))
+
+
+def _repeated(lines: Sequence[CodeLine], versions: Sequence[Mapping[str, str]]) -> list[CodeLine]:
+    found: list[CodeLine] = []
+    for line in lines:
+        depends = not _touched(line).isdisjoint(versions[0])
+        match line:
+            case Assignment() | StoreLine() | Effect() if depends:
+                found += [_renamed(line, names) for names in versions]
+            case Assignment() | StoreLine() | Effect() | Return():
+                found.append(line)
+            case ForLoop(body=body) | WhileLoop(body=body):
+                assert not depends, line
+                found.append(replace(line, body=tuple(_repeated(body, versions))))
+            case If(body=body, orelse=orelse):
+                assert not depends, line
+                found.append(
+                    replace(line, body=tuple(_repeated(body, versions)), orelse=tuple(_repeated(orelse, versions)))
+                )
+    return found
+
+
+def _renamed(line: Assignment | StoreLine | Effect, names: Mapping[str, str]) -> CodeLine:
+    match line:
+        case Assignment(own, text):
+            return replace(line, names=tuple(names.get(n, n) for n in own), text=with_names(text, names))
+        case StoreLine(address, value, mask):
+            masked = None if mask is None else with_names(mask, names)
+            return replace(line, address=with_names(address, names), value=with_names(value, names), mask=masked)
+    return Effect(with_names(line.text, names))
 
 
 def printed(lines: Sequence[CodeLine], language: str = "tl") -> list[str]:

@@ -26,7 +26,7 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.lines import ForLoop, assign
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.pointwise.reduction_walk import as_memory_runs, blocks_of, points_of
+from tilec.backends.triton.pointwise.reduction_walk import as_memory_runs, blocks_of, combining, points_of
 from tilec.backends.triton.pointwise.residues import choose_residues, unrolled_outputs
 from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
@@ -37,7 +37,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     whole_blocks,
 )
 from tilec.backends.triton.pointwise.taps import TapWriter, tap_sums
-from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling, combining
+from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.pointwise.windows import (
     SUM_WORDS,

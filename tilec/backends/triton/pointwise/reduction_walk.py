@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope
 from tilec.backends.triton.plan.lines import CodeLine, assign
-from tilec.backends.triton.plan.sizes import WHOLE_VECTOR, Strides
+from tilec.backends.triton.plan.sizes import WHOLE_VECTOR, Strides, power_of_two
 from tilec.backends.triton.pointwise.sharing import passes_once
 from tilec.backends.triton.pointwise.tiling import PointwiseTiling, part_of, point_walk, splits_innermost
 from tilec.ir.index import linear
 from tilec.ir.program import Statement, value_accesses
 from tilec.ir.types import Types
 
+FEW_PARTS = 16  # that are combined one after the other
 _MOST_EMPTY = 1.15  # places of blocks over a variable's values, where it is walked by itself
 
 
@@ -83,6 +84,9 @@ def blocks_of(
     stages, by = tiling.stages, ", BR" if not apart else ""
     staged = f", 1, num_stages={stages}" if apart else f", BR, num_stages={stages}"
     over = f"tl.range({start}, {end}{staged})" if stages > 1 else f"range({start}, {end}{by})"
+    if tiling.written_out:
+        k.constants["STEPS"] = -(-points // tiling.reduction)
+        over = "tl.static_range(0, STEPS * BR, BR)"
     return ReductionWalk(before, ((("first", over),),), enter, rest=rest)
 
 
@@ -161,3 +165,12 @@ def points_of(
         return frame
 
     return ReductionWalk(before, tuple(loops), enter, unroll if outer else 1)
+
+
+def combining(variables: tuple[str, ...], count: int, parts: int) -> PointwiseTiling:
+    """Of the launch that combines the parts of a split reduction: many parts side by side, since there are few programs
+    and each would wait for one part after the other."""
+    if parts < FEW_PARTS:
+        return PointwiseTiling(((variables, min(power_of_two(count), 256)),), None)
+    block = min(power_of_two(count), max(16, 4096 // power_of_two(parts)))
+    return PointwiseTiling(((variables, block),), min(power_of_two(parts), 4096 // block))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from tilec.backends.triton.emit.contiguity import bytes_at_once
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
@@ -11,7 +12,8 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, accesses_in, index_variables, value_accesses, walk
-from tilec.ir.types import Types
+from tilec.ir.symbolic import is_symbolic
+from tilec.ir.types import ITEM_BYTES, Types
 
 MANY_NEIGHBOURS = 1024  # values of a variable that share what is read once
 COMPUTE_HEAVY = ("exp", "exp2", "log", "tanh", "sigmoid")  # functions that are not computed once for each column
@@ -23,6 +25,8 @@ DECODED_TOGETHER, DECODED_FILLED = (
 )  # outputs of a block that finds summed variables once; of which there are
 WIDEST_SHORT, FILLED_BETTER = 1024, 1.2  # elements of a block's row that several axes make up; what they gain at least
 PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
+GATHERED_ROWS, GATHERED_COLUMNS = 16, 8  # of a warp's block of rows that begin anywhere
+MOST_GATHERED_STEPS = 8  # blocks of columns that stand one after the other
 _SHORT_LAST = 256  # values of the last summed variable, below which its blocks are of all summed variables together
 
 
@@ -123,6 +127,20 @@ def computed_places(space: Space, along: str | None = None) -> int:
     """How many reads are at places that others say; of the variable `along`: whole rows at such places do not count."""
     read = {a: [e for e in a.index if any(accesses_in(e))] for a in set(value_accesses(space.statement))}
     return sum(bool(placed) and (along is None or along in index_variables(*placed)) for placed in read.values())
+
+
+def gathers_rows(space: Space, view: StridedView, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
+    """Whether each output sums a short row of its own of which an element of a tensor says where it is, and rows begin
+    anywhere: a warp that reads several rows at a time takes a fraction of the time."""
+    if not outputs or is_symbolic(points := space.count(tuple(reductions))):
+        return False
+    if not GATHERED_COLUMNS < points <= GATHERED_COLUMNS * MOST_GATHERED_STEPS:
+        return False
+    rows = [a for a in value_accesses(space.statement) if not {*reductions}.isdisjoint(index_variables(*a.index))]
+    placed = [{v for e in a.index if any(accesses_in(e)) for v in index_variables(e)} for a in rows]
+    types, strides = view.types, view.strides
+    single = all(bytes_at_once(types[a.tensor], strides[a.tensor]) == ITEM_BYTES[types[a.tensor].dtype] for a in rows)
+    return single and any(outputs[-1] in names and names.isdisjoint(reductions) for names in placed)
 
 
 def heavy_calls(space: Space) -> list[Call]:

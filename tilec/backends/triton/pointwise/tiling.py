@@ -28,12 +28,15 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     sides,
 )
 from tilec.backends.triton.pointwise.sharing import (
+    GATHERED_COLUMNS,
+    GATHERED_ROWS,
     LEAST_USED,
     NARROWEST_BLOCK,
     NARROWEST_FILLED,
     WIDEST_SHORT,
     computed_places,
     decoded_once,
+    gathers_rows,
     heavy_calls,
     joined_columns,
     passes_once,
@@ -54,7 +57,6 @@ READS_UNDER_WAY = 64  # of a thread, at most
 FEW_GATHERED = 256  # elements of a program that reads several at computed places, or has few beside it
 TURNED_BLOCK = 32, 128  # outputs and points of a block, where memory runs along either somewhere
 SHORTEST_TURNED = 12  # columns of a block whose rows memory runs along
-FEW_PARTS = 16  # that are combined one after the other
 MANY_POINTS = 2**22  # from which on a reduction across memory reads long runs of it
 MOST_AT_ONCE = 8  # values of a summed variable whose reads are in flight together
 LONGEST_WALK, SHORTEST_WALK = 256, 32  # points that few programs walk one after the other, and of a part, at least
@@ -72,7 +74,8 @@ SHORT_FILLED = 0.75  # of a block's row that several axes make up: the share tha
 class PointwiseTiling:
     """How a statement's variables are spread: `axes` of the output block with their sizes, the reduction's block (None:
     walked point by point), parts of a split reduction, warps. `outer`: operands depend on one axis each, and the block
-    is laid out for that; `lanes`: points of its reduction side by side; `stages`: of the walk over it."""
+    is laid out for that; `lanes`: points of its reduction side by side; `stages`: of the walk over it; `written_out`:
+    its steps stand one after the other, and what they read is under way together."""
 
     axes: tuple[tuple[tuple[str, ...], int], ...]
     reduction: int | None
@@ -81,6 +84,7 @@ class PointwiseTiling:
     outer: bool = False
     lanes: KVector | None = None
     stages: int = 1
+    written_out: bool = False
 
 
 def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
@@ -130,6 +134,8 @@ def _of_outputs_and_points(
         longest = 8192 if many and passes_once(space, view.types) else 2048
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else longest)
         short = many and br <= SHORT_ROW
+        if short and gathers_rows(space, view, outputs, reductions):
+            return PointwiseTiling(((tuple(outputs), GATHERED_ROWS),), GATHERED_COLUMNS, 1, 1, written_out=True)
         if short and shared_by_neighbours(space, outputs, reductions):
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
@@ -389,12 +395,3 @@ def _unroll(space: Space, v: str) -> int:
 def part_of(points: int, parts: int, block: int) -> int:
     """Points of a part of a split reduction: whole blocks, so that each part begins where vectors do."""
     return -(-points // (parts * block)) * block
-
-
-def combining(variables: tuple[str, ...], count: int, parts: int) -> PointwiseTiling:
-    """Of the launch that combines the parts of a split reduction: many parts side by side, since there are few programs
-    and each would wait for one part after the other."""
-    if parts < FEW_PARTS:
-        return PointwiseTiling(((variables, min(power_of_two(count), 256)),), None)
-    block = min(power_of_two(count), max(16, 4096 // power_of_two(parts)))
-    return PointwiseTiling(((variables, block),), min(power_of_two(parts), 4096 // block))

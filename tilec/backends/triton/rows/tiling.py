@@ -113,7 +113,8 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
             block //= 2
         else:
             break
-    loaded = _loaded_at_point(group)
+    halves = all(types[name].dtype in NARROW for name in _full_reads(group) if name in types)
+    loaded = _loaded_at_point(group) / (2 if halves else 1)  # a register holds two of 16 bits
     while loaded > FEW_LOADED and loaded * down * block > MOST_BESIDE * 128 and block * down > LEAST_TILED:
         down, block = (down // 2, block) if down > together else (down, block // 2)
     vectors = together > 1 or takes_vectors(group.statements, group.stored, _fastest(group), types)

@@ -12,12 +12,18 @@ from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.scatter.places import Margins
 from tilec.backends.triton.scatter.sort import Sort
 from tilec.ir.program import Statement, index_variables, value_accesses
+from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES
 
 FEWEST_OF_PIECE, MOST_OF_PIECE = 32, 512  # points of a run that one program combines
 BLOCK_TERMS, LARGE_BLOCK_TERMS = 512, 2048  # elements of a program's block, of narrow rows and of wide ones
 LARGEST_BLOCK, UNDER_WAY = 4096, 2**21  # of a program's block of few long runs; of all programs, at least
 APART = 8  # columns of a program where memory walks runs first
+# of a block's columns, at most, that a row fills which is held in strips; elements of all rows from which on
+FILLED_BY_ROW, LEAST_IN_STRIPS = 0.8, 2**18
+MOST_STRIPS, COLUMNS_OF_STRIP = 8, 8  # of rows that begin anywhere: so a warp reads four of them at a time
+ROWS_IN_STRIPS, POINTS_IN_STRIPS = 32, 8  # of their blocks: each lane reads where one is; points of a run
+ROWS_OF_VECTORS = 4  # of a block in strips of whole vectors
 
 
 @dataclass(frozen=True)
@@ -99,16 +105,23 @@ class Runs:
 
 @dataclass(frozen=True)
 class RunBlocks:
-    """Runs, points of each, and columns of a program, of which a thread reads `vector` at once."""
+    """Runs, points of each, and columns of a program, of which a thread reads `vector` at once. `strips`: columns of
+    blocks side by side that hold a row which fills no single one."""
 
     runs: int
     points: int
     columns: int
     vector: int = 1
+    strips: tuple[int, ...] = ()
 
     @staticmethod
     def of(runs: Runs) -> RunBlocks:
-        columns = min(power_of_two(runs.width), 256 if len(runs.shape) - 1 in runs.column_axes else APART)
+        across = len(runs.shape) - 1 in runs.column_axes
+        columns = min(power_of_two(runs.width), 256 if across else APART)
+        if across and runs.in_order and runs.count * runs.width >= LEAST_IN_STRIPS:
+            strips = _in_strips(runs, columns)
+            if strips is not None:
+                return strips
         mean = -(-runs.points // max(runs.count, 1))
         terms = LARGE_BLOCK_TERMS if columns >= 256 else BLOCK_TERMS
         points = min(power_of_two(mean), max(4, min(terms // (2 * columns), runs.piece)))
@@ -120,10 +133,32 @@ class RunBlocks:
 
     @property
     def warps(self) -> int:
-        """No more than share a row that fills some: the points of a run are then combined in each thread, and none
-        waits for others."""
+        """One in strips. Else no more than share a row that fills some: the points of a run are then combined in each
+        thread, and none waits for others."""
+        if self.strips:
+            return 1
         warps = max(1, min(8, self.runs * self.points * self.columns // 512))
         return min(warps, self.columns // (32 * self.vector) or warps)
+
+
+def _in_strips(runs: Runs, columns: int) -> RunBlocks | None:
+    """Blocks of one warp with a row in strips of columns: narrow ones of rows that begin anywhere, of which a warp then
+    reads several at a time; two of whole vectors where a row fills too little of one block. None for other rows."""
+    width, vector = runs.width, _vector(runs)
+    if width > columns or is_symbolic(width) or is_symbolic(runs.points):
+        return None
+    if vector == 1:
+        count = -(-width // COLUMNS_OF_STRIP)
+        if not 1 < count <= MOST_STRIPS:
+            return None
+        points = min(power_of_two(-(-runs.points // runs.count)), POINTS_IN_STRIPS)
+        return RunBlocks(ROWS_IN_STRIPS // points, points, columns, vector, (COLUMNS_OF_STRIP,) * count)
+    first = power_of_two(width + 1) // 2
+    second = max(vector, power_of_two(width - first))
+    if width % vector or width == first or first + second > FILLED_BY_ROW * columns:
+        return None
+    points = min(power_of_two(max(1, runs.points // runs.count)), ROWS_OF_VECTORS)
+    return RunBlocks(ROWS_OF_VECTORS // points, points, columns, vector, (first, second))
 
 
 def _vector(runs: Runs) -> int:

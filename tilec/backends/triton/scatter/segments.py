@@ -23,7 +23,7 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, tri
 from tilec.backends.triton.emit.scalar import TritonScalars
 from tilec.backends.triton.iteration.space import elements_of
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
-from tilec.backends.triton.plan.lines import assign
+from tilec.backends.triton.plan.lines import assign, in_versions
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.plan.source import PROGRAM
@@ -128,7 +128,18 @@ class _Writer:
             text, output = self._finished(inside, epilogue, given), epilogue[-1].output
             out = self.types[output]
         k.store(f"{k.pointer(output)} + {place}", f"({text}).to({triton_type(out.dtype)})", mask)
+        self._in_strips()
         return self
+
+    def _in_strips(self) -> None:
+        """The lines for each strip of columns."""
+        k, strips = self.k, self.blocks.strips
+        if not strips:
+            return
+        blocks = {"BN" if n == 0 else k.names.fresh("BN"): strip for n, strip in enumerate(strips)}
+        k.constants = {**k.constants, **blocks}
+        versions = [{"BN": name, "STRIP": str(sum(strips[:n]))} for n, name in enumerate(blocks)]
+        k.scopes[0].lines[:] = in_versions(k.scopes[0].lines, versions, k.names.fresh)
 
     def _combine(self, runs: Runs, split: bool, run: str, mask: str) -> None:
         """Lines that combine the member's runs, a row of columns each."""
@@ -226,7 +237,7 @@ class _Writer:
 
     def _columns(self) -> None:
         k = self.k
-        k.assign("col", f"{PROGRAM[1]} * BN + tl.arange(0, BN)")
+        k.assign("col", f"{'STRIP' if self.blocks.strips else f'{PROGRAM[1]} * BN'} + tl.arange(0, BN)")
         k.assign("col_in", f"col < {self.width}")
 
     def _key(self, runs: Runs, place: str, mask: str = "") -> str:

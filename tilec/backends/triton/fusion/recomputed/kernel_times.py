@@ -28,6 +28,7 @@ from tilec.ir.types import ITEM_BYTES, Types
 LEAST_BYTES = 4  # bytes that a read takes of a line, at least
 WAITS = 3.5  # bytes of cached lines over those of memory from which on kernels wait for caches
 NARROW_BYTES = 2  # of an element
+PARTS_OF_VECTOR = (4, 2)  # elements of narrow ones that are read at once
 DIVISION = 24  # instructions, those of its rare cases beside it
 FusedKernel = tuple[tuple[Statement, ...], frozenset[str]]  # statements, and the outputs that are stored
 
@@ -85,13 +86,15 @@ def reads_around(statements: Sequence[Statement]) -> list[Access]:
 
 def cached_bytes(read: Iterable[Access], fastest: str, types: Types, vectors: bool) -> int:
     """What the caches deliver for an element of each of these, in bytes: whole lines. Where threads take vectors, what
-    lies a step beside them is read element by element, a vector apart."""
+    lies a step beside them is read element by element, a vector apart; 16-bit elements that lie a part of a vector
+    beside, in such parts."""
     total = 0
     for a in read:
         size = ITEM_BYTES[types[a.tensor].dtype]
         along = [linear(e) for e in a.index if fastest in index_variables(e)]
-        beside = any(not _in_vectors(form, VECTOR_BYTES // size) for form in along)
-        total += 0 if not along else VECTOR_BYTES if vectors and beside else size if vectors else max(size, LEAST_BYTES)
+        parts = (VECTOR_BYTES // size, *(PARTS_OF_VECTOR if size == NARROW_BYTES else ()))
+        part = next((n for n in parts if all(_in_vectors(form, n) for form in along)), 1)
+        total += 0 if not along else VECTOR_BYTES // part if vectors else max(size, LEAST_BYTES)
     return total
 
 
