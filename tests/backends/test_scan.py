@@ -133,3 +133,14 @@ def test_what_moves_by_an_element_is_no_scan():
     (x,) = tensors((1, 2, 2))
     source = "function (A[N, M, J], S[M]) -> (O) { O[i + j + S[k] : 3] = +(A[i, k, j]); }"
     agree(source, x, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "lanes", "dtype", "launches"),
+    [("+", 18080, "float32", 1), (">", 18080, "float32", 1), ("+", 8192, "float32", 2), ("+", 18080, "bfloat16", 2)],
+)
+def test_wide_rows_of_lanes_are_read_once(aggregation: str, lanes: int, dtype: str, launches: int) -> None:
+    """Where a step of all lanes is so many bytes that memory is busy with 64 of them under way."""
+    source = f"function (X[T, N]) -> (Y) {{ Y[t, n : T, N] = {aggregation}(X[s, n]), t - s < T; }}"
+    lowered = tilec.compile(source, backend="triton").lower(tilec.spec((3224, lanes), dtype), target="sm_90")
+    assert lowered.source().count("](") == launches

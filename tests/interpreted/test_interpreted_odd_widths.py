@@ -10,7 +10,7 @@ from support.layers import LAYERS, exact, inputs
 
 import tilec
 from tilec.backends.triton.fusion import members
-from tilec.backends.triton.rows import alignment_peeling, rows
+from tilec.backends.triton.rows import alignment_peeling, rows, walks
 from tilec.backends.triton.rows import tiling as rows_tiling
 
 pytestmark = pytest.mark.skipif(
@@ -26,6 +26,7 @@ def way(monkeypatch, request):
     """Rows of 40 columns are long, and blocks hold 16 of them; or a block holds all, and programs may walk the rows."""
     if request.param in HELD:
         monkeypatch.setattr(alignment_peeling, "FEWEST_VECTORS", 4)
+        monkeypatch.setattr(walks, "LEAST_PARTED", 16)
         parts = 9 if request.param == "held, walked" else 0
         monkeypatch.setattr(rows, "odd", lambda t, group, types: replace(t, parts=t.parts or parts))
 
@@ -82,13 +83,16 @@ def kernels(name, width, dtype=torch.float32):
     return f.lower(*given).source(), f.grad().lower(*given, given[0]).source()
 
 
-@pytest.mark.one_in(3)  # of the two ways to take rows, which say nothing of this
-def test_odd_widths_alone_are_aligned():
+@pytest.mark.one_in(3)  # of the ways to take rows
+def test_odd_widths_alone_are_aligned(way):
+    """Rows that are held are read in place where a thread reads two elements at once."""
+    in_place = {(50, torch.float32), (52, torch.bfloat16)} if way in HELD else set()
     for width, dtype, aligned in (
         (51, torch.float32, True), (50, torch.float32, True), (52, torch.float32, False),
         (52, torch.bfloat16, True), (51, torch.float64, True), (50, torch.float64, False), (20, torch.float32, False),
     ):  # fmt: skip
         forward, backward = kernels("layer norm", width, dtype)
+        aligned = aligned and (width, dtype) not in in_place
         assert ("origin" in forward) == aligned == ("origin" in backward)
 
 

@@ -13,7 +13,7 @@ from tilec.backends.triton.fusion import grow_groups
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.pointwise import sharing, tiling
 from tilec.backends.triton.rows import rows
-from tilec.backends.triton.rows.tiling import RowTiling
+from tilec.backends.triton.rows.walks import RowTiling
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -118,10 +118,10 @@ GROUP_NORM = """function (X[N, C, P], G[C], B[C]) -> (Y) {
 }"""
 
 
-@pytest.mark.parametrize("pixels", (64, 128, 96))
+@pytest.mark.parametrize("pixels", (64, 128, 96, 120, 240))
 @pytest.mark.one_in(4)
 def test_walks_over_channels(pixels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 64 columns lie in one channel, or (96) in two."""
+    """Blocks of 64 columns lie in one channel, or (96) in two, or (120, 240) the last one goes beyond it."""
     chosen = rows.choose_row_tiling
 
     def looped(*given) -> RowTiling:

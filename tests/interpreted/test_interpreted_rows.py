@@ -12,6 +12,7 @@ from tilec.backends.triton.pointwise import sharing
 from tilec.backends.triton.pointwise import tiling as pointwise_tiling
 from tilec.backends.triton.rows import rows
 from tilec.backends.triton.rows import tiling as rows_tiling
+from tilec.backends.triton.rows.walks import RowTiling
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -54,7 +55,7 @@ def test_rows_too_long_for_one_block(name, monkeypatch):
         form = "looped" if t.form == "whole" and not group.sums else t.form
         columns = t.columns if form == "whole" else min(t.columns, 8)
         parts = min(t.parts, 3) if group.sums else 0
-        return rows_tiling.RowTiling(form, min(t.rows, 2), columns, parts, 4, t.stages)
+        return RowTiling(form, min(t.rows, 2), columns, parts, 4, t.stages)
 
     monkeypatch.setattr(rows, "choose_row_tiling", small)
     check(LAYERS[name], inputs(LAYERS[name], 11, 29), 2e-5)

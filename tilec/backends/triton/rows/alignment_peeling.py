@@ -27,6 +27,7 @@ from tilec.backends.triton.plan.sizes import VECTOR_BYTES, Strides
 from tilec.ir.functions import draws
 from tilec.ir.index import linear
 from tilec.ir.program import Access, value_accesses
+from tilec.ir.symbolic import gcd
 from tilec.ir.types import TensorType, Types
 
 ENDS = {  # whether a block holds ends of its rows that are no whole vectors, by form
@@ -34,6 +35,7 @@ ENDS = {  # whether a block holds ends of its rows that are no whole vectors, by
     "tiled": "(over == 0) | ((over + 1) * BN >= span)",
     "whole": "(head != 0) | (span % {0} != 0)",
 }
+READ_IN_PLACE = 4  # that a thread reads of a row at once, of two elements or more: blocks of rows are read so
 FEWEST_VECTORS = 64  # of a row that a block holds: shorter ones are mostly ends
 
 
@@ -74,6 +76,9 @@ def alignment(
     vector = max(VECTOR_BYTES // getattr(torch, types[name].dtype).itemsize for name in tensors)
     if step % vector == 0 or block < 2 * vector:
         return None
+    at_once, least = gcd(step, vector), min(getattr(torch, types[name].dtype).itemsize for name in tensors)
+    if whole and at_once > 1 and at_once * least >= READ_IN_PLACE:
+        return None
     if whole and not FEWEST_VECTORS * vector <= count <= block - vector + 1:
         return None
     return Alignment(tensors, step, vector)
@@ -97,11 +102,11 @@ def _step_between(
 
 class AlignedFrame(Frame):
     """Reads and writes of rows that begin alike: positions (`place`) count from where a vector begins, which is
-    `origin` in each row."""
+    `origin` in each row, up to `limit`, a number of the text, where that is not empty."""
 
-    def __init__(self, form: str, aligned: Alignment, kernel: Kernel, *rest: Any):
+    def __init__(self, form: str, aligned: Alignment, limit: str, kernel: Kernel, *rest: Any):
         super().__init__(kernel, *rest)
-        self.aligned = aligned
+        self.aligned, self.limit = aligned, limit
         self.ends = ENDS[form].format(aligned.vector)
 
     def read(self, access: Access, other: float | int | None, wanted: Sequence[str] = ()) -> str:
@@ -109,7 +114,8 @@ class AlignedFrame(Frame):
             return super().read(access, other)
         own = VECTOR_BYTES // getattr(torch, self.kernel.types[access.tensor].dtype).itemsize
         begins = "vector" if own == self.aligned.vector else f"(place // {own} * {own})"  # a 16 bytes' first place
-        mask = f"row_in[:, None] & ({begins} < span)[None, :]"
+        within = f"({begins} < span)" + (f" & ({begins} < {self.limit})" if self.limit else "")
+        mask = f"row_in[:, None] & ({within})[None, :]" if self.limit else f"row_in[:, None] & {within}[None, :]"
         told = f"mask={mask}, other={0 if other is None else other}{self.hints.get(access.tensor, '')}"
         text = f"tl.load({self.aligned_address(access.tensor)}, {told})"
         return self.assign(python_name(access.tensor).lower(), text, free_of(access))
@@ -140,11 +146,13 @@ def _step(k: Kernel, aligned: Alignment) -> str:
     return k.number("step", "step", aligned.step)
 
 
-def position(k: Kernel, aligned: Alignment, start: str, first: str = "head") -> None:
-    """Lines that say which columns a block has. `first`: the first place that counts."""
+def position(k: Kernel, aligned: Alignment, start: str, first: str = "head", limit: str = "") -> None:
+    """Lines that say which columns a block has. `first`: the first place that counts. `limit`: a number of the text
+    that no place of a row reaches, if any."""
     v = aligned.vector
     k.assign("place", f"{start} + tl.arange(0, BN)")
     k.assign("col", "place - head")
-    k.assign("col_in", f"(place >= {first}) & (place < span)")
+    below = f" & (place < {limit})" if limit else ""
+    k.assign("col_in", f"(place >= {first}) & (place < span){below}")
     k.assign("vector", f"place // {v} * {v}")
-    k.assign("filled", f"(vector >= head) & (vector + {v} <= span)")
+    k.assign("filled", f"(vector >= head) & (vector + {v} <= span){below}")

@@ -24,7 +24,16 @@ from tilec.backends.triton.rows.alignment_peeling import (
 )
 from tilec.backends.triton.rows.block_values import BlockValues
 from tilec.backends.triton.rows.online_softmax import Rescaled
-from tilec.backends.triton.rows.tiling import NOTHING, RowTiling, fills_blocks, levels, read_again, unrolls
+from tilec.backends.triton.rows.walks import (
+    NOTHING,
+    RowTiling,
+    blocks_inside,
+    fills_blocks,
+    levels,
+    read_again,
+    unrolls,
+    width_of_block,
+)
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Statement, index_variables, value_accesses, variables_of
 from tilec.ir.types import NARROW
@@ -67,6 +76,8 @@ class RowWriter(BlockValues):
         k = Kernel(name, space, made.types, strides, int64_index, powers=True, vectors=vectors)
         k.blockwise = True
         k.padded = walk.padded if self.tiling.vectors else ()  # where threads have single elements tests of these do
+        self.width = width_of_block(group, walk.tiling, 0 if self.aligned is None else self.aligned.vector - 1)
+        k.constants |= {"WIDTH": self.width} if self.width else {}
         super().__init__(k, made, self.aligned is None and fills_blocks(group, walk.tiling))
 
     def launch(self, flat: tuple[Statement, ...]) -> Launch:
@@ -90,7 +101,7 @@ class RowWriter(BlockValues):
             self._position("col", self.group.columns, "0")
         else:
             begin(k, self.aligned, k.count(self.group.columns))
-            position(k, self.aligned, "0")
+            position(k, self.aligned, "0", limit="WIDTH" if self.width else "")
             k.decode(Axis("col", self.group.columns, "BN"))
         self._walk_rows(self._all_at_once)
 
@@ -188,10 +199,11 @@ class RowWriter(BlockValues):
         """Rows stay, columns pass once for each level of statistics."""
         k, group = self.k, self.group
         k.assign("down", self.k.program())
-        end = k.count([v for v in group.columns if group.extent[v] > 1])
-        if self.aligned is not None:
-            begin(k, self.aligned, end)
-            end = "span"
+        end = "span"
+        if self.aligned is None:
+            end = self._end()
+        else:
+            begin(k, self.aligned, self._count(group.columns))
         self._rows_at_once()
         found = levels(group, {**self.maxima, **self.places}, self.heads)
         again = read_again(group, found)
@@ -296,46 +308,53 @@ class RowWriter(BlockValues):
 
     def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
         k, block = self.k, {"row": "BM", "col": "BN"}[name]
-        if name == "col" and start == "first" and (outer := self._outer(variables)):
+        if name == "col" and start == "first" and (outer := blocks_inside(self.group, self.tiling)):
             return self._position_inside(variables, outer)
         place = f"{start} + tl.arange(0, {block})"
         k.assign(name, place if name == "row" or self.tiling.vectors else f"tl.multiple_of({place}, 1)")
         if self.aligned is None:
             k.starts[name] = start, end or k.count([v for v in variables if self.group.extent[v] > 1]), block
         if name != "col" or not self.filled:
-            k.assign(f"{name}_in", f"{name} < {end or k.count([v for v in variables if self.group.extent[v] > 1])}")
+            inside = f"{name} < {end or k.count([v for v in variables if self.group.extent[v] > 1])}"
+            k.assign(f"{name}_in", f"({inside}) & ({name} < WIDTH)" if name == "col" and self.width else inside)
         if name == "col" and self.tiling.columns >= 4:
             k.quarters[name] = f"{start} // 4 + tl.arange(0, BN // 4)"
         k.decode(Axis(name, variables, block))
 
-    def _outer(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """The leading variables of columns that have one value in each block of a walk, as the others' number is a
-        multiple of the block: what they alone index is read once for a block, such as the scale of a channel."""
-        many = [v for v in columns if self.group.extent[v] > 1]
-        places = (place for place in range(len(many) - 1, 0, -1))
-        return next((tuple(many[:p]) for p in places if self.group.count(many[p:]) % self.tiling.columns == 0), ())
-
     def _position_inside(self, columns: tuple[str, ...], outer: tuple[str, ...]) -> None:
         """The position of a block among columns that share the values of `outer`."""
         k = self.k
-        inner = tuple(v for v in columns if v not in outer)
-        many = [v for v in columns if self.group.extent[v] > 1]
-        count = k.count([v for v in inner if v in many])
+        inner = [v for v in columns if v not in outer]
+        name, step = k.names.fresh("outer"), self._step(inner)
+        k.assign(name, f"first // ({step})")
+        k.assign("col", f"first % ({step}) + tl.arange(0, BN)")
         if not self.filled:
-            k.assign("col_in", f"first + tl.arange(0, BN) < {k.count(many)}")
-        name = k.names.fresh("outer")
-        k.assign(name, f"first // ({count})")
-        k.assign("col", f"first % ({count}) + tl.arange(0, BN)")
+            k.assign("col_in", f"col < {self._count(inner)}")
         if self.tiling.columns >= 4:
-            k.quarters["col"] = f"first % ({count}) // 4 + tl.arange(0, BN // 4)"
+            k.quarters["col"] = f"first % ({step}) // 4 + tl.arange(0, BN // 4)"
         k.decode(Axis(name, outer, None))
-        k.decode(Axis("col", inner, "BN"))
+        k.decode(Axis("col", tuple(inner), "BN"))
+
+    def _step(self, inner: Sequence[str]) -> str:
+        """How far blocks go in columns that share the values of the outer ones: the last one may overhang."""
+        count = self._count(inner)
+        return count if self.group.count(inner) % self.tiling.columns == 0 else f"tl.cdiv({count}, BN) * BN"
+
+    def _end(self) -> str:
+        """Where a walk over blocks of columns ends."""
+        columns, outer = self.group.columns, blocks_inside(self.group, self.tiling)
+        inner = [v for v in columns if v not in outer]
+        filled = not outer or self.group.count(inner) % self.tiling.columns == 0
+        return self._count(columns) if filled else f"{self._count(outer)} * ({self._step(inner)})"
+
+    def _count(self, variables: Sequence[str]) -> str:
+        return self.k.count([v for v in variables if self.group.extent[v] > 1])
 
     def _frame(self, *inner: frozenset[str]) -> Frame:
         places = ["row", "col"], {"row": "row_in"} if self.filled else {"row": "row_in", "col": "col_in"}
         if self.aligned is None:
             return Frame(self.k, *places, *inner)
-        return AlignedFrame(self.tiling.form, self.aligned, self.k, *places, *inner)
+        return AlignedFrame(self.tiling.form, self.aligned, "WIDTH" if self.width else "", self.k, *places, *inner)
 
     # stores
 

@@ -1,10 +1,9 @@
-"""How the kernel of a group is spread over programs, and how often it goes over its columns."""
+"""How the kernel of a group is spread over programs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilec import knobs
 from tilec.backends.triton.emit.contiguity import bytes_at_once, innermost_index, mixes_vectors
@@ -15,10 +14,10 @@ from tilec.backends.triton.fusion.recomputed.kernel_times import takes_vectors
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import Strides, filled_block, power_of_two
 from tilec.backends.triton.rows.online_softmax import rescaled
+from tilec.backends.triton.rows.walks import RowTiling, full_reads, levels, read_again
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
-from tilec.ir.program import Access, Call, index_variables, value_accesses, variables_of, walk
-from tilec.ir.symbolic import is_symbolic
+from tilec.ir.program import Access, Call, index_variables, value_accesses, walk
 from tilec.ir.types import NARROW, Types
 
 FEW_LONG_ROWS = 8 * MULTIPROCESSORS  # rows that are walked, up to which a program holds more of one
@@ -30,6 +29,7 @@ EXPONENTIALS = frozenset(("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "soft
 NARROWEST_SHARE = 32  # columns of a block where memory runs along the rows and programs are few, at least
 NARROW_ROW, ROWS_OF_WARP = 512, 1024  # elements of a row that a warp takes alone, at most; of its rows together
 NARROW_ROWS = 128  # the first of these where rows of several tensors are held
+LEAST_HALVED = 2048  # elements of a block that half the warps take where rows leave a quarter of it
 FILLED = 128  # columns of a block that leaves fewer threads beyond the last one, at least
 RUNNING_SUMS = 96  # over rows, that a thread keeps, at most
 MOST_LOADED = 128  # elements from outside that a thread has at once, so that registers hold what is made of them
@@ -41,22 +41,6 @@ KEPT_FROM_WALK = 48 * 2**20
 LEAST_WALKED = 4  # blocks of rows that each program has, at least, where it walks them and keeps columns
 OF_A_THREAD = 16  # elements of rows that begin anywhere
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
-NOTHING: Mapping[str, str] = {}
-
-
-@dataclass(frozen=True)
-class RowTiling:
-    """`form`: whole, looped or tiled. `rows`, `columns`: of a block. `parts`: programs that share the rows where
-    outputs add up over them, else 0. `stages`: of the walk over rows. `vectors`: whether a thread may have
-    neighbouring elements."""
-
-    form: str
-    rows: int
-    columns: int
-    parts: int
-    warps: int
-    stages: int = 1
-    vectors: bool = True
 
 
 def choose_row_tiling(group: Group, strides: Strides, types: Types) -> RowTiling:
@@ -77,7 +61,7 @@ def _first_guess(group: Group, together: int, strides: Strides, types: Types) ->
         return _total_tiling(group) if group.totals else _tiled(group, together, strides, types)
     rows, columns = group.count(group.rows), group.count(group.columns)
     depth = levels(group).depth
-    full = _full_reads(group)
+    full = full_reads(group)
     alone = not group.sums and not group.scans
     along = {v for v in group.columns if group.extent[v] > 1}
     filled = any(along & set(index_variables(*(s.index or ()))) for s in group.statements if s.output in group.stored)
@@ -140,7 +124,7 @@ def _with_room(group: Group, down: int, block: int, together: int) -> tuple[int,
 def _whole(group: Group, together: int, strides: Strides, types: Types) -> RowTiling:
     """Of rows that a program holds at once, `together` of them in a block at least."""
     rows, needed = group.count(group.rows), power_of_two(group.count(group.columns))
-    full, deep = _full_reads(group), levels(group).depth > 1
+    full, deep = full_reads(group), levels(group).depth > 1
     heavy = _is_heavy(group)
     halves = all(types[name].dtype in NARROW for name in full if name in types)
     elements = 4096 if group.sums else 1024 if heavy else 2048 if not halves else 8192 if needed >= 4096 else 4096
@@ -152,7 +136,12 @@ def _whole(group: Group, together: int, strides: Strides, types: Types) -> RowTi
         down = min(down, max(ROWS_TO_COMBINE, elements // needed))
     each = 1024 if deep or together == 1 else 2048  # elements of a warp; what only adds up rows needs few
     each = 512 if heavy and _calls(group) & EXPONENTIALS else each  # which take instructions and registers
-    warps = max(4, min(32, down * needed // 256) if few else min(16, down * needed // each))
+    spare = together == 1 and not group.sums and (halves or each < 1024) and down * needed >= LEAST_HALVED
+    if spare and is_roomy(group, needed):
+        warps = max(2 if each < 1024 else 4, min(16, down * needed // (2 * each)))
+    else:
+        warps = max(4, min(16, down * needed // each))
+    warps = max(4, min(32, down * needed // 256)) if few else warps
     while len(group.sums) * down * needed > RUNNING_SUMS * 32 * warps and (down > 1 or warps < 16):
         down, warps = (down // 2, warps) if down > 1 else (down, 2 * warps)
     loaded = _loaded_at_point(group)
@@ -166,10 +155,17 @@ def _whole(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     return RowTiling("whole", down, needed, min(-(-rows // down), programs), warps, stages)
 
 
+def is_roomy(group: Group, block: int) -> bool:
+    """Whether a quarter of a block that holds rows lies beyond them, and its threads have so much less to hold."""
+    return 4 * group.count(group.columns) <= 3 * block
+
+
 def odd(tiling: RowTiling, group: Group, types: Types) -> RowTiling:
     """The same for rows that a program holds and that begin anywhere: with more warps, and programs that take one block
-    of rows after the other where these have something of the columns in common, which is read element by element."""
-    warps = max(tiling.warps, min(16, tiling.rows * tiling.columns // (32 * OF_A_THREAD)))
+    of rows after the other where these have something of the columns in common, which is read element by element. Where
+    blocks are roomy, twice as many programs of half the warps."""
+    room = 2 if not tiling.parts and is_roomy(group, tiling.columns) else 1
+    warps = max(tiling.warps, min(16, tiling.rows * tiling.columns // (32 * OF_A_THREAD * room)))
     tiling = replace(tiling, warps=warps)
     many, rows = ({v for v in axis if group.extent[v] > 1} for axis in (group.columns, group.rows))
     members = {s.output for s in group.statements}
@@ -178,9 +174,8 @@ def odd(tiling: RowTiling, group: Group, types: Types) -> RowTiling:
     shared = any(names & many and not names & rows for names in used)
     if tiling.parts or not shared or group.count(group.rows) < LEAST_WALKED * MULTIPROCESSORS * tiling.rows:
         return tiling
-    return replace(
-        tiling, parts=MULTIPROCESSORS, stages=_stages(group, types, tiling.rows * tiling.columns, STAGED // 2)
-    )
+    stages = _stages(group, types, tiling.rows * tiling.columns, STAGED // (2 * room))
+    return replace(tiling, parts=MULTIPROCESSORS * room, stages=stages)
 
 
 def _looped(group: Group, together: int, types: Types) -> RowTiling:
@@ -219,7 +214,7 @@ def _in_cache(group: Group, types: Types) -> set[str]:
 
 def _is_heavy(group: Group) -> bool:
     """Whether several tensors are read at each point, and nothing is kept from row to row."""
-    return len(_full_reads(group)) > 1 and not group.sums and not group.scans
+    return len(full_reads(group)) > 1 and not group.sums and not group.scans
 
 
 def _calls(group: Group) -> set[str]:
@@ -234,7 +229,7 @@ def _of_one_warp(tiling: RowTiling, together: int, group: Group, strides: Stride
     if together <= 1 and tiling.columns <= NARROWEST_SHARE and tiling.form == "whole":  # one warp reads each row
         many = group.count(group.rows) >= FEW_LONG_ROWS * rows and _bytes_at_once(group, strides, types) <= 4
         return replace(tiling, rows=rows) if many else tiling
-    most = NARROW_ROW if len(_full_reads(group)) < 2 else NARROW_ROWS
+    most = NARROW_ROW if len(full_reads(group)) < 2 else NARROW_ROWS
     if together > 1 or not 32 < tiling.columns <= most or tiling.rows < tiling.warps:
         return tiling
     if group.count(group.rows) < FEW_LONG_ROWS * rows or _bytes_at_once(group, strides, types) > 4:
@@ -251,7 +246,7 @@ def _bytes_at_once(group: Group, strides: Strides, types: Types) -> int:
 def _at_each_point(group: Group) -> tuple[list[Access], list[Access]]:
     """What a group stores, and what it reads of tensors from outside that have an element for each point."""
     written = [Access(s.output, s.index or ()) for s in group.statements if s.output in group.stored]
-    full = _full_reads(group)
+    full = full_reads(group)
     return written, [a for s in group.statements for a in value_accesses(s) if a.tensor in full]
 
 
@@ -268,33 +263,8 @@ def _total_tiling(group: Group) -> RowTiling:
 
 def _stages(group: Group, types: Types, elements: int, most: int) -> int:
     """How many blocks of so many elements are under way at once, in so many bytes at most beside the first."""
-    each = sum(size_in_bytes(replace(types[name], shape=(elements,))) for name in _full_reads(group) if name in types)
+    each = sum(size_in_bytes(replace(types[name], shape=(elements,))) for name in full_reads(group) if name in types)
     return min(4, 1 + most // max(each, 1))
-
-
-def fills_blocks(group: Group, tiling: RowTiling) -> bool:
-    """Whether a walk's blocks of columns are all whole, of sizes that are known."""
-    count = group.count(group.columns)
-    return tiling.form == "looped" and not is_symbolic(count) and count % tiling.columns == 0
-
-
-def unrolls(group: Group, tiling: RowTiling) -> bool:
-    """Whether two blocks of a walk go together: of one row, eight elements a thread, so that registers hold both."""
-    return (
-        tiling.rows == 1 and tiling.columns <= 256 * tiling.warps and group.count(group.columns) >= 4 * tiling.columns
-    )
-
-
-def _full_reads(group: Group) -> set[str]:
-    """Tensors from outside that are read at each point."""
-    many = {v for v, n in group.extent.items() if n > 1}
-    members = {s.output for s in group.statements}
-    return {
-        a.tensor
-        for s in group.statements
-        for a in value_accesses(s)
-        if a.tensor not in members and many <= set(index_variables(*a.index))
-    }
 
 
 def _loaded_at_point(group: Group) -> int:
@@ -327,44 +297,3 @@ def rows_of_a_block(group: Group, strides: Strides) -> int:
                 short = group.count(group.columns) <= SHORT_WALK or fastest.isdisjoint(group.columns)
                 best, answer = size, NEIGHBOURS if short and not fastest.isdisjoint(group.rows) else 1
     return answer
-
-
-@dataclass(frozen=True)
-class Levels:
-    """`of`: the walk over the columns in which each member's operands are known, 0 the first. `depth`: walks needed."""
-
-    of: Mapping[str, int]
-    depth: int
-
-
-def levels(group: Group, maxima: Mapping[str, str] = NOTHING, heads: Collection[str] = ()) -> Levels:
-    """`maxima`: by sums that are kept relative to a maximum while both are found, which. `heads`: statistics of each
-    row's first block alone, known before the walk."""
-    found: dict[str, int] = {}  # when a value is known
-    starts: dict[str, int] = {}
-    for s in group.statements:
-        start = max((found[a.tensor] for a in value_accesses(s) if a.tensor in found), default=0)
-        if s.output in maxima:
-            start = max(start, starts[maxima[s.output]])
-        starts[s.output] = start
-        statistic = bool(group.reductions(s)) and s.output not in group.sums and s.output not in heads
-        found[s.output] = start + statistic
-    full = [s.output for s in group.statements if set(variables_of(s)) & set(group.columns)]
-    return Levels(starts, 1 + max((starts[name] for name in full), default=0))
-
-
-def read_again(group: Group, found: Levels) -> set[str]:
-    """Tensors with an element at each point that more than one of the walks read."""
-    by_name = {s.output: s for s in group.statements}
-    full = _full_reads(group)
-    read: dict[str, set[int]] = {name: set() for name in full}
-    for s in group.statements:
-        statistic = bool(group.reductions(s))
-        pending = [s] if statistic or s.output in group.stored else []
-        while pending:
-            for a in value_accesses(pending.pop()):
-                if a.tensor in full:
-                    read[a.tensor].add(found.of[s.output])
-                elif a.tensor in by_name and not group.reductions(by_name[a.tensor]):
-                    pending.append(by_name[a.tensor])
-    return {name for name, walks in read.items() if len(walks) > 1}

@@ -7,6 +7,7 @@ chunks: a launch for their totals, and one for the chunks themselves, which read
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.plan.device_info import PLANNED_FOR, TWO_A_MULTIPROCESSOR
@@ -16,6 +17,7 @@ from tilec.backends.triton.scan.blocks import BlockWriter
 from tilec.backends.triton.scan.form import Scan, recognise_steps
 from tilec.backends.triton.scan.kernel import ScanTiling, workspaces
 from tilec.backends.triton.scan.lanes import LaneWriter
+from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, Expr, Statement, walk
 from tilec.ir.rational import as_int
@@ -30,6 +32,8 @@ HEAVY_COMPOSITION = 512  # of one whose composition takes exponentials; of lanes
 SHORTEST = 512  # elements of a block that is made shorter so that more of them run side by side
 FEW_LANES = 32  # from here on each lane is a thread's where lanes lie side by side, unless composition is heavy
 UNROLLED_STEPS = 16  # steps written out for these
+# bytes of a step of all rows from which on, with so many steps under way, plain terms are read once rather than twice
+ENOUGH_SIDE_BY_SIDE, STEPS_AHEAD, PLAIN_TERM = 4 * 96 * PLANNED_FOR.multiprocessors, 64, 2
 MOST_WRITTEN = 256  # operators in these, which take their time to compile
 WARPS = 16 * PLANNED_FOR.multiprocessors  # of these to aim at where rows are cut
 MOST_CHUNKS = 4096
@@ -47,6 +51,9 @@ def choose_scan_tiling(scan: Scan, view: StridedView) -> ScanTiling:
         written = max(1, min(UNROLLED_STEPS, power_of_two(MOST_WRITTEN // operators + 1) // 2))
         warps = min(4, power_of_two(rows // 32 + 1) // 2)
         programs, blocks = -(-rows // 32), -(-steps // written)
+        enough = rows * size_in_bytes(replace(view.types[scan.statement.output], shape=())) >= ENOUGH_SIDE_BY_SIDE
+        if scan.algebra.commutes and operators == PLAIN_TERM and enough and programs < WARPS:
+            return ScanTiling(STEPS_AHEAD, 32 * warps, along, None, warps, True)
         chunks = min(-(-WARPS // programs), blocks, MOST_CHUNKS, isqrt(MOST_TOTALS[True] // rows))
         return ScanTiling(written, 32 * warps, along, None if chunks <= 1 else -(-blocks // chunks), warps, True)
     block = HEAVY_COMPOSITION if heavy else SCAN_BLOCK[commutes]

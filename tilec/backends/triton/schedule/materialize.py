@@ -26,7 +26,8 @@ from tilec.backends.triton.plan.plan import (
 )
 from tilec.backends.triton.plan.sizes import contiguous, power_of_two
 from tilec.backends.triton.rows.rows import row_launch
-from tilec.backends.triton.rows.tiling import RowTiling, rows_of_a_block
+from tilec.backends.triton.rows.tiling import rows_of_a_block
+from tilec.backends.triton.rows.walks import RowTiling
 from tilec.ir.index import linear
 from tilec.ir.program import Statement, reads
 from tilec.ir.types import TensorType
