@@ -140,7 +140,7 @@ def _candidates(
     def boxes_of(group: int, total: int) -> list[tuple[tuple[str, int], ...]]:
         return _boxes((rows, columns, summed)[group], extent, total, (*slabs, None)[group])
 
-    for warps, depth in itertools.product(HOPPER_TILES, (LINE // size, 2 * LINE // size)):
+    for warps, depth in itertools.product(HOPPER_TILES, (LINE // 2 // size, LINE // size, 2 * LINE // size)):
         for (m, n), several in (*((tile, 1) for tile in HOPPER_TILES[warps]), *SEVERAL.get(warps, ())):
             for own in itertools.product(boxes_of(0, m), boxes_of(1, n), boxes_of(2, depth)):
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
