@@ -42,9 +42,10 @@ from tilec.backends.triton.plan.plan import Setting
 from tilec.backends.triton.plan.sizes import CACHE_LINE, VECTOR_BYTES, copied_row, rounded_up
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import least
-from tilec.ir.index import distinct_variables, linear
-from tilec.ir.program import Access
+from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
+from tilec.ir.program import Access, Expr, accesses_in
 from tilec.ir.types import ITEM_BYTES, NARROW
+from tilec.transforms.util.rewrite import with_parts
 
 UNALIGNED = 5  # times as long as others a library's products of 16 bits take where rows begin anywhere, at least
 MOST_COPIED = 2**28  # bytes of a tensor that is copied for where its rows begin in lines
@@ -65,10 +66,37 @@ def over_copies(
     epilogue."""
     if worthwhile(product.dot, product.space):
         found = with_batches_apart(product, setting) or with_channels_last(product, setting)
-        found = found or with_rows_aligned(product, setting, lambda: left() and by_library(), alone)
+        plain = of_matrices(product) if alone else product
+        found = found or with_rows_aligned(plain, setting, lambda: left() and by_library(), alone)
         if found is not None:
             return found
     return with_channels_aligned(product, setting, by_library, left)
+
+
+def of_matrices(product: MatrixProduct) -> MatrixProduct:
+    """A convolution of windows of one place as a product of matrices, without the variables of one value and the axes
+    that these alone walk; any other product itself."""
+    space, view, dot = product.space, product.view, product.dot
+    every = (*space.outputs, *space.reductions)
+    places = {v: Affine.of((), space.low[0][v]) for v in every if space.single(v)} if len(space.classes) == 1 else {}
+    if not places or not all(map(is_element, (*dot.left, *dot.right))):
+        return product
+    s = substitute_affine(view.statement, places)
+    accesses = {*accesses_in(*s.roots), Access(s.output, s.index or ())}
+    kept = {a.tensor: [axis for axis, e in enumerate(a.index) if linear(e) != Affine()] for a in accesses}
+    if len(kept) < len(accesses):
+        return product
+    types, strides = dict(view.types), dict(view.strides)
+    for name, axes in kept.items():
+        types[name] = replace(types[name], shape=tuple(types[name].shape[axis] for axis in axes))
+        strides[name] = tuple(strides[name][axis] for axis in axes)
+    index, sizes = (tuple(of[axis] for axis in kept[s.output]) for of in (s.index or (), s.sizes or ()))
+    moved: dict[Expr, Expr] = {a: replace(a, index=tuple(a.index[x] for x in kept[a.tensor])) for a in accesses}
+    s = replace(s, index=index, sizes=sizes, body=with_parts(s.body, moved))
+    found = product_over(coalesce(StridedView(s, types, strides, view.int64_index)))
+    if found is None or found.dot.dtype != dot.dtype or found.counts != product.counts:
+        return product
+    return replace(found, dot=replace(found.dot, scale=dot.scale))
 
 
 def with_channels_last(product: MatrixProduct, setting: Setting) -> OperandRewrite | None:
