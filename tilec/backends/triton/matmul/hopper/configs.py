@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from operator import itemgetter
 
 from tilec.backends.triton.matmul.hopper.epilogue import Epilogue, by_pieces
@@ -61,7 +61,6 @@ MEMORY_RATE, PARTS_RATE = 2.6e6, 3e6  # bytes a microsecond: of tensors, of shar
 
 
 HopperTensors = Mapping[str, TensorView]  # those of a product, by name
-_Box = tuple[tuple[str, int], ...]  # a tile's extent in each variable
 
 
 @dataclass(frozen=True)
@@ -141,9 +140,7 @@ def _candidates(
     def boxes_of(group: int, total: int) -> list[tuple[tuple[str, int], ...]]:
         return _boxes((rows, columns, summed)[group], extent, total, (*slabs, None)[group])
 
-    for warps, depth in itertools.product(
-        HOPPER_TILES, _depths(size, lambda depth: boxes_of(2, depth), partial(count, summed))
-    ):
+    for warps, depth in itertools.product(HOPPER_TILES, _depths([extent[v] for v in summed], LINE // size)):
         for (m, n), several in (*((tile, 1) for tile in HOPPER_TILES[warps]), *SEVERAL.get(warps, ())):
             for own in itertools.product(boxes_of(0, m), boxes_of(1, n), boxes_of(2, depth)):
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
@@ -199,13 +196,11 @@ def _candidates(
                             yield predicted_time(config, fewer), config
 
 
-def _depths(
-    size: int, boxes_of: Callable[[int], Sequence[_Box]], count: Callable[[Mapping[str, int]], int]
-) -> list[int]:
-    """How many summed elements a step may take: those of one swizzled row, or of two; of half a row where its boxes
-    leave less of the last one empty (160 channels are five of 32, three of 64)."""
-    half, whole = (min((count(dict(b)) for b in boxes_of(n)), default=0) for n in (LINE // 2 // size, LINE // size))
-    return [*([LINE // 2 // size] if half < 2 * whole else []), LINE // size, 2 * LINE // size]
+def _depths(extents: Sequence[int], line: int) -> list[int]:
+    """How many summed elements a step may take: one swizzled row, or two; half a row where that leaves less of the last
+    box empty (160 channels are five boxes of 32, three of 64)."""
+    short = len(extents) == 1 and extents[0] > line and 0 < extents[0] % line <= line // 2
+    return [*([line // 2] if short else []), line, 2 * line]
 
 
 def _late(tensor: TensorView) -> float:
