@@ -191,7 +191,7 @@ SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
 FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
 CHANNELS, MOST_EMPTY = 64, 2  # channels of a box; what boxes may compute beside what is asked for, at most
 LIBRARY_CHANNELS, EMPTIER = 32, 1.15  # those of a library's; what ours may compute beside what its do, at most
-FILLED = 1.1  # channels of those tiles over those that there are, where it is as fast as that
+FILLED_CHANNELS = 1.1  # channels of those tiles over those that there are, where it is as fast as that
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
@@ -363,7 +363,7 @@ def _emptier(product: MatrixProduct) -> bool:
         return math.prod(rounded_up(n, channels) / n for n in counts.values())
 
     summed = [n for v, n in counts.items() if v in product.dot.summed]
-    halves = all(rounded_up(n, LIBRARY_CHANNELS) <= FILLED * n for n in summed)
+    halves = all(rounded_up(n, LIBRARY_CHANNELS) <= FILLED_CHANNELS * n for n in summed)
     return computed(CHANNELS) > (min(MOST_EMPTY, EMPTIER * computed(LIBRARY_CHANNELS)) if halves else MOST_EMPTY)
 
 

@@ -34,7 +34,7 @@ MOST_CLASS_POINTS = 64  # of all of them together, which are written out
 LEAST_PROGRAMS = MULTIPROCESSORS  # fewer, and some multiprocessors have none
 CLASS_BLOCK = 1024  # places of a block, for up to eight elements each
 LEAST_COLUMNS = 24
-COLUMNS, FLAT_BLOCK = 64, 512  # of a block; where two variables are its columns, and all of a block
+CLASS_COLUMNS, FLAT_BLOCK = 64, 512  # of a block; where two variables are its columns, and all of a block
 MOST_TESTED = 4  # values of a variable that conditions tell apart
 JOINED = (2, 4)  # neighbours in memory that are joined in registers before they are stored
 
@@ -224,10 +224,10 @@ class ResidueWriter(OutputsKernel):
         self.joined, self.last = made.joined, found.last
         self.points = made.points
         self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))
-        if not made.joined and self.join_columns(COLUMNS, FLAT_BLOCK):
+        if not made.joined and self.join_columns(CLASS_COLUMNS, FLAT_BLOCK):
             self.fit(FLAT_BLOCK, FLAT_BLOCK)
         else:
-            self.fit(_places(len(made.elements)), COLUMNS)
+            self.fit(_places(len(made.elements)), CLASS_COLUMNS)
 
     def results(self) -> list[str]:
         if not self.alone:
