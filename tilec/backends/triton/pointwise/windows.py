@@ -167,7 +167,12 @@ class RegisterBlockWriter(OutputsKernel):
         places = block_places(statements, view.types, count)
         while places > SMALLEST_BLOCK and space.count(space.outputs) < ENOUGH_BLOCKS * count * places:
             places //= 2
-        if columns % 2 and places > SMALLEST_BLOCK and all(view.types[s.output].dtype in NARROW for s in statements):
+        if (
+            few
+            and columns % 2
+            and places > SMALLEST_BLOCK
+            and all(view.types[s.output].dtype in NARROW for s in statements)
+        ):
             places //= 2  # single elements: depthwise 3 x 3 of 87 channels 29 us, 34 in larger ones (H100)
         self.fit(places, 64 if long_rows else 32)
 

@@ -29,6 +29,7 @@ from tilec.backends.triton.matmul.dot import (
 from tilec.backends.triton.matmul.hopper.steps import hopper_steps, timed_steps
 from tilec.backends.triton.matmul.pack import (
     FEWEST_BATCHES,
+    LEAST_WORK,
     CopyLayout,
     copy_name,
     is_element,
@@ -67,7 +68,8 @@ def over_copies(
     if worthwhile(product.dot, product.space):
         found = with_batches_apart(product, setting) or with_channels_last(product, setting)
         plain = of_matrices(product) if alone else product
-        padded = plain is not product and not reads_windows(product) and by_library()
+        padded = plain is not product and product.multiplications >= LEAST_WORK and not reads_windows(product)
+        padded = padded and by_library()
         found = found or with_rows_aligned(plain, setting, lambda: left() and by_library(), alone, padded)
         if found is not None:
             return found

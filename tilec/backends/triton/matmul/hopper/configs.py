@@ -131,7 +131,7 @@ def _candidates(
     after = (0.0, 0.0) if epilogue is None else (epilogue.instructions, epilogue.bytes_read / max(elements, 1))
     ends = [_end(o, dot, tensors[o.tensor], extent) for o in (dot.left, dot.right)]
     begin = gcd(*(_vector(tensors[o.tensor], SECTOR) for o in (dot.left, dot.right)))
-    depths = _depths([extent[v] for v in summed], LINE // size, begin == SECTOR)
+    depths = _depths([extent[v] for v in summed], LINE // size, begin == SECTOR and not tf32)
     strided = {v: int(form.coefficient(v)) for form in dot.index for v in form.variables() if v in rows}
 
     def count(group: Sequence[str], boxes: Mapping[str, int]) -> int:
