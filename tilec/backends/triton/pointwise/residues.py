@@ -226,8 +226,8 @@ class ResidueWriter(OutputsKernel):
         self.points = made.points
         self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))
         places, flat = _places(len(made.elements)), SINGLE_BLOCK if single else CLASS_BLOCK
-        wide = narrow and self.alone and not made.joined and (single or channels > CLASS_COLUMNS)
-        joined = wide and self.join_columns(CLASS_COLUMNS, flat)
+        beside = narrow and self.alone and not made.joined and (single or channels > CLASS_COLUMNS)
+        joined = beside and self.join_columns(CLASS_COLUMNS, flat)
         self.fit(*(flat, flat) if joined else (places, CLASS_COLUMNS))
 
     def results(self) -> list[str]:
