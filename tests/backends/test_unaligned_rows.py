@@ -97,10 +97,11 @@ def test_copies_of_one_tensor_that_end_otherwise_are_apart(monkeypatch: pytest.M
 
 
 def test_a_library_takes_channels_that_fill_its_boxes_better() -> None:
-    """96 channels are three of its boxes and one and a half of ours; gradients, which it is slow at, stay ours."""
+    """96 channels are three of its boxes and one and a half of ours, 152 fill five of its; gradients, which it is slow
+    at, stay ours."""
     text = "G[n, y, x, o : N, H, W, O] = +(D[n, y + j - 1, x + i - 1, c] * K[o, j, i, c]);"
     f = tilec.compile(f"function (D[N, H, W, C], K[O, 3, 3, C]) -> (G) {{ {text} }}")
-    for channels, library in ((96, True), (128, False), (152, False)):
+    for channels, library in ((96, True), (128, False), (152, True), (200, False)):
         image, kernel = (
             tilec.spec((32, 56, 56, channels), "bfloat16"),
             tilec.spec((channels, 3, 3, channels), "bfloat16"),
@@ -113,6 +114,25 @@ def test_a_library_takes_channels_that_fill_its_boxes_better() -> None:
     text = text.replace("y + j - 1, x + i - 1", "y + j, x + i")
     f = tilec.compile(f"function (D[N, H, W, C], K[O, 1, 1, C]) -> (G) {{ {text} }}")
     assert "rt.convolution(" in f.lower(*one, target="sm_90").source()  # each element is read once: copies do not pay
+
+
+def test_steps_take_half_a_row_of_channels_that_begin_with_sectors() -> None:
+    """160 channels are five boxes of 32; rows of 136 lie in three sectors for each 32 of them."""
+    text = "G[n, y, x, o : N, H, W, O] = +(D[n, y + j - 1, x + i - 1, c] * K[o, j, i, c]);"
+    for channels, box in ((96, 32), (144, 32), (128, 64), (136, 64), (176, 64)):
+        ours = source("D[N, H, W, C], K[O, 3, 3, C]) -> (G", text, (40, 50, 43, channels), (113, 3, 3, channels))
+        assert f", {box}), layout_1)" in ours and "rt.convolution" not in ours
+
+
+def test_gradients_of_one_place_read_copies_that_they_share() -> None:
+    """A library pads them; forward it reads single elements as fast as copies take."""
+    text = "G[n, y, x, o : N, H, W, O] = +(D[n, y + j, x + i, c] * K[o, j, i, c]);"
+    f = tilec.compile(f"function (D[N, H, W, C], K[O, 1, 1, C]) -> (G) {{ {text} }}")
+    for outer, library in (((39, 64, 32), False), ((1, 8, 8), True)):
+        specs = [tilec.spec(shape, "bfloat16") for shape in ((*outer, 147), (74, 1, 1, 147), (*outer, 74))]
+        assert "rt.convolution(" in f.lower(*specs[:2], target="sm_90").source() or library
+        both = f.grad(["D", "K"]).lower(*specs, target="sm_90").source()
+        assert ("rt.convolution_gradients" not in both and both.count("DG_1 = torch.empty") == 1) == (not library)
 
 
 def test_products_over_copies_have_an_epilogue() -> None:

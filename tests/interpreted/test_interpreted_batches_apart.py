@@ -98,3 +98,39 @@ def test_copies_with_joined_axes(layout: tuple, dtype: torch.dtype, monkeypatch:
     y = tilec.compile(HEADS, backend="triton")(x, w, c)
     wanted = (torch.einsum("bhne,hed->bnd", x.double(), w.double()) + c.double()).relu()
     assert made and torch.equal(y.double(), wanted.to(dtype).double())
+
+
+POINTWISE = """function (I[N, H, W, C], K[O, 1, 1, C]) -> (Y) {
+    Y[n, y, x, o : N, H, W, O] = +(I[n, y + j, x + i, c] * K[o, j, i, c]);
+}"""
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 5, 7, 19), (1, 1, 23, 17)])
+def test_windows_of_one_place_over_copies(
+    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def copied(product: MatrixProduct, _: Setting) -> pack.OperandRewrite | None:
+        plain = aligned_copies.of_matrices(product)
+        layouts = {
+            a: pack.CopyLayout.with_last(1, 2) for a in plain.accesses() if len(a.index) == 2 and "." not in a.tensor
+        }
+        made.extend(a.tensor for a in layouts)
+        return pack.over_copied(plain, layouts)
+
+    monkeypatch.setattr(aligned_copies, "with_batches_apart", copied)
+    monkeypatch.setattr(aligned_copies, "worthwhile", lambda dot, space: True)
+    generator = torch.Generator().manual_seed(0)
+    i, k = (
+        torch.randint(-2, 3, s, generator=generator).to(dtype).requires_grad_() for s in (shape, (33, 1, 1, shape[-1]))
+    )
+    y = tilec.compile(POINTWISE, backend="triton")(i, k)
+    found = torch.autograd.grad(y, (i, k), y.detach())
+    exact = [t.detach().double().requires_grad_() for t in (i, k)]
+    wanted = torch.einsum("nyxc,oc->nyxo", exact[0], exact[1][:, 0, 0])
+    assert torch.equal(y.double(), wanted.to(dtype).double()) and {"I", "K", "DY"} <= {*made}
+    for a, b in zip(found, torch.autograd.grad(wanted, exact, y.detach().double()), strict=True):
+        assert torch.equal(a.double(), b.to(dtype).double())

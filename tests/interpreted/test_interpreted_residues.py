@@ -66,6 +66,23 @@ def test_classes_at_once(name: str) -> None:
     assert f.lower(image((2, 5, 6, 33))).source().count("tl.store(") == ELEMENTS.get(name, 2)
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.one_in(2)
+def test_two_variables_as_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """33 channels leave half of a row of 64 empty; together with the variable before them they fill blocks."""
+    monkeypatch.setattr(residues, "SINGLE_BLOCK", 32)
+    source = f"function (I[N, H, W, C]) -> (O) {{ {CASES[name]} }}"
+    f, exact = (tilec.compile(source, backend=backend) for backend in ("triton", "torch"))
+    for i in (
+        image((2, 5, 12, 33), torch.bfloat16),
+        image((1, 4, 19, 33), torch.bfloat16),
+        image((1, 1, 12, 37), torch.float16),
+        image((2, 3, 12, 40)),
+    ):
+        torch.testing.assert_close(f(i), exact(i), rtol=1e-6 if i.dtype is torch.float32 else 1e-2, atol=1e-6)
+    assert "nearest" not in name or "BM=1, BN=32" in f.lower(image((2, 5, 12, 33), torch.bfloat16)).source()
+
+
 def test_classes_beside_each_other_in_memory_are_one_text() -> None:
     source = """function (I[N, H, W, D, 2, 2]) -> (O) {
         O[n, 2*y + j, 2*x + i, d : N, 2*H, 2*W, D] = I[n, y, x, d, j, i];

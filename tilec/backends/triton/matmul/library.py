@@ -35,7 +35,7 @@ from tilec.backends.triton.matmul.dot import (
     MatrixProduct,
     product_over,
 )
-from tilec.backends.triton.matmul.hopper.aligned_copies import UNALIGNED
+from tilec.backends.triton.matmul.hopper.aligned_copies import UNALIGNED, reads_windows
 from tilec.backends.triton.matmul.hopper.steps import has_long_rows, hopper_steps
 from tilec.backends.triton.matmul.pack import rows_aligned
 from tilec.backends.triton.matmul.steps import repair_steps
@@ -190,7 +190,8 @@ def mostly_padding(product: MatrixProduct) -> bool:
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
 FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
 CHANNELS, MOST_EMPTY = 64, 2  # channels of a box; what boxes may compute beside what is asked for, at most
-LIBRARY_CHANNELS, EMPTIER = 32, 1.25  # those of a library's; what ours may compute beside what its do, at most
+LIBRARY_CHANNELS, EMPTIER = 32, 1.15  # those of a library's; what ours may compute beside what its do, at most
+FILLED_CHANNELS = 1.1  # channels of those tiles over those that there are, where it is as fast as that
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
@@ -344,26 +345,13 @@ def ours_is_faster(product: MatrixProduct, setting: Setting) -> bool:
     plain = bare and is_plain(product, has_long_rows(product, setting)) and _stores_vectors(product, setting)
     steps = None if plain else hopper_steps(product, setting)
     split = steps is not None and len(steps) > 1
-    padded = not bare and _all_rows_aligned(product, setting) and _reads_windows(product) and _emptier(product)
+    padded = not bare and _all_rows_aligned(product, setting) and reads_windows(product) and _emptier(product)
     return steps is not None and not padded and (bare or not split or product.counts[1] > FEW_COLUMNS)
-
-
-def _reads_windows(product: MatrixProduct) -> bool:
-    """Whether windows of an image and their channels are summed over, as they lie: gradients turn windows round, or
-    sum over places."""
-    summed, strides = {*product.dot.summed}, product.view.strides
-    for a in product.accesses():
-        windows = [form for e in a.index if (form := linear(e)).bare is None]
-        channels = {linear(e).bare for e, n in zip(a.index, strides[a.tensor], strict=True) if n == 1}
-        turned = any(form.coefficient(v) < 0 for form in windows for v in summed & {*form.variables()})
-        if windows and (turned or channels.isdisjoint(summed)):
-            return False
-    return True
 
 
 def _emptier(product: MatrixProduct) -> bool:
     """Whether tiles compute much more than is asked for, or than a library's, which take half as many channels at a
-    time where that divides those that are summed."""
+    time where these hold those that are summed."""
     s = product.space.statement
     tensors = {Access(s.output, s.index or ()), *product.accesses()}
     inner = {
@@ -374,7 +362,8 @@ def _emptier(product: MatrixProduct) -> bool:
     def computed(channels: int) -> float:
         return math.prod(rounded_up(n, channels) / n for n in counts.values())
 
-    halves = all(counts[v] % LIBRARY_CHANNELS == 0 for v in counts if v in product.dot.summed)
+    summed = [n for v, n in counts.items() if v in product.dot.summed]
+    halves = all(rounded_up(n, LIBRARY_CHANNELS) <= FILLED_CHANNELS * n for n in summed)
     return computed(CHANNELS) > (min(MOST_EMPTY, EMPTIER * computed(LIBRARY_CHANNELS)) if halves else MOST_EMPTY)
 
 

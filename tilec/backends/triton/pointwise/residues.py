@@ -34,6 +34,7 @@ MOST_CLASS_POINTS = 64  # of all of them together, which are written out
 LEAST_PROGRAMS = MULTIPROCESSORS  # fewer, and some multiprocessors have none
 CLASS_BLOCK = 1024  # places of a block, for up to eight elements each
 LEAST_COLUMNS = 24
+CLASS_COLUMNS, SINGLE_BLOCK = 64, 512  # of a block; places of one whose columns are two variables, of odd channels
 MOST_TESTED = 4  # values of a variable that conditions tell apart
 JOINED = (2, 4)  # neighbours in memory that are joined in registers before they are stored
 
@@ -218,12 +219,16 @@ class ResidueWriter(OutputsKernel):
         made = class_elements(found, result.space, view.types)
         super().__init__(made.space, view, made.elements, (result,), exact=True)
         written = view.types[result.output]
-        narrow = written.dtype in NARROW and result.space.largest(result.space.outputs[-1]) % 2 != 0
-        self.k.places_shared = self.k.places_shared and not narrow  # see `Kernel`
+        narrow, channels = written.dtype in NARROW, result.space.largest(result.space.outputs[-1])
+        single = narrow and channels % 2 != 0
+        self.k.places_shared = self.k.places_shared and not single  # see `Kernel`
         self.joined, self.last = made.joined, found.last
         self.points = made.points
         self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))
-        self.fit(_places(len(made.elements)), 64)
+        places, flat = _places(len(made.elements)), SINGLE_BLOCK if single else CLASS_BLOCK
+        beside = narrow and self.alone and not made.joined and (single or channels > CLASS_COLUMNS)
+        joined = beside and self.join_columns(CLASS_COLUMNS, flat)
+        self.fit(*(flat, flat) if joined else (places, CLASS_COLUMNS))
 
     def results(self) -> list[str]:
         if not self.alone:

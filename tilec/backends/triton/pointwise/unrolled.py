@@ -22,9 +22,10 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.lines import If
 from tilec.backends.triton.plan.plan import Launch
-from tilec.backends.triton.plan.sizes import power_of_two
+from tilec.backends.triton.plan.sizes import MOST_OVERHANG, power_of_two, rounded_up
 from tilec.ir.index import Affine
 from tilec.ir.program import Constraint, Expr, Int, Statement, reads
+from tilec.ir.symbolic import is_symbolic
 
 
 def tiled(space: Space, tiles: Mapping[str, tuple[str, int]]) -> Space:
@@ -171,6 +172,18 @@ class OutputsKernel(UnrolledKernel):
         """Blocks of so many places and columns, of more columns where there are not as many rows."""
         rows = min(places // columns, power_of_two(max(self.space.count(self.rows), 1)))
         self.k.constants = {"BM": rows, "BN": min(places // rows, power_of_two(self.space.count(self.columns)))}
+
+    def join_columns(self, narrow: int, block: int) -> bool:
+        """Take the last two variables for columns, in blocks of so many, where these leave less empty than the last
+        one in narrow blocks: a program finds its channels by division, but has no lanes beyond them."""
+        both = (*self.rows, *self.columns)
+        last, joint = self.space.largest(both[-1]), self.space.count(both[-2:])
+        if len(both) < 3 or is_symbolic(last) or is_symbolic(joint):
+            return False
+        if rounded_up(last, narrow) <= MOST_OVERHANG * last or rounded_up(joint, block) > MOST_OVERHANG * joint:
+            return False
+        self.rows, self.columns = both[:-2], both[-2:]
+        return True
 
     def results(self) -> list[str]:
         """Texts of the elements' values."""

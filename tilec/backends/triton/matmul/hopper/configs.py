@@ -58,6 +58,7 @@ ONCE = {0: 2.6, 1: 1.4, 2: 0.6}  # microseconds a tile, by consumers
 START, FLOOR = 4.2, 8.0  # microseconds a kernel: the first tile's copies; the least that any took beside its memory
 SECOND = 2.2  # microseconds for the kernel that adds shares
 MAPPED_STORES, A_MAP = 0.93, 0.02  # storing classes through maps: what it takes instead, and what a map costs the host
+HALF_ROWS = 1.18  # what steps of half a swizzled row take beside
 MEMORY_RATE, PARTS_RATE = 2.6e6, 3e6  # bytes a microsecond: of tensors, of shares
 
 
@@ -126,12 +127,12 @@ def _candidates(
     walked = math.prod(extent[v] for v in dot.summed if v not in summed)
     elements = math.prod(extent[v] for v in (*dot.rows, *dot.columns)) * outer
     memory = sum(math.prod(tensors[o.tensor].shape) * size for o in (dot.left, dot.right)) + elements * out_size
-
     memory += 0 if epilogue is None else epilogue.bytes_read + epilogue.stored * elements * out_size
     late = _late(tensors[dot.left.tensor]), _late(tensors[dot.right.tensor]), (VECTOR_BYTES / _vector(out)) ** 0.5
     after = (0.0, 0.0) if epilogue is None else (epilogue.instructions, epilogue.bytes_read / max(elements, 1))
-
     ends = [_end(o, dot, tensors[o.tensor], extent) for o in (dot.left, dot.right)]
+    begin = gcd(*(_vector(tensors[o.tensor], SECTOR) for o in (dot.left, dot.right)))
+    depths = _depths([extent[v] for v in summed], LINE // size, begin == SECTOR and not tf32)
     strided = {v: int(form.coefficient(v)) for form in dot.index for v in form.variables() if v in rows}
 
     def count(group: Sequence[str], boxes: Mapping[str, int]) -> int:
@@ -141,7 +142,7 @@ def _candidates(
     def boxes_of(group: int, total: int) -> list[tuple[tuple[str, int], ...]]:
         return _boxes((rows, columns, summed)[group], extent, total, (*slabs, None)[group])
 
-    for warps, depth in itertools.product(HOPPER_TILES, (LINE // size, 2 * LINE // size)):
+    for warps, depth in itertools.product(HOPPER_TILES, depths):
         for (m, n), several in (*((tile, 1) for tile in HOPPER_TILES[warps]), *SEVERAL.get(warps, ())):
             for own in itertools.product(boxes_of(0, m), boxes_of(1, n), boxes_of(2, depth)):
                 boxes = tuple((v, b) for v, b in itertools.chain(*own) if b > 1)
@@ -197,6 +198,13 @@ def _candidates(
                             yield predicted_time(config, fewer), config
 
 
+def _depths(extents: Sequence[int], line: int, sectors: bool) -> list[int]:
+    """How many summed elements a step may take: one swizzled row, or two; half of one where its boxes leave less empty
+    (160 channels are five of 32, three of 64) and begin with sectors (152 channels: 135 us instead of 113)."""
+    short = sectors and len(extents) == 1 and extents[0] > line and 0 < extents[0] % line <= line // 2
+    return [*([line // 2] if short else []), line, 2 * line]
+
+
 def _late(tensor: TensorView) -> float:
     """How many times as long boxes of a tensor take to come as if their rows began with lines of the caches: two lines
     are read for a row that lies in both. Of open sizes nothing is asked but whether they do."""
@@ -230,10 +238,10 @@ def _ending(extent: int, box: int, end: int) -> float:
     return 1.0 if box == 1 or boxes * box <= end else 1 + ENDING / boxes
 
 
-def _vector(tensor: TensorView) -> int:
-    """Bytes that a thread stores at once, where rows begin at multiples of these."""
+def _vector(tensor: TensorView, most: int = VECTOR_BYTES) -> int:
+    """Bytes that rows begin at multiples of: those that a thread stores at once."""
     steps = [s * tensor.size for a, s in enumerate(tensor.strides) if a != tensor.inner and tensor.shape[a] > 1]
-    return gcd(VECTOR_BYTES, *steps)
+    return gcd(most, *steps)
 
 
 def _boxable(
@@ -318,6 +326,7 @@ def predicted_time(config: HopperConfig, tile: TileWork) -> float:
         time *= SLOWER_STEPS
     if config.mapped:
         time *= MAPPED_STORES + A_MAP * tile.maps
+    time *= HALF_ROWS if tile.depth * tile.size < LINE else 1
     # what the model cannot tell apart: as many buffers as usual, one swizzled row
     tie = abs(config.stages - 4) + 2 * (tile.depth * tile.size > LINE) + (config.consumers > 0 and waves == 1)
     return time * (1 + 0.01 * tie)
