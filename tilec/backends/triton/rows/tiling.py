@@ -97,7 +97,7 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
             block //= 2
         else:
             break
-    halves = all(types[name].dtype in NARROW for name in _full_reads(group) if name in types)
+    halves = all(types[name].dtype in NARROW for name in full_reads(group) if name in types)
     loaded = _loaded_at_point(group) / (2 if halves else 1)  # a register holds two of 16 bits
     while loaded > FEW_LOADED and loaded * down * block > MOST_BESIDE * 128 and block * down > LEAST_TILED:
         down, block = (down // 2, block) if down > together else (down, block // 2)

@@ -39,8 +39,7 @@ HOPPER_TILES = {
 }
 
 CYCLES = 1.7e3  # a microsecond, under load
-# what boxes take beside, if each of their rows begins behind the first bytes of a line, and between sectors of it
-LATE, LATE_IN_SECTORS = 0.4, 1.0
+LATE, LATE_IN_SECTORS = 0.4, 1.0  # what boxes take beside whose rows begin behind a line's first bytes, between sectors
 ENDING = 2.0  # and a box of which rows end behind a tensor's
 MULTIPLY = 4096  # bytes of multiply-adds' summed operands a cycle and multiprocessor: 2048 in 16 bits, 1024 in tf32
 DELIVER = 69  # bytes a cycle that the level-two cache brings to a multiprocessor
