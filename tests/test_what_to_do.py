@@ -36,6 +36,10 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: torch.vmap(F)(torch.ones(5, 2, 3, 4), torch.ones(5, 3, 4)),
         "pass a tensor of rank 2 and the batch's dimension",
     ),
+    "elements of a batch of fewer dimensions than are read": (
+        lambda: torch.vmap(tilec.compile("Y[i, j] = X[i, j] + B[j]"), (0, None))(torch.ones(3, 4), torch.ones(4)),
+        "pass a tensor of rank 2 and the batch's dimension",
+    ),
     "a path": (lambda: tilec.compile(Path("a.tile")), "write tilec.load(path)"),  # type: ignore[arg-type]
     "a function": (lambda: tilec.compile(torch.exp), "tilec.from_torch"),  # type: ignore[arg-type]
     "no examples": (lambda: tilec.from_torch(torch.softmax), "give an example of each argument"),

@@ -17,14 +17,20 @@ class UnknownRank(RankMistake):
 
 def with_ranks(program: Program, ranks: Mapping[str, int]) -> Program:
     """The program with dimensions, of names of their own, for inputs that are declared without any. Raises RankMistake
-    for one that is declared with another number of dimensions than an element of the batch has."""
+    for one that has another number of dimensions in an element of the batch than is declared or read."""
+    read = {e.tensor: e for s in program.statements for e in walk(*expressions(s)) if isinstance(e, Access)}
     for i in program.inputs:
-        if i.dims is not None and ranks.get(i.name, len(i.dims)) != len(i.dims):
+        known = read.get(i.name) if i.dims is None else i
+        if known is None:
+            continue
+        places = known.index if isinstance(known, Access) else known.dims or ()
+        if ranks.get(i.name, len(places)) != len(places):
+            declared = f"declared {i.name}[{', '.join(map(str, i.dims or ()))}]"
             raise RankMistake(
-                f"{i.name} has rank {ranks[i.name]} in each element of the batch, but is declared "
-                f"{i.name}[{', '.join(map(str, i.dims))}]",
-                i.span,
-                hint=f"pass a tensor of rank {len(i.dims)} and the batch's dimension, or say by in_dims which that is",
+                f"{i.name} has rank {ranks[i.name]} in each element of the batch, but is "
+                f"{f'read as one of rank {len(places)}' if i.dims is None else declared}",
+                known.span,
+                hint=f"pass a tensor of rank {len(places)} and the batch's dimension, or say by in_dims which that is",
             )
     names = Names.of(program)
     inputs = tuple(
