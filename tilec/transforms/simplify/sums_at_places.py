@@ -112,20 +112,21 @@ class _Read:
         for r in self.program.readers(s.output):
             extent, every = self.extents[r.output], expressions(r)
             asking = [e for e in walk(*every) if isinstance(e, Inside) and access_of(e).tensor == s.output]
+            asked = asked or bool(asking)
             kept: list[Expr] = [e for e in walk(*every) if isinstance(e, Pad)]
             kept += [i for e in walk(*every) if isinstance(e, Access) for i in e.index]
             if extent is None or any(a.tensor == s.output for a in accesses_in(*kept, *(r.index or ()))):
                 return False
             if any(self._asking(e) is None for e in asking):
                 return False
-            asked = asked or bool(asking)
             for a in (a for a in accesses_in(*r.roots) if a.tensor == s.output and _reads(a, r)):
                 if not set(index_variables(*a.index)) <= extent.keys() or self._asked(s, a.index) is None:
                     return False
                 key, variables = self._key(a, r)
                 fewer = FEWER if _has_rows_and_columns(s, a.index) else FEWER_ALONE
                 points[key] = fewer * math.prod(extent[v] for v in variables)
-        return (asked or bool(points)) and sum(points.values()) <= t.numel
+        sized = asked and s.aggregation != "assign"  # what is elementwise is cheap, and `tighten_domains` asks for less
+        return (sized or bool(points)) and sum(points.values()) <= t.numel
 
     def _key(self, a: Access, s: Statement) -> tuple[tuple[object, ...], tuple[str, ...]]:
         """What reads of the same places have in common, and the variables that name one as the statement walks them."""
