@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from support.gradcheck import check_gradient
 
+import tilec
 from tilec.ir.evaluate import evaluate
 from tilec.language import parse, show
 from tilec.transforms.autodiff import scans
@@ -127,6 +129,48 @@ def test_ties_zeros_and_infinities_as_the_rules_over_all_pairs(aggregation, valu
     monkeypatch.setattr(scans, "KINDS", ())
     (wanted,) = evaluate(grad(program), [x, d])
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
+INFINITE = (
+    ([-inf, 3, -inf, 4, -inf, inf], [-1, 0.5, inf, -1, -2, 1]),
+    ([3, -3, -inf], [-1, inf, -0.5]),
+    ([-inf, 2, 500, -inf, 1], [-inf, -1, -2, 1, inf]),
+    ([inf, 1, -500, 2], [1, 2, 0.5, inf]),
+)
+
+
+@pytest.mark.parametrize(("x", "e"), INFINITE, ids=str)
+def test_infinite_cotangents_of_logarithms(x, e):
+    """An infinity times a weight of 0 is NaN, as it is where every pair is read."""
+    for text in (
+        "E[i] * logsumexp[j](j <= i ? X[j])",
+        "logsumexp[j](j <= i ? X[j]) * logsumexp[j](j >= i ? E[j]) * E[i]",
+    ):
+        program = parse(f"function (X[N], E[N]) -> (L) {{ L = sum[i]({text}); }}")
+        arrays = [np.array(x, float), np.array(e, float), np.array(1.5)]
+        found = evaluate(grad(program, ("X", "E")), arrays)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scans, "KINDS", ())
+            wanted = evaluate(grad(program, ("X", "E")), arrays)
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", (0, 1, 30))
+def test_long_scans_of_logarithms_in_float32(scale):
+    """The derivative either way is as exact as that of the pairs, however many elements pass it on."""
+    g = torch.Generator().manual_seed(0)
+    x = (torch.randn(20000, generator=g) * scale).requires_grad_()
+    d, t = torch.rand(2, 20000, generator=g)
+    f = tilec.compile("function (X[N]) -> (O) { O[i : N] = logsumexp(X[k]), i - k < N; }", backend="torch")
+    (got,) = torch.autograd.grad(f(x), x, d)
+    _, grown = f.jvp()(x.detach(), t)
+    wide = x.detach().double()
+    values = wide.logcumsumexp(0)
+    later = (d.double().log() - values).flip(0).logcumsumexp(0).flip(0)
+    torch.testing.assert_close(got.double(), (wide + later).exp(), rtol=1e-5, atol=1e-30)
+    moved = (wide + t.double().log()).logcumsumexp(0)
+    torch.testing.assert_close(grown.double(), (moved - values).exp(), rtol=1e-5, atol=0)
 
 
 def test_the_text():

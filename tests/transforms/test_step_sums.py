@@ -119,3 +119,12 @@ def test_sums_of_nothing() -> None:
     assert f(3, 2, 0, *map(torch.zeros, shapes)).shape == (3, 2, 0, 0)
     empty = f.grad(("X", "A"))(3, 2, 0, *map(torch.zeros, shapes), torch.zeros(shapes[0]))
     assert [g.shape for g in empty] == [torch.Size(s) for s in shapes[:2]]
+
+
+@pytest.mark.parametrize(("aggregation", "least"), [("max", -np.inf), ("min", np.inf), ("logsumexp", -np.inf)])
+def test_an_inner_aggregation_of_no_terms_meets_no_infinity(aggregation: str, least: float) -> None:
+    """No term is left from the second step on: what would be added to its identity is not looked at."""
+    text = TWO_SIDES.format(aggregation, "+", "+").replace("](", "](a >= 16 * t ? ")
+    x, a, b = torch.zeros(3, 2, 16, 16), torch.zeros(16, 16), torch.full((16, 16), -least)
+    found = tilec.compile(text)(3, 2, 16, x, a, b)
+    torch.testing.assert_close(found[1:], torch.full_like(x[1:], least))

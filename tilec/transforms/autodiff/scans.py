@@ -20,7 +20,9 @@ from tilec.ir.program import (
     Call,
     Constraint,
     Expr,
+    Float,
     Index,
+    Int,
     Name,
     Pad,
     Program,
@@ -35,6 +37,7 @@ from tilec.transforms.util.extents import Extent, extents, sizes
 from tilec.transforms.util.naming import Names, rename, rename_constraint
 
 KINDS = ("prod", "max", "min", "logsumexp")
+ANCHORS = 4  # from each other: what is relative to one stays in any type's range
 IDENTITY = {"prod": ONE, "logsumexp": -INFINITY}  # of those that have the same one for each type of element
 
 
@@ -257,6 +260,27 @@ def scan_tangent(
     return _Tangent(s, s.body.tensor, found, tangents[s.body.tensor], names, append).run()
 
 
+def _anchor(value: Expr) -> Expr:
+    """What a logarithm is near. Between two elements of one anchor nothing is multiplied, and nothing rounded: many
+    weights close to 1, each rounded, would multiply to one that is far off."""
+    return call("round", value * Float(1 / ANCHORS)) * Int(ANCHORS)
+
+
+def _off_anchor(value: Expr) -> Expr:
+    return call("select", call("eq", value, INFINITY), ZERO, call("exp", _anchor(value) - value))
+
+
+def _decay(earlier: Expr, later: Expr) -> Expr:
+    """How what is relative to the later anchor counts at the earlier, or the other way round."""
+    a, b = _anchor(earlier), _anchor(later)
+    return call("select", call("eq", a, b), ONE, call("exp", a - b))
+
+
+def _where_reached(value: Expr, e: Expr) -> Expr:
+    """The expression, or 0, never NaN, where nothing is added up."""
+    return call("select", call("ne", value, -INFINITY), e, ZERO)
+
+
 class _Along:
     """A scan element by element. `d` is what its output receives, or the tangent of what it aggregates."""
 
@@ -304,18 +328,13 @@ class _Adjoint(_Along):
         return g * Pad(Access(self.s.output, self.before), ONE)
 
     def _log(self) -> Expr:
-        """Weights are 0, not NaN, at -inf; a weight of 0 hides what it is multiplied by, which may be NaN at +inf."""
-        later = Pad(Access(self.s.output, self.next), -INFINITY)
-        part = call("select", call("ne", later, -INFINITY), call("exp", self.value - later), ZERO)
-        own = call("select", call("ne", self.value, -INFINITY), call("exp", self.term - self.value), ZERO)
-        weight = Access(self._made("Weight", part), self.place)
-
-        def body(name: str) -> Expr:
-            return self.d + call("select", call("ne", weight, ZERO), Access(name, self.next) * weight, ZERO)
-
-        g = self._recurrence("Received", body)
-        share = Access(self._made("Share", own), self.place)
-        return call("select", call("ne", share, ZERO), g * share, ZERO)
+        """What an element passes on is relative to its anchor, so that it is rounded no more than a sum is."""
+        later = Pad(Access(self.s.output, self.next), INFINITY)
+        weight = Access(self._made("Weight", _decay(self.value, later)), self.place)
+        scaled = Access(self._made("Scaled", _where_reached(self.value, self.d * _off_anchor(self.value))), self.place)
+        g = self._recurrence("Received", lambda name: scaled + Access(name, self.next) * weight)
+        share = _where_reached(self.value, call("exp", self.term - _anchor(self.value)))
+        return g * Access(self._made("Share", share), self.place)
 
     def _extreme(self) -> Expr:
         """Ties share: each of those up to an element that hold its value gets the same part of what it receives."""
@@ -347,18 +366,12 @@ class _Tangent(_Along):
         return self._recurrence("Grown", lambda name: Access(name, self.before) * self.term + term)
 
     def _log(self) -> Expr:
-        """Weights are 0, not NaN, at -inf, and hide what they would be multiplied by."""
         earlier = Pad(Access(self.s.output, self.before), -INFINITY)
-        reached = call("ne", self.value, -INFINITY)
-        part = call("select", reached, call("exp", earlier - self.value), ZERO)
-        own = call("select", reached, self.d * call("exp", self.term - self.value), ZERO)
-        weight = Access(self._made("Weight", part), self.place)
+        weight = Access(self._made("Weight", _decay(earlier, self.value)), self.place)
+        own = _where_reached(self.value, self.d * call("exp", self.term - _anchor(self.value)))
         share = Access(self._made("Share", own), self.place)
-
-        def body(name: str) -> Expr:
-            return call("select", call("ne", weight, ZERO), Access(name, self.before) * weight, ZERO) + share
-
-        return self._recurrence("Grown", body)
+        grown = self._recurrence("Grown", lambda name: share + Access(name, self.before) * weight)
+        return _where_reached(self.value, grown * _off_anchor(self.value))
 
     def _extreme(self) -> Expr:
         """The mean over those up to an element that hold its value."""

@@ -5,7 +5,8 @@
 aggregation in another are such sums, with a variable for each level. Lanes that differ in what it does not name have it
 in common, as those of each p in `S[t, p, q] = sum[b](B[b, q] * sum[a](S[t - 1, a, b] * A[a, p]))`. Exact as sums of
 products are that are added up in another order; a greatest sum of terms is the one of the same terms added up in the
-same order, to which a gradient compares them.
+same order, to which a gradient compares them. These and `logsumexp` stay as they are where a guard could leave an inner
+one no term: its identity, an infinity, would meet what is added to it.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def _in_two(e: Aggregate, own: str, lanes: dict[str, int], apart: frozenset[str]
         apart_lanes = lanes.keys() - steps
         shared = not apart_lanes or bool(apart_lanes - {*used})
         movable = movable and (not in_order or inside == factors[: len(inside)])
+        movable = movable and (e.aggregation == "sum" or not any(v in index_variables(t) for t in tests))
         if movable and shared and every >= LEAST_TIMES * (first + rest):
             choices.append((_terms(parts, e.bound, extent, v), v))
     if not choices:
