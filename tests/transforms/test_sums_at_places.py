@@ -40,7 +40,7 @@ STAYS = {
     "in a branch": ROWS + "{ " + SCORES + " O[n, m : N, M] = I[n, m] > 3 ? S[n, I[n, m]] : 2.0; }",
     "padded": ROWS + "{ " + SCORES + " O[n, m : N, M] = pad(S[n, I[n, m]], 5.0); }",
     "places as values": ROWS + "{ S[n, v : N, V] = sum(A[n, k] * B[v, k] * v); O[n, m : N, M] = S[n, I[n, m]]; }",
-    "written and asked": ROWS + "{ S[n, I[n, m] : N, V] = +(A[n, m]);"
+    "written and asked": ROWS + "{ S[n, I[n, 0] : N, V] = +(A[n, 0]);"
     " O[n, k : N, K] = sum(S[n, v] > 0 ? S[n, v] * B[v, k]); }",
     "at as many": ROWS + "{ " + SCORES + " O[n, u, m : N, V, M] = S[n, I[n, m] + u]; }",
 }
