@@ -40,6 +40,8 @@ STAYS = {
     "in a branch": ROWS + "{ " + SCORES + " O[n, m : N, M] = I[n, m] > 3 ? S[n, I[n, m]] : 2.0; }",
     "padded": ROWS + "{ " + SCORES + " O[n, m : N, M] = pad(S[n, I[n, m]], 5.0); }",
     "places as values": ROWS + "{ S[n, v : N, V] = sum(A[n, k] * B[v, k] * v); O[n, m : N, M] = S[n, I[n, m]]; }",
+    "written and asked": ROWS + "{ S[n, I[n, 0] : N, V] = +(A[n, 0]);"
+    " O[n, k : N, K] = sum(S[n, v] > 0 ? S[n, v] * B[v, k]); }",
     "at as many": ROWS + "{ " + SCORES + " O[n, u, m : N, V, M] = S[n, I[n, m] + u]; }",
 }
 
@@ -93,6 +95,27 @@ def test_what_is_computed(text: str) -> None:
 @pytest.mark.parametrize("text", STAYS.values(), ids=STAYS.keys())
 def test_what_stays(text: str) -> None:
     assert any(s.output == "S" for s in flat(tilec.compile(text).program, tensors(text)).statements)
+
+
+def test_few_of_what_few_are_read_of() -> None:
+    """Both are computed at these places alone, and each once what reads it is."""
+    reading = "T[v, n : V, N] = sum(S[n, I[n, m]] * B[v, k]); O[n : N] = T[3, n] * T[I[n, 0], n];"
+    text = ROWS + "{ " + SCORES + reading + " }"
+    given = tensors(text)
+    f = tilec.compile(text)
+    assert largest(flat(f.program, given)) < N * V
+    assert torch.allclose(f(**given), torch.as_tensor(tilec.interpret(text, *(t.numpy() for t in given.values()))))
+    values = [given[n].requires_grad_() for n in ("A", "B")]
+    assert torch.autograd.gradcheck(lambda a, b: f(a, b, given["I"]), values)
+
+
+def test_conditions_stay_conditions() -> None:
+    text = ROWS + "{ S[n, v : N, V] = A[n, 0] > B[v, 0]; O[n, m : N, M] = S[n, I[n, m]]; }"
+    given = tensors(text)
+    assert all(s.output != "S" for s in flat(tilec.compile(text).program, given).statements)
+    made, inside = tilec.compile(text)(**given), (given["I"] >= 0) & (given["I"] < V)
+    wanted = (given["A"][:, :1] > given["B"][given["I"].clamp(0, V - 1), 0]) & inside
+    assert made.dtype == torch.bool and torch.equal(made, wanted)
 
 
 def test_gradient_that_something_needs_whole() -> None:

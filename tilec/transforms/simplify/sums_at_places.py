@@ -38,6 +38,7 @@ from tilec.ir.program import (
     expressions,
     index_variables,
     map_values,
+    reads,
     variables_of,
     walk,
 )
@@ -65,7 +66,7 @@ class _Read:
         self.program, self.types = program, types
         self.made = {s.output: s for s in program.statements}
         self.extents = {s.output: bounded_extents(s, types) for s in program.statements}
-        self.taken = {s.output for s in program.statements if self._is_taken(s)}
+        self.taken = self._taken()
 
     def rewritten(self) -> Program:
         if not self.taken:
@@ -90,11 +91,22 @@ class _Read:
                     self.types[known[key].output] = statement_type(known[key], self.types)
                     done.append(known[key])
                 value: Expr = Access(known[key].output, tuple(map(Index, variables)))
-                for inside in self._asked(whole, a.index) or ():
-                    value = Call("mul", (value, inside))
-                parts[a] = value
+                asked_too = self._asked(whole, a.index) or []
+                value = functools.reduce(operator.mul, asked_too, value)
+                parts[a] = Call("bool", (value,)) if asked_too and self.types[a.tensor].dtype == "bool" else value
             done.append(map_values(s, functools.partial(_with, parts)) if parts else s)
         return replace(self.program, statements=tuple(done))
+
+    def _taken(self) -> set[str]:
+        """Such aggregations, none of which depends on another: what stands in their places reads it still."""
+        taken: set[str] = set()
+        needed: set[str] = set()
+        for s in reversed(self.program.statements):
+            if s.output not in needed and self._is_taken(s):
+                taken.add(s.output)
+            if s.output in taken | needed:
+                needed.update(reads(s))
+        return taken
 
     def _is_taken(self, s: Statement) -> bool:
         """Whether an aggregation is read at few places alone, each of which it can be computed at."""

@@ -159,6 +159,7 @@ def _taking(r: Statement, s: Statement, types: Types) -> Statement | None:
         or r.attributes
         or asks_in_branches(r)
         or len({*read}) != 1
+        or read[0] in walk(*r.guards)
     ):
         return None
     own = read[0]
