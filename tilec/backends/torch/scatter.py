@@ -237,7 +237,7 @@ class _Pass:
         split = len(order) - len(plain)
         flat, tail = sizes[:split], sizes[split:]
         name = task.names.fresh("values")
-        rows = split == 1 and value.number is None and value.variables >= {v for v in order if domain.extent[v] > 1}
+        rows = split == 1 and value.number is None and value.variables >= {*order}
         spread = "" if rows else f".expand({tuple_text(sizes)}).reshape({tuple_text(['-1', *tail])})"
         lines.append(f"{name} = ({code}){spread}" if spread else f"{name} = {code}")
         at = task.names.fresh("at")
