@@ -24,7 +24,7 @@ FILLED_BY_ROW, LEAST_IN_STRIPS = 0.8, 2**18
 MOST_STRIPS, COLUMNS_OF_STRIP = 8, 8  # of rows that begin anywhere: so a warp reads four of them at a time
 ROWS_IN_STRIPS, POINTS_IN_STRIPS = 32, 8  # of their blocks: each lane reads where one is; points of a run
 ROWS_OF_VECTORS = 4  # of a block in strips of whole vectors, which serve the widest rows
-WIDEST = 256  # columns of a block
+WIDEST_OF_RUNS = 256  # columns of a block
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ class RunBlocks:
     @staticmethod
     def of(runs: Runs) -> RunBlocks:
         across = len(runs.shape) - 1 in runs.column_axes
-        columns = min(power_of_two(runs.width), WIDEST if across else APART)
+        columns = min(power_of_two(runs.width), WIDEST_OF_RUNS if across else APART)
         if across and runs.in_order and runs.count * runs.width >= LEAST_IN_STRIPS:
             strips = _in_strips(runs, columns)
             if strips is not None:
                 return strips
         mean = -(-runs.points // max(runs.count, 1))
-        terms = LARGE_BLOCK_TERMS if columns >= WIDEST else BLOCK_TERMS
+        terms = LARGE_BLOCK_TERMS if columns >= WIDEST_OF_RUNS else BLOCK_TERMS
         points = min(power_of_two(mean), max(4, min(terms // (2 * columns), runs.piece)))
         at_once = runs.count * -(-runs.width // columns) * columns  # elements under way for each point of a run
         while points < min(mean // 2, runs.piece) and points * columns < LARGEST_BLOCK and at_once * points < UNDER_WAY:
@@ -156,7 +156,7 @@ def _in_strips(runs: Runs, columns: int) -> RunBlocks | None:
         return RunBlocks(ROWS_IN_STRIPS // points, points, columns, vector, (COLUMNS_OF_STRIP,) * count)
     first = power_of_two(width + 1) // 2
     second = max(vector, power_of_two(width - first))
-    if columns < WIDEST or width % vector or width == first or first + second > FILLED_BY_ROW * columns:
+    if columns < WIDEST_OF_RUNS or width % vector or width == first or first + second > FILLED_BY_ROW * columns:
         return None
     points = min(power_of_two(max(1, runs.points // runs.count)), ROWS_OF_VECTORS)
     return RunBlocks(ROWS_OF_VECTORS // points, points, columns, vector, (first, second))
