@@ -68,3 +68,11 @@ def test_rows_of_whole_vectors_need_no_other_test(padded):
     f = tilec.compile(f"function (A[N, D], B[M, D]) -> (O, Q) {{ {PROGRAMS['statistics'][0]} }}", backend="triton")
     source = f.lower(tilec.spec((9, 16), "bfloat16"), tilec.spec((80, 16), "bfloat16")).source()
     assert "S[i, j]" in source and "near_in" not in source
+
+
+def test_rows_without_room_are_tested_element_by_element(padded):
+    """Memory of float32 has none behind its rows, whoever copies them."""
+    padded("SP")
+    f = tilec.compile(f"function (A[N, D], B[M, D]) -> (O, Q) {{ {PROGRAMS['row by row'][0]} }}", backend="triton")
+    source = f.lower(tilec.spec((9, 16), "float32"), tilec.spec((83, 16), "float32")).source()
+    assert "S[i, j]" in source and "near_in" not in source

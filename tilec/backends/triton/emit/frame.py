@@ -18,7 +18,7 @@ from tilec.backends.triton.plan.source import PROGRAM
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Access, Expr, Index, Int, Statement, index_variables
 from tilec.ir.rational import as_int
-from tilec.ir.types import ITEM_BYTES
+from tilec.ir.types import ITEM_BYTES, NARROW
 
 VECTOR_PARTS = (2, 4)  # elements apart, of which whole vectors are loaded
 
@@ -212,7 +212,9 @@ class Frame(PositionText):
         are in a vector that begins inside. What lies in that room nothing uses. A test of each element would make each
         of them a load by itself."""
         k, axis = self.kernel, self.axes[-1] if self.axes else ""
-        if tensor not in k.padded or axis not in self.tails or axis not in k.starts:
+        if tensor not in k.padded or self.types[tensor].dtype not in NARROW:  # rows of 16 bits alone have room
+            return {}
+        if axis not in self.tails or axis not in k.starts:
             return {}
         shape, strides = self.types[tensor].shape, k.strides[tensor]
         own = [v for v, a in k.axis_of.items() if a.name == axis and k.space.largest(v) > 1]
