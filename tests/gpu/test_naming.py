@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from support.naming import agree
-from support.scale import scaled
 
 import tilec
 
@@ -21,4 +20,4 @@ def test_named_parts(indexed: bool, part: int) -> None:
     def run(source, arrays):
         return tilec.compile(source, backend="triton")(*(torch.from_numpy(a).cuda() for a in arrays)).cpu().numpy()
 
-    assert agree(run, indexed, range(part, scaled(80), 4)) > scaled(2)
+    assert agree(run, indexed, range(part, 80, 4)) > 2
