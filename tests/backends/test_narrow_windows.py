@@ -37,6 +37,7 @@ def _pool(aggregation: str, layout: str, size: int, stride: int, padding: int) -
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("aggregation", [">", "<", "+"])
 @pytest.mark.parametrize("layout", LAYOUTS)
