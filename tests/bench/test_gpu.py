@@ -286,7 +286,16 @@ def test_results_of_several_runs_make_one_page(page: Path, tmp_path: Path) -> No
     assert set(gpu.load_records(results)) == set(gpu.TASKS) - set(lost)
 
 
-@pytest.mark.parametrize("options", [["--quick"], ["--no-write"], ["--only", "matmul"]])
+def test_shards_make_one_page(page: Path) -> None:
+    for shard in range(2):
+        assert command.main(["gpu", "--seed", "1", "--shard", f"{shard}/2", "--resume", f"{shard}.json"]) == 0
+    assert gpu.load_records(Path("0.json")).keys() | gpu.load_records(Path("1.json")).keys() == set(gpu.TASKS)
+    before = page.read_text()
+    assert command.main(["gpu", "--warm", "--page", "0.json", "1.json"]) == 0
+    assert page.read_text() != before and all(name in page.read_text() for name in gpu.TASKS)
+
+
+@pytest.mark.parametrize("options", [["--quick"], ["--no-write"], ["--only", "matmul"], ["--shard", "0/2"]])
 def test_what_writes_no_page(options: list[str], page: Path) -> None:
     before = page.read_text()
     assert command.main(["gpu", *options]) == 0
@@ -298,7 +307,6 @@ def test_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A task by name goes to a worker and comes back, through the file."""
     monkeypatch.setattr(workers, "START_METHOD", "spawn")
     name = FACTS[1].name
-    told: list[str] = []
-    known = gpu.gather_rows([name], HERE, tmp_path / "r.json", deadline=math.inf, limit=100, told=told.append)
-    assert told == [name] and known == gpu.load_records(tmp_path / "r.json") and known[name]["figures"][0] > 0
+    known = dict(gpu.gather_rows([name], HERE, tmp_path / "r.json", deadline=math.inf, limit=100))
+    assert list(known) == [name] and known == gpu.load_records(tmp_path / "r.json") and known[name]["figures"][0] > 0
     assert section(gpu.ORDER, known)[-1].startswith(f"- {name}: ")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -47,6 +48,12 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
+    def shards(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--warm", action="store_true", help="compile all, time nothing: fills compilers' caches")
+        sub.add_argument("--jobs", type=int, default=1, help="processes side by side, with --warm")
+        sub.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th of them from the I-th, one a device")
+        sub.add_argument("--page", nargs="+", type=Path, metavar="FILE", help="measure nothing; show these results")
+
     kind("cpu", _cpu)
     sub = kind("gpu", _gpu)
     sub.add_argument("--alone", action="store_true", help="without the column that may call libraries")
@@ -59,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--backend", default="triton", help="of what is ours alone")
     sub.add_argument("--device", default="cuda", help="with --backend torch, cpu shows that rows run")
     sub.add_argument("--seed", type=int, help="of the inputs (default: the time)")
+    shards(sub)
     sub = kinds.add_parser("sweep")
     sub.add_argument("--only", default="", metavar="TEXT", help="points whose name holds TEXT")
     sub.add_argument("--budget", type=float, default=110, metavar="SECONDS", help="stop after this long")
@@ -76,10 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="stop after this long")
     sub.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="give a workload up after this long")
     sub.add_argument("--resume", type=Path, metavar="FILE", help="go on with the results in FILE")
-    sub.add_argument("--warm", action="store_true", help="compile everything, time nothing: fills compilers' caches")
-    sub.add_argument("--jobs", type=int, default=1, help="processes side by side, with --warm")
-    sub.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th workload from the I-th, one a device")
-    sub.add_argument("--page", nargs="+", type=Path, metavar="FILE", help="measure nothing; the page of these results")
+    shards(sub)
     sub.add_argument("--alone", action="store_true", help="also generated kernels where libraries are the default")
     sub.add_argument("--no-compile", action="store_true", help="eager torch alone as a peer")
     sub.add_argument("--no-write", action="store_true", help="print only")
@@ -120,9 +125,13 @@ def _cpu(given: argparse.Namespace) -> None:
 
 def _gpu(given: argparse.Namespace) -> None:
     """Results are kept in the file that --resume names, or else in gpu-results.json, which is begun anew."""
+    if given.page:
+        lines = section(gpu.ORDER, _records(given.page))
+        print("\n".join(lines)) if given.no_write else write_page("gpu", lines)
+        return
     start = time.monotonic()
     path = given.resume or Path("gpu-results.json")
-    if given.resume is None:
+    if given.resume is None and not given.warm:
         path.unlink(missing_ok=True)
     if given.retry:
         gpu.save(path, {name: record for name, record in gpu.load_records(path).items() if not record["failed"]})
@@ -132,22 +141,33 @@ def _gpu(given: argparse.Namespace) -> None:
         device=given.device,
         backend=given.backend,
         tune=given.tune,
+        warm=given.warm,
         columns=(ALONE, HAND) if given.alone else OUR_COLUMNS,
         peers=(EAGER, LIGER, CUDNN_PEER) if given.no_compile else (EAGER, COMPILED, LIGER, CUDNN_PEER),
     )
-
-    def told(name: str) -> None:
-        task, record = gpu.TASKS[name], gpu.load_records(path)[name]
+    names, shards = _shard([name for name in gpu.TASKS if given.only in name], given.shard)
+    jobs, deadline = given.jobs if given.warm else 1, start + given.budget
+    for name, record in gpu.gather_rows(names, settings, path, jobs=jobs, limit=given.limit, deadline=deadline):
+        task = gpu.TASKS[name]
         print(gpu_line(task, record) if isinstance(task, Row) else gpu_sentence(task, record), flush=True)
         for which, reason in record["failed"].items():
             print(f"    {which}: {reason}", flush=True)
-
-    names = [name for name in gpu.TASKS if given.only in name]
-    known = gpu.gather_rows(names, settings, path, deadline=start + given.budget, limit=given.limit, told=told)
-    left = sum(name not in known for name in names)
-    print(f"{len(names) - left} of {len(names)} measured, in {path}", flush=True)
-    if not (given.no_write or given.quick or given.only and given.resume is None):
+    if given.warm:
+        return
+    known = gpu.load_records(path)
+    print(f"{sum(name in known for name in names)} of {len(names)} measured, in {path}", flush=True)
+    if not (given.no_write or given.quick or shards > 1 or given.only and given.resume is None):
         write_page("gpu", section(gpu.ORDER, known))
+
+
+def _records(paths: Iterable[Path]) -> dict[str, gpu.Record]:
+    return {name: record for path in paths for name, record in gpu.load_records(path).items()}
+
+
+def _shard(names: list[str], shard: str) -> tuple[list[str], int]:
+    """The names that a shard "I/N" has, and N."""
+    index, shards = (int(n) for n in shard.split("/"))
+    return names[index::shards], shards
 
 
 def _sweep(given: argparse.Namespace) -> None:
@@ -182,8 +202,7 @@ def _sweep(given: argparse.Namespace) -> None:
 def _suite(given: argparse.Namespace) -> None:
     """Results are kept in the file that --resume names, or else in suite-results.json, which is begun anew."""
     if given.page:
-        known = {name: record for path in given.page for name, record in gpu.load_records(path).items()}
-        text = page.page(known)
+        text = page.page(_records(given.page))
         print(text) if given.no_write else WORKLOADS_PAGE.write_text(text)
         return
     path = given.resume or Path("suite-results.json")
@@ -197,8 +216,7 @@ def _suite(given: argparse.Namespace) -> None:
         compiled=not given.no_compile,
         dtype=given.dtype,
     )
-    index, shards = (int(n) for n in given.shard.split("/"))
-    names = suite.tasks(given.only, tuple(given.kinds))[index::shards]
+    names, shards = _shard(suite.tasks(given.only, tuple(given.kinds)), given.shard)
     deadline = time.monotonic() + given.budget
     jobs = given.jobs if given.warm else 1
     count = 0

@@ -39,7 +39,7 @@ TASKS = {task.name: task for task in ORDER}
 @dataclass(frozen=True)
 class GpuSettings:
     """How to measure. `backend`: of the column that has no library; `columns` and `peers`: those to measure; `tune`:
-    are our kernels tuned first?"""
+    are our kernels tuned first? `warm`: compile everything, time nothing."""
 
     seed: int = 0
     quick: bool = False
@@ -48,6 +48,7 @@ class GpuSettings:
     columns: tuple[str, ...] = OUR_COLUMNS
     peers: tuple[str, ...] = (EAGER, COMPILED, LIGER, CUDNN_PEER)
     tune: bool = False
+    warm: bool = False
 
 
 def measured_row(task: Row | Fact, settings: GpuSettings) -> Record:
@@ -103,7 +104,7 @@ def _row(row: Row, settings: GpuSettings) -> Record:
     specs = row.work.with_numbers([spec(t.shape, t.dtype) for t in inputs])
     cost = program.lower(*specs, backend="torch").cost()
     return {
-        "us": _microseconds(sound, settings),
+        "us": {} if settings.warm else _microseconds(sound, settings),
         "failed": failed,
         "errors": errors,
         "flops": cost.least_flops,
@@ -232,14 +233,14 @@ def _work(settings: GpuSettings, name: str) -> Record:
 
 
 def gather_rows(
-    names: list[str], settings: GpuSettings, path: Path, *, deadline: float, limit: float, told: Callable[[str], None]
-) -> dict[str, Record]:
-    """Measure these tasks, those in the file excepted, and keep each result in the file; all that it then holds."""
+    names: list[str], settings: GpuSettings, path: Path, *, jobs: int = 1, deadline: float, limit: float
+) -> Iterator[tuple[str, Record]]:
+    """Measure these tasks, those in the file excepted, and keep each result in the file; to warm, keep none."""
     lost = {"machine": "", "seed": settings.seed}
     work = functools.partial(_work, settings)
-    for name, _ in gather_records(names, work, path, LOST_ROW, lost, limit=limit, deadline=deadline):
-        told(name)
-    return load_records(path)
+    yield from gather_records(
+        names, work, path, LOST_ROW, lost, jobs=jobs, limit=limit, deadline=deadline, kept=not settings.warm
+    )
 
 
 def gather_records(
