@@ -166,3 +166,22 @@ def test_warps_share_a_row_of_points_that_are_combined():
         source = f.lower(*given, target="sm_90").source()
         launch = next(line for line in source.splitlines() if "Y_segments[(" in line)
         assert f"num_warps={warps}" in launch
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "block", "hints"),
+    [
+        (50304, "float32", (1, 8192, 32), True),  # a cache holds a row of each multiprocessor
+        (20001, "float32", (1, 4096, 8), True),  # rows begin anywhere: more programs, all of whose rows it holds
+        (50257, "float32", (1, 4096, 8), False),  # and here does not
+        (50257, "bfloat16", (1, 4096, 16), True),
+    ],
+)
+def test_long_rows_that_are_walked_twice(columns, dtype, block, hints):
+    text = tilec.compile(SOFTMAX, backend="triton").lower(tilec.spec((4096, columns), dtype), target="sm_90").source()
+    assert blocks(SOFTMAX, tilec.spec((4096, columns), dtype)) == [block] and ("evict_last" in text) == hints
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_long_rows_of_two_tensors_have_more_warps(dtype):
+    assert blocks(SOFTMAX_GRADIENT, *[tilec.spec((4096, 50257), dtype)] * 2) == [(1, 4096, 16)]
