@@ -35,7 +35,7 @@ from tilec.backends.triton.matmul.dot import (
     MatrixProduct,
     product_over,
 )
-from tilec.backends.triton.matmul.hopper.aligned_copies import UNALIGNED, reads_windows
+from tilec.backends.triton.matmul.hopper.aligned_copies import UNALIGNED, has_channels_last, reads_windows
 from tilec.backends.triton.matmul.hopper.steps import has_long_rows, hopper_steps
 from tilec.backends.triton.matmul.pack import rows_aligned
 from tilec.backends.triton.matmul.steps import repair_steps
@@ -71,7 +71,7 @@ def library_steps(
         *operands, made = call.lines
         lines = [*operands, *_in_own_precision(made, own_precision), *_stored(task.out)]
         first = replace(_step(task, lines, own_precision), gradient=call)
-        return [first, *repair_steps(product, flat, call.checked)] if call.checked else [first]
+        return [first, *repair_steps(product, flat, call.checked, _adds_in_order(c, product))] if call.checked else [first]
     sides = product.dot.left, product.dot.right
     if not product.is_plain or not all(len(side) == 1 and isinstance(side[0], Access) for side in sides):
         return None
@@ -79,6 +79,13 @@ def library_steps(
     if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
         return None
     return [_step(task, [*found, *_stored(task.out)])]
+
+
+def _adds_in_order(c: Convolution, product: MatrixProduct) -> bool:
+    """Whether a library adds up the products of an element alone, and zeros outside of an image: in 16 bits where
+    channels lie last, windows side by side. Other methods (Winograd's) bring an infinity to its neighbours."""
+    apart = c.written == OUTPUT or (c.written == INPUT and all(s.stride == 1 for s in c.spatial))
+    return apart and product.dot.dtype in NARROW and has_channels_last(product)
 
 
 def joint_gradients(a: TorchLines, b: TorchLines) -> TorchLines | None:

@@ -68,7 +68,7 @@ def over_copies(
     if worthwhile(product.dot, product.space):
         found = with_batches_apart(product, setting) or with_channels_last(product, setting)
         plain = of_matrices(product) if alone and product.multiplications >= LEAST_WORK else product
-        padded = plain is not product and _channels_last(product) and not reads_windows(product) and by_library()
+        padded = plain is not product and has_channels_last(product) and not reads_windows(product) and by_library()
         given = plain if padded else product
         found = found or with_rows_aligned(given, setting, lambda: left() and by_library(), alone, padded)
         if found is not None:
@@ -102,7 +102,7 @@ def of_matrices(product: MatrixProduct) -> MatrixProduct:
     return replace(found, dot=replace(found.dot, scale=dot.scale))
 
 
-def _channels_last(product: MatrixProduct) -> bool:
+def has_channels_last(product: MatrixProduct) -> bool:
     """Whether memory runs along channels, which are no places of a window, in both operands."""
     axes = {a: _rows_axis(a.tensor, product.view) for a in product.accesses()}
     return all(x is not None and linear(a.index[x]).bare is not None for a, x in axes.items())
