@@ -24,9 +24,21 @@ from tilec.backends.triton.pointwise.unrolled import Computed, Element, OutputsK
 from tilec.backends.triton.pointwise.windows import RegisterBlockWriter, choose_register_block
 from tilec.errors import TileError
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
-from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, children, walk
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Statement,
+    children,
+    index_variables,
+    walk,
+)
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import NARROW, Types
+from tilec.ir.types import ITEM_BYTES, NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 MOST_CLASS_ELEMENTS = 16  # that a program writes for each place of its block
@@ -35,6 +47,7 @@ LEAST_PROGRAMS = MULTIPROCESSORS  # fewer, and some multiprocessors have none
 CLASS_BLOCK = 1024  # places of a block, for up to eight elements each
 LEAST_COLUMNS = 24
 CLASS_COLUMNS, SINGLE_BLOCK = 64, 512  # of a block; places of one whose columns are two variables, of odd channels
+REPEATED_VECTOR, REPEATED_BLOCK = 4, 512
 MOST_TESTED = 4  # values of a variable that conditions tell apart
 JOINED = (2, 4)  # neighbours in memory that are joined in registers before they are stored
 
@@ -55,12 +68,42 @@ def unrolled_outputs(result: Computed, view: StridedView) -> OutputsKernel | Non
     block = choose_register_block(result.space, view)
     if block is not None:
         return RegisterBlockWriter(block, (result,), view)
-    residues = choose_residues(result.space, view)
-    return None if residues is None else ResidueWriter(residues, result, view)
+    beside = _repeated_beside(result.space, view)
+    if beside is not None:
+        result = replace(result, space=beside)
+    residues = choose_residues(result.space, view, beside is not None)
+    return None if residues is None else ResidueWriter(residues, result, view, beside is not None)
 
 
-def choose_residues(space: Space, view: StridedView) -> Residues | None:
-    """The residue classes of an output with more than one, where a program can take them all; None elsewhere."""
+def _repeated_beside(space: Space, view: StridedView) -> Space | None:
+    """The space where elements that are all read at one place, `i` of `O[.., n*x + i, c]`, count as places of their own
+    that follow each other in memory: of odd channels in 16 bits these are stored in whole vectors then, at the price of
+    a load for each. None where there are none, or channels are stored so themselves."""
+    s = space.statement
+    last, (stored, strides) = space.outputs[-1], (view.types[s.output], view.strides[s.output])
+    bytes_of = space.largest(last) * ITEM_BYTES[stored.dtype]
+    if is_symbolic(bytes_of) or bytes_of % REPEATED_VECTOR == 0 or stored.dtype not in NARROW or last in space.steps:
+        return None
+    for axis, row in enumerate(space.rows[:-1]):
+        beside = [v for v in row.variables() if v in space.steps and row.coefficient(v) == 1]
+        along = [v for v in row.variables() if v not in space.steps]
+        if len(beside) != 1 or len(along) != 1 or any(beside[0] in index_variables(*a.index) for a in _reads_of(s)):
+            continue
+        (v,), (w,) = beside, along
+        whole = row == Affine.of([(Index(v), 1), (Index(w), space.extent[0][v])]) and space.rows[-1].bare == last
+        if whole and strides[axis] == space.largest(last) * strides[-1] and len(space.classes) == 1:
+            others = tuple(x for x in space.outputs if x not in (v, w, last))
+            return replace(space, outputs=(*others, w, v, last), steps=space.steps - {v})
+    return None
+
+
+def _reads_of(s: Statement) -> list[Access]:
+    return [a for e in s.roots for a in _reads(e)]
+
+
+def choose_residues(space: Space, view: StridedView, single: bool = False) -> Residues | None:
+    """The residue classes of an output with more than one, where a program can take them all; None elsewhere. `single`:
+    or of one."""
     s = space.statement
     every = [v for v in space.outputs if space.largest(v) > 1]
     outputs = [v for v in every if v not in space.steps]
@@ -84,7 +127,7 @@ def choose_residues(space: Space, view: StridedView) -> Residues | None:
     periods |= {last: joined} if joined > 1 and not mixed else {}
     elements = known * math.prod(periods.values())
     points = sum(math.prod(e[v] for v in space.reductions) for e in space.extent) * elements // len(space.classes)
-    if not 1 < elements <= MOST_CLASS_ELEMENTS or points > MOST_CLASS_POINTS:
+    if not (1 if single else 2) <= elements <= MOST_CLASS_ELEMENTS or points > MOST_CLASS_POINTS:
         return None
     if is_transposed(space, view, columns) or columns == outputs and not mixed and is_transposed(space, view, every):
         return None  # classes that lie beside each other in memory are read together, not one after the other
@@ -215,7 +258,7 @@ def _reads(e: Expr | None) -> list[Access]:
 class ResidueWriter(OutputsKernel):
     """The text of one such kernel; `found`: the classes."""
 
-    def __init__(self, found: Residues, result: Computed, view: StridedView):
+    def __init__(self, found: Residues, result: Computed, view: StridedView, repeated: bool = False):
         made = class_elements(found, result.space, view.types)
         super().__init__(made.space, view, made.elements, (result,), exact=True)
         written = view.types[result.output]
@@ -228,6 +271,10 @@ class ResidueWriter(OutputsKernel):
         places, flat = _places(len(made.elements)), SINGLE_BLOCK if single else CLASS_BLOCK
         beside = narrow and self.alone and not made.joined and (single or channels > CLASS_COLUMNS)
         joined = beside and self.join_columns(CLASS_COLUMNS, flat)
+        if repeated:
+            both = (*self.rows, *self.columns)
+            self.rows, self.columns, joined, flat = both[:-3], both[-3:], True, REPEATED_BLOCK
+            self.k.places_shared = True
         self.fit(*(flat, flat) if joined else (places, CLASS_COLUMNS))
 
     def results(self) -> list[str]:
