@@ -71,7 +71,9 @@ def library_steps(
         *operands, made = call.lines
         lines = [*operands, *_in_own_precision(made, own_precision), *_stored(task.out)]
         first = replace(_step(task, lines, own_precision), gradient=call)
-        return [first, *repair_steps(product, flat, call.checked, _adds_in_order(c, product))] if call.checked else [first]
+        return (
+            [first, *repair_steps(product, flat, call.checked, _adds_in_order(c, product))] if call.checked else [first]
+        )
     sides = product.dot.left, product.dot.right
     if not product.is_plain or not all(len(side) == 1 and isinstance(side[0], Access) for side in sides):
         return None
