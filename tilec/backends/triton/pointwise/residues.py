@@ -90,6 +90,8 @@ def _repeated_beside(space: Space, view: StridedView) -> Space | None:
         if len(beside) != 1 or len(along) != 1 or any(beside[0] in index_variables(*a.index) for a in _reads_of(s)):
             continue
         (v,), (w,) = beside, along
+        if sum(w in other.variables() for other in space.rows) > 1:
+            continue
         whole = row == Affine.of([(Index(v), 1), (Index(w), space.extent[0][v])]) and space.rows[-1].bare == last
         if whole and strides[axis] == space.largest(last) * strides[-1] and len(space.classes) == 1:
             others = tuple(x for x in space.outputs if x not in (v, w, last))
