@@ -88,6 +88,8 @@ REPEATED = {  # stores of a place
     "O[n, 2*y + j, 3*x + i, c : N, 2*H, 3*W, C] = I[n, y, x, c] + I[n, y, x, 0], j < 2, i < 3;": 2,
     "O[n, y, 2*x + i, c : N, H, 2*W, C] = I[n, y, x, c], i < 2;": 1,
     "O[n, y, x, 2*x + i, c : N, H, W, 2*W, C] = I[n, y, x, c], i < 2;": 1,
+    "O[n, y, x, c : N, 2*H, 3*W, C] = I[n, (y - y % 2)/2, (x - x % 3)/3, c];": 2,
+    "O[n, y, x, c : N, H, 2*W - 1, C] = I[n, y, (x - x % 2)/2, c];": 1,
     "O[n, y, 2*x + i, c : N, H, 2*W + 1, C] = I[n, y, x, c], i < 2;": 2,
     "O[n, 2*y + j, 2*x + i, c : N, 2*H, 2*W, C] = relu(I[n, y, x, c] - i), j < 2, i < 2;": 2,
 }
