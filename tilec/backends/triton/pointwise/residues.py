@@ -81,11 +81,16 @@ def _repeated_beside(space: Space, view: StridedView) -> tuple[Space, int] | Non
     `(x - x % n) / n`, count as places that follow each other in memory, and how many variables do: of odd channels in
     16 bits these are stored in whole vectors then, at the price of a load for each. None where there are none."""
     s = space.statement
+    if len(space.classes) != 1 or len(space.rows) < 2 or len(space.outputs) < 2:
+        return None
     last, stored, strides = space.outputs[-1], view.types[s.output], view.strides[s.output]
     row_bytes = space.largest(last) * ITEM_BYTES[stored.dtype]
-    if stored.dtype not in NARROW or is_symbolic(row_bytes) or row_bytes % REPEATED_VECTOR == 0:
-        return None
-    if len(space.classes) > 1 or len(space.rows) < 2 or space.rows[-1].bare != last:
+    if (
+        stored.dtype not in NARROW
+        or is_symbolic(row_bytes)
+        or row_bytes % REPEATED_VECTOR == 0
+        or space.rows[-1].bare != last
+    ):
         return None
     row, others = space.rows[-2], {v for other in space.rows[:-2] for v in other.variables()}
     if strides[-2] != space.largest(last) * strides[-1] or others & {*row.variables()}:
