@@ -84,13 +84,10 @@ def _repeated_beside(space: Space, view: StridedView) -> tuple[Space, int] | Non
     if len(space.classes) != 1 or len(space.rows) < 2 or len(space.outputs) < 2:
         return None
     last, stored, strides = space.outputs[-1], view.types[s.output], view.strides[s.output]
+    if stored.dtype not in NARROW or space.rows[-1].bare != last:
+        return None
     row_bytes = space.largest(last) * ITEM_BYTES[stored.dtype]
-    if (
-        stored.dtype not in NARROW
-        or is_symbolic(row_bytes)
-        or row_bytes % REPEATED_VECTOR == 0
-        or space.rows[-1].bare != last
-    ):
+    if is_symbolic(row_bytes) or row_bytes % REPEATED_VECTOR == 0:
         return None
     row, others = space.rows[-2], {v for other in space.rows[:-2] for v in other.variables()}
     if strides[-2] != space.largest(last) * strides[-1] or others & {*row.variables()}:
