@@ -14,7 +14,7 @@ from tilec.backends.triton.emit.kernel import Scope, all_text, triton_type
 from tilec.backends.triton.matmul.blocks import Config, choose_config
 from tilec.backends.triton.matmul.dot import MEMORY_BYTES, MatrixProduct, dot_is_whole
 from tilec.backends.triton.matmul.kernel import PRECISION, SOME_NOT_FINITE, WITHIN, DotTask, DotWriter
-from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
@@ -78,15 +78,16 @@ def repair_steps(
     all tensors that could be what made them so wrongly, if these are known. `borders`: none but elements of which some
     points lie outside can be wrong."""
     rows, columns, _ = product.counts
-    elements, block = rows * columns * product.repeated, REPAIRED
-    while not is_symbolic(elements) and block > FEWEST_REPAIRED and elements < FOUR_A_MULTIPROCESSOR * block:
+    inside = _inside(product) if borders else ()
+    elements, block = rows * columns * product.repeated, 8 * REPAIRED if inside else REPAIRED
+    programs = TWO_A_MULTIPROCESSOR if inside else FOUR_A_MULTIPROCESSOR
+    while not is_symbolic(elements) and block > FEWEST_REPAIRED and elements < programs * block:
         block //= 2
     bn = min(64, power_of_two(columns))
     bm = min(block // bn, power_of_two(rows))
     bn = min(block // bm, power_of_two(columns))
-    inside = _inside(product) if borders else ()
     cause = _cause(product, causes)
-    config = Config(bm, bn, LEAST, 4 if cause is None else CAUSE_WARPS, 1)
+    config = Config(bm, bn, LEAST, CAUSE_WARPS if cause is not None or block > REPAIRED else 4, 1)
     steps = launched(RepairWriter(DotTask(product, "ieee", config), cause, inside), flat)
     return [replace(s, horizontal=cause is None) if isinstance(s, Launch) else s for s in steps]
 
