@@ -368,8 +368,8 @@ def _emptier(product: MatrixProduct) -> bool:
         linear(e).bare for a in tensors for e, n in zip(a.index, product.view.strides[a.tensor], strict=True) if n == 1
     }
     more = 1.0
-    for v in inner:
-        n, summed = 0 if v is None else product.space.largest(v), v in product.dot.summed
+    for v in sorted(filter(None, inner)):
+        n, summed = product.space.largest(v), v in product.dot.summed
         if n < 2:
             continue
         halves = summed and CHANNELS < n and 0 < n % CHANNELS <= CHANNELS // 2 and n * size % SECTOR == 0
