@@ -111,6 +111,26 @@ def test_borders_alone_are_looked_at(step: str, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(found.nan_to_num(7.0)[~left], exact.nan_to_num(7.0)[~left])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_librarys_borders_are_computed_again(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits no others are looked at."""
+    made = TritonBackend.__init__
+    monkeypatch.setattr(TritonBackend, "__init__", lambda self, target=None, library=False: made(self, target, True))
+    generator = torch.Generator().manual_seed(0)
+    given = [
+        torch.randint(-3, 4, s, generator=generator).to(getattr(torch, dtype)) for s in ((1, 40, 7, 16), (24, 3, 3, 16))
+    ]
+    f = tilec.compile(CONVOLUTION + f"// {dtype}", backend="triton")
+    text = f.lower(*given).source()
+    assert "rt.convolution(" in text and (") ^ True), other=0)" in text) == (dtype == "bfloat16")
+    for place, value in ((0, torch.inf), (700, -torch.inf), (3000, torch.nan)):
+        given[1].view(-1)[place] = value
+        exact = tilec.compile(CONVOLUTION, backend="torch")(*(t.double() for t in given))
+        found = f(*given).double()
+        assert torch.equal(found.isnan(), exact.isnan())
+        torch.testing.assert_close(found.nan_to_num(7.0), exact.nan_to_num(7.0), rtol=1e-2, atol=1)
+
+
 EDGES = """function (X[N, C], I[N, K], W[C, O]) -> (Y) {
     Y[n, k, o : N, K, O] = +((X[I[n, k], c] - X[n, c]) * W[c, o]);
 }"""
