@@ -179,6 +179,20 @@ def near_sine_(x, turn, m):
 
 
 @triton.jit
+def sine_or_nan_(x):
+    """Of float32; NaN beyond 105615."""
+    m = tl.fma(x, 0.31830987334251404, 12582912.0)
+    return tl.where(tl.abs(x) > 105615.0, float("nan"), near_sine_(x, m - 12582912.0, m))
+
+
+@triton.jit
+def cosine_or_nan_(x):
+    """As `sine_or_nan_`, of x + pi / 2."""
+    m = tl.fma(x, 0.31830987334251404, -0.5) + 12582913.0
+    return tl.where(tl.abs(x) > 105615.0, float("nan"), near_sine_(x, (m - 12582913.0) + 0.5, m))
+
+
+@triton.jit
 def sine_(x):
     """Of a block of float32: the device library's own reduction is taken where some element is beyond 105615."""
     m = tl.fma(x, 0.31830987334251404, 12582912.0)

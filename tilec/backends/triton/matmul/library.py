@@ -35,18 +35,19 @@ from tilec.backends.triton.matmul.dot import (
     MatrixProduct,
     product_over,
 )
-from tilec.backends.triton.matmul.hopper.aligned_copies import UNALIGNED, reads_windows
+from tilec.backends.triton.matmul.hopper.aligned_copies import UNALIGNED, has_channels_last, reads_windows
+from tilec.backends.triton.matmul.hopper.configs import HALF_ROWS
 from tilec.backends.triton.matmul.hopper.steps import has_long_rows, hopper_steps
 from tilec.backends.triton.matmul.pack import rows_aligned
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting, Step, TorchLines
-from tilec.backends.triton.plan.sizes import Strides, contiguous, rounded_up
+from tilec.backends.triton.plan.sizes import SECTOR, Strides, contiguous, rounded_up
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Expr, Index, Statement, index_variables, reads, substitute
-from tilec.ir.types import NARROW, TensorType, Types
+from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.plain import is_plain_sum
 
 
@@ -71,7 +72,9 @@ def library_steps(
         *operands, made = call.lines
         lines = [*operands, *_in_own_precision(made, own_precision), *_stored(task.out)]
         first = replace(_step(task, lines, own_precision), gradient=call)
-        return [first, *repair_steps(product, flat, call.checked)] if call.checked else [first]
+        return (
+            [first, *repair_steps(product, flat, call.checked, _adds_in_order(c, product))] if call.checked else [first]
+        )
     sides = product.dot.left, product.dot.right
     if not product.is_plain or not all(len(side) == 1 and isinstance(side[0], Access) for side in sides):
         return None
@@ -79,6 +82,13 @@ def library_steps(
     if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
         return None
     return [_step(task, [*found, *_stored(task.out)])]
+
+
+def _adds_in_order(c: Convolution, product: MatrixProduct) -> bool:
+    """Whether a library adds up the products of an element alone, and zeros outside of an image: in 16 bits where
+    channels lie last, windows side by side. Other methods (Winograd's) bring an infinity to its neighbours."""
+    apart = c.written == OUTPUT or (c.written == INPUT and all(s.stride == 1 for s in c.spatial))
+    return apart and product.dot.dtype in NARROW and has_channels_last(product)
 
 
 def joint_gradients(a: TorchLines, b: TorchLines) -> TorchLines | None:
@@ -189,9 +199,9 @@ def mostly_padding(product: MatrixProduct) -> bool:
 
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
 FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
-CHANNELS, MOST_EMPTY = 64, 2  # channels of a box; what boxes may compute beside what is asked for, at most
-LIBRARY_CHANNELS, EMPTIER = 32, 1.15  # those of a library's; what ours may compute beside what its do, at most
-FILLED_CHANNELS = 1.1  # channels of those tiles over those that there are, where it is as fast as that
+CHANNELS = 64  # of a box
+LIBRARY_CHANNELS, LIBRARY_COLUMNS = 32, 128  # channels that are summed, and of a result, of a library's tiles
+EMPTIER = 1.15  # what ours may compute beside what its do, at most
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
@@ -359,21 +369,22 @@ def ours_is_faster(product: MatrixProduct, setting: Setting) -> bool:
 
 
 def _emptier(product: MatrixProduct) -> bool:
-    """Whether tiles compute much more than is asked for, or than a library's, which take half as many channels at a
-    time where these hold those that are summed."""
-    s = product.space.statement
+    """Whether tiles compute much more than a library's, which take half as many channels at a time of those that are
+    summed, and twice as many of a result."""
+    s, size = product.space.statement, ITEM_BYTES[product.dot.dtype]
     tensors = {Access(s.output, s.index or ()), *product.accesses()}
     inner = {
         linear(e).bare for a in tensors for e, n in zip(a.index, product.view.strides[a.tensor], strict=True) if n == 1
     }
-    counts = {v: n for v in inner if v is not None and (n := product.space.largest(v)) > 1}
-
-    def computed(channels: int) -> float:
-        return math.prod(rounded_up(n, channels) / n for n in counts.values())
-
-    summed = [n for v, n in counts.items() if v in product.dot.summed]
-    halves = all(rounded_up(n, LIBRARY_CHANNELS) <= FILLED_CHANNELS * n for n in summed)
-    return computed(CHANNELS) > (min(MOST_EMPTY, EMPTIER * computed(LIBRARY_CHANNELS)) if halves else MOST_EMPTY)
+    more = 1.0
+    for v in sorted(filter(None, inner)):
+        n, summed = product.space.largest(v), v in product.dot.summed
+        if n < 2:
+            continue
+        halves = summed and CHANNELS < n and 0 < n % CHANNELS <= CHANNELS // 2 and n * size % SECTOR == 0
+        own = rounded_up(n, CHANNELS // 2) * HALF_ROWS if halves else rounded_up(n, CHANNELS)
+        more *= own / rounded_up(n, LIBRARY_CHANNELS if summed else LIBRARY_COLUMNS)
+    return more > EMPTIER
 
 
 def _stores_vectors(product: MatrixProduct, setting: Setting) -> bool:

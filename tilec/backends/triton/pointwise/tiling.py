@@ -14,7 +14,7 @@ from tilec.backends.triton.emit.contiguity import (
     transposed_sum,
     transposed_window,
 )
-from tilec.backends.triton.emit.scalar import BLOCKWISE
+from tilec.backends.triton.emit.sines import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
