@@ -218,7 +218,7 @@ def _rounded(size: int, rows: int) -> int:
 # the plan of it
 
 Slabs = tuple[Slab, Planned, int, int]  # a slab, its plan, the first row of the first such, and how many there are
-Result = tuple[Into | Combine, str]  # what becomes of what slabs give, and its type
+SlabResult = tuple[Into | Combine, str]  # what becomes of what slabs give, and its type
 
 
 class _Cutter:
@@ -295,7 +295,7 @@ class _Cutter:
         whole = planned(lowering, [self.strides[n] for n in read], setting)
         return within(whole, self.budget, again=self.again).part()
 
-    def _loops(self, cut: Cut, wanted: tuple[str, ...]) -> tuple[Sequence[TiledLoop], Mapping[str, Result]]:
+    def _loops(self, cut: Cut, wanted: tuple[str, ...]) -> tuple[Sequence[TiledLoop], Mapping[str, SlabResult]]:
         """The loop, and that which adds to totals; of what is wanted, where slabs put it, and of which type."""
         rows, plain = self._slabs(cut.run, cut.rows, wanted)
         dtypes = plain[0][1].grouping.types
@@ -308,7 +308,7 @@ class _Cutter:
         added = rows_then == rows and all(self._in_totals(a, b[1]) for a, b in zip(adding, plain, strict=True))
         return (loop, self._loop(adding, rows, results) if added else loop), results
 
-    def _loop(self, slabs: Sequence[Slabs], rows: int, results: Mapping[str, Result]) -> TiledLoop:
+    def _loop(self, slabs: Sequence[Slabs], rows: int, results: Mapping[str, SlabResult]) -> TiledLoop:
         plans = [p for _, p, _, _ in slabs]
         own = {name: r for name, (r, _) in results.items() if self._in_place(name, r, rows, plans)}
         others = [r for name, (r, _) in results.items() if name not in own]
@@ -368,7 +368,7 @@ class _Cutter:
         same = slab.grouping.types[name].dtype == self.types[name].dtype
         return Combine(name if same else f"{name}.total", aggregation, in_place=True)
 
-    def _add_to_totals(self, run: TileRegion, of: Slabs, results: Mapping[str, Result]) -> None:
+    def _add_to_totals(self, run: TileRegion, of: Slabs, results: Mapping[str, SlabResult]) -> None:
         """Let the kernels of products add to what the slabs before gave, where there are such and slabs are not cut."""
         slab, plain = of[:2]
         sums = {s.output for s in slab.program.statements if s.output not in run.axis and _adds_products(s, slab.types)}
