@@ -8,7 +8,7 @@ from support.tiled import asks_for_rows, tiling
 
 import tilec
 from tilec.backends.base import Options
-from tilec.backends.triton.plan.plan import Plan, TiledLoop
+from tilec.backends.triton.plan.plan import Allocate, Plan, TiledLoop
 from tilec.backends.triton.schedule import axis_tiling as slabs
 from tilec.ir.types import TensorType
 from tilec.language import parse
@@ -216,6 +216,19 @@ def test_a_linear_layer_into_cross_entropy_takes_little_beside() -> None:
         (loop,) = loops(low._executable.plan)
         assert sums_added_to(loop) == (["DX"] if made is backward.program else [])
         assert low.temporary_bytes <= 3 * slabs.HEAVY_BUDGET
+
+
+def test_what_stands_within_its_reader_is_not_made() -> None:
+    """The scatter of -DY to the targets' places, which the gradient by the logits selects."""
+    specs = tilec.spec((16384, 2048), "bfloat16"), tilec.spec((32000, 2048), "bfloat16"), tilec.spec((16384,), "int64")
+    low = (
+        tilec.compile(LOSS, backend="triton")
+        .grad(["X", "W"])
+        .lower(*specs, tilec.spec((16384,), "bfloat16"), target="sm_90")
+    )
+    (loop,) = loops(low._executable.plan)
+    made = [s.tensor for s in loop.parts[0].plan.steps if isinstance(s, Allocate)]
+    assert sums_added_to(loop) == ["DW"] and "DS" not in made and "DS_2" in made
 
 
 def test_short_work_keeps_larger_slabs() -> None:

@@ -53,9 +53,8 @@ def with_selections(program: Program, types: Types) -> tuple[Program, Types]:
 
 def lowered_with_selections(lowering: Lowering) -> Lowering:
     """With scatters that select as such: those have the axis that they write at."""
-    whole = lowering.stages["flat"]
-    flat, types = with_selections(whole, lowering.types)
-    there = {s.output: s for s in whole.statements}
+    flat, types = with_selections(lowering.stages["flat"], lowering.types)
+    there = {s.output: s for s in lowering.stages["flat"].statements}
     rows: list[Statement] = []  # what the next write selects
     known: dict[str, list[Statement]] = {}
     for s in flat.statements:
@@ -63,10 +62,11 @@ def lowered_with_selections(lowering: Lowering) -> Lowering:
             rows.append(s)
         elif s is not there[s.output]:
             known[s.output], rows = [*rows, s], []
-    shapes = shapes_in(types)
+    shapes, left = shapes_in(types), {s.output for s in flat.statements}
     stages = dict(lowering.stages)
     for stage in ("flat", "reduced", "defracted"):
-        statements = [m for s in stages[stage].statements for m in known.get(s.output, [s])]
+        whole = stages[stage].statements
+        statements = [m for s in whole if s.output in left for m in known.get(s.output, [s])]
         if stage == "defracted":
             statements = [s if s.output in there else defracted_form(s, shapes) for s in statements]
         stages[stage] = replace(stages[stage], statements=tuple(statements))
