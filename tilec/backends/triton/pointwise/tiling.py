@@ -67,6 +67,7 @@ SHARING_BLOCK, WEIGHTED = 512, 8192  # elements of a block that share the terms 
 LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
 LEAST_BESIDE = 1024  # elements of a program of fewer warps
+NARROWEST_SHARED = 256  # columns of a block of which a tensor has the columns alone
 SHORT_FILLED = 0.75  # of a block's row that several axes make up: the share that is filled
 
 
@@ -272,12 +273,13 @@ def _walked_variables(space: Space) -> list[set[str]]:
 
 
 def _filled(tiling: PointwiseTiling, space: Space) -> PointwiseTiling:
-    """The same with narrower blocks of more rows, where they fill what there is of columns better. Not where a tensor
-    has the block's columns alone: threads would read few elements of it at once."""
-    if len(tiling.axes) != 2 or any(own == {tiling.axes[1][0][-1]} for own in _walked_variables(space)):
+    """The same with narrower blocks of more rows, where they fill what there is of columns better: less so where a
+    tensor has the block's columns alone, of which threads would read few elements at once."""
+    if len(tiling.axes) != 2:
         return tiling
     (rows, down), (last, bn) = tiling.axes
-    narrow = filled_block(space.largest(last[0]), bn, NARROWEST_FILLED)
+    shared = any(own == {last[-1]} for own in _walked_variables(space))
+    narrow = filled_block(space.largest(last[0]), bn, NARROWEST_SHARED if shared else NARROWEST_FILLED)
     many = space.count(rows) >= down * (bn // narrow)
     return replace(tiling, axes=((rows, down * (bn // narrow)), (last, narrow))) if many else tiling
 
