@@ -67,7 +67,6 @@ SHARING_BLOCK, WEIGHTED = 512, 8192  # elements of a block that share the terms 
 LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
 LEAST_BESIDE = 1024  # elements of a program of fewer warps
-NARROWEST_SHARED = 256  # columns of a block of which a tensor has the columns alone
 SHORT_FILLED = 0.75  # of a block's row that several axes make up: the share that is filled
 
 
@@ -95,7 +94,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     if not reductions:
         turned = runs_across(space, view, outputs)
         tiling = _map_tiling(space, outputs, turned, _map_block(space, view))
-        found = _filled(_for_row_vectors(tiling, space, view), space)
+        found = _filled(_for_row_vectors(tiling, space, view), space, view)
         return found if turned or found.warps != tiling.warps else _joined(found, space, view, outputs)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
@@ -272,14 +271,15 @@ def _walked_variables(space: Space) -> list[set[str]]:
     return [many.intersection(index_variables(*a.index)) for a in set(value_accesses(space.statement))]
 
 
-def _filled(tiling: PointwiseTiling, space: Space) -> PointwiseTiling:
-    """The same with narrower blocks of more rows, where they fill what there is of columns better: less so where a
-    tensor has the block's columns alone, of which threads would read few elements at once."""
+def _filled(tiling: PointwiseTiling, space: Space, view: StridedView) -> PointwiseTiling:
+    """The same with narrower blocks of more rows, where they fill what there is of columns better. Where a tensor has
+    the block's columns alone, threads read as many elements of it at once as of the block."""
     if len(tiling.axes) != 2:
         return tiling
     (rows, down), (last, bn) = tiling.axes
     shared = any(own == {last[-1]} for own in _walked_variables(space))
-    narrow = filled_block(space.largest(last[0]), bn, NARROWEST_SHARED if shared else NARROWEST_FILLED)
+    element = size_in_bytes(replace(view.types[space.statement.output], shape=()))
+    narrow = filled_block(space.largest(last[0]), bn, 32 * tiling.warps * 16 // element if shared else NARROWEST_FILLED)
     many = space.count(rows) >= down * (bn // narrow)
     return replace(tiling, axes=((rows, down * (bn // narrow)), (last, narrow))) if many else tiling
 
