@@ -104,6 +104,27 @@ def test_blocks_fill_the_columns(source, elements, columns, wide):
     assert found == wide and down * found == elements
 
 
+BIASED = "function (X[N, C], B[C]) -> (Y) { Y = gelu(X + B); }"
+
+
+@pytest.mark.parametrize(
+    ("columns", "down", "wide"),
+    [
+        (4927, 4, 1024),
+        (5120, 4, 1024),
+        (6144, 2, 2048),
+        (2560, 1, 4096),
+        (1280, 2, 2048),
+        (4096, 1, 4096),
+        (384, 2, 512),
+    ],
+)
+def test_blocks_fill_the_columns_beside_a_bias(columns, down, wide):
+    """No narrower than 1024 columns: threads read as many elements of the bias at once as of a row."""
+    (found,) = blocks(BIASED, tilec.spec((8192, columns), "bfloat16"), tilec.spec((columns,), "bfloat16"))
+    assert found[:2] == (down, wide)
+
+
 @pytest.mark.parametrize(("taps", "elements"), [(3, 2048), (4, 1024), (7, 512)])
 def test_a_thread_has_fewer_elements_the_more_of_them_load(taps, elements):
     """Registers of sixteen elements with many neighbours would be spilled."""
