@@ -14,11 +14,14 @@ FORMS = {
     "S[n] = max[v, k](A[n, k] * B[v, k] + sin(A[n, k] * B[v, k]) + C[k])": lambda a, b, c: (
         a[:, None] * b + (a[:, None] * b).sin() + c
     ).amax((1, 2)),
+    "S[n, v] = min[k]((B[v, k] - C[k]) * (B[v, k] + 0.3 * (C[k] + 0.3 * A[n, k])) - sin(A[n, k]))": lambda a, b, c: (
+        (b - c) * (b + 0.3 * (c + 0.3 * a[:, None])) - a[:, None].sin()
+    ).amin(2),
     "T[n, v, k] = A[n, k] * B[v, k] - C[k]; S[n, v] = min(T[n, v, k])": lambda a, b, c: (a[:, None] * b - c).amin(2),
 }
 
 
-@pytest.mark.parametrize("shape", [(2, 257, 3), (17, 9, 2), (5, 40, 33)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 257, 3), (40, 7, 4), (17, 9, 2), (5, 40, 33)], ids=str)
 @pytest.mark.parametrize("text", FORMS)
 def test_gradients(text: str, shape: tuple[int, int, int]) -> None:
     n, v, k = shape
