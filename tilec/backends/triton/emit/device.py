@@ -63,7 +63,11 @@ def power_(a, b):
     if a.dtype.is_floating():
         return libdevice.pow(a, b)
     else:
-        result = tl.where(b >= 0, 1, tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0))).to(a.dtype)
+        if a.dtype.is_int_signed():
+            inverse = tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0))
+            result = tl.where(b >= 0, 1, inverse).to(a.dtype)
+        else:
+            result = ((a | b) >= 0).to(a.dtype)
         base = a
         rest = tl.where(b >= 0, b, 0).to(a.dtype)
         for _ in range(64):
