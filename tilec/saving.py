@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 
 from tilec import knobs
 from tilec.backends.common.operands.before_gradient import before_gradient
+from tilec.backends.common.operands.extremum_places import either, with_extremum_places
 from tilec.backends.common.pairs import in_pairs
 from tilec.cost import operations, size_in_bytes
 from tilec.ir.aggregations import LOGICAL
@@ -62,6 +63,7 @@ HEAVY = 128  # operations a byte from which computing again costs more than writ
 HEAVY_SINGLE = 65  # the same of wider values, whose products are slower: up to 64 a chain computes them as fast
 HEAVIEST = 512  # the same of 16-bit values, which chains compute again at no cost
 MOST_HEAVY_BYTES = 2**28  # bytes that such values may take together
+LEAST_SPARED = 4  # times the work that places of extrema leave, for them to be kept
 MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
 
 
@@ -102,15 +104,19 @@ def partition(
     values: Mapping[str, int],
     extras: bool,
     bound: Program | None = None,
+    chooses: bool = False,
 ) -> Partition:
     """Divide values and gradient by `wrt` for inputs of these types. `extras`: may the forward pass have outputs that
-    the caller does not see? `bound`: the program bound to these types, if at hand. Raises what binding raises."""
+    the caller does not see? `bound`: the program bound to these types, if at hand. `chooses`: does a backend leave out
+    values that data say nothing reads? Raises what binding raises."""
     plain = _Joint.of(program, wrt, types, values, bound)
-    joint = _with_places(plain, program.outputs) if extras else plain
-    parts = _partition(joint, program, wrt, types, extras)
-    if not joint.places <= set(parts.kept):  # derivatives of the places ask for more
-        joint, parts = plain, _partition(plain, program, wrt, types, extras)
-    return _with_states(joint, parts, program.outputs) if extras else parts
+    if not extras:
+        return _partition(plain, program, wrt, types, extras)
+    for joint in (_choosing(plain, program, wrt, types, values, bound) if chooses else None, _with_places(plain, program.outputs), plain):
+        parts = None if joint is None else _partition(joint, program, wrt, types, extras)
+        if parts is not None and joint.places <= set(parts.kept):  # else derivatives of the places ask for more
+            break
+    return _with_states(joint, parts, program.outputs)
 
 
 def _with_places(plain: _Joint, outputs: Sequence[str]) -> _Joint:
@@ -122,11 +128,36 @@ def _with_places(plain: _Joint, outputs: Sequence[str]) -> _Joint:
     return joint if joint.places <= kept and joint.bytes_of(kept) < plain.bytes_of(without) else plain
 
 
+def _choosing(plain: _Joint, program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], bound: Program | None) -> _Joint | None:
+    """The gradient by places of extrema, and `plain` where there are ties; None where that does not pay."""
+    joint = _Joint.of(program, wrt, types, values, bound, True)
+    same = all(joint.types.get(n) == plain.types[n] for n in plain.kept(program.outputs))
+    if not joint.places or not same:
+        return None
+    work = [sum(operations(s, shapes_in(x.types)) for s in x.needed(x.kept(program.outputs))) for x in (joint, plain)]
+    return replace(joint, otherwise=plain) if LEAST_SPARED * work[0] <= work[1] else None
+
+
+def _either(joint: _Joint, alone: Backward, tied: Backward) -> Backward:
+    """The results of one program, or of the other where a row has ties."""
+    values = joint.typed({*alone.values, *tied.values})
+    shapes = tuple(n for n in joint.inputs if n in {*alone.shapes, *tied.shapes} - values.keys())
+    names = dict(zip(tied.cotangents, alone.cotangents, strict=True))
+    both = either(alone.program, tied.program, names, joint.places, joint.types)
+    names = (*values, *shapes, *alone.cotangents)
+    types = {n: joint.types[n] for n in names}
+    inputs = tuple(Input(n, types[n].shape) for n in names)
+    return Backward(replace(both, inputs=inputs), tuple(values), shapes, alone.cotangents, types)
+
+
 def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types, extras: bool) -> Partition:
     outputs = program.outputs
     kept = joint.kept(outputs) if extras else joint.found_again(joint.with_outputs(outputs, ()))
-    extra = tuple(t for t in kept if t not in outputs)
     backward = joint.backward(kept)
+    if joint.otherwise is not None:
+        more = joint.otherwise.kept(outputs)
+        kept, backward = tuple(dict.fromkeys((*kept, *more))), _either(joint, backward, joint.otherwise.backward(more))
+    extra = tuple(t for t in kept if t not in outputs)
     if not extra:
         return Partition(None, backward, None, (), (), joint.typed(backward.values))
     inputs = joint.program.inputs[: len(program.inputs)]
@@ -195,17 +226,25 @@ class _Joint:
     gradients: tuple[str, ...]
     types: Types
     places: frozenset[str] = frozenset()
+    otherwise: _Joint | None = None
 
     @staticmethod
     def of(
-        program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], bound: Program | None = None
+        program: Program,
+        wrt: Sequence[str],
+        types: Types,
+        values: Mapping[str, int],
+        bound: Program | None = None,
+        by_places: bool = False,
     ) -> _Joint:
         inputs = {name: types[name] for name in program.input_names()}
         bound = bound or bind(program, inputs, values)
         outputs = infer(bound, inputs)
         written, bound = before_gradient(program, bound, inputs, values)
         divided = with_stacked_operands(in_pairs(written, bound, inputs), bound, inputs)
-        joint = grad_with_outputs(divided, wrt, are_mixed(inputs.values()))
+        found = with_extremum_places(divided, bound, inputs) if by_places else None
+        divided, instead = (divided, {}) if found is None else (found.program, found.at_place)
+        joint = grad_with_outputs(divided, wrt, are_mixed(inputs.values()), instead)
         cotangents = joint.input_names()[len(inputs) :]
         for name, o in zip(cotangents, program.outputs, strict=True):
             t = outputs[o]
@@ -213,7 +252,8 @@ class _Joint:
         counted = with_stored_counts(bind_flat(joint, inputs, values), inputs, cotangents)
         flat = with_biased_sums(counted, inputs, cotangents)
         gradients = flat.outputs[len(program.outputs) :]
-        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs))
+        places = frozenset(() if found is None else found.places.values())
+        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs), places)
 
     def with_places(self) -> _Joint:
         """The same with tensors that say where the extrema of windows stand."""
@@ -221,7 +261,7 @@ class _Joint:
         if not places:
             return self
         inputs = {name: self.types[name] for name in flat.input_names()}
-        return replace(self, program=flat, types=infer(flat, inputs), places=places)
+        return replace(self, program=flat, types=infer(flat, inputs), places=self.places | places)
 
     def forward_statements(self) -> tuple[Statement, ...]:
         """Those that depend on no cotangent."""

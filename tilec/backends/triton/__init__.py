@@ -11,6 +11,7 @@ import torch
 from tilec.backends.base import Executable, Lowering, Options
 from tilec.backends.common.code import python_name
 from tilec.backends.common.memory import TensorMemory
+from tilec.backends.triton.choices import plan_of_choice
 from tilec.backends.triton.fusion.groups import Grouped, grouped
 from tilec.backends.triton.fusion.memory_order import layouts_of
 from tilec.backends.triton.permuted import PermutedLowering, orders_given, permuted_lowering
@@ -111,6 +112,9 @@ class TritonBackend:
             setting = replace(
                 setting, library=library, known=None if lowering.recorder else known_choice, exact=chosen.exact
             )
+            parts = plan_of_choice(lowering, strides, setting, lambda *how: within(planned(*how), budget, slab).part())
+            if parts is not None:
+                return share_kernels(parts)
             groups = groups_for(strides)
             made = within(planned(lowering, strides, setting, groups), budget, slab)
             if tunes and inputs is not None and not any(made.plan.parts()):

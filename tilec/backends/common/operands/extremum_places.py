@@ -1,0 +1,190 @@
+"""Where an extremum over many costly values stands, for its gradient to read these at one place a row.
+
+`O[i] = <(S[i, j])` of distances `S[i, j] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]))` hands its cotangent to one of
+them where a row has no ties. There the gradient is that of
+
+    O[i] = +((X[i, d] - Y[O_place[i], d]) * (X[i, d] - Y[O_place[i], d]))
+
+The forward pass, which has all values, finds the first and the last one equal to the extremum. O_place is the place of
+both if these are one; -1 where no value is equal to it (an empty row, NaN), and -2 where there are several. If any row
+has ties, the gradient is what comparing all values gives: `either` is both programs and what tells which results are
+right. Nothing reads the other's results, so that a backend may leave it out as soon as this is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from functools import reduce as folded
+from math import prod
+
+from tilec.cost import operations
+from tilec.ir.functions import call
+from tilec.ir.index import distinct_variables
+from tilec.ir.infer import infer
+from tilec.ir.program import (
+    Access,
+    Aggregate,
+    Expr,
+    Index,
+    Int,
+    Program,
+    Statement,
+    accesses_in,
+    map_expressions,
+    map_values,
+    reads,
+    reads_itself,
+    rebuild,
+    substitute,
+    variables_of,
+)
+from tilec.ir.types import TensorType, Types, shapes_in
+from tilec.lattice.sets import bounds
+from tilec.transforms.lower.flatten import flatten
+from tilec.transforms.util.naming import Names, all_variables, fresh_variable, rename
+from tilec.transforms.util.plain import is_pure, is_unmasked
+from tilec.transforms.util.rewrite import body_at, map_reads
+
+LEAST_WORK = 2**31  # operations of all values: some 100 us
+LEAST_WORK_OF_ROW = 2**13  # more than its place takes in the sort
+_NONE, _TIES = -1, -2  # in the place of a place
+
+
+@dataclass(frozen=True)
+class ExtremumPlaces:
+    """`program` with statements that find places; by extremum, the statement that has its gradient where these are
+    known, and the name of the places."""
+
+    program: Program
+    at_place: Mapping[str, Statement]
+    places: Mapping[str, str]
+
+
+def with_extremum_places(program: Program, bound: Program, types: Types) -> ExtremumPlaces | None:
+    """The program with the places of such extrema; None where there are none. `bound`: the same program with sizes,
+    `types`: of the inputs."""
+    flat = flatten(bound, types)
+    names, known = Names.of(program), infer(flat, types)
+    values = {s.output: s for s in flat.statements}
+    written = {s.output: s for s in bound.statements}
+    at_place: dict[str, Statement] = {}
+    places: dict[str, str] = {}
+    statements: list[Statement] = []
+    for s in program.statements:
+        statements.append(s)
+        of = values.get(s.output)
+        taken = None if of is None else _taken(of, values, known)
+        if of is None or taken is None or s.output not in written:
+            continue
+        body = _written_out(of, values, known)
+        if {a.tensor for a in accesses_in(body)} <= {*program.input_names(), *(x.output for x in statements)}:
+            made = _places(written[s.output], taken, names)
+            statements += made
+            places[s.output] = made[-1].output
+            there = substitute(body, {taken: Access(made[-1].output, of.index or ())})
+            at_place[s.output] = replace(of, body=there, aggregation="assign", attributes=())
+    return ExtremumPlaces(replace(program, statements=tuple(statements)), at_place, places) if places else None
+
+
+def _taken(s: Statement, values: Mapping[str, Statement], types: Types) -> str | None:
+    """The variable that an extremum is taken over, where that is one and each row has much work."""
+    index, t = distinct_variables(s.index), types[s.output]
+    plain = is_pure(s) and is_unmasked(s) and s.default is None and not s.constraints and index is not None
+    if not plain or s.aggregation not in ("max", "min") or t.dtype not in ("float32", "float64"):
+        return None
+    summed = [v for v in variables_of(s) if v not in (index or ())]
+    shapes = shapes_in(types)
+    box = bounds(s, dict(shapes))
+    if len(summed) != 1 or not box or box[summed[0]][0] != 0 or box[summed[0]][1] >= 2**31 - 1:
+        return None
+    pending, work, seen = [s], 0, set[str]()
+    while pending:
+        of = pending.pop()
+        work += operations(of, shapes)
+        names = {n for n in reads(of) if n in values and n not in seen and _is_of_pairs(n, values, types)}
+        seen |= names
+        pending += [values[n] for n in names]
+    rows = prod(t.shape)
+    return summed[0] if work >= LEAST_WORK and work >= LEAST_WORK_OF_ROW * rows else None
+
+
+def _is_of_pairs(name: str, values: Mapping[str, Statement], types: Types) -> bool:
+    """Whether a value has more elements than all that it is made of."""
+    s = values[name]
+    plain = is_pure(s) and is_unmasked(s) and s.default is None and not s.constraints and not reads_itself(s)
+    made_of = sum(prod(types[n].shape) for n in dict.fromkeys(reads(s)))
+    return plain and distinct_variables(s.index) is not None and prod(types[name].shape) > made_of
+
+
+def _places(s: Statement, taken: str, names: Names) -> list[Statement]:
+    """The first and the last place of a row's extremum, and what is kept of these."""
+    index = s.index or ()
+    extremum = Access(s.output, index)
+    equal = call("or", call("eq", s.body, extremum), call("ne", s.body, s.body))
+    ends = [
+        replace(s, output=names.fresh(f"{s.output}_{end}"), aggregation=kept, guard=equal, attributes=())
+        for end, kept in (("first", "min"), ("last", "max"))
+    ]
+    ends = [replace(e, body=call("int32", Index(taken))) for e in ends]
+    first, last = (Access(e.output, index) for e in ends)
+    ties = call("select", call("lt", first, last), Int(_TIES), Int(_NONE))
+    alone = call("and", call("eq", first, last), call("eq", extremum, extremum))
+    place = call("int32", call("select", alone, first, ties))
+    kept = replace(s, output=names.fresh(f"{s.output}_place"), body=place, aggregation="assign", attributes=())
+    return [*ends, kept]
+
+
+def _written_out(s: Statement, values: Mapping[str, Statement], types: Types) -> Expr:
+    """The body with what the values of pairs are made of in the place of each."""
+    used = set(all_variables(s))
+
+    def visit(e: Expr) -> Expr:
+        if not isinstance(e, Access):
+            return rebuild(e, visit)
+        if e.tensor not in values or not _is_of_pairs(e.tensor, values, types):
+            return e
+        value, bound = values[e.tensor], dict[str, str]()
+        for v in variables_of(value):
+            if v not in (distinct_variables(value.index) or ()):
+                bound[v] = fresh_variable(v, used)
+        value = map_values(value, lambda x: rename(x, bound))
+        whole = body_at(value, e.index)
+        return visit(Aggregate(value.aggregation, whole, tuple(bound.values())) if bound else whole)
+
+    return visit(s.body)
+
+
+def either(
+    alone: Program, tied: Program, cotangents: Mapping[str, str], places: Collection[str], types: Types
+) -> Program:
+    """The results of the first program, or those of the second where `places` tell of ties. Both read the same tensors
+    but for these `cotangents`, which the second has other names of. `types`: of what the first one names."""
+    names = Names({*Names.of(alone).taken, *Names.of(tied).taken})
+    new = {**cotangents, **{s.output: names.fresh(s.output) for s in tied.statements}}
+
+    def renamed(e: Expr) -> Expr:
+        return map_reads(e, new, lambda a: replace(a, tensor=new[a.tensor]))
+
+    others = [replace(map_expressions(s, renamed), output=new[s.output]) for s in tied.statements]
+    tests: list[Statement] = []
+    for place in sorted(places):
+        index = _indices(types[place])
+        test = call("eq", Access(place, index), Int(_TIES))
+        tests.append(Statement(names.fresh("Tied"), (), (), test, "any"))
+    if len(tests) > 1:
+        any_of = folded(partial(call, "or"), [Access(s.output, ()) for s in tests])
+        tests.append(Statement(names.fresh("Tied"), (), (), any_of))
+    condition = Access(tests[-1].output, ())
+    results: list[Statement] = []
+    for own, other in zip(alone.outputs, tied.outputs, strict=True):
+        index, sizes = _indices(types[own]), tuple(map(Int, types[own].shape))
+        body = call("select", condition, Access(new[other], index), Access(own, index))
+        results.append(Statement(names.fresh(own), index, sizes, body))
+    statements = (*alone.statements, *tests, *others, *results)
+    return replace(alone, outputs=tuple(s.output for s in results), statements=statements)
+
+
+def _indices(t: TensorType) -> tuple[Index, ...]:
+    return tuple(Index(f"i{d}") for d in range(len(t.shape)))

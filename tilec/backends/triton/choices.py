@@ -1,0 +1,128 @@
+"""Values that nothing reads unless a condition holds, which is known on the device alone: their kernels look first.
+
+In `Y[i] = Rare[] ? A[i] : B[i]` all that A alone is made of is a part of the plan whose kernels are given Rare, and
+whose programs end at once where it is false. The host launches them either way, so that it need not wait and a graph
+may hold them. The choice itself reads A where the condition holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tilec.backends.base import Lowering
+from tilec.backends.triton.plan.lines import If, Return
+from tilec.backends.triton.plan.plan import Launch, Plan, Pointer, Repeat, Setting, Step, SubPlan, TiledLoop
+from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.plan.source import DIALECTS
+from tilec.ir.program import Access, Call, Expr, Input, Program, Statement, accesses_in, reads, walk
+from tilec.ir.types import TensorType
+from tilec.transforms.util.tiled import Whole
+
+MakePart = Callable[[Lowering, Sequence[tuple[int, ...]], Setting], SubPlan]
+
+
+def plan_of_choice(
+    lowering: Lowering, strides: Sequence[tuple[int, ...]], setting: Setting, make: MakePart
+) -> Plan | None:
+    """The plan in parts: all else, what is rarely read, the choices. None where there is no such choice."""
+    flat, types = lowering.stages["flat"], lowering.types
+    found = _rare(flat)
+    if found is None:
+        return None
+    condition, rare = found
+    later = {s.output for s in flat.statements if s.output not in rare and not rare.isdisjoint(reads(s))}
+    for s in flat.statements:
+        later |= {s.output} if s.output not in rare and not later.isdisjoint(reads(s)) else set()
+    parts = ([], [], [])  # type: tuple[list[Statement], ...]
+    for s in flat.statements:
+        parts[1 if s.output in rare else 2 if s.output in later else 0].append(s)
+    known = {s.output: contiguous(types[s.output].shape) for s in flat.statements}
+    known |= {name: tuple(s) for name, s in zip(flat.input_names(), strides, strict=True)}
+    steps: list[Step] = []
+    for k, part in enumerate(parts):
+        needed = {*flat.outputs, *(n for other in parts[k + 1 :] for s in other for n in reads(s))}
+        own = _lowering(lowering, part, needed)
+        names = own.stages["flat"].input_names()
+        own_setting = replace(setting, misaligned=tuple(n for n in setting.misaligned if n in names))
+        if k == 1:  # torch's own products cannot be left out
+            own_setting = replace(own_setting, library=False)
+        made = make(own, [known[n] for n in names], own_setting)
+        steps.append(_only_if(made, condition, types[condition]) if k == 1 else made)
+    return Plan(tuple(steps), flat.outputs)
+
+
+def _lowering(lowering: Lowering, statements: Sequence[Statement], needed: set[str]) -> Lowering:
+    """The statements as a program of their own."""
+    own = {s.output for s in statements}
+    read = dict.fromkeys(n for s in statements for n in reads(s) if n not in own and n in lowering.types)
+    inputs = tuple(Input(n, lowering.types[n].shape) for n in read)
+    outputs = tuple(s.output for s in statements if s.output in needed)
+    stages = {"flat": Program(None, inputs, outputs, tuple(statements))}
+    for stage in ("reduced", "defracted"):
+        known = {s.output: s for s in lowering.stages[stage].statements}
+        stages[stage] = replace(stages["flat"], statements=tuple(known[s.output] for s in statements))
+    return Lowering(stages, {n: lowering.types[n] for n in (*read, *own)})
+
+
+def _rare(flat: Program) -> tuple[str, frozenset[str]] | None:
+    """A condition of rank 0 and what is read where it holds alone."""
+    chosen: dict[str, set[str]] = {}  # by statement, what it reads where the condition holds alone
+    conditions: set[str] = set()
+    for s in flat.statements:
+        match s.body:
+            case Call("select", (Access(condition, ()), a, b)) if s.aggregation == "assign" and s.guard is None:
+                if any(isinstance(e, Access) and e.tensor == condition for e in walk(b)):
+                    continue
+                chosen[s.output] = _read(a) - _read(b)
+                conditions.add(condition)
+    if len(conditions) != 1:
+        return None
+    (condition,) = conditions
+    rare: set[str] = set()
+    made = {s.output for s in flat.statements}
+    for name in reversed([s.output for s in flat.statements]):
+        readers = [s for s in flat.statements if name in reads(s)]
+        if readers and name not in flat.outputs:
+            if all(r.output in rare or name in chosen.get(r.output, ()) for r in readers):
+                rare.add(name)
+    return (condition, frozenset(rare)) if rare and condition in made - rare else None
+
+
+def _read(e: Expr) -> set[str]:
+    return {a.tensor for a in accesses_in(e)}
+
+
+def _only_if(part: SubPlan, condition: str, t: TensorType) -> SubPlan:
+    """The part, whose kernels end at once where the condition is false."""
+    inputs = part.inputs if condition in part.inputs else (*part.inputs, condition)
+    steps = tuple(_step_if(step, condition, t) for step in part.plan.steps)
+    return replace(part, plan=replace(part.plan, steps=steps), inputs=inputs, types={**part.types, condition: t})
+
+
+def _step_if(step: Step, condition: str, t: TensorType) -> Step:
+    match step:
+        case Launch():
+            return _launch_if(step, condition)
+        case Repeat(launches=launches):
+            return replace(step, launches=tuple(_launch_if(x, condition) for x in launches))
+        case SubPlan():
+            return _only_if(step, condition, t)
+        case TiledLoop(calls):
+            made = []
+            for call in calls:
+                given = () if condition in call.program.inputs else (Whole(condition),)
+                made.append(
+                    replace(call, program=_only_if(call.program, condition, t), sources=(*call.sources, *given))
+                )
+            return TiledLoop(tuple(made))
+    return step
+
+
+def _launch_if(launch: Launch, condition: str) -> Launch:
+    kernel = launch.file.kernel
+    name = "Needed" + "_" * ("Needed" in kernel.parameters)
+    test = If(f"{DIALECTS[kernel.dialect]}.load({name}) == 0", (Return(),))
+    kernel = replace(kernel, parameters=(*kernel.parameters, name), body=(test, *kernel.body))
+    arguments = (*launch.arguments, (name, Pointer(condition)))
+    return replace(launch, file=replace(launch.file, kernel=kernel), arguments=arguments)
