@@ -301,14 +301,16 @@ class Specialiser:
 
     # what is derived
 
-    def partition(self, wrt, types, values) -> tuple[Specialised, Partition]:
-        """The program for these types, and how values and gradient by `wrt` are divided."""
+    def partition(self, wrt, types, values, device: str = "cpu") -> tuple[Specialised, Partition]:
+        """The program for these types, and how values and gradient by `wrt` are divided on this kind of device."""
         try:
             special = self.specialised(types, values)
             bound = bind(special.program, special.types, values)
             if self.gradient is None:
                 self.warn(types, values, bound)
-            return special, partition(special.program, wrt, special.types, values, self.gradient is None, bound)
+            chooses = choose_backend(self.backend, device).chooses
+            extras = self.gradient is None
+            return special, partition(special.program, wrt, special.types, values, extras, bound, chooses)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 

@@ -78,7 +78,7 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
     wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
     if not wrt:  # tangents or a batch alone
         return unrecorded(function, tensors, weak, values)
-    special, parts = function.partition(wrt, types, sizes)
+    special, parts = function.partition(wrt, types, sizes, tensors[0].device.type)
     forward = function if parts.forward is None else function.made(parts.forward, parts.chunks)
     return Recorded(forward, weak, values, wrt, special.result_names, special, parts, function)
 
@@ -94,7 +94,8 @@ def _for_class(
     wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
 
     def make(opened: Opened) -> OpenRecord:
-        special, parts = function.partition(wrt, opened.types, dict(zip(function.sizes, values, strict=True)))
+        known = dict(zip(function.sizes, values, strict=True))
+        special, parts = function.partition(wrt, opened.types, known, tensors[0].device.type)
         if parts.chunks is not None:
             raise Pinned(opened.symbols)
         forward = None if parts.forward is None else function.open_program(opened, parts.forward)

@@ -35,6 +35,7 @@ class TritonBackend:
 
     name = "triton"
     tells_apart = 16
+    chooses = True
 
     def __init__(self, target: str | None = None, library: bool = False):
         if target is not None:

@@ -26,6 +26,7 @@ from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
     Aggregate,
+    Call,
     Expr,
     Index,
     Int,
@@ -35,7 +36,6 @@ from tilec.ir.program import (
     map_expressions,
     map_values,
     reads,
-    reads_itself,
     rebuild,
     substitute,
     variables_of,
@@ -48,7 +48,7 @@ from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.rewrite import body_at, map_reads
 
 LEAST_WORK = 2**31  # operations of all values: some 100 us
-LEAST_WORK_OF_ROW = 2**13  # more than its place takes in the sort
+LEAST_WORK_OF_VALUE = 96  # operations, beside which its comparisons take little: 32 squared differences
 _NONE, _TIES = -1, -2  # in the place of a place
 
 
@@ -84,36 +84,39 @@ def with_extremum_places(program: Program, bound: Program, types: Types) -> Extr
             statements += made
             places[s.output] = made[-1].output
             there = substitute(body, {taken: Access(made[-1].output, of.index or ())})
-            at_place[s.output] = replace(of, body=there, aggregation="assign", attributes=())
+            at_place[s.output] = replace(of, body=there, aggregation="assign", constraints=(), attributes=())
     return ExtremumPlaces(replace(program, statements=tuple(statements)), at_place, places) if places else None
 
 
 def _taken(s: Statement, values: Mapping[str, Statement], types: Types) -> str | None:
     """The variable that an extremum is taken over, where that is one and each row has much work."""
     index, t = distinct_variables(s.index), types[s.output]
-    plain = is_pure(s) and is_unmasked(s) and s.default is None and not s.constraints and index is not None
-    if not plain or s.aggregation not in ("max", "min") or t.dtype not in ("float32", "float64"):
+    if index is None or not is_pure(s) or s.guard is not None or s.aggregation not in ("max", "min") or t.dtype not in ("float32", "float64"):
         return None
-    summed = [v for v in variables_of(s) if v not in (index or ())]
-    shapes = shapes_in(types)
-    box = bounds(s, dict(shapes))
+    summed = [v for v in variables_of(s) if v not in index]
+    if any(c.expr != Index(v) for c in s.constraints for v in summed):
+        return None
+    box = bounds(s, dict(shapes_in(types)))
     if len(summed) != 1 or not box or box[summed[0]][0] != 0 or box[summed[0]][1] >= 2**31 - 1:
         return None
-    pending, work, seen = [s], 0, set[str]()
-    while pending:
-        of = pending.pop()
-        work += operations(of, shapes)
-        names = {n for n in reads(of) if n in values and n not in seen and _is_of_pairs(n, values, types)}
-        seen |= names
-        pending += [values[n] for n in names]
-    rows = prod(t.shape)
-    return summed[0] if work >= LEAST_WORK and work >= LEAST_WORK_OF_ROW * rows else None
+    of = values.get(s.body.tensor) if isinstance(s.body, Access) else None
+    return summed[0] if of is not None and _are_distances(of, values, types) else None
+
+
+def _are_distances(s: Statement, values: Mapping[str, Statement], types: Types) -> bool:
+    """Whether a statement is of sums of many squared differences, whose kernel finds the places of extrema beside
+    them."""
+    work = operations(s, shapes_in(types))
+    square = isinstance(s.body, Call) and s.body.function == "mul" and len({*s.body.args}) == 1
+    if not square or s.aggregation != "sum" or not _is_of_pairs(s.output, values, types):
+        return False
+    return work >= LEAST_WORK and work >= LEAST_WORK_OF_VALUE * prod(types[s.output].shape)
 
 
 def _is_of_pairs(name: str, values: Mapping[str, Statement], types: Types) -> bool:
     """Whether a value has more elements than all that it is made of."""
     s = values[name]
-    plain = is_pure(s) and is_unmasked(s) and s.default is None and not s.constraints and not reads_itself(s)
+    plain = is_pure(s) and is_unmasked(s)
     made_of = sum(prod(types[n].shape) for n in dict.fromkeys(reads(s)))
     return plain and distinct_variables(s.index) is not None and prod(types[name].shape) > made_of
 
@@ -132,8 +135,7 @@ def _places(s: Statement, taken: str, names: Names) -> list[Statement]:
     ties = call("select", call("lt", first, last), Int(_TIES), Int(_NONE))
     alone = call("and", call("eq", first, last), call("eq", extremum, extremum))
     place = call("int32", call("select", alone, first, ties))
-    kept = replace(s, output=names.fresh(f"{s.output}_place"), body=place, aggregation="assign", attributes=())
-    return [*ends, kept]
+    return [*ends, Statement(names.fresh(f"{s.output}_place"), index, s.sizes, place)]
 
 
 def _written_out(s: Statement, values: Mapping[str, Statement], types: Types) -> Expr:

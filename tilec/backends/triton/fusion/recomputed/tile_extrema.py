@@ -254,13 +254,13 @@ def _is_of_sides(e: Expr, read: Access, types: Types) -> bool:
 
 
 def _first(r: Statement, distances: str, extrema: Mapping[str, _Reader], types: Types) -> _Reader | None:
-    """The least number of a point that holds an extremum, or is NaN."""
+    """The least or the greatest number of a point that holds an extremum, or is NaN."""
     match r.guard:
         case Call("or", (Call("eq", (Access() as own, Access() as extremum)), Call("ne", (x, y)))) if own == x == y:
             pass
         case _:
             return None
-    if r.aggregation != "min" or not is_pure(r) or r.constraints or extremum.index != r.index:
+    if r.aggregation not in ("min", "max") or not is_pure(r) or r.constraints or extremum.index != r.index:
         return None
     found, e = _reader(r, own, distances, types), extrema.get(extremum.tensor)
     number = r.body.args[0] if isinstance(r.body, Call) and r.body.function in ("int32", "int64") else r.body
