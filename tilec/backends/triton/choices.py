@@ -7,18 +7,35 @@ may hold them. The choice itself reads A where the condition holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.base import Lowering
-from tilec.backends.triton.plan.lines import If, Return
-from tilec.backends.triton.plan.plan import Launch, Plan, Pointer, Repeat, Setting, Step, SubPlan, TiledLoop
+from tilec.backends.common.code import python_name
+from tilec.backends.common.tiled_program import IN_PLACE
+from tilec.backends.triton.plan.lines import If, Return, with_names
+from tilec.backends.triton.plan.plan import (
+    Allocate,
+    Launch,
+    Plan,
+    Pointer,
+    Release,
+    Repeat,
+    Setting,
+    Step,
+    SubPlan,
+    Table,
+    TiledLoop,
+    TorchLines,
+    made_by,
+)
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.plan.source import DIALECTS
 from tilec.ir.program import Access, Call, Expr, Input, Program, Statement, accesses_in, reads, walk
 from tilec.ir.types import TensorType
-from tilec.transforms.util.tiled import Whole
+from tilec.transforms.util.tiled import Combine, Into, Slice, TiledCall, Whole
 
+MOST_IN_LINE = 8  # slabs whose steps stand one after the other: the library launches these
 MakePart = Callable[[Lowering, Sequence[tuple[int, ...]], Setting], SubPlan]
 
 
@@ -48,8 +65,11 @@ def plan_of_choice(
         if k == 1:  # torch's own products cannot be left out
             own_setting = replace(own_setting, library=False)
         made = make(own, [known[n] for n in names], own_setting)
-        steps.append(_only_if(made, condition, types[condition]) if k == 1 else made)
-    return Plan(tuple(steps), flat.outputs)
+        steps += _in_line(_only_if(made, condition, types[condition]) if k == 1 else made)
+    between = {s.output for s in flat.statements} - {*flat.outputs}
+    made_here = dict.fromkeys(n for step in steps for n in made_by(step) if n in between)
+    gone = {n for step in steps if isinstance(step, Release) for n in step.tensors}
+    return Plan((*steps, Release(tuple(n for n in made_here if n not in gone))), flat.outputs)
 
 
 def _lowering(lowering: Lowering, statements: Sequence[Statement], needed: set[str]) -> Lowering:
@@ -126,3 +146,91 @@ def _launch_if(launch: Launch, condition: str) -> Launch:
     kernel = replace(kernel, parameters=(*kernel.parameters, name), body=(test, *kernel.body))
     arguments = (*launch.arguments, (name, Pointer(condition)))
     return replace(launch, file=replace(launch.file, kernel=kernel), arguments=arguments)
+
+
+# a part's steps among those of the whole
+
+
+def _in_line(part: SubPlan, names: Mapping[str, str] | None = None, suffix: str = "") -> list[Step]:
+    """The steps of a part and of those within it, of slabs one after the other; a loop of many stays one. `names`: of
+    its inputs outside, where these are others; what it makes has its own with the suffix."""
+    new = dict(names or {})
+    new |= {n: n + suffix for step in part.plan.steps for n in _made(step) if n not in new}
+    steps: list[Step] = []
+    for step in part.plan.steps:
+        match step:
+            case SubPlan():
+                steps += _in_line(step, {n: new.get(n, n) for n in (*step.inputs, *step.plan.outputs)}, suffix)
+            case TiledLoop(calls) if not suffix and _is_short(step):
+                for at, call in enumerate(calls):
+                    for n in range(call.count):
+                        steps += _call_in_line(call, n, f".{at}_{n}")
+            case _:
+                steps.append(_renamed(step, new))
+    return steps
+
+
+def _made(step: Step) -> Iterable[str]:
+    return step.plan.outputs if isinstance(step, SubPlan) else made_by(step)
+
+
+def _is_short(loop: TiledLoop) -> bool:
+    places = [x for call in loop.calls for x in call.places]
+    plain = all(isinstance(x, Whole | Slice | Into) or isinstance(x, Combine) and x.in_place for x in places)
+    whole = not any(isinstance(x, Into) and x.part for x in places)
+    return plain and whole and sum(call.count for call in loop.calls) <= MOST_IN_LINE
+
+
+def _call_in_line(call: TiledCall[SubPlan], n: int, suffix: str) -> list[Step]:
+    part, steps = call.program, list[Step]()
+    names: dict[str, str] = {}
+    for own, source in zip(part.inputs, call.sources, strict=True):
+        assert isinstance(source, Whole | Slice)
+        names[own] = source.tensor
+        if isinstance(source, Slice):
+            names[own] = f"{own}{suffix}"
+            copy = ".clone(memory_format=torch.contiguous_format)" * source.copied
+            line = f"{python_name(names[own])} = {_sliced(source, n)}{copy}"
+            steps.append(_lines(line, (source.tensor,), names[own], part.types[own].dtype))
+    slices = [x for own, x in names.items() if x == f"{own}{suffix}"]
+    steps += _in_line(part, names, suffix)
+    results = [f"{o}{suffix}" for o in part.plan.outputs]
+    for k, sink in call.sinks:
+        whole, made = python_name(sink.tensor), python_name(results[k])
+        line = f"{_sliced(sink, n)} = {made}" if isinstance(sink, Into) else ""
+        if isinstance(sink, Combine):
+            line = IN_PLACE[sink.aggregation].format(whole, made)
+        steps.append(_lines(line, (sink.tensor, results[k]), sink.tensor, part.types[part.plan.outputs[k]].dtype))
+    return [*steps, Release((*slices, *results))]
+
+
+def _sliced(x: Slice | Into, n: int) -> str:
+    at = x.at + n * x.step
+    return f"{python_name(x.tensor)}[{':, ' * x.axis}{at if x.length is None else f'{at}:{at + x.length}'}]"
+
+
+def _lines(line: str, read: tuple[str, ...], made: str, dtype: str) -> TorchLines:
+    return TorchLines((line,), read, (made,), (), (dtype,))
+
+
+def _renamed(step: Step, new: Mapping[str, str]) -> Step:
+    """The step over tensors of other names."""
+
+    def of(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(new.get(n, n) for n in names)
+
+    match step:
+        case Launch():
+            return step.given(new)
+        case Repeat(launches=launches):
+            return replace(step, launches=tuple(x.given(new) for x in launches))
+        case Allocate(tensor=tensor, fill=fill):
+            return replace(step, tensor=new.get(tensor, tensor), fill=new.get(fill, fill) if isinstance(fill, str) else fill)
+        case Table(tensor=tensor):
+            return replace(step, tensor=new.get(tensor, tensor))
+        case Release(tensors=tensors):
+            return Release(of(tensors))
+        case TorchLines(lines=lines, reads=read, writes=written):
+            local = {python_name(old): python_name(n) for old, n in new.items()}
+            return replace(step, lines=tuple(with_names(x, local) for x in lines), reads=of(read), writes=of(written))
+    return step
