@@ -112,7 +112,11 @@ def partition(
     plain = _Joint.of(program, wrt, types, values, bound)
     if not extras:
         return _partition(plain, program, wrt, types, extras)
-    for joint in (_choosing(plain, program, wrt, types, values, bound) if chooses else None, _with_places(plain, program.outputs), plain):
+    for joint in (
+        _choosing(plain, program, wrt, types, values, bound) if chooses else None,
+        _with_places(plain, program.outputs),
+        plain,
+    ):
         parts = None if joint is None else _partition(joint, program, wrt, types, extras)
         if parts is not None and joint.places <= set(parts.kept):  # else derivatives of the places ask for more
             break
@@ -128,7 +132,9 @@ def _with_places(plain: _Joint, outputs: Sequence[str]) -> _Joint:
     return joint if joint.places <= kept and joint.bytes_of(kept) < plain.bytes_of(without) else plain
 
 
-def _choosing(plain: _Joint, program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], bound: Program | None) -> _Joint | None:
+def _choosing(
+    plain: _Joint, program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], bound: Program | None
+) -> _Joint | None:
     """The gradient by places of extrema, and `plain` where there are ties; None where that does not pay."""
     joint = _Joint.of(program, wrt, types, values, bound, True)
     same = all(joint.types.get(n) == plain.types[n] for n in plain.kept(program.outputs))

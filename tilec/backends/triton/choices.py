@@ -225,7 +225,9 @@ def _renamed(step: Step, new: Mapping[str, str]) -> Step:
         case Repeat(launches=launches):
             return replace(step, launches=tuple(x.given(new) for x in launches))
         case Allocate(tensor=tensor, fill=fill):
-            return replace(step, tensor=new.get(tensor, tensor), fill=new.get(fill, fill) if isinstance(fill, str) else fill)
+            return replace(
+                step, tensor=new.get(tensor, tensor), fill=new.get(fill, fill) if isinstance(fill, str) else fill
+            )
         case Table(tensor=tensor):
             return replace(step, tensor=new.get(tensor, tensor))
         case Release(tensors=tensors):

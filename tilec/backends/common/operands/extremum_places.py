@@ -91,7 +91,13 @@ def with_extremum_places(program: Program, bound: Program, types: Types) -> Extr
 def _taken(s: Statement, values: Mapping[str, Statement], types: Types) -> str | None:
     """The variable that an extremum is taken over, where that is one and each row has much work."""
     index, t = distinct_variables(s.index), types[s.output]
-    if index is None or not is_pure(s) or s.guard is not None or s.aggregation not in ("max", "min") or t.dtype not in ("float32", "float64"):
+    if (
+        index is None
+        or not is_pure(s)
+        or s.guard is not None
+        or s.aggregation not in ("max", "min")
+        or t.dtype not in ("float32", "float64")
+    ):
         return None
     summed = [v for v in variables_of(s) if v not in index]
     if any(c.expr != Index(v) for c in s.constraints for v in summed):

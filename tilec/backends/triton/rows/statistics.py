@@ -57,9 +57,7 @@ class Running:
     """`accumulators`: by output, filled by whoever starts them. `maxima`: by sums that are relative to one, which.
     `places`: by first and last places of an extreme, of which; `last`: extremes whose last place is asked for."""
 
-    def __init__(
-        self, names: FreshNames, maxima: Mapping[str, str], places: Mapping[str, str], last: Collection[str]
-    ):
+    def __init__(self, names: FreshNames, maxima: Mapping[str, str], places: Mapping[str, str], last: Collection[str]):
         self.names, self.maxima, self.places, self.last = names, maxima, places, last
         self.accumulators: dict[str, Accumulator] = {}
         self._relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
