@@ -33,13 +33,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec import knobs
 from tilec.backends.common.operands.before_gradient import before_gradient
-from tilec.backends.common.operands.extremum_places import either, with_extremum_places
+from tilec.backends.common.operands.extremum_places import TIES, with_extremum_places
 from tilec.backends.common.pairs import in_pairs
 from tilec.cost import operations, size_in_bytes
 from tilec.ir.aggregations import LOGICAL
-from tilec.ir.index import distinct_variables
 from tilec.ir.infer import infer
 from tilec.ir.program import Access, Expr, Input, Program, Statement, accesses_in, reads, reads_itself
 from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
@@ -49,13 +47,14 @@ from tilec.transforms.autodiff.biased_sums import with_biased_sums
 from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs
 from tilec.transforms.autodiff.window_places import with_window_places
 from tilec.transforms.bind.bind import bind
-from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
+from tilec.transforms.checkpoint.backward import Backward, either
+from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent, share_at_once
 from tilec.transforms.checkpoint.counts import with_stored_counts
 from tilec.transforms.lower.stack_operands import with_stacked_operands
 from tilec.transforms.simplify.evaluated import compared_sides, tensors_evaluated, values_read
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
-from tilec.transforms.util.plain import is_pure, is_unmasked
+from tilec.transforms.util.plain import is_map
 
 SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
 OUTPUT_FRACTION = 4  # of an output, which somebody reads anyway
@@ -64,19 +63,6 @@ HEAVY_SINGLE = 65  # the same of wider values, whose products are slower: up to 
 HEAVIEST = 512  # the same of 16-bit values, which chains compute again at no cost
 MOST_HEAVY_BYTES = 2**28  # bytes that such values may take together
 LEAST_SPARED = 4  # times the work that places of extrema leave, for them to be kept
-MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
-
-
-@dataclass(frozen=True)
-class Backward:
-    """A gradient program over what was kept. `values`: the names whose tensors it reads, `shapes`: inputs of which it
-    reads the shape alone; its inputs are these and then `cotangents`. `types` are the inputs'."""
-
-    program: Program
-    values: tuple[str, ...]
-    shapes: tuple[str, ...]
-    cotangents: tuple[str, ...]
-    types: Types
 
 
 @dataclass(frozen=True)
@@ -112,13 +98,12 @@ def partition(
     plain = _Joint.of(program, wrt, types, values, bound)
     if not extras:
         return _partition(plain, program, wrt, types, extras)
-    for joint in (
-        _choosing(plain, program, wrt, types, values, bound) if chooses else None,
-        _with_places(plain, program.outputs),
-        plain,
-    ):
-        parts = None if joint is None else _partition(joint, program, wrt, types, extras)
-        if parts is not None and joint.places <= set(parts.kept):  # else derivatives of the places ask for more
+    joints = [_with_places(plain, program.outputs), plain]
+    if chooses and (placed := _Joint.of(program, wrt, types, values, bound, plain)).pays(program.outputs):
+        joints.insert(0, placed)
+    for joint in joints:
+        parts = _partition(joint, program, wrt, types, extras)
+        if joint.places <= set(parts.kept):  # else derivatives of the places ask for more
             break
     return _with_states(joint, parts, program.outputs)
 
@@ -132,37 +117,14 @@ def _with_places(plain: _Joint, outputs: Sequence[str]) -> _Joint:
     return joint if joint.places <= kept and joint.bytes_of(kept) < plain.bytes_of(without) else plain
 
 
-def _choosing(
-    plain: _Joint, program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], bound: Program | None
-) -> _Joint | None:
-    """The gradient by places of extrema, and `plain` where there are ties; None where that does not pay."""
-    joint = _Joint.of(program, wrt, types, values, bound, True)
-    same = all(joint.types.get(n) == plain.types[n] for n in plain.kept(program.outputs))
-    if not joint.places or not same:
-        return None
-    work = [sum(operations(s, shapes_in(x.types)) for s in x.needed(x.kept(program.outputs))) for x in (joint, plain)]
-    return replace(joint, otherwise=plain) if LEAST_SPARED * work[0] <= work[1] else None
-
-
-def _either(joint: _Joint, alone: Backward, tied: Backward) -> Backward:
-    """The results of one program, or of the other where a row has ties."""
-    values = joint.typed({*alone.values, *tied.values})
-    shapes = tuple(n for n in joint.inputs if n in {*alone.shapes, *tied.shapes} - values.keys())
-    names = dict(zip(tied.cotangents, alone.cotangents, strict=True))
-    both = either(alone.program, tied.program, names, joint.places, joint.types)
-    names = (*values, *shapes, *alone.cotangents)
-    types = {n: joint.types[n] for n in names}
-    inputs = tuple(Input(n, types[n].shape) for n in names)
-    return Backward(replace(both, inputs=inputs), tuple(values), shapes, alone.cotangents, types)
-
-
 def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types, extras: bool) -> Partition:
     outputs = program.outputs
     kept = joint.kept(outputs) if extras else joint.found_again(joint.with_outputs(outputs, ()))
     backward = joint.backward(kept)
     if joint.otherwise is not None:
         more = joint.otherwise.kept(outputs)
-        kept, backward = tuple(dict.fromkeys((*kept, *more))), _either(joint, backward, joint.otherwise.backward(more))
+        backward = either(backward, joint.otherwise.backward(more), dict.fromkeys(joint.places, TIES), joint.types)
+        kept = tuple(dict.fromkeys((*kept, *more)))
     extra = tuple(t for t in kept if t not in outputs)
     if not extra:
         return Partition(None, backward, None, (), (), joint.typed(backward.values))
@@ -212,19 +174,10 @@ def _with_states(joint: _Joint, parts: Partition, outputs: tuple[str, ...]) -> P
     return Partition(forward, backward, parts.extended, extra, constant, all_kept, chunks)
 
 
-def share_at_once(program: Program, cotangents: Sequence[str], types: Types) -> float | None:
-    """The share of all steps whose states a flat gradient program may hold at once where it computes states again; None
-    where it may hold all. `types`: of all tensors."""
-    again = independent(program.statements, cotangents)
-    total = sum(size_in_bytes(types[n]) for n in again if n not in program.outputs)
-    budget = knobs.STATE_BUDGET.value
-    return None if total <= budget else budget / total / MOST_CHUNK_STATES
-
-
 @dataclass(frozen=True)
 class _Joint:
     """Values and gradient as one flat program: what reads no cotangent belongs to either part. `places`: tensors that
-    say where extrema stand, which are there to be kept."""
+    say where extrema stand, which are there to be kept. `otherwise`: the gradient where these say that it differs."""
 
     program: Program
     inputs: tuple[str, ...]
@@ -241,14 +194,14 @@ class _Joint:
         types: Types,
         values: Mapping[str, int],
         bound: Program | None = None,
-        by_places: bool = False,
+        otherwise: _Joint | None = None,
     ) -> _Joint:
         inputs = {name: types[name] for name in program.input_names()}
         bound = bound or bind(program, inputs, values)
         outputs = infer(bound, inputs)
         written, bound = before_gradient(program, bound, inputs, values)
         divided = with_stacked_operands(in_pairs(written, bound, inputs), bound, inputs)
-        found = with_extremum_places(divided, bound, inputs) if by_places else None
+        found = with_extremum_places(divided, bound, inputs) if otherwise is not None else None
         divided, instead = (divided, {}) if found is None else (found.program, found.at_place)
         joint = grad_with_outputs(divided, wrt, are_mixed(inputs.values()), instead)
         cotangents = joint.input_names()[len(inputs) :]
@@ -259,7 +212,15 @@ class _Joint:
         flat = with_biased_sums(counted, inputs, cotangents)
         gradients = flat.outputs[len(program.outputs) :]
         places = frozenset(() if found is None else found.places.values())
-        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs), places)
+        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs), places, otherwise)
+
+    def pays(self, outputs: Sequence[str]) -> bool:
+        """Whether the gradient by places takes little beside the one that it is given otherwise."""
+        other = self.otherwise
+        if not self.places or other is None or any(self.types.get(n) != other.types[n] for n in other.kept(outputs)):
+            return False
+        work = [sum(operations(s, shapes_in(x.types)) for s in x.needed(x.kept(outputs))) for x in (self, other)]
+        return LEAST_SPARED * work[0] <= work[1]
 
     def with_places(self) -> _Joint:
         """The same with tensors that say where the extrema of windows stand."""
@@ -352,7 +313,7 @@ class _Joint:
         products = {n for s in sums for n in reads(s) if len(reads(s)) > 1}
         for k, name in enumerate(found):
             readers = [s for s in self.needed(found) if name in reads(s) and name not in outputs]
-            if len(readers) == 1 and readers[0] in forward and _is_map(readers[0]):
+            if len(readers) == 1 and readers[0] in forward and is_map(readers[0]):
                 operand, t = readers[0].output, self.types[name]
                 if self.types[operand] == t and operand not in found and (operand in products or t.dtype in NARROW):
                     found[k] = operand
@@ -437,8 +398,3 @@ class _Joint:
         for s in statements:
             found[s.output] = set().union(*(found[n] for n in values_read(s) if n in found))
         return found
-
-
-def _is_map(s: Statement) -> bool:
-    """Whether each element is a function of others at the same place, or of fewer."""
-    return s.aggregation == "assign" and is_pure(s) and is_unmasked(s) and distinct_variables(s.index) is not None

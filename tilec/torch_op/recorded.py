@@ -22,7 +22,7 @@ from tilec.ir.symbolic import Pinned
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.prepare.classes import Opened
 from tilec.prepare.prepared import Prepared, Specialised
-from tilec.saving import Backward, Partition
+from tilec.saving import Partition
 from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op import dtensors, symbolic
 from tilec.torch_op.autograd_node import TileCall
@@ -41,6 +41,7 @@ from tilec.torch_op.dispatch import SizeValues, Weak, operator, run_plain
 from tilec.torch_op.graphs.nodes import handle_of
 from tilec.torch_op.levels import Outputs, through_levels
 from tilec.torch_op.state import asking, exporting, ordinary, recording, transforming
+from tilec.transforms.checkpoint.backward import Backward
 
 Written = TypeVar("Written")
 

@@ -6,17 +6,14 @@ them where a row has no ties. There the gradient is that of
     O[i] = +((X[i, d] - Y[O_place[i], d]) * (X[i, d] - Y[O_place[i], d]))
 
 The forward pass, which has all values, finds the first and the last one equal to the extremum. O_place is the place of
-both if these are one; -1 where no value is equal to it (an empty row, NaN), and -2 where there are several. If any row
-has ties, the gradient is what comparing all values gives: `either` is both programs and what tells which results are
-right. Nothing reads the other's results, so that a backend may leave it out as soon as this is known.
+both if these are one; -1 where no value is equal to it (an empty row, NaN), and TIES where there are several. If any
+row has, the gradient is what comparing all values gives (`either` in `checkpoint/backward.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from functools import reduce as folded
 from math import prod
 
 from tilec.cost import operations
@@ -33,23 +30,22 @@ from tilec.ir.program import (
     Program,
     Statement,
     accesses_in,
-    map_expressions,
     map_values,
     reads,
     rebuild,
     substitute,
     variables_of,
 )
-from tilec.ir.types import TensorType, Types, shapes_in
+from tilec.ir.types import Types, shapes_in
 from tilec.lattice.sets import bounds
 from tilec.transforms.lower.flatten import flatten
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable, rename
 from tilec.transforms.util.plain import is_pure, is_unmasked
-from tilec.transforms.util.rewrite import body_at, map_reads
+from tilec.transforms.util.rewrite import body_at
 
 LEAST_WORK = 2**31  # operations of all values: some 100 us
 LEAST_WORK_OF_VALUE = 96  # operations, beside which its comparisons take little: 32 squared differences
-_NONE, _TIES = -1, -2  # in the place of a place
+TIES = -2  # in the place of a place
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ def _places(s: Statement, taken: str, names: Names) -> list[Statement]:
     ]
     ends = [replace(e, body=call("int32", Index(taken))) for e in ends]
     first, last = (Access(e.output, index) for e in ends)
-    ties = call("select", call("lt", first, last), Int(_TIES), Int(_NONE))
+    ties = call("select", call("lt", first, last), Int(TIES), Int(-1))
     alone = call("and", call("eq", first, last), call("eq", extremum, extremum))
     place = call("int32", call("select", alone, first, ties))
     return [*ends, Statement(names.fresh(f"{s.output}_place"), index, s.sizes, place)]
@@ -162,37 +158,3 @@ def _written_out(s: Statement, values: Mapping[str, Statement], types: Types) ->
         return visit(Aggregate(value.aggregation, whole, tuple(bound.values())) if bound else whole)
 
     return visit(s.body)
-
-
-def either(
-    alone: Program, tied: Program, cotangents: Mapping[str, str], places: Collection[str], types: Types
-) -> Program:
-    """The results of the first program, or those of the second where `places` tell of ties. Both read the same tensors
-    but for these `cotangents`, which the second has other names of. `types`: of what the first one names."""
-    names = Names({*Names.of(alone).taken, *Names.of(tied).taken})
-    new = {**cotangents, **{s.output: names.fresh(s.output) for s in tied.statements}}
-
-    def renamed(e: Expr) -> Expr:
-        return map_reads(e, new, lambda a: replace(a, tensor=new[a.tensor]))
-
-    others = [replace(map_expressions(s, renamed), output=new[s.output]) for s in tied.statements]
-    tests: list[Statement] = []
-    for place in sorted(places):
-        index = _indices(types[place])
-        test = call("eq", Access(place, index), Int(_TIES))
-        tests.append(Statement(names.fresh("Tied"), (), (), test, "any"))
-    if len(tests) > 1:
-        any_of = folded(partial(call, "or"), [Access(s.output, ()) for s in tests])
-        tests.append(Statement(names.fresh("Tied"), (), (), any_of))
-    condition = Access(tests[-1].output, ())
-    results: list[Statement] = []
-    for own, other in zip(alone.outputs, tied.outputs, strict=True):
-        index, sizes = _indices(types[own]), tuple(map(Int, types[own].shape))
-        body = call("select", condition, Access(new[other], index), Access(own, index))
-        results.append(Statement(names.fresh(own), index, sizes, body))
-    statements = (*alone.statements, *tests, *others, *results)
-    return replace(alone, outputs=tuple(s.output for s in results), statements=statements)
-
-
-def _indices(t: TensorType) -> tuple[Index, ...]:
-    return tuple(Index(f"i{d}") for d in range(len(t.shape)))
