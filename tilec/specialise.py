@@ -308,9 +308,8 @@ class Specialiser:
             bound = bind(special.program, special.types, values)
             if self.gradient is None:
                 self.warn(types, values, bound)
-            chooses = choose_backend(self.backend, device).chooses
-            extras = self.gradient is None
-            return special, partition(special.program, wrt, special.types, values, extras, bound, chooses)
+            how = self.gradient is None, bound, choose_backend(self.backend, device).chooses
+            return special, partition(special.program, wrt, special.types, values, *how)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 

@@ -88,15 +88,14 @@ def _for_class(
     function: Specialiser, tensors: Any, asked: Sequence[bool], weak: Weak, values: SizeValues
 ) -> Recorded | None:
     """The same of what serves a class of shapes; None where sizes cannot be left open, or are not yet."""
-    if not any(asked) or transforming() or forward_ad._current_level >= 0 or not ordinary(tensors):
-        return None
-    if not function.may_leave_open():
+    possible = any(asked) and ordinary(tensors) and function.may_leave_open()
+    if not possible or transforming() or forward_ad._current_level >= 0:
         return None
     wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
 
     def make(opened: Opened) -> OpenRecord:
-        known = dict(zip(function.sizes, values, strict=True))
-        special, parts = function.partition(wrt, opened.types, known, tensors[0].device.type)
+        sizes = dict(zip(function.sizes, values, strict=True))
+        special, parts = function.partition(wrt, opened.types, sizes, tensors[0].device.type)
         if parts.chunks is not None:
             raise Pinned(opened.symbols)
         forward = None if parts.forward is None else function.open_program(opened, parts.forward)

@@ -11,10 +11,10 @@ import torch
 from tilec.backends.base import Executable, Lowering, Options
 from tilec.backends.common.code import python_name
 from tilec.backends.common.memory import TensorMemory
-from tilec.backends.triton.choices import plan_of_choice
 from tilec.backends.triton.fusion.groups import Grouped, grouped
 from tilec.backends.triton.fusion.memory_order import layouts_of
 from tilec.backends.triton.permuted import PermutedLowering, orders_given, permuted_lowering
+from tilec.backends.triton.plan.choices import plan_of_choice
 from tilec.backends.triton.plan.device_info import check_target
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.plan.shared_kernels import share_kernels

@@ -31,10 +31,12 @@ from tilec.backends.triton.plan.plan import (
 )
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.plan.source import DIALECTS
-from tilec.ir.program import Access, Call, Expr, Input, Program, Statement, accesses_in, reads, walk
-from tilec.ir.types import TensorType
+from tilec.cost import operations
+from tilec.ir.program import Access, Call, Expr, Input, Program, Statement, accesses_in, reads
+from tilec.ir.types import TensorType, Types, shapes_in
 from tilec.transforms.util.tiled import Combine, Into, Slice, TiledCall, Whole
 
+LEAST_WORK = 2**30  # operations that are left out, for which plans fall into parts: some 50 us
 MOST_IN_LINE = 8  # slabs whose steps stand one after the other: the library launches these
 MakePart = Callable[[Lowering, Sequence[tuple[int, ...]], Setting], SubPlan]
 
@@ -44,14 +46,14 @@ def plan_of_choice(
 ) -> Plan | None:
     """The plan in parts: all else, what is rarely read, the choices. None where there is no such choice."""
     flat, types = lowering.stages["flat"], lowering.types
-    found = _rare(flat)
+    found = _rare(flat, types)
     if found is None:
         return None
     condition, rare = found
     later = {s.output for s in flat.statements if s.output not in rare and not rare.isdisjoint(reads(s))}
     for s in flat.statements:
         later |= {s.output} if s.output not in rare and not later.isdisjoint(reads(s)) else set()
-    parts = ([], [], [])  # type: tuple[list[Statement], ...]
+    parts: tuple[list[Statement], ...] = ([], [], [])
     for s in flat.statements:
         parts[1 if s.output in rare else 2 if s.output in later else 0].append(s)
     known = {s.output: contiguous(types[s.output].shape) for s in flat.statements}
@@ -85,28 +87,27 @@ def _lowering(lowering: Lowering, statements: Sequence[Statement], needed: set[s
     return Lowering(stages, {n: lowering.types[n] for n in (*read, *own)})
 
 
-def _rare(flat: Program) -> tuple[str, frozenset[str]] | None:
-    """A condition of rank 0 and what is read where it holds alone."""
-    chosen: dict[str, set[str]] = {}  # by statement, what it reads where the condition holds alone
-    conditions: set[str] = set()
+def _rare(flat: Program, types: Types) -> tuple[str, frozenset[str]] | None:
+    """A condition of rank 0 that is computed, and what is read where it holds alone, if that is much work."""
+    made = {s.output for s in flat.statements}
+    chosen: dict[str, dict[str, set[str]]] = {}  # by condition and statement, what it reads where that holds alone
     for s in flat.statements:
         match s.body:
-            case Call("select", (Access(condition, ()), a, b)) if s.aggregation == "assign" and s.guard is None:
-                if any(isinstance(e, Access) and e.tensor == condition for e in walk(b)):
-                    continue
-                chosen[s.output] = _read(a) - _read(b)
-                conditions.add(condition)
-    if len(conditions) != 1:
-        return None
-    (condition,) = conditions
-    rare: set[str] = set()
-    made = {s.output for s in flat.statements}
-    for name in reversed([s.output for s in flat.statements]):
-        readers = [s for s in flat.statements if name in reads(s)]
-        if readers and name not in flat.outputs:
-            if all(r.output in rare or name in chosen.get(r.output, ()) for r in readers):
-                rare.add(name)
-    return (condition, frozenset(rare)) if rare and condition in made - rare else None
+            case Call("select", (Access(condition, ()), a, b)) if condition in made:
+                if s.aggregation == "assign" and s.guard is None:
+                    chosen.setdefault(condition, {})[s.output] = _read(a) - _read(b) - {condition}
+    for condition, by_statement in chosen.items():
+        rare: set[str] = set()
+        work = 0
+        for s in reversed(flat.statements):
+            readers = [r for r in flat.statements if s.output in reads(r)]
+            everywhere = not readers or s.output in flat.outputs
+            if not everywhere and all(r.output in rare or s.output in by_statement.get(r.output, ()) for r in readers):
+                rare.add(s.output)
+                work += operations(s, shapes_in(types))
+        if work >= LEAST_WORK and condition not in rare:
+            return condition, frozenset(rare)
+    return None
 
 
 def _read(e: Expr) -> set[str]:
