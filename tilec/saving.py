@@ -47,7 +47,7 @@ from tilec.transforms.autodiff.biased_sums import with_biased_sums
 from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs
 from tilec.transforms.autodiff.window_places import with_window_places
 from tilec.transforms.bind.bind import bind
-from tilec.transforms.checkpoint.backward import Backward, either
+from tilec.transforms.checkpoint.backward import Backward, with_fallback
 from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent, share_at_once
 from tilec.transforms.checkpoint.counts import with_stored_counts
 from tilec.transforms.lower.stack_operands import with_stacked_operands
@@ -62,7 +62,7 @@ HEAVY = 128  # operations a byte from which computing again costs more than writ
 HEAVY_SINGLE = 65  # the same of wider values, whose products are slower: up to 64 a chain computes them as fast
 HEAVIEST = 512  # the same of 16-bit values, which chains compute again at no cost
 MOST_HEAVY_BYTES = 2**28  # bytes that such values may take together
-LEAST_SPARED = 4  # times the work that places of extrema leave, for them to be kept
+LEAST_WORK_SPARED = 4  # times the work that places of extrema leave, for them to be kept
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types
     outputs = program.outputs
     kept = joint.kept(outputs) if extras else joint.found_again(joint.with_outputs(outputs, ()))
     backward = joint.backward(kept)
-    if joint.otherwise is not None:
-        more = joint.otherwise.kept(outputs)
-        backward = either(backward, joint.otherwise.backward(more), dict.fromkeys(joint.places, TIES), joint.types)
+    if (other := joint.otherwise) is not None:
+        more = other.kept(outputs)
+        backward = with_fallback(backward, other.backward(more), dict.fromkeys(joint.places, TIES), joint.types)
         kept = tuple(dict.fromkeys((*kept, *more)))
     extra = tuple(t for t in kept if t not in outputs)
     if not extra:
@@ -216,11 +216,11 @@ class _Joint:
 
     def pays(self, outputs: Sequence[str]) -> bool:
         """Whether the gradient by places takes little beside the one that it is given otherwise."""
-        other = self.otherwise
-        if not self.places or other is None or any(self.types.get(n) != other.types[n] for n in other.kept(outputs)):
+        there, other = self.places and self.places <= self.types.keys(), self.otherwise
+        if not there or other is None or any(self.types.get(n) != other.types[n] for n in other.kept(outputs)):
             return False
         work = [sum(operations(s, shapes_in(x.types)) for s in x.needed(x.kept(outputs))) for x in (self, other)]
-        return LEAST_SPARED * work[0] <= work[1]
+        return LEAST_WORK_SPARED * work[0] <= work[1]
 
     def with_places(self) -> _Joint:
         """The same with tensors that say where the extrema of windows stand."""

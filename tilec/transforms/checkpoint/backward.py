@@ -26,7 +26,7 @@ class Backward:
     types: Types
 
 
-def either(backward: Backward, otherwise: Backward, numbers: Mapping[str, int], types: Types) -> Backward:
+def with_fallback(backward: Backward, otherwise: Backward, numbers: Mapping[str, int], types: Types) -> Backward:
     """The results of the first program, or those of the second where an element of one of these tensors is its number.
     Nothing reads the other's: a backend may leave them out as soon as this is known. `types`: of what the first one
     names, in the order in which its values stand."""

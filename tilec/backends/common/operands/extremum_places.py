@@ -7,7 +7,7 @@ them where a row has no ties. There the gradient is that of
 
 The forward pass, which has all values, finds the first and the last one equal to the extremum. O_place is the place of
 both if these are one; -1 where no value is equal to it (an empty row, NaN), and TIES where there are several. If any
-row has, the gradient is what comparing all values gives (`either` in `checkpoint/backward.py`).
+row has, the gradient is what comparing all values gives (`with_fallback` in `checkpoint/backward.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tilec.transforms.util.naming import Names, all_variables, fresh_variable, r
 from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.rewrite import body_at
 
-LEAST_WORK = 2**31  # operations of all values: some 100 us
+LEAST_WORK_OF_PAIRS = 2**31  # operations of all values: some 100 us
 LEAST_WORK_OF_VALUE = 96  # operations, beside which its comparisons take little: 32 squared differences
 TIES = -2  # in the place of a place
 
@@ -112,7 +112,7 @@ def _are_distances(s: Statement, values: Mapping[str, Statement], types: Types) 
     square = isinstance(s.body, Call) and s.body.function == "mul" and len({*s.body.args}) == 1
     if not square or s.aggregation != "sum" or not _is_of_pairs(s.output, values, types):
         return False
-    return work >= LEAST_WORK and work >= LEAST_WORK_OF_VALUE * prod(types[s.output].shape)
+    return work >= LEAST_WORK_OF_PAIRS and work >= LEAST_WORK_OF_VALUE * prod(types[s.output].shape)
 
 
 def _is_of_pairs(name: str, values: Mapping[str, Statement], types: Types) -> bool:

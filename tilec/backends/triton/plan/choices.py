@@ -36,7 +36,7 @@ from tilec.ir.program import Access, Call, Expr, Input, Program, Statement, acce
 from tilec.ir.types import TensorType, Types, shapes_in
 from tilec.transforms.util.tiled import Combine, Into, Slice, TiledCall, Whole
 
-LEAST_WORK = 2**30  # operations that are left out, for which plans fall into parts: some 50 us
+LEAST_RARE_WORK = 2**30  # operations that are left out, for which plans fall into parts: some 50 us
 MOST_IN_LINE = 8  # slabs whose steps stand one after the other: the library launches these
 MakePart = Callable[[Lowering, Sequence[tuple[int, ...]], Setting], SubPlan]
 
@@ -105,7 +105,7 @@ def _rare(flat: Program, types: Types) -> tuple[str, frozenset[str]] | None:
             if not everywhere and all(r.output in rare or s.output in by_statement.get(r.output, ()) for r in readers):
                 rare.add(s.output)
                 work += operations(s, shapes_in(types))
-        if work >= LEAST_WORK and condition not in rare:
+        if work >= LEAST_RARE_WORK and condition not in rare:
             return condition, frozenset(rare)
     return None
 
