@@ -40,6 +40,7 @@ PROGRAMS = {
 POINTS = {
     "apart": lambda x, y: (x, y),
     "some twice": lambda x, y: (torch.cat([y[:5] + 0.01, x[5:]]), torch.cat([y[:9], y[:9], y[18:]])),
+    "some three times": lambda x, y: (torch.cat([y[:5] + 0.01, x[5:]]), torch.cat([y[:9], y[:9], y[:9], y[27:]])),
     "on a grid": lambda x, y: ((2 * x).round(), (2 * y).round()),
     "not finite": lambda x, y: (
         x.index_fill(0, torch.tensor([3]), torch.inf).index_fill(0, torch.tensor([4]), torch.nan),

@@ -1,13 +1,14 @@
 """Where an extremum over many costly values stands, for its gradient to read these at one place a row.
 
 `O[i] = <(S[i, j])` of distances `S[i, j] = +((X[i, d] - Y[j, d]) * (X[i, d] - Y[j, d]))` hands its cotangent to one of
-them where a row has no ties. There the gradient is that of
+them in each row, or shares it out among those that are equal. With two places of each row the gradient is that of
 
-    O[i] = +((X[i, d] - Y[O_place[i], d]) * (X[i, d] - Y[O_place[i], d]))
+    O[i] = +((O_places[1, i] < 0 ? 1 : 0.5) * sum[d]((X[i, d] - Y[O_places[e, i], d]) * ...)), e < 2
 
-The forward pass, which has all values, finds the first and the last one equal to the extremum. O_place is the place of
-both if these are one; -1 where no value is equal to it (an empty row, NaN), and TIES where there are several. If any
-row has, the gradient is what comparing all values gives (`with_fallback` in `checkpoint/backward.py`).
+The forward pass, which has all values, finds the first and the last one equal to the extremum, and how many are: sums
+that are rounded are equal by chance in one of some 10^5 rows. Places are -1 where no value is equal to the extremum (an
+empty row, NaN), the second one also where one is; the first is TIES where three or more are. If any row has so many,
+the gradient is what comparing all values gives (`with_fallback` in `checkpoint/backward.py`).
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from tilec.ir.program import (
     Access,
     Aggregate,
     Call,
+    Constraint,
     Expr,
+    Float,
     Index,
     Int,
     Program,
     Statement,
     accesses_in,
+    index_variables,
     map_values,
     reads,
     rebuild,
@@ -79,8 +83,7 @@ def with_extremum_places(program: Program, bound: Program, types: Types) -> Extr
             made = _places(written[s.output], taken, names)
             statements += made
             places[s.output] = made[-1].output
-            there = substitute(body, {taken: Access(made[-1].output, of.index or ())})
-            at_place[s.output] = replace(of, body=there, aggregation="assign", constraints=(), attributes=())
+            at_place[s.output] = _at_places(of, body, taken, made[-1].output)
     return ExtremumPlaces(replace(program, statements=tuple(statements)), at_place, places) if places else None
 
 
@@ -124,20 +127,38 @@ def _is_of_pairs(name: str, values: Mapping[str, Statement], types: Types) -> bo
 
 
 def _places(s: Statement, taken: str, names: Names) -> list[Statement]:
-    """The first and the last place of a row's extremum, and what is kept of these."""
+    """The first and the last place of a row's extremum, how many there are, and what is kept of these."""
     index = s.index or ()
     extremum = Access(s.output, index)
     equal = call("or", call("eq", s.body, extremum), call("ne", s.body, s.body))
-    ends = [
-        replace(s, output=names.fresh(f"{s.output}_{end}"), aggregation=kept, guard=equal, attributes=())
-        for end, kept in (("first", "min"), ("last", "max"))
-    ]
-    ends = [replace(e, body=call("int32", Index(taken))) for e in ends]
-    first, last = (Access(e.output, index) for e in ends)
-    ties = call("select", call("lt", first, last), Int(TIES), Int(-1))
-    alone = call("and", call("eq", first, last), call("eq", extremum, extremum))
-    place = call("int32", call("select", alone, first, ties))
-    return [*ends, Statement(names.fresh(f"{s.output}_place"), index, s.sizes, place)]
+    number = call("int32", Index(taken))
+    found: list[Statement] = []
+    for what, kept, body in (
+        ("first", "min", number),
+        ("last", "max", number),
+        ("count", "sum", call("float32", Float(1.0))),
+    ):
+        name = names.fresh(f"{s.output}_{what}")
+        found.append(replace(s, output=name, aggregation=kept, body=body, guard=equal, attributes=()))
+    first, last, count = (Access(x.output, index) for x in found)
+    end = fresh_variable("e", set(all_variables(s)))
+    is_first, there = call("eq", Index(end), Int(0)), call("eq", extremum, extremum)
+    one = call("and", there, call("eq", count, Float(1.0)))
+    two = call("and", there, call("eq", count, Float(2.0)))
+    none = call("select", call("and", is_first, call("gt", count, Float(2.0))), Int(TIES), Int(-1))
+    place = call("select", call("and", is_first, call("or", one, two)), first, call("select", two, last, none))
+    sizes = (Int(2), *(s.sizes or ()))
+    whole = Statement(names.fresh(f"{s.output}_places"), (Index(end), *index), sizes, call("int32", place))
+    return [*found, whole]
+
+
+def _at_places(s: Statement, body: Expr, taken: str, places: str) -> Statement:
+    """What has the gradient of an extremum: the mean of the values at its places."""
+    end, index = fresh_variable("e", {*all_variables(s), *index_variables(body)}), s.index or ()
+    there = substitute(body, {taken: Access(places, (Index(end), *index))})
+    alone = call("lt", Access(places, (Int(1), *index)), Int(0))
+    share = call("mul", call("select", alone, Float(1.0), Float(0.5)), there)
+    return replace(s, body=share, aggregation="sum", constraints=(Constraint(Index(end), Int(2)),), attributes=())
 
 
 def _written_out(s: Statement, values: Mapping[str, Statement], types: Types) -> Expr:
