@@ -44,7 +44,8 @@ def with_fallback(backward: Backward, otherwise: Backward, numbers: Mapping[str,
         test = call("eq", Access(tensor, _indices(types[tensor])), Int(numbers[tensor]))
         tests.append(Statement(names.fresh("Otherwise"), (), (), test, "any"))
     if len(tests) > 1:
-        any_of = folded(partial(call, "or"), [Access(s.output, ()) for s in tests])
+        conditions: list[Expr] = [Access(s.output, ()) for s in tests]
+        any_of = folded(partial(call, "or"), conditions)
         tests.append(Statement(names.fresh("Otherwise"), (), (), any_of))
     results: list[Statement] = []
     for own, other in zip(first.outputs, second.outputs, strict=True):

@@ -47,7 +47,7 @@ from tilec.transforms.util.naming import Names, all_variables, fresh_variable, r
 from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.rewrite import body_at
 
-LEAST_WORK_OF_PAIRS = 2**31  # operations of all values: some 100 us
+LEAST_WORK_OF_PAIRS = 2**33  # operations of all values, which take longer than some hundred launches
 LEAST_WORK_OF_VALUE = 96  # operations, beside which its comparisons take little: 32 squared differences
 TIES = -2  # in the place of a place
 

@@ -183,8 +183,9 @@ def _is_short(loop: TiledLoop) -> bool:
 
 
 def _call_in_line(call: TiledCall[SubPlan], n: int, suffix: str) -> list[Step]:
-    part, steps = call.program, list[Step]()
+    part = call.program
     names: dict[str, str] = {}
+    sliced: list[tuple[str, str, str, str]] = []  # a line, what it reads and makes, and of which type
     for own, source in zip(part.inputs, call.sources, strict=True):
         assert isinstance(source, Whole | Slice)
         names[own] = source.tensor
@@ -192,17 +193,17 @@ def _call_in_line(call: TiledCall[SubPlan], n: int, suffix: str) -> list[Step]:
             names[own] = f"{own}{suffix}"
             copy = ".clone(memory_format=torch.contiguous_format)" * source.copied
             line = f"{python_name(names[own])} = {_sliced(source, n)}{copy}"
-            steps.append(_lines(line, (source.tensor,), names[own], part.types[own].dtype))
-    slices = [x for own, x in names.items() if x == f"{own}{suffix}"]
-    steps += _in_line(part, names, suffix)
-    results = [f"{o}{suffix}" for o in part.plan.outputs]
+            sliced.append((line, source.tensor, names[own], part.types[own].dtype))
+    added: list[tuple[str, str, str, str]] = []
     for k, sink in call.sinks:
-        whole, made = python_name(sink.tensor), python_name(results[k])
+        own = part.plan.outputs[k]
+        made = python_name(f"{own}{suffix}")
         line = f"{_sliced(sink, n)} = {made}" if isinstance(sink, Into) else ""
         if isinstance(sink, Combine):
-            line = IN_PLACE[sink.aggregation].format(whole, made)
-        steps.append(_lines(line, (sink.tensor, results[k]), sink.tensor, part.types[part.plan.outputs[k]].dtype))
-    return [*steps, Release((*slices, *results))]
+            line = IN_PLACE[sink.aggregation].format(python_name(sink.tensor), made)
+        added.append((line, f"{own}{suffix}", sink.tensor, part.types[own].dtype))
+    gone = (*(made for _, _, made, _ in sliced), *(f"{o}{suffix}" for o in part.plan.outputs))
+    return [*_lines(sliced), *_in_line(part, names, suffix), *_lines(added, in_place=True), Release(gone)]
 
 
 def _sliced(x: Slice | Into, n: int) -> str:
@@ -210,8 +211,12 @@ def _sliced(x: Slice | Into, n: int) -> str:
     return f"{python_name(x.tensor)}[{':, ' * x.axis}{at if x.length is None else f'{at}:{at + x.length}'}]"
 
 
-def _lines(line: str, read: tuple[str, ...], made: str, dtype: str) -> TorchLines:
-    return TorchLines((line,), read, (made,), (), (dtype,))
+def _lines(found: Sequence[tuple[str, str, str, str]], in_place: bool = False) -> list[Step]:
+    """A step of these lines, each with what it reads and makes, or changes in place, and of which type."""
+    if not found:
+        return []
+    lines, read, made, dtypes = zip(*found, strict=True)
+    return [TorchLines(lines, tuple(dict.fromkeys((*read, *made) if in_place else read)), made, (), dtypes)]
 
 
 def _renamed(step: Step, new: Mapping[str, str]) -> Step:
