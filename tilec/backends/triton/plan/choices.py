@@ -30,7 +30,6 @@ from tilec.backends.triton.plan.plan import (
     made_by,
 )
 from tilec.backends.triton.plan.sizes import contiguous
-from tilec.backends.triton.plan.source import DIALECTS
 from tilec.cost import operations
 from tilec.ir.program import Access, Call, Expr, Input, Program, Statement, accesses_in, reads
 from tilec.ir.types import TensorType, Types, shapes_in
@@ -142,8 +141,10 @@ def _step_if(step: Step, condition: str, t: TensorType) -> Step:
 
 def _launch_if(launch: Launch, condition: str) -> Launch:
     kernel = launch.file.kernel
+    if kernel.dialect != "triton":  # its warps have roles, all of which would have to leave
+        return launch
     name = "Needed" + "_" * ("Needed" in kernel.parameters)
-    test = If(f"{DIALECTS[kernel.dialect]}.load({name}) == 0", (Return(),))
+    test = If(f"tl.load({name}) == 0", (Return(),))
     kernel = replace(kernel, parameters=(*kernel.parameters, name), body=(test, *kernel.body))
     arguments = (*launch.arguments, (name, Pointer(condition)))
     return replace(launch, file=replace(launch.file, kernel=kernel), arguments=arguments)
