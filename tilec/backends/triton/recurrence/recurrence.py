@@ -16,6 +16,7 @@ from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue, 
 from tilec.backends.triton.recurrence.independent_lanes import choose_local, recognise_local
 from tilec.backends.triton.recurrence.parallel_lanes import local_steps
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
+from tilec.backends.triton.recurrence.tiles import recognise_tile, tile_steps
 from tilec.ir.program import Program, Statement, index_variables, reads_itself
 from tilec.ir.types import Types
 
@@ -38,6 +39,9 @@ def sequential(loop: SkewedLoop, strides: Strides, int64_index: bool, setting: S
     local = recognise_local(loop)
     if local is not None:
         return local_steps(local, strides, int64_index, choose_local(local))
+    tile = recognise_tile(loop)
+    if tile is not None:
+        return tile_steps(tile, strides, int64_index)
     sharing = sharing_of(loop, setting)
     return swept(sharing, strides, int64_index, choose_blocks(sharing, setting))
 
