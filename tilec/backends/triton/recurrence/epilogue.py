@@ -31,7 +31,7 @@ from tilec.ir.program import (
     self_reads,
     walk,
 )
-from tilec.ir.types import TensorType, is_floating, shapes_in
+from tilec.ir.types import TensorType, Types, is_floating, shapes_in
 from tilec.lattice.sets import bounds
 from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import with_parts
@@ -49,6 +49,31 @@ def find_recurrence_epilogue(flat: Program, place: int, types: Mapping[str, Tens
     there = {*flat.input_names(), *(b.output for b in flat.statements[:place])}
     later = flat.statements[place + 1 :]
     return tuple(r for r in later if s.output in reads(r) and _joins(r, s, there, types))[:MOST_EPILOGUES]
+
+
+def find_sums(flat: Program, place: int, types: Types, time: str) -> dict[str, Statement]:
+    """Statements that add up what they make of the states of one time, or of each state, by name; over the variables
+    of the recurrence at that place, whose steps `time` counts."""
+    s = flat.statements[place]
+    there = {*flat.input_names(), *(b.output for b in flat.statements[:place])}
+    found: dict[str, Statement] = {}
+    for r in flat.statements[place + 1 :]:
+        read, index = _place_read(r, s) if s.output in reads(r) else None, distinct_variables(r.index)
+        names = None if read is None else distinct_variables(read)
+        if names is None or index is None or r.aggregation not in ("assign", "sum") or not is_pure(r):
+            continue
+        used = {*index_variables(*r.roots, *(c.expr for c in r.constraints))}
+        plain = r.default is None and not any(isinstance(e, Aggregate) for e in walk(*r.roots))
+        sizes = dict(zip(names, types[s.output].shape, strict=True))
+        whole = types[r.output].shape == tuple(sizes.get(v) for v in index) and is_floating(types[r.output].dtype)
+        operators = sum(isinstance(e, Call) for e in walk(*r.roots))
+        if not plain or not whole or operators > MOST_EPILOGUE_OPERATORS or not used <= {*names}:
+            continue
+        own = dict(zip(names, map(linear, s.index or ()), strict=True))
+        timed = any(own[v].bare == time for v in index)
+        if timed and {*reads(r)} <= {*there, s.output} and all(reads_own_element(x, s.output, read) for x in r.roots):
+            found[r.output] = substitute_affine(r, own)
+    return found
 
 
 def times_read(

@@ -5,18 +5,26 @@ The place where a recurrence is given to a form that takes it; what no other for
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.torch.recurrence.recurrence import assigned
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, needs_int64_positions
 from tilec.backends.triton.recurrence.coupled_lanes import choose_blocks, sharing_of, swept
-from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue, is_beside, over, time_axis, times_read
+from tilec.backends.triton.recurrence.epilogue import (
+    find_recurrence_epilogue,
+    find_sums,
+    is_beside,
+    over,
+    time_axis,
+    times_read,
+)
 from tilec.backends.triton.recurrence.independent_lanes import choose_local, recognise_local
 from tilec.backends.triton.recurrence.parallel_lanes import local_steps
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
-from tilec.backends.triton.recurrence.tiles import recognise_tile, tile_steps
+from tilec.backends.triton.recurrence.tile_kernel import TileWriter
+from tilec.backends.triton.recurrence.tiles import recognise_tile
 from tilec.ir.program import Program, Statement, index_variables, reads_itself
 from tilec.ir.types import Types
 
@@ -41,7 +49,7 @@ def sequential(loop: SkewedLoop, strides: Strides, int64_index: bool, setting: S
         return local_steps(local, strides, int64_index, choose_local(local))
     tile = recognise_tile(loop)
     if tile is not None:
-        return tile_steps(tile, strides, int64_index)
+        return [TileWriter(tile, strides, int64_index).launch()]
     sharing = sharing_of(loop, setting)
     return swept(sharing, strides, int64_index, choose_blocks(sharing, setting))
 
@@ -52,22 +60,54 @@ def with_epilogue(
     """The recurrence at that place together with its epilogue (none of `barred`), and steps that allocate
     and compute what is needed of them; None where it has none."""
     s = program.statements[place]
-    epilogue = tuple(r for r in find_recurrence_epilogue(program, place, types) if r.output not in barred)
-    if not epilogue or 0 in types[s.output].shape:
+    if 0 in types[s.output].shape:
         return None
     loop = chart(s, types)
     local = recognise_local(loop)
     if local is None:
+        return _with_sums(program, place, loop, strides, barred)
+    epilogue = tuple(r for r in find_recurrence_epilogue(program, place, types) if r.output not in barred)
+    if not epilogue:
         return None
     if not _steps_along(loop, local.circular_shifts, time_axis(s)):
         epilogue = tuple(r for r in epilogue if is_beside(r, s))
     kept = times_read(program, s, loop.time, epilogue, types)
     beside, last = ([over(loop, r) for r in epilogue if is_beside(r, s) == b] for b in (True, False))
     local = replace(local, epilogue=tuple(beside), totals=tuple(last), kept=kept)
-    made = [r.output for r in epilogue] + ([] if kept is None else [s.output])
-    steps: list[Step] = [Allocate(name, types[name].shape, types[name].dtype) for name in made]
+    steps = _allocated(s, epilogue, kept is not None, types)
     int64_index = needs_int64_positions((s, *epilogue), types, strides)
     return (s, *epilogue), [*steps, *local_steps(local, strides, int64_index, choose_local(local))]
+
+
+def _allocated(s: Statement, epilogue: Sequence[Statement], stored: bool, types: Types) -> list[Step]:
+    """Memory for the results of a recurrence's epilogue, and for the states that are stored."""
+    names = [*(r.output for r in epilogue), *([s.output] if stored else [])]
+    return [Allocate(name, types[name].shape, types[name].dtype) for name in names]
+
+
+def _with_sums(
+    program: Program, place: int, loop: SkewedLoop, strides: Strides, barred: Collection[str]
+) -> tuple[tuple[Statement, ...], list[Step]] | None:
+    """A recurrence whose states are held in registers, and what adds them up: of what lanes that depend on each other
+    have, or, where no states are stored then, of what all lanes have that one program can hold."""
+    s, types = program.statements[place], loop.types
+    found = {name: r for name, r in find_sums(program, place, types, loop.time).items() if name not in barred}
+    summed = {name: {*loop.lanes}.difference(index_variables(*(r.index or ()))) for name, r in found.items()}
+    for own in ({*loop.lanes}, {*loop.coupled}):
+        names = [name for name in found if summed[name] <= own]
+        beside = tuple(r for r in program.statements if r.output in names)
+        kept = times_read(program, s, loop.time, beside, types)
+        more = tuple(v for v in loop.parallel if any(v in summed[name] for name in names))
+        if not names or more and kept is not None:
+            continue
+        parallel = tuple(v for v in loop.parallel if v not in more)
+        tile = recognise_tile(replace(loop, parallel=parallel, coupled=(*more, *loop.coupled)))
+        if tile is not None:
+            int64_index = needs_int64_positions((s, *beside), types, strides)
+            tile = replace(tile, sums=tuple(found[name] for name in names), kept=kept)
+            launch = TileWriter(tile, strides, int64_index).launch()
+            return (s, *beside), [*_allocated(s, beside, kept is not None, types), launch]
+    return None
 
 
 def _steps_along(loop: SkewedLoop, circular_shifts: Mapping[str, int], axis: int | None) -> bool:
