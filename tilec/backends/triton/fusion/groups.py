@@ -34,7 +34,6 @@ from tilec.backends.triton.fusion.loop_nest import (
     reduced,
     scan_form,
     taken_by_products,
-    taken_by_recurrences,
 )
 from tilec.backends.triton.fusion.memory_order import Layouts
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
@@ -60,7 +59,9 @@ from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.backends.triton.matmul.distances import TileExtremum
+from tilec.backends.triton.recurrence.epilogue import with_early_sums
 from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
+from tilec.backends.triton.recurrence.recurrence import taken_by_recurrences
 from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
@@ -178,6 +179,7 @@ REWRITES = (
     with_window_layouts,
     with_sum_layouts,
     with_points_written_out,
+    with_early_sums,
 )
 
 

@@ -59,7 +59,7 @@ def find_sums(flat: Program, place: int, types: Types, time: str) -> dict[str, S
     found: dict[str, Statement] = {}
     for r in flat.statements[place + 1 :]:
         read, index = _place_read(r, s) if s.output in reads(r) else None, distinct_variables(r.index)
-        names = None if read is None else distinct_variables(read)
+        names = None if read is None else distinct_variables([_unmoved(e) for e in read])
         if names is None or index is None or r.aggregation not in ("assign", "sum") or not is_pure(r):
             continue
         used = {*index_variables(*r.roots, *(c.expr for c in r.constraints))}
@@ -71,9 +71,28 @@ def find_sums(flat: Program, place: int, types: Types, time: str) -> dict[str, S
             continue
         own = dict(zip(names, map(linear, s.index or ()), strict=True))
         timed = any(own[v].bare == time for v in index)
-        if timed and {*reads(r)} <= {*there, s.output} and all(reads_own_element(x, s.output, read) for x in r.roots):
+        if timed and {*reads(r)} <= {*there, s.output}:
             found[r.output] = substitute_affine(r, own)
     return found
+
+
+def with_early_sums(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program with what is read beside a recurrence's states, and does not depend on them, before it."""
+    for s in program.statements:
+        if not reads_itself(s):
+            continue
+        place, after, wanted = program.statements.index(s), {s.output}, set[str]()
+        for r in program.statements[place + 1 :]:
+            wanted |= {*reads(r)} if s.output in reads(r) else set()
+            after |= {r.output} if after.intersection(reads(r)) else set()
+        later = program.statements[place:]
+        early = [r for r in later if r.output not in after]
+        for r in reversed(early):
+            wanted |= {*reads(r)} if r.output in wanted else set()
+        early = [r for r in early if r.output in wanted]
+        rest = [r for r in later if r not in early]
+        program = replace(program, statements=(*program.statements[:place], *early, *rest)) if early else program
+    return program, types
 
 
 def times_read(
@@ -138,6 +157,12 @@ def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
 
 def _place_read(r: Statement, s: Statement) -> tuple[Expr, ...] | None:
     return next((e.index for e in walk(*r.roots) if isinstance(e, Access) and e.tensor == s.output), None)
+
+
+def _unmoved(e: Expr) -> Expr:
+    """An index without what is added to its variable."""
+    form = linear(e)
+    return (form - form.constant).to_expr()
 
 
 def time_axis(s: Statement) -> int | None:

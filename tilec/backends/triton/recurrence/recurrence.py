@@ -24,7 +24,7 @@ from tilec.backends.triton.recurrence.independent_lanes import choose_local, rec
 from tilec.backends.triton.recurrence.parallel_lanes import local_steps
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
 from tilec.backends.triton.recurrence.tile_kernel import TileWriter
-from tilec.backends.triton.recurrence.tiles import recognise_tile
+from tilec.backends.triton.recurrence.tiles import Tile, reads_held, recognise_tile
 from tilec.ir.program import Program, Statement, index_variables, reads_itself
 from tilec.ir.types import Types
 
@@ -65,7 +65,13 @@ def with_epilogue(
     loop = chart(s, types)
     local = recognise_local(loop)
     if local is None:
-        return _with_sums(program, place, loop, strides, barred)
+        held = sums_beside(program, place, types, barred)
+        if held is None:
+            return None
+        tile, both = held
+        int64_index = needs_int64_positions(both, types, strides)
+        steps = _allocated(s, both[1:], tile.kept is not None, types)
+        return both, [*steps, TileWriter(tile, strides, int64_index).launch()]
     epilogue = tuple(r for r in find_recurrence_epilogue(program, place, types) if r.output not in barred)
     if not epilogue:
         return None
@@ -79,38 +85,47 @@ def with_epilogue(
     return (s, *epilogue), [*steps, *local_steps(local, strides, int64_index, choose_local(local))]
 
 
+def _steps_along(loop: SkewedLoop, circular_shifts: Mapping[str, int], axis: int | None) -> bool:
+    """Whether time walks along that axis and lanes stay where they are along the others."""
+    index = loop.statement.index or ()
+    return not circular_shifts and all((loop.time in index_variables(e)) == (k == axis) for k, e in enumerate(index))
+
+
 def _allocated(s: Statement, epilogue: Sequence[Statement], stored: bool, types: Types) -> list[Step]:
     """Memory for the results of a recurrence's epilogue, and for the states that are stored."""
     names = [*(r.output for r in epilogue), *([s.output] if stored else [])]
     return [Allocate(name, types[name].shape, types[name].dtype) for name in names]
 
 
-def _with_sums(
-    program: Program, place: int, loop: SkewedLoop, strides: Strides, barred: Collection[str]
-) -> tuple[tuple[Statement, ...], list[Step]] | None:
-    """A recurrence whose states are held in registers, and what adds them up: of what lanes that depend on each other
-    have, or, where no states are stored then, of what all lanes have that one program can hold."""
-    s, types = program.statements[place], loop.types
+def sums_beside(
+    program: Program, place: int, types: Types, barred: Collection[str] = ()
+) -> tuple[Tile, tuple[Statement, ...]] | None:
+    """A recurrence whose states are held in registers, and the statements that add them up: what lanes that depend on
+    each other have, or, where no states are stored then, what all lanes have that one program can hold."""
+    s = program.statements[place]
+    loop = chart(s, types)
     found = {name: r for name, r in find_sums(program, place, types, loop.time).items() if name not in barred}
     summed = {name: {*loop.lanes}.difference(index_variables(*(r.index or ()))) for name, r in found.items()}
-    for own in ({*loop.lanes}, {*loop.coupled}):
-        names = [name for name in found if summed[name] <= own]
-        beside = tuple(r for r in program.statements if r.output in names)
-        kept = times_read(program, s, loop.time, beside, types)
-        more = tuple(v for v in loop.parallel if any(v in summed[name] for name in names))
-        if not names or more and kept is not None:
-            continue
+    for own in ({*loop.lanes}, {*loop.coupled}) if found else ():
+        more = tuple(v for v in loop.parallel if v in own and any(v in lanes for lanes in summed.values()))
         parallel = tuple(v for v in loop.parallel if v not in more)
         tile = recognise_tile(replace(loop, parallel=parallel, coupled=(*more, *loop.coupled)))
-        if tile is not None:
-            int64_index = needs_int64_positions((s, *beside), types, strides)
-            tile = replace(tile, sums=tuple(found[name] for name in names), kept=kept)
-            launch = TileWriter(tile, strides, int64_index).launch()
-            return (s, *beside), [*_allocated(s, beside, kept is not None, types), launch]
+        if tile is None:
+            continue
+        names = [name for name, r in found.items() if summed[name] <= own and reads_held(r, tile)]
+        beside = tuple(r for r in program.statements if r.output in names)
+        kept = times_read(program, s, loop.time, beside, types)
+        if names and not (more and kept is not None):
+            return replace(tile, sums=tuple(found[name] for name in names), kept=kept), (s, *beside)
     return None
 
 
-def _steps_along(loop: SkewedLoop, circular_shifts: Mapping[str, int], axis: int | None) -> bool:
-    """Whether time walks along that axis and lanes stay where they are along the others."""
-    index = loop.statement.index or ()
-    return not circular_shifts and all((loop.time in index_variables(e)) == (k == axis) for k, e in enumerate(index))
+def taken_by_recurrences(program: Program, types: Types) -> set[str]:
+    """Outputs of the epilogues of recurrences, and of what adds up their states."""
+    taken: set[str] = set()
+    for place, s in enumerate(program.statements):
+        if reads_itself(s):
+            taken |= {r.output for r in find_recurrence_epilogue(program, place, types)}
+            held = None if 0 in types[s.output].shape else sums_beside(program, place, types)
+            taken |= set() if held is None else {r.output for r in held[1][1:]}
+    return taken

@@ -131,6 +131,22 @@ def recognise_tile(loop: SkewedLoop) -> Tile | None:
     return None
 
 
+def reads_held(s: Statement, tile: Tile) -> bool:
+    """Whether a statement over the loop's variables reads, of states, each step's own and those of the step before."""
+    loop, parts = tile.loop, dict[Expr, Expr]()
+    lanes = [linear(e).bare for e in loop.statement.index or ()]
+    for e in {*walk(*s.roots)}:
+        if isinstance(e, Access) and (e.tensor, e.index) == (loop.own, loop.statement.index):
+            parts[e] = Int(0)
+        elif isinstance(e, Pad) and isinstance(e.access, Access) and e.access.tensor == loop.own:
+            names = _lanes_read(e.access, lanes, loop)
+            if e.access.index != loop.statement.index and names is not None and e.value == tile.start:
+                parts[e] = Int(0)
+    pads = [e for e in walk(*s.roots) if isinstance(e, Pad) and e not in parts]
+    plain = not any(a.tensor == loop.own for a in accesses_in(*(e.access for e in pads)))
+    return plain and not any(a.tensor == loop.own for a in accesses_in(*(with_parts(r, parts) for r in s.roots)))
+
+
 def _lanes_read(access: Access, lanes: Sequence[str | None], loop: SkewedLoop) -> dict[str, str] | None:
     """By the variables that an access of the last step's states has in the places of coupled lanes, these lanes."""
     names: dict[str, str] = {}
