@@ -193,13 +193,13 @@ def by_dot(e: Aggregate, tile: Tile) -> tuple[Operand, Operand] | None:
     dtype = expression_type(e.body, loop.types).dtype
     if not plain or dtype not in ("float32", *NARROW) or not bound:
         return None
-    found: list[Operand] = []
+    found, every = list[Operand](), tile.axes(loop.extent)
     for f in operands_of("mul", e.body):
         own = tile.axes(index_variables(f))
         met = [o for o in found if {*o.axes}.difference(bound) & {*own}]
         axes = {*own}.union(*(o.axes for o in met))
         found = [o for o in found if o not in met]
-        found.append(Operand(tile.axes(axes), (*(x for o in met for x in o.factors), f)))
+        found.append(Operand(tuple(a for a in every if a in axes), (*(x for o in met for x in o.factors), f)))
 
     plain_ones = [o for o in found if {*o.axes} <= {*bound}]
     found = [o for o in found if o not in plain_ones]
