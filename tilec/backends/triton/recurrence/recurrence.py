@@ -24,7 +24,7 @@ from tilec.backends.triton.recurrence.independent_lanes import choose_local, rec
 from tilec.backends.triton.recurrence.parallel_lanes import local_steps
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
 from tilec.backends.triton.recurrence.tile_kernel import TileWriter
-from tilec.backends.triton.recurrence.tiles import Tile, reads_held, recognise_tile
+from tilec.backends.triton.recurrence.tiles import Tile, held_together, reads_held, recognise_tile
 from tilec.ir.program import Program, Statement, index_variables, reads_itself
 from tilec.ir.types import Types
 
@@ -108,8 +108,7 @@ def sums_beside(
     summed = {name: {*loop.lanes}.difference(index_variables(*(r.index or ()))) for name, r in found.items()}
     for own in ({*loop.lanes}, {*loop.coupled}) if found else ():
         more = tuple(v for v in loop.parallel if v in own and any(v in lanes for lanes in summed.values()))
-        parallel = tuple(v for v in loop.parallel if v not in more)
-        tile = recognise_tile(replace(loop, parallel=parallel, coupled=(*more, *loop.coupled)))
+        tile = recognise_tile(held_together(loop, more))
         if tile is None:
             continue
         names = [name for name, r in found.items() if summed[name] <= own and reads_held(r, tile)]

@@ -9,7 +9,7 @@ or products of two matrices by `tl.dot`. No state is read back from memory, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
@@ -72,21 +72,32 @@ class Tile:
 
     @property
     def warps(self) -> int:
-        around = self.axes(self.loop.lanes)
-        sums = [self.largest(e, around) for e in reached(self.loop.roots) if isinstance(e, Aggregate)]
-        held = max(self.points(around), max(sums) // 4)
+        held = max(self.points(self.axes(self.loop.lanes)), self.largest // 4)
         return max(1, min(MOST_WARPS, power_of_two(held // (32 * HELD_PER_THREAD))))
 
-    def largest(self, e: Aggregate, around: Sequence[str]) -> int:
-        """Points of the largest block that a sum takes, where a block has the axes `around` it; 0: it takes none."""
-        e = in_place(e, around, self.loop)
-        empty = any(self.loop.extent[v] < 1 for v in e.bound)
-        if empty or e.aggregation == "logsumexp" and len(self.axes(e.bound)) != 1:
-            return 0
-        inside = self.axes({*index_variables(e), *e.bound})
-        blocks = [(f.axes, f.factors) for f in by_dot(e, self) or (Operand(inside, e.roots),)]
-        inner = [self.largest(x, axes) for axes, roots in blocks for x in reached(roots) if isinstance(x, Aggregate)]
-        return 0 if 0 in inner else max([*(self.points(axes) for axes, _ in blocks), *inner])
+    @property
+    def largest(self) -> int:
+        """Points of the largest block that a sum takes."""
+        return max(self.points(axes) for axes, _ in self.blocks())
+
+    @property
+    def products(self) -> int:
+        return sum(multiplied for _, multiplied in self.blocks())
+
+    def blocks(self) -> list[tuple[tuple[str, ...], bool]]:
+        """Axes of the blocks that sums take, and whether these are multiplied by `tl.dot`."""
+
+        def below(roots: Sequence[Expr], around: Sequence[str]) -> Iterator[tuple[tuple[str, ...], bool]]:
+            for e in reached(roots):
+                if isinstance(e, Aggregate):
+                    e = in_place(e, around, self.loop)
+                    operands = by_dot(e, self)
+                    whole = Operand(self.axes({*index_variables(e), *e.bound}), e.roots)
+                    for o in operands or (whole,):
+                        yield o.axes, operands is not None
+                        yield from below(o.factors, o.axes)
+
+        return [*below(self.loop.roots, self.axes(self.loop.lanes))]
 
 
 @dataclass(frozen=True)
@@ -99,10 +110,15 @@ class Operand:
 
 def recognise_tile(loop: SkewedLoop) -> Tile | None:
     """The loop as one whose states a program can hold; None where a step reads others than the last one's, or at other
-    places than lanes are, or where blocks would be too large."""
+    places than lanes are, or where blocks would be too large. Lanes along which no states meet are held together where
+    sums are products of matrices then."""
     lanes = [linear(e).bare for e in loop.statement.index or ()]
     plain = {*lanes} == {loop.time, *loop.lanes} and loop.space().covers and loop.skew.plain
-    if not plain or not loop.coupled or not loop.aggregates() or not is_floating(loop.types[loop.own].dtype):
+    if not plain or not loop.coupled or not is_floating(loop.types[loop.own].dtype):
+        return None
+    sums = loop.aggregates()
+    several = (e for e in sums if e.aggregation == "logsumexp" and sum(loop.extent[v] > 1 for v in e.bound) != 1)
+    if not sums or any(several) or any(loop.extent[v] < 1 for e in sums for v in e.bound):
         return None
     starts, read = set[Expr](), dict[Expr, Expr]()
     for e in {*walk(*loop.roots)}:
@@ -117,15 +133,28 @@ def recognise_tile(loop: SkewedLoop) -> Tile | None:
     (start,) = starts
     if any(isinstance(e, Aggregate) for e in walk(start)):
         return None
+    found = _fitting(loop, start)
+    for v in loop.parallel:
+        other = _fitting(held_together(loop, (v,)), start)
+        if other is not None and other.products > (0 if found is None else found.products):
+            found = other
+    return found
+
+
+def held_together(loop: SkewedLoop, more: Collection[str]) -> SkewedLoop:
+    """The loop with some lanes more among those that one program has all of."""
+    own = [linear(e).bare or "" for e in loop.statement.index or ()]
+    coupled = tuple(v for v in own if v in loop.coupled or v in more)
+    return replace(loop, parallel=tuple(v for v in loop.parallel if v not in more), coupled=coupled)
+
+
+def _fitting(loop: SkewedLoop, start: Expr) -> Tile | None:
+    """With as many sets of coupled lanes in a program as keep all multiprocessors busy, where their blocks fit."""
     whole = loop.low[loop.time], loop.low[loop.time] + loop.steps - 1
     sets = power_of_two(max(1, -(-loop.count(loop.parallel) // MULTIPROCESSORS)))
     while sets:
         tile = Tile(loop, start, sets, (), whole)
-        axes = tile.axes(loop.lanes)
-        largest = [tile.largest(e, axes) for e in reached(loop.roots) if isinstance(e, Aggregate)]
-        if 0 in largest:
-            return None
-        if 1 < tile.points(axes) <= MOST_HELD and max(largest) <= MOST_IN_BLOCK:
+        if 1 < tile.points(tile.axes(loop.lanes)) <= MOST_HELD and tile.largest <= MOST_IN_BLOCK:
             return tile
         sets //= 2
     return None
