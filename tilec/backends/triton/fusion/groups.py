@@ -59,7 +59,6 @@ from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.backends.triton.matmul.distances import TileExtremum
-from tilec.backends.triton.recurrence.epilogue import with_early_sums
 from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
 from tilec.backends.triton.recurrence.recurrence import taken_by_recurrences
 from tilec.ir.index import linear
@@ -179,7 +178,6 @@ REWRITES = (
     with_window_layouts,
     with_sum_layouts,
     with_points_written_out,
-    with_early_sums,
 )
 
 

@@ -157,7 +157,7 @@ def _launched(s: SharedSum, sharing: Sharing, blocks: Blocks) -> tuple[SharedSum
     return s, replace(blocks, lanes=lanes, warps=_block_warps(lanes, points, 1024 * lanes))
 
 
-class Walk(StepWriter):
+class TimeWalk(StepWriter):
     """Steps one after the other in a loop."""
 
     @abstractmethod
@@ -200,7 +200,7 @@ class Walk(StepWriter):
         return frame.loaded
 
 
-class _Sweep(Walk):
+class _Sweep(TimeWalk):
     """Of all that a step computes; stepwise of a shared sum alone, or of the states."""
 
     def __init__(

@@ -76,25 +76,6 @@ def find_sums(flat: Program, place: int, types: Types, time: str) -> dict[str, S
     return found
 
 
-def with_early_sums(program: Program, types: Types) -> tuple[Program, Types]:
-    """The program with what is read beside a recurrence's states, and does not depend on them, before it."""
-    for s in program.statements:
-        if not reads_itself(s):
-            continue
-        place, after, wanted = program.statements.index(s), {s.output}, set[str]()
-        for r in program.statements[place + 1 :]:
-            wanted |= {*reads(r)} if s.output in reads(r) else set()
-            after |= {r.output} if after.intersection(reads(r)) else set()
-        later = program.statements[place:]
-        early = [r for r in later if r.output not in after]
-        for r in reversed(early):
-            wanted |= {*reads(r)} if r.output in wanted else set()
-        early = [r for r in early if r.output in wanted]
-        rest = [r for r in later if r not in early]
-        program = replace(program, statements=(*program.statements[:place], *early, *rest)) if early else program
-    return program, types
-
-
 def times_read(
     flat: Program, s: Statement, time: str, epilogue: tuple[Statement, ...], types: Mapping[str, TensorType]
 ) -> tuple[int, int] | None:

@@ -30,6 +30,7 @@ from tilec.ir.program import (
     accesses_in,
     index_variables,
     map_values,
+    reads,
     reads_itself,
     rebuild,
     walk,
@@ -57,7 +58,26 @@ def fuse_step_inputs(flat: Program, types: Types) -> tuple[Program, Types]:
             types = {**types, **{t.output: _without_numbers(producer, types) for t in left}}
             changed = {producer: left, recurrence: (combined,)}
             flat = replace(flat, statements=tuple(t for s in flat.statements for t in changed.get(s, (s,))))
-    return flat, types
+    return _with_early_sums(flat), types
+
+
+def _with_early_sums(program: Program) -> Program:
+    """The program with what is read beside a recurrence's states, and does not depend on them, before it."""
+    for s in program.statements:
+        if not reads_itself(s):
+            continue
+        place, after, wanted = program.statements.index(s), {s.output}, set[str]()
+        for r in program.statements[place + 1 :]:
+            wanted |= {*reads(r)} if s.output in reads(r) else set()
+            after |= {r.output} if after.intersection(reads(r)) else set()
+        later = program.statements[place:]
+        early = [r for r in later if r.output not in after]
+        for r in reversed(early):
+            wanted |= {*reads(r)} if r.output in wanted else set()
+        early = [r for r in early if r.output in wanted]
+        rest = [r for r in later if r not in early]
+        program = replace(program, statements=(*program.statements[:place], *early, *rest)) if early else program
+    return program
 
 
 def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, tuple[Statement, ...], Statement, Statement]]:

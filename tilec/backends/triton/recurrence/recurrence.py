@@ -24,7 +24,7 @@ from tilec.backends.triton.recurrence.independent_lanes import choose_local, rec
 from tilec.backends.triton.recurrence.parallel_lanes import local_steps
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
 from tilec.backends.triton.recurrence.tile_kernel import TileWriter
-from tilec.backends.triton.recurrence.tiles import Tile, held_together, reads_held, recognise_tile
+from tilec.backends.triton.recurrence.tiles import StateTile, reads_states, recognise_tile, with_lanes
 from tilec.ir.program import Program, Statement, index_variables, reads_itself
 from tilec.ir.types import Types
 
@@ -65,10 +65,10 @@ def with_epilogue(
     loop = chart(s, types)
     local = recognise_local(loop)
     if local is None:
-        held = sums_beside(program, place, types, barred)
-        if held is None:
+        found = sums_beside(program, place, types, barred)
+        if found is None:
             return None
-        tile, both = held
+        tile, both = found
         int64_index = needs_int64_positions(both, types, strides)
         steps = _allocated(s, both[1:], tile.kept is not None, types)
         return both, [*steps, TileWriter(tile, strides, int64_index).launch()]
@@ -99,7 +99,7 @@ def _allocated(s: Statement, epilogue: Sequence[Statement], stored: bool, types:
 
 def sums_beside(
     program: Program, place: int, types: Types, barred: Collection[str] = ()
-) -> tuple[Tile, tuple[Statement, ...]] | None:
+) -> tuple[StateTile, tuple[Statement, ...]] | None:
     """A recurrence whose states are held in registers, and the statements that add them up: what lanes that depend on
     each other have, or, where no states are stored then, what all lanes have that one program can hold."""
     s = program.statements[place]
@@ -108,10 +108,10 @@ def sums_beside(
     summed = {name: {*loop.lanes}.difference(index_variables(*(r.index or ()))) for name, r in found.items()}
     for own in ({*loop.lanes}, {*loop.coupled}) if found else ():
         more = tuple(v for v in loop.parallel if v in own and any(v in lanes for lanes in summed.values()))
-        tile = recognise_tile(held_together(loop, more))
+        tile = recognise_tile(with_lanes(loop, more))
         if tile is None:
             continue
-        names = [name for name, r in found.items() if summed[name] <= own and reads_held(r, tile)]
+        names = [name for name, r in found.items() if summed[name] <= own and reads_states(r, tile)]
         beside = tuple(r for r in program.statements if r.output in names)
         kept = times_read(program, s, loop.time, beside, types)
         if names and not (more and kept is not None):
@@ -125,6 +125,6 @@ def taken_by_recurrences(program: Program, types: Types) -> set[str]:
     for place, s in enumerate(program.statements):
         if reads_itself(s):
             taken |= {r.output for r in find_recurrence_epilogue(program, place, types)}
-            held = None if 0 in types[s.output].shape else sums_beside(program, place, types)
-            taken |= set() if held is None else {r.output for r in held[1][1:]}
+            found = None if 0 in types[s.output].shape else sums_beside(program, place, types)
+            taken |= set() if found is None else {r.output for r in found[1][1:]}
     return taken

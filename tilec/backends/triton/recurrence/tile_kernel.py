@@ -17,26 +17,26 @@ from tilec.backends.triton.emit.kernel import Axis, Kernel, all_text, triton_typ
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.plan.plan import Launch
 from tilec.backends.triton.plan.sizes import Strides
-from tilec.backends.triton.recurrence.coupled_lanes import Walk
+from tilec.backends.triton.recurrence.coupled_lanes import TimeWalk
 from tilec.backends.triton.recurrence.skewed_loop import step_conditions, step_inputs
 from tilec.backends.triton.recurrence.step import Moment, StepFrame, reached
-from tilec.backends.triton.recurrence.tiles import Operand, Tile, by_dot, in_place
+from tilec.backends.triton.recurrence.tiles import MatrixOperand, StateTile, by_dot, in_place
 from tilec.ir.index import Affine, linear
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import Access, Aggregate, Call, Expr, Pad, Statement, index_variables
 from tilec.ir.types import NARROW
 
 
-class TileWriter(Walk):
-    """`names`: of axes, as texts. `held`: the axes of a program's states."""
+class TileWriter(TimeWalk):
+    """`names`: of axes, as texts. `axes`: of a program's states."""
 
-    def __init__(self, tile: Tile, strides: Strides, int64_index: bool):
+    def __init__(self, tile: StateTile, strides: Strides, int64_index: bool):
         loop = tile.loop
         kernel = Kernel(f"{python_name(loop.own)}_kernel", loop.space(), loop.types, strides, int64_index)
         super().__init__(kernel, loop)
         self.tile, self.state, self.now = tile, kernel.names.fresh("state"), kernel.names.fresh("now")
         self.dtype = loop.types[loop.own].dtype
-        self.held = tile.axes(loop.lanes)
+        self.axes = tile.axes(loop.lanes)
         self.names = {a: a if a == "row" else kernel.names.fresh("place") for a in tile.axes(loop.extent)}
         self.tails: dict[str, str] = {}
 
@@ -56,7 +56,7 @@ class TileWriter(Walk):
                 k.value_of[v] = k.low(v)
         self.moment(Moment("0"), True)
         frame, dtype = self.step_frame(), compute_dtype_of(self.dtype)
-        k.assign(self.state, self._held(TritonScalars(frame, tile.start).text(tile.start, dtype), frame))
+        k.assign(self.state, self._masked(TritonScalars(frame, tile.start).text(tile.start, dtype), frame))
         beside = (e for s in tile.sums for e in s.roots)
         own = step_inputs(
             loop,
@@ -64,7 +64,7 @@ class TileWriter(Walk):
             lambda e: isinstance(e.access, Access) and e.access.tensor == loop.own,
         )
         accesses = [a for a in own if loop.time in free_of(a) and not any(gathered(linear(i)) for i in a.index)]
-        self.through([a for a in accesses if {*tile.axes(free_of(a))} <= {*self.held}])
+        self.through([a for a in accesses if {*tile.axes(free_of(a))} <= {*self.axes}])
         return k.launch((tile.programs, 1, 1), tile.warps, 1, loop.flat, *tile.sums)
 
     def _axis(self, axis: str, places: str, variables: tuple[str, ...], block: str, total: str) -> None:
@@ -82,13 +82,13 @@ class TileWriter(Walk):
         found = [*roots]
         for e in reached(roots):
             if isinstance(e, Aggregate):
-                e = in_place(e, self.held, self.loop)
-                if {*self.tile.axes(e.bound)} <= {*self.held} and by_dot(e, self.tile) is None:
+                e = in_place(e, self.axes, self.loop)
+                if {*self.tile.axes(e.bound)} <= {*self.axes} and by_dot(e, self.tile) is None:
                     found += self._in_place(e.roots)
         return found
 
     def step_frame(self, *inner: frozenset[str]) -> StepFrame:
-        return self._over(self.held, None, *inner)
+        return self._over(self.axes, None, *inner)
 
     def _over(self, axes: Sequence[str], around: StepFrame | None, *inner: frozenset[str]) -> StepFrame:
         names = [self.names[a] for a in axes]
@@ -101,7 +101,7 @@ class TileWriter(Walk):
             low, high = self.tile.kept
             there = Condition(Affine.variable(self.loop.time) - low, high - low + 1)
             self.store(frame, "result", dtype, tests=frame.tests([there]))
-        self.kernel.assign(self.now, self._held("result", frame))
+        self.kernel.assign(self.now, self._masked("result", frame))
         for s in self.tile.sums:
             self._beside(s, frame)
         self.kernel.assign(self.state, self.now)
@@ -111,7 +111,7 @@ class TileWriter(Walk):
         k, t, own = self.kernel, self.loop.types[s.output], {*index_variables(*(s.index or ()))}
         summed = tuple(v for v in self.loop.lanes if v not in own)
         axes, code = self._summed(Aggregate(s.aggregation, s.body, summed, s.guard, s.constraints), t.dtype, frame)
-        target = self._over([a for a in self.held if self.names[a] in axes], frame, *frame.inner)
+        target = self._over([a for a in self.axes if self.names[a] in axes], frame, *frame.inner)
         k.assign("value", code if not axes else f"tl.broadcast_to({code}, {self._shape(target)})")
         tails = target.store_tests()
         mask = f"tl.broadcast_to({all_text(tails)}, {self._shape(target)})" if tails and axes else None
@@ -120,7 +120,7 @@ class TileWriter(Walk):
     def _shape(self, frame: StepFrame, without: Collection[str] = ()) -> str:
         return tuple_text([1 if a in without else self.blocks[a] for a in frame.axes])
 
-    def _held(self, code: str, frame: StepFrame) -> str:
+    def _masked(self, code: str, frame: StepFrame) -> str:
         """Text of a block of states, rounded as the tensor's elements are, and 0 where there is no element."""
         if self.dtype in NARROW:
             code = f"({code}).to({triton_type(self.dtype)}).to(tl.float32)"
@@ -146,7 +146,7 @@ class TileWriter(Walk):
         loop, read = self.loop, {}
         for own, there in zip(loop.statement.index or (), access.index, strict=True):
             read[linear(own).bare] = linear(there).bare
-        axes = [self.names["row" if a == "row" else read[a] or ""] for a in self.held]
+        axes = [self.names["row" if a == "row" else read[a] or ""] for a in self.axes]
         code, order = self.state, sorted(range(len(axes)), key=lambda k: frame.axes.index(axes[k]))
         if order != [*range(len(axes))]:
             code = f"tl.permute({code}, {tuple_text(order)})"
@@ -202,7 +202,7 @@ class TileWriter(Walk):
             k.add(*accumulator.at_once(accumulator.state[0] if number else own["value"], place))
         return [a for a in within.axes if a not in summed], accumulator.result()
 
-    def _multiplied(self, operands: tuple[Operand, Operand], frame: StepFrame) -> tuple[list[str], str]:
+    def _multiplied(self, operands: tuple[MatrixOperand, MatrixOperand], frame: StepFrame) -> tuple[list[str], str]:
         """A product of two matrices: its axes, in the frame's order, and the text."""
         k, texts, made = self.kernel, list[str](), list[str]()
         bound = [a for a in operands[0].axes if a in operands[1].axes]

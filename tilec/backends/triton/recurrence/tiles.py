@@ -34,14 +34,14 @@ from tilec.ir.types import NARROW, is_floating
 from tilec.transforms.util.naming import rename, rename_constraint
 from tilec.transforms.util.rewrite import with_parts
 
-MOST_HELD = 4096  # elements of a program's states
+MOST_STATES = 4096  # elements of a program's states
 LEAST_BY_DOT = 16  # elements along each axis of what `tl.dot` multiplies
-HELD_PER_THREAD = 8  # elements of a block of states, about
-MOST_WARPS = 8
+STATES_PER_THREAD = 8  # elements of a block of states, about
+TILE_WARPS = 8
 
 
 @dataclass(frozen=True)
-class Tile:
+class StateTile:
     """A loop whose states are held so. `start`: they are before the first step, over a step's own lanes. `sets`: of
     coupled lanes in a program, side by side along the axis "row"; other axes have the names of their variables.
     `sums`: statements over the loop's variables that add up what they make of a step's states, or of each. `kept`: the
@@ -72,8 +72,8 @@ class Tile:
 
     @property
     def warps(self) -> int:
-        held = max(self.points(self.axes(self.loop.lanes)), self.largest // 4)
-        return max(1, min(MOST_WARPS, power_of_two(held // (32 * HELD_PER_THREAD))))
+        points = max(self.points(self.axes(self.loop.lanes)), self.largest // 4)
+        return max(1, min(TILE_WARPS, power_of_two(points // (32 * STATES_PER_THREAD))))
 
     @property
     def largest(self) -> int:
@@ -92,7 +92,7 @@ class Tile:
                 if isinstance(e, Aggregate):
                     e = in_place(e, around, self.loop)
                     operands = by_dot(e, self)
-                    whole = Operand(self.axes({*index_variables(e), *e.bound}), e.roots)
+                    whole = MatrixOperand(self.axes({*index_variables(e), *e.bound}), e.roots)
                     for o in operands or (whole,):
                         yield o.axes, operands is not None
                         yield from below(o.factors, o.axes)
@@ -101,14 +101,14 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Operand:
+class MatrixOperand:
     """A matrix that a sum multiplies: axes, those added up along last, and what it is the product of."""
 
     axes: tuple[str, ...]
     factors: tuple[Expr, ...]
 
 
-def recognise_tile(loop: SkewedLoop) -> Tile | None:
+def recognise_tile(loop: SkewedLoop) -> StateTile | None:
     """The loop as one whose states a program can hold; None where a step reads others than the last one's, or at other
     places than lanes are, or where blocks would be too large. Lanes along which no states meet are held together where
     sums are products of matrices then."""
@@ -135,32 +135,32 @@ def recognise_tile(loop: SkewedLoop) -> Tile | None:
         return None
     found = _fitting(loop, start)
     for v in loop.parallel:
-        other = _fitting(held_together(loop, (v,)), start)
+        other = _fitting(with_lanes(loop, (v,)), start)
         if other is not None and other.products > (0 if found is None else found.products):
             found = other
     return found
 
 
-def held_together(loop: SkewedLoop, more: Collection[str]) -> SkewedLoop:
+def with_lanes(loop: SkewedLoop, more: Collection[str]) -> SkewedLoop:
     """The loop with some lanes more among those that one program has all of."""
     own = [linear(e).bare or "" for e in loop.statement.index or ()]
     coupled = tuple(v for v in own if v in loop.coupled or v in more)
     return replace(loop, parallel=tuple(v for v in loop.parallel if v not in more), coupled=coupled)
 
 
-def _fitting(loop: SkewedLoop, start: Expr) -> Tile | None:
+def _fitting(loop: SkewedLoop, start: Expr) -> StateTile | None:
     """With as many sets of coupled lanes in a program as keep all multiprocessors busy, where their blocks fit."""
     whole = loop.low[loop.time], loop.low[loop.time] + loop.steps - 1
     sets = power_of_two(max(1, -(-loop.count(loop.parallel) // MULTIPROCESSORS)))
     while sets:
-        tile = Tile(loop, start, sets, (), whole)
-        if 1 < tile.points(tile.axes(loop.lanes)) <= MOST_HELD and tile.largest <= MOST_IN_BLOCK:
+        tile = StateTile(loop, start, sets, (), whole)
+        if 1 < tile.points(tile.axes(loop.lanes)) <= MOST_STATES and tile.largest <= MOST_IN_BLOCK:
             return tile
         sets //= 2
     return None
 
 
-def reads_held(s: Statement, tile: Tile) -> bool:
+def reads_states(s: Statement, tile: StateTile) -> bool:
     """Whether a statement over the loop's variables reads, of states, each step's own and those of the step before."""
     loop, parts = tile.loop, dict[Expr, Expr]()
     lanes = [linear(e).bare for e in loop.statement.index or ()]
@@ -213,7 +213,7 @@ def in_place(e: Aggregate, around: Sequence[str], loop: SkewedLoop) -> Aggregate
     return replace(moved, bound=tuple(names.get(v, v) for v in e.bound), constraints=constraints)
 
 
-def by_dot(e: Aggregate, tile: Tile) -> tuple[Operand, Operand] | None:
+def by_dot(e: Aggregate, tile: StateTile) -> tuple[MatrixOperand, MatrixOperand] | None:
     """The matrices that a sum multiplies; None where it is no such product, or of too small ones."""
     loop, bound = tile.loop, tile.axes(e.bound)
     box = loop.space().box(0)
@@ -222,23 +222,23 @@ def by_dot(e: Aggregate, tile: Tile) -> tuple[Operand, Operand] | None:
     dtype = expression_type(e.body, loop.types).dtype
     if not plain or dtype not in ("float32", *NARROW) or not bound:
         return None
-    found, every = list[Operand](), tile.axes(loop.extent)
+    found, every = list[MatrixOperand](), tile.axes(loop.extent)
     for f in operands_of("mul", e.body):
         own = tile.axes(index_variables(f))
         met = [o for o in found if {*o.axes}.difference(bound) & {*own}]
         axes = {*own}.union(*(o.axes for o in met))
         found = [o for o in found if o not in met]
-        found.append(Operand(tuple(a for a in every if a in axes), (*(x for o in met for x in o.factors), f)))
+        found.append(MatrixOperand(tuple(a for a in every if a in axes), (*(x for o in met for x in o.factors), f)))
 
     plain_ones = [o for o in found if {*o.axes} <= {*bound}]
     found = [o for o in found if o not in plain_ones]
     if len(found) != 2:
         return None
-    found[0] = Operand(found[0].axes, (*found[0].factors, *(x for o in plain_ones for x in o.factors)))
+    found[0] = MatrixOperand(found[0].axes, (*found[0].factors, *(x for o in plain_ones for x in o.factors)))
     read = [{*tile.axes(index_variables(*o.factors))} for o in found]
     free = [tuple(a for a in o.axes if a not in bound) for o in found]
     sizes = [tile.points(axes) for axes in (*free, bound)]
     if not all({*bound} <= axes for axes in read) or min(sizes) < LEAST_BY_DOT:
         return None
-    first, second = (Operand((*own, *bound), o.factors) for own, o in zip(free, found, strict=True))
+    first, second = (MatrixOperand((*own, *bound), o.factors) for own, o in zip(free, found, strict=True))
     return first, second
