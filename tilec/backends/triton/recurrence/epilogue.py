@@ -52,27 +52,35 @@ def find_recurrence_epilogue(flat: Program, place: int, types: Mapping[str, Tens
 
 
 def find_sums(flat: Program, place: int, types: Types, time: str) -> dict[str, Statement]:
-    """Statements that add up what they make of the states of one time, or of each state, by name; over the variables
-    of the recurrence at that place, whose steps `time` counts."""
+    """Statements that add up what they make of each time's states, by name, and those of the states of one time, which
+    their guard says; over the variables of the recurrence at that place, whose steps `time` counts."""
     s = flat.statements[place]
     there = {*flat.input_names(), *(b.output for b in flat.statements[:place])}
     found: dict[str, Statement] = {}
     for r in flat.statements[place + 1 :]:
         read, index = _place_read(r, s) if s.output in reads(r) else None, distinct_variables(r.index)
-        names = None if read is None else distinct_variables([_unmoved(e) for e in read])
-        if names is None or index is None or r.aggregation not in ("assign", "sum") or not is_pure(r):
+        if read is None or index is None or r.aggregation not in ("assign", "sum") or not is_pure(r):
             continue
-        used = {*index_variables(*r.roots, *(c.expr for c in r.constraints))}
+        axes = list(zip(map(linear, read), map(linear, s.index or ()), types[s.output].shape, strict=True))
+        at = next(place for place, own, _ in axes if own.bare == time)
+        moving = [(place - place.constant, own, n) for place, own, n in axes if own.bare != time or place.terms]
+        names = distinct_variables([place.to_expr() for place, _, _ in moving])
         plain = r.default is None and not any(isinstance(e, Aggregate) for e in walk(*r.roots))
-        sizes = dict(zip(names, types[s.output].shape, strict=True))
-        whole = types[r.output].shape == tuple(sizes.get(v) for v in index) and is_floating(types[r.output].dtype)
-        operators = sum(isinstance(e, Call) for e in walk(*r.roots))
-        if not plain or not whole or operators > MOST_EPILOGUE_OPERATORS or not used <= {*names}:
+        most = MOST_EPILOGUE_OPERATORS if at.terms else MOST_PINNED_OPERATORS
+        if names is None or not plain or sum(isinstance(e, Call) for e in walk(*r.roots)) > most:
             continue
-        own = dict(zip(names, map(linear, s.index or ()), strict=True))
+        own, sizes = ({v: x[k] for v, x in zip(names, moving, strict=True)} for k in (1, 2))
+        whole = types[r.output].shape == tuple(sizes.get(v) for v in index) and is_floating(types[r.output].dtype)
+        used = {*index_variables(*r.roots, *(c.expr for c in r.constraints))}
+        if not whole or not used <= {*names} or not {*reads(r)} <= {*there, s.output}:
+            continue
         timed = any(own[v].bare == time for v in index)
-        if timed and {*reads(r)} <= {*there, s.output}:
+        if at.terms and timed:
             found[r.output] = substitute_affine(r, own)
+        elif not at.terms and at.is_integral and r.guard is None and len(index) == len(names):
+            r = substitute_affine(r, own)
+            now = {Access(s.output, _place_read(r, s) or ()): Access(s.output, s.index or ())}
+            found[r.output] = replace(r, body=with_parts(r.body, now), guard=Call("eq", (Index(time), at.to_expr())))
     return found
 
 
@@ -138,12 +146,6 @@ def _joins(r: Statement, s: Statement, there: set[str], types: Mapping[str, Tens
 
 def _place_read(r: Statement, s: Statement) -> tuple[Expr, ...] | None:
     return next((e.index for e in walk(*r.roots) if isinstance(e, Access) and e.tensor == s.output), None)
-
-
-def _unmoved(e: Expr) -> Expr:
-    """An index without what is added to its variable."""
-    form = linear(e)
-    return (form - form.constant).to_expr()
 
 
 def time_axis(s: Statement) -> int | None:

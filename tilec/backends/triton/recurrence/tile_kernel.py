@@ -109,11 +109,12 @@ class TileWriter(TimeWalk):
     def _beside(self, s: Statement, frame: StepFrame) -> None:
         """Compute and store the elements of a statement that this step's states are for."""
         k, t, own = self.kernel, self.loop.types[s.output], {*index_variables(*(s.index or ()))}
-        summed = tuple(v for v in self.loop.lanes if v not in own)
-        axes, code = self._summed(Aggregate(s.aggregation, s.body, summed, s.guard, s.constraints), t.dtype, frame)
+        summed, timed = tuple(v for v in self.loop.lanes if v not in own), self.loop.time in own
+        guard = s.guard if timed else None
+        axes, code = self._summed(Aggregate(s.aggregation, s.body, summed, guard, s.constraints), t.dtype, frame)
         target = self._over([a for a in self.axes if self.names[a] in axes], frame, *frame.inner)
         k.assign("value", code if not axes else f"tl.broadcast_to({code}, {self._shape(target)})")
-        tails = target.store_tests()
+        tails = [*target.store_tests(), *(TritonScalars(target, g).test(g) for g in s.guards if not timed)]
         mask = f"tl.broadcast_to({all_text(tails)}, {self._shape(target)})" if tails and axes else None
         k.store(target.element_address(s), f"value.to({triton_type(t.dtype)})", mask)
 
