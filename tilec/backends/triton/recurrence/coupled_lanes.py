@@ -172,23 +172,23 @@ class TimeWalk(StepWriter):
         """Lines between two steps."""
         return []
 
-    def through(self, accesses: Sequence[Access]) -> None:
-        """The loop over time. What is read at `accesses` is loaded a few steps before."""
-        k, loop, moving = self.kernel, self.loop, frozenset((self.loop.time,))
-        ahead = max(1, min(AHEAD, MOST_WAITING // max(len(accesses), 1), loop.steps))
+    def through(self, accesses: Sequence[Access], ahead: int, steps: int = 1) -> None:
+        """The loop over time, in rounds of steps. What is read at `accesses` is loaded so many steps before."""
+        k, n, moving = self.kernel, self.loop.steps, frozenset((self.loop.time,))
         waiting = self.waiting(self.step_frame(), accesses, ahead)
         for u, names in enumerate(waiting):
             self.let({names[a]: text for a, text in self._loads(accesses, Moment(str(u))).items()})
         k.scopes.append(Scope())
-        coming = self._loads(accesses, Moment("at_step", ahead), moving)
-        self.moment(Moment("at_step"), True)
-        frame = self.step_frame(moving)
-        frame.loaded = dict(waiting[0])
-        self.compute(frame)
-        for old, new in zip(waiting, [*waiting[1:], coming], strict=True):
+        coming = [self._loads(accesses, Moment("at_step", ahead + u), moving) for u in range(steps)]
+        for u in range(steps):
+            running = self.moment(Moment("at_step", u), not u or n % steps == 0)
+            frame = self.step_frame(moving)
+            frame.loaded, frame.running = dict(waiting[u]), running
+            self.compute(frame)
+        for old, new in zip(waiting, [*waiting[steps:], *coming], strict=True):
             self.let({name: new[a] for a, name in old.items()})
         k.add(*self.between())
-        k.close("at_step", f"range(0, {k.extent(loop.time)})")
+        k.close("at_step", f"range(0, {k.extent(self.loop.time)}{f', {steps}' if steps > 1 else ''})")
 
     def _loads(self, accesses: Sequence[Access], moment: Moment, *inner: frozenset[str]) -> dict[Access, str]:
         """Names of what the step of that number reads, if there is one."""
@@ -225,7 +225,7 @@ class _Sweep(TimeWalk):
             self._lanes("tl.arange(0, BM)")
             accesses = [a for a in step_inputs(loop, loop.roots, lambda e: False) if loop.time in free_of(a)]
             accesses = [a for a in accesses if not any(gathered(linear(i)) for i in a.index)]
-            self.through(accesses)
+            self.through(accesses, max(1, min(AHEAD, MOST_WAITING // max(len(accesses), 1), loop.steps)))
         else:
             self.kernel.scopes.append(Scope())
             self.moment(Moment("at_step"), True)

@@ -62,7 +62,9 @@ def find_sums(flat: Program, place: int, types: Types, time: str) -> dict[str, S
         if read is None or index is None or r.aggregation not in ("assign", "sum") or not is_pure(r):
             continue
         axes = list(zip(map(linear, read), map(linear, s.index or ()), types[s.output].shape, strict=True))
-        at = next(place for place, own, _ in axes if own.bare == time)
+        at = next((place for place, own, _ in axes if own.bare == time), None)
+        if at is None:
+            continue
         moving = [(place - place.constant, own, n) for place, own, n in axes if own.bare != time or place.terms]
         names = distinct_variables([place.to_expr() for place, _, _ in moving])
         plain = r.default is None and not any(isinstance(e, Aggregate) for e in walk(*r.roots))

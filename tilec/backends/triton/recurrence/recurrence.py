@@ -24,7 +24,7 @@ from tilec.backends.triton.recurrence.independent_lanes import choose_local, rec
 from tilec.backends.triton.recurrence.parallel_lanes import local_steps
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, chart
 from tilec.backends.triton.recurrence.tile_kernel import TileWriter
-from tilec.backends.triton.recurrence.tiles import StateTile, reads_states, recognise_tile, with_lanes
+from tilec.backends.triton.recurrence.tiles import StateTile, reads_states, recognise_tile
 from tilec.ir.program import Program, Statement, index_variables, reads_itself
 from tilec.ir.types import Types
 
@@ -100,23 +100,19 @@ def _allocated(s: Statement, epilogue: Sequence[Statement], stored: bool, types:
 def sums_beside(
     program: Program, place: int, types: Types, barred: Collection[str] = ()
 ) -> tuple[StateTile, tuple[Statement, ...]] | None:
-    """A recurrence whose states are held in registers, and the statements that add them up: what lanes that depend on
-    each other have, or, where no states are stored then, what all lanes have that one program can hold."""
+    """A recurrence whose states are held in registers, and the statements that add them up over lanes that one program
+    has all of."""
     s = program.statements[place]
     loop = chart(s, types)
     found = {name: r for name, r in find_sums(program, place, types, loop.time).items() if name not in barred}
-    summed = {name: {*loop.lanes}.difference(index_variables(*(r.index or ()))) for name, r in found.items()}
-    for own in ({*loop.lanes}, {*loop.coupled}) if found else ():
-        more = tuple(v for v in loop.parallel if v in own and any(v in lanes for lanes in summed.values()))
-        tile = recognise_tile(with_lanes(loop, more))
-        if tile is None:
-            continue
-        names = [name for name, r in found.items() if summed[name] <= own and reads_states(r, tile)]
-        beside = tuple(r for r in program.statements if r.output in names)
-        kept = times_read(program, s, loop.time, beside, types)
-        if names and not (more and kept is not None):
-            return replace(tile, sums=tuple(found[name] for name in names), kept=kept), (s, *beside)
-    return None
+    tile = recognise_tile(loop) if found else None
+    if tile is None:
+        return None
+    rows = {*loop.parallel}.difference(tile.loop.coupled)
+    found = {n: r for n, r in found.items() if rows <= {*index_variables(*(r.index or ()))} and reads_states(r, tile)}
+    beside = tuple(r for r in program.statements if r.output in found)
+    kept = times_read(program, s, loop.time, beside, types)
+    return (replace(tile, sums=tuple(found.values()), kept=kept), (s, *beside)) if found else None
 
 
 def taken_by_recurrences(program: Program, types: Types) -> set[str]:

@@ -15,8 +15,9 @@ from tilec.backends.triton.emit.accumulate import Accumulator
 from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, all_text, triton_type, where_text
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
+from tilec.backends.triton.plan.lines import CodeLine, assign
 from tilec.backends.triton.plan.plan import Launch
-from tilec.backends.triton.plan.sizes import Strides
+from tilec.backends.triton.plan.sizes import Strides, power_of_two
 from tilec.backends.triton.recurrence.coupled_lanes import TimeWalk
 from tilec.backends.triton.recurrence.skewed_loop import step_conditions, step_inputs
 from tilec.backends.triton.recurrence.step import Moment, StepFrame, reached
@@ -34,7 +35,8 @@ class TileWriter(TimeWalk):
         loop = tile.loop
         kernel = Kernel(f"{python_name(loop.own)}_kernel", loop.space(), loop.types, strides, int64_index)
         super().__init__(kernel, loop)
-        self.tile, self.state, self.now = tile, kernel.names.fresh("state"), kernel.names.fresh("now")
+        self.tile, self.state, self.now = tile, kernel.names.fresh("state"), ""
+        self.carried = self.state
         self.dtype = loop.types[loop.own].dtype
         self.axes = tile.axes(loop.lanes)
         self.names = {a: a if a == "row" else kernel.names.fresh("place") for a in tile.axes(loop.extent)}
@@ -64,7 +66,9 @@ class TileWriter(TimeWalk):
             lambda e: isinstance(e.access, Access) and e.access.tensor == loop.own,
         )
         accesses = [a for a in own if loop.time in free_of(a) and not any(gathered(linear(i)) for i in a.index)]
-        self.through([a for a in accesses if {*tile.axes(free_of(a))} <= {*self.axes}])
+        accesses = [a for a in accesses if {*tile.axes(free_of(a))} <= {*self.axes}]
+        rounds = min(tile.rounds([free_of(a) for a in accesses]), power_of_two(loop.steps))
+        self.through(accesses, rounds, rounds)
         return k.launch((tile.programs, 1, 1), tile.warps, 1, loop.flat, *tile.sums)
 
     def _axis(self, axis: str, places: str, variables: tuple[str, ...], block: str, total: str) -> None:
@@ -95,16 +99,21 @@ class TileWriter(TimeWalk):
         return self.frame(names, {a: self.tails[a] for a in names if a in self.tails}, inner, around)
 
     def compute(self, frame: StepFrame) -> None:
+        k = self.kernel
         code, dtype = self.element(frame, 1)
-        self.kernel.assign("result", f"tl.broadcast_to({code}, {self._shape(frame)})")
+        result, self.now = k.names.fresh("result"), k.names.fresh("now")
+        k.assign(result, f"tl.broadcast_to({code}, {self._shape(frame)})")
         if self.tile.kept is not None:
             low, high = self.tile.kept
             there = Condition(Affine.variable(self.loop.time) - low, high - low + 1)
-            self.store(frame, "result", dtype, tests=frame.tests([there]))
-        self.kernel.assign(self.now, self._masked("result", frame))
+            self.store(frame, result, dtype, tests=frame.tests([there]))
+        k.assign(self.now, self._masked(result, frame))
         for s in self.tile.sums:
             self._beside(s, frame)
-        self.kernel.assign(self.state, self.now)
+        self.state = self.now
+
+    def between(self) -> list[CodeLine]:
+        return [assign(self.carried, self.state)]
 
     def _beside(self, s: Statement, frame: StepFrame) -> None:
         """Compute and store the elements of a statement that this step's states are for."""
@@ -113,10 +122,12 @@ class TileWriter(TimeWalk):
         guard = s.guard if timed else None
         axes, code = self._summed(Aggregate(s.aggregation, s.body, summed, guard, s.constraints), t.dtype, frame)
         target = self._over([a for a in self.axes if self.names[a] in axes], frame, *frame.inner)
-        k.assign("value", code if not axes else f"tl.broadcast_to({code}, {self._shape(target)})")
+        value = k.names.fresh("value")
+        k.assign(value, code if not axes else f"tl.broadcast_to({code}, {self._shape(target)})")
         tails = [*target.store_tests(), *(TritonScalars(target, g).test(g) for g in s.guards if not timed)]
-        mask = f"tl.broadcast_to({all_text(tails)}, {self._shape(target)})" if tails and axes else None
-        k.store(target.element_address(s), f"value.to({triton_type(t.dtype)})", mask)
+        mask = all_text(tails)
+        mask = f"tl.broadcast_to({mask}, {self._shape(target)})" if mask and axes else mask or None
+        k.store(target.element_address(s), f"{value}.to({triton_type(t.dtype)})", mask)
 
     def _shape(self, frame: StepFrame, without: Collection[str] = ()) -> str:
         return tuple_text([1 if a in without else self.blocks[a] for a in frame.axes])
@@ -169,8 +180,12 @@ class TileWriter(TimeWalk):
         e = in_place(e, around, loop)
         t = aggregate_type(e.aggregation, expression_type(e.body, loop.types))
         operands = by_dot(e, tile)
-        axes, code = self._summed(e, t.dtype, frame) if operands is None else self._multiplied(operands, frame)
-        code = self._spread(code, axes, frame)
+        if operands is None:
+            axes, code = self._summed(e, t.dtype, frame)
+        else:
+            axes, code = self._multiplied(operands, frame)
+            code = where_text(frame.tests(step_conditions(e.roots, e.constraints, loop.types)), code, "0.0")
+        code = self._spread(f"({code})", axes, frame)
         if t.dtype in NARROW:
             code = f"({code}).to({triton_type(t.dtype)}).to(tl.float32)"
         name = k.names.fresh("aggregate")
@@ -226,4 +241,4 @@ class TileWriter(TimeWalk):
             code = f"tl.reshape({code}, ({', '.join(self.blocks[a] for a in made)}))"
         if order != [*range(len(made))]:
             code = f"tl.permute({code}, {tuple_text(order)})"
-        return [a for a in frame.axes if a in made], f"({code})"
+        return [a for a in frame.axes if a in made], code

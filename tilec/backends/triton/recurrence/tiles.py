@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tilec.backends.common.domain import free
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_conditions
@@ -38,6 +39,9 @@ MOST_STATES = 4096  # elements of a program's states
 LEAST_BY_DOT = 16  # elements along each axis of what `tl.dot` multiplies
 STATES_PER_THREAD = 8  # elements of a block of states, about
 TILE_WARPS = 8
+FEW_PROGRAMS = 4  # times as many keep all multiprocessors busy
+MOST_ROUNDS = 4  # steps whose loads are in flight together
+WAITING_VALUES = 96  # of a thread
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,11 @@ class StateTile:
     def warps(self) -> int:
         points = max(self.points(self.axes(self.loop.lanes)), self.largest // 4)
         return max(1, min(TILE_WARPS, power_of_two(points // (32 * STATES_PER_THREAD))))
+
+    def rounds(self, accesses: Collection[frozenset[str]]) -> int:
+        """Steps of a round, whose reads over these variables wait for it: no longer than products take."""
+        values = sum(-(-self.points(self.axes(v)) // (32 * self.warps)) for v in accesses)
+        return 1 if self.products else max(1, min(MOST_ROUNDS, power_of_two(WAITING_VALUES // max(values, 1) + 1) // 2))
 
     @property
     def largest(self) -> int:
@@ -136,8 +145,11 @@ def recognise_tile(loop: SkewedLoop) -> StateTile | None:
     found = _fitting(loop, start)
     for v in loop.parallel:
         other = _fitting(with_lanes(loop, (v,)), start)
-        if other is not None and other.products > (0 if found is None else found.products):
+        busy = other is not None and FEW_PROGRAMS * other.programs >= MULTIPROCESSORS
+        if other is not None and busy and other.products > (0 if found is None else found.products):
             found = other
+    if found is not None and found.programs == 1 and found.products and found.largest >= MOST_STATES:
+        return None  # all multiprocessors together take less time
     return found
 
 
@@ -218,7 +230,8 @@ def by_dot(e: Aggregate, tile: StateTile) -> tuple[MatrixOperand, MatrixOperand]
     loop, bound = tile.loop, tile.axes(e.bound)
     box = loop.space().box(0)
     plain = e.aggregation == "sum" and e.guard is None
-    plain = plain and all(map(box.holds, step_conditions(e.roots, e.constraints, loop.types)))
+    asked = step_conditions(e.roots, e.constraints, loop.types)
+    plain = plain and all(box.holds(c) or {*free(c.form)} <= {loop.time} for c in asked)
     dtype = expression_type(e.body, loop.types).dtype
     if not plain or dtype not in ("float32", *NARROW) or not bound:
         return None
@@ -236,9 +249,9 @@ def by_dot(e: Aggregate, tile: StateTile) -> tuple[MatrixOperand, MatrixOperand]
         return None
     found[0] = MatrixOperand(found[0].axes, (*found[0].factors, *(x for o in plain_ones for x in o.factors)))
     read = [{*tile.axes(index_variables(*o.factors))} for o in found]
-    free = [tuple(a for a in o.axes if a not in bound) for o in found]
-    sizes = [tile.points(axes) for axes in (*free, bound)]
+    kept = [tuple(a for a in o.axes if a not in bound) for o in found]
+    sizes = [tile.points(axes) for axes in (*kept, bound)]
     if not all({*bound} <= axes for axes in read) or min(sizes) < LEAST_BY_DOT:
         return None
-    first, second = (MatrixOperand((*own, *bound), o.factors) for own, o in zip(free, found, strict=True))
+    first, second = (MatrixOperand((*own, *bound), o.factors) for own, o in zip(kept, found, strict=True))
     return first, second
