@@ -42,6 +42,7 @@ TILE_WARPS = 8
 FEW_PROGRAMS = 4  # times as many keep all multiprocessors busy
 MOST_ROUNDS = 4  # steps whose loads are in flight together
 WAITING_VALUES = 96  # of a thread
+MOST_SUMS = 8  # of a round
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,10 @@ class StateTile:
         return max(1, min(TILE_WARPS, power_of_two(points // (32 * STATES_PER_THREAD))))
 
     def rounds(self, accesses: Collection[frozenset[str]]) -> int:
-        """Steps of a round, whose reads over these variables wait for it: no longer than products take."""
+        """Steps of a round, whose reads over these variables wait for it; one where a step takes as long as a read."""
         values = sum(-(-self.points(self.axes(v)) // (32 * self.warps)) for v in accesses)
-        return 1 if self.products else max(1, min(MOST_ROUNDS, power_of_two(WAITING_VALUES // max(values, 1) + 1) // 2))
+        most = min(WAITING_VALUES // max(values, 1), MOST_SUMS // len(self.blocks()), MOST_ROUNDS)
+        return 1 if self.products else max(1, power_of_two(most + 1) // 2)
 
     @property
     def largest(self) -> int:
