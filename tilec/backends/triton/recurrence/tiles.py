@@ -39,10 +39,10 @@ MOST_STATES = 4096  # elements of a program's states
 LEAST_BY_DOT = 16  # elements along each axis of what `tl.dot` multiplies
 STATES_PER_THREAD = 8  # elements of a block of states, about
 TILE_WARPS = 8
-FEW_PROGRAMS = 4  # times as many keep all multiprocessors busy
-MOST_ROUNDS = 4  # steps whose loads are in flight together
-WAITING_VALUES = 96  # of a thread
-MOST_SUMS = 8  # of a round
+BUSY_SHARE = 4  # times as many keep all multiprocessors busy
+ROUND_STEPS = 4  # at most, whose loads are in flight together
+WAITING_VALUES = 96  # of a thread, for a round
+ROUND_TERMS = 32  # that a thread adds up in a round
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,14 @@ class StateTile:
 
     def rounds(self, accesses: Collection[frozenset[str]]) -> int:
         """Steps of a round, whose reads over these variables wait for it; one where a step takes as long as a read."""
-        values = sum(-(-self.points(self.axes(v)) // (32 * self.warps)) for v in accesses)
-        most = min(WAITING_VALUES // max(values, 1), MOST_SUMS // len(self.blocks()), MOST_ROUNDS)
-        return 1 if self.products else max(1, power_of_two(most + 1) // 2)
+        if self.products:
+            return 1
+        read, summed = (
+            sum(-(-self.points(a) // (32 * self.warps)) for a in blocks)
+            for blocks in ([self.axes(v) for v in accesses], [axes for axes, _ in self.blocks()])
+        )
+        most = min(WAITING_VALUES // max(read, 1), ROUND_TERMS // summed, ROUND_STEPS)
+        return max(1, power_of_two(most + 1) // 2)
 
     @property
     def largest(self) -> int:
@@ -147,7 +152,7 @@ def recognise_tile(loop: SkewedLoop) -> StateTile | None:
     found = _fitting(loop, start)
     for v in loop.parallel:
         other = _fitting(with_lanes(loop, (v,)), start)
-        busy = other is not None and FEW_PROGRAMS * other.programs >= MULTIPROCESSORS
+        busy = other is not None and BUSY_SHARE * other.programs >= MULTIPROCESSORS
         if other is not None and busy and other.products > (0 if found is None else found.products):
             found = other
     if found is not None and found.programs == 1 and found.products and found.largest >= MOST_STATES:
