@@ -71,7 +71,8 @@ def find_sums(flat: Program, place: int, types: Types, time: str) -> dict[str, S
         most = MOST_EPILOGUE_OPERATORS if at.terms else MOST_PINNED_OPERATORS
         if names is None or not plain or sum(isinstance(e, Call) for e in walk(*r.roots)) > most:
             continue
-        own, sizes = ({v: x[k] for v, x in zip(names, moving, strict=True)} for k in (1, 2))
+        own = {v: form for v, (_, form, _) in zip(names, moving, strict=True)}
+        sizes = {v: n for v, (_, _, n) in zip(names, moving, strict=True)}
         whole = types[r.output].shape == tuple(sizes.get(v) for v in index) and is_floating(types[r.output].dtype)
         used = {*index_variables(*r.roots, *(c.expr for c in r.constraints))}
         if not whole or not used <= {*names} or not {*reads(r)} <= {*there, s.output}:

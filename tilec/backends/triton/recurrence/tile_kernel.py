@@ -125,9 +125,9 @@ class TileWriter(TimeWalk):
         value = k.names.fresh("value")
         k.assign(value, code if not axes else f"tl.broadcast_to({code}, {self._shape(target)})")
         tails = [*target.store_tests(), *(TritonScalars(target, g).test(g) for g in s.guards if not timed)]
-        mask = all_text(tails)
-        mask = f"tl.broadcast_to({mask}, {self._shape(target)})" if mask and axes else mask or None
-        k.store(target.element_address(s), f"{value}.to({triton_type(t.dtype)})", mask)
+        test = all_text(tails)
+        mask = f"tl.broadcast_to({test}, {self._shape(target)})" if test and axes else test
+        k.store(target.element_address(s), f"{value}.to({triton_type(t.dtype)})", mask or None)
 
     def _shape(self, frame: StepFrame, without: Collection[str] = ()) -> str:
         return tuple_text([1 if a in without else self.blocks[a] for a in frame.axes])
