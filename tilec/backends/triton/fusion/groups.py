@@ -34,7 +34,6 @@ from tilec.backends.triton.fusion.loop_nest import (
     reduced,
     scan_form,
     taken_by_products,
-    taken_by_recurrences,
 )
 from tilec.backends.triton.fusion.memory_order import Layouts
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
@@ -61,6 +60,7 @@ from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.backends.triton.matmul.distances import TileExtremum
 from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
+from tilec.backends.triton.recurrence.recurrence import taken_by_recurrences
 from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
