@@ -5,6 +5,10 @@ adds up over x alone is the first, so that `M[n] = +(S[n, c] * G[n, c])` reads n
 statistics of several levels ask for the same products in several sums: by an element of each channel, by the mean of
 all channels, by weights.
 
+Where neither of two sums is a part of the other, what both add up over the same variables becomes a sum of its own, if
+it has LEAST_COMMON points or more: of `M[n] = +(D[n, x, c] * G[c])` and `B[c] = +(D[n, x, c])` that is
+`T[n, c] = +(D[n, x, c])`. The gradients of a group norm read all points once for its statistics and its weights.
+
 Only sums are shared that read an element for each of their points, the same points where guards choose some: what is
 left is smaller than what was read, and no product of matrices is taken apart. Exact as sums of products are that are
 added up in another order, and as factors are that leave a sum (`factor`); sums of 16 bits are shared in float32.
@@ -12,6 +16,7 @@ added up in another order, and as factors are that leave a sum (`factor`); sums 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,12 +44,64 @@ from tilec.transforms.util.naming import Names
 from tilec.transforms.util.rewrite import rounded_after
 
 
+LEAST_COMMON = 16  # points of a sum that two others are made of, at least
+
+
 def share_sums(program: Program, inputs: Types) -> Program:
     """The program with such sums over each other. `inputs`: types of the inputs."""
     names = Names.of(program)
+    program = _with_shared(program, inputs, names)
+    while (found := _with_one_common(program, inputs, names)) is not None:
+        program = found
+    return program
+
+
+def _with_shared(program: Program, inputs: Types, names: Names) -> Program:
     while (found := _with_one_shared(program, infer(program, inputs), names)) is not None:
         program = found
     return program
+
+
+def _with_one_common(program: Program, inputs: Types, names: Names) -> Program | None:
+    """The program with a sum of which two others are made, neither of the other."""
+    types = infer(program, inputs)
+    sums = [x for s in program.statements if (x := _dense_sum(s, types)) is not None and not x.guards]
+    for one, other in itertools.combinations(sums, 2):
+        if _accumulated(types[one.statement.output].dtype) != _accumulated(types[other.statement.output].dtype):
+            continue
+        for part in _common(one, other, types, names):
+            statements = [p for s in program.statements for p in ((part, s) if s is one.statement else (s,))]
+            made = _with_shared(replace(program, statements=tuple(statements)), inputs, names)
+            if sum(part.output in reads(s) for s in made.statements) > 1:
+                return made
+    return None
+
+
+def _common(one: SumOfProducts, other: SumOfProducts, types: Types, names: Names) -> Iterator[Statement]:
+    """Sums over the variables that both add up, of the factors in common that read an element for each point."""
+    mine, theirs = ([replace(f, value=unwidened(f.value, types)) for f in x.factors] for x in (one, other))
+    moving = {v for v, n in one.extent.items() if n > 1}
+    for dense in (f for f in mine if moving <= {*index_variables(f.value)}):
+        for match, taken in _embeddings([dense], theirs, {}, ()):
+            if any(one.extent[v] != other.extent[w] for v, w in match.items()) or not moving <= match.keys():
+                continue
+            common, left = [dense], list[Factor]()
+            for f in (f for f in mine if f is not dense):
+                found = next((k for m, (k,) in _embeddings([f], theirs, match, ()) if m == match and k not in taken), None)
+                taken = taken if found is None else (*taken, found)
+                (left if found is None else common).append(f)
+            beyond = {*index_variables(*(f.value for f in left))}
+            kept = {*index_variables(*(f.value for k, f in enumerate(theirs) if k not in taken))}
+            inner = {v for v in one.summed if match[v] in other.summed and v not in beyond and match[v] not in kept}
+            alone = len(inner) in (len(one.summed), len(other.summed))
+            if alone or math.prod(one.extent[v] for v in inner) < LEAST_COMMON:
+                continue
+            dtype = types[one.statement.output].dtype
+            own = [as_accumulated(f, dtype, types) for f in common if inner & {*index_variables(f.value)}]
+            index = [v for v in dict.fromkeys(index_variables(dense.value)) if v in moving - inner]
+            sizes = tuple(Int(one.extent[v]) for v in index)
+            output = names.fresh(f"{one.statement.output}_part")
+            yield Statement(output, tuple(map(Index, index)), sizes, quotient_of(own), "sum")
 
 
 def _with_one_shared(program: Program, types: Types, names: Names) -> Program | None:
