@@ -6,8 +6,9 @@ statistics of several levels ask for the same products in several sums: by an el
 all channels, by weights.
 
 Where neither of two sums is a part of the other, what both add up over the same variables becomes a sum of its own, if
-it has LEAST_COMMON points or more: of `M[n] = +(D[n, x, c] * G[c])` and `B[c] = +(D[n, x, c])` that is
-`T[n, c] = +(D[n, x, c])`. The gradients of a group norm read all points once for its statistics and its weights.
+it has LEAST_COMMON points or more and neither is held on a chip: of `M[n] = +(D[n, x, c] * G[c])` and
+`B[c] = +(D[n, x, c])` that is `T[n, c] = +(D[n, x, c])`. So the gradients of a group norm's statistics and of its
+weights read all points once.
 
 Only sums are shared that read an element for each of their points, the same points where guards choose some: what is
 left is smaller than what was read, and no product of matrices is taken apart. Exact as sums of products are that are
@@ -45,6 +46,9 @@ from tilec.transforms.util.rewrite import rounded_after
 
 
 LEAST_COMMON = 16  # points of a sum that two others are made of, at least
+# points of a sum that a kernel holds, at most: it has the sum and what is computed with it of one reading, and there
+# the other one's reading is as many bytes as reading the points again
+MOST_HELD = 2**14
 
 
 def share_sums(program: Program, inputs: Types) -> Program:
@@ -65,7 +69,8 @@ def _with_shared(program: Program, inputs: Types, names: Names) -> Program:
 def _with_one_common(program: Program, inputs: Types, names: Names) -> Program | None:
     """The program with a sum of which two others are made, neither of the other."""
     types = infer(program, inputs)
-    sums = [x for s in program.statements if (x := _dense_sum(s, types)) is not None and not x.guards]
+    dense = [x for s in program.statements if (x := _dense_sum(s, types)) is not None and not x.guards]
+    sums = [x for x in dense if math.prod(x.extent[v] for v in x.summed) > MOST_HELD]
     for one, other in itertools.combinations(sums, 2):
         if _accumulated(types[one.statement.output].dtype) != _accumulated(types[other.statement.output].dtype):
             continue
