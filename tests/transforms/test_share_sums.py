@@ -159,3 +159,63 @@ def test_a_number_as_guard_beside_a_constraint() -> None:
         "S[n, c : 2, 4] = +(D[n, x, c] ? D[n, x, c]), x < 3; }"  # fmt: skip
     m, s = tilec.compile(text)(torch.ones(2, 5, 4), torch.ones(2, 4))
     assert m.tolist() == [12.0] * 2 and s.tolist() == [[3.0] * 4] * 2
+
+
+BOTH = """function (D[N, P, C], X[N, P, C], U[N], W[C]) -> (M, S) {
+    M[n : N] = +(D[n, x, c] * X[n, x, c] * W[c]);
+    S[c : C] = +(%s);
+}"""
+SAME_POINTS = BOTH % "D[n, x, c] * X[n, x, c] * U[n]"
+
+
+def of_sizes(text: str, n: int, p: int, c: int) -> str:
+    return text.replace("[N", f"[{n}").replace(": N", f": {n}").replace("P,", f"{p},").replace("C]", f"{c}]")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_sums_of_which_neither_is_a_part_are_made_of_what_both_add_up(dtype: str) -> None:
+    _, program = before_and_after(of_sizes(SAME_POINTS, 600, 64, 512).replace(": C", ": 512"), dtype)
+    (part,) = [s for s in program.statements if {"D", "X"} <= read(s)]
+    assert part.index is not None and len(part.index) == 2
+    assert sum(part.output in read(s) for s in program.statements) == 2
+
+
+@pytest.mark.parametrize(
+    "body, sizes",
+    [
+        ("D[n, x, c] * X[n, x, c] * U[n]", (600, 15, 2048)),  # few points in common
+        ("D[n, x, c] * X[n, x, c] * U[n]", (600, 64, 256)),  # M's points fit on a chip
+        ("D[n, x, c] / X[n, x, c] * U[n]", (600, 64, 512)),  # no product in common
+        ("D[n, x, c] * U[n]", (600, 64, 512)),  # M's other factor is read at each point
+    ],
+)
+def test_other_sums_of_the_same_points_stay(body: str, sizes: tuple[int, int, int]) -> None:
+    before, after = before_and_after(of_sizes(BOTH % body, *sizes).replace(": C", f": {sizes[2]}"))
+    assert after == before
+
+
+@pytest.mark.parametrize("sizes", [(3, 17, 5), (1, 16, 1), (2, 0, 3), (0, 20, 2), (5, 16, 1)])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_values_of_what_both_add_up(sizes: tuple[int, int, int], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilec.transforms.lower.share_sums.MOST_HELD", 0)
+    n, p, c = sizes
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=g).to(getattr(torch, dtype)) for s in ((n, p, c), (n, p, c), (n,), (c,))]
+    d, x, u, w = (t.double() for t in given)
+    wanted = (d * x * w).sum((1, 2)), (d * x * u[:, None, None]).sum((0, 1))
+    close = {"bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
+    for found, exact in zip(tilec.compile(SAME_POINTS)(*given), wanted, strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("axes", ["n, c, y, x", "n, y, x, c"])
+def test_a_group_norm_reads_all_points_of_two_tensors_in_one_sum(axes: str) -> None:
+    shape = (5, 8, 64, 64) if axes.startswith("n, c") else (5, 64, 64, 8)
+    f = tilec.compile(f"""function (X, G[8]) -> (Y) {{
+        M[n] = mean(X[{axes}]);
+        V[n] = mean((X[{axes}] - M[n]) * (X[{axes}] - M[n]));
+        Y[{axes}] = (X[{axes}] - M[n]) * rsqrt(V[n] + 0.00001) * G[c];
+    }}""")
+    flat = f.grad().lower(tilec.spec(shape), tilec.spec((8,)), tilec.spec(shape), backend="torch").stages["flat"]
+    sums = [s for s in flat.statements if s.aggregation == "sum" and {"X", "DY"} <= read(s)]
+    assert len(sums) == 1, flat

@@ -92,7 +92,9 @@ def _common(one: SumOfProducts, other: SumOfProducts, types: Types, names: Names
                 continue
             common, left = [dense], list[Factor]()
             for f in (f for f in mine if f is not dense):
-                found = next((k for m, (k,) in _embeddings([f], theirs, match, ()) if m == match and k not in taken), None)
+                found = next(
+                    (k for m, (k,) in _embeddings([f], theirs, match, ()) if m == match and k not in taken), None
+                )
                 taken = taken if found is None else (*taken, found)
                 (left if found is None else common).append(f)
             beyond = {*index_variables(*(f.value for f in left))}
