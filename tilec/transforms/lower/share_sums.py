@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from tilec.ir.functions import all_of
 from tilec.ir.index import linear
-from tilec.ir.infer import infer, statement_type
+from tilec.ir.infer import infer
 from tilec.ir.program import (
     Access,
     Constraint,
@@ -39,11 +39,10 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products
-from tilec.transforms.util.factors import MINUS_ONE, Factor, as_accumulated, is_number, quotient_of, unwidened
+from tilec.transforms.util.factors import Factor, as_accumulated, quotient_of, unwidened
 from tilec.transforms.util.matching import unified
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.rewrite import rounded_after
-
 
 LEAST_COMMON = 16  # points of a sum that two others are made of, at least
 # points of a sum that a kernel holds, at most: it has the sum and what is computed with it of one reading, and there
@@ -88,53 +87,24 @@ def _common(one: SumOfProducts, other: SumOfProducts, types: Types, names: Names
     moving = {v for v, n in one.extent.items() if n > 1}
     for dense in (f for f in mine if moving <= {*index_variables(f.value)}):
         for match, taken in _embeddings([dense], theirs, {}, ()):
-            if any(one.extent[v] != other.extent[w] for v, w in match.items()) or not moving <= match.keys():
+            if not moving <= match.keys() or any(one.extent[v] != other.extent[w] for v, w in match.items()):
                 continue
             common, left = [dense], list[Factor]()
             for f in (f for f in mine if f is not dense):
-                found = next(
-                    (k for m, (k,) in _embeddings([f], theirs, match, ()) if m == match and k not in taken), None
-                )
+                same = (k for m, (k,) in _embeddings([f], theirs, match, ()) if m == match and k not in taken)
+                found = next(same, None)
                 taken = taken if found is None else (*taken, found)
                 (left if found is None else common).append(f)
             beyond = {*index_variables(*(f.value for f in left))}
             kept = {*index_variables(*(f.value for k, f in enumerate(theirs) if k not in taken))}
             inner = {v for v in one.summed if match[v] in other.summed and v not in beyond and match[v] not in kept}
-            alone = len(inner) in (len(one.summed), len(other.summed))
-            if alone or math.prod(one.extent[v] for v in inner) < LEAST_COMMON:
-                continue
-            dtype = types[one.statement.output].dtype
-            own = [as_accumulated(f, dtype, types) for f in common if inner & {*index_variables(f.value)}]
-            index = [v for v in dict.fromkeys(index_variables(dense.value)) if v in moving - inner]
-            sizes = tuple(Int(one.extent[v]) for v in index)
-            output = names.fresh(f"{one.statement.output}_part")
-            yield Statement(output, tuple(map(Index, index)), sizes, quotient_of(own), "sum")
-
-
-def _with_one_shared(program: Program, types: Types, names: Names) -> Program | None:
-    sums = [found for s in program.statements if (found := _dense_sum(s, types)) is not None]
-    fewest = min((len(found.summed) for found in sums), default=0)
-    for whole in (found for found in sums if len(found.summed) > fewest):
-        parts = [p for p in sums if _may_be_part(p, whole, types)]
-        for part in sorted(parts, key=lambda p: -math.prod(p.extent[v] for v in p.summed)):
-            over = _over(whole, part, types)
-            order = _order(program.statements, whole.statement, part.statement)
-            if over is None or order is None:
-                continue
-            match, rest = over
-            shared = _in_float32(part.statement, part.factors, types, names)
-            finite = all(is_number(f.value) or f.value == MINUS_ONE for f in rest)
-            if not finite and any(map(_is_shifted, whole.statement.roots)):
-                continue
-            asked, guard = ((), None) if finite else _where_there_are_points(part, whole, match, names)
-            factors = [*rest, Factor(_at(shared[0], match), False)]
-            known = {**types, shared[0].output: statement_type(shared[0], types)}
-            made = {
-                part.statement.output: (*asked, *shared),
-                whole.statement.output: _in_float32(replace(whole.statement, guard=guard), factors, known, names),
-            }
-            return replace(program, statements=tuple(m for s in order for m in made.get(s.output, (s,))))
-    return None
+            if math.prod(one.extent[v] for v in inner) >= LEAST_COMMON:
+                dtype, index = types[one.statement.output].dtype, dict.fromkeys(index_variables(dense.value))
+                own = [as_accumulated(f, dtype, types) for f in common if inner & {*index_variables(f.value)}]
+                outer = [v for v in index if v in moving - inner]
+                sizes = tuple(Int(one.extent[v]) for v in outer)
+                output = names.fresh(f"{one.statement.output}_part")
+                yield Statement(output, tuple(map(Index, outer)), sizes, quotient_of(own), "sum")
 
 
 def _dense_sum(s: Statement, types: Types) -> SumOfProducts | None:
