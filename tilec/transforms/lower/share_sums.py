@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from tilec.ir.functions import all_of
 from tilec.ir.index import linear
-from tilec.ir.infer import infer
+from tilec.ir.infer import infer, statement_type
 from tilec.ir.program import (
     Access,
     Constraint,
@@ -39,7 +39,7 @@ from tilec.ir.program import (
 )
 from tilec.ir.types import NARROW, Types
 from tilec.transforms.lower.eliminate import SumOfProducts, sum_of_products
-from tilec.transforms.util.factors import Factor, as_accumulated, quotient_of, unwidened
+from tilec.transforms.util.factors import MINUS_ONE, Factor, as_accumulated, is_number, quotient_of, unwidened
 from tilec.transforms.util.matching import unified
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.rewrite import rounded_after
@@ -105,6 +105,32 @@ def _common(one: SumOfProducts, other: SumOfProducts, types: Types, names: Names
                 sizes = tuple(Int(one.extent[v]) for v in outer)
                 output = names.fresh(f"{one.statement.output}_part")
                 yield Statement(output, tuple(map(Index, outer)), sizes, quotient_of(own), "sum")
+
+
+def _with_one_shared(program: Program, types: Types, names: Names) -> Program | None:
+    sums = [found for s in program.statements if (found := _dense_sum(s, types)) is not None]
+    fewest = min((len(found.summed) for found in sums), default=0)
+    for whole in (found for found in sums if len(found.summed) > fewest):
+        parts = [p for p in sums if _may_be_part(p, whole, types)]
+        for part in sorted(parts, key=lambda p: -math.prod(p.extent[v] for v in p.summed)):
+            over = _over(whole, part, types)
+            order = _order(program.statements, whole.statement, part.statement)
+            if over is None or order is None:
+                continue
+            match, rest = over
+            shared = _in_float32(part.statement, part.factors, types, names)
+            finite = all(is_number(f.value) or f.value == MINUS_ONE for f in rest)
+            if not finite and any(map(_is_shifted, whole.statement.roots)):
+                continue
+            asked, guard = ((), None) if finite else _where_there_are_points(part, whole, match, names)
+            factors = [*rest, Factor(_at(shared[0], match), False)]
+            known = {**types, shared[0].output: statement_type(shared[0], types)}
+            made = {
+                part.statement.output: (*asked, *shared),
+                whole.statement.output: _in_float32(replace(whole.statement, guard=guard), factors, known, names),
+            }
+            return replace(program, statements=tuple(m for s in order for m in made.get(s.output, (s,))))
+    return None
 
 
 def _dense_sum(s: Statement, types: Types) -> SumOfProducts | None:
