@@ -197,7 +197,7 @@ def test_other_sums_of_the_same_points_stay(body: str, sizes: tuple[int, int, in
 @pytest.mark.parametrize("sizes", [(3, 17, 5), (1, 16, 1), (2, 0, 3), (0, 20, 2), (5, 16, 1)])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_values_of_what_both_add_up(sizes: tuple[int, int, int], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilec.transforms.lower.share_sums.MOST_HELD", 0)
+    monkeypatch.setattr("tilec.transforms.lower.share_sums.MOST_ON_CHIP", 0)
     n, p, c = sizes
     g = torch.Generator().manual_seed(0)
     given = [torch.randn(s, generator=g).to(getattr(torch, dtype)) for s in ((n, p, c), (n, p, c), (n,), (c,))]

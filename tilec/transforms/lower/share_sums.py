@@ -47,7 +47,7 @@ from tilec.transforms.util.rewrite import rounded_after
 LEAST_COMMON = 16  # points of a sum that two others are made of, at least
 # points of a sum that a kernel holds, at most: it has the sum and what is computed with it of one reading, and there
 # the other one's reading is as many bytes as reading the points again
-MOST_HELD = 2**14
+MOST_ON_CHIP = 2**14
 
 
 def share_sums(program: Program, inputs: Types) -> Program:
@@ -69,7 +69,7 @@ def _with_one_common(program: Program, inputs: Types, names: Names) -> Program |
     """The program with a sum of which two others are made, neither of the other."""
     types = infer(program, inputs)
     dense = [x for s in program.statements if (x := _dense_sum(s, types)) is not None and not x.guards]
-    sums = [x for x in dense if math.prod(x.extent[v] for v in x.summed) > MOST_HELD]
+    sums = [x for x in dense if math.prod(x.extent[v] for v in x.summed) > MOST_ON_CHIP]
     for one, other in itertools.combinations(sums, 2):
         if _accumulated(types[one.statement.output].dtype) != _accumulated(types[other.statement.output].dtype):
             continue
