@@ -5,10 +5,10 @@ adds up over x alone is the first, so that `M[n] = +(S[n, c] * G[n, c])` reads n
 statistics of several levels ask for the same products in several sums: by an element of each channel, by the mean of
 all channels, by weights.
 
-Where neither of two sums is a part of the other, what both add up over the same variables becomes a sum of its own, if
-it has LEAST_COMMON points or more and neither is held on a chip: of `M[n] = +(D[n, x, c] * G[c])` and
-`B[c] = +(D[n, x, c])` that is `T[n, c] = +(D[n, x, c])`. So the gradients of a group norm's statistics and of its
-weights read all points once.
+Where neither of two sums is a part of the other, kernels are given what both add up over the same variables as a sum of
+its own (`with_common_sums`), if it has LEAST_COMMON points or more and neither is held on a chip: of
+`M[n] = +(D[n, x, c] * G[c])` and `B[c] = +(D[n, x, c])` that is `T[n, c] = +(D[n, x, c])`. So the gradients of a group
+norm's statistics and of its weights read all points once. A library's group norm is given the sums as they are.
 
 Only sums are shared that read an element for each of their points, the same points where guards choose some: what is
 left is smaller than what was read, and no product of matrices is taken apart. Exact as sums of products are that are
@@ -52,11 +52,16 @@ MOST_ON_CHIP = 2**14
 
 def share_sums(program: Program, inputs: Types) -> Program:
     """The program with such sums over each other. `inputs`: types of the inputs."""
-    names = Names.of(program)
-    program = _with_shared(program, inputs, names)
+    return _with_shared(program, inputs, Names.of(program))
+
+
+def with_common_sums(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program with sums of their own that others, of which neither is a part of the other, are made of, and the
+    types of all tensors. `types`: the program's."""
+    names, inputs, before = Names.of(program), {n: types[n] for n in program.input_names()}, program
     while (found := _with_one_common(program, inputs, names)) is not None:
         program = found
-    return program
+    return program, types if program is before else {**infer(program, inputs), **types}
 
 
 def _with_shared(program: Program, inputs: Types, names: Names) -> Program:

@@ -76,6 +76,7 @@ from tilec.ir.program import (
     value_accesses,
 )
 from tilec.ir.types import TensorType, Types
+from tilec.transforms.lower.share_sums import with_common_sums
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
 
@@ -169,6 +170,7 @@ def grouped(flat: Program, types: Types, layouts: Layouts = MappingProxyType({})
 
 
 REWRITES = (
+    with_common_sums,
     asking_inputs,
     with_better_orders,
     with_numbered_parts,
@@ -214,8 +216,7 @@ def _grouped(program: Program, types: Types, layouts: Layouts) -> Grouped:
     found: list[GroupCandidate] = []
     read = _reads(program, chains)
     around = Neighbourhood(kept, forms, read, instructions(program, types), scans, epilogues, layouts)
-    kernels = [[s.output for s in kernel.statements] for kernel in chains.kernels.values()]
-    units = Units(program, kernels, read)
+    units = Units(program, [[s.output for s in kernel.statements] for kernel in chains.kernels.values()], read)
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):
         if seed.statement.output not in around.free:
             continue
@@ -283,8 +284,9 @@ def _assembled(
     for unit in order:
         if unit[0] not in of:
             for s in (statements[name] for name in unit if name not in views):
-                apart = s.output in aggregations
-                ordered.append(aggregated_through(s, views, types) if apart else read_through(s, views))
+                ordered.append(
+                    aggregated_through(s, views, types) if s.output in aggregations else read_through(s, views)
+                )
             continue
         c = of[unit[0]]
         elsewhere = {v: s for v, s in views.items() if of.get(v) is not c}
