@@ -250,9 +250,6 @@ def _joined(seed: LoopNest, around: Neighbourhood, types: Types, units: Units) -
     return None
 
 
-# putting the program together
-
-
 def _reads(program: Program, chains: Chained) -> dict[str, tuple[str, ...]]:
     """What each statement reads; those of a chain, whatever its kernel does."""
     read = {s.output: reads(s) for s in program.statements}
@@ -284,9 +281,8 @@ def _assembled(
     for unit in order:
         if unit[0] not in of:
             for s in (statements[name] for name in unit if name not in views):
-                ordered.append(
-                    aggregated_through(s, views, types) if s.output in aggregations else read_through(s, views)
-                )
+                apart = s.output in aggregations
+                ordered.append(aggregated_through(s, views, types) if apart else read_through(s, views))
             continue
         c = of[unit[0]]
         elsewhere = {v: s for v, s in views.items() if of.get(v) is not c}
