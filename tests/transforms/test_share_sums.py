@@ -217,15 +217,27 @@ def test_values_of_what_both_add_up(sizes: tuple[int, int, int], dtype: str, mon
         torch.testing.assert_close(found.double(), exact, rtol=close, atol=close)
 
 
-@pytest.mark.parametrize("axes", ["n, c, y, x", "n, y, x, c"])
-def test_a_group_norm_reads_all_points_of_two_tensors_in_one_sum(axes: str) -> None:
-    shape = (5, 8, 64, 64) if axes.startswith("n, c") else (5, 64, 64, 8)
-    f = tilec.compile(f"""function (X, G[8]) -> (Y) {{
-        M[n] = mean(X[{axes}]);
-        V[n] = mean((X[{axes}] - M[n]) * (X[{axes}] - M[n]));
-        Y[{axes}] = (X[{axes}] - M[n]) * rsqrt(V[n] + 0.00001) * G[c];
+def recorded(axes: str, shape: tuple[int, ...]) -> Program:
+    """What kernels compute of the gradient of a norm whose statistics are kept."""
+    f = tilec.compile(f"""function (X, M, V, G[8], D) -> (DX, DG) {{
+        DG[c] = +(D[{axes}] * (X[{axes}] - M[n]) * rsqrt(V[n]));
+        P[n] = +(D[{axes}] * (X[{axes}] - M[n]) * G[c]);
+        DX[{axes}] = D[{axes}] * G[c] - P[n] * X[{axes}];
     }}""")
-    specs = tilec.spec(shape), tilec.spec((8,)), tilec.spec(shape)
-    grouped = f.grad().lower(*specs, backend="triton", target="sm_90").stages["grouped"]
-    sums = [s for s in grouped.statements if s.aggregation == "sum" and {"X", "DY"} <= read(s)]
+    of = {"n": shape[0], "c": 8}
+    specs = [tilec.spec(s) for s in (shape, (of["n"],), (of["n"],), (8,), shape)]
+    return f.lower(*specs, backend="triton", target="sm_90").stages["grouped"]
+
+
+@pytest.mark.parametrize("axes, shape", [("n, c, y, x", (5, 8, 64, 64)), ("n, y, x, c", (5, 64, 64, 8))])
+def test_a_group_norm_reads_all_points_of_two_tensors_in_one_sum(axes: str, shape: tuple[int, ...]) -> None:
+    grouped = recorded(axes, shape)
+    sums = [s for s in grouped.statements if s.aggregation == "sum" and {"X", "D"} <= read(s)]
     assert len(sums) == 1, grouped
+
+
+def test_a_sum_that_reads_the_points_again_leaves_all_as_they_are() -> None:
+    text = of_sizes(SAME_POINTS.replace("(M, S)", "(M, S, Q)"), 600, 64, 512).replace(": C", ": 512")
+    again = text[: text.rindex("}")] + "Q[n : 600] = +(D[n, x, c] * D[n, x, c]); }"
+    before, after = common(again)
+    assert after == before

@@ -56,12 +56,21 @@ def share_sums(program: Program, inputs: Types) -> Program:
 
 
 def with_common_sums(program: Program, types: Types) -> tuple[Program, Types]:
-    """The program with sums of their own that others, of which neither is a part of the other, are made of, and the
-    types of all tensors. `types`: the program's."""
-    names, inputs, before = Names.of(program), {n: types[n] for n in program.input_names()}, program
-    while (found := _with_one_common(program, inputs, names)) is not None:
-        program = found
-    return program, types if program is before else {**infer(program, inputs), **types}
+    """The program with sums of their own that others, of which neither is a part of the other, are made of, if no sum
+    of something else reads their points again, and the types of all tensors. `types`: the program's."""
+    names, inputs, made = Names.of(program), {n: types[n] for n in program.input_names()}, program
+    parts: dict[str, Statement] = {}
+    while (found := _with_one_common(made, inputs, names)) is not None:
+        made, part = found
+        parts[part.output] = part
+    if not parts:
+        return program, types
+    known = {**infer(made, inputs), **types}
+    read = {name for s in parts.values() for name in reads(s)}
+    most = max(types[name].numel for name in read)
+    points = {name for name in read if types[name].numel == most}
+    others = (s for s in made.statements if s.output not in parts and _dense_sum(s, known) is not None)
+    return (program, types) if any(points & {*reads(s)} for s in others) else (made, known)
 
 
 def _with_shared(program: Program, inputs: Types, names: Names) -> Program:
@@ -70,8 +79,8 @@ def _with_shared(program: Program, inputs: Types, names: Names) -> Program:
     return program
 
 
-def _with_one_common(program: Program, inputs: Types, names: Names) -> Program | None:
-    """The program with a sum of which two others are made, neither of the other."""
+def _with_one_common(program: Program, inputs: Types, names: Names) -> tuple[Program, Statement] | None:
+    """The program with a sum of which two others are made, neither of the other, and that sum."""
     types = infer(program, inputs)
     dense = [x for s in program.statements if (x := _dense_sum(s, types)) is not None and not x.guards]
     sums = [x for x in dense if math.prod(x.extent[v] for v in x.summed) > MOST_ON_CHIP]
@@ -82,7 +91,7 @@ def _with_one_common(program: Program, inputs: Types, names: Names) -> Program |
             statements = [p for s in program.statements for p in ((part, s) if s is one.statement else (s,))]
             made = _with_shared(replace(program, statements=tuple(statements)), inputs, names)
             if sum(part.output in reads(s) for s in made.statements) > 1:
-                return made
+                return made, part
     return None
 
 
