@@ -6,8 +6,8 @@ statistics of several levels ask for the same products in several sums: by an el
 all channels, by weights.
 
 Where neither of two sums is a part of the other, kernels are given what both add up over the same variables as a sum of
-its own (`with_common_sums`), if it has LEAST_COMMON points or more and neither is held on a chip: of
-`M[n] = +(D[n, x, c] * G[c])` and `B[c] = +(D[n, x, c])` that is `T[n, c] = +(D[n, x, c])`. So the gradients of a group
+its own (`with_common_sums`), if it has LEAST_COMMON points or more along memory and neither is held on a chip: of
+`M[n] = +(D[n, c, x] * G[c])` and `B[c] = +(D[n, c, x])` that is `T[n, c] = +(D[n, c, x])`. So the gradients of a group
 norm's statistics and of its weights read all points once. A library's group norm is given the sums as they are.
 
 Only sums are shared that read an element for each of their points, the same points where guards choose some: what is
@@ -48,6 +48,7 @@ LEAST_COMMON = 16  # points of a sum that two others are made of, at least
 # points of a sum that a kernel holds, at most: it has the sum and what is computed with it of one reading, and there
 # the other one's reading is as many bytes as reading the points again
 MOST_ON_CHIP = 2**14
+FEWEST_ROWS = 132  # results of one of the two: fewer are split over programs as they are
 
 
 def share_sums(program: Program, inputs: Types) -> Program:
@@ -85,6 +86,8 @@ def _with_one_common(program: Program, inputs: Types, names: Names) -> tuple[Pro
     dense = [x for s in program.statements if (x := _dense_sum(s, types)) is not None and not x.guards]
     sums = [x for x in dense if math.prod(x.extent[v] for v in x.summed) > MOST_ON_CHIP]
     for one, other in itertools.combinations(sums, 2):
+        if max(types[x.statement.output].numel for x in (one, other)) < FEWEST_ROWS:
+            continue
         if _accumulated(types[one.statement.output].dtype) != _accumulated(types[other.statement.output].dtype):
             continue
         for part in _common(one, other, types, names):
@@ -112,7 +115,8 @@ def _common(one: SumOfProducts, other: SumOfProducts, types: Types, names: Names
             beyond = {*index_variables(*(f.value for f in left))}
             kept = {*index_variables(*(f.value for k, f in enumerate(theirs) if k not in taken))}
             inner = {v for v in one.summed if match[v] in other.summed and v not in beyond and match[v] not in kept}
-            if math.prod(one.extent[v] for v in inner) >= LEAST_COMMON:
+            along = {linear(a.index[-1]).bare for a in accesses_in(dense.value) if len(a.index) >= len(moving)}
+            if inner & along and math.prod(one.extent[v] for v in inner) >= LEAST_COMMON:
                 dtype, index = types[one.statement.output].dtype, dict.fromkeys(index_variables(dense.value))
                 own = [as_accumulated(f, dtype, types) for f in common if inner & {*index_variables(f.value)}]
                 outer = [v for v in index if v in moving - inner]
