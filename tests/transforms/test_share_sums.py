@@ -210,7 +210,7 @@ def test_other_sums_of_the_same_points_stay(body: str, sizes: tuple[int, int, in
 @pytest.mark.parametrize("sizes", [(3, 17, 5), (1, 16, 1), (2, 0, 3), (0, 20, 2), (5, 16, 1)])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_values_of_what_both_add_up(sizes: tuple[int, int, int], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MOST_ON_CHIP", "FEWEST_ROWS"):
+    for name in ("MOST_ON_CHIP", "FEWEST_SHARED"):
         monkeypatch.setattr(f"tilec.transforms.lower.share_sums.{name}", 0)
     n, p, c = sizes
     g = torch.Generator().manual_seed(0)

@@ -48,7 +48,7 @@ LEAST_COMMON = 16  # points of a sum that two others are made of, at least
 # points of a sum that a kernel holds, at most: it has the sum and what is computed with it of one reading, and there
 # the other one's reading is as many bytes as reading the points again
 MOST_ON_CHIP = 2**14
-FEWEST_ROWS = 132  # results of one of the two: fewer are split over programs as they are
+FEWEST_SHARED = 132  # results of one of the two: fewer are split over programs as they are
 
 
 def share_sums(program: Program, inputs: Types) -> Program:
@@ -86,7 +86,7 @@ def _with_one_common(program: Program, inputs: Types, names: Names) -> tuple[Pro
     dense = [x for s in program.statements if (x := _dense_sum(s, types)) is not None and not x.guards]
     sums = [x for x in dense if math.prod(x.extent[v] for v in x.summed) > MOST_ON_CHIP]
     for one, other in itertools.combinations(sums, 2):
-        if max(types[x.statement.output].numel for x in (one, other)) < FEWEST_ROWS:
+        if max(types[x.statement.output].numel for x in (one, other)) < FEWEST_SHARED:
             continue
         if _accumulated(types[one.statement.output].dtype) != _accumulated(types[other.statement.output].dtype):
             continue
