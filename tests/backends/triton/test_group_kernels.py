@@ -68,12 +68,6 @@ def test_rows_vectorize_at_widths_that_sixteen_does_not_divide():
         assert ("ld.global.v4" in ptx) == wide
 
 
-@pytest.mark.parametrize("body, block", [("X[i] / 2", 4096), ("rand(S, i) < 0.5 ? X[i] : 0", 2048)])
-def test_maps_of_16_bits_that_draw_have_smaller_blocks(body: str, block: int) -> None:
-    f = tilec.compile(f"function (X[N], S) -> (Y) {{ Y[i : N] = {body}; }}")
-    assert f"BM={block}," in f.lower(tilec.spec((2**25 - 2,), "bfloat16"), 1, target="sm_90", backend="triton").source()
-
-
 def test_draws_take_a_quarter_of_the_generator():
     given = tilec.spec((64, 1000)), tilec.spec((64, 1000)), tilec.spec((), "int64")
     ptx = tilec.compile(DROPOUT, backend="triton").lower(*given, target="sm_90").asm("ptx")
