@@ -46,7 +46,6 @@ from tilec.backends.triton.pointwise.sharing import (
 )
 from tilec.backends.triton.pointwise.windows import choose_register_block
 from tilec.cost import size_in_bytes
-from tilec.ir.functions import draws
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, index_variables, value_accesses, walk
 from tilec.ir.symbolic import gcd
@@ -198,12 +197,11 @@ def _are_taps(space: Space, outputs: Sequence[str], reductions: Sequence[str]) -
 
 
 def _map_block(space: Space, view: StridedView) -> int:
-    """Elements of a program of four warps: more of 16 bits, where one tensor or two are read and programs are many. Of
-    random numbers a thread computes four at once, which takes the registers of another tensor."""
+    """Elements of a program of four warps: more of 16 bits, where one tensor or two are read and programs are many."""
     s = space.statement
     read = {a.tensor for a in value_accesses(s) if len(index_variables(*a.index)) >= len(space.outputs)}
     types = [view.types[name] for name in (s.output, *read)]
-    block = WIDEST_MAP if len(read) + draws(s.body) <= 1 else WIDEST_MAP // 2
+    block = WIDEST_MAP if len(read) <= 1 else WIDEST_MAP // 2
     many = space.count(space.outputs) >= LEAST_MAPS * block
     return block if many and all(t.dtype in NARROW for t in types) else 1024
 
