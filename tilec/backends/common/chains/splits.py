@@ -35,7 +35,7 @@ MOST_PROGRAMS_OF_MATRICES = 528  # of kernels that walk neither side of their ma
 FEWEST_BLOCKS = 4  # that a part of these walks
 ENOUGH_PROGRAMS = 100  # programs that are left alone
 # of few rows, which mostly read; shorter ones leave less idle at the end (400 x 6680 x 72: 292 us, in four parts 261)
-ENOUGH_OF_FEW_ROWS, MOST_OF_FEW_ROWS, LONG_WALKS = 528, 1600, 2**20  # columns of all programs
+ENOUGH_OF_FEW_ROWS, MOST_OF_FEW_ROWS, LONG_WALKS = 462, 1600, 2**20  # columns of all programs
 ROWS_OF_A_SMALL_PROGRAM, ROWS_OF_A_PROGRAM = 16, 64  # of a program, those of few rows, or without products, and others
 # where one 16-bit product and at most one mixture have operands of more columns than that, a program has twice the rows
 # and a multiprocessor to itself, so many of which there are; as much of them should be busy
