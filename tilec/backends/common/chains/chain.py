@@ -69,6 +69,7 @@ class Reduced:
     """A target as its kernel computes it: `outer * sum(inner)`, each a product. `anchor`: the statistic of this kernel
     that stands in an exponential of the inner product as its greatest argument. `operand`: the type of a mixture's
     operands. `unrolled`: the extent of a mixture's feature where each of its values is a sum by itself, in registers.
+    `closing`: conditions on complete statistics of this kernel, where one of which fails a row's sum is 0.
     """
 
     target: Target
@@ -78,6 +79,7 @@ class Reduced:
     anchor: str | None
     operand: str | None = None
     unrolled: int | None = None
+    closing: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -308,8 +308,11 @@ def _reduced(
 ) -> Reduced | None:
     """The target as a product of what it sums and what it does not; None where it needs statistics of its kernel,
     `own`, otherwise than there can be while they are not complete."""
-    if own & {a.tensor for a in accesses_in(*t.conditions)}:
-        return None
+    closing = tuple(c for c in t.conditions if not own.isdisjoint(a.tensor for a in accesses_in(c)))
+    if closing:
+        if t.aggregation != "sum" or not {*index_variables(*closing)}.isdisjoint(t.summed):
+            return None
+        t = replace(t, conditions=tuple(c for c in t.conditions if c not in closing))
     if t.aggregation != "sum":
         return None if own else Reduced(t, (Factor(t.body, False),), (), (), None)
     across = {v for v in extent if v in t.summed}
@@ -346,7 +349,7 @@ def _reduced(
                 return None
     if any({a.tensor for a in accesses_in(f.value)} & own for f in feature):
         return None
-    return Reduced(t, tuple(inner), tuple(feature), tuple(outer), anchor, operand, unrolled)
+    return Reduced(t, tuple(inner), tuple(feature), tuple(outer), anchor, operand, unrolled, closing)
 
 
 def _all_of(t: Target, top: Target) -> bool:

@@ -263,7 +263,7 @@ def _in_parts(kernel: ChainKernel, shared: Mapping[str, int], types: Types) -> S
         target = replace(
             t, statement=made, body=rebuilt(t.body, change), bounds=tuple(sorted({*t.bounds, *bounds}, key=repr))
         )
-        return replace(r, target=target, inner=inner, outer=(), anchor=anchor)
+        return replace(r, target=target, inner=inner, outer=(), anchor=anchor, closing=())
 
     targets, total = tuple(map(reduced, kernel.targets)), math.prod(counts.values())
     made = replace(kernel, targets=targets, batch=(*counts, *kernel.batch), extent={**kernel.extent, **counts})
@@ -322,8 +322,12 @@ class _Together:
             if r.target.feature is not None:
                 positions[r.target.feature] = b.positions(f"d{kernel.extent[r.target.feature]}")
         within = partial(self._within, positions=positions)
-        at = Emitter(b, self.types, positions, kernel.extent, within, lambda a: None, kernel.in_place)
         shares: dict[str, tuple[Value, Value, Value, Value]] = {}
+
+        def given(a: Access) -> Value | None:
+            return shares[a.tensor][0] if a.tensor in shares else None
+
+        at = Emitter(b, self.types, positions, kernel.extent, within, given, kernel.in_place)
         for r in kernel.targets:
             if r.target.aggregation != "sum":
                 shares[r.target.output] = self._statistic(r, at)
@@ -394,4 +398,6 @@ class _Together:
                     nothing = nothing & shares[r.anchor][3].equals(low)
                     whole = b.apply("select", nothing, zero, whole)
                 value = whole
+            for c in r.closing:
+                value = b.apply("select", at.condition(c), value, b.number(0.0, "float32"))
         at.store(t.statement, value)

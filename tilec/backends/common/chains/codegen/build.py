@@ -388,6 +388,8 @@ class _Build(Accumulation):
                     value = b.apply("select", self._empty(t, at, state), b.number(0.0, "float32"), value)
                 elif (holds := self._holds_for_rows(t, at)) is not None:
                     value = b.apply("select", holds, value, b.number(0.0, "float32"))
+                for c in r.closing:
+                    value = b.apply("select", at.condition(c), value, b.number(0.0, "float32"))
             if t.feature is None:
                 self.row[t.output] = value
             at.store(t.statement, value)
