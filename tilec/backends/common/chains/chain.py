@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from tilec.ir.index import Affine, linear, replace_indices
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, walk
-from tilec.ir.types import NARROW
-from tilec.transforms.util.factors import Factor
+from tilec.ir.types import FLOATS, NARROW, Types
+from tilec.transforms.util.factors import Factor, added, quotient_of, terms_of
 
 # of a program that sums over both sides of its matrices: how many of these it has at a time, and registers for them and
 # the sums, of eight warps
@@ -69,7 +69,8 @@ class Reduced:
     """A target as its kernel computes it: `outer * sum(inner)`, each a product. `anchor`: the statistic of this kernel
     that stands in an exponential of the inner product as its greatest argument. `operand`: the type of a mixture's
     operands. `unrolled`: the extent of a mixture's feature where each of its values is a sum by itself, in registers.
-    `closing`: conditions on complete statistics of this kernel, where one of which fails a row's sum is 0.
+    `closing`: conditions on complete statistics of this kernel, where one of which fails a row's sum is 0. `joined`:
+    further products of the sum of the target before that has the same output.
     """
 
     target: Target
@@ -80,6 +81,7 @@ class Reduced:
     operand: str | None = None
     unrolled: int | None = None
     closing: tuple[Expr, ...] = ()
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,12 +134,17 @@ class ChainKernel:
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        return (*(r.statement for r in self.rows), *(r.target.statement for r in self.targets))
+        return (*(r.statement for r in self.rows), *(r.target.statement for r in self.stored))
+
+    @property
+    def stored(self) -> tuple[Reduced, ...]:
+        """The targets, each output's once."""
+        return tuple(r for r in self.targets if not r.joined)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         stored = tuple(r.statement.output for r in self.rows if r.stored)
-        return (*stored, *(r.target.output for r in self.targets))
+        return (*stored, *(r.target.output for r in self.stored))
 
     def tensors(self, names: Iterable[str]) -> tuple[str, ...]:
         """The tensors that reads of these names read."""
@@ -198,6 +205,74 @@ def with_products(kernel: ChainKernel) -> ChainKernel:
             r = replace(r, inner=inner, feature=mixed, unrolled=None, operand="float32")
         targets.append(r)
     return replace(kernel, targets=tuple(targets))
+
+
+def joined_sums(
+    program: Program, kernels: Sequence[ChainKernel], types: Types
+) -> tuple[Program, list[ChainKernel]]:
+    """The program and its kernels with mixtures of a kernel that nothing but a statement reads, which adds them up, as
+    one sum. Derivatives of products are such: `TO = TP * V + P * TV`. Registers have room for few sums."""
+    found = list(kernels)
+    for s in program.statements:
+        inside = s.body.args[0] if isinstance(s.body, Call) and s.body.function in FLOATS else s.body
+        index = distinct_variables(s.index)
+        if s.aggregation != "assign" or s.guards or s.constraints or s.default is not None or index is None:
+            continue
+        terms = terms_of(inside, False)
+        alone = [
+            e.tensor
+            for negative, e in terms
+            if not negative and isinstance(e, Access) and distinct_variables(e.index) == index
+            if e.tensor not in program.outputs and len(program.readers(e.tensor)) == 1
+            if types[e.tensor].shape == types[s.output].shape
+        ]
+        for place, k in enumerate(found):
+            own = [r for r in k.targets if alone.count(r.target.output) == 1 and r.target.feature is not None]
+            own = [r for r in own if own and _adds_up(r, own[0])]
+            if len(own) < 2 or k.on_both_sides or k.elementwise:
+                continue
+            names = {r.target.output for r in own}
+            rest = [(n, e) for n, e in terms if not (isinstance(e, Access) and e.tensor in names)]
+            name = own[0].target.output if rest else s.output
+            body = added([(False, r.target.statement.body) for r in own])
+            whole = replace(own[0].target.statement, output=name, body=body)
+            if rest:
+                left = added([(False, Access(name, s.index or ())), *rest])
+                left = left if inside is s.body else replace(s.body, args=(left,))
+            made = {n: () for n in names} | {own[-1].target.output: (whole,)}
+            made[s.output] = (replace(s, body=left),) if rest else ()
+            program = replace(program, statements=tuple(m for x in program.statements for m in made.get(x.output, (x,))))
+            found[place] = replace(k, targets=_with_joined(k.targets, own, whole))
+    return program, found
+
+
+def _adds_up(r: Reduced, first: Reduced) -> bool:
+    """Whether the sums of two targets have the same points, and may be one."""
+    t, o = r.target, first.target
+    alike = r.anchor == first.anchor and r.closing == first.closing and r.operand == first.operand
+    plain = t.aggregation == o.aggregation == "sum" and not (r.unrolled or first.unrolled or r.joined or first.joined)
+    places = t.statement.index == o.statement.index and (t.feature, t.summed) == (o.feature, o.summed)
+    return alike and plain and places and t.points == o.points
+
+
+def _with_joined(targets: Sequence[Reduced], own: Sequence[Reduced], whole: Statement) -> tuple[Reduced, ...]:
+    """The targets with these as one: factors that are not common stay with their products, and what is multiplied by
+    the same operand is added up first."""
+    outer = [f for f in own[0].outer if all(f in r.outer for r in own)]
+    products: list[Reduced] = []
+    for r in own:
+        inner = (*r.inner, *(f for f in r.outer if f not in outer))
+        made = replace(r, target=replace(r.target, statement=whole), inner=inner, outer=tuple(outer))
+        place = next((k for k, p in enumerate(products) if p.feature == r.feature), None)
+        if place is None:
+            products.append(replace(made, joined=bool(products)))
+            continue
+        p = products[place]
+        shared = [f for f in p.inner if f in inner]
+        sums = [(False, quotient_of([f for f in x if f not in shared])) for x in (p.inner, inner)]
+        target = replace(p.target, body=p.target.body + r.target.body)
+        products[place] = replace(p, target=target, inner=(*shared, Factor(added(sums), False)))
+    return tuple(x for r in targets for x in (products if r is own[-1] else () if r in own else (r,)))
 
 
 def joined_sides(kernels: Sequence[ChainKernel], depends: Mapping[str, set[str]]) -> list[ChainKernel]:

@@ -13,7 +13,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target, joined_sides, mixes, with_products
+from tilec.backends.common.chains.chain import (
+    ChainKernel,
+    Inner,
+    Reduced,
+    Target,
+    joined_sides,
+    joined_sums,
+    mixes,
+    with_products,
+)
 from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import has_short_sides, with_flat_sides
 from tilec.backends.common.chains.in_place import with_reads_in_place
@@ -164,6 +173,9 @@ def _chained(program: Program, types: Types, stored: Collection[str] = (), matri
         if 0 < len(beside.kernels) < len(kernels):
             changed = {s.output for s in apart.statements if s not in program.statements}
             return replace(beside, rewritten=beside.rewritten | changed)
+    joined, kernels = joined_sums(program, kernels, types)
+    changed = frozenset(s.output for s in joined.statements if s not in program.statements)
+    program = joined
     laid = by_terms(program, _rounded_alike(kernels, matrices), matrices.types)
     placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
     program, kernels = placed.program, placed.kernels
@@ -178,7 +190,7 @@ def _chained(program: Program, types: Types, stored: Collection[str] = (), matri
     statements = {s.output: s for s in program.statements}
     found = {k.first: k for k in kernels}
     left = tuple(statements[o] for unit in order for o in unit)
-    return Chained(replace(program, statements=left), laid.types, found, laid.made)
+    return Chained(replace(program, statements=left), laid.types, found, laid.made | changed)
 
 
 def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target]:

@@ -279,7 +279,7 @@ def _in_parts(kernel: ChainKernel, shared: Mapping[str, int], types: Types) -> S
 def sums_of_parts(kernel: ChainKernel, types: Types) -> list[Statement]:
     """The statements that put parts together, where these are sums, times numbers; none where a statistic or a factor
     of each row is to be met. `types`: with the parts'."""
-    targets = [(r.target.output, r) for r in kernel.targets]
+    targets = [(r.target.output, r) for r in kernel.stored]
     if any(r.target.aggregation != "sum" or r.anchor is not None for _, r in targets):
         return []
     if any(isinstance(e, Access | Index) for _, r in targets for f in r.outer for e in walk(f.value)):
@@ -331,7 +331,7 @@ class _Together:
         for r in kernel.targets:
             if r.target.aggregation != "sum":
                 shares[r.target.output] = self._statistic(r, at)
-        for r in kernel.targets:
+        for r in kernel.stored:
             self._store(r, at, shares)
         used = kernel.tensors(a for r in kernel.targets for f in r.outer for a in tensors_of(f.value))
         tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in used]

@@ -214,7 +214,7 @@ def _widths(kernel: ChainKernel) -> list[int]:
 
 def _mixed_features(kernel: ChainKernel) -> int:
     """Of all mixtures."""
-    features = [f for r in kernel.targets if (f := r.target.feature) is not None]
+    features = [f for r in kernel.stored if (f := r.target.feature) is not None]
     return sum(padded_features(kernel, kernel.extent[f]) for f in features)
 
 

@@ -132,7 +132,7 @@ class _Build(Accumulation):
         b = self.b
         found: list[Value] = []
         places: dict[str, tuple[int, ...]] = {}
-        for r in self.kernel.targets:
+        for r in self.kernel.stored:
             t = r.target
             axes = self._walked_axes(t)
             first = {"max": -math.inf, "min": math.inf, "logsumexp": -math.inf}.get(t.aggregation, 0.0)
@@ -343,7 +343,8 @@ class _Build(Accumulation):
             elif t.feature is not None:
                 for k, place in enumerate(own):
                     values = self._at_feature(r, k, positions, masked)
-                    state[place] = self._sum(r, values, mask, carried[place], exponentials, masked)
+                    before = state[place] if r.joined else carried[place]
+                    state[place] = self._sum(r, values, mask, before, exponentials, masked)
             else:
                 state[own[0]] = self._sum(r, at, mask, before, exponentials, masked)
         return state
@@ -367,7 +368,7 @@ class _Build(Accumulation):
         b = self.b
         state = self._combined(state, places)
         looped = self.kernel.looped
-        for r, k in [(x, k) for x in self.kernel.targets for k in range(self._blocks(x))]:
+        for r, k in [(x, k) for x in self.kernel.stored for k in range(self._blocks(x))]:
             t = r.target
             across = looped is not None and self.kernel.summed_side(t) != looped
             here = {**positions, looped: b.positions(looped)} if across and looped else positions
