@@ -15,7 +15,7 @@ from functools import cached_property
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, walk
 from tilec.ir.types import FLOATS, NARROW, Types
-from tilec.transforms.util.factors import Factor, added, quotient_of, terms_of
+from tilec.transforms.util.factors import Factor, added, quotient_of, shared_factors, terms_of, without_factors
 
 # of a program that sums over both sides of its matrices: how many of these it has at a time, and registers for them and
 # the sums, of eight warps
@@ -207,69 +207,78 @@ def with_products(kernel: ChainKernel) -> ChainKernel:
     return replace(kernel, targets=tuple(targets))
 
 
-def joined_sums(
-    program: Program, kernels: Sequence[ChainKernel], types: Types
-) -> tuple[Program, list[ChainKernel]]:
+def joined_sums(program: Program, kernels: Sequence[ChainKernel], types: Types) -> tuple[Program, list[ChainKernel]]:
     """The program and its kernels with mixtures of a kernel that nothing but a statement reads, which adds them up, as
     one sum. Derivatives of products are such: `TO = TP * V + P * TV`. Registers have room for few sums."""
     found = list(kernels)
     for s in program.statements:
         inside = s.body.args[0] if isinstance(s.body, Call) and s.body.function in FLOATS else s.body
-        index = distinct_variables(s.index)
-        if s.aggregation != "assign" or s.guards or s.constraints or s.default is not None or index is None:
+        names = distinct_variables(s.index)
+        if s.aggregation != "assign" or s.guards or s.constraints or s.default is not None or names is None:
             continue
         terms = terms_of(inside, False)
-        alone = [
-            e.tensor
+        alone = {
+            e.tensor: (negative, e)
             for negative, e in terms
-            if not negative and isinstance(e, Access) and distinct_variables(e.index) == index
-            if e.tensor not in program.outputs and len(program.readers(e.tensor)) == 1
-            if types[e.tensor].shape == types[s.output].shape
-        ]
+            if not negative and isinstance(e, Access) and distinct_variables(e.index) == names
+            if terms.count((negative, e)) == len(program.readers(e.tensor)) == 1
+            if e.tensor not in program.outputs and types[e.tensor] == types[s.output]
+        }
         for place, k in enumerate(found):
-            own = [r for r in k.targets if alone.count(r.target.output) == 1 and r.target.feature is not None]
-            own = [r for r in own if own and _adds_up(r, own[0])]
+            own = [r for r in k.targets if r.target.output in alone and r.target.feature is not None]
+            own = [r for r in own if _adds_up(k, r, own[0])]
             if len(own) < 2 or k.on_both_sides or k.elementwise:
                 continue
-            names = {r.target.output for r in own}
-            rest = [(n, e) for n, e in terms if not (isinstance(e, Access) and e.tensor in names)]
-            name = own[0].target.output if rest else s.output
+            first, last = own[0].target.output, own[-1].target.output
+            rest = [t for t in terms if t not in [alone[r.target.output] for r in own]]
             body = added([(False, r.target.statement.body) for r in own])
-            whole = replace(own[0].target.statement, output=name, body=body)
+            whole = replace(own[0].target.statement, output=first if rest else s.output, body=body)
+            made: dict[str, tuple[Statement, ...]] = {r.target.output: () for r in own}
+            made[last], made[s.output] = (whole,), ()
             if rest:
-                left = added([(False, Access(name, s.index or ())), *rest])
-                left = left if inside is s.body else replace(s.body, args=(left,))
-            made = {n: () for n in names} | {own[-1].target.output: (whole,)}
-            made[s.output] = (replace(s, body=left),) if rest else ()
-            program = replace(program, statements=tuple(m for x in program.statements for m in made.get(x.output, (x,))))
+                left = added([alone[first], *rest])
+                made[s.output] = (replace(s, body=left if inside is s.body else replace(s.body, args=(left,))),)
+            statements = tuple(m for x in program.statements for m in made.get(x.output, (x,)))
+            program = replace(program, statements=statements)
             found[place] = replace(k, targets=_with_joined(k.targets, own, whole))
+            break
     return program, found
 
 
-def _adds_up(r: Reduced, first: Reduced) -> bool:
-    """Whether the sums of two targets have the same points, and may be one."""
-    t, o = r.target, first.target
-    alike = r.anchor == first.anchor and r.closing == first.closing and r.operand == first.operand
-    plain = t.aggregation == o.aggregation == "sum" and not (r.unrolled or first.unrolled or r.joined or first.joined)
-    places = t.statement.index == o.statement.index and (t.feature, t.summed) == (o.feature, o.summed)
-    return alike and plain and places and t.points == o.points
+def _adds_up(kernel: ChainKernel, r: Reduced, first: Reduced) -> bool:
+    """Whether the sums of two targets have the same points, and may be one: what one of them alone is multiplied by
+    afterwards is a number of each row that is there before."""
+
+    def kind(x: Reduced) -> tuple:
+        t = x.target
+        places = t.feature, t.summed, t.points, t.statement.index
+        return t.aggregation, x.anchor, x.closing, x.operand, x.unrolled, *places
+
+    common = shared_factors(r.outer, first.outer)
+    later = [f.value for x in (r, first) for f in without_factors(x.outer, common)]
+    before = all(a.tensor not in kernel.outputs for a in accesses_in(*later))
+    before = before and r.target.feature not in index_variables(*later)
+    return before and kind(r) == kind(first) and r.target.aggregation == "sum" and r.unrolled is None
 
 
 def _with_joined(targets: Sequence[Reduced], own: Sequence[Reduced], whole: Statement) -> tuple[Reduced, ...]:
     """The targets with these as one: factors that are not common stay with their products, and what is multiplied by
     the same operand is added up first."""
-    outer = [f for f in own[0].outer if all(f in r.outer for r in own)]
+    outer = list(own[0].outer)
+    for r in own:
+        outer = shared_factors(outer, r.outer)
     products: list[Reduced] = []
     for r in own:
-        inner = (*r.inner, *(f for f in r.outer if f not in outer))
-        made = replace(r, target=replace(r.target, statement=whole), inner=inner, outer=tuple(outer))
+        inner = [*r.inner, *without_factors(r.outer, outer)]
         place = next((k for k, p in enumerate(products) if p.feature == r.feature), None)
-        if place is None:
-            products.append(replace(made, joined=bool(products)))
+        shared = [] if place is None else shared_factors(products[place].inner, inner)
+        rescaled = r.anchor is None or any(a.tensor == r.anchor for f in shared for a in accesses_in(f.value))
+        if place is None or not rescaled:
+            target = replace(r.target, statement=whole)
+            products.append(replace(r, target=target, inner=tuple(inner), outer=tuple(outer), joined=bool(products)))
             continue
         p = products[place]
-        shared = [f for f in p.inner if f in inner]
-        sums = [(False, quotient_of([f for f in x if f not in shared])) for x in (p.inner, inner)]
+        sums = [(False, quotient_of(without_factors(x, shared))) for x in (p.inner, inner)]
         target = replace(p.target, body=p.target.body + r.target.body)
         products[place] = replace(p, target=target, inner=(*shared, Factor(added(sums), False)))
     return tuple(x for r in targets for x in (products if r is own[-1] else () if r in own else (r,)))

@@ -33,11 +33,11 @@ from tilec.backends.common.chains.splits import with_walks_apart
 from tilec.backends.common.chains.spread import with_spread_weights
 from tilec.backends.common.chains.targets import (
     Matrices,
-    compared_sums,
     matrices_of,
     operand_dtype,
     operand_factors,
     renamed_target,
+    rounded_alike,
     targets_of,
 )
 from tilec.backends.common.chains.values import LONGEST_INNER, Apart, as_inner, extents_of, with_terms_inside
@@ -176,7 +176,7 @@ def _chained(program: Program, types: Types, stored: Collection[str] = (), matri
     joined, kernels = joined_sums(program, kernels, types)
     changed = frozenset(s.output for s in joined.statements if s not in program.statements)
     program = joined
-    laid = by_terms(program, _rounded_alike(kernels, matrices), matrices.types)
+    laid = by_terms(program, rounded_alike(kernels, matrices), matrices.types)
     placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
     program, kernels = placed.program, placed.kernels
     rowed = with_rows(program, kernels, laid.types)
@@ -256,13 +256,6 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             shapes.append(place)
     made = [_kernel(k, matrices) for k in kernels]
     return joined_sides([with_products(k) for k in made if k is not None], depends) if None not in made else []
-
-
-def _rounded_alike(kernels: Sequence[ChainKernel], matrices: Matrices) -> list[ChainKernel]:
-    """The kernels, those that compute an inner sum which some of them compares rounding one by one."""
-    roots = [e for k in kernels for r in k.targets for e in (r.target.body, *r.target.conditions)]
-    compared = compared_sums(matrices, *roots)
-    return [replace(k, singly=bool(compared & k.inners.keys())) for k in kernels]
 
 
 def _has_room(kernel: Sequence[Reduced], t: Target, matrices: Matrices) -> bool:

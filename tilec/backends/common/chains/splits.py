@@ -318,16 +318,13 @@ class _Together:
             size = b.size(size_name(v), kernel.extent[v])
             positions[v] = rest if v == many[0] else b.apply("rest", rest, size, hint=v)
             rest = rest // size
-        for r in kernel.targets:
-            if r.target.feature is not None:
-                positions[r.target.feature] = b.positions(f"d{kernel.extent[r.target.feature]}")
+        features = (f for r in kernel.targets if (f := r.target.feature) is not None)
+        positions |= {f: b.positions(f"d{kernel.extent[f]}") for f in features}
         within = partial(self._within, positions=positions)
         shares: dict[str, tuple[Value, Value, Value, Value]] = {}
-
-        def given(a: Access) -> Value | None:
-            return shares[a.tensor][0] if a.tensor in shares else None
-
-        at = Emitter(b, self.types, positions, kernel.extent, within, given, kernel.in_place)
+        at = Emitter(
+            b, self.types, positions, kernel.extent, within, lambda a: shares.get(a.tensor, (None,))[0], kernel.in_place
+        )
         for r in kernel.targets:
             if r.target.aggregation != "sum":
                 shares[r.target.output] = self._statistic(r, at)
